@@ -1,0 +1,130 @@
+"""manifest.json of a dataset folder: what each step read, did and wrote."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tfm.config import Table
+from tfm.errors import DataError
+from tfm.runtime.files import read_json, sha256_of, write_json
+
+FORMAT = 1
+SPLITS = ("train", "valid", "test")
+
+
+class Manifest:
+    """The record of a dataset folder.
+
+    It answers whether a step must run again, and tells people and later stages what was done.
+    """
+
+    def __init__(self, data_dir: Path, content: dict[str, Any]) -> None:
+        self.data_dir = data_dir
+        self._content = content
+
+    @classmethod
+    def create(
+        cls, data_dir: Path, *, name: str, source: str, target: str, settings: Table
+    ) -> "Manifest":
+        """Start a record, or go on with the one that is there.
+
+        Args:
+            data_dir: The dataset folder.
+            name: Name of the dataset.
+            source: Source language, the suffix of its files.
+            target: Target language, the suffix of its files.
+            settings: {section: {name: value}} that the recipe sets for later steps.
+        """
+        path = data_dir / "manifest.json"
+        content = read_json(path) if path.exists() else {"steps": {}}
+        content |= {
+            "format": FORMAT,
+            "name": name,
+            "source": source,
+            "target": target,
+            "settings": settings,
+        }
+        manifest = cls(data_dir, {key: content[key] for key in sorted(content)})
+        manifest._save()
+        return manifest
+
+    @classmethod
+    def load(cls, data_dir: Path) -> "Manifest":
+        """Read the record of a dataset folder.
+
+        Raises:
+            DataError: The folder is no dataset, or of another format.
+        """
+        path = data_dir / "manifest.json"
+        if not path.is_file():
+            raise DataError(
+                f"{data_dir} is no dataset (no manifest.json): make one with tfm prepare"
+            )
+        content = read_json(path)
+        if content.get("format") != FORMAT:
+            raise DataError(
+                f"{path} has format {content.get('format')}, but this tfm reads format {FORMAT}: "
+                "prepare the dataset again"
+            )
+        return cls(data_dir, content)
+
+    @property
+    def name(self) -> str:
+        """Name of the dataset."""
+        return str(self._content["name"])
+
+    @property
+    def source(self) -> str:
+        """Source language."""
+        return str(self._content["source"])
+
+    @property
+    def target(self) -> str:
+        """Target language."""
+        return str(self._content["target"])
+
+    def settings(self, section: str) -> dict[str, Any]:
+        """What the recipe sets for a later step, such as "subword"."""
+        return dict(self._content["settings"].get(section, {}))
+
+    def text_path(self, split: str, language: str) -> Path:
+        """The text of a split in one language."""
+        return self.data_dir / f"{split}.{language}"
+
+    def splits(self) -> list[str]:
+        """The splits whose text is there, training first."""
+        return [split for split in SPLITS if self.text_path(split, self.source).exists()]
+
+    def is_current(self, step: str, inputs: Table) -> bool:
+        """Whether a step was done with these inputs and all it wrote is still there."""
+        entry = self._content["steps"].get(step)
+        return entry is not None and entry["inputs"] == inputs and self._outputs_stand(entry)
+
+    def record(self, step: str, *, inputs: Table, outputs: Iterable[Path], result: Table) -> None:
+        """Note that a step was done.
+
+        Args:
+            step: Name of the step.
+            inputs: Everything that decides its result, as JSON values.
+            outputs: The files it wrote, below the dataset folder.
+            result: Counts and facts worth keeping, as JSON values.
+        """
+        sizes = {str(p.relative_to(self.data_dir)): p.stat().st_size for p in sorted(outputs)}
+        self._content["steps"][step] = {"inputs": inputs, "outputs": sizes, "result": result}
+        self._save()
+
+    def result(self, step: str) -> dict[str, Any]:
+        """What a step recorded; empty if it was not done."""
+        return dict(self._content["steps"].get(step, {}).get("result", {}))
+
+    def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
+        """SHA-256 of each text file of the splits: the inputs of a step that reads them."""
+        paths = [self.text_path(s, lang) for s in splits for lang in (self.source, self.target)]
+        return {path.name: sha256_of(path) for path in paths}
+
+    def _outputs_stand(self, entry: Table) -> bool:
+        paths = {self.data_dir / name: size for name, size in entry["outputs"].items()}
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+
+    def _save(self) -> None:
+        write_json(self.data_dir / "manifest.json", self._content)
