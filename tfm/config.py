@@ -1,14 +1,14 @@
 """Every setting, once: its name, type, default, unit, limits and help.
 
-Command-line flags, TOML keys and the record in a checkpoint all come from the dataclasses below. The
-defaults are the paper's base model and its training (Vaswani et al. 2017, §3 and §5).
+Command-line flags, TOML keys and the record in a checkpoint all come from the dataclasses below.
+The defaults are the paper's base model and its training (Vaswani et al. 2017, §3 and §5).
 """
 
 import json
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -26,6 +26,9 @@ T = TypeVar("T")
 ConfigT = TypeVar("ConfigT", bound="Settings")
 
 Table = Mapping[str, Any]
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
 
 def setting(
@@ -190,8 +193,8 @@ class TrainingConfig(Settings):
         1, "Beam for BLEU in validation; 0 leaves BLEU out.", at_least=0, at_most=64
     )
     log_steps: int = setting(50, "Steps between two lines of metrics.jsonl.", at_least=1)
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", "Where to compute.")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
+    device: DeviceName = setting("auto", "Where to compute.")
+    precision: Precision = setting(
         "auto", "Arithmetic of matrix products; auto is bf16 on GPUs that have it, else fp32."
     )
 
@@ -247,7 +250,7 @@ class SearchConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class CleaningConfig(Settings):
-    """Rules for training and validation text; test text is never cleaned."""
+    """Rules for training text; validation and test text are never cleaned."""
 
     section: ClassVar[str] = "cleaning"
 
@@ -318,6 +321,25 @@ class AverageConfig(Settings):
         yield from super().problems()
         if self.last is not None and self.best is not None:
             yield "last and best exclude each other: give one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig(Settings):
+    """Metrics, computed by sacreBLEU; the defaults are its own."""
+
+    section: ClassVar[str] = "score"
+
+    lowercase: bool = setting(False, "Ignore case; TER always does.")
+    tokenize: Literal["13a", "intl", "zh", "char", "none"] = setting(
+        "13a", "BLEU's tokenizer; other than 13a, or zh for Chinese, compares with few papers."
+    )
+    chrf_word_order: int = setting(
+        0, "Longest word n-gram of chrF; 2 is chrF++.", at_least=0, at_most=4
+    )
+    bootstrap_samples: int = setting(
+        1000, "Samples of the paired bootstrap test against a baseline.", at_least=1
+    )
+    bootstrap_seed: int = setting(12_345, "Seed of the paired bootstrap test.", at_least=1)
 
 
 PRESETS: Mapping[str, Mapping[str, Table]] = {
@@ -403,7 +425,7 @@ def settings_to(settings: Settings) -> dict[str, Any]:
 def run_table(run: RunConfig) -> dict[str, Any]:
     """The table from which `run_config` builds the same run."""
     groups = ((item.name, getattr(run, item.name)) for item in fields(run))
-    return {name: settings_to(g) if is_dataclass(g) else g for name, g in groups}
+    return {name: settings_to(g) if isinstance(g, Settings) else g for name, g in groups}
 
 
 def run_toml(run: RunConfig) -> str:

@@ -1,0 +1,1 @@
+"""From archives and text to batches of token ids."""

@@ -128,3 +128,15 @@ class Manifest:
 
     def _save(self) -> None:
         write_json(self.data_dir / "manifest.json", self._content)
+
+
+def newest_dataset(root: Path) -> Path:
+    """The dataset folder below a folder that was last worked on.
+
+    Raises:
+        DataError: There is none.
+    """
+    found = list(root.glob("*/manifest.json"))
+    if not found:
+        raise DataError(f'{root}/ holds no dataset: make one with "tfm prepare"')
+    return max(found, key=lambda path: path.stat().st_mtime).parent

@@ -42,7 +42,7 @@ class Progress:
             leave=False,
             file=sys.stderr,
         )
-        self._done = initial
+        self.done = initial
         self._figures = ""
 
     def __enter__(self) -> "Progress":
@@ -63,7 +63,7 @@ class Progress:
             count: Units finished since the last call.
             figures: Text to show beside the bar, such as the current loss.
         """
-        self._done += count
+        self.done += count
         self._figures = figures or self._figures
         if not self._plain:
             if figures:
@@ -73,4 +73,4 @@ class Progress:
             self._last_line = time.monotonic()
             of_total = f"/{self._bar.total:,}" if self._bar.total else ""
             figures = f" · {self._figures}" if self._figures else ""
-            say(f"{self._description} {self._done:,}{of_total} {self._unit}{figures}")
+            say(f"{self._description} {self.done:,}{of_total} {self._unit}{figures}")

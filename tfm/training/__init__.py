@@ -1,0 +1,1 @@
+"""The training loop, the optimiser and the loss."""

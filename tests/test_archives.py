@@ -1,0 +1,142 @@
+"""Unpacking: only what was asked for, only where the caller says, and no surprises."""
+
+import gzip
+import io
+import os
+import tarfile
+
+import pytest
+
+from tfm.data import archives
+from tfm.data.archives import extract_members, unpack_file
+from tfm.errors import DataError
+
+TEXT = b"A line.\nAnother line.\n" * 50
+
+
+def write_tar(path, members, mode="w:gz"):
+    """Members are (name, bytes), or TarInfo objects for those that are no files."""
+    with tarfile.open(path, mode) as tar:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+                continue
+            info = tarfile.TarInfo(member[0])
+            info.size = len(member[1])
+            tar.addfile(info, io.BytesIO(member[1]))
+    return path
+
+
+def special(name, kind, target=""):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+def test_members_are_extracted_whatever_the_compression(tmp_path, mode):
+    members = [("a/text.en", TEXT), ("skipped", b"x"), ("./b/text.de", b"Eine Zeile.\n")]
+    packed = write_tar(tmp_path / "x.tar", members, mode)
+    out = tmp_path / "out"
+    extract_members(packed, {"a/text.en": out / "1.en", "b/text.de": out / "1.de"})
+    assert (out / "1.en").read_bytes() == TEXT
+    assert (out / "1.de").read_bytes() == b"Eine Zeile.\n"
+    assert tree(out) == {"1.en", "1.de"}
+
+
+def test_compressed_members_are_decompressed_on_the_way(tmp_path):
+    two_parts = gzip.compress(TEXT) + gzip.compress(b"end\n")
+    packed = write_tar(tmp_path / "x.tar", [("a.gz", two_parts)], "w")
+    extract_members(packed, {"a.gz": tmp_path / "a"})
+    assert (tmp_path / "a").read_bytes() == TEXT + b"end\n"
+
+
+def test_names_in_an_archive_never_become_paths(tmp_path):
+    names = ["../escaped", "/escaped", "a/../../escaped"]
+    packed = write_tar(tmp_path / "x.tgz", [(name, TEXT) for name in names])
+    out = tmp_path / "out" / "deep"
+    extract_members(packed, {name: out / str(i) for i, name in enumerate(names)})
+    assert tree(tmp_path / "out") == {"deep", "deep/0", "deep/1", "deep/2"}
+    assert not (tmp_path / "escaped").exists()
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+)
+def test_what_is_no_regular_file_is_refused(tmp_path, kind):
+    target = tmp_path / "secret"
+    target.write_text("secret")
+    packed = write_tar(tmp_path / "x.tgz", [("t", TEXT), special("a.en", kind, str(target))])
+    with pytest.raises(DataError, match=r"a\.en in .*x\.tgz is a link"):
+        extract_members(packed, {"a.en": tmp_path / "out.en"})
+    assert not (tmp_path / "out.en").exists()
+
+
+def test_a_missing_member_is_named_with_what_the_archive_holds(tmp_path):
+    packed = write_tar(tmp_path / "x.tgz", [(f"member-{i}", TEXT) for i in range(9)])
+    with pytest.raises(DataError) as caught:
+        extract_members(packed, {"member-1": tmp_path / "1", "other": tmp_path / "2"})
+    message = str(caught.value)
+    assert "x.tgz has no member other:" in message
+    assert "member-0, member-1" in message
+    assert "member-8" not in message
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
+def test_a_truncated_archive_is_damage_and_leaves_nothing(tmp_path, mode):
+    noise = os.urandom(20_000)
+    whole = write_tar(tmp_path / "whole", [("a", noise), ("b", noise)], mode).read_bytes()
+    packed = tmp_path / "x.tar"
+    for share in (0.1, 0.3, 0.6, 0.75):
+        packed.write_bytes(whole[: int(len(whole) * share)])
+        with pytest.raises(DataError, match=r"x\.tar"):
+            extract_members(packed, {"a": tmp_path / "out" / "a", "b": tmp_path / "out" / "b"})
+        assert tree(tmp_path / "out") <= {"a"}
+
+
+def test_a_damaged_gzip_archive_is_noticed_by_its_checksum(tmp_path):
+    packed = write_tar(tmp_path / "x.tgz", [("a", os.urandom(50_000)), ("z", b"last")])
+    content = bytearray(packed.read_bytes())
+    content[20_000] ^= 1
+    packed.write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.tgz"):
+        extract_members(packed, {"a": tmp_path / "a", "absent": tmp_path / "b"})
+
+
+def test_what_is_no_archive_is_named(tmp_path):
+    packed = tmp_path / "x.tgz"
+    packed.write_text("<html>not found</html>" * 100)
+    with pytest.raises(DataError, match=r"x\.tgz is cut short or damaged"):
+        extract_members(packed, {"a": tmp_path / "a"})
+
+
+@pytest.mark.parametrize("name", ["bomb", "bomb.gz"])
+def test_what_expands_beyond_reason_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(archives, "_ALWAYS_ALLOWED_BYTES", 10_000)
+    zeros = bytes(5_000_000)
+    packed = write_tar(
+        tmp_path / "x.tgz", [(name, gzip.compress(zeros) if name.endswith(".gz") else zeros)]
+    )
+    with pytest.raises(DataError, match="100 times"):
+        extract_members(packed, {name: tmp_path / "out" / "a"})
+    assert not tree(tmp_path / "out")
+
+
+def test_a_single_file_is_decompressed_by_its_name(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT))
+    (tmp_path / "b").write_bytes(TEXT)
+    for name in ("a.gz", "b"):
+        unpack_file(tmp_path / name, tmp_path / "out")
+        assert (tmp_path / "out").read_bytes() == TEXT
+
+
+@pytest.mark.parametrize("content", [gzip.compress(TEXT)[:-9], b"plain text"])
+def test_a_damaged_single_file_is_named(tmp_path, content):
+    (tmp_path / "a.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.gz is cut short or damaged"):
+        unpack_file(tmp_path / "a.gz", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

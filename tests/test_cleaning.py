@@ -1,0 +1,156 @@
+"""Cleaning: what goes, what stays, and that every pair is accounted for."""
+
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfm.config import CleaningConfig
+from tfm.data import cleaning
+from tfm.data.cleaning import Cleaner, PairCounts, SeenHashes, normalize_space
+
+KEEP_ALL = {
+    "normalize_space": False,
+    "drop_empty": False,
+    "max_characters": 0,
+    "max_length_ratio": 0.0,
+    "drop_duplicates": False,
+    "drop_copies": False,
+}
+
+
+def clean(pairs, **config):
+    counts = PairCounts()
+    kept = list(Cleaner(CleaningConfig(**config)).clean(pairs, counts))
+    return kept, counts
+
+
+def test_every_character_becomes_a_space_goes_or_stays_by_its_unicode_category():
+    for code in range(sys.maxunicode + 1):
+        char = chr(code)
+        result = normalize_space(f"a{char}b")[1:-1]
+        if char.isspace():
+            assert result == " ", hex(code)
+        elif unicodedata.category(char) == "Cc":
+            assert not result, hex(code)
+        elif unicodedata.category(char) != "Cf":
+            assert result == char, hex(code)
+
+
+@pytest.mark.parametrize("char", ["\u200c", "\u200d"])
+def test_joiners_that_spell_words_stay(char):
+    assert normalize_space(f"a{char}b") == f"a{char}b"
+
+
+@pytest.mark.parametrize("char", "\u200b\ufeff\u2060\u00ad\u200e\u200f\u202a\u202e\u2066\u2069\x00")
+def test_invisible_marks_go(char):
+    assert normalize_space(f"a{char}b{char}") == "ab"
+
+
+@given(st.text(st.sampled_from("ab \t\u2028\u00a0\u200b\x85é")))
+def test_normalised_text_is_normal_and_keeps_its_words(text):
+    result = normalize_space(text)
+    assert normalize_space(result) == result
+    assert result == " ".join(text.replace("\u200b", "").split())
+
+
+def test_each_rule_drops_and_counts_its_pair():
+    pairs = [
+        (b"a dog", b"ein Hund"),
+        (b"\xff\xfe", b"kaputt"),
+        (b" \xc2\xa0\t", b"leer"),
+        (b"x" * 101, b"y" * 90),
+        (b"short", b"by far too many words for such a short source, and so on and on"),
+        (b"a copy", b"a  copy"),
+        (b"a\xe2\x80\xa8dog", b"ein Hund"),
+    ]
+    kept, counts = clean(pairs, max_characters=100)
+    assert kept == [(b"a dog", b"ein Hund")]
+    assert counts.dropped == dict.fromkeys(cleaning.RULES, 1)
+    assert (counts.read, counts.normalized, counts.kept) == (7, 3, 1)
+
+
+def test_each_rule_can_be_turned_off():
+    pairs = [
+        (b"", b"leer"),
+        (b"x" * 2000, b"y"),
+        (b"a copy", b"a copy"),
+        (b"a copy", b"a copy"),
+        (b"two  spaces", b"\tTab"),
+    ]
+    kept, counts = clean(pairs, **KEEP_ALL)
+    assert kept == pairs
+    assert counts.normalized == 0
+
+
+def test_white_space_alone_is_empty_even_if_space_is_not_normalised():
+    kept, counts = clean([(b" \t", b"x")], **(KEEP_ALL | {"drop_empty": True}))
+    assert not kept
+    assert counts.dropped["empty"] == 1
+
+
+def test_length_limits_are_inclusive_and_count_characters_not_bytes():
+    at_limit = "ä" * 100
+    too_long = at_limit + "ä"
+    pairs = [(at_limit.encode(), b"o" * 100), (too_long.encode(), b"o" * 100)]
+    kept, _ = clean(pairs, max_characters=100)
+    assert kept == pairs[:1]
+
+
+def test_length_ratio_gives_short_sentences_ten_characters():
+    # (10 + 10) · 4 = 70 + 10
+    kept, _ = clean([(b"s" * 10, b"t" * 70), (b"s" * 10, b"t" * 71)], max_length_ratio=4.0)
+    assert [len(target) for _, target in kept] == [70]
+
+
+def test_duplicates_are_found_across_texts_of_one_cleaner():
+    cleaner = Cleaner(CleaningConfig())
+    first, second = PairCounts(), PairCounts()
+    assert len(list(cleaner.clean([(b"a", b"b"), (b"c", b"d")], first))) == 2
+    assert list(cleaner.clean([(b"c", b"d"), (b"a", b"d")], second)) == [(b"a", b"d")]
+    assert (first.dropped["duplicate"], second.dropped["duplicate"]) == (0, 1)
+
+
+line = st.text(st.sampled_from("ab \u2028\u200b"), max_size=4).map(str.encode) | st.just(b"\xff")
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(line, line), max_size=60), st.integers(1, 2000))
+def test_counts_add_up_and_survivors_come_in_order_without_duplicates(pairs, chunk_bytes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cleaning, "_CHUNK_BYTES", chunk_bytes)
+        kept, counts = clean(pairs)
+    assert counts.read == len(pairs)
+    assert counts.kept == len(kept) == len(set(kept))
+    assert counts.read == counts.kept + sum(counts.dropped.values())
+    without, _ = clean(pairs, drop_duplicates=False)
+    assert kept == list(dict.fromkeys(without))
+
+
+def test_sums_of_counts_keep_adding_up():
+    total = PairCounts()
+    for pairs in ([(b"a", b"b"), (b"", b"b")], [(b"c", b"c"), (b"d", b"e")]):
+        total.add(clean(pairs)[1])
+    assert (total.read, total.kept, sum(total.dropped.values())) == (4, 2, 2)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.integers(0, 30), max_size=12), max_size=20))
+def test_seen_hashes_is_a_set_that_keeps_first_places(batches):
+    seen, reference = SeenHashes(), set()
+    for batch in batches:
+        expected = [v not in reference and v not in batch[:i] for i, v in enumerate(batch)]
+        assert seen.add(np.array(batch, dtype=np.uint64)).tolist() == expected
+        reference.update(batch)
+
+
+def test_seen_hashes_takes_eight_bytes_each_in_few_runs():
+    seen = SeenHashes()
+    random = np.random.default_rng(1)
+    for _ in range(200):
+        seen.add(random.integers(0, 2**64, 500, dtype=np.uint64))
+    assert sum(run.nbytes for run in seen._runs) == 200 * 500 * 8
+    assert len(seen._runs) <= 10

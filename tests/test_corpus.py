@@ -1,0 +1,210 @@
+"""Recipes: the ones that come with tfm, users' own, and their mistakes."""
+
+import pytest
+
+from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
+from tfm.data.corpus import (
+    GeneratedText,
+    Recipe,
+    TextFiles,
+    builtin_recipes,
+    load_recipe,
+    recipe_from_files,
+)
+from tfm.data.manifest import SPLITS
+from tfm.errors import UsageError
+
+MINIMAL = """
+name = "tiny"
+source = "en"
+target = "de"
+
+[[archives]]
+url = "https://example.org/files/tiny.tgz"
+
+[[train]]
+archive = "tiny.tgz"
+source = "a.en"
+target = "a.de"
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load_text(text):
+        path = tmp_path / "recipe.toml"
+        path.write_text(text, encoding="utf-8")
+        return load_recipe(str(path))
+
+    return load_text
+
+
+def test_the_recipes_of_the_paper_and_the_small_ones_come_with_tfm():
+    assert {"wmt14-en-de", "wmt14-en-fr", "multi30k-en-de", "numbers-en-de"} <= set(
+        builtin_recipes()
+    )
+
+
+@pytest.mark.parametrize("name", builtin_recipes())
+def test_each_builtin_recipe_is_sound_and_bears_its_name(name):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert name.endswith(f"{recipe.source}-{recipe.target}")
+    assert recipe.description
+    assert all(recipe.texts(split) for split in SPLITS)
+    assert not list(recipe.problems())
+    settings_from(CleaningConfig, recipe.cleaning)
+    settings_from(SubwordConfig, recipe.subword)
+    settings_from(BinarizeConfig, recipe.binarize)
+
+
+@pytest.mark.parametrize("name", builtin_recipes())
+def test_each_download_of_a_builtin_recipe_is_used(name):
+    recipe = load_recipe(name)
+    used = {text.archive for text in recipe.text_files()}
+    loose = {side for text in recipe.text_files() for side in text.sides}
+    for file in recipe.downloads():
+        assert file.name in used or file.url in loose
+
+
+@pytest.mark.parametrize(("name", "vocab_size"), [("wmt14-en-de", 37_000), ("wmt14-en-fr", 32_000)])
+def test_wmt14_recipes_follow_the_paper(name, vocab_size):
+    recipe = load_recipe(name)
+    assert recipe.subword["vocab_size"] == vocab_size
+    assert "newstest2013" in recipe.valid[0].source
+    assert "test-full/newstest2014" in recipe.test[0].source
+    assert recipe.test[0].lines == 3003
+    assert all(archive.has_checksum for archive in recipe.archives)
+
+
+def test_an_unknown_name_lists_the_recipes_there_are():
+    with pytest.raises(UsageError, match=r"wmt15.*wmt14-en-de"):
+        load_recipe("wmt15-en-de")
+
+
+def test_a_minimal_recipe_file_is_enough(load):
+    recipe = load(MINIMAL)
+    assert recipe.train == (TextFiles(archive="tiny.tgz", source="a.en", target="a.de"),)
+    assert [file.name for file in recipe.downloads()] == ["tiny.tgz"]
+    assert recipe.valid == recipe.test == ()
+
+
+def test_all_mistakes_of_a_recipe_are_named_at_once(load):
+    text = MINIMAL.replace('target = "de"', 'target = "d e"\ncolour = 1').replace(
+        'target = "a.de"', 'targets = "a.de"'
+    )
+    text += """
+[[valid]]
+archive = "other.tgz"
+source = "v.en"
+target = "v.de"
+lines = "many"
+
+[[test]]
+generator = "letters"
+num_pairs = 0
+
+[cleaning]
+max_chars = 3
+
+[subword]
+vocab_size = 1
+"""
+    with pytest.raises(UsageError) as caught:
+        load(text)
+    for part in (
+        "recipe.toml",
+        "'colour'",
+        "[[train]] 1 has no 'target'",
+        "'targets'",
+        "lines = 'many'",
+        "'letters'",
+        "num_pairs",
+        "'max_chars'",
+        "vocab_size is 1",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('archive = "tiny.tgz"', 'archive = "huge.tgz"', "huge.tgz"),
+        ("https://", "file:///", "http"),
+        ('target = "de"', 'target = "../de"', "language"),
+        ('target = "de"', 'target = "en"', "both"),
+        ('name = "tiny"', 'name = "../tiny"', "name"),
+        ('tiny.tgz"\n', 'tiny.tgz"\nsha256 = "12"\n', "64"),
+        ("[[train]]", "[train]", r"\[\[train\]\]"),
+        ("[[train]]", "[[test]]", "no .*train"),
+        ("[[archives]]", "subword = 3\n[[archives]]", "subword must be a table"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_explained(load, old, new, message):
+    with pytest.raises(UsageError, match=message):
+        load(MINIMAL.replace(old, new, 1))
+
+
+def test_two_downloads_of_one_file_name_are_refused(load):
+    with pytest.raises(UsageError, match="same file name"):
+        load(MINIMAL + '\n[[archives]]\nurl = "https://example.com/tiny.tgz"\n')
+
+
+def test_paths_in_a_recipe_are_relative_to_its_folder(load, tmp_path):
+    for name in ("my.en", "my.de.gz"):
+        (tmp_path / name).touch()
+    recipe = load(
+        'name = "x"\nsource = "en"\ntarget = "de"\n'
+        '[[train]]\nsource = "my.en"\ntarget = "my.de.gz"\n'
+    )
+    assert recipe.local_paths() == [tmp_path / "my.en", tmp_path / "my.de.gz"]
+
+
+def test_a_loose_download_takes_its_checksum_from_the_archives_table(load):
+    url = "https://example.org/a.en.gz"
+    recipe = load(
+        'name = "x"\nsource = "en"\ntarget = "de"\n'
+        f'[[archives]]\nurl = "{url}"\nmd5 = "{"0" * 32}"\n'
+        f'[[train]]\nsource = "{url}"\ntarget = "https://example.org/a.de.gz"\n'
+    )
+    assert [(file.name, file.has_checksum) for file in recipe.downloads()] == [
+        ("a.en.gz", True),
+        ("a.de.gz", False),
+    ]
+
+
+def test_generated_text_has_a_seed_and_nothing_to_download():
+    recipe = load_recipe("numbers-en-de")
+    assert all(isinstance(text, GeneratedText) for split in SPLITS for text in recipe.texts(split))
+    assert not recipe.downloads()
+    assert not recipe.local_paths()
+
+
+@pytest.mark.parametrize(
+    ("names", "languages"),
+    [
+        (("news.en", "news.de"), ("en", "de")),
+        (("news.en.gz", "news.pt_BR.gz"), ("en", "pt_BR")),
+        (("src.txt", "tgt.txt"), ("source", "target")),
+        (("one.en", "two.en"), ("source", "target")),
+        (("left", "right"), ("source", "target")),
+    ],
+)
+def test_languages_are_read_off_the_names_of_files(tmp_path, names, languages):
+    pair = tuple(tmp_path / name for name in names)
+    for path in pair:
+        path.touch()
+    recipe = recipe_from_files(name="mine", train=[pair])
+    assert (recipe.source, recipe.target) == languages
+
+
+def test_all_missing_files_are_named(tmp_path):
+    pairs = [(tmp_path / "a.en", tmp_path / "a.de")]
+    with pytest.raises(UsageError, match=r"a\.en does not exist.*a\.de does not exist"):
+        recipe_from_files(name="mine", train=pairs)
+
+
+def test_a_recipe_needs_training_text():
+    assert any(
+        "train" in problem for problem in Recipe(name="x", source="a", target="b").problems()
+    )

@@ -1,0 +1,370 @@
+"""tfm prepare: from archives or files to the text of a dataset, each line accounted for."""
+
+import dataclasses
+import gzip
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tfm.data.corpus import Archive, Recipe, TextFiles, load_recipe, recipe_from_files
+from tfm.data.manifest import Manifest
+from tfm.errors import DataError, DownloadError, UsageError
+from tfm.runtime.files import sha256_of
+from tfm.stages.prepare import prepare
+
+WMT14_MINI = Path(__file__).parents[1].parent / "shared" / "data" / "wmt14-mini"
+
+TRAIN = [(f"Source line {i}.", f"Zielzeile {i}.") for i in range(30)]
+NOISE = [
+    ("", "Leer."),
+    ("Same.", "Same."),
+    ("Source line 3.", "Zielzeile 3."),
+    ("x" * 1001, "y" * 900),
+    ("Short.", "Viel " * 40),
+    ("A\u2028line\xa0break.", "Ein  Umbruch.\r"),
+]
+TEST = [("", "Leer bleibt."), (" kept ", "behalten"), ("same", "same"), ("same", "same")]
+
+
+def as_text(pairs, side):
+    return "".join(f"{pair[side]}\n" for pair in pairs).encode()
+
+
+def as_sgml(pairs, side):
+    segments = (f'<seg id="{i}">{p[side]}</seg>\n' for i, p in enumerate(pairs, 1))
+    return f"<srcset>\n{''.join(segments)}</srcset>\n".encode()
+
+
+def write_tar(path, members):
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture
+def mirror(tmp_path):
+    """A folder with two archives as those of WMT 2014 are: plain, gzip and SGML members."""
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    write_tar(
+        folder / "train.tgz",
+        {
+            "t/clean.en": as_text(TRAIN, 0),
+            "t/clean.de": as_text(TRAIN, 1),
+            "t/README": b"not text",
+            "noise.en.gz": gzip.compress(as_text(NOISE, 0)),
+            "noise.de.gz": gzip.compress(as_text(NOISE, 1)),
+        },
+    )
+    write_tar(folder / "dev.tgz", {"dev.en": as_text(TEST, 0), "dev.de": as_text(TEST, 1)})
+    members = {"x-src.en.sgm": as_sgml(TEST, 0), "x-ref.de.sgm": as_sgml(TEST, 1)}
+    write_tar(folder / "test.tgz", members)
+    return folder
+
+
+@pytest.fixture
+def recipe(mirror):
+    archives = tuple(
+        Archive(url=f"http://unreachable.invalid/{path.name}", sha256=sha256_of(path))
+        for path in sorted(mirror.iterdir())
+    )
+    return Recipe(
+        name="tiny",
+        source="en",
+        target="de",
+        archives=archives,
+        train=(
+            TextFiles(archive="train.tgz", source="t/clean.en", target="t/clean.de"),
+            TextFiles(archive="train.tgz", source="noise.en.gz", target="noise.de.gz"),
+        ),
+        valid=(TextFiles(archive="dev.tgz", source="dev.en", target="dev.de"),),
+        test=(TextFiles(archive="test.tgz", source="x-src.en.sgm", target="x-ref.de.sgm"),),
+    )
+
+
+@pytest.fixture
+def prepare_text(recipe, mirror, tmp_path):
+    def run(recipe=recipe, out=tmp_path / "data", **options):
+        options.setdefault("mirror", str(mirror))
+        return prepare(recipe, out, text_only=True, **options)
+
+    return run
+
+
+def lines(path):
+    return path.read_bytes().decode().split("\n")[:-1]
+
+
+def write_files(folder, **texts):
+    """Files such as train_en="…" under their names; returns {split: [(source, target)]}."""
+    for name, text in texts.items():
+        content = text if isinstance(text, bytes) else text.encode()
+        (folder / name.replace("_", ".")).write_bytes(content)
+    splits = dict.fromkeys(name.split("_")[0] for name in texts)
+    return {split: [(folder / f"{split}.en", folder / f"{split}.de")] for split in splits}
+
+
+def test_training_text_is_cleaned_and_each_line_is_accounted_for(prepare_text):
+    result = prepare_text()
+    kept = [*TRAIN, ("A line break.", "Ein Umbruch.")]
+    assert lines(result.data_dir / "train.en") == [source for source, _ in kept]
+    assert lines(result.data_dir / "train.de") == [target for _, target in kept]
+    report = Manifest.load(result.data_dir).result("clean")["train"]
+    assert [text["read"] for text in report["texts"]] == [len(TRAIN), len(NOISE)]
+    for counts in (report, *report["texts"]):
+        assert counts["read"] == counts["kept"] + sum(counts["dropped"].values())
+    for rule in ("empty", "copy", "duplicate", "too_long", "length_ratio"):
+        assert report["dropped"][rule] == report["texts"][1]["dropped"][rule] == 1
+    assert result.counts["train"].kept == len(kept)
+
+
+def test_validation_and_test_text_keep_every_line_as_it_is(prepare_text):
+    data_dir = prepare_text().data_dir
+    assert lines(data_dir / "valid.en") == [source for source, _ in TEST]
+    # White space around a segment is SGML's, not the text's.
+    assert lines(data_dir / "test.en") == [source.strip() for source, _ in TEST]
+    assert lines(data_dir / "test.de") == [target for _, target in TEST]
+
+
+def test_nothing_of_an_archive_is_written_but_its_named_members(prepare_text, tmp_path):
+    prepare_text()
+    names = {p.name for p in (tmp_path / "data" / "raw").iterdir()}
+    splits = {"train-1": "", "train-2": "", "valid-1": "", "test-1": ".sgm"}
+    assert names == {f"{s}.{lang}{end}" for s, end in splits.items() for lang in ("en", "de")}
+
+
+def test_an_unchanged_dataset_is_left_alone(prepare_text, capsys):
+    first = prepare_text()
+    before = (first.data_dir / "train.en").stat().st_mtime_ns
+    capsys.readouterr()
+    second = prepare_text()
+    assert (second.data_dir / "train.en").stat().st_mtime_ns == before
+    assert (first.is_new, second.is_new) == (True, False)
+    assert first.counts == second.counts
+    assert "unchanged" in capsys.readouterr().err
+
+
+def test_what_only_earlier_steps_need_may_be_deleted(prepare_text, mirror):
+    data_dir = prepare_text().data_dir
+    for path in (*(data_dir / "raw").iterdir(), *mirror.iterdir()):
+        path.unlink()
+    assert not prepare_text().is_new
+    assert not prepare_text(mirror=None).is_new
+
+
+def test_other_cleaning_repeats_cleaning_but_not_extraction(prepare_text, mirror, capsys):
+    prepare_text()
+    for path in mirror.iterdir():
+        path.unlink()
+    result = prepare_text(overrides={"cleaning": {"drop_copies": False}})
+    assert result.is_new
+    assert result.counts["train"].dropped["copy"] == 0
+    assert "extract" in capsys.readouterr().err
+
+
+def test_force_does_all_again(prepare_text):
+    prepare_text()
+    assert prepare_text(force=True).is_new
+
+
+def test_a_text_that_was_tampered_with_is_written_again(prepare_text):
+    data_dir = prepare_text().data_dir
+    (data_dir / "test.de").write_text("cut")
+    assert prepare_text().is_new
+    assert len(lines(data_dir / "test.de")) == len(TEST)
+
+
+def test_a_wrong_archive_stops_unless_verification_is_off(prepare_text, mirror, capsys):
+    path = mirror / "dev.tgz"
+    write_tar(path, {"dev.en": b"one\n", "dev.de": b"eins\n"})
+    with pytest.raises(DownloadError, match=r"dev\.tgz.*sha256"):
+        prepare_text()
+    assert prepare_text(verify=False).counts["valid"].kept == 1
+    assert "warning: dev.tgz" in capsys.readouterr().err
+    with pytest.raises(DownloadError):
+        prepare_text()
+
+
+def test_an_unverified_archive_that_changed_is_extracted_again(prepare_text, mirror):
+    prepare_text(verify=False)
+    write_tar(mirror / "dev.tgz", {"dev.en": b"one\n", "dev.de": b"eins\n"})
+    assert prepare_text(verify=False).counts["valid"].kept == 1
+
+
+def test_settings_for_later_steps_are_recorded(prepare_text, recipe):
+    recipe = dataclasses.replace(recipe, subword={"vocab_size": 99, "separate": True})
+    overrides = {"subword": {"vocab_size": 50}, "binarize": {"max_length": 9}}
+    data_dir = prepare_text(recipe, overrides=overrides).data_dir
+    assert Manifest.load(data_dir).settings("subword") == {"vocab_size": 50, "separate": True}
+    assert Manifest.load(data_dir).settings("binarize") == {"max_length": 9}
+
+
+def test_an_override_that_nobody_knows_changes_nothing(prepare_text, tmp_path):
+    with pytest.raises(UsageError, match="max_chars"):
+        prepare_text(overrides={"cleaning": {"max_chars": 1}})
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("change", [{"name": "other"}, {"source": "fr"}])
+def test_another_dataset_is_not_overwritten_without_force(prepare_text, recipe, change):
+    data_dir = prepare_text().data_dir
+    other = dataclasses.replace(recipe, test=(), **change)
+    with pytest.raises(UsageError, match=r"holds tiny \(en-de\).*--force"):
+        prepare_text(other)
+    assert len(lines(data_dir / "test.en")) == len(TEST)
+    prepare_text(other, force=True)
+    assert Manifest.load(data_dir).splits() == ["train", "valid"]
+
+
+def test_files_that_prepare_did_not_write_are_not_overwritten(prepare_text, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.en").write_text("mine")
+    with pytest.raises(UsageError, match=r"train\.en.*--force"):
+        prepare_text()
+    assert (tmp_path / "data" / "train.en").read_text() == "mine"
+
+
+def test_a_text_is_never_read_and_overwritten_at_once(tmp_path):
+    recipe = recipe_from_files(name="x", **write_files(tmp_path, train_en="a\n", train_de="b\n"))
+    with pytest.raises(UsageError, match="read and overwritten"):
+        prepare(recipe, tmp_path, text_only=True, force=True)
+
+
+def test_own_files_need_no_other_split_but_a_warning_says_so(tmp_path, capsys):
+    files = write_files(tmp_path, train_en="a\nb\n", train_de="c\nd\n")
+    result = prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
+    assert Manifest.load(result.data_dir).splits() == ["train"]
+    assert list(result.counts) == ["train"]
+    assert "no validation text" in capsys.readouterr().err
+    assert not (result.data_dir / "raw").exists()
+
+
+def test_a_split_that_is_gone_from_the_recipe_is_removed(tmp_path):
+    files = write_files(tmp_path, train_en="a\n", train_de="b\n", test_en="c\n", test_de="d\n")
+    prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
+    del files["test"]
+    prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
+    assert Manifest.load(tmp_path / "data").splits() == ["train"]
+
+
+def test_own_files_may_be_compressed(tmp_path):
+    for name, text in {"t.en.gz": b"a\nb\n", "t.de.gz": b"c\nd\n"}.items():
+        (tmp_path / name).write_bytes(gzip.compress(text))
+    pair = (tmp_path / "t.en.gz", tmp_path / "t.de.gz")
+    recipe = recipe_from_files(name="x", train=[pair], test=[pair])
+    result = prepare(recipe, tmp_path / "data", text_only=True)
+    assert lines(result.data_dir / "test.de") == ["c", "d"]
+
+
+def test_changed_files_are_noticed_by_their_content(tmp_path):
+    files = write_files(tmp_path, train_en="a\n", train_de="b\n")
+    recipe = recipe_from_files(name="x", **files)
+    prepare(recipe, tmp_path / "data", text_only=True)
+    write_files(tmp_path, train_en="c\n")
+    prepare(recipe, tmp_path / "data", text_only=True)
+    assert lines(tmp_path / "data" / "train.en") == ["c"]
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_unequal_sides_stop_before_anything_is_written(tmp_path, split):
+    texts = {"train_en": "a\n", "train_de": "b\n"}
+    files = write_files(tmp_path, **(texts | {f"{split}_en": "a\nb\nc\n", f"{split}_de": "d\n"}))
+    recipe = recipe_from_files(name="x", **files)
+    with pytest.raises(DataError, match=rf"{split}\.en has 3 lines.*{split}\.de has 1"):
+        prepare(recipe, tmp_path / "data", text_only=True)
+    assert {p.name for p in (tmp_path / "data").iterdir()} == {"manifest.json"}
+
+
+def test_bytes_that_are_no_utf8_are_dropped_from_training_only(tmp_path):
+    texts = {"train_en": b"a\n\xff\n", "train_de": "b\nc\n"}
+    recipe = recipe_from_files(name="x", **write_files(tmp_path, **texts))
+    result = prepare(recipe, tmp_path / "data", text_only=True)
+    assert result.counts["train"].dropped["not_utf8"] == 1
+    files = write_files(tmp_path, **texts, test_en=b"good\nb\xffd\n", test_de="x\ny\n")
+    with pytest.raises(DataError, match=r"test\.en, line 2"):
+        prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
+
+
+def test_training_text_of_which_nothing_is_left_is_an_error(tmp_path):
+    files = write_files(tmp_path, train_en="same\n", train_de="same\n")
+    with pytest.raises(DataError, match="1 copy"):
+        prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
+
+
+def test_a_wrong_number_of_lines_is_an_error(prepare_text, recipe):
+    valid = (dataclasses.replace(recipe.valid[0], lines=3000),)
+    with pytest.raises(DataError, match="4 lines, but should have 3,000"):
+        prepare_text(dataclasses.replace(recipe, valid=valid))
+
+
+def test_a_truncated_archive_leaves_no_text(prepare_text, mirror, tmp_path):
+    content = write_tar(mirror / "train.tgz", {"t/clean.en": os.urandom(9000)}).read_bytes()
+    (mirror / "train.tgz").write_bytes(content[:5000])
+    with pytest.raises(DataError, match=r"train\.tgz"):
+        prepare_text(verify=False)
+    assert not list((tmp_path / "data").glob("train*"))
+
+
+def test_one_member_may_serve_two_splits(prepare_text, recipe):
+    data_dir = prepare_text(dataclasses.replace(recipe, test=recipe.valid)).data_dir
+    assert (data_dir / "test.en").read_bytes() == (data_dir / "valid.en").read_bytes()
+
+
+def small(recipe):
+    """A generated recipe of a few hundred pairs."""
+    sizes = {"train": 400, "valid": 20, "test": 20}
+    splits = {
+        split: tuple(dataclasses.replace(t, num_pairs=size) for t in recipe.texts(split))
+        for split, size in sizes.items()
+    }
+    return dataclasses.replace(recipe, **splits)
+
+
+def test_generated_text_needs_no_files(tmp_path):
+    result = prepare(small(load_recipe("numbers-en-de")), tmp_path / "data", text_only=True)
+    assert {split: counts.kept for split, counts in result.counts.items()} == {
+        "train": 400,
+        "valid": 20,
+        "test": 20,
+    }
+    splits = [set(lines(tmp_path / "data" / f"{s}.en")) for s in ("train", "valid", "test")]
+    assert not splits[0] & (splits[1] | splits[2])
+
+
+def test_a_recipe_becomes_a_binarized_dataset_and_then_stays(tmp_path, capsys):
+    recipe = small(load_recipe("numbers-en-de"))
+    overrides = {"subword": {"vocab_size": 150, "num_threads": 1}, "binarize": {"jobs": 1}}
+    first = prepare(recipe, tmp_path / "data", overrides=overrides)
+    assert first.subword is not None
+    assert first.subword.vocab_sizes == [150]
+    assert first.binarized is not None
+    assert first.binarized.counts["test"].kept == 20
+    capsys.readouterr()
+    second = prepare(recipe, tmp_path / "data", overrides=overrides)
+    assert not any(part.is_new for part in (second, second.subword, second.binarized))
+    assert capsys.readouterr().err.count("unchanged") == 3
+
+
+@pytest.mark.skipif(not WMT14_MINI.is_dir(), reason="needs the small WMT 2014 archives")
+@pytest.mark.parametrize("name", ["wmt14-en-de", "wmt14-en-fr"])
+def test_the_wmt14_recipes_fit_archives_of_their_layout(tmp_path, name):
+    recipe = load_recipe(name)
+    result = prepare(recipe, tmp_path / name, mirror=str(WMT14_MINI), verify=False, text_only=True)
+    assert (result.counts["valid"].kept, result.counts["test"].kept) == (3000, 3003)
+    train = result.counts["train"]
+    assert train.read == train.kept + sum(train.dropped.values())
+    assert train.kept > 25_000
+    for rule in ("empty", "too_long", "length_ratio", "copy", "duplicate"):
+        assert train.dropped[rule] > 0
+    sources, targets = (lines(tmp_path / name / f"train.{lang}") for lang in ("en", recipe.target))
+    assert len(sources) == len(targets) == train.kept
+    assert all(line.replace("\u200c", "").replace("\u200d", "").isprintable() for line in sources)
+    manifest = json.loads((tmp_path / name / "manifest.json").read_text(encoding="utf-8"))
+    assert len(manifest["steps"]["clean"]["result"]["train"]["texts"]) == len(recipe.train)

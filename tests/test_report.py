@@ -1,0 +1,199 @@
+"""The report of a training run."""
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import matplotlib as mpl
+import pytest
+
+from tfm.errors import DataError
+from tfm.runtime.report import write_report
+
+SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
+
+
+def training(step, **changes):
+    return {
+        "kind": "train",
+        "step": step,
+        "epoch": 1,
+        "loss": 1 + 100 / step,
+        "perplexity": math.exp(1 + 100 / step),
+        "learning_rate": 1e-4,
+        "gradient_norm": 1.25,
+        "target_tokens_per_second": 5000.0,
+        "tokens": 1000 * step,
+        "minutes": step / 100,
+        **changes,
+    }
+
+
+def validation(step, **changes):
+    return {
+        "kind": "validation",
+        "step": step,
+        "epoch": 1,
+        "loss": 1.5,
+        "perplexity": 4.48,
+        "bleu": 12.3,
+        "signature": SIGNATURE,
+        "minutes": step / 100,
+        **changes,
+    }
+
+
+@pytest.fixture
+def report_of(tmp_path):
+    """Write a report of some records and return its text."""
+
+    def write(*records, tail=""):
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        (tmp_path / "metrics.jsonl").write_text(text + tail)
+        write_report(tmp_path)
+        return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+    return write
+
+
+def svgs(page):
+    return [ET.fromstring(svg) for svg in re.findall(r"<svg .*?</svg>", page, re.DOTALL)]
+
+
+def titles(page):
+    return re.findall(r"<figcaption>(.*?)</figcaption>", page)
+
+
+def figures(page):
+    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+
+
+def test_a_report_shows_a_chart_of_each_kind(report_of):
+    page = report_of(training(50), training(100), validation(100), training(150))
+    assert titles(page) == [
+        "Loss",
+        "Perplexity",
+        "BLEU in validation",
+        "Learning rate",
+        "Speed",
+    ]
+    assert len(svgs(page)) == 5
+
+
+def test_a_report_lists_the_newest_figures(report_of):
+    page = report_of(training(50), validation(50), training(1000))
+    assert figures(page) == {
+        "Step": "1,000",
+        "Epoch": "1",
+        "Minutes": "10.0",
+        "Target tokens": "1,000,000",
+        "Training loss": "1.100",
+        "Validation loss": "1.500",
+        "Validation perplexity": "4.48",
+        "BLEU": "12.3",
+        "Learning rate": "1.00e-04",
+        "Gradient norm": "1.25",
+        "Target tokens per second": "5,000",
+        "BLEU signature": SIGNATURE.replace("|", "|<wbr>"),
+    }
+
+
+def test_the_best_bleu_is_marked(report_of):
+    page = report_of(
+        validation(100, bleu=10.0), validation(200, bleu=17.2), validation(300, bleu=16.0)
+    )
+    assert "best 17.2 at step 200" in page
+
+
+def test_charts_say_in_words_what_they_show(report_of):
+    page = report_of(training(50, loss=7.25), training(1000, loss=2.5), validation(1000))
+    label = svgs(page)[0].get("aria-label")
+    assert svgs(page)[0].get("role") == "img"
+    assert label == (
+        "Loss, nats per target token, over training steps: training from 7.25 at step 50 "
+        "to 2.5 at step 1,000; validation from 1.5 at step 1,000 to 1.5 at step 1,000."
+    )
+
+
+def test_names_are_unique_within_the_page(report_of):
+    page = report_of(training(50), training(100), validation(100))
+    names = re.findall(r'\bid="([^"]+)"', page)
+    assert len(names) == len(set(names))
+    for link in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page):
+        assert (link[0] or link[1]) in names
+
+
+def test_a_report_needs_nothing_from_elsewhere(report_of):
+    page = report_of(training(50), validation(50))
+    assert "<script" not in page
+    assert not re.search(r'(src|href)="(?!#)', page)
+    assert "@import" not in page
+
+
+def test_colours_are_the_pages_own_in_light_and_dark(report_of):
+    page = report_of(training(50), training(100), validation(50), validation(100))
+    drawings = "".join(re.findall(r"<svg .*?</svg>", page, re.DOTALL))
+    assert not re.search(r"#0000\d\d", drawings)
+    for variable in ("--training", "--validation", "--best", "--ink", "--muted", "--grid"):
+        assert f"var({variable})" in drawings
+        assert page.count(f"{variable}: #") == 2
+
+
+def test_the_same_figures_give_the_same_report(report_of):
+    records = [training(50), training(100), validation(100)]
+    assert report_of(*records) == report_of(*records)
+
+
+def test_drawing_leaves_matplotlibs_settings_alone(report_of):
+    before = dict(mpl.rcParams)
+    report_of(training(50))
+    assert dict(mpl.rcParams) == before
+
+
+def test_a_line_that_is_cut_short_is_left_out(report_of):
+    records = [training(50), training(100)]
+    whole = report_of(*records)
+    assert report_of(*records, tail='{"kind": "train", "step": 15') == whole
+
+
+def test_validation_without_bleu_has_no_chart_of_it(report_of):
+    record = validation(50)
+    del record["bleu"], record["signature"]
+    page = report_of(training(50), record)
+    assert "BLEU in validation" not in titles(page)
+    assert "BLEU" not in figures(page)
+
+
+def test_values_that_are_not_finite_are_not_drawn(report_of):
+    page = report_of(training(50), training(100, loss=math.nan, perplexity=math.inf), training(150))
+    assert "nan" not in svgs(page)[0].get("aria-label")
+    assert "inf" not in svgs(page)[1].get("aria-label")
+
+
+def test_a_run_that_has_just_begun_has_a_report(report_of):
+    assert titles(report_of()) == []
+    assert titles(report_of(training(50)))[0] == "Loss"
+
+
+def test_a_long_run_is_thinned_out_but_keeps_its_end(report_of):
+    page = report_of(*(training(step) for step in range(1, 20_001)))
+    assert len(page) < 250_000
+    assert "at step 20,000" in svgs(page)[0].get("aria-label")
+
+
+def test_settings_and_names_are_escaped(tmp_path):
+    run_dir = tmp_path / "a<b>&c"
+    run_dir.mkdir()
+    (run_dir / "metrics.jsonl").write_text(json.dumps(training(50)) + "\n")
+    (run_dir / "config.toml").write_text('name = "</pre><script>"\n')
+    write_report(run_dir)
+    page = (run_dir / "report.html").read_text(encoding="utf-8")
+    assert "<title>a&lt;b&gt;&amp;c</title>" in page
+    assert "name = &quot;&lt;/pre&gt;&lt;script&gt;&quot;" in page
+    assert "<script" not in page
+
+
+def test_a_folder_without_figures_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"metrics\.jsonl does not exist"):
+        write_report(tmp_path)

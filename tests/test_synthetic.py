@@ -1,0 +1,258 @@
+"""The corpus that the package writes itself."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfm.data.synthetic import generate_pairs
+from tfm.data.synthetic.numbers import (
+    english_number,
+    english_ordinal,
+    german_number,
+    german_ordinal_stem,
+)
+from tfm.data.synthetic.phrases import ADJECTIVES, NOUNS, noun_phrase
+
+SPLITS = ("train", "valid", "test")
+ENGLISH_WORDS = {english_number(n): n for n in (*range(20), *range(20, 100, 10))}
+GERMAN_WORDS = {german_number(n): n for n in (*range(20), *range(20, 100, 10))} | {"ein": 1}
+
+
+def english_value(words: str) -> int:
+    """Read an English number below a million, knowing only the words below a hundred."""
+    thousands, _, rest = words.rpartition("thousand")
+    if thousands:
+        return 1000 * english_value(thousands) + english_value(rest)
+    hundreds, _, rest = words.rpartition("hundred")
+    if hundreds:
+        return 100 * english_value(hundreds) + english_value(rest)
+    return sum(ENGLISH_WORDS[word] for word in re.split("[ -]", words) if word not in ("", "and"))
+
+
+def german_value(word: str) -> int:
+    """Read a German number below a million, knowing only the words below a hundred."""
+    for name, factor in (("tausend", 1000), ("hundert", 100)):
+        count, found, rest = word.rpartition(name)
+        if found:
+            return factor * german_value(count) + (german_value(rest) if rest else 0)
+    if word in GERMAN_WORDS:
+        return GERMAN_WORDS[word]
+    unit, tens = word.rsplit("und", 1)
+    return GERMAN_WORDS[unit] + GERMAN_WORDS[tens]
+
+
+@pytest.mark.parametrize(
+    ("number", "english", "german"),
+    [
+        (0, "zero", "null"),
+        (1, "one", "eins"),
+        (16, "sixteen", "sechzehn"),
+        (17, "seventeen", "siebzehn"),
+        (21, "twenty-one", "einundzwanzig"),
+        (30, "thirty", "dreißig"),
+        (42, "forty-two", "zweiundvierzig"),
+        (66, "sixty-six", "sechsundsechzig"),
+        (77, "seventy-seven", "siebenundsiebzig"),
+        (100, "one hundred", "einhundert"),
+        (101, "one hundred and one", "einhunderteins"),
+        (1_000, "one thousand", "eintausend"),
+        (1_001, "one thousand and one", "eintausendeins"),
+        (1_100, "one thousand one hundred", "eintausendeinhundert"),
+        (21_000, "twenty-one thousand", "einundzwanzigtausend"),
+        (101_000, "one hundred and one thousand", "einhunderteintausend"),
+        (342_000, "three hundred and forty-two thousand", "dreihundertzweiundvierzigtausend"),
+        (1_000_000, "one million", "eine Million"),
+        (2_000_000, "two million", "zwei Millionen"),
+        (1_000_001, "one million and one", "eine Million eins"),
+        (
+            7_216_016,
+            "seven million two hundred and sixteen thousand and sixteen",
+            "sieben Millionen zweihundertsechzehntausendsechzehn",
+        ),
+    ],
+)
+def test_numbers_are_written_as_people_write_them(number, english, german):
+    assert english_number(number) == english
+    assert german_number(number) == german
+
+
+def test_words_of_small_numbers_say_the_number():
+    for number in range(10_000):
+        assert english_value(english_number(number)) == number
+        assert german_value(german_number(number)) == number
+
+
+@given(st.integers(0, 999_999))
+def test_words_of_any_number_say_the_number(number):
+    assert english_value(english_number(number)) == number
+    assert german_value(german_number(number)) == number
+    assert " " not in german_number(number)
+
+
+@given(st.integers(1, 99), st.integers(0, 999_999))
+def test_millions_stand_before_the_rest_as_a_word_of_their_own(millions, rest):
+    words = german_number(1_000_000 * millions + rest).split(" ")
+    assert words[:2] == (
+        ["eine", "Million"] if millions == 1 else [german_number(millions), "Millionen"]
+    )
+    assert words[2:] == ([german_number(rest)] if rest else [])
+
+
+@pytest.mark.parametrize(
+    ("number", "english", "german"),
+    [
+        (1, "first", "erst"),
+        (2, "second", "zweit"),
+        (3, "third", "dritt"),
+        (5, "fifth", "fünft"),
+        (6, "sixth", "sechst"),
+        (7, "seventh", "siebt"),
+        (8, "eighth", "acht"),
+        (9, "ninth", "neunt"),
+        (12, "twelfth", "zwölft"),
+        (16, "sixteenth", "sechzehnt"),
+        (19, "nineteenth", "neunzehnt"),
+        (20, "twentieth", "zwanzigst"),
+        (23, "twenty-third", "dreiundzwanzigst"),
+        (30, "thirtieth", "dreißigst"),
+        (31, "thirty-first", "einunddreißigst"),
+    ],
+)
+def test_ordinals_are_written_as_people_write_them(number, english, german):
+    assert english_ordinal(number) == english
+    assert german_ordinal_stem(number) == german
+
+
+# Article, adjective and noun in the nominative, the accusative and the dative.
+@pytest.mark.parametrize(
+    ("english", "number", "is_definite", "german"),
+    [
+        ("an old hat", 1, False, ("ein alter Hut", "einen alten Hut", "einem alten Hut")),
+        ("the old hat", 1, True, ("der alte Hut", "den alten Hut", "dem alten Hut")),
+        ("a red lamp", 1, False, ("eine rote Lampe", "eine rote Lampe", "einer roten Lampe")),
+        ("the red lamp", 1, True, ("die rote Lampe", "die rote Lampe", "der roten Lampe")),
+        ("a big egg", 1, False, ("ein großes Ei", "ein großes Ei", "einem großen Ei")),
+        ("the big egg", 1, True, ("das große Ei", "das große Ei", "dem großen Ei")),
+        ("two red apples", 2, False, ("zwei rote Äpfel", "zwei rote Äpfel", "zwei roten Äpfeln")),
+        ("the red apples", 9, True, ("die roten Äpfel", "die roten Äpfel", "den roten Äpfeln")),
+        ("six new bags", 6, False, ("sechs neue Taschen",) * 2 + ("sechs neuen Taschen",)),
+        ("the red knives", 2, True, ("die roten Messer", "die roten Messer", "den roten Messern")),
+    ],
+)
+def test_articles_and_endings_agree_with_the_noun(english, number, is_definite, german):
+    _, look, thing = english.split()
+    noun = next(noun for noun in NOUNS if thing in (noun.english, noun.english_plural))
+    adjective = next(pair for pair in ADJECTIVES if pair[0] == look)
+    for case, expected in zip(("nominative", "accusative", "dative"), german, strict=True):
+        phrase = noun_phrase(noun, adjective, case=case, number=number, is_definite=is_definite)
+        assert phrase == (english, expected)
+
+
+def test_a_noun_without_adjective_has_its_article_or_number():
+    hat = next(noun for noun in NOUNS if noun.english == "hat")
+    phrase = noun_phrase(hat, None, case="accusative", number=1, is_definite=False)
+    assert phrase == ("a hat", "einen Hut")
+    phrase = noun_phrase(hat, None, case="dative", number=21, is_definite=False)
+    assert phrase == ("twenty-one hats", "einundzwanzig Hüten")
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return {split: list(generate_pairs(split, num_pairs=4_000, seed=1)) for split in SPLITS}
+
+
+HAND_CHECKED = """
+A black apple costs one euro. | Ein schwarzer Apfel kostet einen Euro.
+A key costs nine euros and one cent. | Ein Schlüssel kostet neun Euro und einen Cent.
+an old coat costs fifty euros | ein alter Mantel kostet fünfzig Euro
+The black knives cost two hundred euros. | Die schwarzen Messer kosten zweihundert Euro.
+On Thursday he is looking for a package with the red apples. \
+| Am Donnerstag sucht er ein Paket mit den roten Äpfeln.
+I am selling a basket with a small apple for one hundred and fifty euros. \
+| Ich verkaufe einen Korb mit einem kleinen Apfel für einhundertfünfzig Euro.
+On Tuesday, the fourth of May, she is looking for a box with twenty-two blue coats. \
+| Am Dienstag, dem vierten Mai, sucht sie eine Kiste mit zweiundzwanzig blauen Mänteln.
+We are looking for eight clocks for one euro. | Wir suchen acht Uhren für einen Euro.
+On the first of July he is buying eleven coats. | Am ersten Juli kauft er elf Mäntel.
+On Friday, the third of October, they are selling a white flower. \
+| Am Freitag, dem dritten Oktober, verkaufen sie eine weiße Blume.
+today is the third of March | heute ist der dritte März
+on Tuesday, the seventh of December | am Dienstag, dem siebten Dezember
+from the first to the seventh of November | vom ersten bis zum siebten November
+the third of August nineteen thirty-seven | der dritte August neunzehnhundertsiebenunddreißig
+the fifth of October twenty twenty-five | der fünfte Oktober zweitausendfünfundzwanzig
+On Thursday we are meeting at one o'clock. | Am Donnerstag treffen wir uns um ein Uhr.
+On the first of August we are meeting at half past twelve. \
+| Am ersten August treffen wir uns um halb eins.
+We are meeting at quarter to three. | Wir treffen uns um Viertel vor drei.
+"""
+
+
+def test_known_sentences_are_translated_as_a_speaker_would(corpus):
+    translations = dict(pair for pairs in corpus.values() for pair in pairs)
+    for line in HAND_CHECKED.strip().splitlines():
+        english, german = line.split(" | ")
+        assert translations[english] == german
+
+
+def test_every_sentence_has_one_translation(corpus):
+    translations = dict(pair for pairs in corpus.values() for pair in pairs)
+    for split in SPLITS:
+        for english, german in generate_pairs(split, num_pairs=4_000, seed=2):
+            assert translations.setdefault(english, german) == german
+
+
+def test_splits_share_no_sentence_whatever_their_seeds(corpus):
+    english = {split: {pair[0] for pair in pairs} for split, pairs in corpus.items()}
+    english["test"] |= {pair[0] for pair in generate_pairs("test", num_pairs=2_000, seed=9)}
+    assert english["train"].isdisjoint(english["valid"])
+    assert english["train"].isdisjoint(english["test"])
+    assert english["valid"].isdisjoint(english["test"])
+
+
+def test_no_sentence_comes_twice(corpus):
+    for pairs in corpus.values():
+        assert len({english for english, _ in pairs}) == len(pairs) == 4_000
+
+
+def test_a_seed_always_gives_the_same_pairs_and_fewer_are_a_beginning_of_more(corpus):
+    assert list(generate_pairs("train", num_pairs=500, seed=1)) == corpus["train"][:500]
+    assert list(generate_pairs("train", num_pairs=500, seed=2)) != corpus["train"][:500]
+
+
+def test_pairs_do_not_depend_on_the_hash_seed_of_the_process(corpus):
+    code = (
+        "from tfm.data.synthetic import generate_pairs\n"
+        "for pair in generate_pairs('valid', num_pairs=50, seed=1): print(ascii(pair))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "77"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.splitlines() == [ascii(pair) for pair in corpus["valid"][:50]]
+
+
+def test_sentences_have_both_capital_and_full_stop_in_both_languages_or_neither(corpus):
+    for english, german in corpus["train"]:
+        assert english.endswith(".") == german.endswith(".")
+        if english.endswith("."):
+            assert english[0].isupper()
+            assert german[0].isupper()
+
+
+def test_text_is_plain_words(corpus):
+    for pair in corpus["train"]:
+        for text in pair:
+            assert re.fullmatch(r"\w[\w'-]*(,? [\w'-]+)*\.?", text), text
+
+
+def test_no_pairs_are_no_pairs():
+    assert list(generate_pairs("test", num_pairs=0, seed=1)) == []

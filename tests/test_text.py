@@ -1,0 +1,100 @@
+"""Reading of text: where lines end, SGML, and what is refused."""
+
+import gzip
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfm.data import text
+from tfm.data.text import read_lines, read_pairs
+from tfm.errors import DataError
+
+
+def read(tmp_path, content, name="text.en", *, strict=True):
+    path = tmp_path / name
+    path.write_bytes(content)
+    return [line.decode(errors="surrogateescape") for line in read_lines(path, strict=strict)]
+
+
+def test_only_line_feeds_end_lines_and_carriage_returns_go_with_them(tmp_path):
+    content = "one\r\ntwo\u2028still two\x85\x0b\x0c\x1c\n\nin\rside\r\r\nlast".encode()
+    lines = read(tmp_path, content)
+    assert lines == ["one", "two\u2028still two\x85\x0b\x0c\x1c", "", "in\rside", "last"]
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]))))
+def test_lines_come_back_as_they_were_written(tmp_path_factory, lines):
+    content = "".join(f"{line}\n" for line in lines).encode()
+    expected = list(lines)
+    if expected:
+        expected[0] = expected[0].removeprefix("\ufeff")
+    assert read(tmp_path_factory.getbasetemp(), content) == expected
+
+
+def test_a_byte_order_mark_is_dropped_at_the_start_alone(tmp_path):
+    mark = "\ufeff".encode()
+    assert read(tmp_path, mark + b"a\n" + mark + b"b\n") == ["a", "\ufeffb"]
+
+
+def test_sgml_gives_the_unescaped_content_of_its_segments(tmp_path):
+    content = (
+        '<srcset setid="x"><doc>\n<p>\n'
+        '<seg id="1"> A &amp; B &lt;i&gt; &quot;&apos;&#228;&#xe4; </seg>\n'
+        '</p><SEG id="2">two\n  lines</SEG><seg id="3"></seg>\n'
+        '<hl><seg id="4">&amp;amp; &nbsp; &#0; &#xD800;</seg></hl></doc></srcset>\n'
+    )
+    assert read(tmp_path, content.encode(), "x.sgm") == [
+        "A & B <i> \"'ää",
+        "two lines",
+        "",
+        "&amp; &nbsp; &#0; &#xD800;",
+    ]
+
+
+@pytest.mark.parametrize("content", ["<seg>cut", "<seg>one\n<seg>two</seg>\n"])
+def test_a_segment_without_an_end_is_damage(tmp_path, content):
+    with pytest.raises(DataError, match=r"x\.sgm.*</seg>"):
+        read(tmp_path, content.encode(), "x.sgm")
+
+
+def test_a_segment_that_never_ends_is_not_read_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "_MAX_SEGMENT_BYTES", 100)
+    with pytest.raises(DataError, match="</seg>"):
+        read(tmp_path, b"<seg>\n" + b"more\n" * 100 + b"</seg>\n", "x.sgm")
+
+
+def test_a_line_of_absurd_length_is_not_read_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "_MAX_LINE_BYTES", 100)
+    with pytest.raises(DataError, match="line 2"):
+        read(tmp_path, b"short\n" + b"x" * 101)
+
+
+def test_a_line_that_is_no_utf8_is_named_or_handed_on(tmp_path):
+    with pytest.raises(DataError, match=r"text\.en, line 2 is not UTF-8"):
+        read(tmp_path, b"good\nb\xe4d\n")
+    assert len(read(tmp_path, b"good\nb\xe4d\n", strict=False)) == 2
+
+
+@pytest.mark.parametrize(("num_source", "num_target"), [(1200, 3), (3, 1200)])
+def test_unequal_sides_are_named_with_both_counts(tmp_path, num_source, num_target):
+    source, target = tmp_path / "t.en", tmp_path / "t.de"
+    source.write_bytes(b"a\n" * num_source)
+    target.write_bytes(b"b\n" * num_target)
+    pattern = rf"t\.en has {num_source:,} lines.*t\.de has {num_target:,}"
+    with pytest.raises(DataError, match=pattern):
+        list(read_pairs(source, target, strict=True))
+
+
+def test_a_known_number_of_lines_is_checked(tmp_path):
+    source, target = tmp_path / "t.en", tmp_path / "t.de"
+    source.write_bytes(b"a\n" * 3)
+    target.write_bytes(b"b\n" * 3)
+    assert len(list(read_pairs(source, target, strict=True, num_lines=3))) == 3
+    with pytest.raises(DataError, match="3 lines, but should have 4"):
+        list(read_pairs(source, target, strict=True, num_lines=4))
+
+
+def test_a_compressed_file_read_as_text_is_refused_in_strict_reading(tmp_path):
+    with pytest.raises(DataError, match="UTF-8"):
+        read(tmp_path, gzip.compress(b"text\n"))

@@ -1,0 +1,93 @@
+"""Results as a terminal, or another program, reads them."""
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from tfm.stages.forecast import Forecast
+    from tfm.stages.score import Comparison, ScoreResult
+    from tfm.translator import Translation
+
+
+def print_forecast(forecast: "Forecast") -> None:
+    """Print what a run would cost."""
+    table = Table.grid(padding=(0, 2))
+    cost = forecast.cost
+    for part, count in cost.parameters.items():
+        table.add_row(f"parameters, {part}", f"{count:,}")
+    table.add_row("parameters", f"{cost.num_parameters:,} ({cost.num_parameters / 1e6:.1f} M)")
+    source, target = forecast.vocab_sizes
+    table.add_row("vocabulary", f"{source:,} source and {target:,} target pieces")
+    table.add_row("dataset", f"{forecast.data_dir}, {forecast.num_pairs:,} training pairs")
+    table.add_row("device", forecast.compute)
+    table.add_row(
+        "global batch",
+        f"{forecast.tokens_per_step:,.0f} target tokens a step, "
+        f"in {forecast.parts_per_step:.1f} parts on one device",
+    )
+    table.add_row(
+        "steps",
+        f"{forecast.max_steps:,}; {forecast.steps_per_epoch:,} an epoch, "
+        f"{forecast.max_steps / forecast.steps_per_epoch:.1f} epochs",
+    )
+    table.add_row(
+        "training FLOPs",
+        f"{forecast.flops_per_step:.3g} a step, "
+        f"{forecast.flops_per_step * forecast.max_steps:.3g} in all",
+    )
+    table.add_row(
+        "memory, about",
+        f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimiser, "
+        f"{cost.activation_bytes / 2**30:.2f} GiB for a part",
+    )
+    Console(highlight=False).print(table)
+
+
+def print_translations(
+    translations: "Iterable[tuple[str, list[Translation]]]", *, as_json: bool, number: bool
+) -> None:
+    """Print translations as they come.
+
+    Args:
+        translations: For each line its translations, best first.
+        as_json: A JSON object for each line.
+        number: Put line number and score before each translation, set off by tabs.
+    """
+    for index, (line, found) in enumerate(translations, start=1):
+        if as_json:
+            record = {"source": line, "translations": [asdict(each) for each in found]}
+            print(json.dumps(record, ensure_ascii=False))  # noqa: T201
+            continue
+        for each in found:
+            print(f"{index}\t{each.score:.4f}\t{each.text}" if number else each.text)  # noqa: T201
+
+
+def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
+    """Print scores, each with what decides it."""
+    if as_json:
+        print(json.dumps(result.to_json(), ensure_ascii=False))  # noqa: T201
+        return
+    references = ", ".join(result.references)
+    sys.stderr.write(f"score: {result.num_lines:,} lines of {result.hypotheses} and {references}\n")
+    console = Console(highlight=False)
+    for score in result.scores:
+        console.print(f"{score.label} = {score.value:.2f}", style="bold", end="  ", markup=False)
+        console.print(score.signature, style="dim", markup=False, soft_wrap=True)
+        if score.comparison is not None:
+            text = _compared(score.value, score.comparison)
+            console.print(f"    {text}", markup=False, soft_wrap=True)
+
+
+def _compared(value: float, comparison: "Comparison") -> str:
+    text = f"baseline {comparison.baseline:.2f}, difference {value - comparison.baseline:+.2f}"
+    if comparison.p_value is not None:
+        text += f", p = {comparison.p_value:.4f} (paired bootstrap)"
+    if comparison.mean is not None and comparison.interval is not None:
+        text += f", 95 % of samples in {comparison.mean:.2f} ± {comparison.interval:.2f}"
+    return text

@@ -1,0 +1,163 @@
+"""Batches of sentence pairs by approximate length (Vaswani et al. 2017, §5.1)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tfm.config import BatchingConfig
+from tfm.data.dataset import ParallelDataset, Rows, TokenSequences
+from tfm.data.subword import BOS, EOS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Sentence pairs as the model takes them, padded at the end.
+
+    Attributes:
+        source: [B, S] token ids, each sentence closed by EOS.
+        source_lengths: [B] lengths of the sources, EOS included.
+        target_input: [B, T] token ids, opened by BOS.
+        target_output: [B, T] token ids, closed by EOS: at each position what comes next.
+        target_lengths: [B] lengths of the targets, EOS included.
+        num_tokens: Target tokens that are not padding.
+    """
+
+    source: Tensor
+    source_lengths: Tensor
+    target_input: Tensor
+    target_output: Tensor
+    target_lengths: Tensor
+    num_tokens: int
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on a device."""
+        if device.type == "cpu":
+            return self
+        moved = {
+            name: value.pin_memory().to(device, non_blocking=True)
+            for name, value in self.__dict__.items()
+            if isinstance(value, Tensor)
+        }
+        return Batch(**moved, num_tokens=self.num_tokens)
+
+
+class Batcher:
+    """Plans the batches of each epoch and builds them.
+
+    What is in a batch, and the order of batches, depend on data, settings, seed and epoch alone:
+    not on devices, nor on how far a run came before it was resumed.
+
+    Args:
+        dataset: The pairs.
+        config: How large batches are.
+        seed: Of the order.
+    """
+
+    def __init__(self, dataset: ParallelDataset, config: BatchingConfig, *, seed: int) -> None:
+        self._dataset = dataset
+        self._config = config
+        self._seed = seed
+        # With EOS, as the model will see them.
+        self._source_lengths = dataset.source.lengths() + 1
+        self._target_lengths = dataset.target.lengths() + 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Target tokens of an epoch."""
+        return int(self._target_lengths.sum())
+
+    @property
+    def num_source_tokens(self) -> int:
+        """Source tokens of an epoch."""
+        return int(self._source_lengths.sum())
+
+    def num_batches(self) -> int:
+        """Batches of an epoch, the same in each."""
+        return -(-self._num_buckets() // self._buckets_per_batch())
+
+    def epoch(self, epoch: int) -> list[Rows]:
+        """The rows of each batch of an epoch, in training order.
+
+        Pairs are shuffled, sorted by length, cut into buckets of about `bucket_tokens` target
+        tokens, and shuffled buckets are joined to batches of about `batch_tokens`.
+
+        Args:
+            epoch: Number of the epoch, counted from 1.
+        """
+        random = np.random.default_rng([self._seed, epoch])
+        order = random.permutation(len(self._dataset))
+        # Stable sorts: pairs of equal lengths stay in random order.
+        order = order[np.argsort(self._source_lengths[order], kind="stable")]
+        order = order[np.argsort(self._target_lengths[order], kind="stable")]
+        num_buckets = self._num_buckets()
+        ends = np.cumsum(self._target_lengths[order])
+        bucket_ends = np.arange(1, num_buckets) * (ends[-1] / num_buckets)
+        buckets = np.split(order, np.searchsorted(ends, bucket_ends))
+        shuffled = [buckets[index] for index in random.permutation(num_buckets)]
+        size = self._buckets_per_batch()
+        groups = (shuffled[start : start + size] for start in range(0, num_buckets, size))
+        return [np.concatenate(group) for group in groups]
+
+    def split(self, rows: Rows) -> list[Rows]:
+        """Split a batch into parts that a device can take at once.
+
+        Args:
+            rows: The rows of the batch.
+
+        Returns:
+            Rows of parts of at most `max_tokens` tokens a side with padding, the longest
+            sentences first; a sentence beyond that is a part of its own.
+        """
+        longest = np.maximum(self._source_lengths[rows], self._target_lengths[rows])
+        order = np.argsort(-longest, kind="stable")
+        parts = []
+        start = 0
+        while start < len(rows):
+            size = max(1, self._config.max_tokens // int(longest[order[start]]))
+            parts.append(rows[order[start : start + size]])
+            start += size
+        return parts
+
+    def parts(self, rows: Rows) -> Iterator[Batch]:
+        """Build the parts of a batch."""
+        return (build_batch(self._dataset, part) for part in self.split(rows))
+
+    def _num_buckets(self) -> int:
+        bucket_tokens = min(self._config.bucket_tokens, self._config.batch_tokens)
+        return max(1, min(len(self._dataset), round(self.num_tokens / bucket_tokens)))
+
+    def _buckets_per_batch(self) -> int:
+        return max(1, round(self._config.batch_tokens / self._config.bucket_tokens))
+
+
+def build_batch(dataset: ParallelDataset, rows: Rows) -> Batch:
+    """Gather sentence pairs and add BOS and EOS.
+
+    Args:
+        dataset: The pairs.
+        rows: [B] which of them.
+    """
+    source, source_lengths = _with_eos(dataset.source, rows)
+    target_output, target_lengths = _with_eos(dataset.target, rows)
+    target_input = np.empty_like(target_output)
+    target_input[:, 0] = BOS
+    # A shorter target has its EOS here, at a position whose output is padding.
+    target_input[:, 1:] = target_output[:, :-1]
+    return Batch(
+        source=torch.from_numpy(source),
+        source_lengths=torch.from_numpy(source_lengths),
+        target_input=torch.from_numpy(target_input),
+        target_output=torch.from_numpy(target_output),
+        target_lengths=torch.from_numpy(target_lengths),
+        num_tokens=int(target_lengths.sum()),
+    )
+
+
+def _with_eos(sequences: TokenSequences, rows: Rows) -> tuple[Rows, Rows]:
+    ids, lengths = sequences.padded(rows)
+    ids = np.pad(ids, ((0, 0), (0, 1)))
+    ids[np.arange(len(rows)), lengths] = EOS
+    return ids, lengths + 1

@@ -1,0 +1,257 @@
+"""Phrases in English and German: things and how they look, prices, dates and times."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from tfm.data.synthetic.numbers import (
+    english_number,
+    english_ordinal,
+    german_count,
+    german_number,
+    german_ordinal_stem,
+)
+
+Pair = tuple[str, str]
+Case = Literal["nominative", "accusative", "dative"]
+Gender = Literal["masculine", "feminine", "neuter"]
+Form = Literal["masculine", "feminine", "neuter", "plural"]
+
+# English, German, and the last day that every year has.
+_MONTHS = (
+    ("January", "Januar", 31),
+    ("February", "Februar", 28),
+    ("March", "März", 31),
+    ("April", "April", 30),
+    ("May", "Mai", 31),
+    ("June", "Juni", 30),
+    ("July", "Juli", 31),
+    ("August", "August", 31),
+    ("September", "September", 30),
+    ("October", "Oktober", 31),
+    ("November", "November", 30),
+    ("December", "Dezember", 31),
+)
+_WEEKDAYS = (
+    ("Monday", "Montag"),
+    ("Tuesday", "Dienstag"),
+    ("Wednesday", "Mittwoch"),
+    ("Thursday", "Donnerstag"),
+    ("Friday", "Freitag"),
+    ("Saturday", "Samstag"),
+    ("Sunday", "Sonntag"),
+)
+_MINUTES = (("five", "fünf"), ("ten", "zehn"), ("quarter", "Viertel"), ("twenty", "zwanzig"))
+
+
+@dataclass(frozen=True)
+class Noun:
+    """A thing that one can count and buy."""
+
+    english: str
+    english_plural: str
+    german: str
+    german_plural: str
+    gender: Gender
+
+
+NOUNS = (
+    Noun("apple", "apples", "Apfel", "Äpfel", "masculine"),
+    Noun("ball", "balls", "Ball", "Bälle", "masculine"),
+    Noun("coat", "coats", "Mantel", "Mäntel", "masculine"),
+    Noun("hat", "hats", "Hut", "Hüte", "masculine"),
+    Noun("key", "keys", "Schlüssel", "Schlüssel", "masculine"),
+    Noun("pot", "pots", "Topf", "Töpfe", "masculine"),
+    Noun("bag", "bags", "Tasche", "Taschen", "feminine"),
+    Noun("bottle", "bottles", "Flasche", "Flaschen", "feminine"),
+    Noun("clock", "clocks", "Uhr", "Uhren", "feminine"),
+    Noun("flower", "flowers", "Blume", "Blumen", "feminine"),
+    Noun("lamp", "lamps", "Lampe", "Lampen", "feminine"),
+    Noun("pear", "pears", "Birne", "Birnen", "feminine"),
+    Noun("book", "books", "Buch", "Bücher", "neuter"),
+    Noun("dress", "dresses", "Kleid", "Kleider", "neuter"),
+    Noun("egg", "eggs", "Ei", "Eier", "neuter"),
+    Noun("knife", "knives", "Messer", "Messer", "neuter"),
+    Noun("picture", "pictures", "Bild", "Bilder", "neuter"),
+    Noun("shirt", "shirts", "Hemd", "Hemden", "neuter"),
+)
+ADJECTIVES = (
+    ("beautiful", "schön"),
+    ("big", "groß"),
+    ("black", "schwarz"),
+    ("blue", "blau"),
+    ("cheap", "billig"),
+    ("green", "grün"),
+    ("new", "neu"),
+    ("old", "alt"),
+    ("red", "rot"),
+    ("small", "klein"),
+    ("white", "weiß"),
+    ("yellow", "gelb"),
+)
+_CONTAINERS = (
+    Noun("basket", "baskets", "Korb", "Körbe", "masculine"),
+    Noun("box", "boxes", "Kiste", "Kisten", "feminine"),
+    Noun("package", "packages", "Paket", "Pakete", "neuter"),
+)
+
+_DEFINITE: dict[Case, dict[Form, str]] = {
+    "nominative": {"masculine": "der", "feminine": "die", "neuter": "das", "plural": "die"},
+    "accusative": {"masculine": "den", "feminine": "die", "neuter": "das", "plural": "die"},
+    "dative": {"masculine": "dem", "feminine": "der", "neuter": "dem", "plural": "den"},
+}
+_INDEFINITE: dict[Case, dict[Gender, str]] = {
+    "nominative": {"masculine": "ein", "feminine": "eine", "neuter": "ein"},
+    "accusative": {"masculine": "einen", "feminine": "eine", "neuter": "ein"},
+    "dative": {"masculine": "einem", "feminine": "einer", "neuter": "einem"},
+}
+_ENDING_AFTER_DEFINITE: dict[Case, dict[Form, str]] = {
+    "nominative": {"masculine": "e", "feminine": "e", "neuter": "e", "plural": "en"},
+    "accusative": {"masculine": "en", "feminine": "e", "neuter": "e", "plural": "en"},
+    "dative": {"masculine": "en", "feminine": "en", "neuter": "en", "plural": "en"},
+}
+_ENDING_AFTER_COUNT: dict[Case, dict[Form, str]] = {
+    "nominative": {"masculine": "er", "feminine": "e", "neuter": "es", "plural": "e"},
+    "accusative": {"masculine": "en", "feminine": "e", "neuter": "es", "plural": "e"},
+    "dative": {"masculine": "en", "feminine": "en", "neuter": "en", "plural": "en"},
+}
+
+
+def things(random: Random, case: Case) -> tuple[str, str, bool]:
+    """One thing or several.
+
+    Args:
+        random: Where choices come from.
+        case: The case of the German phrase.
+
+    Returns:
+        English, German, and whether they are several.
+    """
+    number = random.choice((1, random.randrange(2, 13), random.randrange(2, 100)))
+    english, german = noun_phrase(
+        random.choice(NOUNS),
+        random.choice(ADJECTIVES) if random.random() < 0.8 else None,
+        case=case,
+        number=number,
+        is_definite=random.random() < 0.4,
+    )
+    return english, german, number > 1
+
+
+def noun_phrase(
+    noun: Noun, adjective: Pair | None, *, case: Case, number: int, is_definite: bool
+) -> Pair:
+    """A noun with its article or number, and with all that German makes agree.
+
+    Args:
+        noun: The noun.
+        adjective: An adjective, in German without its ending.
+        case: The case of the German phrase.
+        number: How many.
+        is_definite: Say "the" rather than "a" or the number.
+    """
+    form: Form = noun.gender if number == 1 else "plural"
+    endings = _ENDING_AFTER_DEFINITE if is_definite else _ENDING_AFTER_COUNT
+    english = noun.english if number == 1 else noun.english_plural
+    german = noun.german if number == 1 else _german_plural(noun, case)
+    if adjective is not None:
+        look, stem = adjective
+        english, german = f"{look} {english}", f"{stem}{endings[case][form]} {german}"
+    if is_definite:
+        return f"the {english}", f"{_DEFINITE[case][form]} {german}"
+    if number == 1:
+        article = "an" if english[0] in "aeiou" else "a"
+        return f"{article} {english}", f"{_INDEFINITE[case][noun.gender]} {german}"
+    return f"{english_number(number)} {english}", f"{german_number(number)} {german}"
+
+
+def goods(random: Random) -> Pair:
+    """Something to buy, in the accusative; it may be a container of things, which are dative."""
+    if random.random() < 0.7:
+        english, german, _ = things(random, "accusative")
+        return english, german
+    english, german, _ = things(random, "dative")
+    container = random.choice(_CONTAINERS)
+    article = _INDEFINITE["accusative"][container.gender]
+    return f"a {container.english} with {english}", f"{article} {container.german} mit {german}"
+
+
+def price(random: Random) -> Pair:
+    """An amount of money, in the accusative."""
+    euros = random.choice((random.randrange(1, 100), random.randrange(1, 20) * 50))
+    parts = [(euros, "euro", "Euro"), (random.randrange(1, 100), "cent", "Cent")]
+    shown = random.choice((parts, parts[:1], parts[1:]))
+    english = (f"{english_number(n)} {unit}{'s' if n > 1 else ''}" for n, unit, _ in shown)
+    german = (f"{german_number(n) if n > 1 else 'einen'} {unit}" for n, _, unit in shown)
+    return " and ".join(english), " und ".join(german)
+
+
+def date(random: Random) -> Pair:
+    """A day of the year, in the nominative."""
+    month, german_month, last_day = random.choice(_MONTHS)
+    day = random.randint(1, last_day)
+    return (
+        f"the {english_ordinal(day)} of {month}",
+        f"der {german_ordinal_stem(day)}e {german_month}",
+    )
+
+
+def on_date(random: Random) -> Pair:
+    """The day on which something happens."""
+    month, german_month, last_day = random.choice(_MONTHS)
+    day = random.randint(1, last_day)
+    weekday, german_weekday = random.choice(_WEEKDAYS)
+    english = f"the {english_ordinal(day)} of {month}"
+    german = f"{german_ordinal_stem(day)}en {german_month}"
+    return random.choice(
+        (
+            (f"on {english}", f"am {german}"),
+            (f"on {weekday}", f"am {german_weekday}"),
+            (f"on {weekday}, {english}", f"am {german_weekday}, dem {german}"),
+        )
+    )
+
+
+def days(random: Random) -> Pair:
+    """From one day of a month to another."""
+    month, german_month, last_day = random.choice(_MONTHS)
+    first, last = sorted(random.sample(range(1, last_day + 1), 2))
+    return (
+        f"from the {english_ordinal(first)} to the {english_ordinal(last)} of {month}",
+        f"vom {german_ordinal_stem(first)}en bis zum {german_ordinal_stem(last)}en {german_month}",
+    )
+
+
+def year(random: Random) -> Pair:
+    """A year; the twentieth century counts in hundreds, in both languages."""
+    number = random.randrange(1910, 2030)
+    century, rest = divmod(number, 100)
+    german = german_number(number)
+    if century == 19:
+        german = f"{german_number(century)}hundert{german_number(rest)}"
+    if rest < 10:
+        return english_number(number), german
+    return f"{english_number(century)} {english_number(rest)}", german
+
+
+def time(random: Random) -> Pair:
+    """A time of day; half an hour is counted from the hour before, or towards the hour after."""
+    hour = random.randrange(1, 13)
+    minutes, german_minutes = random.choice(_MINUTES)
+    side, german_side = random.choice((("past", "nach"), ("to", "vor")))
+    return random.choice(
+        (
+            (f"{english_number(hour)} o'clock", f"{german_count(hour)} Uhr"),
+            (f"half past {english_number(hour)}", f"halb {german_number(hour % 12 + 1)}"),
+            (
+                f"{minutes} {side} {english_number(hour)}",
+                f"{german_minutes} {german_side} {german_number(hour)}",
+            ),
+        )
+    )
+
+
+def _german_plural(noun: Noun, case: Case) -> str:
+    """The plural; the dative adds an n where it can."""
+    takes_n = case == "dative" and not noun.german_plural.endswith(("n", "s"))
+    return noun.german_plural + ("n" if takes_n else "")

@@ -1,0 +1,67 @@
+"""Token embeddings and positions (Vaswani et al. 2017, §3.4 and §3.5)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+_WAVELENGTH_BASE = 10_000.0
+_INITIAL_POSITIONS = 256
+
+
+def sinusoidal_encoding(positions: Tensor, d_model: int) -> Tensor:
+    """Positional encoding of Vaswani et al. 2017, §3.5.
+
+    Args:
+        positions: [T] token positions, counted from 0.
+        d_model: Even width of the encoding.
+
+    Returns:
+        [T, d_model] float32; sines at even, cosines at odd indices.
+    """
+    # In float64: float32 loses the angle of late positions.
+    exponents = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device) / d_model
+    angles = positions[:, None].double() / _WAVELENGTH_BASE**exponents
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).float()
+
+
+class Embedding(nn.Module):
+    """Scaled token embeddings plus positions, with dropout on their sum.
+
+    Args:
+        weight: [V, d_model] the embedding matrix, which may be shared.
+        dropout: Probability of dropping an element of the sum.
+    """
+
+    positions: Tensor
+
+    def __init__(self, weight: nn.Parameter, *, dropout: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.scale = math.sqrt(weight.size(1))
+        self.dropout = nn.Dropout(dropout)
+        table = sinusoidal_encoding(torch.arange(_INITIAL_POSITIONS), weight.size(1))
+        self.register_buffer("positions", table, persistent=False)
+
+    def forward(self, tokens: Tensor, *, first_position: int = 0) -> Tensor:
+        """Embed tokens.
+
+        Args:
+            tokens: [B, T] token ids.
+            first_position: Position of the first column.
+
+        Returns:
+            [B, T, d_model].
+        """
+        end = first_position + tokens.size(1)
+        if end > len(self.positions):
+            longer = torch.arange(2 * end, device=self.positions.device)
+            self.positions = sinusoidal_encoding(longer, self.weight.size(1))
+        scaled = nn.functional.embedding(tokens, self.weight) * self.scale
+        summed: Tensor = self.dropout(scaled + self.positions[first_position:end])
+        return summed
+
+
+def new_embedding_weight(vocab_size: int, d_model: int) -> nn.Parameter:
+    """[V, d_model] drawn from N(0, 1/d_model), so that scaled embeddings have unit variance."""
+    return nn.Parameter(torch.randn(vocab_size, d_model) * d_model**-0.5)

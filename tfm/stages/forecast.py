@@ -1,0 +1,80 @@
+"""tfm train --dry-run: what a run would cost, before anything is computed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfm.config import RunConfig
+from tfm.data.batching import Batcher
+from tfm.model.cost import Cost, transformer_cost
+from tfm.runtime.device import choose_compute
+from tfm.stages.train import open_data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a run would cost.
+
+    Attributes:
+        data_dir: Its dataset.
+        compute: Device and arithmetic, in words.
+        cost: Of the model.
+        vocab_sizes: Number of source and target pieces.
+        num_pairs: Training pairs.
+        steps_per_epoch: Steps in a pass over them.
+        tokens_per_step: Mean target tokens of a step.
+        parts_per_step: Mean number of parts in which a step's batch is computed.
+        flops_per_step: Mean training FLOPs of a step, attention scores left out.
+        max_steps: Where the run stops.
+    """
+
+    data_dir: Path
+    compute: str
+    cost: Cost
+    vocab_sizes: tuple[int, int]
+    num_pairs: int
+    steps_per_epoch: int
+    tokens_per_step: float
+    parts_per_step: float
+    flops_per_step: float
+    max_steps: int
+
+
+def forecast(data_dir: Path, run: RunConfig) -> Forecast:
+    """Work out what a run would cost.
+
+    Args:
+        data_dir: The dataset folder.
+        run: All settings.
+
+    Raises:
+        DataError: The dataset cannot be used.
+        UsageError: Settings do not suit dataset or device.
+    """
+    data = open_data(data_dir, run)
+    compute = choose_compute(run.training.device, run.training.precision)
+    source_size, target_size = data.info.vocab_sizes
+    cost = transformer_cost(
+        run.model,
+        source_vocab_size=source_size,
+        target_vocab_size=target_size,
+        max_tokens=run.batching.max_tokens,
+    )
+    batcher = Batcher(data.train, run.batching, seed=run.training.seed)
+    steps = batcher.num_batches()
+    epoch_flops = (
+        cost.flops_a_source_token * batcher.num_source_tokens
+        + cost.flops_a_target_token * batcher.num_tokens
+    )
+    num_parts = sum(len(batcher.split(rows)) for rows in batcher.epoch(1))
+    return Forecast(
+        data_dir=data_dir,
+        compute=str(compute),
+        cost=cost,
+        vocab_sizes=data.info.vocab_sizes,
+        num_pairs=len(data.train),
+        steps_per_epoch=steps,
+        tokens_per_step=batcher.num_tokens / steps,
+        parts_per_step=num_parts / steps,
+        flops_per_step=epoch_flops / steps,
+        max_steps=run.training.max_steps,
+    )

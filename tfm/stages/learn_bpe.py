@@ -1,0 +1,84 @@
+"""tfm learn-bpe: the training text of a dataset → its subword model."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tfm.config import SubwordConfig
+from tfm.data.manifest import Manifest
+from tfm.data.subword import (
+    SubwordModel,
+    VocabularyTooLargeError,
+    default_vocab_size,
+    learn_subword_model,
+    model_paths,
+)
+from tfm.errors import DataError
+from tfm.runtime.reporting import say
+
+STEP = "learn-bpe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnBpeResult:
+    """The models of a dataset.
+
+    Attributes:
+        model_paths: One joint model, or those of source and target.
+        vocab_sizes: Their numbers of pieces.
+        is_new: False if they were there already.
+    """
+
+    model_paths: list[Path]
+    vocab_sizes: list[int]
+    is_new: bool
+
+
+def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> LearnBpeResult:
+    """Learn the subword model of a dataset, unless text and settings are unchanged.
+
+    Args:
+        data_dir: The dataset folder.
+        config: How to learn.
+        force: Learn again in any case.
+
+    Raises:
+        DataError: There is no training text.
+        UsageError: The vocabulary does not fit the text.
+    """
+    manifest = Manifest.load(data_dir)
+    texts = [manifest.text_path("train", lang) for lang in (manifest.source, manifest.target)]
+    for path in texts:
+        if not path.is_file():
+            raise DataError(f"{path} does not exist: run tfm prepare first")
+    paths = model_paths(data_dir, separate=config.separate)
+    # How many threads learn does not change what they learn.
+    settings = {key: value for key, value in asdict(config).items() if key != "num_threads"}
+    inputs = {"text": manifest.text_fingerprints(["train"]), "settings": settings}
+    if not force and manifest.is_current(STEP, inputs):
+        say(f"learn-bpe: {data_dir} unchanged")
+        return LearnBpeResult(
+            model_paths=paths, vocab_sizes=manifest.result(STEP)["vocab_sizes"], is_new=False
+        )
+    for stale in model_paths(data_dir, separate=not config.separate):
+        stale.unlink(missing_ok=True)
+    groups = [[text] for text in texts] if config.separate else [texts]
+    models = [_learn(group, path, config) for group, path in zip(groups, paths, strict=True)]
+    sizes = [len(model) for model in models]
+    result = {"vocab_sizes": sizes, "fingerprints": [model.fingerprint for model in models]}
+    outputs = [path.with_suffix(suffix) for path in paths for suffix in (".model", ".vocab")]
+    manifest.record(STEP, inputs=inputs, outputs=outputs, result=result)
+    for path, size in zip(paths, sizes, strict=True):
+        say(f"learn-bpe: {path} with {size:,} pieces")
+    return LearnBpeResult(model_paths=paths, vocab_sizes=sizes, is_new=True)
+
+
+def _learn(texts: list[Path], model_path: Path, config: SubwordConfig) -> SubwordModel:
+    """Learn one model; a size that nobody asked for gives way to the text."""
+    if config.vocab_size is not None:
+        return learn_subword_model(texts, model_path, config, vocab_size=config.vocab_size)
+    with texts[0].open("rb") as file:
+        size = default_vocab_size(sum(1 for _ in file))
+    try:
+        return learn_subword_model(texts, model_path, config, vocab_size=size)
+    except VocabularyTooLargeError as error:
+        return learn_subword_model(texts, model_path, config, vocab_size=error.largest)

@@ -1,0 +1,239 @@
+"""tfm prepare: a recipe, or text files → the text, subword model and token ids of a dataset."""
+
+import itertools
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tfm.config import (
+    BinarizeConfig,
+    CleaningConfig,
+    SubwordConfig,
+    Table,
+    settings_from,
+    settings_to,
+)
+from tfm.data.cleaning import Cleaner, PairCounts
+from tfm.data.corpus import Recipe, Text
+from tfm.data.manifest import SPLITS, Manifest
+from tfm.data.sources import TextSources
+from tfm.errors import DataError, UsageError
+from tfm.runtime.files import atomic_write
+from tfm.runtime.reporting import Progress, say
+from tfm.stages.binarize import BinarizeResult, binarize
+from tfm.stages.learn_bpe import LearnBpeResult, learn_bpe
+
+if typing.TYPE_CHECKING:
+    from tfm.data.synthetic import Split
+
+_SPLITS_SHORT_FIRST: tuple["Split", ...] = ("test", "valid", "train")
+_WRITE_BLOCK_PAIRS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareResult:
+    """A prepared dataset.
+
+    Attributes:
+        data_dir: Its folder.
+        counts: What became of the pairs of each split when its text was written.
+        is_new: False if the text was there already.
+        subword: What learn-bpe did; None if only text was asked for.
+        binarized: What binarize did; None if only text was asked for.
+    """
+
+    data_dir: Path
+    counts: dict[str, PairCounts]
+    is_new: bool
+    subword: LearnBpeResult | None
+    binarized: BinarizeResult | None
+
+
+def prepare(
+    recipe: Recipe,
+    out_dir: Path,
+    *,
+    mirror: str | None = None,
+    verify: bool = True,
+    downloads_dir: Path | None = None,
+    overrides: Mapping[str, Table] | None = None,
+    text_only: bool = False,
+    force: bool = False,
+) -> PrepareResult:
+    """Make a dataset: download, extract, clean, learn the subword model, binarize.
+
+    Only training text is cleaned; validation and test text keep every line as it is. A step whose
+    inputs have not changed is not done again, and what only it needs may be deleted.
+
+    Args:
+        recipe: What to make it of.
+        out_dir: The dataset folder.
+        mirror: A folder or URL that has the downloads by their file names.
+        verify: Compare downloads with the checksums that the recipe knows.
+        downloads_dir: Where downloads are kept; in the dataset folder if None.
+        overrides: {"cleaning" | "subword" | "binarize": {name: value}}, laid over the recipe's.
+        text_only: Stop when the text is written.
+        force: Do all steps again, and replace another dataset in the folder.
+
+    Raises:
+        DataError: Text or archives are missing, damaged or do not fit together.
+        UsageError: A setting cannot be, or the folder holds something else.
+    """
+    settings = {
+        section: {**getattr(recipe, section), **(overrides or {}).get(section, {})}
+        for section in ("cleaning", "subword", "binarize")
+    }
+    cleaning = settings_from(CleaningConfig, settings["cleaning"])
+    subword = settings_from(SubwordConfig, settings["subword"])
+    binarization = settings_from(BinarizeConfig, settings["binarize"])
+    _check_folder(recipe, out_dir, force=force)
+    manifest = Manifest.create(
+        out_dir,
+        name=recipe.name,
+        source=recipe.source,
+        target=recipe.target,
+        settings={"subword": settings["subword"], "binarize": settings["binarize"]},
+    )
+    sources = TextSources(
+        recipe,
+        raw_dir=out_dir / "raw",
+        downloads_dir=downloads_dir or out_dir / "downloads",
+        mirror=mirror,
+        verify=verify,
+    )
+    inputs = sources.fingerprint()
+    clean_inputs = inputs | {"cleaning": settings_to(cleaning)}
+    is_new = not manifest.is_current("clean", clean_inputs)
+    if is_new:
+        _unpack(sources, manifest, inputs)
+        _write_text(recipe, sources, cleaning, manifest, clean_inputs)
+    else:
+        say(f"clean: {out_dir} unchanged")
+    if not recipe.valid:
+        say("warning: there is no validation text, so training will not see when to stop")
+    learned = None if text_only else learn_bpe(out_dir, subword, force=force)
+    binarized = None if text_only else binarize(out_dir, binarization, force=force)
+    return PrepareResult(
+        data_dir=out_dir,
+        counts={split: _counts(entry) for split, entry in manifest.result("clean").items()},
+        is_new=is_new,
+        subword=learned,
+        binarized=binarized,
+    )
+
+
+def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
+    """Refuse to overwrite what is no earlier version of this dataset."""
+    languages = (recipe.source, recipe.target)
+    outputs = [out_dir / f"{split}.{lang}" for split in SPLITS for lang in languages]
+    read = {path.resolve() for path in recipe.local_paths()}
+    for path in outputs:
+        if path.resolve() in read:
+            raise UsageError(f"{path} would be read and overwritten: choose another --out")
+    manifest_path = out_dir / "manifest.json"
+    if force:
+        manifest_path.unlink(missing_ok=True)
+    elif manifest_path.exists():
+        manifest = Manifest.load(out_dir)
+        if (manifest.name, manifest.source, manifest.target) != (recipe.name, *languages):
+            raise UsageError(
+                f"{out_dir} holds {manifest.name} ({manifest.source}-{manifest.target}), not "
+                f"{recipe.name} ({'-'.join(languages)}): choose another --out, or --force"
+            )
+    else:
+        for path in outputs:
+            if path.exists():
+                raise UsageError(
+                    f"{path} was not written by tfm prepare: choose another --out, or --force"
+                )
+
+
+def _unpack(sources: TextSources, manifest: Manifest, inputs: Table) -> None:
+    """Download and extract, unless the text lies ready."""
+    outputs = sources.unpacked_paths
+    if not outputs:
+        return
+    if manifest.is_current("extract", inputs):
+        say(f"extract: {manifest.data_dir / 'raw'} unchanged")
+        return
+    fetched = sources.fetch()
+    facts = {
+        name: {"sha256": file.sha256, "size": file.size, "verified": file.verified}
+        for name, file in fetched.items()
+    }
+    # Downloads may be deleted once they are extracted, so they are not outputs to look for.
+    manifest.record("download", inputs=inputs, outputs=[], result=facts)
+    sources.unpack(fetched)
+    manifest.record("extract", inputs=inputs, outputs=outputs, result={"files": len(outputs)})
+    say(f"extract: {len(outputs)} files in {manifest.data_dir / 'raw'}")
+
+
+def _write_text(
+    recipe: Recipe,
+    sources: TextSources,
+    cleaning: CleaningConfig,
+    manifest: Manifest,
+    inputs: Table,
+) -> None:
+    """Write the text of all splits, and record what became of each line."""
+    cleaner = Cleaner(cleaning)
+    result: dict[str, Any] = {split: {} for split in SPLITS if recipe.texts(split)}
+    outputs: list[Path] = []
+    # Training text comes last: what is wrong with the others shows before the long work.
+    for split in _SPLITS_SHORT_FIRST:
+        paths = [manifest.text_path(split, lang) for lang in (recipe.source, recipe.target)]
+        if split in result:
+            result[split] = _write_split(recipe.texts(split), split, sources, cleaner, paths)
+            outputs += paths
+        else:
+            for stale in paths:
+                stale.unlink(missing_ok=True)
+    manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
+
+
+def _write_split(
+    texts: Sequence[Text],
+    split: "Split",
+    sources: TextSources,
+    cleaner: Cleaner,
+    outputs: Sequence[Path],
+) -> dict[str, Any]:
+    """Write both sides of a split, and count its pairs: in all, and of each text."""
+    total = PairCounts()
+    entries = []
+    with (
+        atomic_write(outputs[0]) as source_file,
+        atomic_write(outputs[1]) as target_file,
+        Progress(f"clean {split}", total=None, unit="pairs") as bar,
+    ):
+        for text in texts:
+            counts = PairCounts()
+            pairs = sources.pairs(text, split)
+            if split == "train":
+                pairs = cleaner.clean(pairs, counts)
+            num_written = 0
+            while block := list(itertools.islice(pairs, _WRITE_BLOCK_PAIRS)):
+                source_file.writelines(source + b"\n" for source, _ in block)
+                target_file.writelines(target + b"\n" for _, target in block)
+                num_written += len(block)
+                bar.update(len(block))
+            if split != "train":
+                counts = PairCounts(read=num_written, kept=num_written)
+            total.add(counts)
+            entries.append(asdict(text) | asdict(counts))
+        if not total.kept:
+            raise DataError(f"nothing is left to write to {outputs[0]}: {_summary(total)}")
+    say(f"clean: {split} {_summary(total)}")
+    return asdict(total) | {"texts": entries}
+
+
+def _summary(counts: PairCounts) -> str:
+    reasons = [f"{n:,} {rule.replace('_', ' ')}" for rule, n in counts.dropped.items() if n]
+    dropped = f"; dropped {', '.join(reasons)}" if reasons else ""
+    return f"{counts.kept:,} of {counts.read:,} pairs{dropped}"
+
+
+def _counts(entry: Table) -> PairCounts:
+    return PairCounts(**{item.name: entry[item.name] for item in fields(PairCounts)})

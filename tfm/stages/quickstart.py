@@ -1,0 +1,200 @@
+"""tfm quickstart: all seven stages as one would type them, on a corpus made for it."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from tfm.errors import TfmError
+from tfm.runtime.files import read_json
+from tfm.stages.score import LAST_GENERATION, read_lines
+
+_THIS_PROGRAM = (sys.executable, "-m", "tfm")
+_GENERATE = "generate --beam 4"
+_SCORE = "score --metric bleu --metric chrf --metric exact --json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """A line to type: one command, or several joined by pipes."""
+
+    purpose: str
+    commands: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " | ".join(f"tfm {command}" for command in self.commands)
+
+
+_LINES = (
+    _Line(
+        purpose="Write a small corpus, English and German: numbers, dates, times and prices.",
+        commands=("prepare numbers-en-de --text-only",),
+    ),
+    _Line(purpose="Learn the pieces that its words are made of.", commands=("learn-bpe",)),
+    _Line(purpose="Turn its text into the numbers of these pieces.", commands=("binarize",)),
+    _Line(purpose="Train a small Transformer.", commands=("train --arch quickstart",)),
+    _Line(purpose="Average its last checkpoints, which beats each of them.", commands=("average",)),
+    _Line(
+        purpose="Translate the test set, and compare that with its reference.",
+        commands=(_GENERATE, _SCORE),
+    ),
+)
+_NEXT = (
+    (
+        'echo "two red apples cost five euros" | tfm generate',
+        "translate something of your own, of the kind above",
+    ),
+    ("tfm train --help", "see all that can be set"),
+    ("tfm prepare multi30k-en-de", "a real corpus: captions of pictures, 29,000 pairs"),
+    (
+        "tfm prepare --train FILE.en FILE.de --valid FILE.en FILE.de",
+        "your own corpus: two text files a split, one sentence a line",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A sentence of the test set, its translation, and the translation it should have."""
+
+    source: str
+    translation: str
+    reference: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickstartResult:
+    """What a quickstart did.
+
+    Attributes:
+        seconds: How long each line that was typed took.
+        scores: The metrics as `tfm score --json` prints them.
+        samples: Some translations.
+        reports: Reports of the runs in the folder.
+    """
+
+    seconds: dict[str, float]
+    scores: list[dict[str, Any]]
+    samples: list[Sample]
+    reports: list[Path]
+
+
+class StageFailedError(TfmError):
+    """A stage of the quickstart that failed; it ends the quickstart with its own exit code."""
+
+    def __init__(self, command: str, exit_code: int, out_dir: Path) -> None:
+        super().__init__(
+            f'"{command}" in {out_dir} ended with exit code {exit_code} and says why above: '
+            'when that is mended, "tfm quickstart" goes on from there'
+        )
+        self.exit_code = exit_code
+
+
+def quickstart(
+    out_dir: Path = Path("quickstart"), *, program: Sequence[str] = _THIS_PROGRAM
+) -> QuickstartResult:
+    """Take a newcomer through all stages, telling on stderr what happens.
+
+    What is there from an earlier quickstart is used again.
+
+    Args:
+        out_dir: The folder to work in; made if it is not there.
+        program: What to run for "tfm".
+
+    Raises:
+        StageFailedError: A stage failed.
+    """
+    console = Console(stderr=True, highlight=False)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    console.print(f"Seven stages, in the folder {out_dir}:", markup=False, soft_wrap=True)
+    outputs: dict[str, bytes] = {}
+    seconds: dict[str, float] = {}
+    for line in _LINES:
+        console.print(f"\n# {line.purpose}", style="dim", markup=False)
+        console.print(f"$ {line}", style="bold", markup=False, soft_wrap=True)
+        started = time.monotonic()
+        outputs |= _run(line.commands, out_dir, program)
+        seconds[str(line)] = time.monotonic() - started
+        console.print(f"{seconds[str(line)]:.1f} s", style="dim")
+    result = QuickstartResult(
+        seconds=seconds,
+        scores=json.loads(outputs[_SCORE])["scores"],
+        samples=_samples(out_dir, outputs[_GENERATE].decode().removesuffix("\n").split("\n")),
+        reports=sorted(out_dir.glob("runs/*/report.html")),
+    )
+    _summarize(console, result, out_dir)
+    return result
+
+
+def _run(commands: Sequence[str], out_dir: Path, program: Sequence[str]) -> dict[str, bytes]:
+    """Run one command, or several at the same time that read each other's output.
+
+    Returns:
+        What each wrote into a pipe; a single command writes to the terminal instead.
+    """
+    piped = subprocess.PIPE if len(commands) > 1 else None
+    processes = [
+        subprocess.Popen(  # noqa: S603 - this program itself
+            [*program, *command.split()],
+            cwd=out_dir,
+            # Never the terminal's: tfm generate would translate a pipe or file that it finds there.
+            stdin=piped if number else subprocess.DEVNULL,
+            stdout=piped,
+        )
+        for number, command in enumerate(commands)
+    ]
+    outputs: list[bytes | None] = [None]
+    try:
+        for process in processes:
+            outputs.append(process.communicate(outputs[-1])[0])
+    except KeyboardInterrupt:
+        # The stages have been interrupted, too, and may be saving their work.
+        for process in processes:
+            process.wait()
+        raise
+    for command, process in zip(commands, processes, strict=True):
+        # A signal's number is negative here; a shell adds it to 128.
+        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        if code:
+            raise StageFailedError(f"tfm {command}", code, out_dir)
+    return {c: o for c, o in zip(commands, outputs[1:], strict=True) if o is not None}
+
+
+def _samples(out_dir: Path, translations: Sequence[str]) -> list[Sample]:
+    """Translations from the beginning, the middle and the end of the text."""
+    note = read_json(out_dir / "runs" / LAST_GENERATION)
+    sources, references = (read_lines(out_dir / note[key]) for key in ("source", "reference"))
+    last = len(translations) - 1
+    return [
+        Sample(source=sources[i], translation=translations[i], reference=references[i])
+        for i in (0, last // 2, last)
+    ]
+
+
+def _summarize(console: Console, result: QuickstartResult, out_dir: Path) -> None:
+    """Show what was done, how well it works, and what to try next."""
+    times = Table("stage", Column("seconds", justify="right"))
+    for line, seconds in result.seconds.items():
+        times.add_row(line, f"{seconds:.1f}")
+    samples = Table.grid(padding=(0, 2))
+    for sample in result.samples:
+        samples.add_row("source", Text(sample.source))
+        samples.add_row("translation", Text(sample.translation))
+        samples.add_row("reference", Text(sample.reference))
+        samples.add_row()
+    scores = Table("metric", Column("score", justify="right"), "signature")
+    for score in result.scores:
+        scores.add_row(score["label"], f"{score['value']:.1f}", score["signature"])
+    console.print("", times, "", samples, scores, "")
+    reports = [(str(path), "the curves of the training, for a browser") for path in result.reports]
+    console.print("What to try next:", style="bold")
+    for command, purpose in ((f"cd {out_dir}", "where the model is"), *_NEXT, *reports):
+        console.print(f"  {command}\n      {purpose}", markup=False, soft_wrap=True)
