@@ -354,6 +354,32 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
         },
         "training": {"max_steps": 300_000, "average_last": 20},
     },
+    "tiny": {
+        "model": {
+            "num_encoder_layers": 3,
+            "num_decoder_layers": 3,
+            "d_model": 256,
+            "d_ff": 512,
+            "num_heads": 4,
+            "attention_dropout": 0.0,
+        },
+        "optimizer": {"learning_rate": 1.5e-3, "warmup_steps": 400},
+        "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
+        "training": {"max_steps": 2_520, "checkpoint_steps": 210},
+    },
+    "quickstart": {
+        "model": {
+            "num_encoder_layers": 2,
+            "num_decoder_layers": 2,
+            "d_model": 128,
+            "d_ff": 512,
+            "num_heads": 4,
+            "attention_dropout": 0.0,
+        },
+        "optimizer": {"learning_rate": 2e-3, "warmup_steps": 600},
+        "batching": {"batch_tokens": 1_000, "bucket_tokens": 1_000},
+        "training": {"max_steps": 2_400, "checkpoint_steps": 300},
+    },
 }
 
 

@@ -1,0 +1,43 @@
+# make quickstart   see all seven stages at work, in minutes, on a CPU
+# make test         run the tests
+# make check        what CI runs: format, lint, types, layers, tests
+# Each does its own set-up in .venv. PYTHON=python3.12 chooses an interpreter.
+
+PYTHON ?= python3
+BIN := .venv/bin
+NEEDED := "tfm needs Python 3.10 or newer: make PYTHON=/path/to/python3"
+
+.PHONY: quickstart test lint format check clean
+
+quickstart: .venv/installed
+	$(BIN)/tfm quickstart
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/installed-dev
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+check: lint test
+
+clean:
+	rm -rf .venv quickstart .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and $(NEEDED))'
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv/installed-dev: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch .venv/installed $@
