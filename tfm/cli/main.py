@@ -45,7 +45,6 @@ app = typer.Typer(
     help='Train, run and score the Transformer of "Attention Is All You Need".\n\n'
     "prepare → learn-bpe → binarize → train → average → generate → score: each command finds what "
     "the one before it left. Start with: tfm quickstart",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -54,36 +53,49 @@ app = typer.Typer(
 
 DataArgument = Annotated[
     Optional[Path],  # noqa: UP045 - typer reads the type
-    typer.Argument(metavar="[DATA]", help="Dataset folder; the newest below data/ if not given."),
+    typer.Argument(metavar="DATA", help="Dataset folder; the newest below data/ if not given."),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Do it again, even if unchanged.")]
 
 
 @app.callback(invoke_without_command=True)
-def _version(
+def _without_command(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
 ) -> None:
     if version:
         typer.echo(f"tfm {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(UsageError.exit_code)
 
 
 @app.command(rich_help_panel=_PREPARING)
 @with_settings(CleaningConfig, SubwordConfig, BinarizeConfig)
 def prepare(
     recipe: Annotated[
-        str | None, typer.Argument(help="Name of a built-in recipe, or a TOML file.")
+        str | None,
+        typer.Argument(metavar="RECIPE", help="Name of a built-in recipe, or a TOML file."),
     ] = None,
     train: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Your own training text: two files.")
+        tuple[Path, Path] | None,
+        typer.Option(metavar="SRC TGT", help="Your own training text: source and target file."),
     ] = None,
     valid: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Your own validation text.")
+        tuple[Path, Path] | None,
+        typer.Option(metavar="SRC TGT", help="Your own validation text, likewise."),
     ] = None,
-    test: Annotated[tuple[Path, Path] | None, typer.Option(help="Your own test text.")] = None,
+    test: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="SRC TGT", help="Your own test text, likewise."),
+    ] = None,
     languages: Annotated[
         tuple[str, str] | None,
-        typer.Option(help="Source and target language, if not the suffixes of the files."),
+        typer.Option(
+            metavar="SRC TGT",
+            help="Languages of your own text, if the suffixes of its files do not say so.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Dataset folder; data/RECIPE if not given.")
@@ -93,7 +105,7 @@ def prepare(
     ] = None,
     downloads: Annotated[
         Path | None,
-        typer.Option(help="Where archives are kept; in the dataset folder if unset."),
+        typer.Option(help="Folder to keep archives in; OUT/downloads if not given."),
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Check archives against their checksums.")
@@ -211,7 +223,8 @@ def train(
 @with_settings(AverageConfig)
 def average(
     run: Annotated[
-        Path | None, typer.Argument(help="Run folder; the newest below runs/ if not given.")
+        Path | None,
+        typer.Argument(metavar="RUN", help="Run folder; the newest below runs/ if not given."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Model folder; RUN/averaged if not given.")
@@ -238,12 +251,12 @@ def generate(
     models: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[MODEL …]",
+            metavar="MODEL",
             help="Model or run folders; several make an ensemble; the newest run if none.",
         ),
     ] = None,
     input_: Annotated[
-        Path | None, typer.Option("--input", help="Text to translate, a sentence a line.")
+        Path | None, typer.Option("--input", help="File to translate, a sentence a line.")
     ] = None,
     split: Annotated[
         Literal["test", "valid"] | None,
@@ -343,28 +356,48 @@ def quickstart(
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and an exit code."""
+    _replace_closed_streams()
+    code = 1
     try:
-        app()
-        code: str | int | None = 0
-    except SystemExit as request:
-        code = request.code
+        try:
+            code = app(standalone_mode=False) or 0
+        finally:
+            sys.stdout.flush()
         if code == _INTERRUPTED:
             _say("tfm: stopped")
+    except typer.TyperException as error:
+        _say(f"tfm: {_wrong_usage(error)}")
+        code = UsageError.exit_code
     except TfmError as error:
         _say(f"tfm: {error}")
         code = error.exit_code
     except BrokenPipeError:
-        code = 1
+        _drop_output()  # whoever read it has had enough: be quiet
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _say(f"tfm: {where}{error.strerror or error}")
-        code = 1
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has had enough: be quiet, also when Python closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
     sys.exit(code)
+
+
+def _wrong_usage(error: typer.TyperException) -> str:
+    """What typer has against the command line, in one line."""
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context else ""
+    text = error.format_message().replace("Value error, ", "")  # pydantic's words to programmers
+    return " ".join(text.split()).removesuffix(".") + hint
+
+
+def _replace_closed_streams() -> None:
+    """Let a standard stream that the caller has closed be as good as /dev/null."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    """Keep Python from trying, and complaining, again when it closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _recipe(

@@ -64,7 +64,7 @@ def _parameter(kind: type[Settings], item: Field[Any], *, titled: bool) -> inspe
         name,
         help=item.metadata["help"] + shown,
         show_default=False,
-        rich_help_panel=f"Settings [{kind.section}]" if titled else None,
+        rich_help_panel=f"Settings \\[{kind.section}]" if titled else None,
     )
     return inspect.Parameter(
         item.name,

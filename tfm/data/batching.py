@@ -63,6 +63,7 @@ class Batcher:
         # With EOS, as the model will see them.
         self._source_lengths = dataset.source.lengths() + 1
         self._target_lengths = dataset.target.lengths() + 1
+        self._bucket_starts = self._cut(np.cumsum(np.sort(self._target_lengths)))
 
     @property
     def num_tokens(self) -> int:
@@ -76,7 +77,7 @@ class Batcher:
 
     def num_batches(self) -> int:
         """Batches of an epoch, the same in each."""
-        return -(-self._num_buckets() // self._buckets_per_batch())
+        return -(-(len(self._bucket_starts) + 1) // self._buckets_per_batch())
 
     def epoch(self, epoch: int) -> list[Rows]:
         """The rows of each batch of an epoch, in training order.
@@ -92,13 +93,10 @@ class Batcher:
         # Stable sorts: pairs of equal lengths stay in random order.
         order = order[np.argsort(self._source_lengths[order], kind="stable")]
         order = order[np.argsort(self._target_lengths[order], kind="stable")]
-        num_buckets = self._num_buckets()
-        ends = np.cumsum(self._target_lengths[order])
-        bucket_ends = np.arange(1, num_buckets) * (ends[-1] / num_buckets)
-        buckets = np.split(order, np.searchsorted(ends, bucket_ends))
-        shuffled = [buckets[index] for index in random.permutation(num_buckets)]
+        buckets = np.split(order, self._bucket_starts)
+        shuffled = [buckets[index] for index in random.permutation(len(buckets))]
         size = self._buckets_per_batch()
-        groups = (shuffled[start : start + size] for start in range(0, num_buckets, size))
+        groups = (shuffled[start : start + size] for start in range(0, len(buckets), size))
         return [np.concatenate(group) for group in groups]
 
     def split(self, rows: Rows) -> list[Rows]:
@@ -125,9 +123,17 @@ class Batcher:
         """Build the parts of a batch."""
         return (build_batch(self._dataset, part) for part in self.split(rows))
 
-    def _num_buckets(self) -> int:
+    def _cut(self, ends: Rows) -> Rows:
+        """Where buckets start, but the first, among the pairs sorted by length.
+
+        Args:
+            ends: Target tokens up to and with each pair.
+        """
         bucket_tokens = min(self._config.bucket_tokens, self._config.batch_tokens)
-        return max(1, min(len(self._dataset), round(self.num_tokens / bucket_tokens)))
+        num_buckets = max(1, round(ends[-1] / bucket_tokens))
+        bucket_ends = np.arange(1, num_buckets) * (ends[-1] / num_buckets)
+        starts = np.searchsorted(ends, bucket_ends)
+        return np.unique(starts[starts > 0])  # a pair longer than a bucket fills several
 
     def _buckets_per_batch(self) -> int:
         return max(1, round(self._config.batch_tokens / self._config.bucket_tokens))

@@ -6,8 +6,9 @@ sentence starts, and the end) and, written last, `dataset.json` with the format 
 and the fingerprint of the subword model.
 """
 
+import tokenize
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,6 +54,9 @@ class DatasetIndex:
         content = read_json(path)
         if content.pop("format", None) != FORMAT:
             raise DataError(f'{path} is not of format {FORMAT}: run "tfm binarize --force"')
+        names = {item.name for item in fields(cls)}
+        if content.keys() != names or not isinstance(content["num_pairs"], dict):
+            raise DataError(f'{path} is damaged: run "tfm binarize --force"')
         return cls(**content)
 
     def save(self, bin_dir: Path) -> None:
@@ -66,17 +70,23 @@ class TokenSequences:
     Args:
         bin_dir: Folder of the binarized dataset.
         name: "SPLIT.LANGUAGE".
+        vocab_size: Number of pieces; ids are below it.
 
     Raises:
-        DataError: The files are missing, truncated or do not fit together.
+        DataError: The files are missing, damaged or do not fit together.
     """
 
-    def __init__(self, bin_dir: Path, name: str) -> None:
+    def __init__(self, bin_dir: Path, name: str, *, vocab_size: int) -> None:
         self._tokens = _mapped(bin_dir / f"{name}.tokens.npy")
         self._offsets = _mapped(bin_dir / f"{name}.offsets.npy")
-        if not len(self._offsets) or int(self._offsets[-1]) != len(self._tokens):
+        if not _are_offsets(self._offsets, end=len(self._tokens)):
             raise DataError(
                 f'{bin_dir}/{name}: the offsets do not fit the tokens; run "tfm binarize --force"'
+            )
+        if len(self._tokens) and not 0 <= self._tokens.min() <= self._tokens.max() < vocab_size:
+            raise DataError(
+                f"{bin_dir}/{name}: there are ids beyond the vocabulary of {vocab_size:,}; "
+                'run "tfm binarize --force"'
             )
 
     def __len__(self) -> int:
@@ -114,17 +124,20 @@ class ParallelDataset:
     Args:
         bin_dir: Folder of the binarized dataset.
         split: "train", "valid" or "test".
+        vocab_sizes: Number of source and target pieces.
 
     Raises:
         DataError: The split is not there, or damaged.
     """
 
-    def __init__(self, bin_dir: Path, split: str) -> None:
+    def __init__(self, bin_dir: Path, split: str, *, vocab_sizes: tuple[int, int]) -> None:
         index = DatasetIndex.load(bin_dir)
         if split not in index.num_pairs:
             raise DataError(f"{bin_dir} has no {split} split: it has {', '.join(index.num_pairs)}")
-        self.source = TokenSequences(bin_dir, f"{split}.{index.source}")
-        self.target = TokenSequences(bin_dir, f"{split}.{index.target}")
+        self.source, self.target = (
+            TokenSequences(bin_dir, f"{split}.{language}", vocab_size=size)
+            for language, size in zip((index.source, index.target), vocab_sizes, strict=True)
+        )
         if not len(self.source) == len(self.target) == index.num_pairs[split]:
             raise DataError(
                 f"{bin_dir}: {split} has {len(self.source):,} source and {len(self.target):,} "
@@ -170,11 +183,21 @@ def id_dtype(vocab_size: int) -> npt.DTypeLike:
 
 def _mapped(path: Path) -> Ids:
     try:
-        array: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        is_whole = array.offset + array.nbytes == path.stat().st_size
     except FileNotFoundError:
         raise DataError(f'{path} does not exist: run "tfm binarize"') from None
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f'{path} is damaged ({error}): run "tfm binarize --force"') from error
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    # NumPy reads the header as Python source.
+    except (ValueError, EOFError, OSError, SyntaxError, tokenize.TokenError) as error:
+        raise DataError(f'{path} is damaged: run "tfm binarize --force"') from error
+    if not is_whole or array.ndim != 1 or array.dtype.kind not in "iu":
         raise DataError(f'{path} is no list of integers: run "tfm binarize --force"')
-    return array
+    ids: Ids = array
+    return ids
+
+
+def _are_offsets(offsets: Ids, *, end: int) -> bool:
+    """Whether they start at 0, never fall, and stop at the end."""
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != end:
+        return False
+    return bool((offsets[1:] >= offsets[:-1]).all())

@@ -11,6 +11,8 @@ from tfm.runtime.files import read_json, sha256_of, write_json
 FORMAT = 1
 SPLITS = ("train", "valid", "test")
 
+_KEYS = ("name", "source", "target", "settings", "steps")
+
 
 class Manifest:
     """The record of a dataset folder.
@@ -53,7 +55,7 @@ class Manifest:
         """Read the record of a dataset folder.
 
         Raises:
-            DataError: The folder is no dataset, or of another format.
+            DataError: The folder is no dataset, or one that is damaged or of another format.
         """
         path = data_dir / "manifest.json"
         if not path.is_file():
@@ -66,6 +68,8 @@ class Manifest:
                 f"{path} has format {content.get('format')}, but this tfm reads format {FORMAT}: "
                 "prepare the dataset again"
             )
+        if not content.keys() >= set(_KEYS):
+            raise DataError(f"{path} is damaged: delete it and prepare the dataset again")
         return cls(data_dir, content)
 
     @property

@@ -1,23 +1,30 @@
 """Subword vocabularies: SentencePiece models with fixed special ids (§5.1)."""
 
 import hashlib
-import os
+import io
 import re
-import tempfile
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import sentencepiece
 
 from tfm.config import SubwordConfig
-from tfm.errors import DataError, UsageError
-from tfm.runtime.files import atomic_write
+from tfm.data.text import read_lines
+from tfm.errors import DataError, TfmError, UsageError
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
 _JOINT_NAMES = ("bpe",)
 _SEPARATE_NAMES = ("bpe.source", "bpe.target")
 _SEED = 1
+_MAX_SENTENCE_BYTES = 4_192  # longer lines teach nothing; they are encoded all the same
+
+
+# SentencePiece writes a space as U+2581, so that this very character would come back as a space.
+# It goes in as an escape that starts with a code point which Unicode reserves for such use.
+_SPACE_MARK, _ESCAPE = "\u2581", "\ufdd0"
 
 
 class SubwordModel:
@@ -46,15 +53,30 @@ class SubwordModel:
     def __len__(self) -> int:
         return int(self._processor.GetPieceSize())
 
-    def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Token ids of each line, without special tokens."""
-        ids: list[list[int]] = self._processor.EncodeAsIds(list(lines))
+    def encode(self, lines: Iterable[str], *, num_threads: int = 0) -> list[list[int]]:
+        """Token ids of each line, without special tokens.
+
+        Args:
+            lines: Text without line ends.
+            num_threads: Threads to encode with; 0 takes all cores.
+        """
+        texts = [_escaped(line) for line in lines]
+        ids: list[list[int]] = self._processor.EncodeAsIds(texts, num_threads=num_threads or -1)
         return ids
 
     def decode(self, token_ids: Iterable[Sequence[int]]) -> list[str]:
-        """Plain text of each sequence of token ids; special tokens leave no trace."""
+        """Plain text of each sequence of token ids.
+
+        It is the text that was encoded, to the last character, but for characters that the model
+        does not know; padding and the ends of sentences leave no trace.
+        """
         texts: list[str] = self._processor.DecodeIds([list(ids) for ids in token_ids])
-        return texts
+        return [_unescaped(text) for text in texts]
+
+    def vocab_text(self) -> str:
+        """Pieces and their scores, one a line, as SentencePiece lists them in a .vocab file."""
+        piece, score = self._processor.IdToPiece, self._processor.GetScore
+        return "".join(f"{piece(i)}\t{score(i):g}\n" for i in range(len(self)))
 
 
 class Vocabulary:
@@ -115,71 +137,113 @@ def default_vocab_size(num_pairs: int) -> int:
 
 
 def learn_subword_model(
-    texts: Sequence[Path], model_path: Path, config: SubwordConfig, *, vocab_size: int
+    texts: Sequence[Path], config: SubwordConfig, *, vocab_size: int
 ) -> SubwordModel:
-    """Learn a SentencePiece model from text files; its vocabulary is written beside it.
+    """Learn a SentencePiece model from text files.
 
     The text is taken as it is (no Unicode normalisation), so that decoding gives back every line.
 
     Args:
         texts: UTF-8 files with a sentence a line.
-        model_path: Where to write the model; the pieces go to the same name with ".vocab".
         config: How to learn.
         vocab_size: Number of pieces; takes the place of the config's.
 
     Raises:
-        UsageError: The vocabulary is too large or too small for the text; says what would do.
+        VocabularySizeError: The vocabulary is too large or too small for the text.
+        DataError: There is nothing in the text to learn from.
     """
-    with tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".learn-bpe.") as scratch:
-        prefix = Path(scratch) / "model"
+    model = io.BytesIO()
+
+    def learn() -> None:
         sentencepiece.set_random_generator_seed(_SEED)
-        try:
-            sentencepiece.SentencePieceTrainer.Train(
-                input=[str(path) for path in texts],
-                model_prefix=str(prefix),
-                model_type=config.model_type,
-                vocab_size=vocab_size,
-                character_coverage=config.character_coverage,
-                byte_fallback=config.byte_fallback,
-                input_sentence_size=config.sample_sentences,
-                shuffle_input_sentence=True,
-                num_threads=config.num_threads or os.cpu_count() or 1,
-                normalization_rule_name="identity",
-                remove_extra_whitespaces=False,
-                pad_id=PAD,
-                bos_id=BOS,
-                eos_id=EOS,
-                unk_id=UNK,
-                minloglevel=2,
-            )
-        except RuntimeError as error:
-            raise _vocabulary_error(str(error), vocab_size, texts) from error
-        for suffix in (".vocab", ".model"):
-            with atomic_write(model_path.with_suffix(suffix)) as file:
-                file.write(prefix.with_suffix(suffix).read_bytes())
-    return SubwordModel(model_path.read_bytes(), origin=model_path)
-
-
-class VocabularyTooLargeError(UsageError):
-    """The text has too few different pieces for the vocabulary asked for."""
-
-    def __init__(self, vocab_size: int, largest: int, texts: Sequence[Path]) -> None:
-        names = ", ".join(path.name for path in texts)
-        super().__init__(
-            f"a vocabulary of {vocab_size:,} is too large for {names}: "
-            f"the largest that works is --vocab-size {largest}"
+        sentencepiece.SentencePieceTrainer.Train(
+            # Given files, SentencePiece would note their paths in the model.
+            sentence_iterator=_sentences(texts),
+            model_writer=model,
+            model_type=config.model_type,
+            vocab_size=vocab_size,
+            character_coverage=config.character_coverage,
+            byte_fallback=config.byte_fallback,
+            input_sentence_size=config.sample_sentences,
+            shuffle_input_sentence=True,
+            max_sentence_length=_MAX_SENTENCE_BYTES,
+            num_threads=config.num_threads,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            pad_id=PAD,
+            bos_id=BOS,
+            eos_id=EOS,
+            unk_id=UNK,
+            minloglevel=2,
         )
-        self.largest = largest
+
+    try:
+        _interruptible(learn)
+    except RuntimeError as error:
+        raise _learning_error(str(error), vocab_size, texts) from error
+    return SubwordModel(model.getvalue(), origin=Path("the model just learnt"))
 
 
-def _vocabulary_error(message: str, vocab_size: int, texts: Sequence[Path]) -> UsageError:
+class VocabularySizeError(UsageError):
+    """A vocabulary that is too large or too small for the text; `nearest` is one that is not."""
+
+    def __init__(self, message: str, *, nearest: int) -> None:
+        super().__init__(message)
+        self.nearest = nearest
+
+
+def _learning_error(message: str, vocab_size: int, texts: Sequence[Path]) -> TfmError:
     """Put SentencePiece's complaint into words that say what to do."""
-    if found := re.search(r"set it to a value <= (\d+)", message):
-        return VocabularyTooLargeError(vocab_size, int(found[1]), texts)
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return UsageError(
-            f"a vocabulary of {vocab_size:,} is too small for the characters of the text: "
-            f"use at least --vocab-size {found[1]}, or a lower --character-coverage"
-        )
     names = ", ".join(str(path) for path in texts)
-    return UsageError(f"SentencePiece cannot learn from {names}: {message}")
+    if found := re.search(r"set it to a value <= (\d+)", message):
+        return VocabularySizeError(
+            f"a vocabulary of {vocab_size:,} is too large for {names}: "
+            f"the largest that works is --vocab-size {found[1]}",
+            nearest=int(found[1]),
+        )
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return VocabularySizeError(
+            f"a vocabulary of {vocab_size:,} is too small for the characters of {names}: "
+            f"use at least --vocab-size {found[1]}, or a lower --character-coverage",
+            nearest=int(found[1]),
+        )
+    if "sentences_.empty()" in message:
+        return DataError(
+            f"there is nothing to learn from in {names}: all lines are empty, or longer than "
+            f"{_MAX_SENTENCE_BYTES:,} bytes"
+        )
+    reason = message.partition("\n")[0]
+    return DataError(f"SentencePiece cannot learn from {names}: {reason}")
+
+
+def _sentences(texts: Sequence[Path]) -> Iterator[str]:
+    for path in texts:
+        for line in read_lines(path, strict=False):
+            yield _escaped(line.decode(errors="replace"))
+
+
+def _interruptible(work: Callable[[], None]) -> None:
+    """Do work that is deaf to Ctrl-C in a thread of its own, so that Ctrl-C need not wait for it.
+
+    Raises:
+        Exception: Whatever the work raises.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    done.result()
+
+
+def _escaped(text: str) -> str:
+    return text.replace(_ESCAPE, _ESCAPE + "0").replace(_SPACE_MARK, _ESCAPE + "1")
+
+
+def _unescaped(text: str) -> str:
+    return text.replace(_ESCAPE + "1", _SPACE_MARK).replace(_ESCAPE + "0", _ESCAPE)

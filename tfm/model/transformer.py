@@ -1,6 +1,6 @@
 """The Transformer (Vaswani et al. 2017, §3.1 and §3.3)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,7 +16,11 @@ _EVERYWHERE = AttentionMask()
 
 
 class Residual(nn.Module):
-    """The residual connection and layer normalisation around a sub-layer (§3.1)."""
+    """The residual connection, dropout and layer normalisation around a sub-layer (§3.1).
+
+    Post-norm, as in the paper: LayerNorm(x + Dropout(sublayer(x))).
+    Pre-norm: x + Dropout(sublayer(LayerNorm(x))).
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -24,18 +28,15 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.norm_first = config.norm == "pre"
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """LayerNorm(x + Dropout(sublayer(x))), or x + Dropout(sublayer(LayerNorm(x))) if pre-norm.
+    def before(self, x: Tensor) -> Tensor:
+        """What the sub-layer is given, for x [B, T, d_model]."""
+        given: Tensor = self.norm(x) if self.norm_first else x
+        return given
 
-        Args:
-            x: [B, T, d_model].
-            sublayer: Maps [B, T, d_model] to the same shape.
-        """
-        if self.norm_first:
-            summed: Tensor = x + self.dropout(sublayer(self.norm(x)))
-            return summed
-        normalised: Tensor = self.norm(x + self.dropout(sublayer(x)))
-        return normalised
+    def after(self, x: Tensor, output: Tensor) -> Tensor:
+        """Add the sub-layer's output to x, both [B, T, d_model]."""
+        summed: Tensor = x + self.dropout(output)
+        return summed if self.norm_first else cast("Tensor", self.norm(summed))
 
 
 class FeedForward(nn.Module):
@@ -62,18 +63,19 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.self_attention = MultiHeadAttention(config)
+        self.self_attention_residual = Residual(config)
         self.feed_forward = FeedForward(config)
-        self.residuals = nn.ModuleList(Residual(config) for _ in range(2))
+        self.feed_forward_residual = Residual(config)
 
     def forward(self, x: Tensor, mask: AttentionMask) -> Tensor:
         """Map [B, S, d_model] to the same shape."""
-
-        def attend(x: Tensor) -> Tensor:
-            return self.self_attention.attend(*self.self_attention.queries_keys_values(x), mask)
-
-        x = self.residuals[0](x, attend)
-        out: Tensor = self.residuals[1](x, self.feed_forward)
-        return out
+        query, key, value = self.self_attention.queries_keys_values(
+            self.self_attention_residual.before(x)
+        )
+        attended = self.self_attention.attend(query, key, value, mask)
+        x = self.self_attention_residual.after(x, attended)
+        fed = self.feed_forward(self.feed_forward_residual.before(x))
+        return self.feed_forward_residual.after(x, fed)
 
 
 KeysValues = tuple[Tensor, Tensor]
@@ -85,9 +87,11 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.self_attention = MultiHeadAttention(config)
+        self.self_attention_residual = Residual(config)
         self.cross_attention = MultiHeadAttention(config)
+        self.cross_attention_residual = Residual(config)
         self.feed_forward = FeedForward(config)
-        self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
+        self.feed_forward_residual = Residual(config)
 
     def forward(self, x: Tensor, memory: KeysValues, memory_mask: AttentionMask) -> Tensor:
         """Decode all positions at once.
@@ -100,11 +104,11 @@ class DecoderLayer(nn.Module):
         Returns:
             [B, T, d_model].
         """
-
-        def attend(x: Tensor) -> Tensor:
-            return self.self_attention.attend(*self.self_attention.queries_keys_values(x), _CAUSAL)
-
-        return self._after_self_attention(self.residuals[0](x, attend), memory, memory_mask)
+        query, key, value = self.self_attention.queries_keys_values(
+            self.self_attention_residual.before(x)
+        )
+        attended = self.self_attention.attend(query, key, value, _CAUSAL)
+        return self._after_self_attention(x, attended, memory, memory_mask)
 
     def step(
         self,
@@ -126,30 +130,22 @@ class DecoderLayer(nn.Module):
         Returns:
             [B, K, d_model], and the keys and values with this position.
         """
-        present: list[Tensor] = []
-
-        def attend(x: Tensor) -> Tensor:
-            rows = x.flatten(0, 1)[:, None]
-            query, key, value = self.self_attention.queries_keys_values(rows)
-            if past is not None:
-                key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
-            present.extend((key, value))
-            attended = self.self_attention.attend(query, key, value, _EVERYWHERE)
-            return attended.view_as(x)
-
-        x = self._after_self_attention(self.residuals[0](x, attend), memory, memory_mask)
-        return x, (present[0], present[1])
+        rows = self.self_attention_residual.before(x).reshape(-1, 1, x.size(-1))
+        query, key, value = self.self_attention.queries_keys_values(rows)
+        if past is not None:
+            key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+        attended = self.self_attention.attend(query, key, value, _EVERYWHERE).view_as(x)
+        return self._after_self_attention(x, attended, memory, memory_mask), (key, value)
 
     def _after_self_attention(
-        self, x: Tensor, memory: KeysValues, memory_mask: AttentionMask
+        self, x: Tensor, attended: Tensor, memory: KeysValues, memory_mask: AttentionMask
     ) -> Tensor:
-        def attend(x: Tensor) -> Tensor:
-            query = self.cross_attention.queries(x)
-            return self.cross_attention.attend(query, *memory, memory_mask)
-
-        x = self.residuals[1](x, attend)
-        out: Tensor = self.residuals[2](x, self.feed_forward)
-        return out
+        x = self.self_attention_residual.after(x, attended)
+        query = self.cross_attention.queries(self.cross_attention_residual.before(x))
+        attended = self.cross_attention.attend(query, *memory, memory_mask)
+        x = self.cross_attention_residual.after(x, attended)
+        fed = self.feed_forward(self.feed_forward_residual.before(x))
+        return self.feed_forward_residual.after(x, fed)
 
 
 @dataclass

@@ -7,7 +7,6 @@ A folder appears under its name only when it is complete. Nothing in it is ever 
 """
 
 import os
-import pickle
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tfm.config import RunConfig, run_config, run_table
-from tfm.errors import CheckpointError
-from tfm.runtime.files import atomic_directory, read_json, write_json
+from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.runtime.files import atomic_directory, read_json, sha256_of, write_json
 
 FORMAT = 1
 _STATES_KEPT = 2
@@ -74,15 +73,22 @@ def save_checkpoint(
         weights: Parameters by name, each once.
         subword_files: Contents of the subword models by file name.
         training_state: What is needed to train on; tensors and plain values only.
+
+    Raises:
+        CheckpointError: It cannot be written; what was there before stands.
     """
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     with atomic_directory(path) as folder:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        safetensors.torch.save_file(tensors, folder / "model.safetensors")
+        try:
+            safetensors.torch.save_file(tensors, folder / "model.safetensors")
+            if training_state is not None:
+                torch.save(dict(training_state), folder / "training.pt")
+        except (SafetensorError, RuntimeError) as error:  # what a full disk is to them
+            raise CheckpointError(f"cannot write {path}: {error}; is the disk full?") from error
         for name, content in subword_files.items():
             (folder / name).write_bytes(content)
-        if training_state is not None:
-            torch.save(dict(training_state), folder / "training.pt")
-        record = {"format": FORMAT, **asdict(info), "run": run_table(info.run)}
+        digests = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
+        record = {"format": FORMAT, **asdict(info), "run": run_table(info.run), "sha256": digests}
         write_json(folder / "config.json", record)
 
 
@@ -92,16 +98,15 @@ def load_info(path: Path) -> ModelInfo:
     Raises:
         CheckpointError: The folder holds no model, or one of another format.
     """
-    file = path / "config.json"
-    if not file.is_file():
-        raise CheckpointError(f"{path} holds no model (no config.json)")
-    record = read_json(file)
-    if record.pop("format", None) != FORMAT:
-        raise CheckpointError(f"{file} is not of format {FORMAT}: use the tfm that wrote it")
-    record["run"] = run_config(None, record["run"])
-    record["vocab_sizes"] = tuple(record["vocab_sizes"])
-    record["averaged"] = tuple(record["averaged"])
-    return ModelInfo(**record)
+    record = _record(path)
+    try:
+        del record["sha256"]
+        record["run"] = run_config(None, record["run"])
+        record["vocab_sizes"] = tuple(record["vocab_sizes"])
+        record["averaged"] = tuple(record["averaged"])
+        return ModelInfo(**record)
+    except (KeyError, TypeError, UsageError) as error:
+        raise _damaged(path / "config.json", error) from error
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -110,11 +115,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: They are missing or damaged.
     """
-    file = path / "model.safetensors"
-    try:
-        return safetensors.torch.load_file(file)
-    except (FileNotFoundError, SafetensorError) as error:
-        raise _damaged(file, error) from error
+    return safetensors.torch.load_file(_whole(path, "model.safetensors"))
 
 
 def load_training_state(path: Path) -> dict[str, Any]:
@@ -123,11 +124,8 @@ def load_training_state(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: It is missing or damaged.
     """
-    file = path / "training.pt"
-    try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise _damaged(file, error) from error
+    file = _whole(path, "training.pt")
+    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     return state
 
 
@@ -138,7 +136,7 @@ def average_weights(paths: list[Path]) -> dict[str, Tensor]:
         CheckpointError: They are damaged, or not of one model.
     """
     averaged: dict[str, Tensor] = {}
-    files = [path / "model.safetensors" for path in paths]
+    files = [_whole(path, "model.safetensors") for path in paths]
     try:
         with safe_open(files[0], "pt") as first:
             names = list(first.keys())
@@ -148,9 +146,10 @@ def average_weights(paths: list[Path]) -> dict[str, Tensor]:
                 with safe_open(file, "pt") as weights:
                     total = total + weights.get_tensor(name).double()
             averaged[name] = (torch.as_tensor(total) / len(files)).float()
-    except (FileNotFoundError, SafetensorError, RuntimeError) as error:
+    except (SafetensorError, RuntimeError) as error:
         raise CheckpointError(
-            f"cannot average {', '.join(map(str, paths))}: {error}; choose others"
+            f"cannot average {', '.join(map(str, paths))}, which are not of one model; "
+            "choose others"
         ) from error
     return averaged
 
@@ -181,6 +180,8 @@ def prune_checkpoints(run_dir: Path) -> None:
 
     The state to train on from stays in the two newest only: it is twice the size of the model.
     """
+    for leftover in (run_dir / "checkpoints").glob(".*"):  # of a run that was killed
+        shutil.rmtree(leftover)
     present = checkpoints(run_dir)
     settings = load_info(present[-1]).run.training
     best = best_checkpoints(run_dir, settings.best_metric)[: settings.keep_best]
@@ -240,6 +241,38 @@ def _remove_folder(path: Path) -> None:
     shutil.rmtree(outgoing)
 
 
-def _damaged(file: Path, error: Exception) -> CheckpointError:
-    reason = "it is missing" if isinstance(error, FileNotFoundError) else "it is damaged"
+def _record(path: Path) -> dict[str, Any]:
+    """The content of config.json."""
+    file = path / "config.json"
+    if not file.is_file():
+        raise CheckpointError(f"{path} holds no model (no config.json)")
+    try:
+        record = read_json(file)
+    except DataError as error:
+        raise _damaged(file, error) from error
+    if record.pop("format", None) != FORMAT:
+        raise CheckpointError(f"{file} is not of format {FORMAT}: use the tfm that wrote it")
+    return record
+
+
+def _whole(path: Path, name: str) -> Path:
+    """A file of a model folder, once it is known to be as it was written."""
+    file = path / name
+    try:
+        is_whole = sha256_of(file) == _record(path)["sha256"][name]
+    except (FileNotFoundError, KeyError, TypeError) as error:
+        raise _damaged(file, error) from error
+    if not is_whole:
+        raise _damaged(file, None)
+    return file
+
+
+def _damaged(file: Path, error: Exception | None) -> CheckpointError:
+    match error:
+        case FileNotFoundError():
+            reason = "it is missing"
+        case UsageError():
+            reason = str(error)
+        case _:
+            reason = "it is damaged"
     return CheckpointError(f"cannot read {file}: {reason}; choose another checkpoint")

@@ -32,6 +32,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a failed write does not say where
+        raise
     finally:
         partial.unlink(missing_ok=True)
     sync_directory(path.parent)
@@ -63,6 +66,9 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(outgoing)
         else:
             os.replace(partial, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     sync_directory(path.parent)

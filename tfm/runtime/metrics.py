@@ -17,10 +17,10 @@ class MetricsLog:
 
     def __init__(self, run_dir: Path, *, step: int) -> None:
         self._path = run_dir / "metrics.jsonl"
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        kept = [line for line in lines if _step_of(line) <= step]
-        if kept != lines:
-            write_text(self._path, "".join(f"{line}\n" for line in kept))
+        text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+        kept = "".join(f"{line}\n" for line in text.splitlines() if _step_of(line) <= step)
+        if kept != text:
+            write_text(self._path, kept)
 
     def append(self, record: Mapping[str, object]) -> None:
         """Write one line, at once visible to readers."""

@@ -19,9 +19,9 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Find the best outputs of a batch of sources.
 
-    At each step the best continuations of all hypotheses of a sentence compete; those that end
-    are finished and ranked by their score, the best `beam_size` others go on. A sentence is done
-    only when no hypothesis that goes on can still enter its n best.
+    At each step all continuations of the hypotheses of a sentence compete. Of the `beam_size` most
+    probable, those that end are finished and ranked by their score, the others go on: a beam of
+    one is greedy. A sentence is done only when none that goes on can still enter its n best.
 
     Args:
         model: Anything that can encode and step, in evaluation mode.
@@ -70,15 +70,12 @@ class _Beams(Generic[State]):
         """
         log_probs = self._allowed(logits.float().log_softmax(dim=-1))
         totals = (self._log_probs[:, :, None] + log_probs).flatten(1)
-        # At most one in K candidates ends: of twice the beam, enough go on.
-        totals, index = totals.topk(min(2 * self._config.beam_size, totals.size(1)), dim=1)
+        totals, index = totals.topk(min(self._config.beam_size, totals.size(1)), dim=1)
         parents, tokens = index // logits.size(2), index % logits.size(2)
         ends = tokens == EOS
         self._finish(totals, parents, ends)
-        totals, order = totals.masked_fill(ends, -math.inf).topk(
-            min(self._config.beam_size, totals.size(1)), dim=1
-        )
-        self._advance(totals, parents.gather(1, order), tokens.gather(1, order))
+        # Those that ended stay for one more step, as impossible ones, to keep the rows equal.
+        self._advance(totals.masked_fill(ends, -math.inf), parents, tokens)
 
     def _allowed(self, log_probs: Tensor) -> Tensor:
         """Rule out tokens that are never produced, and all but EOS at the greatest length."""
@@ -108,11 +105,11 @@ class _Beams(Generic[State]):
         """Go on with the chosen continuations of the sentences that are not done.
 
         Args:
-            log_probs: [B, K'] of each continuation, best first.
+            log_probs: [B, K'] of each continuation.
             parents: [B, K'] which of the K hypotheses it continues.
             tokens: [B, K'] by which token.
         """
-        still_open = self._can_improve(log_probs[:, 0])
+        still_open = self._can_improve(log_probs.amax(dim=1))
         first_rows = torch.arange(len(parents), device=parents.device) * self._tokens.size(1)
         rows = (first_rows[:, None] + parents)[still_open]
         past = self._tokens.flatten(0, 1)[rows]
@@ -132,7 +129,7 @@ class _Beams(Generic[State]):
         alpha = self._config.length_penalty
         next_length = torch.full_like(self._max_lengths, self._tokens.size(2) + 1)
         length = self._max_lengths if alpha >= 0 else next_length
-        highest = log_probs / ((5 + length) / 6) ** alpha
+        highest = log_probs.double() / ((5 + length.double()) / 6) ** alpha
         found = (self.finished[sentence] for sentence in self._sentences.tolist())
         worst = [h[-1].score if len(h) == self._config.n_best else -math.inf for h in found]
-        return highest > torch.tensor(worst, device=highest.device)
+        return highest > highest.new_tensor(worst)

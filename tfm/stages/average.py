@@ -33,8 +33,11 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
 
     Raises:
         CheckpointError: The run has no checkpoint, or damaged ones.
-        UsageError: It has fewer than asked for.
+        UsageError: It has fewer than asked for, or the place of the model is taken.
     """
+    out_dir = out_dir or run_dir / "averaged"
+    if out_dir.exists() and not (out_dir / "config.json").is_file():
+        raise UsageError(f"{out_dir} is there and holds no model: choose another folder with --out")
     present = checkpoints(run_dir)
     if not present:
         raise CheckpointError(f'{run_dir} has no checkpoints: train with "tfm train"')
@@ -49,7 +52,6 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
     chosen = sorted(ranked[:wanted])
     infos = [load_info(path) for path in chosen]
     steps = [info.step for info in infos]
-    out_dir = out_dir or run_dir / "averaged"
     save_checkpoint(
         out_dir,
         replace(infos[-1], metrics={}, averaged=tuple(steps)),

@@ -2,31 +2,24 @@
 
 import contextlib
 import itertools
-import multiprocessing
-import os
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tfm.config import BinarizeConfig
 from tfm.data.dataset import FORMAT, ArrayWriter, DatasetIndex, id_dtype
 from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary
+from tfm.data.text import read_pairs
 from tfm.errors import DataError
 from tfm.runtime.files import atomic_write
 from tfm.runtime.reporting import Progress, say
 
 STEP = "binarize"
-_BLOCK_PAIRS = 10_000
+_BLOCK_PAIRS = 10_000  # encoded together; bounds the memory
 _UNKNOWN_WARNING_RATE = 0.001
-
-Block = tuple[list[bytes], list[bytes]]
 
 
 @dataclass(kw_only=True)
@@ -49,15 +42,6 @@ class BinarizeResult:
     is_new: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class _EncodedBlock:
-    """Token ids and lengths of the pairs of a block that are kept, for source and target."""
-
-    ids: list[npt.NDArray[Any]]
-    lengths: list[npt.NDArray[np.int64]]
-    num_read: int
-
-
 def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> BinarizeResult:
     """Turn all splits of a dataset into token ids, unless text, model and settings are unchanged.
 
@@ -69,11 +53,14 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
         force: Do it again in any case.
 
     Raises:
-        DataError: Text or subword model are missing, or the sides have unequal line counts.
+        DataError: Text or subword model are missing, a line is not UTF-8, or the sides have unequal
+            line counts.
     """
     manifest = Manifest.load(data_dir)
     vocabulary = Vocabulary.load(data_dir)
     splits = manifest.splits()
+    if not splits:
+        raise DataError(f"{data_dir} has no text: run tfm prepare first")
     bin_dir = data_dir / "bin"
     inputs = {
         "text": manifest.text_fingerprints(splits),
@@ -117,21 +104,20 @@ def _binarize_split(
                 languages, (vocabulary.source, vocabulary.target), strict=True
             )
         ]
-        size = sum(path.stat().st_size for path in texts)
         bar = stack.enter_context(Progress(f"binarize {split}", total=None, unit="pairs"))
-        jobs = min(config.jobs or os.cpu_count() or 1, size // (8 << 20) + 1)
-        encode = stack.enter_context(_encoder(manifest.data_dir, max_length, jobs))
-        for block in encode(_blocks(texts)):
-            counts.read += block.num_read
-            counts.kept += len(block.lengths[0])
-            for side, writer in enumerate(writers):
-                writer.append(block.ids[side], block.lengths[side])
-                counts.tokens[side] += len(block.ids[side])
-                counts.unknown[side] += int((block.ids[side] == UNK).sum())
-            bar.update(block.num_read)
+        pairs = read_pairs(*texts, strict=True)
+        while block := list(itertools.islice(pairs, _BLOCK_PAIRS)):
+            sides = _encode(block, vocabulary, max_length=max_length, jobs=config.jobs)
+            for writer, sentences in zip(writers, sides, strict=True):
+                writer.append(sentences)
+            counts.read += len(block)
+            counts.kept += len(sides[0])
+            bar.update(len(block))
         for writer in writers:
             writer.finish()
     counts.too_long = counts.read - counts.kept
+    counts.tokens = [writer.num_tokens for writer in writers]
+    counts.unknown = [writer.num_unknown for writer in writers]
     return counts
 
 
@@ -144,83 +130,41 @@ class _TokenWriter:
         self._tokens = ArrayWriter(tokens, id_dtype(vocab_size))
         self._offsets = ArrayWriter(offsets, np.int64)
         self._offsets.append(np.zeros(1, dtype=np.int64))
+        self.num_unknown = 0
 
-    def append(self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
-        self._offsets.append(self._tokens.length + np.cumsum(lengths))
+    @property
+    def num_tokens(self) -> int:
+        return self._tokens.length
+
+    def append(self, sentences: Sequence[Sequence[int]]) -> None:
+        ids = np.fromiter(itertools.chain.from_iterable(sentences), dtype=np.int64)
+        ends = self.num_tokens + np.cumsum([len(each) for each in sentences], dtype=np.int64)
+        self._offsets.append(ends)
         self._tokens.append(ids)
+        self.num_unknown += int((ids == UNK).sum())
 
     def finish(self) -> None:
         self._tokens.finish()
         self._offsets.finish()
 
 
-def _blocks(texts: list[Path]) -> Iterator[Block]:
-    """The lines of both sides, a bounded number at a time."""
-    with texts[0].open("rb") as source, texts[1].open("rb") as target:
-        while True:
-            block = [list(itertools.islice(side, _BLOCK_PAIRS)) for side in (source, target)]
-            if len(block[0]) != len(block[1]):
-                raise DataError(
-                    f"{texts[0]} and {texts[1]} have different numbers of lines: "
-                    "run tfm prepare again"
-                )
-            if not block[0]:
-                return
-            yield block[0], block[1]
-
-
-@contextlib.contextmanager
-def _encoder(
-    data_dir: Path, max_length: int | None, jobs: int
-) -> Iterator[Callable[[Iterator[Block]], Iterator[_EncodedBlock]]]:
-    """A function that encodes blocks in order, in this process or in several."""
-    if jobs == 1:
-        vocabulary = Vocabulary.load(data_dir)
-        yield lambda blocks: (_encode(vocabulary, block, max_length) for block in blocks)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, _start_worker, (data_dir,)) as pool:
-
-        def encode(blocks: Iterator[Block]) -> Iterator[_EncodedBlock]:
-            waiting: deque[Future[_EncodedBlock]] = deque()
-            for block in blocks:
-                waiting.append(pool.submit(_encode_in_worker, block, max_length))
-                if len(waiting) > 2 * jobs:  # bounds the blocks in memory
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-
-        yield encode
-
-
-_worker_vocabulary: Vocabulary
-
-
-def _start_worker(data_dir: Path) -> None:
-    global _worker_vocabulary  # one model for the life of a worker process
-    _worker_vocabulary = Vocabulary.load(data_dir)
-
-
-def _encode_in_worker(block: Block, max_length: int | None) -> _EncodedBlock:
-    return _encode(_worker_vocabulary, block, max_length)
-
-
-def _encode(vocabulary: Vocabulary, block: Block, max_length: int | None) -> _EncodedBlock:
+def _encode(
+    block: Sequence[tuple[bytes, bytes]],
+    vocabulary: Vocabulary,
+    *,
+    max_length: int | None,
+    jobs: int,
+) -> list[list[list[int]]]:
+    """Token ids of the source and of the target sentences of the pairs that are not too long."""
     models = (vocabulary.source, vocabulary.target)
-    dtype = id_dtype(max(len(model) for model in models))
     sides = [
-        model.encode([line.decode().removesuffix("\n") for line in lines])
-        for model, lines in zip(models, block, strict=True)
+        model.encode([pair[side].decode() for pair in block], num_threads=jobs)
+        for side, model in enumerate(models)
     ]
-    if max_length is not None:
-        pairs = zip(*sides, strict=True)
-        kept = [pair for pair in pairs if max(map(len, pair)) <= max_length]
-        sides = [[pair[side] for pair in kept] for side in (0, 1)]
-    return _EncodedBlock(
-        ids=[np.array(list(itertools.chain.from_iterable(side)), dtype=dtype) for side in sides],
-        lengths=[np.array([len(ids) for ids in side], dtype=np.int64) for side in sides],
-        num_read=len(block[0]),
-    )
+    if max_length is None:
+        return sides
+    kept = [pair for pair in zip(*sides, strict=True) if max(map(len, pair)) <= max_length]
+    return [[pair[side] for pair in kept] for side in (0, 1)]
 
 
 def _report(split: str, counts: SplitCounts) -> None:

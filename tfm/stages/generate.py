@@ -14,7 +14,7 @@ from tfm.data.manifest import Manifest
 from tfm.errors import DataError, UsageError
 from tfm.runtime.checkpoint import ModelInfo, find_model, load_info, newest_run
 from tfm.runtime.files import write_json
-from tfm.runtime.reporting import Progress
+from tfm.runtime.reporting import Progress, say
 from tfm.translator import Translation, Translator
 
 RECORD_FORMAT = 1
@@ -136,6 +136,8 @@ def _split_source(info: ModelInfo, split: Split, model: Path) -> Source:
 def _note(plan: Generation, runs_dir: Path) -> None:
     """Let `tfm score`, at the other end of a pipe, know what is being translated."""
     source = plan.source
+    if source.reference is None and not runs_dir.is_dir():
+        return  # nothing to tell, and no older note to take back
     record = {
         "format": RECORD_FORMAT,
         "model": [str(path) for path in plan.models],
@@ -144,7 +146,10 @@ def _note(plan: Generation, runs_dir: Path) -> None:
         "source": str(source),
         "reference": None if source.reference is None else str(source.reference),
     }
-    write_json(runs_dir / "last-generation.json", record)
+    try:
+        write_json(runs_dir / "last-generation.json", record)
+    except OSError as error:
+        say(f"warning: {error.filename}: {error.strerror}; tfm score needs --reference this time")
 
 
 def _count_lines(path: Path) -> int:

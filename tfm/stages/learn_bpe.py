@@ -7,12 +7,13 @@ from tfm.config import SubwordConfig
 from tfm.data.manifest import Manifest
 from tfm.data.subword import (
     SubwordModel,
-    VocabularyTooLargeError,
+    VocabularySizeError,
     default_vocab_size,
     learn_subword_model,
     model_paths,
 )
 from tfm.errors import DataError
+from tfm.runtime.files import atomic_write, write_text
 from tfm.runtime.reporting import say
 
 STEP = "learn-bpe"
@@ -51,34 +52,45 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
         if not path.is_file():
             raise DataError(f"{path} does not exist: run tfm prepare first")
     paths = model_paths(data_dir, separate=config.separate)
-    # How many threads learn does not change what they learn.
-    settings = {key: value for key, value in asdict(config).items() if key != "num_threads"}
-    inputs = {"text": manifest.text_fingerprints(["train"]), "settings": settings}
+    inputs = {"text": manifest.text_fingerprints(["train"]), "settings": asdict(config)}
     if not force and manifest.is_current(STEP, inputs):
         say(f"learn-bpe: {data_dir} unchanged")
         return LearnBpeResult(
             model_paths=paths, vocab_sizes=manifest.result(STEP)["vocab_sizes"], is_new=False
         )
+    say(f"learn-bpe: learning from {' and '.join(map(str, texts))}")
+    groups = [[text] for text in texts] if config.separate else [texts]
+    models = [_learn(group, config) for group in groups]
+    outputs = []
+    for path, model in zip(paths, models, strict=True):
+        outputs += _write(model, path)
     for stale in model_paths(data_dir, separate=not config.separate):
         stale.unlink(missing_ok=True)
-    groups = [[text] for text in texts] if config.separate else [texts]
-    models = [_learn(group, path, config) for group, path in zip(groups, paths, strict=True)]
+        stale.with_suffix(".vocab").unlink(missing_ok=True)
     sizes = [len(model) for model in models]
     result = {"vocab_sizes": sizes, "fingerprints": [model.fingerprint for model in models]}
-    outputs = [path.with_suffix(suffix) for path in paths for suffix in (".model", ".vocab")]
     manifest.record(STEP, inputs=inputs, outputs=outputs, result=result)
     for path, size in zip(paths, sizes, strict=True):
         say(f"learn-bpe: {path} with {size:,} pieces")
     return LearnBpeResult(model_paths=paths, vocab_sizes=sizes, is_new=True)
 
 
-def _learn(texts: list[Path], model_path: Path, config: SubwordConfig) -> SubwordModel:
+def _learn(texts: list[Path], config: SubwordConfig) -> SubwordModel:
     """Learn one model; a size that nobody asked for gives way to the text."""
     if config.vocab_size is not None:
-        return learn_subword_model(texts, model_path, config, vocab_size=config.vocab_size)
+        return learn_subword_model(texts, config, vocab_size=config.vocab_size)
     with texts[0].open("rb") as file:
         size = default_vocab_size(sum(1 for _ in file))
     try:
-        return learn_subword_model(texts, model_path, config, vocab_size=size)
-    except VocabularyTooLargeError as error:
-        return learn_subword_model(texts, model_path, config, vocab_size=error.largest)
+        return learn_subword_model(texts, config, vocab_size=size)
+    except VocabularySizeError as error:
+        return learn_subword_model(texts, config, vocab_size=error.nearest)
+
+
+def _write(model: SubwordModel, model_path: Path) -> list[Path]:
+    """Write a model and, for people to read, its pieces."""
+    vocab_path = model_path.with_suffix(".vocab")
+    write_text(vocab_path, model.vocab_text())
+    with atomic_write(model_path) as file:
+        file.write(model.content)
+    return [model_path, vocab_path]

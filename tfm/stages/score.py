@@ -112,6 +112,9 @@ def score(
         DataError: A file is missing, empty, not UTF-8, or not of the length of the others.
         UsageError: No reference is given and none is known.
     """
+    if unknown := [name for name in metrics if name not in get_args(MetricName)]:
+        known = ", ".join(get_args(MetricName))
+        raise UsageError(f'there is no metric "{unknown[0]}": choose among {known}')
     # Standard input ends when generate does, so its note is there by then.
     hypothesis_lines = read_hypotheses(hypotheses)
     paths = list(references) or [default_reference(runs_dir)]

@@ -2,7 +2,8 @@
 
 import math
 import time
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tfm.data.batching import Batcher
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
-from tfm.data.text import read_lines
+from tfm.data.text import read_pairs
 from tfm.errors import DataError, UsageError
 from tfm.model.transformer import Transformer
 from tfm.runtime.checkpoint import (
@@ -57,7 +58,7 @@ class TrainingData:
         vocabulary: Its subword models.
         train: Training pairs.
         valid: Validation pairs; None if there are none.
-        valid_text: Their plain text, source and target.
+        valid_text: Their plain text.
         info: What a model trained on it is.
     """
 
@@ -65,7 +66,7 @@ class TrainingData:
     vocabulary: Vocabulary
     train: ParallelDataset
     valid: ParallelDataset | None
-    valid_text: tuple[list[str], list[str]]
+    valid_text: list[tuple[str, str]]
     info: ModelInfo
 
 
@@ -89,26 +90,29 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             f"{data_dir} has a vocabulary for each language, but three-way tied embeddings need "
             "a joint one: use --tied-embeddings two-way, or learn a joint vocabulary"
         )
-    train = ParallelDataset(data_dir / "bin", "train")
+    vocab_sizes = (len(vocabulary.source), len(vocabulary.target))
+    train = ParallelDataset(data_dir / "bin", "train", vocab_sizes=vocab_sizes)
     if not len(train):
         raise DataError(f"{data_dir} has no training pairs: see its manifest.json for the reason")
-    has_valid = bool(index.num_pairs.get("valid"))
-    paths = [manifest.text_path("valid", lang) for lang in (manifest.source, manifest.target)]
-    source, target = (
-        [line.decode() for line in read_lines(path, strict=True)] if has_valid else []
-        for path in paths
-    )
+    valid, valid_text = None, []
+    if index.num_pairs.get("valid"):
+        valid = ParallelDataset(data_dir / "bin", "valid", vocab_sizes=vocab_sizes)
+        source, target = (
+            manifest.text_path("valid", language) for language in (manifest.source, manifest.target)
+        )
+        pairs = read_pairs(source, target, strict=True, num_lines=len(valid))
+        valid_text = [(source.decode(), target.decode()) for source, target in pairs]
     return TrainingData(
         data_dir=data_dir,
         vocabulary=vocabulary,
         train=train,
-        valid=ParallelDataset(data_dir / "bin", "valid") if has_valid else None,
-        valid_text=(source, target),
+        valid=valid,
+        valid_text=valid_text,
         info=ModelInfo(
             run=run,
             source=manifest.source,
             target=manifest.target,
-            vocab_sizes=(len(vocabulary.source), len(vocabulary.target)),
+            vocab_sizes=vocab_sizes,
             fingerprint=vocabulary.fingerprint,
             data_dir=str(data_dir),
             step=0,
@@ -163,6 +167,7 @@ class _Session:
         self._best: float | None = None
         self._validations_since_best = 0
         self._minutes_before = 0.0
+        self._window = _Window()
         self._started = self._saved_at = time.monotonic()
 
     def resume(self) -> None:
@@ -179,6 +184,7 @@ class _Session:
         self._best = state["best"]
         self._validations_since_best = state["validations_since_best"]
         self._minutes_before = state["minutes"]
+        self._window = _Window(StepReport(**report) for report in state["window"])
         self.metrics = dict(info.metrics)
         say(f"train: resuming {self._run_dir} at step {info.step:,}")
 
@@ -197,27 +203,26 @@ class _Session:
     def loop(self, stop: StopRequests) -> None:
         """Train until a limit is reached or a signal asks to stop."""
         log = MetricsLog(self._run_dir, step=self.trainer.position.step)
-        window = _Window()
         with Progress(
             "train", total=self._last_step(), unit="steps", initial=self.trainer.position.step
         ) as bar:
             for report in self.trainer:
-                window.add(report)
-                bar.update(1, figures=window.figures())
+                self._window.add(report)
+                bar.update(1, figures=self._window.figures())
                 if report.step % self._run.training.log_steps == 0:
-                    log.append(
-                        window.record(minutes=self._minutes(), tokens=self.trainer.position.tokens)
-                    )
-                    window = _Window()
+                    tokens = self.trainer.position.tokens
+                    log.append(self._window.record(minutes=self._minutes(), tokens=tokens))
+                    self._window = _Window()
                 finished = self.is_finished()
                 if finished or self._is_due(report.step):
                     log.append(self._validate(report))
                     self._save(self.metrics)
                     write_report(self._run_dir)
+                elif stop.exit_code is not None:
+                    self._save({})
                 if finished or self.is_finished():  # patience may have run out just now
                     return
                 if stop.exit_code is not None:
-                    self._save({})
                     raise InterruptedRunError(
                         f"stopped and saved at step {report.step:,}; "
                         "the same command goes on from there",
@@ -268,10 +273,10 @@ class _Session:
 
     def _bleu(self) -> MetricScore:
         translator = Translator([self._model], self._data.vocabulary, self._compute)
-        source, target = self._data.valid_text
+        sources, references = zip(*self._data.valid_text, strict=True)
         config = SearchConfig(beam_size=self._run.training.validation_beam)
-        translations = translator.translate(source, config)
-        return corpus_scores(translations, [target], ["bleu"], ScoreConfig())[0]
+        translations = translator.translate(sources, config)
+        return corpus_scores(translations, [references], ["bleu"], ScoreConfig())[0]
 
     def _note_best(self) -> None:
         metric = self._run.training.best_metric
@@ -293,6 +298,7 @@ class _Session:
                 "best": self._best,
                 "validations_since_best": self._validations_since_best,
                 "minutes": self._minutes(),
+                "window": self._window.state(),
             },
         )
         prune_checkpoints(self._run_dir)
@@ -302,8 +308,12 @@ class _Session:
 class _Window:
     """The figures of the steps since the last line of metrics.jsonl."""
 
-    def __init__(self) -> None:
-        self._reports: list[StepReport] = []
+    def __init__(self, reports: Iterable[StepReport] = ()) -> None:
+        self._reports = list(reports)
+
+    def state(self) -> list[dict[str, Any]]:
+        """The figures as plain values, so that a resumed run goes on with them."""
+        return [asdict(report) for report in self._reports]
 
     def add(self, report: StepReport) -> None:
         """Count a step in."""

@@ -26,17 +26,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         compute = hidden.dtype
         if torch.is_autocast_enabled(hidden.device.type):
             compute = torch.get_autocast_dtype(hidden.device.type)
+        precision = torch.promote_types(hidden.dtype, torch.float32)
         matrix = weight.to(compute)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight) if needs_grad else None
-        smoothed, plain = hidden.new_zeros(2, dtype=torch.float32).unbind()
+        smoothed, plain = hidden.new_zeros(2, dtype=precision).unbind()
         rows = max(1, _CHUNK_ELEMENTS // vocab_size)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(hidden), rows):
                 part = slice(start, start + rows)
                 states = hidden[part].to(compute)
                 index = targets[part, None]
-                log_probs = torch.log_softmax((states @ matrix.T).float(), dim=-1)
+                log_probs = torch.log_softmax((states @ matrix.T).to(precision), dim=-1)
                 gold_log_probs = log_probs.gather(1, index)
                 gold_sum = gold_log_probs.sum()
                 smoothed -= (gold - other) * gold_sum + other * log_probs.sum()
@@ -75,5 +76,7 @@ def label_smoothed_cross_entropy(
     Returns:
         The smoothed loss and the plain negative log-likelihood, each summed over N, in nats.
     """
+    if not torch.is_grad_enabled():  # which a Function is not told
+        hidden, weight = hidden.detach(), weight.detach()
     smoothed, plain = _LinearCrossEntropy.apply(hidden, weight, targets, smoothing)  # type: ignore[no-untyped-call]
     return smoothed, plain

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -125,7 +126,7 @@ class Trainer:
         """
         started = time.perf_counter()
         step = self.position.step + 1
-        torch.manual_seed((self._run.training.seed << 32) + step)
+        torch.manual_seed(_mixed_seed(self._run.training.seed, step))
         self.model.train()
         parts = [part.to(self._compute.device) for part in self.batcher.parts(rows)]
         num_tokens = sum(part.num_tokens for part in parts)
@@ -137,10 +138,11 @@ class Trainer:
                 )
             self._scaler.scale(part_loss / num_tokens).backward()  # type: ignore[no-untyped-call]
             loss, nll = loss + part_loss.detach(), nll + part_nll
-        norm = self._gradient_norm()
-        if not (math.isfinite(norm) or self._scaler.is_enabled()):
+        mean_loss, norm = float(loss) / num_tokens, self._gradient_norm()
+        # Scaled gradients may overflow now and then: the scaler skips the step and scales less.
+        if not (math.isfinite(mean_loss) and (math.isfinite(norm) or self._scaler.is_enabled())):
             raise TrainingError(
-                f"step {step}: loss {float(loss) / num_tokens}, gradient norm {norm}: not finite; "
+                f"step {step}: loss {mean_loss}, gradient norm {norm}: not finite; "
                 "the weights of the step before stand. Lower the learning rate or set clip_norm"
             )
         rate = learning_rate(step, peak=self._peak, warmup_steps=self._run.optimizer.warmup_steps)
@@ -156,7 +158,7 @@ class Trainer:
         return StepReport(
             step=step,
             epoch=self.position.epoch,
-            loss=float(loss) / num_tokens,
+            loss=mean_loss,
             nll=float(nll) / num_tokens,
             num_tokens=num_tokens,
             gradient_norm=norm,
@@ -175,7 +177,8 @@ class Trainer:
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state` returned."""
         self._optimizer.load_state_dict(state["optimizer"])
-        self._scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # empty if the run did not compute in fp16 so far
+            self._scaler.load_state_dict(state["scaler"])
         self.position = Position(**state["position"])
 
     def _gradient_norm(self) -> float:
@@ -183,6 +186,11 @@ class Trainer:
         self._scaler.unscale_(self._optimizer)
         limit = self._run.optimizer.clip_norm or math.inf
         return float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+
+
+def _mixed_seed(seed: int, step: int) -> int:
+    """A seed for one step of one run, in whose every bit both numbers count."""
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])
 
 
 def batch_loss(model: TrainableModel, batch: Batch, *, smoothing: float) -> tuple[Tensor, Tensor]:

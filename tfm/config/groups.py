@@ -1,74 +1,17 @@
 """Every setting, once: its name, type, default, unit, limits and help.
 
-Command-line flags, TOML keys and the record in a checkpoint all come from the dataclasses below.
+Command-line flags, TOML keys and the record in a checkpoint all come from these dataclasses.
 The defaults are the paper's base model and its training (Vaswani et al. 2017, §3 and §5).
 """
 
-import json
-import types
-import typing
-from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
-from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from tfm.errors import UsageError
-
-if typing.TYPE_CHECKING:
-    import tomllib
-else:
-    try:
-        import tomllib
-    except ModuleNotFoundError:
-        import tomli as tomllib
-
-T = TypeVar("T")
-ConfigT = TypeVar("ConfigT", bound="Settings")
-
-Table = Mapping[str, Any]
+from tfm.config.schema import Settings, setting
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
-
-
-def setting(
-    default: T,
-    help_text: str,
-    *,
-    flag: str | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> T:
-    """Declare one setting.
-
-    Args:
-        default: The value where nobody says otherwise.
-        help_text: One line for the help; the unit in it.
-        flag: The command-line flag, where it is not the name with dashes.
-        at_least: Smallest value allowed.
-        at_most: Largest value allowed.
-    """
-    metadata = {"help": help_text, "flag": flag, "at_least": at_least, "at_most": at_most}
-    return field(default=default, metadata=metadata)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What all groups of settings share: checking their values."""
-
-    section: ClassVar[str] = ""
-
-    def problems(self) -> Iterator[str]:
-        """Name each value that cannot be, and what would do."""
-        for item in fields(self):
-            value = getattr(self, item.name)
-            low, high = item.metadata["at_least"], item.metadata["at_most"]
-            if value is None or isinstance(value, str):
-                continue
-            if low is not None and value < low:
-                yield f"{item.name} is {value}, but must be at least {low}"
-            if high is not None and value > high:
-                yield f"{item.name} is {value}, but must be at most {high}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +44,7 @@ class TransformerConfig(Settings):
     )
     tied_embeddings: Literal["three-way", "two-way", "none"] = setting(
         "three-way",
-        "Share source, target and output embeddings; only target and output; or none.",
+        "Embeddings that are one: source, target and output; target and output; or none.",
     )
 
     def problems(self) -> Iterator[str]:
@@ -109,7 +52,8 @@ class TransformerConfig(Settings):
         yield from super().problems()
         if self.d_model % 2:
             yield f"d_model is {self.d_model}, but sinusoids need an even width"
-        if self.d_model % self.num_heads and (self.d_k is None or self.d_v is None):
+        shares_width = self.d_k is None or self.d_v is None
+        if shares_width and self.num_heads > 0 and self.d_model % self.num_heads:
             yield (
                 f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}: "
                 "set d_k and d_v, or another number of heads"
@@ -157,10 +101,14 @@ class BatchingConfig(Settings):
         25_000, "Target tokens of one step, over all devices and accumulation.", at_least=1
     )
     bucket_tokens: int = setting(
-        3_125, "Target tokens of similar length that go into a batch together.", at_least=1
+        3_125,
+        "Pairs of similar length go into a batch together by so many target tokens.",
+        at_least=1,
     )
     max_tokens: int = setting(
-        8_192, "Tokens a side, with padding, that a device takes at once.", at_least=1
+        8_192,
+        "A device takes a batch in parts of at most so many tokens a side, with padding.",
+        at_least=1,
     )
 
 
@@ -176,7 +124,9 @@ class TrainingConfig(Settings):
     patience: int | None = setting(
         None, "Stop after so many validations without a better best_metric.", at_least=1
     )
-    seed: int = setting(1, "Seed of weights, data order and dropout.", at_least=0)
+    seed: int = setting(
+        1, "Seed of weights, data order and dropout.", at_least=0, at_most=2**63 - 1
+    )
     checkpoint_minutes: float = setting(
         10.0, "Validate and save at this interval, in minutes.", at_least=0.01
     )
@@ -277,7 +227,10 @@ class SubwordConfig(Settings):
     section: ClassVar[str] = "subword"
 
     vocab_size: int | None = setting(
-        None, "Pieces of the vocabulary; chosen by the size of the text if unset.", at_least=8
+        None,
+        "Pieces of the vocabulary; chosen by the size of the text if unset.",
+        at_least=8,
+        at_most=1_000_000,
     )
     model_type: Literal["bpe", "unigram"] = setting("bpe", "How pieces are chosen.")
     separate: bool = setting(False, "One vocabulary a language instead of a joint one.")
@@ -288,9 +241,12 @@ class SubwordConfig(Settings):
         True, "Spell other characters in bytes, so that nothing is ever unknown."
     )
     sample_sentences: int = setting(
-        10_000_000, "Learn from a random sample of so many lines.", at_least=1
+        10_000_000,
+        "Learn from a random sample of so many lines.",
+        at_least=101,
+        at_most=1_000_000_000,
     )
-    num_threads: int = setting(0, "Threads to learn with; 0 takes all cores.", at_least=0)
+    num_threads: int = setting(16, "Threads to learn with.", at_least=1, at_most=1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +258,7 @@ class BinarizeConfig(Settings):
     max_length: int = setting(
         250, "Drop training pairs with a longer side, in subword tokens.", at_least=1
     )
-    jobs: int = setting(0, "Processes; 0 takes all cores.", at_least=0)
+    jobs: int = setting(0, "Threads to work with; 0 takes all cores.", at_least=0, at_most=1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,160 +296,3 @@ class ScoreConfig(Settings):
         1000, "Samples of the paired bootstrap test against a baseline.", at_least=1
     )
     bootstrap_seed: int = setting(12_345, "Seed of the paired bootstrap test.", at_least=1)
-
-
-PRESETS: Mapping[str, Mapping[str, Table]] = {
-    "base": {},
-    "big": {
-        "model": {
-            "d_model": 1024,
-            "d_ff": 4096,
-            "num_heads": 16,
-            "dropout": 0.3,
-            "embedding_dropout": 0.3,
-        },
-        "training": {"max_steps": 300_000, "average_last": 20},
-    },
-    "tiny": {
-        "model": {
-            "num_encoder_layers": 3,
-            "num_decoder_layers": 3,
-            "d_model": 256,
-            "d_ff": 512,
-            "num_heads": 4,
-            "attention_dropout": 0.0,
-        },
-        "optimizer": {"learning_rate": 1.5e-3, "warmup_steps": 400},
-        "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
-        "training": {"max_steps": 2_520, "checkpoint_steps": 210},
-    },
-    "quickstart": {
-        "model": {
-            "num_encoder_layers": 2,
-            "num_decoder_layers": 2,
-            "d_model": 128,
-            "d_ff": 512,
-            "num_heads": 4,
-            "attention_dropout": 0.0,
-        },
-        "optimizer": {"learning_rate": 2e-3, "warmup_steps": 600},
-        "batching": {"batch_tokens": 1_000, "bucket_tokens": 1_000},
-        "training": {"max_steps": 2_400, "checkpoint_steps": 300},
-    },
-}
-
-
-def run_config(arch: str | None, *tables: Table) -> RunConfig:
-    """Lay tables of settings over a preset.
-
-    Args:
-        arch: Name of the preset; if None, that of the last table with an "arch" key, else base.
-        tables: {section: {name: value}}, each laid over the ones before it.
-
-    Raises:
-        UsageError: Unknown names or impossible values, all of them in one message.
-    """
-    for table in tables:
-        arch = arch if arch is not None else table.get("arch")
-    arch = "base" if arch is None else arch
-    if arch not in PRESETS:
-        raise UsageError(f'there is no arch "{arch}": choose one of {", ".join(PRESETS)}')
-    merged: dict[str, dict[str, Any]] = {}
-    sections = {item.name: item for item in fields(RunConfig) if item.name != "arch"}
-    for table in (PRESETS[arch], *tables):
-        for name, values in table.items():
-            if name == "arch":
-                continue
-            if name not in sections or not isinstance(values, Mapping):
-                raise UsageError(f"unknown section [{name}]: sections are {', '.join(sections)}")
-            merged.setdefault(name, {}).update(values)
-    groups = {
-        name: settings_from(typing.get_type_hints(RunConfig)[name], merged.get(name, {}))
-        for name in sections
-    }
-    return RunConfig(arch=arch, **groups)
-
-
-def settings_from(kind: type[ConfigT], table: Table) -> ConfigT:
-    """Build one group of settings from a table.
-
-    Raises:
-        UsageError: Unknown names, values of another type or beyond their limits, all together.
-    """
-    hints = typing.get_type_hints(kind)
-    known = [item.name for item in fields(kind)]
-    problems = [
-        f"unknown setting {name!r} in [{kind.section}]: it has {', '.join(known)}"
-        for name in table
-        if name not in known
-    ]
-    values: dict[str, Any] = {}
-    for name in known:
-        if name not in table:
-            continue
-        try:
-            values[name] = _converted(table[name], hints[name])
-        except TypeError as error:
-            problems.append(f"{kind.section}.{name} {error}")
-    settings = kind(**values)
-    problems.extend(settings.problems())
-    if problems:
-        raise UsageError("; ".join(problems))
-    return settings
-
-
-def settings_to(settings: Settings) -> dict[str, Any]:
-    """The table from which `settings_from` builds the same settings; unset ones are left out."""
-    values = {item.name: getattr(settings, item.name) for item in fields(settings)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def run_table(run: RunConfig) -> dict[str, Any]:
-    """The table from which `run_config` builds the same run."""
-    groups = ((item.name, getattr(run, item.name)) for item in fields(run))
-    return {name: settings_to(g) if isinstance(g, Settings) else g for name, g in groups}
-
-
-def run_toml(run: RunConfig) -> str:
-    """All settings of a run as a TOML file, each with its help."""
-    lines = [f'arch = "{run.arch}"']
-    for item in fields(run):
-        group = getattr(run, item.name)
-        if isinstance(group, Settings):
-            lines += ["", f"[{item.name}]", *(_toml_line(f, group) for f in fields(group))]
-    return "\n".join(lines) + "\n"
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        UsageError: It is not there or not TOML; the message says where it breaks.
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not a TOML file: {error}") from error
-
-
-def _toml_line(item: Field[Any], group: Settings) -> str:
-    value = getattr(group, item.name)
-    assignment = f"# {item.name} =" if value is None else f"{item.name} = {json.dumps(value)}"
-    return f"{assignment:<36} # {item.metadata['help']}"
-
-
-def _converted(value: Any, hint: Any) -> Any:
-    """A TOML value as the type of its setting."""
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
-    if typing.get_origin(hint) is Literal:
-        if value not in typing.get_args(hint):
-            raise TypeError(f"is {value!r}, but must be one of {', '.join(typing.get_args(hint))}")
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    raise TypeError(f"is {value!r}, but must be of type {hint.__name__}")

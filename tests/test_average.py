@@ -1,0 +1,92 @@
+"""tfm average: which checkpoints, and their mean."""
+
+import shutil
+
+import pytest
+import torch
+
+from tfm.config import AverageConfig
+from tfm.errors import CheckpointError, UsageError
+from tfm.runtime.checkpoint import best_checkpoints, checkpoints, load_info, load_weights
+from tfm.stages.average import average
+from tfm.translator import Translator
+
+
+@pytest.fixture
+def run_dir(trained_run, tmp_path):
+    return shutil.copytree(trained_run, tmp_path / "run")
+
+
+def test_the_average_is_the_mean_of_the_newest_checkpoints(run_dir):
+    result = average(run_dir, AverageConfig(last=3))
+    assert (result.model_dir, result.steps) == (run_dir / "averaged", [4, 8, 12])
+    weights = [load_weights(path) for path in checkpoints(run_dir)]
+    for name, tensor in load_weights(result.model_dir).items():
+        mean = sum(each[name].double() for each in weights) / 3
+        torch.testing.assert_close(tensor, mean.float(), rtol=0, atol=0)
+
+
+def test_without_a_number_the_run_says_how_many(run_dir):
+    assert average(run_dir, AverageConfig()).steps == [8, 12]
+
+
+def test_a_run_with_fewer_checkpoints_averages_those_it_has(run_dir):
+    for path in checkpoints(run_dir)[:-1]:
+        shutil.rmtree(path)
+    assert average(run_dir, AverageConfig()).steps == [12]
+
+
+def test_the_average_of_one_is_itself(run_dir, tmp_path):
+    result = average(run_dir, AverageConfig(last=1), out_dir=tmp_path / "one")
+    newest = checkpoints(run_dir)[-1]
+    assert (tmp_path / "one" / "model.safetensors").read_bytes() == (
+        newest / "model.safetensors"
+    ).read_bytes()
+    assert load_info(result.model_dir).averaged == (12,)
+
+
+def test_the_best_are_chosen_by_the_metric_of_the_run(run_dir):
+    best = best_checkpoints(run_dir, "loss")[:2]
+    expected = sorted(load_info(path).step for path in best)
+    assert average(run_dir, AverageConfig(best=2)).steps == expected
+
+
+def test_an_average_is_a_whole_model_without_training_state(run_dir):
+    model_dir = average(run_dir, AverageConfig()).model_dir
+    assert sorted(path.name for path in model_dir.iterdir()) == [
+        "bpe.model", "config.json", "model.safetensors",
+    ]  # fmt: skip
+    info = load_info(model_dir)
+    assert (info.step, info.averaged, info.metrics) == (12, (8, 12), {})
+    assert len(Translator.load(run_dir, device="cpu").translate(["seven"])) == 1
+
+
+def test_averaging_again_replaces_the_average(run_dir):
+    average(run_dir, AverageConfig(last=3))
+    assert load_info(average(run_dir, AverageConfig(last=1)).model_dir).averaged == (12,)
+
+
+def test_more_than_there_are_is_refused(run_dir):
+    with pytest.raises(UsageError, match="has 3 such checkpoints, not 4"):
+        average(run_dir, AverageConfig(last=4))
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="has no checkpoints: train"):
+        average(tmp_path, AverageConfig())
+
+
+def test_a_folder_that_is_no_model_is_never_replaced(run_dir, tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").touch()
+    with pytest.raises(UsageError, match="holds no model: choose another folder with --out"):
+        average(run_dir, AverageConfig(), out_dir=tmp_path / "precious")
+    assert (tmp_path / "precious" / "thesis.tex").exists()
+
+
+def test_a_damaged_checkpoint_is_named(run_dir):
+    newest = checkpoints(run_dir)[-1] / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"step-00000012/model\.safetensors: it is damaged"):
+        average(run_dir, AverageConfig())
+    assert not (run_dir / "averaged").exists()

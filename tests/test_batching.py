@@ -1,0 +1,177 @@
+"""Batches: every pair once, lengths alike, budgets kept, the same whoever computes them."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfm.config import BatchingConfig, TransformerConfig
+from tfm.data.batching import Batcher, build_batch
+from tfm.data.dataset import ParallelDataset
+from tfm.data.subword import BOS, EOS, PAD
+from tfm.model.transformer import Transformer
+from tfm.training.trainer import batch_loss
+
+
+class Sentences:
+    """Token sequences in memory, as `TokenSequences` has them on disk."""
+
+    def __init__(self, lengths):
+        random = np.random.default_rng(0)
+        self._ids = [random.integers(4, 20, size=length) for length in lengths]
+
+    def __len__(self):
+        return len(self._ids)
+
+    def lengths(self):
+        return np.array([len(ids) for ids in self._ids], dtype=np.int64)
+
+    def padded(self, rows):
+        lengths = self.lengths()[rows]
+        ids = np.full((len(rows), lengths.max(initial=0)), PAD, dtype=np.int64)
+        for row, index in enumerate(rows):
+            ids[row, : lengths[row]] = self._ids[index]
+        return ids, lengths
+
+
+class Pairs:
+    def __init__(self, lengths):
+        self.source = Sentences([source for source, _ in lengths])
+        self.target = Sentences([target for _, target in lengths])
+
+    def __len__(self):
+        return len(self.source)
+
+
+def new_batcher(lengths, *, seed=1, batch=200, bucket=50, most=100):
+    config = BatchingConfig(batch_tokens=batch, bucket_tokens=bucket, max_tokens=most)
+    return Batcher(Pairs(lengths), config, seed=seed)
+
+
+def as_lists(batches):
+    return [rows.tolist() for rows in batches]
+
+
+LENGTHS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=80)
+TOKENS = st.integers(1, 300)
+# Lengths as text has them.
+USUAL = [(5 + i % 23, 3 + (i * 7) % 29) for i in range(400)]
+
+
+@settings(deadline=None)
+@given(LENGTHS, TOKENS, TOKENS, TOKENS, st.integers(1, 5))
+def test_every_pair_comes_once_an_epoch_and_no_batch_is_empty(lengths, batch, bucket, most, epoch):
+    batcher = new_batcher(lengths, batch=batch, bucket=bucket, most=most)
+    batches = batcher.epoch(epoch)
+    assert len(batches) == batcher.num_batches()
+    assert all(len(rows) for rows in batches)
+    assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
+
+
+def test_sentences_longer_than_a_bucket_leave_no_empty_batch():
+    batcher = new_batcher([(1, 1), (1, 1), (1, 1), (49, 49)], batch=10, bucket=10)
+    assert [len(rows) for rows in batcher.epoch(1)] in ([3, 1], [1, 3])
+    assert batcher.num_batches() == 2
+
+
+def test_epochs_differ_in_order_and_in_what_is_batched_together():
+    batcher = new_batcher(USUAL)
+    first, second = as_lists(batcher.epoch(1)), as_lists(batcher.epoch(2))
+    assert first != second
+    assert {frozenset(rows) for rows in first} != {frozenset(rows) for rows in second}
+
+
+def test_the_same_seed_gives_the_same_order_and_another_seed_another():
+    first = as_lists(new_batcher(USUAL, seed=5).epoch(3))
+    assert as_lists(new_batcher(USUAL, seed=5).epoch(3)) == first
+    assert as_lists(new_batcher(USUAL, seed=6).epoch(3)) != first
+
+
+def test_lengths_within_a_bucket_are_alike():
+    batcher = new_batcher(USUAL, batch=50, bucket=50)
+    lengths = np.array(USUAL)
+    spread = [np.ptp(lengths[rows, 1]) for rows in batcher.epoch(1)]
+    assert max(spread) <= 2
+    # Among equal targets, sources are sorted too.
+    assert np.mean([np.ptp(lengths[rows, 0]) for rows in batcher.epoch(1)]) < 10
+
+
+def test_a_batch_mixes_lengths():
+    batcher = new_batcher(USUAL, batch=400, bucket=50)
+    lengths = np.array(USUAL)
+    assert np.mean([np.ptp(lengths[rows, 1]) for rows in batcher.epoch(1)]) > 15
+
+
+def test_batches_hold_about_the_tokens_asked_for():
+    batcher = new_batcher(USUAL, batch=1000, bucket=100)
+    lengths = np.array(USUAL)[:, 1] + 1
+    tokens = [lengths[rows].sum() for rows in batcher.epoch(1)]
+    assert all(900 < count < 1100 for count in tokens[:-1])
+    assert tokens[-1] < 1100
+    assert sum(tokens) == batcher.num_tokens
+
+
+@settings(deadline=None)
+@given(LENGTHS, TOKENS)
+def test_parts_cover_the_batch_and_keep_to_the_tokens_of_a_device(lengths, most):
+    batcher = new_batcher(lengths, most=most)
+    rows = np.arange(len(lengths))
+    parts = batcher.split(rows)
+    assert sorted(np.concatenate(parts)) == rows.tolist()
+    for part, batch in zip(parts, batcher.parts(rows), strict=True):
+        assert max(batch.source.numel(), batch.target_output.numel()) <= most or len(part) == 1
+
+
+def test_the_longest_sentences_come_first():
+    batcher = new_batcher(USUAL)
+    longest = [max(part.source.size(1), part.target_output.size(1)) for part in
+               batcher.parts(np.arange(len(USUAL)))]  # fmt: skip
+    assert longest == sorted(longest, reverse=True)
+
+
+def test_a_batch_has_the_shape_that_the_model_takes():
+    dataset = Pairs([(2, 1), (0, 3)])
+    batch = build_batch(dataset, np.array([0, 1]))
+    source, target = dataset.source.padded(np.arange(2))[0], dataset.target.padded(np.arange(2))[0]
+    assert batch.source.tolist() == [[*source[0], EOS], [EOS, PAD, PAD]]
+    assert batch.source_lengths.tolist() == [3, 1]
+    assert batch.target_output.tolist() == [[target[0, 0], EOS, PAD, PAD], [*target[1], EOS]]
+    assert batch.target_input.tolist() == [[BOS, target[0, 0], EOS, PAD], [BOS, *target[1]]]
+    assert batch.target_lengths.tolist() == [2, 4]
+    assert batch.num_tokens == 6
+
+
+def test_rows_of_a_real_dataset_are_its_sentences(data_dir):
+    dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
+    sources, targets = list(dataset.source), list(dataset.target)
+    rows = np.array([7, 3, 100])
+    batch = build_batch(dataset, rows)
+    for index, row in enumerate(rows):
+        source = batch.source[index, : batch.source_lengths[index]]
+        target = batch.target_output[index, : batch.target_lengths[index]]
+        assert source.tolist() == [*sources[row], EOS]
+        assert target.tolist() == [*targets[row], EOS]
+
+
+@pytest.mark.parametrize("most", [30, 60, 100])
+def test_loss_and_gradients_over_parts_equal_those_over_one_batch(most):
+    config = TransformerConfig(
+        num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, num_heads=2,
+        dropout=0, embedding_dropout=0, attention_dropout=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Transformer(config, source_vocab_size=20, target_vocab_size=20).double()
+    rows = np.arange(20)
+    results = []
+    for limit in (most, 10_000):
+        batcher = new_batcher(USUAL, most=limit)
+        parts = list(batcher.parts(rows))
+        model.zero_grad()
+        losses = [batch_loss(model, part, smoothing=0.1)[0] for part in parts]
+        for loss in losses:
+            loss.backward()
+        results.append((len(parts), sum(losses), [p.grad.clone() for p in model.parameters()]))
+    (num_parts, *split), (one, *whole) = results
+    assert num_parts > one == 1
+    torch.testing.assert_close(split, whole)

@@ -1,0 +1,263 @@
+"""Beam search: against exhaustive search, a plain slow search, and greedy decoding."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfm.config import SearchConfig, TransformerConfig
+from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.model.transformer import Transformer
+from tfm.search.beam import beam_search
+from tfm.search.hypothesis import length_penalty
+
+V = 7  # 4, 5 and 6 are words
+
+
+class Table:
+    """A model whose probabilities are random, but fixed for each source and prefix."""
+
+    def __init__(self, seed=0, *, spread=1.5):
+        self._seed = seed
+        self._spread = spread
+
+    def log_probs(self, source, prefix):
+        key = hash((self._seed, tuple(source), tuple(prefix)))
+        generator = torch.Generator().manual_seed(key % (1 << 62))
+        logits = torch.randn(V, generator=generator, dtype=torch.float64) * self._spread
+        return logits.float().log_softmax(dim=-1)
+
+    def start(self, source, lengths):
+        sources = [row[:n].tolist() for row, n in zip(source, lengths.tolist(), strict=True)]
+        return TableState([[(sentence, ())] for sentence in sources])
+
+    def step(self, tokens, state):
+        for beam, newest in zip(state.beams, tokens.tolist(), strict=True):
+            for row, token in enumerate(newest):
+                source, prefix = beam[row]
+                beam[row] = (source, (*prefix, token))
+        return torch.stack(
+            [torch.stack([self.log_probs(*row) for row in beam]) for beam in state.beams]
+        )
+
+
+class TableState:
+    def __init__(self, beams):
+        self.beams = beams
+
+    def reorder(self, rows):
+        flat = list(itertools.chain.from_iterable(self.beams))
+        self.beams = [[flat[index] for index in row] for row in rows.tolist()]
+
+
+def new_transformer(seed=0):
+    torch.manual_seed(seed)
+    config = TransformerConfig(
+        num_encoder_layers=1, num_decoder_layers=2, d_model=8, d_ff=16, num_heads=2
+    )
+    model = Transformer(config, source_vocab_size=V, target_vocab_size=V).double().eval()
+    with torch.no_grad():
+        model.output_weight.mul_(4)  # makes it decided
+    return model
+
+
+class TransformerTable(Table):
+    """The probabilities of a Transformer, without its cache."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def log_probs(self, source, prefix):
+        with torch.no_grad():
+            hidden = self.model(
+                torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([prefix])
+            )
+            return self.model.logits(hidden)[0, -1].float().log_softmax(dim=-1)
+
+
+def find(model, sources, **config):
+    lengths = torch.tensor([len(source) for source in sources])
+    rows = [torch.tensor(source) for source in sources]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    with torch.inference_mode():
+        return beam_search(model, padded, lengths, SearchConfig(**config))
+
+
+def slow_search(table, source, *, beam_size, alpha, max_length, n_best=1):
+    """The best `beam_size` continuations at each step, to the greatest length; no early stop."""
+    live, finished = [((BOS,), 0.0)], []
+    for length in range(1, max_length + 1):
+        candidates = []
+        for prefix, log_prob in live:
+            log_probs = table.log_probs(source, prefix).tolist()
+            words = [token for token in range(V) if token not in (PAD, BOS, UNK, EOS)]
+            allowed = [EOS] if length == max_length else [EOS, *words]
+            candidates += [((*prefix, token), log_prob + log_probs[token]) for token in allowed]
+        candidates.sort(key=lambda candidate: -candidate[1])
+        kept = candidates[:beam_size]
+        finished += [
+            (prefix[1:-1], log_prob, log_prob / ((5 + length) / 6) ** alpha)
+            for prefix, log_prob in kept
+            if prefix[-1] == EOS
+        ]
+        live = [candidate for candidate in kept if candidate[0][-1] != EOS]
+    return sorted(finished, key=lambda output: -output[2])[:n_best]
+
+
+def all_outputs(table, source, *, alpha, max_length):
+    """Every output there is, best first."""
+    return slow_search(
+        table, source, beam_size=10**9, alpha=alpha, max_length=max_length, n_best=10**9
+    )
+
+
+def assert_same(found, expected):
+    assert [h.tokens for h in found] == [tokens for tokens, *_ in expected]
+    assert [h.log_prob for h in found] == pytest.approx([p for _, p, _ in expected], abs=1e-5)
+    assert [h.score for h in found] == pytest.approx([s for *_, s in expected], abs=1e-5)
+
+
+SOURCES = [[4, 5, EOS], [6, EOS], [EOS], [5, 5, 6, EOS]]
+ALPHAS = [0.0, 0.6, 1.0, 3.0, -0.5, -2.0]
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_beam_that_holds_everything_finds_the_best_outputs_there_are(alpha, seed):
+    table = Table(seed)
+    found = find(table, SOURCES[:3], beam_size=200, n_best=5, length_penalty=alpha,
+                 max_extra_length=2)  # fmt: skip
+    for best, source in zip(found, SOURCES, strict=False):
+        everything = all_outputs(table, source, alpha=alpha, max_length=len(source) + 2)
+        assert_same(best, everything[:5])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, -0.5])
+def test_a_transformer_is_searched_exhaustively_too(alpha):
+    model = new_transformer()
+    found = find(model, SOURCES[:3], beam_size=200, n_best=3, length_penalty=alpha,
+                 max_extra_length=1)  # fmt: skip
+    for best, source in zip(found, SOURCES, strict=False):
+        expected = all_outputs(
+            TransformerTable(model), source, alpha=alpha, max_length=len(source) + 1
+        )
+        assert_same(best, expected[:3])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    beam_size=st.integers(1, 5),
+    alpha=st.sampled_from(ALPHAS),
+    spread=st.sampled_from([0.5, 1.5, 4.0]),
+    extra=st.integers(1, 5),
+    data=st.data(),
+)
+def test_stopping_early_never_changes_the_result(seed, beam_size, alpha, spread, extra, data):
+    n_best = data.draw(st.integers(1, beam_size))
+    table = Table(seed, spread=spread)
+    found = find(table, SOURCES, beam_size=beam_size, n_best=n_best, length_penalty=alpha,
+                 max_extra_length=extra)  # fmt: skip
+    for best, source in zip(found, SOURCES, strict=True):
+        expected = slow_search(
+            table, source, beam_size=beam_size, alpha=alpha, max_length=len(source) + extra,
+            n_best=n_best,
+        )  # fmt: skip
+        assert_same(best, expected)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_beam_of_one_is_greedy(alpha, seed):
+    table = Table(seed)
+    found = find(table, SOURCES, beam_size=1, length_penalty=alpha, max_extra_length=6)
+    for [best], source in zip(found, SOURCES, strict=True):
+        tokens = [BOS]
+        while len(tokens) < len(source) + 6:
+            log_probs = table.log_probs(source, tokens)
+            log_probs[[PAD, BOS, UNK]] = -math.inf
+            if (token := int(log_probs.argmax())) == EOS:
+                break
+            tokens.append(token)
+        assert list(best.tokens) == tokens[1:]
+
+
+@pytest.mark.parametrize("model", [Table(), new_transformer()], ids=["table", "transformer"])
+def test_results_depend_on_neither_the_order_nor_the_company_of_sources(model):
+    config = {"beam_size": 3, "n_best": 3, "max_extra_length": 5}
+    together = find(model, SOURCES, **config)
+    for order in itertools.permutations(range(4), 3):
+        for best, index in zip(
+            find(model, [SOURCES[i] for i in order], **config), order, strict=True
+        ):
+            assert [h.tokens for h in best] == [h.tokens for h in together[index]]
+            assert [h.score for h in best] == pytest.approx([h.score for h in together[index]])
+    for source, best in zip(SOURCES, together, strict=True):
+        assert [h.tokens for h in find(model, [source], **config)[0]] == [h.tokens for h in best]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), alpha=st.sampled_from(ALPHAS))
+def test_n_best_are_sorted_distinct_and_as_many_as_asked_for(seed, alpha):
+    found = find(Table(seed), SOURCES, beam_size=4, n_best=4, length_penalty=alpha,
+                 max_extra_length=4)  # fmt: skip
+    for best in found:
+        assert len({hypothesis.tokens for hypothesis in best}) == len(best) == 4
+        scores = [hypothesis.score for hypothesis in best]
+        assert scores == sorted(scores, reverse=True)
+
+
+class Endless(Table):
+    """A model that never wants to end."""
+
+    def log_probs(self, source, prefix):
+        log_probs = super().log_probs(source, prefix)
+        log_probs[EOS] = -50
+        return log_probs
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_an_output_is_at_most_so_much_longer_than_its_source(beam_size):
+    found = find(Endless(), SOURCES, beam_size=beam_size, max_extra_length=3)
+    assert [len(best[0].tokens) for best in found] == [len(source) - 1 + 3 for source in SOURCES]
+
+
+def test_special_tokens_are_never_produced():
+    class Special(Table):
+        def log_probs(self, source, prefix):
+            log_probs = super().log_probs(source, prefix)
+            log_probs[[PAD, BOS, UNK]] = -0.1
+            return log_probs
+
+    for best in find(Special(), SOURCES, beam_size=3, n_best=3, max_extra_length=5):
+        assert all(token >= 4 for hypothesis in best for token in hypothesis.tokens)
+
+
+def test_the_log_probability_is_that_of_the_output_under_the_model():
+    table = Table(3)
+    for best, source in zip(
+        find(table, SOURCES, beam_size=3, n_best=3, max_extra_length=5), SOURCES, strict=True
+    ):
+        for hypothesis in best:
+            tokens = [BOS, *hypothesis.tokens, EOS]
+            total = sum(
+                float(table.log_probs(source, tokens[:t])[tokens[t]]) for t in range(1, len(tokens))
+            )
+            assert hypothesis.log_prob == pytest.approx(total, abs=1e-5)
+
+
+def test_the_length_penalty_is_that_of_wu_et_al():
+    assert length_penalty(1, 0.6) == 1
+    assert length_penalty(7, 0.0) == 1
+    assert length_penalty(7, 0.6) == pytest.approx((5 + 7) ** 0.6 / 6**0.6)
+    assert length_penalty(13, 1.0) == pytest.approx(3)
+    assert length_penalty(7, -1.0) == pytest.approx(0.5)
+
+
+def test_a_score_counts_the_end_of_the_sentence():
+    table = Table(1)
+    [[best]] = find(table, [[4, EOS]], beam_size=4, length_penalty=0.6, max_extra_length=4)
+    assert best.score == pytest.approx(best.log_prob / ((5 + len(best.tokens) + 1) / 6) ** 0.6)

@@ -1,0 +1,270 @@
+"""tfm binarize: text to token ids on disk, lossless, bounded, again only if something changed."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+
+from tfm.config import BinarizeConfig, SubwordConfig
+from tfm.data.dataset import DatasetIndex, ParallelDataset
+from tfm.data.manifest import Manifest
+from tfm.data.subword import Vocabulary
+from tfm.errors import DataError
+from tfm.stages import binarize as stage
+from tfm.stages.binarize import binarize
+from tfm.stages.learn_bpe import learn_bpe
+
+CONFIG = BinarizeConfig(jobs=1)
+SUBWORD = SubwordConfig(vocab_size=300)
+
+TRAIN = [("the cat sat", "die Katze saß"), ("a dog", "ein Hund"), ("no", "nein nein")] * 7
+TEST = [("", "leer"), (" the  cat ", " die\tKatze "), ("a" * 300, "\N{LOWER ONE EIGHTH BLOCK}")]
+
+
+def write_split(folder, split, pairs):
+    for side, language in enumerate(("en", "de")):
+        text = "".join(f"{pair[side]}\n" for pair in pairs)
+        (folder / f"{split}.{language}").write_bytes(text.encode())
+
+
+def make_dataset(folder, **splits):
+    Manifest.create(folder, name="x", source="en", target="de", settings={})
+    for split, pairs in splits.items():
+        write_split(folder, split, pairs)
+    learn_bpe(folder, SUBWORD)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_dataset(tmp_path / "x", train=TRAIN, test=TEST)
+
+
+def opened(folder, split):
+    vocabulary = Vocabulary.load(folder)
+    sizes = (len(vocabulary.source), len(vocabulary.target))
+    return ParallelDataset(folder / "bin", split, vocab_sizes=sizes)
+
+
+def decoded(folder, split):
+    vocabulary, dataset = Vocabulary.load(folder), opened(folder, split)
+    source = vocabulary.source.decode(dataset.source)
+    target = vocabulary.target.decode(dataset.target)
+    return list(zip(source, target, strict=True))
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in (folder / "bin").iterdir()}
+
+
+def test_every_sentence_of_every_split_decodes_back(folder):
+    binarize(folder, CONFIG)
+    assert decoded(folder, "train") == TRAIN
+    assert decoded(folder, "test") == TEST
+
+
+def test_hostile_lines_decode_back(folder):
+    pairs = [("\0", "a\0b"), ("x" * 100_000, "y z " * 25_000), ("\u2028", "\x0b\x0c\x85"), ("", "")]
+    write_split(folder, "valid", pairs)
+    binarize(folder, CONFIG)
+    assert decoded(folder, "valid") == pairs
+
+
+def test_the_number_of_jobs_does_not_change_a_byte(folder, monkeypatch):
+    monkeypatch.setattr(stage, "_BLOCK_PAIRS", 4)
+    results = []
+    for jobs in (1, 2, 0):
+        binarize(folder, BinarizeConfig(jobs=jobs), force=True)
+        results.append(contents(folder))
+    assert results[0] == results[1] == results[2]
+
+
+def test_the_size_of_a_block_does_not_change_a_byte(folder, monkeypatch):
+    results = []
+    for size in (1, len(TRAIN), 10_000):
+        monkeypatch.setattr(stage, "_BLOCK_PAIRS", size)
+        binarize(folder, CONFIG, force=True)
+        results.append(contents(folder))
+    assert results[0] == results[1] == results[2]
+
+
+def test_only_training_pairs_are_dropped_for_their_length_and_counted(folder):
+    vocabulary = Vocabulary.load(folder)
+    lengths = [
+        max(len(vocabulary.source.encode([s])[0]), len(vocabulary.target.encode([t])[0]))
+        for s, t in TRAIN
+    ]
+    limit = min(lengths)
+    counts = binarize(folder, BinarizeConfig(max_length=limit, jobs=1)).counts
+    kept = [pair for pair, length in zip(TRAIN, lengths, strict=True) if length <= limit]
+    assert decoded(folder, "train") == kept
+    assert decoded(folder, "test") == TEST
+    assert (counts["train"].read, counts["train"].kept) == (len(TRAIN), len(kept))
+    assert counts["train"].too_long == len(TRAIN) - len(kept) > 0
+    assert counts["test"].too_long == 0
+
+
+def test_tokens_are_counted_and_recorded(folder):
+    counts = binarize(folder, CONFIG).counts
+    for split in ("train", "test"):
+        dataset = opened(folder, split)
+        sums = [int(dataset.source.lengths().sum()), int(dataset.target.lengths().sum())]
+        assert counts[split].tokens == sums
+        assert Manifest.load(folder).result("binarize")[split]["tokens"] == sums
+
+
+def test_the_index_says_what_is_there(folder):
+    binarize(folder, CONFIG)
+    index = DatasetIndex.load(folder / "bin")
+    assert index.num_pairs == {"train": len(TRAIN), "test": len(TEST)}
+    assert (index.source, index.target) == ("en", "de")
+    assert index.fingerprint == Vocabulary.load(folder).fingerprint
+
+
+def test_unknown_tokens_are_counted_and_warned_of(folder, capsys):
+    learn_bpe(folder, SubwordConfig(vocab_size=40, byte_fallback=False))
+    write_split(folder, "test", [("\N{SNOWMAN}", "die Katze"), ("cat", "\N{SNOWMAN} \N{SNOWMAN}")])
+    counts = binarize(folder, CONFIG).counts
+    assert counts["test"].unknown == [1, 2]
+    assert counts["train"].unknown == [0, 0]
+    output = capsys.readouterr().err
+    assert "warning: test: " in output
+    assert "warning: train: " not in output
+
+
+def test_ids_take_the_smallest_type_that_fits(folder):
+    binarize(folder, CONFIG)
+    assert np.load(folder / "bin" / "train.en.tokens.npy").dtype == np.uint16
+    assert stage.id_dtype(1 << 16) == np.uint16
+    assert stage.id_dtype((1 << 16) + 1) == np.uint32
+
+
+def test_nothing_is_done_again_while_nothing_changed(folder, capsys):
+    first = binarize(folder, CONFIG)
+    before = contents(folder)
+    second = binarize(folder, BinarizeConfig(jobs=2))
+    assert first.is_new
+    assert not second.is_new
+    assert second.counts == first.counts
+    assert contents(folder) == before
+    assert "unchanged" in capsys.readouterr().err
+
+
+def test_force_does_it_again(folder):
+    binarize(folder, CONFIG)
+    assert binarize(folder, CONFIG, force=True).is_new
+
+
+def test_another_model_binarizes_again(folder):
+    binarize(folder, CONFIG)
+    learn_bpe(folder, SubwordConfig(vocab_size=290))
+    assert binarize(folder, CONFIG).is_new
+    assert decoded(folder, "train") == TRAIN
+
+
+def test_another_length_limit_binarizes_again(folder):
+    binarize(folder, CONFIG)
+    assert binarize(folder, BinarizeConfig(max_length=5, jobs=1)).is_new
+
+
+def test_other_text_binarizes_again(folder):
+    binarize(folder, CONFIG)
+    write_split(folder, "test", TEST[::-1])
+    assert binarize(folder, CONFIG).is_new
+    assert decoded(folder, "test") == TEST[::-1]
+
+
+def test_a_file_that_was_deleted_or_cut_short_binarizes_again(folder):
+    path = folder / "bin" / "train.de.tokens.npy"
+    for damage in (path.unlink, lambda: os.truncate(path, 100)):
+        binarize(folder, CONFIG)
+        damage()
+        assert binarize(folder, CONFIG).is_new
+        assert decoded(folder, "train") == TRAIN
+
+
+def test_separate_vocabularies_each_encode_their_language(folder):
+    learn_bpe(folder, SubwordConfig(vocab_size=280, separate=True))
+    binarize(folder, CONFIG)
+    assert decoded(folder, "train") == TRAIN
+
+
+def test_unequal_line_counts_are_named_and_leave_no_dataset(folder):
+    binarize(folder, CONFIG)
+    with (folder / "train.en").open("a") as file:
+        file.write("one more\n")
+    with pytest.raises(DataError, match=r"train\.en has 22 lines, but .*train\.de has 21"):
+        binarize(folder, CONFIG)
+    assert not (folder / "bin" / "dataset.json").exists()
+    assert not list((folder / "bin").glob("*.partial"))
+
+
+def test_a_line_that_is_no_utf8_is_named(folder):
+    (folder / "test.de").write_bytes(b"gut\nauch gut\nsch\xf6n\n")
+    with pytest.raises(DataError, match=r"test\.de, line 3 is not UTF-8"):
+        binarize(folder, CONFIG)
+    assert not (folder / "bin" / "dataset.json").exists()
+
+
+def test_a_dataset_without_text_or_model_says_what_to_run(tmp_path):
+    folder = make_dataset(tmp_path / "x", train=TRAIN)
+    (folder / "bpe.model").unlink()
+    with pytest.raises(DataError, match='run "tfm learn-bpe"'):
+        binarize(folder, CONFIG)
+    learn_bpe(folder, SUBWORD)
+    for path in folder.glob("train.*"):
+        path.unlink()
+    with pytest.raises(DataError, match="no text: run tfm prepare first"):
+        binarize(folder, CONFIG)
+
+
+def _binarize_until_killed(folder):
+    encode, calls = stage._encode, []
+
+    def killing_encode(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(*args, **kwargs)
+
+    stage._BLOCK_PAIRS, stage._encode = 4, killing_encode
+    binarize(folder, CONFIG, force=True)
+
+
+def test_killed_midway_it_leaves_no_dataset_and_the_next_run_makes_it(folder):
+    binarize(folder, CONFIG)
+    expected = contents(folder)
+    process = multiprocessing.get_context("spawn").Process(
+        target=_binarize_until_killed, args=(folder,)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not (folder / "bin" / "dataset.json").exists()
+    with pytest.raises(DataError, match="tfm binarize"):
+        opened(folder, "train")
+    assert binarize(folder, CONFIG).is_new
+    assert contents(folder).items() >= expected.items()
+
+
+def test_random_text_decodes_back_whatever_the_blocks(folder, monkeypatch):
+    monkeypatch.setattr(stage, "_BLOCK_PAIRS", 7)
+    chooser = random.Random(1)
+    alphabet = "abc äß\t\u2581\u2028\U0001f600"
+
+    def line():
+        return "".join(chooser.choices(alphabet, k=chooser.randrange(30)))
+
+    pairs = [(line(), line()) for _ in range(200)]
+    write_split(folder, "train", pairs)
+    binarize(folder, CONFIG)
+    assert decoded(folder, "train") == pairs
+
+
+def test_the_index_is_json_with_a_format(folder):
+    binarize(folder, CONFIG)
+    assert json.loads((folder / "bin" / "dataset.json").read_text())["format"] == 1

@@ -1,0 +1,285 @@
+"""Every setting once: its order of precedence, its limits, and its way to TOML and back."""
+
+import dataclasses
+import math
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfm.config import (
+    PRESETS,
+    AverageConfig,
+    BatchingConfig,
+    BinarizeConfig,
+    CleaningConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScoreConfig,
+    SearchConfig,
+    SubwordConfig,
+    TrainingConfig,
+    TransformerConfig,
+    read_toml,
+    run_config,
+    run_table,
+    run_toml,
+    settings_from,
+    settings_to,
+)
+from tfm.config.toml import tomllib
+from tfm.errors import UsageError
+
+GROUPS = [
+    AverageConfig,
+    BatchingConfig,
+    BinarizeConfig,
+    CleaningConfig,
+    OptimizerConfig,
+    ScoreConfig,
+    SearchConfig,
+    SubwordConfig,
+    TrainingConfig,
+    TransformerConfig,
+]
+TOGETHER = {
+    "prepare": (CleaningConfig, SubwordConfig, BinarizeConfig),
+    "train": (TransformerConfig, OptimizerConfig, BatchingConfig, TrainingConfig),
+}
+SETTINGS = [(group, item) for group in GROUPS for item in dataclasses.fields(group)]
+
+
+def problem(*args, **kwargs):
+    """The message with which run_config refuses tables."""
+    with pytest.raises(UsageError) as caught:
+        run_config(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def named(setting):
+    return setting.__name__ if isinstance(setting, type) else setting.name
+
+
+def test_the_default_is_the_base_model_of_the_paper():
+    run = run_config(None)
+    assert run == RunConfig() == run_config("base")
+    model, optimizer, training = run.model, run.optimizer, run.training
+    assert (model.num_encoder_layers, model.num_decoder_layers) == (6, 6)
+    assert (model.d_model, model.d_ff, model.num_heads) == (512, 2048, 8)
+    assert (model.key_width, model.value_width) == (64, 64)
+    assert (model.dropout, optimizer.label_smoothing) == (0.1, 0.1)
+    assert (optimizer.adam_beta1, optimizer.adam_beta2) == (0.9, 0.98)
+    assert (optimizer.adam_epsilon, optimizer.warmup_steps) == (1e-9, 4000)
+    assert (training.max_steps, training.average_last) == (100_000, 5)
+    assert (SearchConfig().beam_size, SearchConfig().length_penalty) == (4, 0.6)
+    assert SearchConfig().max_extra_length == 50
+
+
+def test_the_big_model_is_that_of_the_paper():
+    run = run_config("big")
+    assert (run.model.d_model, run.model.d_ff, run.model.num_heads) == (1024, 4096, 16)
+    assert run.model.dropout == 0.3
+    assert (run.training.max_steps, run.training.average_last) == (300_000, 20)
+
+
+def test_flags_win_over_the_file_which_wins_over_the_preset():
+    file = {"model": {"d_ff": 1000, "dropout": 0.2}, "training": {"seed": 5}}
+    flags = {"model": {"dropout": 0.4}}
+    run = run_config("big", file, flags)
+    assert run.model.d_model == 1024  # the preset's
+    assert (run.model.d_ff, run.training.seed) == (1000, 5)  # the file's
+    assert run.model.dropout == 0.4  # the flag's
+
+
+def test_a_file_may_name_the_preset():
+    assert run_config(None, {"arch": "big"}) == run_config("big")
+    assert run_config("big", {"arch": "big"}) == run_config("big")
+
+
+def test_a_flag_that_contradicts_the_preset_of_the_file_is_refused():
+    assert "arch base contradicts arch big" in problem("base", {"arch": "big"})
+
+
+@pytest.mark.parametrize("arch", ["huge", "", "BASE", 5, ["base"], {"a": 1}, True])
+def test_an_unknown_preset_is_refused_with_those_there_are(arch):
+    assert problem(None, {"arch": arch}).endswith(f"choose one of {', '.join(PRESETS)}")
+
+
+def test_all_problems_stand_in_one_message():
+    message = problem(
+        None,
+        {
+            "modell": {"d_ff": 1},
+            "model": {"width": 3, "dropout": 2.0, "d_ff": "many", "norm": "none"},
+            "training": {"max_steps": 0, "patience": True},
+            "batching": 5,
+        },
+    )
+    for part in (
+        "unknown section [modell]: sections are model, optimizer, batching, training",
+        "unknown setting 'width' in [model]: it has num_encoder_layers",
+        "dropout is 2.0, but must be at most 0.9",
+        "model.d_ff is 'many', but must be of type int",
+        "model.norm is 'none', but must be one of post, pre",
+        "max_steps is 0, but must be at least 1",
+        "training.patience is True, but must be of type int",
+        "unknown section [batching]",
+    ):
+        assert part in message
+
+
+@pytest.mark.parametrize(("group", "item"), SETTINGS, ids=named)
+def test_a_value_beyond_its_limits_is_refused_with_the_limit(group, item):
+    for limit, beyond, word in (("at_least", -1, "least"), ("at_most", 1, "most")):
+        bound = item.metadata[limit]
+        if bound is not None:
+            with pytest.raises(UsageError, match=f"{item.name} is .* must be at {word} {bound}"):
+                settings_from(group, {item.name: bound + beyond})
+
+
+@pytest.mark.parametrize(("group", "item"), SETTINGS, ids=named)
+def test_a_value_of_another_type_is_refused(group, item):
+    for value in ([], {}, object(), "no such choice", b"x"):
+        with pytest.raises(UsageError, match=rf"{group.section}\.{item.name} is .* must be"):
+            settings_from(group, {item.name: value})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_are_finite(value):
+    for group, item in SETTINGS:
+        if typing.get_type_hints(group)[item.name] in (float, float | None):
+            with pytest.raises(UsageError, match=f"{item.name} is .* must be"):
+                settings_from(group, {item.name: value})
+
+
+def test_whole_numbers_do_for_fractions_but_not_the_other_way_round():
+    assert settings_from(TransformerConfig, {"dropout": 0}).dropout == 0.0
+    assert isinstance(settings_from(TransformerConfig, {"dropout": 0}).dropout, float)
+    with pytest.raises(UsageError, match=r"model\.d_ff is 2\.0, but must be of type int"):
+        settings_from(TransformerConfig, {"d_ff": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("group", "table", "message"),
+    [
+        (TransformerConfig, {"d_model": 15, "num_heads": 5}, "sinusoids need an even width"),
+        (TransformerConfig, {"num_heads": 7}, "is not a multiple of num_heads 7"),
+        (TransformerConfig, {"num_heads": 7, "d_k": 64}, "is not a multiple of num_heads 7"),
+        (TransformerConfig, {"num_heads": 0}, "num_heads is 0, but must be at least 1"),
+        (TrainingConfig, {"validation_beam": 0}, "leaves BLEU out"),
+        (TrainingConfig, {"keep_last": 2}, "average_last 5 is more than keep_last 2"),
+        (SearchConfig, {"n_best": 5}, "n_best 5 needs a beam"),
+        (AverageConfig, {"last": 3, "best": 3}, "exclude each other"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(group, table, message):
+    with pytest.raises(UsageError, match=message):
+        settings_from(group, table)
+
+
+def test_heads_of_a_width_of_their_own_need_not_divide_the_model():
+    model = settings_from(TransformerConfig, {"num_heads": 7, "d_k": 30, "d_v": 20})
+    assert (model.key_width, model.value_width) == (30, 20)
+
+
+@pytest.mark.parametrize(("group", "item"), SETTINGS, ids=named)
+def test_every_setting_has_help_of_one_sentence(group, item):
+    text = item.metadata["help"]
+    assert text.endswith(".")
+    assert text[0].isupper() or not text[0].isascii() or not text[0].isalpha()
+    assert "\n" not in text
+    assert len(text) < 90
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=named)
+def test_the_defaults_are_within_their_limits(group):
+    assert list(group().problems()) == []
+
+
+@pytest.mark.parametrize("groups", TOGETHER.values(), ids=TOGETHER.keys())
+def test_settings_of_one_command_have_names_and_flags_of_their_own(groups):
+    items = [item for group in groups for item in dataclasses.fields(group)]
+    for names in (
+        [item.name for item in items],
+        [item.metadata["flag"] or item.name for item in items],
+    ):
+        assert len(set(names)) == len(names)
+
+
+def test_sections_have_names_of_their_own():
+    assert len({group.section for group in GROUPS}) == len(GROUPS)
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunConfig().model.d_model = 3
+
+
+@pytest.mark.parametrize("arch", PRESETS)
+def test_a_run_comes_back_from_its_toml_and_from_its_table(arch):
+    run = run_config(arch)
+    assert run_config(None, tomllib.loads(run_toml(run))) == run
+    assert run_config(None, run_table(run)) == run
+
+
+def test_a_changed_run_comes_back_from_its_toml(tmp_path):
+    run = run_config(
+        "big",
+        {
+            "model": {"d_k": 3, "d_v": 4, "norm": "pre"},
+            "optimizer": {"learning_rate": 1e-7, "adam_epsilon": 1e22},
+            "training": {"seed": 2**63 - 1, "max_minutes": 0.5},
+        },
+    )
+    path = tmp_path / "config.toml"
+    path.write_text(run_toml(run), encoding="utf-8")
+    assert run_config(None, read_toml(path)) == run
+
+
+@given(
+    dropout=st.floats(0, 0.9),
+    epsilon=st.floats(0, 1e300),
+    steps=st.integers(1, 10**15),
+    patience=st.none() | st.integers(1, 9),
+)
+def test_whatever_the_numbers_a_run_comes_back(dropout, epsilon, steps, patience):
+    run = RunConfig(
+        model=TransformerConfig(dropout=dropout),
+        optimizer=OptimizerConfig(adam_epsilon=epsilon),
+        training=TrainingConfig(max_steps=steps, patience=patience),
+    )
+    assert run_config(None, tomllib.loads(run_toml(run))) == run
+
+
+def test_the_toml_of_a_run_has_every_setting_with_its_help():
+    lines = run_toml(run_config("base")).splitlines()
+    for group in TOGETHER["train"]:
+        assert f"[{group.section}]" in lines
+        for item in dataclasses.fields(group):
+            [line] = [
+                line for line in lines if line.removeprefix("# ").startswith(f"{item.name} =")
+            ]
+            assert line.endswith(f"# {item.metadata['help']}")
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=named)
+def test_settings_come_back_from_their_table(group):
+    assert settings_from(group, settings_to(group())) == group()
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"run\.toml does not exist"):
+        read_toml(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize(
+    "content", [b"[model", b"d_model = ", b"a = 1\na = 2", b"\xff\xfe", b"[model]\ndropout = no"]
+)
+def test_a_file_that_is_no_toml_is_named_in_one_line(tmp_path, content):
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"run\.toml is not a TOML file: ") as caught:
+        read_toml(path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,204 @@
+"""The binarized format: what is written is read, and damage is a DataError."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as numpy_strategies
+
+from tfm.config import BinarizeConfig
+from tfm.data.dataset import ArrayWriter, DatasetIndex, ParallelDataset, TokenSequences, id_dtype
+from tfm.data.subword import PAD, Vocabulary
+from tfm.errors import DataError
+from tfm.stages.binarize import binarize
+
+VOCAB_SIZE = 400
+FILES = [f"train.{lang}.{kind}.npy" for lang in ("en", "de") for kind in ("tokens", "offsets")]
+
+
+def open_train(bin_dir):
+    return ParallelDataset(bin_dir, "train", vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
+
+
+@pytest.fixture
+def bin_dir(data_dir, tmp_path):
+    """A copy that may be damaged."""
+    return shutil.copytree(data_dir / "bin", tmp_path / "bin")
+
+
+@pytest.fixture
+def write_sequences(tmp_path):
+    def write(tokens, offsets):
+        np.save(tmp_path / "x.tokens.npy", np.array(tokens, dtype=np.uint16))
+        np.save(tmp_path / "x.offsets.npy", np.array(offsets, dtype=np.int64))
+        return tmp_path
+
+    return write
+
+
+def read_sequences(folder, vocab_size=100):
+    return TokenSequences(folder, "x", vocab_size=vocab_size)
+
+
+def test_ids_decode_to_the_text_of_the_split(data_dir):
+    dataset, vocabulary = open_train(data_dir / "bin"), Vocabulary.load(data_dir)
+    for sequences, model, language in (
+        (dataset.source, vocabulary.source, "en"),
+        (dataset.target, vocabulary.target, "de"),
+    ):
+        text = (data_dir / f"train.{language}").read_text(encoding="utf-8").splitlines()
+        assert model.decode(sequences) == text
+
+
+def test_lengths_and_padded_rows_agree_with_the_sentences(write_sequences):
+    sequences = read_sequences(write_sequences([5, 6, 7, 8, 9], [0, 2, 2, 5]))
+    assert list(sequences) == [[5, 6], [], [7, 8, 9]]
+    assert sequences.lengths().tolist() == [2, 0, 3]
+    ids, lengths = sequences.padded(np.array([1, 2, 0]))
+    assert ids.tolist() == [[PAD] * 3, [7, 8, 9], [5, 6, PAD]]
+    assert lengths.tolist() == [0, 3, 2]
+
+
+def test_rows_that_are_all_empty_have_no_columns(write_sequences):
+    sequences = read_sequences(write_sequences([], [0, 0, 0]))
+    ids, lengths = sequences.padded(np.array([0, 1]))
+    assert ids.shape == (2, 0)
+    assert lengths.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [[], [0], [0, 2, 4], [0, 2, 6], [1, 2, 5], [0, 4, 2, 5], [0, -1, 5], [-5, 0, 5], [0, 9, 5]],
+    ids=str,
+)
+def test_offsets_that_do_not_fit_five_tokens_are_damage(write_sequences, offsets):
+    folder = write_sequences([5, 6, 7, 8, 9], offsets)
+    with pytest.raises(DataError, match=r"x: the offsets do not fit .*binarize --force"):
+        read_sequences(folder)
+
+
+def test_ids_beyond_the_vocabulary_are_damage(write_sequences):
+    folder = write_sequences([5, 6, 7], [0, 3])
+    assert len(read_sequences(folder, 8)) == 1
+    with pytest.raises(DataError, match=r"x: there are ids beyond the vocabulary of 7"):
+        read_sequences(folder, 7)
+
+
+@pytest.mark.parametrize("name", [*FILES, "dataset.json"])
+def test_a_missing_file_is_named(bin_dir, name):
+    (bin_dir / name).unlink()
+    with pytest.raises(DataError, match=r"tfm binarize"):
+        open_train(bin_dir)
+
+
+@pytest.mark.parametrize("name", [*FILES, "dataset.json"])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_file_is_damage(bin_dir, name, share):
+    content = (bin_dir / name).read_bytes()
+    (bin_dir / name).write_bytes(content[: int(share * len(content))])
+    with pytest.raises(DataError, match=re.escape(name.removesuffix(".offsets.npy"))):
+        open_train(bin_dir)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_flipped_bit_is_damage_or_still_gives_ids_of_the_vocabulary(bin_dir, data):
+    """Some flips make another sound file; none may end in anything but sound ids or DataError."""
+    path = bin_dir / data.draw(st.sampled_from([*FILES, "dataset.json"]))
+    content = path.read_bytes()
+    damaged = bytearray(content)
+    position = data.draw(st.integers(0, min(len(content), 400) - 1))
+    damaged[position] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(damaged)
+    try:
+        dataset = open_train(bin_dir)
+    except DataError:
+        pass
+    else:
+        for sequences in (dataset.source, dataset.target):
+            ids, lengths = sequences.padded(np.arange(len(sequences)))
+            assert lengths.min() >= 0
+            assert 0 <= ids.min() <= ids.max() < VOCAB_SIZE
+    finally:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "foreign",
+    [np.zeros((3, 3), np.int64), np.zeros(9, np.float32), np.array(["text"]), np.int64(3)],
+    ids=["a matrix", "floats", "text", "a number"],
+)
+def test_an_array_of_something_else_is_refused(bin_dir, name, foreign):
+    np.save(bin_dir / name, foreign)
+    with pytest.raises(DataError, match=re.escape(name)):
+        open_train(bin_dir)
+
+
+def test_a_pickle_is_never_loaded(bin_dir):
+    np.save(bin_dir / FILES[0], np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"damaged"):
+        open_train(bin_dir)
+
+
+def test_files_of_another_split_do_not_pass(bin_dir):
+    for kind in ("tokens", "offsets"):
+        shutil.copy(bin_dir / f"test.en.{kind}.npy", bin_dir / f"train.en.{kind}.npy")
+    with pytest.raises(DataError, match=r"12 source and 200 target sentences, but .* says 200"):
+        open_train(bin_dir)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [{}, {"format": 1}, {"format": 9}, {"format": 1, "source": "en", "unknown": 1}],
+    ids=str,
+)
+def test_a_foreign_index_is_refused(bin_dir, index):
+    (bin_dir / "dataset.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"dataset\.json is .*tfm binarize --force"):
+        open_train(bin_dir)
+
+
+def test_an_unknown_split_is_refused_with_those_there_are(data_dir):
+    with pytest.raises(DataError, match="no dev split: it has train, valid, test"):
+        ParallelDataset(data_dir / "bin", "dev", vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
+
+
+def test_the_index_is_read_as_it_was_written(tmp_path):
+    index = DatasetIndex(source="en", target="de", fingerprint="f", num_pairs={"train": 3})
+    index.save(tmp_path)
+    assert DatasetIndex.load(tmp_path) == index
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    parts=st.lists(numpy_strategies.arrays(np.uint16, st.integers(0, 50)), max_size=5),
+    dtype=st.sampled_from([np.uint16, np.uint32]),
+)
+def test_an_array_written_in_parts_is_one_array(tmp_path, parts, dtype):
+    with (tmp_path / "a.npy").open("wb") as file:
+        writer = ArrayWriter(file, dtype)
+        for part in parts:
+            writer.append(part)
+        writer.finish()
+    found = np.load(tmp_path / "a.npy")
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, np.concatenate([np.zeros(0, dtype), *parts]))
+
+
+def test_ids_take_two_bytes_as_long_as_they_fit():
+    assert id_dtype(1 << 16) == np.uint16
+    assert id_dtype((1 << 16) + 1) == np.uint32
+
+
+def test_damage_is_mended_by_binarizing_again(data_dir, tmp_path):
+    copy = shutil.copytree(data_dir, tmp_path / "copy")
+    (copy / "bin" / FILES[0]).write_bytes(b"damage")
+    binarize(copy, BinarizeConfig(jobs=1), force=True)
+    assert list(open_train(copy / "bin").source) == list(open_train(data_dir / "bin").source)

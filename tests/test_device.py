@@ -1,0 +1,47 @@
+"""Where to compute, and in what arithmetic."""
+
+import pytest
+import torch
+
+from tfm.errors import UsageError
+from tfm.runtime.device import choose_compute
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_the_cpu_computes_in_fp32():
+    for device in ("auto", "cpu"):
+        compute = choose_compute(device, "auto")
+        assert (compute.device.type, compute.dtype) == ("cpu", torch.float32)
+        assert str(compute).startswith("cpu in fp32, ")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(UsageError, match="torch sees no GPU: use --device cpu"):
+        choose_compute("cuda", "auto")
+
+
+def test_fp32_products_stay_exact():
+    choose_compute("cpu", "fp32")
+    torch.manual_seed(0)
+    for shape in ((300, 512), (64, 2048), (1, 512)):
+        left, right = torch.randn(shape), torch.randn(shape[1], 512)
+        exact = left.double() @ right.double()
+        assert ((left @ right).double() - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_matrix_products_have_the_precision_asked_for(precision, dtype):
+    compute = choose_compute("cpu", precision)
+    x = torch.ones(4, 4)
+    with compute.autocast():
+        assert (x @ x).dtype == dtype
+    assert f"in {precision}" in str(compute)

@@ -1,0 +1,82 @@
+"""Embeddings and positions: §3.4 and §3.5 by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tfm.model.embedding import Embedding, new_embedding_weight, sinusoidal_encoding
+
+
+def test_sinusoids_are_those_of_the_paper():
+    found = sinusoidal_encoding(torch.tensor([0, 1]), 4)
+    expected = [[0, 1, 0, 1], [0.84147, 0.54030, 0.0099998, 0.99995]]
+    torch.testing.assert_close(found, torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+def test_sinusoids_follow_the_formula_at_late_positions_too():
+    d_model = 6
+    positions = [0, 7, 255, 100_000]
+    expected = [
+        [
+            (math.sin if column % 2 == 0 else math.cos)(
+                position / 10_000 ** ((column - column % 2) / d_model)
+            )
+            for column in range(d_model)
+        ]
+        for position in positions
+    ]
+    found = sinusoidal_encoding(torch.tensor(positions), d_model)
+    torch.testing.assert_close(found, torch.tensor(expected), atol=1e-6, rtol=0)
+
+
+def test_an_embedding_is_scaled_and_its_position_added():
+    weight = nn.Parameter(torch.randn(5, 4))
+    embedding = Embedding(weight, dropout=0.0)
+    found = embedding(torch.tensor([[3, 1]]))
+    expected = weight[[3, 1]] * 2 + sinusoidal_encoding(torch.arange(2), 4)
+    torch.testing.assert_close(found, expected[None])
+
+
+def test_scaled_embeddings_have_unit_variance():
+    torch.manual_seed(0)
+    assert float(new_embedding_weight(4000, 64).detach().var()) * 64 == pytest.approx(1, rel=0.02)
+
+
+def test_a_later_part_of_a_sentence_gets_its_own_positions():
+    embedding = Embedding(nn.Parameter(torch.randn(9, 4)), dropout=0.0)
+    tokens = torch.randint(9, (2, 12))
+    whole = embedding(tokens)
+    parts = [embedding(tokens[:, :5]), embedding(tokens[:, 5:], first_position=5)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+
+
+def test_sentences_may_be_longer_than_the_table_of_positions():
+    embedding = Embedding(nn.Parameter(torch.zeros(3, 4)), dropout=0.0)
+    found = embedding(torch.zeros(1, 1000, dtype=torch.long))
+    torch.testing.assert_close(found[0], sinusoidal_encoding(torch.arange(1000), 4))
+
+
+def test_a_table_that_grew_in_evaluation_still_serves_training():
+    embedding = Embedding(nn.Parameter(torch.randn(3, 4)), dropout=0.1)
+    tokens = torch.zeros(1, 600, dtype=torch.long)
+    with torch.inference_mode():
+        embedding(tokens)
+    embedding(tokens).sum().backward()
+    assert embedding.weight.grad is not None
+
+
+def test_positions_are_no_part_of_a_checkpoint():
+    embedding = Embedding(nn.Parameter(torch.randn(3, 4)), dropout=0.0)
+    assert list(embedding.state_dict()) == ["weight"]
+
+
+def test_dropout_acts_on_the_sum_of_embedding_and_position():
+    embedding = Embedding(nn.Parameter(torch.ones(3, 64)), dropout=0.5)
+    tokens = torch.zeros(1, 200, dtype=torch.long)
+    torch.manual_seed(0)
+    dropped = embedding(tokens)
+    zeros = dropped == 0
+    assert float(zeros.float().mean()) == pytest.approx(0.5, abs=0.02)
+    torch.testing.assert_close(dropped[~zeros], 2 * embedding.eval()(tokens)[~zeros])

@@ -1,0 +1,191 @@
+"""Files and folders appear under their names whole or not at all."""
+
+import errno
+import hashlib
+import os
+import resource
+import signal
+
+import pytest
+
+from tfm.errors import DataError
+from tfm.runtime import files
+from tfm.runtime.files import (
+    atomic_directory,
+    atomic_write,
+    read_json,
+    sha256_of,
+    write_json,
+    write_text,
+)
+
+
+class StoppedError(Exception):
+    """Something that goes wrong while a file is being written."""
+
+
+@pytest.fixture
+def full_disk():
+    """Nothing may write a file larger than 1,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path):
+    path = tmp_path / "deep" / "down" / "file"
+    with atomic_write(path) as file:
+        file.write(b"all of it")
+        assert not path.exists()
+    assert path.read_bytes() == b"all of it"
+    assert names(path.parent) == ["file"]
+
+
+def test_an_older_file_stays_until_the_new_one_is_complete(tmp_path):
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with atomic_write(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("error", [StoppedError, KeyboardInterrupt])
+def test_an_error_leaves_the_older_file_and_nothing_else(tmp_path, error):
+    path = tmp_path / "file"
+    write_text(path, "old")
+
+    def fail():
+        with atomic_write(path) as file:
+            file.write(b"half of it")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_full_disk_leaves_the_older_file_and_the_error_names_it(tmp_path, full_disk):
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with pytest.raises(OSError, match="too large") as caught:
+        write_text(path, "x" * 2_000)
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_disk_that_is_full_only_when_flushed_is_named_too(tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_text(tmp_path / "file", "x")
+    assert caught.value.filename == str(tmp_path / "file")
+    assert names(tmp_path) == []
+
+
+def test_an_error_that_knows_its_file_keeps_it(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught, atomic_write(tmp_path / "file"):
+        (tmp_path / "missing").read_bytes()
+    assert caught.value.filename == str(tmp_path / "missing")
+
+
+def test_a_file_cannot_replace_a_folder(tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_text(tmp_path / "taken", "x")
+    assert names(tmp_path) == ["taken"]
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path):
+    path = tmp_path / "deep" / "folder"
+    with atomic_directory(path) as folder:
+        (folder / "a").write_text("1")
+        assert not path.exists()
+    assert names(path) == ["a"]
+    assert names(path.parent) == ["folder"]
+
+
+def test_a_folder_replaces_an_older_one_as_a_whole(tmp_path):
+    path = tmp_path / "folder"
+    for name in ("old", "new"):
+        with atomic_directory(path) as folder:
+            (folder / name).write_text(name)
+    assert names(path) == ["new"]
+    assert names(tmp_path) == ["folder"]
+
+
+@pytest.mark.parametrize("error", [StoppedError, KeyboardInterrupt])
+def test_an_error_leaves_the_older_folder_and_nothing_else(tmp_path, error):
+    path = tmp_path / "folder"
+    with atomic_directory(path) as folder:
+        (folder / "old").write_text("1")
+
+    def fail():
+        with atomic_directory(path) as folder:
+            (folder / "new").write_text("2")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert names(path) == ["old"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_full_disk_leaves_the_older_folder_and_the_error_names_it(tmp_path, full_disk):
+    path = tmp_path / "folder"
+    with atomic_directory(path) as folder:
+        (folder / "old").write_text("1")
+    with pytest.raises(OSError, match="too large") as caught, atomic_directory(path) as folder:
+        (folder / "new").write_bytes(b"x" * 2_000)
+    assert caught.value.filename == str(path)
+    assert names(path) == ["old"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_what_is_left_of_a_killed_attempt_is_cleared_away(tmp_path):
+    path = tmp_path / "folder"
+    left = files._aside(path)
+    left.mkdir()
+    (left / "half").write_text("x")
+    with atomic_directory(path) as folder:
+        (folder / "a").write_text("1")
+    assert names(path) == ["a"]
+
+
+@pytest.mark.parametrize("value", [{}, {"ä": [1, 2.5, None, True], "b": {"c": "\u2028\n"}}])
+def test_json_comes_back_as_it_went(tmp_path, value):
+    write_json(tmp_path / "x.json", value)
+    assert read_json(tmp_path / "x.json") == value
+
+
+def test_json_is_for_people_to_read(tmp_path):
+    write_json(tmp_path / "x.json", {"Größe": 1})
+    assert (tmp_path / "x.json").read_text(encoding="utf-8") == '{\n  "Größe": 1\n}\n'
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'{"a": 1} x', b"null"])
+def test_damaged_json_is_named(tmp_path, content):
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.json is damaged .*make it again") as caught:
+        read_json(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
+def test_sha256_is_that_of_the_bytes(tmp_path, size):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * size)
+    assert sha256_of(path) == hashlib.sha256(path.read_bytes()).hexdigest()

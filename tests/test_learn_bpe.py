@@ -1,0 +1,162 @@
+"""tfm learn-bpe: a dataset's text to its subword models, again only if something changed."""
+
+import dataclasses
+
+import pytest
+
+from tfm.config import SubwordConfig
+from tfm.data.manifest import Manifest
+from tfm.data.subword import Vocabulary
+from tfm.errors import DataError, UsageError
+from tfm.stages.learn_bpe import learn_bpe
+
+ENGLISH = ["the cat sat on the mat", "a dog lay on the log", "no bird sang"] * 5
+GERMAN = ["die Katze saß auf der Matte", "ein Hund lag am Klotz", "kein Vogel sang"] * 5
+
+CONFIG = SubwordConfig(vocab_size=300)
+
+
+def make_dataset(folder, source=ENGLISH, target=GERMAN):
+    manifest = Manifest.create(folder, name="x", source="en", target="de", settings={})
+    for language, lines in (("en", source), ("de", target)):
+        path = manifest.text_path("train", language)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_dataset(tmp_path / "x")
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_both_languages_share_one_model(folder):
+    result = learn_bpe(folder, CONFIG)
+    assert result.is_new
+    assert result.vocab_sizes == [300]
+    assert Vocabulary.load(folder).is_joint
+    assert files(folder) == ["bpe.model", "bpe.vocab", "manifest.json", "train.de", "train.en"]
+
+
+def test_separate_models_know_their_own_language(folder):
+    result = learn_bpe(
+        folder, dataclasses.replace(CONFIG, separate=True, byte_fallback=False, vocab_size=40)
+    )
+    vocabulary = Vocabulary.load(folder)
+    assert result.vocab_sizes == [40, 40]
+    assert not vocabulary.is_joint
+    assert "ß" not in vocabulary.source.vocab_text()
+    assert "ß" in vocabulary.target.vocab_text()
+
+
+def test_pieces_lie_beside_the_model_for_people_to_read(folder):
+    [path] = learn_bpe(folder, CONFIG).model_paths
+    lines = path.with_suffix(".vocab").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 300
+
+
+def test_nothing_is_learnt_again_while_nothing_changed(folder, capsys):
+    first = learn_bpe(folder, CONFIG)
+    before = (folder / "bpe.model").stat()
+    second = learn_bpe(folder, CONFIG)
+    assert not second.is_new
+    assert dataclasses.replace(second, is_new=True) == first
+    assert (folder / "bpe.model").stat() == before
+    assert "unchanged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vocab_size": 290},
+        {"model_type": "unigram", "vocab_size": 290},
+        {"separate": True, "vocab_size": 290},
+    ],
+)
+def test_another_setting_learns_again(folder, change):
+    learn_bpe(folder, CONFIG)
+    assert learn_bpe(folder, dataclasses.replace(CONFIG, **change)).is_new
+
+
+def test_other_text_learns_again(folder):
+    learn_bpe(folder, CONFIG)
+    with (folder / "train.en").open("a") as file:
+        file.write("one more line\n")
+    assert learn_bpe(folder, CONFIG).is_new
+
+
+def test_a_model_that_was_deleted_is_learnt_again(folder):
+    learn_bpe(folder, CONFIG)
+    (folder / "bpe.model").unlink()
+    assert learn_bpe(folder, CONFIG).is_new
+    assert (folder / "bpe.model").exists()
+
+
+def test_force_learns_again_and_to_the_same_model(folder):
+    learn_bpe(folder, CONFIG)
+    before = (folder / "bpe.model").read_bytes()
+    assert learn_bpe(folder, CONFIG, force=True).is_new
+    assert (folder / "bpe.model").read_bytes() == before
+
+
+def test_a_size_that_nobody_asked_for_gives_way_to_the_text(folder):
+    [size] = learn_bpe(folder, SubwordConfig()).vocab_sizes
+    assert 270 < size < 1_000
+
+
+def test_a_size_that_nobody_asked_for_gives_way_to_many_characters(tmp_path):
+    many = [chr(0x4E00 + first) + chr(0x4E00 + first + 1) for first in range(0, 2_000, 2)]
+    folder = make_dataset(tmp_path / "x", source=many, target=many)
+    [size] = learn_bpe(folder, SubwordConfig()).vocab_sizes
+    assert size > 2_000
+
+
+def test_a_size_that_was_asked_for_is_kept_or_refused(folder):
+    with pytest.raises(UsageError, match=r"5,000 is too large .*train\.en, .*train\.de"):
+        learn_bpe(folder, SubwordConfig(vocab_size=5_000))
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_a_refused_size_leaves_the_older_vocabulary(folder, separate):
+    learn_bpe(folder, dataclasses.replace(CONFIG, separate=not separate, vocab_size=290))
+    before = Vocabulary.load(folder).fingerprint
+    with pytest.raises(UsageError):
+        learn_bpe(folder, SubwordConfig(vocab_size=5_000, separate=separate))
+    assert Vocabulary.load(folder).fingerprint == before
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_changing_between_joint_and_separate_leaves_nothing_of_the_other(folder, separate):
+    for each in (not separate, separate):
+        learn_bpe(folder, dataclasses.replace(CONFIG, separate=each, vocab_size=290))
+    assert Vocabulary.load(folder).is_joint is not separate
+    assert len([name for name in files(folder) if name.startswith("bpe.")]) == (
+        4 if separate else 2
+    )
+
+
+def test_without_text_it_says_what_to_run(folder):
+    (folder / "train.de").unlink()
+    with pytest.raises(DataError, match=r"train\.de does not exist: run tfm prepare first"):
+        learn_bpe(folder, CONFIG)
+
+
+def test_a_folder_that_is_no_dataset_is_named(tmp_path):
+    with pytest.raises(DataError, match="is no dataset"):
+        learn_bpe(tmp_path, CONFIG)
+
+
+def test_empty_text_is_named(tmp_path):
+    folder = make_dataset(tmp_path / "x", source=[], target=[])
+    with pytest.raises(DataError, match=r"nothing to learn from in .*train\.en"):
+        learn_bpe(folder, SubwordConfig())
+
+
+def test_a_line_that_is_too_long_to_be_one_is_named(folder, monkeypatch):
+    monkeypatch.setattr("tfm.data.text._MAX_LINE_BYTES", 20)
+    with pytest.raises(DataError, match=r"train\.en, line 1 has") as caught:
+        learn_bpe(folder, CONFIG)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,125 @@
+"""manifest.json: whether a step must run again, and what it did."""
+
+import json
+import os
+
+import pytest
+
+from tfm.data.manifest import Manifest, newest_dataset
+from tfm.errors import DataError
+
+INPUTS = {"text": {"train.en": "abc"}, "limit": 250}
+
+
+def create(folder, **changes):
+    facts = {"name": "x", "source": "en", "target": "de", "settings": {"subword": {"a": 1}}}
+    return Manifest.create(folder, **(facts | changes))
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    return create(tmp_path / "x")
+
+
+def record(manifest, name="out", inputs=INPUTS):
+    output = manifest.data_dir / name
+    output.write_text("content")
+    manifest.record("step", inputs=inputs, outputs=[output], result={"kept": 3})
+    return output
+
+
+def test_what_was_written_is_read_back(manifest):
+    loaded = Manifest.load(manifest.data_dir)
+    assert (loaded.name, loaded.source, loaded.target) == ("x", "en", "de")
+    assert loaded.settings("subword") == {"a": 1}
+    assert loaded.settings("binarize") == {}
+
+
+def test_a_step_that_was_not_done_is_not_current(manifest):
+    assert not manifest.is_current("step", INPUTS)
+    assert manifest.result("step") == {}
+
+
+def test_a_step_is_current_with_the_same_inputs_only(manifest):
+    record(manifest)
+    for each in (manifest, Manifest.load(manifest.data_dir)):
+        assert each.is_current("step", INPUTS)
+        assert not each.is_current("step", INPUTS | {"limit": 100})
+        assert not each.is_current("other", INPUTS)
+        assert each.result("step") == {"kept": 3}
+
+
+def test_a_step_whose_output_is_gone_or_of_another_size_is_not_current(manifest):
+    output = record(manifest)
+    output.write_text("more content")
+    assert not manifest.is_current("step", INPUTS)
+    output.unlink()
+    assert not manifest.is_current("step", INPUTS)
+    output.mkdir()
+    assert not manifest.is_current("step", INPUTS)
+
+
+def test_a_dataset_may_be_moved(manifest, tmp_path):
+    record(manifest)
+    moved = tmp_path / "elsewhere"
+    manifest.data_dir.rename(moved)
+    assert Manifest.load(moved).is_current("step", INPUTS)
+
+
+def test_creating_it_again_keeps_the_steps_and_takes_the_new_settings(manifest):
+    record(manifest)
+    again = create(manifest.data_dir, settings={"subword": {"a": 2}})
+    assert again.is_current("step", INPUTS)
+    assert Manifest.load(manifest.data_dir).settings("subword") == {"a": 2}
+
+
+def test_splits_are_those_with_text_training_first(manifest):
+    assert manifest.splits() == []
+    for split in ("test", "train"):
+        manifest.text_path(split, "en").write_text("")
+    assert manifest.splits() == ["train", "test"]
+
+
+def test_fingerprints_change_with_the_text(manifest):
+    for language in ("en", "de"):
+        manifest.text_path("train", language).write_text("a\n")
+    before = manifest.text_fingerprints(["train"])
+    assert list(before) == ["train.en", "train.de"]
+    manifest.text_path("train", "de").write_text("b\n")
+    after = manifest.text_fingerprints(["train"])
+    assert before["train.en"] == after["train.en"]
+    assert before["train.de"] != after["train.de"]
+
+
+def test_a_folder_without_manifest_says_how_to_make_one(tmp_path):
+    with pytest.raises(DataError, match=r"is no dataset .*: make one with tfm prepare"):
+        Manifest.load(tmp_path)
+
+
+def test_another_format_is_refused(manifest):
+    path = manifest.data_dir / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    with pytest.raises(DataError, match=r"has format 99, but this tfm reads format"):
+        Manifest.load(manifest.data_dir)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 1}', '{"format": 1, "name": "x"}'])
+def test_a_damaged_manifest_is_named(manifest, content):
+    path = manifest.data_dir / "manifest.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"manifest\.json is damaged"):
+        Manifest.load(manifest.data_dir)
+
+
+def test_the_newest_dataset_is_the_one_last_worked_on(tmp_path):
+    for age, name in enumerate(("a", "b", "c")):
+        create(tmp_path / name)
+        os.utime(tmp_path / name / "manifest.json", (100 - age, 100 - age))
+    assert newest_dataset(tmp_path) == tmp_path / "a"
+    create(tmp_path / "b")
+    assert newest_dataset(tmp_path) == tmp_path / "b"
+
+
+def test_no_dataset_says_how_to_make_one(tmp_path):
+    with pytest.raises(DataError, match=r'holds no dataset: make one with "tfm prepare"'):
+        newest_dataset(tmp_path / "data")

@@ -1,0 +1,55 @@
+"""Adam and its schedule by hand (§5.3)."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tfm.config import OptimizerConfig
+from tfm.training.optimizer import adam, learning_rate, peak_learning_rate
+
+
+@given(st.integers(1, 1_000_000), st.integers(1, 10_000), st.sampled_from([16, 512, 1024]))
+def test_the_learning_rate_is_that_of_the_paper(step, warmup_steps, d_model):
+    peak = peak_learning_rate(OptimizerConfig(warmup_steps=warmup_steps), d_model)
+    found = learning_rate(step, peak=peak, warmup_steps=warmup_steps)
+    expected = d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_paper_base_model_peaks_at_seven_ten_thousandths():
+    peak = peak_learning_rate(OptimizerConfig(), 512)
+    assert peak == pytest.approx(6.9877e-4, rel=1e-4)
+    assert learning_rate(4000, peak=peak, warmup_steps=4000) == peak
+
+
+def test_a_learning_rate_that_is_set_is_the_peak():
+    assert peak_learning_rate(OptimizerConfig(learning_rate=0.5), 512) == 0.5
+    assert learning_rate(10, peak=0.5, warmup_steps=20) == 0.25
+    assert learning_rate(80, peak=0.5, warmup_steps=20) == 0.25
+
+
+def test_adam_moves_a_parameter_as_the_formulas_say():
+    config = OptimizerConfig(adam_beta1=0.9, adam_beta2=0.98, adam_epsilon=1e-2)
+    parameter = nn.Parameter(torch.tensor([1.0]))
+    optimizer = adam([parameter], config)
+    value, first, second = 1.0, 0.0, 0.0
+    for step, gradient in enumerate((0.5, -0.25, 2.0), start=1):
+        rate = 0.1 / step
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.98 * second + 0.02 * gradient**2
+        unbiased_first, unbiased_second = first / (1 - 0.9**step), second / (1 - 0.98**step)
+        value -= rate * unbiased_first / (math.sqrt(unbiased_second) + 1e-2)
+
+        parameter.grad = torch.tensor([gradient])
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+        assert parameter.item() == pytest.approx(value, rel=1e-5)
+
+
+def test_the_defaults_are_those_of_the_paper():
+    [group] = adam([nn.Parameter(torch.zeros(1))], OptimizerConfig()).param_groups
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)

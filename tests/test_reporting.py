@@ -1,0 +1,92 @@
+"""What people see while a stage works: a bar on a terminal, plain lines elsewhere."""
+
+import io
+from contextlib import redirect_stderr
+
+import pytest
+
+from tfm.runtime import reporting
+from tfm.runtime.reporting import Progress, say
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is set."""
+
+    class Clock:
+        now = 0.0
+
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: Clock.now)
+    return Clock
+
+
+def test_messages_are_lines_on_stderr(capsys):
+    say("one")
+    say("two")
+    assert capsys.readouterr() == ("", "one\ntwo\n")
+
+
+def test_elsewhere_than_on_a_terminal_there_is_a_line_now_and_then(capsys, clock):
+    with Progress("work", total=2_000, unit="pairs") as bar:
+        for _ in range(20):
+            clock.now += 5
+            bar.update(100)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "work 300/2,000 pairs"
+    assert len(lines) == 6
+
+
+def test_quick_work_says_nothing_elsewhere_than_on_a_terminal(capsys, clock):
+    with Progress("work", total=None, unit="pairs") as bar:
+        bar.update(100)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_without_a_total_only_what_is_done_is_said(capsys, clock):
+    with Progress("work", total=None, unit="pairs") as bar:
+        clock.now += 60
+        bar.update(1_234)
+    assert capsys.readouterr().err == "work 1,234 pairs\n"
+
+
+def test_figures_stand_beside_the_count_until_there_are_newer_ones(capsys, clock):
+    with Progress("train", total=None, unit="steps", initial=7) as bar:
+        bar.update(figures="loss 3.0")
+        clock.now += 60
+        bar.update()
+    assert capsys.readouterr().err == "train 9 steps · loss 3.0\n"
+
+
+def test_a_terminal_shows_a_bar_and_clears_it_in_the_end():
+    with redirect_stderr(Terminal()) as terminal, Progress("work", total=2, unit="pairs") as bar:
+        bar.update(1, figures="loss 3.0")
+        say("a line")
+        bar.update(1)
+    shown = terminal.getvalue()
+    assert "work" in shown
+    assert "a line\n" in shown
+    assert shown.endswith("\r")
+
+
+def test_a_bar_is_closed_when_work_fails():
+    def fail():
+        with Progress("work", total=2, unit="pairs") as bar:
+            bar.update(1 // 0)
+
+    with redirect_stderr(Terminal()) as terminal, pytest.raises(ZeroDivisionError):
+        fail()
+    assert terminal.getvalue().endswith("\r")
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_what_is_done_is_counted(tty):
+    stream = Terminal() if tty else io.StringIO()
+    with redirect_stderr(stream), Progress("work", total=10, unit="pairs", initial=3) as bar:
+        bar.update()
+        bar.update(2)
+        assert bar.done == 6

@@ -1,0 +1,238 @@
+"""The subword model: lossless, deterministic, with fixed special ids."""
+
+import io
+
+import pytest
+import sentencepiece
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tfm.config import SubwordConfig
+from tfm.data.subword import (
+    BOS,
+    EOS,
+    PAD,
+    UNK,
+    SubwordModel,
+    Vocabulary,
+    VocabularySizeError,
+    default_vocab_size,
+    learn_subword_model,
+    model_paths,
+)
+from tfm.errors import DataError, UsageError
+
+LINES = [
+    "The cat sat on the mat, didn't it?",
+    "Der Hund saß auf der Matte.",
+    "  two  spaces, a\ttab and \xa0 no-break space ",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
+] * 4
+
+KINDS = ["bpe", "unigram"]
+
+
+def write_text(path, lines=LINES):
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return path
+
+
+def learn(folder, lines=LINES, *, vocab_size=340, **settings):
+    text = write_text(folder / "text", lines)
+    return learn_subword_model([text], SubwordConfig(**settings), vocab_size=vocab_size)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return learn(tmp_path_factory.mktemp("model"))
+
+
+LINE = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))
+
+
+@given(line=LINE)
+@example("")
+@example(" ")
+@example("   ")
+@example(" leading and trailing ")
+@example("\N{LOWER ONE EIGHTH BLOCK} a\N{LOWER ONE EIGHTH BLOCK}b ")
+@example("\ufdd0\N{LOWER ONE EIGHTH BLOCK}\ufdd00\ufdd01\ufdd0")
+@example("<s> </s> <unk> <pad> <0x41> \N{DOUBLE QUESTION MARK}")
+@example("\0 \x7f \r \u2028 \ufeff \u3000")
+@example("e\u0301 is not \xe9, nor \ufb01 fi, nor \uff21 A")
+def test_every_sentence_decodes_back(model, line):
+    assert model.decode(model.encode([line])) == [line]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_line_of_the_text_decodes_back(tmp_path, kind):
+    model = learn(tmp_path, model_type=kind, vocab_size=310)
+    assert model.decode(model.encode(LINES)) == LINES
+
+
+def test_a_very_long_line_decodes_back(model):
+    line = "Grüße an alle " * 8_000
+    assert model.decode(model.encode([line])) == [line]
+
+
+def test_text_that_spells_a_special_token_is_text(model):
+    [ids] = model.encode(["<pad><s></s><unk>"])
+    assert not {PAD, BOS, EOS, UNK} & set(ids)
+
+
+def test_encoding_adds_no_special_tokens_and_decoding_drops_them(model):
+    [ids] = model.encode(["The cat"])
+    assert not {PAD, BOS, EOS, UNK} & set(ids)
+    assert model.decode([[BOS, *ids, EOS, PAD, PAD]]) == ["The cat"]
+
+
+def test_without_byte_fallback_a_strange_character_is_unknown(tmp_path):
+    model = learn(tmp_path, byte_fallback=False, vocab_size=80)
+    assert UNK in model.encode(["The \N{SNOWMAN} sat"])[0]
+
+
+def test_the_number_of_threads_does_not_change_the_ids(model):
+    lines = [f"{line} {i}" for i, line in enumerate(LINES * 10)]
+    assert model.encode(lines, num_threads=1) == model.encode(lines, num_threads=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learning_twice_gives_the_same_bytes_wherever_the_text_lies(tmp_path, kind):
+    folders = [tmp_path / "here", tmp_path / "there"]
+    for folder in folders:
+        folder.mkdir()
+    first, second = (learn(folder, model_type=kind, vocab_size=310) for folder in folders)
+    assert first.content == second.content
+    assert first.fingerprint == second.fingerprint
+
+
+def test_a_sample_of_the_text_is_the_same_each_time(tmp_path):
+    lines = [f"{line} {i}" for i, line in enumerate(LINES * 20)]
+    first, second = (learn(tmp_path, lines, sample_sentences=200) for _ in range(2))
+    assert first.content == second.content
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_a_vocabulary_too_large_names_the_largest_that_works(tmp_path, kind, byte_fallback):
+    settings = {"model_type": kind, "byte_fallback": byte_fallback}
+    with pytest.raises(VocabularySizeError) as caught:
+        learn(tmp_path, vocab_size=5_000, **settings)
+    message, largest = str(caught.value), caught.value.nearest
+    assert "\n" not in message
+    assert "too large" in message
+    assert message.endswith(f"--vocab-size {largest}")
+    assert len(learn(tmp_path, vocab_size=largest, **settings)) == largest
+    with pytest.raises(VocabularySizeError, match="too large"):
+        learn(tmp_path, vocab_size=largest + 1, **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_a_vocabulary_too_small_names_the_smallest_that_works(tmp_path, kind, byte_fallback):
+    settings = {"model_type": kind, "byte_fallback": byte_fallback}
+    with pytest.raises(VocabularySizeError, match=r"too small .* at least") as caught:
+        learn(tmp_path, vocab_size=10, **settings)
+    smallest = caught.value.nearest
+    assert len(learn(tmp_path, vocab_size=smallest, **settings)) == smallest
+
+
+def test_a_vocabulary_of_the_wrong_size_is_wrong_usage(tmp_path):
+    with pytest.raises(UsageError):
+        learn(tmp_path, vocab_size=10)
+
+
+@pytest.mark.parametrize("lines", [[], ["", ""], ["word " * 2_000]], ids=["none", "empty", "long"])
+def test_text_with_nothing_to_learn_from_is_named(tmp_path, lines):
+    with pytest.raises(DataError, match=r"text: all lines are empty, or longer than") as caught:
+        learn(tmp_path, lines)
+    assert "\n" not in str(caught.value)
+
+
+def test_text_that_is_no_utf8_does_not_stop_learning(tmp_path):
+    text = tmp_path / "text"
+    text.write_bytes(b"".join(line.encode("latin-1") + b"\n" for line in LINES))
+    assert len(learn_subword_model([text], SubwordConfig(), vocab_size=320)) == 320
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"\0" * 100])
+def test_a_file_that_is_no_model_is_named(tmp_path, content):
+    path = tmp_path / "bpe.model"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"bpe\.model .*learn it"):
+        Vocabulary.load(tmp_path)
+
+
+def test_a_truncated_model_is_no_model(tmp_path, model):
+    (tmp_path / "bpe.model").write_bytes(model.content[: len(model.content) // 2])
+    with pytest.raises(DataError, match=r"bpe\.model .*learn it"):
+        Vocabulary.load(tmp_path)
+
+
+def test_a_folder_without_model_says_how_to_get_one(tmp_path):
+    with pytest.raises(DataError, match=r'no subword model .* run "tfm learn-bpe"'):
+        Vocabulary.load(tmp_path)
+
+
+def test_a_joint_vocabulary_is_one_model_for_both_languages(tmp_path, model):
+    (tmp_path / "bpe.model").write_bytes(model.content)
+    vocabulary = Vocabulary.load(tmp_path)
+    assert vocabulary.is_joint
+    assert vocabulary.source is vocabulary.target
+
+
+def test_what_files_gives_load_reads(tmp_path, model):
+    other = learn(tmp_path, LINES[:1] * 3, vocab_size=290)
+    for name, vocabulary in {
+        "joint": Vocabulary(model, model),
+        "separate": Vocabulary(model, other),
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        for file, content in vocabulary.files().items():
+            (folder / file).write_bytes(content)
+        loaded = Vocabulary.load(folder)
+        assert loaded.is_joint == vocabulary.is_joint
+        assert loaded.fingerprint == vocabulary.fingerprint
+        assert len(loaded.source) == len(vocabulary.source)
+        assert len(loaded.target) == len(vocabulary.target)
+
+
+def test_the_fingerprint_tells_source_from_target(tmp_path, model):
+    other = learn(tmp_path, LINES[:1] * 3, vocab_size=290)
+    fingerprints = {
+        Vocabulary(*pair).fingerprint
+        for pair in ((model, model), (model, other), (other, model), (other, other))
+    }
+    assert len(fingerprints) == 4
+
+
+def test_pieces_are_listed_in_the_order_of_their_ids(model):
+    pieces = [line.split("\t")[0] for line in model.vocab_text().splitlines()]
+    assert len(model.vocab_text().split("\n")) == len(model) + 1
+    assert pieces[:4] == ["<pad>", "<s>", "</s>", "<unk>"]
+
+
+def test_joint_and_separate_models_have_names_of_their_own(tmp_path):
+    joint = model_paths(tmp_path, separate=False)
+    separate = model_paths(tmp_path, separate=True)
+    assert (len(joint), len(separate)) == (1, 2)
+    assert not set(joint) & set(separate)
+
+
+def test_more_text_never_gets_a_smaller_vocabulary():
+    sizes = [default_vocab_size(num_pairs) for num_pairs in range(0, 5_000_000, 1_000)]
+    assert sizes == sorted(sizes)
+
+
+def test_a_model_with_other_special_ids_is_refused(tmp_path):
+    content = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(LINES),
+        model_writer=content,
+        vocab_size=100,
+        minloglevel=2,
+        model_type="bpe",
+    )
+    with pytest.raises(DataError, match=r"has pad, bos, eos, unk at"):
+        SubwordModel(content.getvalue(), origin=tmp_path / "foreign.model")

@@ -1,0 +1,350 @@
+"""tfm train: run folders, resuming, stopping, and what it refuses."""
+
+import itertools
+import json
+import shutil
+import signal
+from random import Random
+
+import pytest
+import torch
+
+from tfm.config import read_toml, run_config
+from tfm.data.synthetic import generate_pairs
+from tfm.errors import CheckpointError, DataError, TrainingError, UsageError
+from tfm.runtime.checkpoint import checkpoints, load_info, load_weights
+from tfm.runtime.interruption import InterruptedRunError
+from tfm.stages.forecast import forecast
+from tfm.stages.train import open_data, train
+from tfm.training.trainer import Trainer
+from tfm.translator import Translator
+
+pytestmark = pytest.mark.usefixtures("default_products")
+
+_TIMES = ("minutes", "target_tokens_per_second")
+
+
+def records(run_dir, kind=None):
+    """The lines of metrics.jsonl, without times."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [
+        {name: value for name, value in line.items() if name not in _TIMES}
+        for line in lines
+        if kind in (None, line["kind"])
+    ]
+
+
+def steps(run_dir):
+    return [load_info(path).step for path in checkpoints(run_dir)]
+
+
+def same_weights(one, other):
+    one, other = load_weights(one), load_weights(other)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def signal_after(monkeypatch):
+    """Raise a signal in the middle of a step, as if it came from outside."""
+
+    def arrange(number, step):
+        original = Trainer.step
+
+        def interrupted(self, rows):
+            report = original(self, rows)
+            if report.step == step:
+                signal.raise_signal(number)
+            return report
+
+        monkeypatch.setattr(Trainer, "step", interrupted)
+
+    yield arrange
+    monkeypatch.undo()
+
+
+@pytest.fixture(scope="module")
+def straight(data_dir, tiny_run, tmp_path_factory, default_products):
+    """A run of 40 steps in one go."""
+    run_dir = tmp_path_factory.mktemp("runs") / "straight"
+    run = tiny_run(training={"max_steps": 40, "checkpoint_steps": 10})
+    result = train(data_dir, run_dir, run)
+    return run, run_dir, result
+
+
+@pytest.fixture(autouse=True)
+def no_report(straight, monkeypatch):
+    """One run with a report is enough: drawing takes longer than training here."""
+    monkeypatch.setattr("tfm.stages.train.write_report", lambda _: None)
+
+
+def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(straight):
+    run, run_dir, result = straight
+    assert (result.run_dir, result.step) == (run_dir, 40)
+    assert steps(run_dir) == [10, 20, 30, 40]
+    assert run_config(None, read_toml(run_dir / "config.toml")) == run
+    assert [line["step"] for line in records(run_dir, "train")] == list(range(3, 40, 3))
+    assert [line["step"] for line in records(run_dir, "validation")] == [10, 20, 30, 40]
+    assert (run_dir / "report.html").is_file()
+    assert result.metrics == load_info(checkpoints(run_dir)[-1]).metrics
+    assert records(run_dir, "validation")[-1]["loss"] == result.metrics["loss"]
+
+
+def test_it_learns(straight):
+    found = [line["loss"] for line in records(straight[1], "validation")]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < found[0] - 0.3
+
+
+def test_training_twice_gives_the_same_run(straight, data_dir, tmp_path):
+    run, run_dir, _ = straight
+    train(data_dir, tmp_path / "again", run)
+    assert records(tmp_path / "again") == records(run_dir)
+    assert same_weights(checkpoints(tmp_path / "again")[-1], checkpoints(run_dir)[-1])
+
+
+# Within an epoch and a line of metrics, at a checkpoint, and at the end of an epoch.
+@pytest.mark.parametrize("step", [17, 20, "epoch"])
+def test_a_run_that_is_stopped_and_started_again_is_the_same_run(
+    straight, data_dir, tmp_path, signal_after, step
+):
+    run, run_dir, result = straight
+    if step == "epoch":
+        step = 2 * forecast(data_dir, run).steps_per_epoch
+    signal_after(signal.SIGTERM, step)
+    with pytest.raises(InterruptedRunError, match=rf"stopped and saved at step {step};"):
+        train(data_dir, tmp_path / "run", run)
+    assert steps(tmp_path / "run")[-1] == step
+    resumed = train(data_dir, tmp_path / "run", run)
+    assert resumed.metrics == result.metrics
+    assert records(tmp_path / "run") == records(run_dir)
+    assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
+
+
+def test_a_run_may_be_made_longer(straight, data_dir, tiny_run, tmp_path):
+    run, run_dir, _ = straight
+    shorter = tiny_run(training={"max_steps": 20, "checkpoint_steps": 10})
+    train(data_dir, tmp_path / "run", shorter)
+    train(data_dir, tmp_path / "run", run)
+    assert records(tmp_path / "run") == records(run_dir)
+    assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
+
+
+def test_a_killed_run_goes_on_from_its_newest_checkpoint(straight, data_dir, tmp_path):
+    run, run_dir, _ = straight
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    for path in checkpoints(copy)[-1:]:
+        shutil.rmtree(path)
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 4')
+    train(data_dir, copy, run)
+    assert records(copy) == records(run_dir)
+    assert same_weights(checkpoints(copy)[-1], checkpoints(run_dir)[-1])
+
+
+def test_a_finished_run_is_left_as_it_is(straight, data_dir, capsys):
+    run, run_dir, result = straight
+    before = records(run_dir)
+    assert train(data_dir, run_dir, run) == result
+    assert "is finished at step 40" in capsys.readouterr().err
+    assert records(run_dir) == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_signals_save_and_stop(data_dir, tiny_run, tmp_path, signal_after, number, code):
+    signal_after(number, 2)
+    with pytest.raises(InterruptedRunError) as stopped:
+        train(data_dir, tmp_path / "run", tiny_run())
+    assert stopped.value.exit_code == code
+    assert steps(tmp_path / "run") == [2]
+
+
+def test_a_signal_at_a_checkpoint_keeps_what_it_scored(data_dir, tiny_run, tmp_path, signal_after):
+    signal_after(signal.SIGTERM, 4)
+    with pytest.raises(InterruptedRunError):
+        train(data_dir, tmp_path / "run", tiny_run())
+    assert "loss" in load_info(checkpoints(tmp_path / "run")[-1]).metrics
+
+
+def test_a_signal_in_the_last_step_finishes_the_run(data_dir, tiny_run, tmp_path, signal_after):
+    signal_after(signal.SIGTERM, 12)
+    assert train(data_dir, tmp_path / "run", tiny_run()).step == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"d_ff": 64}}, "model.d_ff was 32, not 64"),
+        ({"optimizer": {"warmup_steps": 7}}, "optimizer.warmup_steps was 40, not 7"),
+        ({"batching": {"max_tokens": 99}}, "batching.max_tokens was 250, not 99"),
+        ({"training": {"seed": 2}}, "training.seed was 1"),
+    ],
+    ids=str,
+)
+def test_other_settings_are_refused_when_resuming(straight, data_dir, tiny_run, changes, message):
+    _, run_dir, _ = straight
+    before = (run_dir / "config.toml").read_bytes()
+    with pytest.raises(UsageError, match=rf"was started with other settings \({message}\): use"):
+        train(data_dir, run_dir, tiny_run(**changes))
+    assert (run_dir / "config.toml").read_bytes() == before
+
+
+def test_all_other_settings_are_named_together(straight, data_dir, tiny_run):
+    changes = {"model": {"d_ff": 64, "norm": "pre"}, "training": {"seed": 2}}
+    with pytest.raises(UsageError, match=r"d_ff was 32.*; model\.norm was post.*; training\.seed"):
+        train(data_dir, straight[1], tiny_run(**changes))
+
+
+@pytest.fixture(scope="module")
+def other_data(tmp_path_factory, make_dataset):
+    """A dataset with a vocabulary for each language and no validation split."""
+    pairs = list(generate_pairs("train", num_pairs=60, seed=2))
+    folder = tmp_path_factory.mktemp("data") / "other"
+    return make_dataset(folder, {"train": pairs}, vocab_size=350, separate=True)
+
+
+def test_another_subword_model_is_refused_when_resuming(straight, other_data, tiny_run):
+    run = tiny_run(model={"tied_embeddings": "two-way"})
+    with pytest.raises(UsageError, match="its subword model was "):
+        train(other_data, straight[1], run)
+
+
+def test_a_damaged_checkpoint_is_refused_when_resuming(straight, data_dir, tmp_path):
+    run, run_dir, _ = straight
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    newest = checkpoints(copy)[-1] / "training.pt"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"training\.pt: it is damaged"):
+        train(data_dir, copy, run)
+
+
+def test_newest_and_best_checkpoints_are_kept(data_dir, tiny_run, tmp_path):
+    # So high a learning rate that an early checkpoint is the best.
+    run = tiny_run(
+        optimizer={"learning_rate": 0.3, "warmup_steps": 10},
+        training={"checkpoint_steps": 2, "keep_last": 2, "keep_best": 1, "average_last": 1,
+                  "max_steps": 14},
+    )  # fmt: skip
+    train(data_dir, tmp_path / "run", run)
+    validations = records(tmp_path / "run", "validation")
+    best = min(validations, key=lambda line: line["loss"])["step"]
+    assert best < 12
+    assert steps(tmp_path / "run") == [best, 12, 14]
+
+
+def test_patience_stops_a_run_that_gets_no_better(data_dir, tiny_run, tmp_path):
+    run = tiny_run(
+        optimizer={"learning_rate": 0.3, "warmup_steps": 10},
+        training={"checkpoint_steps": 2, "patience": 3, "max_steps": 100},
+    )
+    result = train(data_dir, tmp_path / "run", run)
+    found = [line["loss"] for line in records(tmp_path / "run", "validation")]
+    assert result.step == 2 * len(found) < 100
+    assert found.index(min(found)) == len(found) - 4
+    assert train(data_dir, tmp_path / "run", run).step == result.step
+
+
+@pytest.mark.parametrize(
+    ("limit", "epochs"), [({"max_epochs": 1}, 1), ({"max_epochs": 2}, 2), ({"max_minutes": 0}, 0)]
+)
+def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, limit, epochs):
+    run = tiny_run(training={**limit, "max_steps": 1000, "checkpoint_steps": 500})
+    result = train(data_dir, tmp_path / "run", run)
+    assert result.step == epochs * forecast(data_dir, run).steps_per_epoch
+    assert train(data_dir, tmp_path / "run", run).step == result.step
+
+
+def test_checkpoints_come_by_the_minute_too(data_dir, tiny_run, tmp_path, monkeypatch):
+    clock = itertools.count(step=0.5)  # seconds; it is read several times a step
+    monkeypatch.setattr("tfm.stages.train.time.monotonic", lambda: next(clock))
+    tables = {"training": {"checkpoint_minutes": 0.1, "max_steps": 20}}
+    run = tiny_run(**tables)
+    object.__setattr__(run.training, "checkpoint_steps", None)
+    train(data_dir, tmp_path / "run", run)
+    assert 2 <= len(steps(tmp_path / "run")) < 20
+
+
+def test_bleu_is_measured_with_its_signature_and_decides_on_the_best(data_dir, tiny_run, tmp_path):
+    run = tiny_run(
+        training={"validation_beam": 2, "best_metric": "bleu", "max_steps": 2,
+                  "checkpoint_steps": 2}
+    )  # fmt: skip
+    result = train(data_dir, tmp_path / "run", run)
+    [validation] = records(tmp_path / "run", "validation")
+    assert validation["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    assert 0 <= validation["bleu"] == result.metrics["bleu"] <= 100
+
+
+def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(data_dir, tiny_run, tmp_path):
+    run = tiny_run(optimizer={"learning_rate": 1e30}, training={"checkpoint_steps": 1})
+    with pytest.raises(TrainingError, match="not finite"):
+        train(data_dir, tmp_path / "run", run)
+    kept = checkpoints(tmp_path / "run")[-1]
+    assert all(tensor.isfinite().all() for tensor in load_weights(kept).values())
+
+
+def test_separate_vocabularies_train_and_translate_without_validation(
+    other_data, tiny_run, tmp_path
+):
+    run = tiny_run(model={"tied_embeddings": "two-way"})
+    result = train(other_data, tmp_path / "run", run)
+    assert result.metrics == {}
+    [translation] = Translator.load(tmp_path / "run", device="cpu").translate(["seven"])
+    assert isinstance(translation, str)
+
+
+def test_three_way_tied_embeddings_need_a_joint_vocabulary(other_data, tiny_run):
+    with pytest.raises(UsageError, match="--tied-embeddings two-way"):
+        open_data(other_data, tiny_run())
+
+
+def test_a_subword_model_that_was_learnt_again_is_refused(data_dir, other_data, tiny_run, tmp_path):
+    copy = shutil.copytree(data_dir, tmp_path / "data")
+    shutil.copy(other_data / "bpe.source.model", copy / "bpe.model")
+    with pytest.raises(DataError, match=r'was binarized with subword model .* "tfm binarize"'):
+        open_data(copy, tiny_run())
+
+
+def test_validation_text_that_was_changed_since_is_refused(data_dir, tiny_run, tmp_path):
+    copy = shutil.copytree(data_dir, tmp_path / "data")
+    for language in ("en", "de"):
+        with (copy / f"valid.{language}").open("a") as file:
+            file.write("one more\n")
+    with pytest.raises(DataError, match="have 13 lines, but should have 12"):
+        open_data(copy, tiny_run())
+
+
+def test_a_forecast_counts_what_the_run_will_do(data_dir, tiny_run, straight):
+    run, run_dir, _ = straight
+    found = forecast(data_dir, run)
+    assert (found.num_pairs, found.max_steps, found.vocab_sizes) == (200, 40, (400, 400))
+    epochs = [line["epoch"] for line in records(run_dir)]
+    assert epochs[-1] == -(-40 // found.steps_per_epoch)
+    weights = load_weights(checkpoints(run_dir)[-1])
+    assert found.cost.num_parameters == sum(tensor.numel() for tensor in weights.values())
+    assert found.parts_per_step > 1
+
+
+def test_it_learns_to_copy(tmp_path, make_dataset):
+    """The whole way: subwords, training, checkpoints, beam search, text."""
+    random = Random(1)
+    lines = [" ".join(random.choices("abcdefgh", k=random.randint(1, 6))) for _ in range(1000)]
+    unseen = sorted(set(lines[:100]) - set(lines[100:]))
+    splits = {"train": [(line, line) for line in lines[100:]],
+              "valid": [(line, line) for line in unseen]}  # fmt: skip
+    data_dir = make_dataset(tmp_path / "data", splits, vocab_size=20, byte_fallback=False)
+    run = run_config(
+        "base",
+        {
+            "model": {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 64,
+                      "d_ff": 128, "num_heads": 4, "dropout": 0.0, "attention_dropout": 0.0,
+                      "embedding_dropout": 0.0},
+            "optimizer": {"warmup_steps": 100, "learning_rate": 5e-3},
+            "batching": {"batch_tokens": 1000, "bucket_tokens": 250},
+            "training": {"max_steps": 240, "checkpoint_steps": 240, "device": "cpu",
+                         "precision": "fp32"},
+        },
+    )  # fmt: skip
+    train(data_dir, tmp_path / "run", run)
+    translated = Translator.load(tmp_path / "run", device="cpu").translate(unseen)
+    correct = sum(one == other for one, other in zip(translated, unseen, strict=True))
+    assert correct >= 0.9 * len(unseen)

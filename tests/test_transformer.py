@@ -1,0 +1,285 @@
+"""The Transformer: against torch.nn.Transformer, and what must hold whatever the weights."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tfm.config import TransformerConfig
+from tfm.model.embedding import sinusoidal_encoding
+from tfm.model.transformer import Transformer
+
+V = 13
+SHAPE = {
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 3,
+    "d_model": 8,
+    "d_ff": 20,
+    "num_heads": 2,
+    "dropout": 0.0,
+    "embedding_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+EVERY_SHAPE = pytest.mark.parametrize(
+    "changes",
+    [{}, {"norm": "pre"}, {"d_k": 3, "d_v": 7}, {"norm": "pre", "tied_embeddings": "none"}],
+    ids=lambda changes: " ".join(f"{k}={v}" for k, v in changes.items()) or "plain",
+)
+
+
+def new_model(seed=0, **changes):
+    """A model in float64 whose biases and norms are not at 0 and 1."""
+    torch.manual_seed(seed)
+    config = TransformerConfig(**{**SHAPE, **changes})
+    model = Transformer(config, source_vocab_size=V, target_vocab_size=V).double()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def new_batch(seed=0):
+    torch.manual_seed(seed)
+    lengths = torch.tensor([4, 6, 1])
+    return torch.randint(4, V, (3, 6)), lengths, torch.randint(4, V, (3, 5))
+
+
+def logits_of(model, source, lengths, target_input):
+    return model.logits(model(source, lengths, target_input))
+
+
+class Reference(nn.Module):
+    """torch.nn.Transformer with the weights of a model."""
+
+    def __init__(self, model, norm):
+        super().__init__()
+        self.stack = nn.Transformer(
+            d_model=SHAPE["d_model"],
+            nhead=SHAPE["num_heads"],
+            num_encoder_layers=SHAPE["num_encoder_layers"],
+            num_decoder_layers=SHAPE["num_decoder_layers"],
+            dim_feedforward=SHAPE["d_ff"],
+            dropout=0.0,
+            batch_first=True,
+            norm_first=norm == "pre",
+            dtype=torch.float64,
+        )
+        if norm == "post":
+            self.stack.encoder.norm = self.stack.decoder.norm = None
+        self.source_weight = nn.Parameter(torch.empty(V, SHAPE["d_model"]).double())
+        self.target_weight = nn.Parameter(torch.empty(V, SHAPE["d_model"]).double())
+        self.output_weight = nn.Parameter(torch.empty(V, SHAPE["d_model"]).double())
+        self.pairs = list(self._pairs(model))
+        with torch.no_grad():
+            for theirs, ours in self.pairs:
+                theirs.copy_(ours)
+
+    def _pairs(self, model):
+        yield self.source_weight, model.source_embedding.weight
+        yield self.target_weight, model.target_embedding.weight
+        yield self.output_weight, model.output_weight
+        for theirs, ours in zip(self.stack.encoder.layers, model.encoder, strict=True):
+            yield from self._layer_pairs(theirs, ours)
+            yield from self._same_names(theirs.norm2, ours.feed_forward_residual.norm)
+        for theirs, ours in zip(self.stack.decoder.layers, model.decoder, strict=True):
+            yield from self._layer_pairs(theirs, ours)
+            yield from self._attention_pairs(theirs.multihead_attn, ours.cross_attention)
+            yield from self._same_names(theirs.norm2, ours.cross_attention_residual.norm)
+            yield from self._same_names(theirs.norm3, ours.feed_forward_residual.norm)
+        if self.stack.encoder.norm is not None:
+            yield from self._same_names(self.stack.encoder.norm, model.encoder_norm)
+            yield from self._same_names(self.stack.decoder.norm, model.decoder_norm)
+
+    def _layer_pairs(self, theirs, ours):
+        yield from self._attention_pairs(theirs.self_attn, ours.self_attention)
+        yield from self._same_names(theirs.norm1, ours.self_attention_residual.norm)
+        yield from self._same_names(theirs.linear1, ours.feed_forward.inner)
+        yield from self._same_names(theirs.linear2, ours.feed_forward.outer)
+
+    def _attention_pairs(self, theirs, ours):
+        yield theirs.in_proj_weight, ours.input.weight
+        yield theirs.in_proj_bias, ours.input.bias
+        yield from self._same_names(theirs.out_proj, ours.output)
+
+    def _same_names(self, theirs, ours):
+        yield theirs.weight, ours.weight
+        yield theirs.bias, ours.bias
+
+    def forward(self, source, lengths, target_input):
+        padding = torch.arange(source.size(1)) >= lengths[:, None]
+        num_targets = target_input.size(1)
+        hidden = self.stack(
+            self._embed(source, self.source_weight),
+            self._embed(target_input, self.target_weight),
+            tgt_mask=torch.ones(num_targets, num_targets, dtype=torch.bool).triu(1),
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+        )
+        return hidden @ self.output_weight.T
+
+    def _embed(self, tokens, weight):
+        positions = sinusoidal_encoding(torch.arange(tokens.size(1)), SHAPE["d_model"])
+        return F.embedding(tokens, weight) * math.sqrt(SHAPE["d_model"]) + positions
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_logits_and_gradients_equal_those_of_torch(norm):
+    model = new_model(norm=norm, tied_embeddings="none")
+    reference = Reference(model, norm)
+    ours, theirs = logits_of(model, *new_batch()), reference(*new_batch())
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+    for logits in (ours, theirs):
+        logits.sin().sum().backward()
+    assert len(reference.pairs) == len(list(model.parameters()))
+    for expected, parameter in reference.pairs:
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-8, atol=1e-9)
+
+
+@EVERY_SHAPE
+def test_source_padding_does_not_change_logits(changes):
+    model = new_model(**changes)
+    source, lengths, target = new_batch()
+    padded = logits_of(model, source, lengths, target)
+    other_padding = source.clone()
+    for row, length in enumerate(lengths):
+        other_padding[row, length:] = 0
+        alone = source[row : row + 1, :length]
+        single = logits_of(model, alone, lengths[row : row + 1], target[row : row + 1])
+        torch.testing.assert_close(padded[row : row + 1], single)
+    torch.testing.assert_close(logits_of(model, other_padding, lengths, target), padded)
+
+
+@EVERY_SHAPE
+def test_the_decoder_cannot_see_the_future(changes):
+    model = new_model(**changes)
+    source, lengths, target = new_batch()
+    before = logits_of(model, source, lengths, target)
+    for position in range(1, target.size(1)):
+        changed = target.clone()
+        changed[:, position:] = 4 + (changed[:, position:] - 3) % (V - 4)
+        after = logits_of(model, source, lengths, changed)
+        torch.testing.assert_close(after[:, :position], before[:, :position])
+        assert not torch.allclose(after[:, position], before[:, position])
+
+
+@EVERY_SHAPE
+def test_the_decoder_sees_the_past_and_the_source(changes):
+    model = new_model(**changes)
+    source, lengths, target = new_batch()
+    before = logits_of(model, source, lengths, target)
+    other_past, other_source = target.clone(), source.clone()
+    other_past[:, 0] = 4 + (other_past[:, 0] - 3) % (V - 4)
+    other_source[:, 0] = 4 + (other_source[:, 0] - 3) % (V - 4)
+    for changed in ((source, lengths, other_past), (other_source, lengths, target)):
+        difference = (logits_of(model, *changed) - before).abs().amax(dim=-1)
+        assert (difference > 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("sides", "changes"),
+    list(itertools.product(["encoder", "decoder"], [{}, {"norm": "pre"}, {"d_k": 3, "d_v": 7}])),
+    ids=str,
+)
+def test_a_permuted_batch_permutes_its_logits(sides, changes):
+    model = new_model(**changes)
+    source, lengths, target = new_batch()
+    order = torch.tensor([2, 0, 1])
+    if sides == "encoder":
+        before = model.encode(source, lengths)
+        after = model.encode(source[order], lengths[order])
+        real = torch.arange(source.size(1)) < lengths[order, None]
+        torch.testing.assert_close(after[real], before[order][real])
+    else:
+        before = logits_of(model, source, lengths, target)
+        after = logits_of(model, source[order], lengths[order], target[order])
+        torch.testing.assert_close(after, before[order])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_cached_decoding_equals_full_decoding(data):
+    """Whatever hypotheses go on, and whatever sentences are dropped on the way."""
+    changes = data.draw(st.sampled_from([{}, {"norm": "pre"}, {"d_k": 3, "d_v": 7}]))
+    model = new_model(**changes).eval()
+    source, lengths, _ = new_batch()
+    sentences = torch.arange(len(source))
+    tokens = torch.full((len(source), 1, 1), 1)  # [B, K, t]
+    with torch.no_grad():
+        state = model.start(source, lengths)
+        for _ in range(data.draw(st.integers(1, 5))):
+            logits = model.step(tokens[:, :, -1], state)
+            num_hypotheses = tokens.size(1)
+            rows = sentences.repeat_interleave(num_hypotheses)
+            full = logits_of(model, source[rows], lengths[rows], tokens.flatten(0, 1))
+            torch.testing.assert_close(logits.flatten(0, 1), full[:, -1])
+
+            kept = [i for i in range(len(sentences)) if data.draw(st.booleans())] or [0]
+            size = data.draw(st.integers(1, 4))
+            parents = torch.tensor(
+                [[data.draw(st.integers(0, num_hypotheses - 1)) for _ in range(size)] for _ in kept]
+            )
+            chosen = torch.tensor(kept)[:, None] * num_hypotheses + parents
+            newest = torch.randint(4, V, (len(kept), size, 1))
+            tokens = torch.cat([tokens.flatten(0, 1)[chosen], newest], dim=2)
+            sentences = sentences[kept]
+            state.reorder(chosen)
+
+
+def test_cached_decoding_goes_beyond_the_table_of_positions():
+    model = new_model(num_encoder_layers=1, num_decoder_layers=1).eval()
+    source, lengths, _ = new_batch()
+    target = torch.randint(4, V, (3, 300))
+    with torch.no_grad():
+        state = model.start(source, lengths)
+        steps = [model.step(target[:, t : t + 1], state) for t in range(300)]
+        full = logits_of(model, source, lengths, target)
+    torch.testing.assert_close(torch.cat(steps, dim=1), full)
+
+
+def test_reordering_before_the_first_step_can_drop_sentences():
+    model = new_model().eval()
+    source, lengths, target = new_batch()
+    with torch.no_grad():
+        state = model.start(source, lengths)
+        state.reorder(torch.tensor([[0], [2]]))
+        found = model.step(target[[0, 2], :1], state)
+        expected = logits_of(model, source[[0, 2]], lengths[[0, 2]], target[[0, 2], :1])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["dropout", "embedding_dropout", "attention_dropout", "relu_dropout"]
+)
+def test_each_dropout_alone_acts_in_training_and_never_in_evaluation(name):
+    plain, dropping = new_model(), new_model(**{name: 0.5})
+    batch = new_batch()
+    torch.testing.assert_close(logits_of(plain.train(), *batch), logits_of(plain.eval(), *batch))
+    torch.testing.assert_close(logits_of(dropping.eval(), *batch), logits_of(plain, *batch))
+    first, second = (logits_of(dropping.train(), *batch) for _ in range(2))
+    assert not torch.allclose(first, second)
+
+
+def test_tied_embeddings_share_what_they_say():
+    for tied, expected in (
+        ("three-way", (True, True)),
+        ("two-way", (False, True)),
+        ("none", (False, False)),
+    ):
+        model = new_model(tied_embeddings=tied)
+        target = model.target_embedding.weight
+        found = (target is model.source_embedding.weight, target is model.output_weight)
+        assert found == expected, tied
+
+
+def test_every_parameter_gets_a_gradient():
+    for changes in ({}, {"norm": "pre", "tied_embeddings": "none", "d_k": 3}):
+        model = new_model(**changes)
+        logits_of(model, *new_batch()).sin().sum().backward()
+        assert all(p.grad is not None and p.grad.any() for p in model.parameters())

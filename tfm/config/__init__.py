@@ -1,0 +1,57 @@
+"""All settings: declared once, read from flags and TOML files, laid over presets."""
+
+from tfm.config.groups import (
+    AverageConfig,
+    BatchingConfig,
+    BinarizeConfig,
+    CleaningConfig,
+    DeviceName,
+    OptimizerConfig,
+    Precision,
+    RunConfig,
+    ScoreConfig,
+    SearchConfig,
+    SubwordConfig,
+    TrainingConfig,
+    TransformerConfig,
+)
+from tfm.config.presets import (
+    PRESETS,
+    run_config,
+    run_table,
+)
+from tfm.config.schema import (
+    Settings,
+    Table,
+    settings_from,
+    settings_to,
+)
+from tfm.config.toml import (
+    read_toml,
+    run_toml,
+)
+
+__all__ = [
+    "PRESETS",
+    "AverageConfig",
+    "BatchingConfig",
+    "BinarizeConfig",
+    "CleaningConfig",
+    "DeviceName",
+    "OptimizerConfig",
+    "Precision",
+    "RunConfig",
+    "ScoreConfig",
+    "SearchConfig",
+    "Settings",
+    "SubwordConfig",
+    "Table",
+    "TrainingConfig",
+    "TransformerConfig",
+    "read_toml",
+    "run_config",
+    "run_table",
+    "run_toml",
+    "settings_from",
+    "settings_to",
+]

@@ -1,0 +1,97 @@
+"""Named settings of a whole run, and what users lay over them."""
+
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from tfm.config.groups import RunConfig
+from tfm.config.schema import Settings, Table, settings_and_problems, settings_to
+from tfm.errors import UsageError
+
+PRESETS: Mapping[str, Mapping[str, Table]] = {
+    "base": {},
+    "big": {
+        "model": {
+            "d_model": 1024,
+            "d_ff": 4096,
+            "num_heads": 16,
+            "dropout": 0.3,
+            "embedding_dropout": 0.3,
+        },
+        "training": {"max_steps": 300_000, "average_last": 20},
+    },
+    # For tens of thousands of pairs on a CPU. Pre-norm and a short warm-up learn most from few steps.
+    "tiny": {
+        "model": {
+            "num_encoder_layers": 3,
+            "num_decoder_layers": 3,
+            "d_model": 128,
+            "d_ff": 512,
+            "num_heads": 4,
+            "attention_dropout": 0.0,
+            "norm": "pre",
+        },
+        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
+        "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
+        "training": {"max_steps": 5_000, "checkpoint_steps": 500},
+    },
+    # For the corpus that tfm writes itself.
+    "quickstart": {
+        "model": {
+            "num_encoder_layers": 2,
+            "num_decoder_layers": 2,
+            "d_model": 128,
+            "d_ff": 512,
+            "num_heads": 4,
+            "attention_dropout": 0.0,
+            "norm": "pre",
+        },
+        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
+        "batching": {"batch_tokens": 1_000, "bucket_tokens": 1_000},
+        "training": {"max_steps": 1_800, "checkpoint_steps": 300},
+    },
+}
+
+
+def run_config(arch: str | None, *tables: Table) -> RunConfig:
+    """Lay tables of settings over a preset.
+
+    Args:
+        arch: Name of the preset; if None, that of the last table with an "arch" key, else base.
+        tables: {section: {name: value}}, each laid over the ones before it.
+
+    Raises:
+        UsageError: Unknown names or impossible values, all of them in one message.
+    """
+    named = [table["arch"] for table in tables if "arch" in table]
+    if arch is None:
+        arch = named[-1] if named else RunConfig().arch
+    elif named and named[-1] != arch:
+        raise UsageError(f"arch {arch} contradicts arch {named[-1]} in the file: leave one out")
+    if arch not in list(PRESETS):
+        raise UsageError(f"there is no arch {arch!r}: choose one of {', '.join(PRESETS)}")
+    kinds = {
+        name: kind for name, kind in typing.get_type_hints(RunConfig).items() if name != "arch"
+    }
+    merged: dict[str, dict[str, Any]] = {name: {} for name in kinds}
+    problems = []
+    for table in (PRESETS[arch], *tables):
+        for name, values in table.items():
+            if name in kinds and isinstance(values, Mapping):
+                merged[name].update(values)
+            elif name != "arch":
+                problems.append(f"unknown section [{name}]: sections are {', '.join(kinds)}")
+    groups = {}
+    for name, kind in kinds.items():
+        groups[name], more = settings_and_problems(kind, merged[name])
+        problems += more
+    if problems:
+        raise UsageError("; ".join(problems))
+    return RunConfig(arch=arch, **groups)
+
+
+def run_table(run: RunConfig) -> dict[str, Any]:
+    """The table from which `run_config` builds the same run."""
+    groups = ((item.name, getattr(run, item.name)) for item in fields(run))
+    return {name: settings_to(g) if isinstance(g, Settings) else g for name, g in groups}

@@ -1,0 +1,112 @@
+"""What a setting is, and how a group of settings is read from a table."""
+
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeVar
+
+from tfm.errors import UsageError
+
+T = TypeVar("T")
+SettingsT = TypeVar("SettingsT", bound="Settings")
+
+Table = Mapping[str, Any]
+
+
+def setting(
+    default: T,
+    help_text: str,
+    *,
+    flag: str | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> T:
+    """Declare one setting.
+
+    Args:
+        default: The value where nobody says otherwise.
+        help_text: One line for the help; the unit in it.
+        flag: The command-line flag, where it is not the name with dashes.
+        at_least: Smallest value allowed.
+        at_most: Largest value allowed.
+    """
+    metadata = {"help": help_text, "flag": flag, "at_least": at_least, "at_most": at_most}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all groups of settings share: checking their values."""
+
+    section: ClassVar[str] = ""
+
+    def problems(self) -> Iterator[str]:
+        """Name each value that cannot be, and what would do."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            low, high = item.metadata["at_least"], item.metadata["at_most"]
+            if value is None or isinstance(value, str):
+                continue
+            if not math.isfinite(value):
+                yield f"{item.name} is {value}, but must be a finite number"
+            if low is not None and value < low:
+                yield f"{item.name} is {value}, but must be at least {low}"
+            if high is not None and value > high:
+                yield f"{item.name} is {value}, but must be at most {high}"
+
+
+def settings_from(kind: type[SettingsT], table: Table) -> SettingsT:
+    """Build one group of settings from a table.
+
+    Raises:
+        UsageError: Unknown names, values of another type or beyond their limits, all together.
+    """
+    settings, problems = settings_and_problems(kind, table)
+    if problems:
+        raise UsageError("; ".join(problems))
+    return settings
+
+
+def settings_to(settings: Settings) -> dict[str, Any]:
+    """The table from which `settings_from` builds the same settings; unset ones are left out."""
+    values = {item.name: getattr(settings, item.name) for item in fields(settings)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def settings_and_problems(kind: type[SettingsT], table: Table) -> tuple[SettingsT, list[str]]:
+    """One group of settings, and all that is wrong with them."""
+    hints = typing.get_type_hints(kind)
+    known = [item.name for item in fields(kind)]
+    problems = [
+        f"unknown setting {name!r} in [{kind.section}]: it has {', '.join(known)}"
+        for name in table
+        if name not in known
+    ]
+    values: dict[str, Any] = {}
+    for name in known:
+        if name not in table:
+            continue
+        try:
+            values[name] = _converted(table[name], hints[name])
+        except TypeError as error:
+            problems.append(f"{kind.section}.{name} {error}")
+    settings = kind(**values)
+    problems.extend(settings.problems())
+    return settings, problems
+
+
+def _converted(value: Any, hint: Any) -> Any:
+    """A TOML value as the type of its setting."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
+    if typing.get_origin(hint) is Literal:
+        if value not in typing.get_args(hint):
+            raise TypeError(f"is {value!r}, but must be one of {', '.join(typing.get_args(hint))}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise TypeError(f"is {value!r}, but must be of type {hint.__name__}")
