@@ -15,7 +15,6 @@ import typing
 import pytest
 
 import tfm
-from tfm import config
 from tfm.cli import main as cli
 from tfm.config import (
     PRESETS,
@@ -25,8 +24,16 @@ from tfm.config import (
     TrainingConfig,
     TransformerConfig,
 )
+from tfm.config.toml import tomllib
 from tfm.data.synthetic import generate_pairs
-from tfm.errors import CheckpointError, DataError, DownloadError, TfmError, TrainingError
+from tfm.errors import (
+    CheckpointError,
+    DataError,
+    DownloadError,
+    TfmError,
+    TrainingError,
+    UsageError,
+)
 
 COMMANDS = [
     "prepare",
@@ -265,7 +272,7 @@ def test_a_wrong_path_is_one_line_and_exit_code_1(run, arguments, pattern):
         (DownloadError, 1),
         (CheckpointError, 1),
         (TrainingError, 1),
-        (config.UsageError, 2),
+        (UsageError, 2),
     ],
 )
 def test_every_kind_of_error_is_one_line_and_its_exit_code(run, monkeypatch, error, code):
@@ -404,7 +411,7 @@ def test_printed_settings_are_settings_again(run, elsewhere, arch):
 def test_flags_win_over_the_file_which_wins_over_the_preset(run, elsewhere):
     (elsewhere / "x.toml").write_text('arch = "big"\n[model]\ndropout = 0.2\nd_ff = 100\n')
     _, out, _ = run("train", "--config", "x.toml", "--d-ff", 200, "--print-config")
-    model = config.tomllib.loads(out)["model"]
+    model = tomllib.loads(out)["model"]
     assert (model["d_model"], model["dropout"], model["d_ff"]) == (1024, 0.2, 200)
 
 
@@ -423,7 +430,7 @@ def test_every_flag_of_train_reaches_its_setting(run, group, item):
     flag = f"--{item.name.replace('_', '-')}"
     code, out, err = run("train", flag, value, *flags, "--print-config")
     assert code == 0, err
-    assert config.tomllib.loads(out)[group.section][item.name] == value
+    assert tomllib.loads(out)[group.section][item.name] == value
 
 
 def test_settings_of_a_recipe_hold_for_later_commands_unless_flags_say_otherwise(dataset, run):

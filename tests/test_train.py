@@ -4,7 +4,6 @@ import itertools
 import json
 import shutil
 import signal
-from random import Random
 
 import pytest
 import torch
@@ -64,9 +63,9 @@ def signal_after(monkeypatch):
 
 @pytest.fixture(scope="module")
 def straight(data_dir, tiny_run, tmp_path_factory, default_products):
-    """A run of 40 steps in one go."""
+    """A run of 24 steps in one go."""
     run_dir = tmp_path_factory.mktemp("runs") / "straight"
-    run = tiny_run(training={"max_steps": 40, "checkpoint_steps": 10})
+    run = tiny_run(training={"max_steps": 24, "checkpoint_steps": 6})
     result = train(data_dir, run_dir, run)
     return run, run_dir, result
 
@@ -79,11 +78,11 @@ def no_report(straight, monkeypatch):
 
 def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(straight):
     run, run_dir, result = straight
-    assert (result.run_dir, result.step) == (run_dir, 40)
-    assert steps(run_dir) == [10, 20, 30, 40]
+    assert (result.run_dir, result.step) == (run_dir, 24)
+    assert steps(run_dir) == [6, 12, 18, 24]
     assert run_config(None, read_toml(run_dir / "config.toml")) == run
-    assert [line["step"] for line in records(run_dir, "train")] == list(range(3, 40, 3))
-    assert [line["step"] for line in records(run_dir, "validation")] == [10, 20, 30, 40]
+    assert [line["step"] for line in records(run_dir, "train")] == list(range(3, 25, 3))
+    assert [line["step"] for line in records(run_dir, "validation")] == [6, 12, 18, 24]
     assert (run_dir / "report.html").is_file()
     assert result.metrics == load_info(checkpoints(run_dir)[-1]).metrics
     assert records(run_dir, "validation")[-1]["loss"] == result.metrics["loss"]
@@ -92,7 +91,7 @@ def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(straight):
 def test_it_learns(straight):
     found = [line["loss"] for line in records(straight[1], "validation")]
     assert found == sorted(found, reverse=True)
-    assert found[-1] < found[0] - 0.3
+    assert found[-1] < found[0] - 0.2
 
 
 def test_training_twice_gives_the_same_run(straight, data_dir, tmp_path):
@@ -103,7 +102,7 @@ def test_training_twice_gives_the_same_run(straight, data_dir, tmp_path):
 
 
 # Within an epoch and a line of metrics, at a checkpoint, and at the end of an epoch.
-@pytest.mark.parametrize("step", [17, 20, "epoch"])
+@pytest.mark.parametrize("step", [10, 12, "epoch"])
 def test_a_run_that_is_stopped_and_started_again_is_the_same_run(
     straight, data_dir, tmp_path, signal_after, step
 ):
@@ -122,7 +121,7 @@ def test_a_run_that_is_stopped_and_started_again_is_the_same_run(
 
 def test_a_run_may_be_made_longer(straight, data_dir, tiny_run, tmp_path):
     run, run_dir, _ = straight
-    shorter = tiny_run(training={"max_steps": 20, "checkpoint_steps": 10})
+    shorter = tiny_run(training={"max_steps": 12, "checkpoint_steps": 6})
     train(data_dir, tmp_path / "run", shorter)
     train(data_dir, tmp_path / "run", run)
     assert records(tmp_path / "run") == records(run_dir)
@@ -135,7 +134,7 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint(straight, data_dir, tmp
     for path in checkpoints(copy)[-1:]:
         shutil.rmtree(path)
     with (copy / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "step": 4')
+        file.write('{"kind": "train", "step": 2')
     train(data_dir, copy, run)
     assert records(copy) == records(run_dir)
     assert same_weights(checkpoints(copy)[-1], checkpoints(run_dir)[-1])
@@ -145,7 +144,7 @@ def test_a_finished_run_is_left_as_it_is(straight, data_dir, capsys):
     run, run_dir, result = straight
     before = records(run_dir)
     assert train(data_dir, run_dir, run) == result
-    assert "is finished at step 40" in capsys.readouterr().err
+    assert "is finished at step 24" in capsys.readouterr().err
     assert records(run_dir) == before
 
 
@@ -316,35 +315,9 @@ def test_validation_text_that_was_changed_since_is_refused(data_dir, tiny_run, t
 def test_a_forecast_counts_what_the_run_will_do(data_dir, tiny_run, straight):
     run, run_dir, _ = straight
     found = forecast(data_dir, run)
-    assert (found.num_pairs, found.max_steps, found.vocab_sizes) == (200, 40, (400, 400))
+    assert (found.num_pairs, found.max_steps, found.vocab_sizes) == (200, 24, (400, 400))
     epochs = [line["epoch"] for line in records(run_dir)]
-    assert epochs[-1] == -(-40 // found.steps_per_epoch)
+    assert epochs[-1] == -(-24 // found.steps_per_epoch)
     weights = load_weights(checkpoints(run_dir)[-1])
     assert found.cost.num_parameters == sum(tensor.numel() for tensor in weights.values())
     assert found.parts_per_step > 1
-
-
-def test_it_learns_to_copy(tmp_path, make_dataset):
-    """The whole way: subwords, training, checkpoints, beam search, text."""
-    random = Random(1)
-    lines = [" ".join(random.choices("abcdefgh", k=random.randint(1, 6))) for _ in range(1000)]
-    unseen = sorted(set(lines[:100]) - set(lines[100:]))
-    splits = {"train": [(line, line) for line in lines[100:]],
-              "valid": [(line, line) for line in unseen]}  # fmt: skip
-    data_dir = make_dataset(tmp_path / "data", splits, vocab_size=20, byte_fallback=False)
-    run = run_config(
-        "base",
-        {
-            "model": {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 64,
-                      "d_ff": 128, "num_heads": 4, "dropout": 0.0, "attention_dropout": 0.0,
-                      "embedding_dropout": 0.0},
-            "optimizer": {"warmup_steps": 100, "learning_rate": 5e-3},
-            "batching": {"batch_tokens": 1000, "bucket_tokens": 250},
-            "training": {"max_steps": 240, "checkpoint_steps": 240, "device": "cpu",
-                         "precision": "fp32"},
-        },
-    )  # fmt: skip
-    train(data_dir, tmp_path / "run", run)
-    translated = Translator.load(tmp_path / "run", device="cpu").translate(unseen)
-    correct = sum(one == other for one, other in zip(translated, unseen, strict=True))
-    assert correct >= 0.9 * len(unseen)

@@ -21,7 +21,7 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
         },
         "training": {"max_steps": 300_000, "average_last": 20},
     },
-    # For tens of thousands of pairs on a CPU. Pre-norm and a short warm-up learn most from few steps.
+    # For tens of thousands of pairs on a CPU: pre-norm learns most from few steps.
     "tiny": {
         "model": {
             "num_encoder_layers": 3,
