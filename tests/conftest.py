@@ -1,7 +1,6 @@
 """What several test files share: a tiny dataset, and settings of a tiny run."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,25 +62,6 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory, make_dataset: Callable[..
     return make_dataset(tmp_path_factory.mktemp("data") / "tiny", splits, vocab_size=400)
 
 
-@contextlib.contextmanager
-def _default_products() -> Iterator[None]:
-    import torch
-
-    from tfm.runtime import device
-
-    torch.backends.mkldnn.matmul.fp32_precision = "ieee"  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "_choose_fp32_products", lambda: None)
-        yield
-
-
-@pytest.fixture(scope="module")
-def default_products() -> Iterator[None]:
-    """Leave matrix products as torch does them: what speeds up large ones slows down tiny ones."""
-    with _default_products():
-        yield
-
-
 @pytest.fixture(scope="session")
 def tiny_run() -> Callable[..., RunConfig]:
     """Settings of a run that takes a second, with some changed."""
@@ -100,6 +80,5 @@ def trained_run(
     from tfm.stages.train import train
 
     run_dir = tmp_path_factory.mktemp("runs") / "tiny"
-    with _default_products():
-        train(data_dir, run_dir, tiny_run(training={"average_last": 2}))
+    train(data_dir, run_dir, tiny_run(training={"average_last": 2}))
     return run_dir

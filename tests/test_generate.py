@@ -14,8 +14,6 @@ from tfm.stages import generate as stage
 from tfm.stages.generate import generate, plan_generation
 from tfm.translator import Translator
 
-pytestmark = pytest.mark.usefixtures("default_products")
-
 CONFIG = SearchConfig(max_extra_length=3)
 
 

@@ -2,13 +2,9 @@
 
 from random import Random
 
-import pytest
-
 from tfm.config import run_config
 from tfm.stages.train import train
 from tfm.translator import Translator
-
-pytestmark = pytest.mark.usefixtures("default_products")
 
 
 def test_it_learns_to_copy(tmp_path, make_dataset):

@@ -111,8 +111,9 @@ def test_charts_say_in_words_what_they_show(report_of):
     label = svgs(page)[0].get("aria-label")
     assert svgs(page)[0].get("role") == "img"
     assert label == (
-        "Loss, nats per target token, over training steps: training from 7.25 at step 50 "
-        "to 2.5 at step 1,000; validation from 1.5 at step 1,000 to 1.5 at step 1,000."
+        "Loss, nats per target token; in training label-smoothed, over training steps: "
+        "training from 7.25 at step 50 to 2.5 at step 1,000; "
+        "validation from 1.5 at step 1,000 to 1.5 at step 1,000."
     )
 
 

@@ -18,8 +18,6 @@ from tfm.stages.train import open_data, train
 from tfm.training.trainer import Trainer
 from tfm.translator import Translator
 
-pytestmark = pytest.mark.usefixtures("default_products")
-
 _TIMES = ("minutes", "target_tokens_per_second")
 
 
@@ -62,7 +60,7 @@ def signal_after(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def straight(data_dir, tiny_run, tmp_path_factory, default_products):
+def straight(data_dir, tiny_run, tmp_path_factory):
     """A run of 24 steps in one go."""
     run_dir = tmp_path_factory.mktemp("runs") / "straight"
     run = tiny_run(training={"max_steps": 24, "checkpoint_steps": 6})

@@ -15,8 +15,6 @@ from tfm.model.transformer import Transformer
 from tfm.runtime.device import choose_compute
 from tfm.training.trainer import Trainer, batch_loss, evaluate
 
-pytestmark = pytest.mark.usefixtures("default_products")
-
 VOCAB_SIZES = (400, 400)
 
 # Of `test_the_first_steps_are_those_that_were_recorded`, every fifth step.

@@ -11,8 +11,6 @@ from tfm.errors import CheckpointError, DataError, TfmError
 from tfm.runtime.checkpoint import checkpoints
 from tfm.translator import Translator
 
-pytestmark = pytest.mark.usefixtures("default_products")
-
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven"]
 SHORT = SearchConfig(max_extra_length=5)
 

@@ -53,14 +53,16 @@ class Translator:
     @classmethod
     def load(
         cls,
-        *paths: Path | str,
+        path: Path | str,
+        *more_paths: Path | str,
         device: DeviceName = "auto",
         precision: Precision = "auto",
     ) -> "Translator":
         """Read models from disk.
 
         Args:
-            *paths: Model or run folders; several make an ensemble.
+            path: A model or run folder.
+            *more_paths: Others, which make an ensemble with it.
             device: Where to compute.
             precision: Arithmetic of matrix products.
 
@@ -68,7 +70,7 @@ class Translator:
             CheckpointError: A folder holds no sound model, or models differ in vocabulary.
         """
         compute = choose_compute(device, precision)
-        folders = [find_model(Path(path)) for path in paths]
+        folders = [find_model(Path(folder)) for folder in (path, *more_paths)]
         vocabularies = [Vocabulary.load(folder) for folder in folders]
         models = []
         for folder, vocabulary in zip(folders, vocabularies, strict=True):
@@ -125,11 +127,11 @@ class Translator:
     def _encode(self, lines: list[str], config: SearchConfig) -> list[list[int]]:
         sources = self._vocabulary.source.encode(lines)
         limit = config.max_source_length
-        for number, (line, ids) in enumerate(zip(lines, sources, strict=True), start=1):
+        for line, ids in zip(lines, sources, strict=True):
             if not line.strip():
                 ids.clear()
             if len(ids) > limit:
-                say(f"warning: sentence {number} has {len(ids):,} tokens: cut after {limit:,}")
+                say(f'warning: "{line[:40]}…" has {len(ids):,} tokens: cut after {limit:,}')
                 del ids[limit:]
         return sources
 

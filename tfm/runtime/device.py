@@ -9,7 +9,6 @@ from tfm.config import DeviceName, Precision
 from tfm.errors import UsageError
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_FP32_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -52,20 +51,4 @@ def choose_compute(device: DeviceName, precision: Precision) -> Compute:
     else:
         # Its backward pass is slow on sentences: plain products train 1.7 times as fast.
         torch.backends.cuda.enable_flash_sdp(False)
-        _choose_fp32_products()
     return Compute(torch.device("cuda" if use_gpu else "cpu"), _DTYPES[precision])
-
-
-def _choose_fp32_products() -> None:
-    """Take oneDNN's fp32 matrix products on CPUs where they are as exact as the default's.
-
-    The setting that leads there allows oneDNN to round to bf16. CPUs without bf16 matrix units
-    compute in fp32 all the same, and on some of them twice as fast as the default library.
-    """
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
-    generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
-    exact = left.double() @ right.double()
-    error = ((left @ right).double() - exact).abs().max() / exact.abs().max()
-    if error > _FP32_TOLERANCE:
-        torch.backends.mkldnn.matmul.fp32_precision = "ieee"  # type: ignore[attr-defined]

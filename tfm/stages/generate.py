@@ -20,6 +20,7 @@ from tfm.translator import Translation, Translator
 RECORD_FORMAT = 1
 # Lines that are sorted by length together; the next are read when these are translated.
 _BUFFER_LINES = 1_000
+_BYTE_ORDER_MARK = "\ufeff"
 
 Split = Literal["test", "valid"]
 
@@ -77,8 +78,8 @@ def plan_generation(
         source = Source(path=None)
     else:
         source = _split_source(info, split or "test", folders[0])
-    if source.path is not None and not source.path.is_file():
-        raise DataError(f"{source.path} does not exist")
+    if source.path is not None and not source.path.exists():
+        raise DataError(f"{source.path} does not exist: check its name")
     return Generation(models=folders, source=source, data_dir=info.data_dir)
 
 
@@ -105,7 +106,7 @@ def generate(
     _note(plan, runs_dir)
     translator = Translator.load(*plan.models, device=device, precision=precision)
     path = plan.source.path
-    total = None if path is None else _count_lines(path)
+    total = _count_lines(path) if path is not None and path.is_file() else None
     with (
         open(sys.stdin.fileno() if path is None else path, "rb", closefd=path is not None) as file,
         Progress("generate", total=total, unit="lines") as bar,
@@ -161,9 +162,12 @@ def _read(file: IO[bytes], source: Source, num_before: int) -> list[str]:
     """The next lines, without their ends."""
     lines = list(itertools.islice(file, _BUFFER_LINES))
     try:
-        return [line.decode().removesuffix("\n").removesuffix("\r") for line in lines]
+        texts = [line.decode().rstrip("\n").rstrip("\r") for line in lines]
     except UnicodeDecodeError as error:
         broken = next(
             i for i, line in enumerate(lines, num_before + 1) if line.endswith(error.object)
         )
         raise DataError(f"{source}, line {broken}: not UTF-8 ({error.reason})") from None
+    if texts and num_before == 0:
+        texts[0] = texts[0].removeprefix(_BYTE_ORDER_MARK)
+    return texts
