@@ -49,7 +49,7 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
         },
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
         "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
-        "training": {"max_steps": 5_000, "checkpoint_steps": 500},
+        "training": {"max_steps": 4_500, "checkpoint_steps": 500},
     },
     # For the corpus that tfm writes itself.
     "quickstart": {
