@@ -1,5 +1,6 @@
 """Files and folders appear under their names whole or not at all."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -24,15 +25,17 @@ class StoppedError(Exception):
     """Something that goes wrong while a file is being written."""
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def full_disk():
-    """Nothing may write a file larger than 1,000 bytes."""
+    """For a while nothing may write a file larger than 1,000 bytes, not even pytest its output."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def names(folder):
@@ -74,10 +77,10 @@ def test_an_error_leaves_the_older_file_and_nothing_else(tmp_path, error):
     assert names(tmp_path) == ["file"]
 
 
-def test_a_full_disk_leaves_the_older_file_and_the_error_names_it(tmp_path, full_disk):
+def test_a_full_disk_leaves_the_older_file_and_the_error_names_it(tmp_path):
     path = tmp_path / "file"
     write_text(path, "old")
-    with pytest.raises(OSError, match="too large") as caught:
+    with pytest.raises(OSError, match="too large") as caught, full_disk():
         write_text(path, "x" * 2_000)
     assert caught.value.filename == str(path)
     assert path.read_text() == "old"
@@ -143,11 +146,15 @@ def test_an_error_leaves_the_older_folder_and_nothing_else(tmp_path, error):
     assert names(tmp_path) == ["folder"]
 
 
-def test_a_full_disk_leaves_the_older_folder_and_the_error_names_it(tmp_path, full_disk):
+def test_a_full_disk_leaves_the_older_folder_and_the_error_names_it(tmp_path):
     path = tmp_path / "folder"
     with atomic_directory(path) as folder:
         (folder / "old").write_text("1")
-    with pytest.raises(OSError, match="too large") as caught, atomic_directory(path) as folder:
+    with (
+        pytest.raises(OSError, match="too large") as caught,
+        full_disk(),
+        atomic_directory(path) as folder,
+    ):
         (folder / "new").write_bytes(b"x" * 2_000)
     assert caught.value.filename == str(path)
     assert names(path) == ["old"]

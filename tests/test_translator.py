@@ -79,7 +79,7 @@ def test_a_source_that_is_too_long_is_cut_with_a_warning(translator, capsys):
     config = SearchConfig(max_source_length=5, max_extra_length=5)
     text = "seven " * 50
     found = translator.search(["seven", text], config)
-    assert "warning: sentence 2 has" in capsys.readouterr().err
+    assert "has 101 tokens: cut after 5" in capsys.readouterr().err
     assert len(found) == 2
 
 

@@ -128,7 +128,12 @@ def _charts(training: Sequence[Record], validation: Sequence[Record]) -> list[_C
         label="training", colour=_TRAINING, points=_points(training, "target_tokens_per_second")
     )
     return [
-        _Chart(name="loss", title="Loss", unit="nats per target token; in training label-smoothed", curves=both("loss")),
+        _Chart(
+            name="loss",
+            title="Loss",
+            unit="nats per target token; in training label-smoothed",
+            curves=both("loss"),
+        ),
         _Chart(
             name="perplexity",
             title="Perplexity",

@@ -1,6 +1,7 @@
 """tfm quickstart: all seven stages as one would type them, on a corpus made for it."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -196,5 +197,8 @@ def _summarize(console: Console, result: QuickstartResult, out_dir: Path) -> Non
     console.print("", times, "", samples, scores, "")
     reports = [(str(path), "the curves of the training, for a browser") for path in result.reports]
     console.print("What to try next:", style="bold")
-    for command, purpose in ((f"cd {out_dir}", "where the model is"), *_NEXT, *reports):
+    first = [(f"cd {out_dir}", "where the model is")]
+    if shutil.which("tfm") is None:
+        first.insert(0, (f". {sys.prefix}/bin/activate", "so that the shell finds tfm"))
+    for command, purpose in (*first, *_NEXT, *reports):
         console.print(f"  {command}\n      {purpose}", markup=False, soft_wrap=True)
