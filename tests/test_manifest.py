@@ -114,10 +114,19 @@ def test_a_damaged_manifest_is_named(manifest, content):
 def test_the_newest_dataset_is_the_one_last_worked_on(tmp_path):
     for age, name in enumerate(("a", "b", "c")):
         create(tmp_path / name)
+        (tmp_path / name / "train.en").touch()
         os.utime(tmp_path / name / "manifest.json", (100 - age, 100 - age))
     assert newest_dataset(tmp_path) == tmp_path / "a"
     create(tmp_path / "b")
     assert newest_dataset(tmp_path) == tmp_path / "b"
+
+
+def test_a_dataset_whose_making_failed_is_not_the_newest(tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "train.en").touch()
+    create(tmp_path / "old")
+    create(tmp_path / "failed")
+    assert newest_dataset(tmp_path) == tmp_path / "old"
 
 
 def test_no_dataset_says_how_to_make_one(tmp_path):

@@ -140,7 +140,8 @@ def newest_dataset(root: Path) -> Path:
     Raises:
         DataError: There is none.
     """
-    found = list(root.glob("*/manifest.json"))
+    # A folder in which tfm prepare failed has a manifest, but no text yet.
+    found = [path for path in root.glob("*/manifest.json") if any(path.parent.glob("train.*"))]
     if not found:
         raise DataError(f'{root}/ holds no dataset: make one with "tfm prepare"')
     return max(found, key=lambda path: path.stat().st_mtime).parent

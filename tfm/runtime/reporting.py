@@ -37,6 +37,7 @@ class Progress:
             unit_scale=unit == "B" or (total or 0) >= 100_000,
             unit_divisor=1024 if unit == "B" else 1000,
             initial=initial,
+            bar_format="{l_bar}{bar:10}{r_bar}",  # short, so that the figures have room
             disable=self._plain,
             dynamic_ncols=True,
             leave=False,
