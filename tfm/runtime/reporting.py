@@ -34,7 +34,7 @@ class Progress:
             total=total,
             desc=description,
             unit=unit,
-            unit_scale=unit == "B" or (total or 0) >= 100_000,
+            unit_scale=unit == "B",
             unit_divisor=1024 if unit == "B" else 1000,
             initial=initial,
             bar_format="{l_bar}{bar:10}{r_bar}",  # short, so that the figures have room
