@@ -112,9 +112,9 @@ def score(
         DataError: A file is missing, empty, not UTF-8, or not of the length of the others.
         UsageError: No reference is given and none is known.
     """
-    if unknown := [name for name in metrics if name not in get_args(MetricName)]:
-        known = ", ".join(get_args(MetricName))
-        raise UsageError(f'there is no metric "{unknown[0]}": choose among {known}')
+    for name in metrics:  # before anything is waited for
+        if name not in get_args(MetricName):
+            raise _unknown(name)
     # Standard input ends when generate does, so its note is there by then.
     hypothesis_lines = read_hypotheses(hypotheses)
     paths = list(references) or [default_reference(runs_dir)]
@@ -312,8 +312,13 @@ def _metric(name: MetricName, references: Sequence[Sequence[str]], config: Score
         case "ter":
             return TER(references=references)
         case _:
-            known = ", ".join(get_args(MetricName))
-            raise UsageError(f'there is no metric "{name}": choose among {known}')
+            raise _unknown(name)
+
+
+def _unknown(name: str) -> UsageError:
+    return UsageError(
+        f'there is no metric "{name}": choose among {", ".join(get_args(MetricName))}'
+    )
 
 
 def _exact_score(
