@@ -18,7 +18,7 @@ Given = Mapping[str, Mapping[str, Any]]
 
 
 def with_settings(
-    *kinds: type[Settings], leave_out: tuple[str, ...] = ()
+    *kinds: type[Settings],
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Give a command a flag for each setting of some groups.
 
@@ -27,9 +27,8 @@ def with_settings(
 
     Args:
         *kinds: The groups of settings.
-        leave_out: Names of settings without a flag here.
     """
-    items = [(kind, item) for kind in kinds for item in fields(kind) if item.name not in leave_out]
+    items = [(kind, item) for kind in kinds for item in fields(kind)]
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(command)

@@ -120,7 +120,9 @@ class TrainingConfig(Settings):
 
     max_steps: int = setting(100_000, "Stop after so many steps.", at_least=1)
     max_epochs: int | None = setting(None, "Stop after so many passes.", at_least=1)
-    max_minutes: float | None = setting(None, "Stop after so many minutes of training.", at_least=0)
+    max_minutes: float | None = setting(
+        None, "Stop after so many minutes of wall time, validation included.", at_least=0
+    )
     patience: int | None = setting(
         None, "Stop after so many validations without a better best_metric.", at_least=1
     )
