@@ -204,6 +204,8 @@ def test_the_package_runs_as_a_module():
         ("train --config none.toml", "none.toml does not exist"),
         ("prepare", r"name a recipe \(.*wmt14-en-de.*"),
         ("prepare nonsense", "there is no recipe 'nonsense'.*"),
+        ("prepare --train a.en a.de --no-verify", "--mirror, .* need a recipe that downloads"),
+        ("score --bootstrap-samples 9", "the paired bootstrap needs a --baseline .*"),
         ("prepare --train a.en", r"Option '--train' requires 2 arguments"),
         ("prepare --train a.en b.de", "say where your dataset goes, such as --out data/mine"),
         ("prepare wmt14-en-de --test a b", "a recipe names its own text: leave out .*"),

@@ -123,6 +123,8 @@ def prepare(
     """
     from tfm.stages.prepare import prepare as run_stage
 
+    if recipe is None and (mirror is not None or downloads is not None or not verify):
+        raise UsageError("--mirror, --downloads and --no-verify need a recipe that downloads")
     chosen = _recipe(recipe, train=train, valid=valid, test=test, languages=languages, out=out)
     run_stage(
         chosen,
@@ -327,11 +329,14 @@ def score(
     from tfm.stages.score import DEFAULT_METRICS
     from tfm.stages.score import score as run_stage
 
+    settings = given.get("score", {})
+    if baseline is None and any(name.startswith("bootstrap") for name in settings):
+        raise UsageError("the paired bootstrap needs a --baseline to compare with")
     result = run_stage(
         hypotheses,
         reference or [],
         metrics=cast("list[MetricName]", metric) if metric else DEFAULT_METRICS,
-        config=settings_from(ScoreConfig, given.get("score", {})),
+        config=settings_from(ScoreConfig, settings),
         baseline=baseline,
         runs_dir=_RUNS_ROOT,
     )
