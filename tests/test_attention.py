@@ -1,14 +1,23 @@
 """Multi-head attention: the formula, its masks and its widths."""
 
+import itertools
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from tfm.config import TransformerConfig
-from tfm.model.attention import AttentionMask, MultiHeadAttention, scaled_dot_product_attention
+from tfm.model.attention import (
+    AttentionMask,
+    MultiHeadAttention,
+    additive_scores,
+    attention,
+    attention_weights,
+)
 
 B, H, T, S, D_K, D_V = 2, 3, 4, 5, 6, 7
 
@@ -28,20 +37,20 @@ def plain_attention(query, key, value, allowed):
 def test_attention_is_the_softmax_of_scaled_products_times_values(qkv):
     everywhere = torch.ones(T, S, dtype=torch.bool)
     expected = plain_attention(*qkv, everywhere)
-    torch.testing.assert_close(scaled_dot_product_attention(*qkv, AttentionMask()), expected)
+    torch.testing.assert_close(attention(*qkv, AttentionMask()), expected)
 
 
 def test_key_lengths_hide_the_keys_beyond_them(qkv):
     lengths = torch.tensor([2, 5])
     allowed = (torch.arange(S) < lengths[:, None])[:, None, None]
-    found = scaled_dot_product_attention(*qkv, AttentionMask(key_lengths=lengths))
+    found = attention(*qkv, AttentionMask(key_lengths=lengths))
     torch.testing.assert_close(found, plain_attention(*qkv, allowed))
 
 
 def test_a_causal_mask_hides_later_keys(qkv):
     query, key, value = qkv[0], qkv[1][:, :, :T], qkv[2][:, :, :T]
     allowed = torch.ones(T, T, dtype=torch.bool).tril()
-    found = scaled_dot_product_attention(query, key, value, AttentionMask(causal=True))
+    found = attention(query, key, value, AttentionMask(causal=True))
     torch.testing.assert_close(found, plain_attention(query, key, value, allowed))
 
 
@@ -53,12 +62,12 @@ def test_a_mask_can_be_causal_and_padded_at_once(qkv):
         & (torch.arange(T) < lengths[:, None])[:, None, None]
     )
     mask = AttentionMask(key_lengths=lengths, causal=True)
-    found = scaled_dot_product_attention(query, key, value, mask)
+    found = attention(query, key, value, mask)
     torch.testing.assert_close(found, plain_attention(query, key, value, allowed))
 
 
 def test_a_mask_without_limits_renders_as_none():
-    assert AttentionMask().allowed(T, S) is None
+    assert AttentionMask().allowed(T, S, torch.device("cpu")) is None
 
 
 def test_dropout_drops_weights_and_scales_the_rest_up():
@@ -67,7 +76,7 @@ def test_dropout_drops_weights_and_scales_the_rest_up():
     torch.manual_seed(0)
     # Equal weights of 1/keys and one-hot values: the output is the weights themselves.
     value = torch.eye(keys)[None, None]
-    weights = scaled_dot_product_attention(query, key, value, AttentionMask(), dropout=0.25)
+    weights = attention(query, key, value, AttentionMask(), dropout=0.25)
     weights = weights.flatten() * keys
     assert weights.unique().tolist() == pytest.approx([0.0, 1 / 0.75], rel=1e-4)
     assert weights.mean() == pytest.approx(1.0, abs=0.05)
@@ -77,31 +86,140 @@ def test_dropout_drops_weights_and_scales_the_rest_up():
 def test_heads_project_to_any_width_and_back(d_k, d_v):
     config = TransformerConfig(d_model=8, num_heads=2, d_k=d_k, d_v=d_v)
     torch.manual_seed(0)
-    attention = MultiHeadAttention(config).double().eval()
-    nn.init.normal_(attention.input.bias)
+    heads_of = MultiHeadAttention(config).double().eval()
+    nn.init.normal_(heads_of.input.bias)
     x = torch.randn(B, T, 8, dtype=torch.float64)
-    found = attention.attend(*attention.queries_keys_values(x), AttentionMask())
+    found = heads_of.attend(*heads_of.queries_keys_values(x), AttentionMask())
 
     heads = []
     d_k, d_v = config.key_width, config.value_width
-    w_q, w_k, w_v = torch.split(attention.input.weight, [2 * d_k, 2 * d_k, 2 * d_v])
-    b_q, b_k, b_v = torch.split(attention.input.bias, [2 * d_k, 2 * d_k, 2 * d_v])
+    w_q, w_k, w_v = torch.split(heads_of.input.weight, [2 * d_k, 2 * d_k, 2 * d_v])
+    b_q, b_k, b_v = torch.split(heads_of.input.bias, [2 * d_k, 2 * d_k, 2 * d_v])
     for head in range(2):
         keys, values = slice(head * d_k, (head + 1) * d_k), slice(head * d_v, (head + 1) * d_v)
         query = F.linear(x, w_q[keys], b_q[keys])
         key = F.linear(x, w_k[keys], b_k[keys])
         value = F.linear(x, w_v[values], b_v[values])
         heads.append(plain_attention(query, key, value, torch.ones(T, T, dtype=torch.bool)))
-    expected = attention.output(torch.cat(heads, dim=-1))
+    expected = heads_of.output(torch.cat(heads, dim=-1))
     torch.testing.assert_close(found, expected)
 
 
 def test_separate_projections_equal_the_joint_one():
     torch.manual_seed(0)
-    attention = MultiHeadAttention(TransformerConfig(d_model=8, num_heads=2, d_k=3, d_v=5))
-    nn.init.normal_(attention.input.bias)
+    heads = MultiHeadAttention(TransformerConfig(d_model=8, num_heads=2, d_k=3, d_v=5))
+    nn.init.normal_(heads.input.bias)
     x = torch.randn(B, T, 8)
-    joint = attention.queries_keys_values(x)
-    separate = (attention.queries(x), *attention.keys_values(x))
+    joint = heads.queries_keys_values(x)
+    separate = (heads.queries(x), *heads.keys_values(x))
     for one, other in zip(joint, separate, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def plain_window(length, window, *, causal):
+    """Where attention is allowed, by the definition: r keys around, or the r last."""
+    before = window - 1 if causal else (window - 1) // 2
+    after = 0 if causal else window // 2
+    rows = [[-before <= j - i <= after for j in range(length)] for i in range(length)]
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 7, 30])
+@pytest.mark.parametrize("length", [1, 3, 8, 13, 20])
+@pytest.mark.parametrize("function", ["dot-product", "additive"])
+def test_a_window_shows_the_neighbours_and_nothing_else(length, window, causal, function):
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, B, H, length, D_K, dtype=torch.float64)
+    weight = torch.randn(H, D_K, dtype=torch.float64) if function == "additive" else None
+    mask = AttentionMask(causal=causal, window=window)
+    found = attention(query, key, value, mask, additive_weight=weight)
+    scores = query @ key.transpose(-1, -2) / math.sqrt(D_K)
+    if weight is not None:
+        scores = plain_additive_scores(query, key, weight)
+    hidden = ~plain_window(length, window, causal=causal)
+    weights = scores.masked_fill(hidden, -math.inf).softmax(dim=-1)
+    torch.testing.assert_close(found, weights @ value)
+    shown = attention_weights(query, key, mask, additive_weight=weight)
+    torch.testing.assert_close(shown, weights)
+
+
+def test_a_window_never_shows_padding_and_leaves_no_gap_in_the_gradient():
+    torch.manual_seed(0)
+    window, longest = 3, 20
+    lengths = torch.tensor([longest, 5])
+    qkv = torch.randn(3, 2, H, longest, D_K, dtype=torch.float64, requires_grad=True)
+    mask = AttentionMask(key_lengths=lengths, window=window)
+    found = attention(*qkv, mask)
+    alone = attention(*qkv[:, 1:, :, :5], AttentionMask(window=window))
+    torch.testing.assert_close(found[1:, :, :5], alone)
+    (gradient,) = torch.autograd.grad(found[1, :, :5].square().sum(), qkv)
+    assert gradient.isfinite().all()
+    assert gradient[:, 1, :, 5:].count_nonzero() == 0
+    assert gradient[:, 0].count_nonzero() == 0
+
+
+def plain_additive_scores(query, key, weight):
+    scores = torch.empty(B, H, query.size(2), key.size(2), dtype=query.dtype)
+    for b, h, i, j in itertools.product(*map(range, scores.shape)):
+        scores[b, h, i, j] = weight[h] @ torch.tanh(query[b, h, i] + key[b, h, j])
+    return scores
+
+
+def test_additive_attention_is_the_softmax_of_the_additive_scores_times_values(qkv):
+    query, key, value = qkv
+    weight = torch.randn(H, D_K, dtype=torch.float64)
+    lengths = torch.tensor([2, 5])
+    hidden = (torch.arange(S) >= lengths[:, None])[:, None, None]
+    scores = plain_additive_scores(query, key, weight).masked_fill(hidden, -math.inf)
+    found = attention(query, key, value, AttentionMask(key_lengths=lengths), additive_weight=weight)
+    torch.testing.assert_close(found, scores.softmax(dim=-1) @ value)
+
+
+def test_additive_scores_in_chunks_are_the_same_with_the_same_gradients(qkv, monkeypatch):
+    query, key, _ = qkv
+    inputs = [query, key, torch.randn(H, D_K, dtype=torch.float64)]
+    for each in inputs:
+        each.requires_grad_()
+    direction = torch.randn(B, H, T, S, dtype=torch.float64)
+    whole = additive_scores(*inputs)
+    gradients = torch.autograd.grad(whole, inputs, direction)
+    monkeypatch.setattr("tfm.model.attention._CHUNK_ELEMENTS", key.numel())
+    parts = additive_scores(*inputs)
+    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(torch.autograd.grad(parts, inputs, direction), gradients)
+    torch.autograd.gradcheck(additive_scores, inputs)
+
+
+def flops(function, *arguments, **named):
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        function(*arguments, **named)
+    return counter.get_total_flops()
+
+
+def attention_flops(length, width, *, window=None, additive=False):
+    """Operations of one head of self-attention, without its projections."""
+    query = torch.zeros(1, 1, length, width)
+    weight = torch.zeros(1, width) if additive else None
+    mask = AttentionMask(window=window)
+    # Fused kernels do not say what they do.
+    with sdpa_kernel(SDPBackend.MATH):
+        return flops(attention, query, query, query, mask, additive_weight=weight)
+
+
+@pytest.mark.parametrize("kind", [{}, {"additive": True}], ids=["dot-product", "additive"])
+def test_self_attention_costs_the_square_of_the_length_times_the_width(kind):
+    # Vaswani et al. 2017, table 1: O(n² · d).
+    once = attention_flops(64, 32, **kind)
+    assert attention_flops(128, 32, **kind) == 4 * once
+    assert attention_flops(64, 64, **kind) == 2 * once
+
+
+@pytest.mark.parametrize("kind", [{}, {"additive": True}], ids=["dot-product", "additive"])
+def test_restricted_self_attention_costs_window_times_length_times_width(kind):
+    # Vaswani et al. 2017, table 1: O(r · n · d).
+    once = attention_flops(256, 32, window=8, **kind)
+    assert attention_flops(512, 32, window=8, **kind) == 2 * once
+    assert attention_flops(256, 64, window=8, **kind) == 2 * once
+    assert attention_flops(256, 32, window=16, **kind) == pytest.approx(2 * once, rel=0.05)
+    assert once < attention_flops(256, 32, **kind) / 8

@@ -20,6 +20,8 @@ V = 7  # 4, 5 and 6 are words
 class Table:
     """A model whose probabilities are random, but fixed for each source and prefix."""
 
+    max_positions = None
+
     def __init__(self, seed=0, *, spread=1.5):
         self._seed = seed
         self._spread = spread

@@ -201,7 +201,7 @@ def test_checkpoints_are_listed_oldest_first(make_run):
 
 def test_best_checkpoints_come_best_first_and_the_newer_of_equals_first(make_run):
     run_dir = make_run({1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 1.0})
-    for metric in ("loss", "bleu"):
+    for metric in ("loss", "score"):
         assert steps_of(best_checkpoints(run_dir, metric)) == [5, 2, 3, 1]
 
 

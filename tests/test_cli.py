@@ -42,6 +42,7 @@ COMMANDS = [
     "train",
     "average",
     "generate",
+    "attend",
     "score",
     "quickstart",
 ]
@@ -212,12 +213,24 @@ def test_the_package_runs_as_a_module():
         ("prepare wmt14-en-de --max-length 0", "max_length is 0, but must be at least 1"),
         ("average --last 2 --best 2", "last and best exclude each other: give one"),
         ("generate --input a --split test", "--input and --split exclude each other: give one"),
-        ("generate --beam 0", "beam_size is 0, but must be at least 1.*"),
-        ("generate --n-best 9", "n_best 9 needs a beam of at least that size, not 4"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(run, arguments, pattern):
     complains(run(*arguments.split()), 2, pattern)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        ("--beam 0", "beam_size is 0, but must be at least 1.*"),
+        ("--n-best 9", "n_best 9 needs a beam of at least that size, not 4"),
+        ("--temperature 0.5", "temperature has no effect on search beam, only on sample"),
+        ("--search sample --beam 4", "beam_size has no effect on search sample, .*"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(run, trained_run, elsewhere, arguments, pattern):
+    (elsewhere / "in.en").write_text("one\n")
+    complains(run("generate", trained_run, "--input", "in.en", *arguments.split()), 2, pattern)
 
 
 def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):

@@ -2,14 +2,22 @@
 
 import pytest
 
-from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
+from tfm.config import (
+    BinarizeConfig,
+    CleaningConfig,
+    SearchConfig,
+    SubwordConfig,
+    settings_from,
+)
 from tfm.data.corpus import (
     GeneratedText,
     Recipe,
     TextFiles,
+    TreeFile,
     builtin_recipes,
     load_recipe,
     recipe_from_files,
+    recipe_from_trees,
 )
 from tfm.data.manifest import SPLITS
 from tfm.errors import UsageError
@@ -40,22 +48,26 @@ def load(tmp_path):
 
 
 def test_the_recipes_of_the_paper_and_the_small_ones_come_with_tfm():
-    assert {"wmt14-en-de", "wmt14-en-fr", "multi30k-en-de", "numbers-en-de"} <= set(
-        builtin_recipes()
-    )
+    assert {
+        "wmt14-en-de",
+        "wmt14-en-fr",
+        "multi30k-en-de",
+        "numbers-en-de",
+        "generated-treebank",
+    } <= set(builtin_recipes())
 
 
 @pytest.mark.parametrize("name", builtin_recipes())
 def test_each_builtin_recipe_is_sound_and_bears_its_name(name):
     recipe = load_recipe(name)
     assert recipe.name == name
-    assert name.endswith(f"{recipe.source}-{recipe.target}")
+    if recipe.task == "translation":
+        assert name.endswith(f"{recipe.source}-{recipe.target}")
     assert recipe.description
     assert all(recipe.texts(split) for split in SPLITS)
     assert not list(recipe.problems())
-    settings_from(CleaningConfig, recipe.cleaning)
-    settings_from(SubwordConfig, recipe.subword)
-    settings_from(BinarizeConfig, recipe.binarize)
+    for kind in (CleaningConfig, SubwordConfig, BinarizeConfig, SearchConfig):
+        settings_from(kind, recipe.settings(kind.section))
 
 
 @pytest.mark.parametrize("name", builtin_recipes())
@@ -173,8 +185,9 @@ def test_a_loose_download_takes_its_checksum_from_the_archives_table(load):
     ]
 
 
-def test_generated_text_has_a_seed_and_nothing_to_download():
-    recipe = load_recipe("numbers-en-de")
+@pytest.mark.parametrize("name", ["numbers-en-de", "generated-treebank"])
+def test_generated_text_has_a_seed_and_nothing_to_download(name):
+    recipe = load_recipe(name)
     assert all(isinstance(text, GeneratedText) for split in SPLITS for text in recipe.texts(split))
     assert not recipe.downloads()
     assert not recipe.local_paths()
@@ -208,3 +221,89 @@ def test_a_recipe_needs_training_text():
     assert any(
         "train" in problem for problem in Recipe(name="x", source="a", target="b").problems()
     )
+
+
+PARSING = """
+name = "wsj"
+source = "words"
+target = "trees"
+task = "parsing"
+
+[[archives]]
+url = "https://example.org/wsj.tgz"
+
+[[train]]
+archive = "wsj.tgz"
+trees = "wsj/02.mrg"
+
+[[valid]]
+generator = "treebank"
+num_pairs = 3
+"""
+
+
+def test_a_text_of_trees_is_one_file(load):
+    recipe = load(PARSING)
+    assert recipe.train == (TreeFile(archive="wsj.tgz", trees="wsj/02.mrg"),)
+    assert recipe.train[0].sides == ("wsj/02.mrg",)
+    assert recipe.task == "parsing"
+
+
+def test_paths_of_trees_are_relative_to_the_folder_of_the_recipe(load, tmp_path):
+    (tmp_path / "a.mrg").touch()
+    recipe = load(PARSING.replace('archive = "wsj.tgz"\ntrees = "wsj/02.mrg"', 'trees = "a.mrg"'))
+    assert recipe.local_paths() == [tmp_path / "a.mrg"]
+
+
+def test_trees_are_not_cleaned_as_translations_are_and_searched_for_as_in_the_paper(load):
+    recipe = load(PARSING)
+    cleaning = settings_from(CleaningConfig, recipe.settings("cleaning"))
+    assert not any((cleaning.max_length_ratio, cleaning.max_characters, cleaning.drop_duplicates))
+    search = settings_from(SearchConfig, recipe.settings("search"))
+    assert (search.beam_size, search.length_penalty, search.max_extra_length) == (21, 0.3, 300)
+    assert load(MINIMAL).settings("search") == {}
+
+
+def test_a_recipe_of_trees_may_say_otherwise(load):
+    recipe = load(PARSING + "[search]\nbeam_size = 4\n[subword]\nvocab_size = 90\n")
+    assert recipe.settings("search")["beam_size"] == 4
+    assert recipe.settings("search")["length_penalty"] == 0.3
+    assert recipe.settings("subword") == {"separate": True, "target_words": True, "vocab_size": 90}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('task = "parsing"', "", r'\[\[train\]\] 1 needs task = "parsing", not "translation"'),
+        ('trees = "wsj/02.mrg"', 'source = "a"\ntarget = "b"', 'needs task = "translation"'),
+        ('"treebank"', '"numbers"', r'\[\[valid\]\] 1 needs task = "translation"'),
+        ('"parsing"', '"tagging"', "no task 'tagging'"),
+        ('"parsing"', "3", "task = 3, but it must be text"),
+        ('trees = "wsj/02.mrg"', 'trees = "a"\nsource = "b"', "unknown key 'source'"),
+        ('archive = "wsj.tgz"', 'archive = "brown.tgz"', "brown.tgz"),
+    ],
+)
+def test_a_mistake_in_a_recipe_of_trees_is_explained(load, old, new, message):
+    with pytest.raises(UsageError, match=message):
+        load(PARSING.replace(old, new, 1))
+
+
+def test_a_folder_means_all_files_of_trees_below_it_by_name(tmp_path):
+    for name in ("wsj/03/b.mrg", "wsj/02/c.mrg.gz", "wsj/02/a.txt", "wsj/README", "dev.trees"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    recipe = recipe_from_trees(
+        name="x", train=[tmp_path / "wsj"], valid=[tmp_path / "dev.trees", tmp_path / "wsj" / "03"]
+    )
+    assert [text.trees.removeprefix(f"{tmp_path}/") for text in recipe.train] == [
+        "wsj/02/a.txt",
+        "wsj/02/c.mrg.gz",
+        "wsj/03/b.mrg",
+    ]
+    assert len(recipe.valid) == 2
+    assert recipe.task == "parsing"
+
+
+def test_all_missing_trees_are_named(tmp_path):
+    with pytest.raises(UsageError, match=r"has no files of trees \(\.mrg.*a\.mrg does not exist"):
+        recipe_from_trees(name="x", train=[tmp_path, tmp_path / "a.mrg"])

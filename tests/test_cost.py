@@ -1,18 +1,20 @@
 """What a model costs, against the paper's counts and a real model."""
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tfm.config import TransformerConfig, run_config
-from tfm.model.cost import transformer_cost
-from tfm.model.transformer import Transformer
+from tfm.config import RecurrentConfig, TransformerConfig, run_config
+from tfm.model.build import new_model
+from tfm.model.cost import model_cost
 
 VOCAB_SIZE = 37_000
 
 
 def cost_of(config, vocab_size=VOCAB_SIZE):
-    return transformer_cost(
+    return model_cost(
         config, source_vocab_size=vocab_size, target_vocab_size=vocab_size, max_tokens=1000
     )
 
@@ -53,7 +55,7 @@ def test_parameters_are_counted_as_a_real_model_has_them(tied):
         num_encoder_layers=1, num_decoder_layers=2, d_model=8, d_ff=12, num_heads=2,
         norm="pre", tied_embeddings=tied,
     )  # fmt: skip
-    model = Transformer(config, source_vocab_size=50, target_vocab_size=50)
+    model = new_model(config, source_vocab_size=50, target_vocab_size=50)
     cost = cost_of(config, 50)
     assert cost.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     assert cost.parameters["embeddings and output"] == {"three-way": 1, "two-way": 2, "none": 3}[
@@ -61,24 +63,82 @@ def test_parameters_are_counted_as_a_real_model_has_them(tied):
     ] * (50 * 8)
 
 
-def test_flops_are_those_of_the_matrix_products_of_a_real_model():
+SMALL = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 8}
+
+
+@pytest.mark.parametrize("attention", ["dot-product", "additive"])
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("positions", [None, 9])
+def test_flops_are_those_of_the_matrix_products_of_a_real_transformer(attention, window, positions):
     config = TransformerConfig(
-        num_encoder_layers=2, num_decoder_layers=3, d_model=8, d_ff=12, num_heads=2, d_k=3, d_v=5,
+        **SMALL, d_ff=12, num_heads=2, d_k=3, d_v=5, attention=attention,
+        attention_window=window, learned_positions=positions,
     )  # fmt: skip
-    model = Transformer(config, source_vocab_size=50, target_vocab_size=50)
-    source, target = torch.zeros(4, 6, dtype=torch.long), torch.zeros(4, 9, dtype=torch.long)
-    with FlopCounterMode(display=False) as counter:
-        model.logits(model(source, torch.full((4,), 6), target)).sum().backward()
-    products = {
-        str(operation): flops
-        for operation, flops in counter.get_flop_counts()["Global"].items()
-        if "mm" in str(operation) and "bmm" not in str(operation)
-    }
-    cost = cost_of(config, 50)
-    expected = (
-        cost.flops_a_source_token * source.numel() + cost.flops_a_target_token * target.numel()
+    if window is None:
+        # Of the additive scores, part of the backward pass is no matrix product.
+        tolerance = 1e-6 if attention == "dot-product" else 0.05
+        assert counted_flops(config) == pytest.approx(expected_flops(config), rel=tolerance)
+    else:  # blocks of r queries are given 2r - 1 keys, of which each sees r
+        assert expected_flops(config) < counted_flops(config) < 2 * expected_flops(config)
+
+
+@pytest.mark.parametrize("attention", ["dot-product", "additive"])
+def test_flops_are_those_of_the_matrix_products_of_a_real_recurrent_model(attention):
+    # Of torch's LSTM the products are not all seen.
+    config = RecurrentConfig(**SMALL, cell="gru", attention=attention)
+    bridge = 8 * 3 * 8
+    # The first state of the encoder and what is fed at first are zeros, and need no gradient.
+    assert counted_flops(config) == pytest.approx(
+        expected_flops(config) + 3 * 2 * BATCH * bridge, rel=0.05
     )
-    assert sum(products.values()) == expected
+
+
+def test_an_lstm_has_four_products_where_a_gru_has_three():
+    lstm, gru = (
+        cost_of(RecurrentConfig(**SMALL, cell=cell, attention="dot-product"), 50).products
+        for cell in ("lstm", "gru")
+    )
+    assert 3 * lstm.a_source_token == 4 * gru.a_source_token
+    attention_and_output = 8 * 8 + 2 * 8 * 8 + 8 * 50
+    assert 3 * (lstm.a_target_token - attention_and_output) == 4 * (
+        gru.a_target_token - attention_and_output
+    )
+
+
+def test_a_recurrent_layer_costs_the_length_times_the_square_of_the_width():
+    # Vaswani et al. 2017, table 1: O(n · d²).
+    def flops(length, d_model):
+        layers = torch.nn.GRU(d_model, d_model).double()
+        x = torch.zeros(length, 1, d_model, dtype=torch.float64)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            layers(x)
+        return counter.get_total_flops()
+
+    once = flops(16, 8)
+    assert flops(32, 8) == 2 * once
+    assert flops(16, 16) == 4 * once
+
+
+BATCH, S, T = 4, 6, 9
+
+
+def expected_flops(config):
+    return cost_of(config, 50).training_flops(np.full(BATCH, S), np.full(BATCH, T))
+
+
+def counted_flops(config):
+    """What a model's forward and backward pass multiply."""
+    model = new_model(config, source_vocab_size=50, target_vocab_size=50)
+    source, target = (
+        torch.zeros(BATCH, S, dtype=torch.long),
+        torch.zeros(BATCH, T, dtype=torch.long),
+    )
+    with (
+        FlopCounterMode(display=False) as counter,
+        sdpa_kernel(SDPBackend.MATH),
+    ):
+        model.logits(model(source, torch.full((BATCH,), S), target)).sum().backward()
+    return counter.get_total_flops()
 
 
 def test_counting_makes_no_weights():

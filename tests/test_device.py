@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tfm.errors import UsageError
-from tfm.runtime.device import choose_compute
+from tfm.runtime.device import choose_compute, single_precision_flops
 
 
 @pytest.fixture
@@ -45,3 +45,8 @@ def test_matrix_products_have_the_precision_asked_for(precision, dtype):
     with compute.autocast():
         assert (x @ x).dtype == dtype
     assert f"in {precision}" in str(compute)
+
+
+def test_the_capacity_of_a_device_is_that_of_its_products():
+    # Between what no machine is too slow for and what none can do.
+    assert 1e8 < single_precision_flops(torch.device("cpu")) < 1e14

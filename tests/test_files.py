@@ -6,6 +6,8 @@ import hashlib
 import os
 import resource
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -15,6 +17,7 @@ from tfm.runtime.files import (
     atomic_directory,
     atomic_write,
     read_json,
+    remove_leftovers,
     sha256_of,
     write_json,
     write_text,
@@ -169,6 +172,33 @@ def test_what_is_left_of_a_killed_attempt_is_cleared_away(tmp_path):
     with atomic_directory(path) as folder:
         (folder / "a").write_text("1")
     assert names(path) == ["a"]
+
+
+@pytest.fixture
+def dead_process():
+    """The id of a process that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_file_is_written_over_what_a_killed_process_left_of_it(tmp_path, dead_process):
+    for name in ("file", "other"):
+        (tmp_path / f".{name}.{dead_process}.partial").write_text("half")
+    write_text(tmp_path / "file", "whole")
+    assert names(tmp_path) == [f".other.{dead_process}.partial", "file"]
+
+
+def test_leftovers_of_killed_processes_go_and_nothing_else_does(tmp_path, dead_process):
+    kept = [".a.1.partial", ".a.partial", "a.1.partial", f"b.{dead_process}.partial", "c"]
+    for name in [*kept, f".a.{dead_process}.partial", f".a.b.{dead_process}.partial"]:
+        (tmp_path / name).write_text("x")
+    left = tmp_path / f".folder.{dead_process}.partial"
+    left.mkdir()
+    (left / "half").write_text("x")
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == sorted(kept)
+    remove_leftovers(tmp_path / "missing")
 
 
 @pytest.mark.parametrize("value", [{}, {"ä": [1, 2.5, None, True], "b": {"c": "\u2028\n"}}])

@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from tfm.cli import main as cli
 from tfm.config import SearchConfig
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.runtime.checkpoint import checkpoints
 from tfm.stages import generate as stage
-from tfm.stages.generate import generate, plan_generation
+from tfm.stages.generate import generate, plan_generation, score_targets
 from tfm.translator import Translator
 
 CONFIG = SearchConfig(max_extra_length=3)
@@ -141,3 +144,209 @@ def test_a_dataset_that_is_gone_is_named(trained_run, tmp_path):
 def test_without_any_run_the_user_is_told_to_train(tmp_path):
     with pytest.raises(CheckpointError, match='start with "tfm train"'):
         plan_generation([], input_path=None, split="test", runs_dir=tmp_path)
+
+
+# --- files that go along with the text
+
+
+def test_translations_start_with_what_a_file_says_across_buffers(
+    trained_run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(stage, "_BUFFER_LINES", 2)
+    text = write(tmp_path / "in", b"seven\neight\nnine\n\nten\n")
+    prefixes = write(tmp_path / "prefixes", "Ich\n\nzwölf Katzen\n\nDie\r\n".encode())
+    plan = plan_generation(
+        [trained_run], input_path=text, split=None, runs_dir=tmp_path, prefixes=prefixes
+    )
+    found = list(generate(plan, CONFIG, device="cpu", precision="fp32", runs_dir=tmp_path))
+    starts = ["Ich", "", "zwölf Katzen", "", "Die"]
+    assert all(best[0].text.startswith(s) for (_, best), s in zip(found, starts, strict=True))
+    assert found[3][1][0].text == ""
+
+
+def test_targets_are_scored_as_the_library_does_and_summed_up(
+    trained_run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(stage, "_BUFFER_LINES", 2)
+    lines, targets = ["seven", "", "on Monday"], ["sieben", "x", "am Montag"]
+    text = write(tmp_path / "in", "\n".join(lines).encode())
+    plan = plan_generation(
+        [trained_run], input_path=text, split=None, runs_dir=tmp_path,
+        targets=write(tmp_path / "targets", "\n".join(targets).encode()),
+    )  # fmt: skip
+    found = list(score_targets(plan, CONFIG, device="cpu", precision="fp32"))
+    expected = Translator.load(trained_run, device="cpu").score_targets(lines, targets, CONFIG)
+    assert [line for line, _ in found] == lines
+    for (_, scored), other in zip(found, expected, strict=True):
+        assert (scored.text, scored.pieces) == (other.text, other.pieces)
+        assert scored.log_prob == pytest.approx(other.log_prob, abs=1e-4)
+    num_tokens = sum(len(scored.pieces) for _, scored in found)
+    total = sum(scored.log_prob for _, scored in found)
+    assert (
+        f"generate: 3 targets of {num_tokens} tokens, ends included: "
+        f"log probability {total:,.1f}, perplexity "
+    ) in capsys.readouterr().err
+    assert not (tmp_path / "last-generation.json").exists()
+
+
+def test_files_of_different_length_are_refused_before_any_work(trained_run, tmp_path):
+    text, other = write(tmp_path / "in", b"a\nb\n"), write(tmp_path / "other", b"a\nb\nc")
+    for kind in ("prefixes", "targets"):
+        with pytest.raises(DataError, match=r"in has 2 lines, but .*other has 3: line N of one"):
+            plan_generation(
+                [trained_run], input_path=text, split=None, runs_dir=tmp_path, **{kind: other}
+            )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a\nb\nc\n", "standard input ends after 3 lines, before .*other: line N of one"),
+        (b"a\nb\n\nd\ne\n", "other ends after 4 lines, before standard input: line N of one"),
+    ],
+)
+def test_a_pipe_of_another_length_is_refused_where_it_shows(
+    trained_run, tmp_path, monkeypatch, content, message
+):
+    monkeypatch.setattr(stage, "_BUFFER_LINES", 2)
+    other = write(tmp_path / "other", b"A\nB\nC\nD\n")
+    with write(tmp_path / "in", content).open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        plan = plan_generation(
+            [trained_run], input_path=None, split=None, runs_dir=tmp_path, prefixes=other
+        )
+        with pytest.raises(DataError, match=message):
+            list(generate(plan, CONFIG, device="cpu", precision="fp32", runs_dir=tmp_path))
+
+
+def test_what_is_drawn_for_a_line_does_not_depend_on_buffers(run, tmp_path, monkeypatch):
+    text = write(tmp_path / "in", b"seven\nseven\nseven\nseven\nseven\n")
+    config = SearchConfig(search="sample", max_extra_length=3)
+    expected = [best[0].text for _, best in run(text, config)]
+    monkeypatch.setattr(stage, "_BUFFER_LINES", 2)
+    assert [best[0].text for _, best in run(text, config)] == expected
+    assert len(set(expected)) > 1
+
+
+def test_exact_search_says_at_the_end_how_much_is_proven(run, tmp_path, capsys):
+    config = SearchConfig(search="exact", max_extra_length=1, node_limit=3, length_penalty=3.0)
+    found = run(write(tmp_path / "in", b"seven\n\non Monday\n"), config)
+    num_proven = sum(best[0].proven is True for _, best in found)
+    assert (
+        f"generate: nothing better exists for {num_proven} of 2 lines; {2 - num_proven} not "
+        "proven within --node-limit 3"
+    ) in capsys.readouterr().err
+
+
+# --- the command
+
+
+@pytest.fixture
+def command(trained_run, tmp_path, monkeypatch, capfd):
+    """Run tfm generate on a file of two lines: its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "in.en", b"seven\non Monday\n")
+    write(tmp_path / "out.de", b"sieben\nam Montag\n")
+    (tmp_path / "model").symlink_to(checkpoints(trained_run)[-1])
+
+    def call(arguments):
+        words = f"generate model --input in.en --device cpu {arguments}".split()
+        monkeypatch.setattr(sys, "argv", ["tfm", *words])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code, *capfd.readouterr()
+
+    return call
+
+
+def test_every_search_prints_as_many_lines_as_it_was_asked_for(command):
+    for arguments, num_lines in [
+        ("", 2),
+        ("--search sample --temperature 0.5 --top-k 9 --top-p 0.9 --seed 3 --n-best 3", 6),
+        ("--search exact --max-extra-length 1 --node-limit 2", 2),
+        ("--beam 4 --num-groups 2 --diversity-strength 1 --n-best 2", 4),
+    ]:
+        code, out, err = command(arguments)
+        assert code == 0, err
+        assert len(out.splitlines()) == num_lines
+
+
+def test_json_of_exact_search_says_what_is_proven_and_that_of_others_does_not(command):
+    _, out, _ = command("--search exact --max-extra-length 1 --node-limit 2 --json")
+    for line in out.splitlines():
+        [best] = json.loads(line)["translations"]
+        assert isinstance(best["proven"], bool)
+    _, out, _ = command("--max-extra-length 1 --json")
+    [best] = json.loads(out.splitlines()[0])["translations"]
+    assert set(best) == {"text", "score", "log_prob"}
+
+
+def test_targets_are_printed_as_lines_as_tokens_and_as_json(command):
+    code, out, err = command("--score-target out.de")
+    assert code == 0, err
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [text for *_, text in rows] == ["sieben", "am Montag"]
+    _, out, _ = command("--score-target out.de --per-token")
+    tokens = [line.split("\t") for line in out.splitlines()]
+    _, out, _ = command("--score-target out.de --json")
+    records = [json.loads(line) for line in out.splitlines()]
+    for number, (row, record) in enumerate(zip(rows, records, strict=True), 1):
+        score, log_prob, num_tokens, text = row
+        own = [(piece, float(value)) for index, value, piece in tokens if index == str(number)]
+        assert record["target"] == text
+        assert (record["score"], record["log_prob"]) == (
+            pytest.approx(float(score), abs=1e-4), pytest.approx(float(log_prob), abs=1e-4)
+        )  # fmt: skip
+        assert len(own) == int(num_tokens) == len(record["tokens"])
+        assert sum(value for _, value in own) == pytest.approx(float(log_prob), abs=1e-2)
+        assert [piece for piece, _ in own] == [token["piece"] for token in record["tokens"]]
+        assert own[-1][0] == "</s>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "pattern"),
+    [
+        ("--temperature 0.7", 2, "temperature has no effect on search beam, only on sample"),
+        (
+            "--search sample --beam 4",
+            2,
+            "beam_size has no effect on search sample, only on beam .*",
+        ),
+        ("--search exact --num-groups 1", 2, "num_groups has no effect on search exact, .*"),
+        ("--beam 0", 2, "beam_size is 0, but must be at least 1.*"),
+        ("--n-best 9", 2, "n_best 9 needs a beam of at least that size, not 4"),
+        ("--per-token", 2, "--per-token needs the translations of a --score-target"),
+        ("--score-target out.de --json --per-token", 2, "--json has every token anyway: .*"),
+        ("--score-target out.de --prefix out.de", 2, "--prefix has no effect on --score-target.*"),
+        ("--score-target out.de --n-best 2", 2, "without effect on --score-target: n_best; .*"),
+        ("--score-target nowhere", 1, "nowhere does not exist: check its name"),
+        ("--prefix nowhere", 1, "nowhere does not exist: check its name"),
+    ],
+)
+def test_a_mistake_is_one_line(command, arguments, code, pattern):
+    got, out, err = command(arguments)
+    assert (got, out) == (code, "")
+    [line] = err.splitlines()
+    assert re.fullmatch(f"tfm: {pattern}", line), line
+
+
+def test_a_models_own_settings_lie_under_the_flags(command, tmp_path):
+    folder = shutil.copytree(tmp_path / "model", tmp_path / "own")
+    record = json.loads((folder / "config.json").read_text())
+    own = {"beam_size": 2, "length_penalty": 0.0, "max_extra_length": 3}
+    (folder / "config.json").write_text(json.dumps({**record, "search": own}))
+    (tmp_path / "model").unlink()
+    (tmp_path / "model").symlink_to(folder)
+    _, out, _ = command("--json")
+    for line in out.splitlines():
+        [best] = json.loads(line)["translations"]
+        assert best["score"] == best["log_prob"]
+    _, out, _ = command("--json --length-penalty 1")
+    assert any(
+        best["score"] != best["log_prob"]
+        for line in out.splitlines()
+        for best in json.loads(line)["translations"]
+    )
+    # A beam means nothing to sampling, and is no reason to refuse it.
+    code, _, err = command("--search sample")
+    assert code == 0, err

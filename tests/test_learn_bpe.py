@@ -52,6 +52,15 @@ def test_separate_models_know_their_own_language(folder):
     assert "ß" in vocabulary.target.vocab_text()
 
 
+def test_the_words_of_a_target_can_be_its_pieces(tmp_path):
+    symbols = ["(S (NP XX XX )NP (VP XX )VP )S"] * 15
+    folder = make_dataset(tmp_path / "x", target=symbols)
+    config = dataclasses.replace(CONFIG, separate=True, target_words=True, byte_fallback=False)
+    result = learn_bpe(folder, dataclasses.replace(config, vocab_size=40))
+    assert result.vocab_sizes == [40, 4 + 7]
+    assert len(Vocabulary.load(folder).target.encode(symbols)[0]) == 9
+
+
 def test_pieces_lie_beside_the_model_for_people_to_read(folder):
     [path] = learn_bpe(folder, CONFIG).model_paths
     lines = path.with_suffix(".vocab").read_text(encoding="utf-8").splitlines()

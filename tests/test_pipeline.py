@@ -1,10 +1,25 @@
 """The stages one after another, from text to text."""
 
+import json
+from pathlib import Path
 from random import Random
 
-from tfm.config import run_config
+import pytest
+import torch
+
+from tfm.config import AverageConfig, ScoreConfig, SearchConfig, run_config
+from tfm.data.corpus import GeneratedText, Recipe
+from tfm.data.subword import EOS, PAD
+from tfm.data.trees import tree_of_line, words_of
+from tfm.runtime.checkpoint import checkpoints, find_model, load_info, load_weights
+from tfm.search.beam import beam_search
+from tfm.search.forced import forced_decoding
+from tfm.stages.average import average
+from tfm.stages.generate import generate, plan_generation
+from tfm.stages.prepare import prepare
+from tfm.stages.score import score
 from tfm.stages.train import train
-from tfm.translator import Translator
+from tfm.translator import Translator, load_model
 
 
 def test_it_learns_to_copy(tmp_path, make_dataset):
@@ -31,3 +46,128 @@ def test_it_learns_to_copy(tmp_path, make_dataset):
     translated = Translator.load(tmp_path / "run", device="cpu").translate(unseen)
     correct = sum(one == other for one, other in zip(translated, unseen, strict=True))
     assert correct >= 0.9 * len(unseen)
+
+
+@pytest.fixture(scope="module")
+def parser(tmp_path_factory):
+    """The folder of a parser trained for a few steps on a small generated treebank."""
+    folder = tmp_path_factory.mktemp("parsing")
+    splits = {
+        split: (GeneratedText(generator="treebank", num_pairs=size),)
+        for split, size in (("train", 120), ("valid", 8), ("test", 9))
+    }
+    recipe = Recipe(
+        name="trees",
+        source="words",
+        target="trees",
+        task="parsing",
+        subword={"vocab_size": 250, "byte_fallback": False, "num_threads": 1},
+        **splits,
+    )
+    prepare(recipe, folder / "data" / "trees")
+    run = run_config(
+        "base",
+        {
+            "model": {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 16, "d_ff": 32,
+                      "num_heads": 2, "tied_embeddings": "two-way"},
+            "batching": {"batch_tokens": 600, "bucket_tokens": 200},
+            "training": {"max_steps": 4, "checkpoint_steps": 2, "device": "cpu",
+                         "precision": "fp32"},
+        },
+    )  # fmt: skip
+    train(folder / "data" / "trees", folder / "runs" / "trees", run)
+    return folder
+
+
+def test_a_parser_is_validated_by_its_brackets(parser):
+    lines = (parser / "runs" / "trees" / "metrics.jsonl").read_text().splitlines()
+    validations = [record for record in map(json.loads, lines) if record["kind"] == "validation"]
+    assert [record["step"] for record in validations] == [2, 4]
+    assert all(0 <= record["f1"] <= 100 and "bleu" not in record for record in validations)
+    assert all(record["signature"].startswith("evalb:COLLINS|") for record in validations)
+
+
+def test_a_parser_searches_as_its_dataset_says(parser):
+    info = load_info(find_model(parser / "runs" / "trees"))
+    assert info.task == "parsing"
+    assert info.search == {"beam_size": 21, "length_penalty": 0.3, "max_extra_length": 300}
+
+
+def test_what_a_parser_writes_becomes_a_tree_of_each_sentence_and_is_scored(
+    parser, monkeypatch, capfd
+):
+    monkeypatch.chdir(parser)
+    plan = plan_generation(
+        [Path("runs/trees")], input_path=None, split="test", runs_dir=Path("runs")
+    )
+    config = SearchConfig.for_model({**plan.search, "max_extra_length": 20}, {"beam_size": 2})
+    outputs = list(generate(plan, config, device="cpu", precision="fp32", runs_dir=Path("runs")))
+    assert len(outputs) == 9
+    for sentence, [best] in outputs:
+        tree = tree_of_line(best.text, where="output")
+        assert words_of(tree) == sentence.split()
+    assert "mended in the trees" in capfd.readouterr().err
+    Path("out").write_text("".join(f"{best.text}\n" for _, [best] in outputs))
+    [result] = score(Path("out"), [], config=ScoreConfig(), runs_dir=Path("runs")).scores
+    assert result.name == "bracket-f1"
+    assert result.details["errors"] == 0
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"attention": "additive"},
+        {"attention_window": 3},
+        {"learned_positions": 128},
+        {"attention": "additive", "attention_window": 2, "norm": "pre"},
+    ],
+    ids=str,
+)
+def test_every_variation_trains_resumes_averages_and_decodes(model, data_dir, tiny_run, tmp_path):
+    """A run that is stopped half-way and resumed has the weights of one that is not."""
+    check_variation(
+        data_dir, tmp_path, lambda steps: tiny_run(model=model, training={"max_steps": steps})
+    )
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("attention", ["dot-product", "additive"])
+def test_the_recurrent_baseline_trains_resumes_averages_and_decodes(
+    cell, attention, data_dir, tmp_path
+):
+    def run_of(steps):
+        return run_config(
+            "rnn",
+            {
+                "model": {"d_model": 16, "cell": cell, "attention": attention},
+                "batching": {"batch_tokens": 600, "bucket_tokens": 100, "max_tokens": 250},
+                "training": {"max_steps": steps, "checkpoint_steps": 4, "best_metric": "loss",
+                             "validation_beam": 0, "device": "cpu", "precision": "fp32"},
+            },
+        )  # fmt: skip
+
+    check_variation(data_dir, tmp_path, run_of)
+
+
+def check_variation(data_dir, folder, run_of):
+    straight, stopped = folder / "straight", folder / "stopped"
+    train(data_dir, straight, run_of(8))
+    train(data_dir, stopped, run_of(4))
+    train(data_dir, stopped, run_of(8))
+    weights, others = (load_weights(checkpoints(run)[-1]) for run in (straight, stopped))
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    average(straight, AverageConfig(last=2))
+    folder = find_model(straight)
+    assert folder.name == "averaged"
+    model = load_model(folder, load_info(folder)).eval()
+    source = torch.tensor([[5, 6, 7, EOS], [8, EOS, PAD, PAD]])
+    lengths = torch.tensor([4, 2])
+    config = SearchConfig(max_extra_length=8)
+    with torch.inference_mode():
+        found = [best for [best] in beam_search(model, source, lengths, config)]
+        targets = [hypothesis.tokens for hypothesis in found]
+        at_once = forced_decoding([model], source, lengths, targets, config)
+    # Decoded step by step from a cache, and all at once.
+    for hypothesis, forced in zip(found, at_once, strict=True):
+        assert forced.hypothesis.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-3)

@@ -24,6 +24,11 @@ def training(step, **changes):
         "learning_rate": 1e-4,
         "gradient_norm": 1.25,
         "target_tokens_per_second": 5000.0,
+        "flops_per_step": 2.5e9,
+        "flops_per_second": 4e10,
+        "capacity_flops_per_second": 1e11,
+        "total_flops": 2_500_000_000 * step,
+        "paper_estimate_flops": 6.25e9 * step,
         "tokens": 1000 * step,
         "minutes": step / 100,
         **changes,
@@ -77,8 +82,9 @@ def test_a_report_shows_a_chart_of_each_kind(report_of):
         "BLEU in validation",
         "Learning rate",
         "Speed",
+        "Arithmetic",
     ]
-    assert len(svgs(page)) == 5
+    assert len(svgs(page)) == 6
 
 
 def test_a_report_lists_the_newest_figures(report_of):
@@ -95,7 +101,12 @@ def test_a_report_lists_the_newest_figures(report_of):
         "Learning rate": "1.00e-04",
         "Gradient norm": "1.25",
         "Target tokens per second": "5,000",
-        "BLEU signature": SIGNATURE.replace("|", "|<wbr>"),
+        "FLOPs per step": "2.5e+09",
+        "FLOP/s achieved": "4e+10",
+        "FLOP/s in fp32 products": "1e+11",
+        "FLOPs in all": "2.5e+12",
+        "FLOPs as the paper estimates: time × capacity": "6.25e+12",
+        "Signature": SIGNATURE.replace("|", "|<wbr>"),
     }
 
 
@@ -198,3 +209,19 @@ def test_settings_and_names_are_escaped(tmp_path):
 def test_a_folder_without_figures_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"metrics\.jsonl does not exist"):
         write_report(tmp_path)
+
+
+def test_a_report_says_what_the_training_cost(report_of):
+    shown = figures(report_of(training(50), training(100)))
+    assert shown["FLOPs per step"] == "2.5e+09"
+    assert shown["FLOP/s achieved"] == "4e+10"
+    assert shown["FLOPs in all"] == "2.5e+11"
+    assert shown["FLOPs as the paper estimates: time × capacity"] == "6.25e+11"
+
+
+def test_a_report_of_a_parser_shows_f1_in_place_of_bleu(report_of):
+    parsed = {"bleu": None, "f1": 91.2, "signature": "evalb"}
+    page = report_of(training(50), validation(50, **parsed), validation(100, **parsed))
+    assert "Bracket F1 in validation" in titles(page)
+    assert "BLEU in validation" not in titles(page)
+    assert figures(page)["Bracket F1"] == "91.2"

@@ -1,78 +1,50 @@
-"""Metrics, and the files they are computed from."""
+"""Files of translations and references, and the scores that are printed of them."""
 
 import io
 import json
-import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfm.cli import main as cli
+from tfm.cli.translations import _METRICS_ABOUT
 from tfm.config import ScoreConfig
 from tfm.errors import DataError, UsageError
-from tfm.stages.score import corpus_scores, default_reference, read_lines, score
+from tfm.scoring.metric import MetricName
+from tfm.scoring.scores import corpus_scores
+from tfm.stages.score import default_reference, read_lines, score
 
 CONFIG = ScoreConfig()
 REFERENCE = [
     "Der alte Mann sitzt auf einer grünen Bank.",
     "Heute ist der dritte Mai.",
-    "Zwei rote Äpfel kosten fünf Euro und zwanzig Cent.",
     'Sie sagte: "Das ist nicht wahr!"',
-    "Am Montag kauft er einen schwarzen Hut.",
-    "Wir treffen uns um halb vier.",
-]
-OTHER_REFERENCE = [
-    "Ein alter Mann sitzt auf der grünen Bank.",
-    "Es ist der 3. Mai.",
-    "Zwei rote Äpfel kosten 5,20 Euro.",
-    "Sie sagte, das sei nicht wahr.",
-    "Montags kauft er einen schwarzen Hut.",
-    "Unser Treffen ist um halb vier.",
 ]
 HYPOTHESES = [
     "Der alte Mann sitzt auf einer Bank, die grün ist.",
     "Heute ist der dritte Mai.",
-    "Zwei rote Äpfel kosten fünf Euro, zwanzig Cent.",
     "Sie sagte: Das ist wahr!",
-    "Am Montag kauft er einen Hut.",
-    "Wir treffen uns um halb vier.",
 ]
 BASELINE = [
     "Der Mann sitzt auf Bank.",
     "Heute ist der Mai.",
-    "Zwei Äpfel kosten fünf Euro.",
     "Sie sagte: Das ist wahr!",
-    "Er kauft am Montag Hut.",
-    "Wir treffen uns halb vier.",
 ]
 
 
 @pytest.fixture
 def files(tmp_path):
-    texts = {
-        "hypotheses": HYPOTHESES,
-        "reference": REFERENCE,
-        "other": OTHER_REFERENCE,
-        "baseline": BASELINE,
-    }
+    texts = {"hypotheses": HYPOTHESES, "reference": REFERENCE, "baseline": BASELINE}
     for name, lines in texts.items():
         (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return {name: tmp_path / name for name in texts}
-
-
-def sacrebleu_command(*arguments: object) -> str:
-    run = subprocess.run(
-        [sys.executable, "-m", "sacrebleu", *map(str, arguments)],
-        env={**os.environ, "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return run.stdout
 
 
 def write_note(runs_dir: Path, **changes: object) -> None:
@@ -83,7 +55,7 @@ def write_note(runs_dir: Path, **changes: object) -> None:
         "split": "test",
         "source": "data/x/test.en",
         "reference": "data/x/test.de",
-        "lines": 6,
+        "lines": 3,
     }
     runs_dir.mkdir(parents=True, exist_ok=True)
     (runs_dir / "last-generation.json").write_text(json.dumps(note | changes))
@@ -93,129 +65,34 @@ def pipe_in(monkeypatch, data: bytes) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
-@pytest.mark.parametrize("references", [["reference"], ["reference", "other"]])
-def test_scores_and_signatures_are_those_of_the_sacrebleu_command(files, references):
-    paths = [files[name] for name in references]
-    ours = score(
-        files["hypotheses"], paths, metrics=["bleu", "chrf", "ter"], config=CONFIG, runs_dir=Path()
-    )
-    theirs = json.loads(
-        sacrebleu_command(*paths, "-i", files["hypotheses"], "-m", "bleu", "chrf", "ter", "-w", 10)
-    )
-    assert [(s.label, round(s.value, 10), s.signature) for s in ours.scores] == [
-        (s["name"], s["score"], s["signature"]) for s in theirs
-    ]
-
-
-def test_settings_are_those_of_the_sacrebleu_command(files):
-    config = ScoreConfig(lowercase=True, tokenize="intl", chrf_word_order=2)
-    ours = score(files["hypotheses"], [files["reference"]], config=config, runs_dir=Path())
-    flags = ["-lc", "-tok", "intl", "--chrf-lowercase", "--chrf-word-order", 2, "-w", 10]
-    theirs = json.loads(
-        sacrebleu_command(
-            files["reference"], "-i", files["hypotheses"], "-m", "bleu", "chrf", *flags
-        )
-    )
-    assert [(s.label, round(s.value, 10), s.signature) for s in ours.scores] == [
-        (s["name"], s["score"], s["signature"]) for s in theirs
-    ]
-
-
-def test_the_test_against_a_baseline_is_that_of_the_sacrebleu_command(files):
-    config = ScoreConfig(bootstrap_samples=100)
-    ours = score(
-        files["hypotheses"],
-        [files["reference"]],
-        metrics=["bleu", "chrf", "ter"],
-        config=config,
-        baseline=files["baseline"],
-        runs_dir=Path(),
-    )
-    inputs = ["-i", files["baseline"], files["hypotheses"], "-m", "bleu", "chrf", "ter"]
-    text = sacrebleu_command(
-        files["reference"], *inputs, "-pbs", "-pbsn", 100, "-w", 4, "-f", "text", "-q"
-    )
-    theirs = [float(number) for number in re.findall(r"\d+\.\d{4}", text)]
-    comparisons = [s.comparison for s in ours.scores]
-    values = [(s.value, c.mean, c.interval) for s, c in zip(ours.scores, comparisons, strict=True)]
-    assert theirs[0:9:3] == [round(c.baseline, 4) for c in comparisons]
-    assert theirs[9:18] == [round(number, 4) for value in values for number in value]
-    assert theirs[18:] == [round(c.p_value, 4) for c in comparisons]
-    for result in ours.scores:
-        assert result.signature in text
-
-
-def test_another_seed_samples_otherwise_and_leaves_the_environment_alone(monkeypatch):
-    monkeypatch.setenv("SACREBLEU_SEED", "7")
-    one, same, other = (
-        corpus_scores(
-            HYPOTHESES,
-            [REFERENCE],
-            ["chrf"],
-            ScoreConfig(bootstrap_samples=50, bootstrap_seed=seed),
-            baseline=BASELINE,
-        )[0]
-        for seed in (1, 1, 2)
-    )
-    assert one == same
-    assert one.comparison != other.comparison
-    assert "seed:1|" in one.signature
-    assert os.environ["SACREBLEU_SEED"] == "7"
-
-
 def test_training_and_the_command_compute_the_same(files):
     result = score(files["hypotheses"], [files["reference"]], config=CONFIG, runs_dir=Path())
     assert result.scores == corpus_scores(HYPOTHESES, [REFERENCE], ["bleu", "chrf"], CONFIG)
 
 
-def test_exact_is_the_percentage_of_lines_that_equal_a_reference():
-    lines = ["a", "b", "c", "d"]
-    [alone] = corpus_scores(lines, [["a", "B", "x", "y"]], ["exact"], CONFIG)
-    [lowercased] = corpus_scores(
-        lines, [["a", "B", "x", "y"]], ["exact"], ScoreConfig(lowercase=True)
-    )
-    [with_two] = corpus_scores(
-        lines, [["a", "B", "x", "y"], ["x", "y", "c ", "z"]], ["exact"], CONFIG
-    )
-    assert (alone.value, alone.signature) == (25, "nrefs:1|case:mixed")
-    assert (lowercased.value, lowercased.signature) == (50, "nrefs:1|case:lc")
-    assert (with_two.value, with_two.signature) == (50, "nrefs:2|case:mixed")
-
-
-def test_exact_is_compared_with_the_baseline_without_a_test():
-    [result] = corpus_scores(["a", "b"], [["a", "x"]], ["exact"], CONFIG, baseline=["a", "x"])
-    assert (result.value, result.comparison.baseline, result.comparison.p_value) == (50, 100, None)
-
-
 text_line = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=20)
-
-
-@given(st.lists(text_line.filter(str.strip), min_size=1, max_size=5))
-def test_a_perfect_translation_has_perfect_scores(lines):
-    exact, chrf, ter = corpus_scores(lines, [lines], ["exact", "chrf", "ter"], CONFIG)
-    assert exact.value == 100
-    assert chrf.value == pytest.approx(100)
-    assert ter.value == 0
-
-
-def test_scores_come_in_the_order_asked_for_and_once():
-    scores = corpus_scores(HYPOTHESES, [REFERENCE], ["exact", "bleu", "exact"], CONFIG)
-    assert [result.name for result in scores] == ["exact", "bleu"]
 
 
 def test_a_result_is_json(files):
     result = score(
         files["hypotheses"],
         [files["reference"]],
-        metrics=["bleu", "chrf", "ter", "exact"],
+        metrics=["bleu", "paper-bleu", "chrf", "ter", "exact"],
+        language="de",
         config=ScoreConfig(bootstrap_samples=10),
         baseline=files["baseline"],
         runs_dir=Path(),
     )
     table = json.loads(json.dumps(result.to_json()))
-    assert table["num_lines"] == 6
+    assert table["num_lines"] == 3
     assert table["references"] == [str(files["reference"])]
-    assert [entry["name"] for entry in table["scores"]] == ["bleu", "chrf", "ter", "exact"]
+    assert [entry["name"] for entry in table["scores"]] == [
+        "bleu",
+        "paper-bleu",
+        "chrf",
+        "ter",
+        "exact",
+    ]
 
 
 @given(st.lists(text_line.filter(lambda line: not line.endswith("\r")), min_size=1, max_size=6))
@@ -249,7 +126,7 @@ def test_the_note_is_read_only_after_standard_input_has_ended(tmp_path, monkeypa
     write_note(tmp_path / "runs", reference=str(tmp_path / "of an older generation"))
     data = "".join(f"{line}\n" for line in HYPOTHESES).encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(LateNote(data)))
-    assert score(None, [], config=CONFIG, runs_dir=tmp_path / "runs").num_lines == 6
+    assert score(None, [], config=CONFIG, runs_dir=tmp_path / "runs").num_lines == 3
 
 
 def test_without_a_note_the_user_is_asked_for_a_reference(tmp_path):
@@ -274,9 +151,9 @@ def test_line_counts_that_differ_are_named_with_their_files(tmp_path, files):
     short.write_text("eins\nzwei\n")
     with pytest.raises(DataError) as error:
         score(files["hypotheses"], [short], config=CONFIG, runs_dir=Path())
-    assert f"{files['hypotheses']} and {short} have 6 and 2 lines" in str(error.value)
+    assert f"{files['hypotheses']} and {short} have 3 and 2 lines" in str(error.value)
     assert "\n" not in str(error.value)
-    with pytest.raises(DataError, match=r"short\.de have 6 and 2 lines"):
+    with pytest.raises(DataError, match=r"short\.de have 3 and 2 lines"):
         score(
             files["hypotheses"],
             [files["reference"]],
@@ -316,11 +193,117 @@ def test_a_terminal_is_not_waited_for(tmp_path, monkeypatch):
         score(None, [], config=CONFIG, runs_dir=tmp_path)
 
 
-def test_lists_that_are_empty_or_of_different_lengths_are_refused():
-    with pytest.raises(DataError, match="no lines"):
-        corpus_scores([], [[]], ["bleu"], CONFIG)
-    with pytest.raises(DataError, match="hypotheses and reference 2 have 1 and 2 lines"):
-        corpus_scores(["a"], [["a"], ["a", "b"]], ["bleu"], CONFIG)
+def test_the_target_language_is_the_suffix_of_the_reference_unless_it_is_given(tmp_path, files):
+    def signature(reference: Path, language: str | None) -> str:
+        reference.write_bytes(files["reference"].read_bytes())
+        [result] = score(
+            files["hypotheses"],
+            [reference],
+            metrics=["paper-bleu"],
+            config=CONFIG,
+            language=language,
+            runs_dir=Path(),
+        ).scores
+        return result.signature
+
+    assert "|tok:moses-de|compounds:atat|" in signature(tmp_path / "test.de", None)
+    assert "|tok:moses-fr|compounds:whole|" in signature(tmp_path / "test.de", "fr")
+    assert "|tok:moses-de|" in signature(tmp_path / "test.txt", "de")
+
+
+def test_the_target_language_of_what_generate_translated_is_known(tmp_path, monkeypatch, files):
+    files["reference"].rename(tmp_path / "test.de")
+    write_note(tmp_path, reference=str(tmp_path / "test.de"))
+    pipe_in(monkeypatch, "".join(f"{line}\n" for line in HYPOTHESES).encode())
+    result = score(None, [], metrics=["paper-bleu"], config=CONFIG, runs_dir=tmp_path)
+    assert "|tok:moses-de|" in result.scores[0].signature
+
+
+def test_an_unknown_target_language_is_refused_before_anything_is_waited_for(files, monkeypatch):
+    class Endless(io.BytesIO):
+        def read(self, *_):
+            raise AssertionError("waited for standard input")
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(Endless()))
+    with pytest.raises(UsageError, match=r'none called "": give one with --language \('):
+        score(None, [files["reference"]], metrics=["paper-bleu"], config=CONFIG, runs_dir=Path())
+
+
+@pytest.fixture
+def run(monkeypatch, capfd, tmp_path):
+    """Run `tfm score` in the folder of the files: its exit code, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tfm", "score", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code, *capfd.readouterr()
+
+    return call
+
+
+def test_the_papers_bleu_is_shown_beside_that_of_sacrebleu_and_why_they_differ(run, files):
+    files["reference"].rename(files["reference"].with_suffix(".de"))
+    arguments = ("--hypotheses", "hypotheses", "--reference", "reference.de", "--metric", "ter")
+    code, out, _ = run(*arguments, "--paper")
+    bleu, paper, why, ter = out.splitlines()
+    assert code == 0
+    assert (bleu[:7], paper[:13], ter[:6]) == ("BLEU = ", "paper BLEU = ", "TER = ")
+    assert why.startswith("    differs from BLEU: ")
+    assert run(*arguments)[1] == f"{ter}\n"
+
+
+def test_bracket_f1_is_shown_with_what_belongs_to_it(run, tmp_path):
+    (tmp_path / "gold").write_text("(S (NP (PRP it)) (VP (VBZ rains)))\n")
+    (tmp_path / "symbols").write_text("(S (NP XX )NP XX )S\n")
+    arguments = ("--hypotheses", "symbols", "--reference", "gold", "--metric", "bracket-f1")
+    code, out, _ = run(*arguments)
+    score_line, details = out.splitlines()
+    assert code == 0
+    assert score_line.startswith("bracket F1 = 80.00  evalb:COLLINS|")
+    assert details.startswith("    precision 100.00, recall 66.67, complete match 0.00, ")
+    assert details.endswith(", errors 0, skipped 0, repairs 0")
+
+
+def test_the_gold_trees_of_a_dataset_are_scored_as_trees(run, tmp_path):
+    (tmp_path / "test.gold").write_text("(S (NP (PRP it)) (VP (VBZ rains)))\n")
+    write_note(tmp_path / "runs", reference="test.gold")
+    code, out, _ = run("--hypotheses", "test.gold")
+    assert code == 0
+    assert out.startswith("bracket F1 = 100.00")
+    for arguments in (["--lowercase"], ["--metric", "bleu"], ["--paper", "--language", "en"]):
+        code, out, err = run("--hypotheses", "test.gold", *arguments)
+        assert (code, out) == (2, "")
+        assert err == "tfm: test.gold holds trees, not text: score with --metric bracket-f1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--language de", "--language is about paper-bleu: add --metric paper-bleu"),
+        ("--no-normalize-punctuation", "--normalize-punctuation is about paper-bleu: .*"),
+        ("--split-compounds yes", "--split-compounds is about paper-bleu: .*"),
+        ("--metric ter --tokenize intl", "--tokenize is about bleu: add --metric bleu"),
+        ("--metric bleu --chrf-word-order 2", "--chrf-word-order is about chrf: .*"),
+        ("--metric bracket-f1 --lowercase", "--lowercase is about bleu, paper-bleu, .*"),
+        ("--metric exact --baseline b --bootstrap-seed 1", "--bootstrap-seed is about bleu, .*"),
+        ("--metric bracket-f1 --paper", "bracket-f1 is about trees, .*: ask for it alone"),
+    ],
+)
+def test_a_flag_that_would_have_no_effect_is_refused(run, arguments, message):
+    code, out, err = run(*arguments.split())
+    assert (code, out) == (2, "")
+    assert re.fullmatch(f"tfm: {message}\n", err)
+
+
+def test_what_each_setting_is_about_is_known():
+    assert set(_METRICS_ABOUT) == {item.name for item in fields(ScoreConfig)} | {"language"}
+    assert {name for about in _METRICS_ABOUT.values() for name in about} <= set(
+        get_args(MetricName)
+    )
 
 
 def test_scoring_starts_without_torch():

@@ -18,6 +18,7 @@ from tfm.data.subword import (
     VocabularySizeError,
     default_vocab_size,
     learn_subword_model,
+    learn_word_model,
     model_paths,
 )
 from tfm.errors import DataError, UsageError
@@ -220,9 +221,41 @@ def test_joint_and_separate_models_have_names_of_their_own(tmp_path):
     assert not set(joint) & set(separate)
 
 
-def test_more_text_never_gets_a_smaller_vocabulary():
-    sizes = [default_vocab_size(num_pairs) for num_pairs in range(0, 5_000_000, 1_000)]
+@pytest.mark.parametrize("for_trees", [False, True])
+def test_more_text_never_gets_a_smaller_vocabulary(for_trees):
+    numbers = range(0, 5_000_000, 1_000)
+    sizes = [default_vocab_size(number, for_trees=for_trees) for number in numbers]
     assert sizes == sorted(sizes)
+
+
+def test_the_source_of_a_parser_has_the_vocabulary_of_the_paper():
+    assert default_vocab_size(39_832, for_trees=True) == 16_000
+    assert default_vocab_size(17_000_000, for_trees=True) == 32_000
+
+
+def test_each_word_of_a_word_model_is_a_piece_however_rare_its_letters(tmp_path):
+    path = tmp_path / "train.trees"
+    path.write_text("(S (NP XX )NP XX )S\n" * 20_000 + "(S (INTJ XX )INTJ )S\n", encoding="utf-8")
+    model = learn_word_model(path)
+    assert len(model) == 4 + len({"(S", ")S", "(NP", ")NP", "(INTJ", ")INTJ", "XX"})
+    [ids] = model.encode(["(S (INTJ XX )INTJ (NP XX )NP )S"])
+    assert len(ids) == 8
+    assert UNK not in ids
+    assert model.decode([ids]) == ["(S (INTJ XX )INTJ (NP XX )NP )S"]
+
+
+def test_a_word_model_does_not_know_other_words(tmp_path):
+    path = tmp_path / "train.trees"
+    path.write_text("(S XX )S\n" * 9, encoding="utf-8")
+    [ids] = learn_word_model(path).encode(["(S (NP XX )NP )S"])
+    assert ids.count(UNK) == 2
+
+
+def test_a_word_model_needs_words(tmp_path):
+    path = tmp_path / "train.trees"
+    path.touch()
+    with pytest.raises(DataError, match="nothing to learn from"):
+        learn_word_model(path)
 
 
 def test_a_model_with_other_special_ids_is_refused(tmp_path):

@@ -18,7 +18,13 @@ from tfm.stages.train import open_data, train
 from tfm.training.trainer import Trainer
 from tfm.translator import Translator
 
-_TIMES = ("minutes", "target_tokens_per_second")
+_TIMES = (
+    "minutes",
+    "target_tokens_per_second",
+    "flops_per_second",
+    "capacity_flops_per_second",
+    "paper_estimate_flops",
+)
 
 
 def records(run_dir, kind=None):
@@ -262,7 +268,7 @@ def test_checkpoints_come_by_the_minute_too(data_dir, tiny_run, tmp_path, monkey
 
 def test_bleu_is_measured_with_its_signature_and_decides_on_the_best(data_dir, tiny_run, tmp_path):
     run = tiny_run(
-        training={"validation_beam": 2, "best_metric": "bleu", "max_steps": 2,
+        training={"validation_beam": 2, "best_metric": "score", "max_steps": 2,
                   "checkpoint_steps": 2}
     )  # fmt: skip
     result = train(data_dir, tmp_path / "run", run)

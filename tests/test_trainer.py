@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from tfm.data.batching import Batcher
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.errors import TrainingError
+from tfm.model.cost import model_cost
 from tfm.model.transformer import Transformer
 from tfm.runtime.device import choose_compute
 from tfm.training.trainer import Trainer, batch_loss, evaluate
@@ -44,7 +45,8 @@ def new_trainer(data_dir, tiny_run):
         torch.manual_seed(run.training.seed)
         model = Transformer(run.model, source_vocab_size=400, target_vocab_size=400)
         compute = choose_compute("cpu", run.training.precision)
-        return Trainer(model, dataset, run, compute)
+        cost = model_cost(run.model, source_vocab_size=400, target_vocab_size=400, max_tokens=1000)
+        return Trainer(model, dataset, run, compute, cost=cost)
 
     return make
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tfm.config import TransformerConfig
+from tfm.errors import UsageError
 from tfm.model.embedding import sinusoidal_encoding
 from tfm.model.transformer import Transformer
 
@@ -25,9 +26,19 @@ SHAPE = {
     "embedding_dropout": 0.0,
     "attention_dropout": 0.0,
 }
+SHAPES = [
+    {},
+    {"norm": "pre"},
+    {"d_k": 3, "d_v": 7},
+    {"norm": "pre", "tied_embeddings": "none"},
+    {"attention": "additive"},
+    {"attention_window": 3},
+    {"attention": "additive", "attention_window": 3},
+    {"learned_positions": 12},
+]
 EVERY_SHAPE = pytest.mark.parametrize(
     "changes",
-    [{}, {"norm": "pre"}, {"d_k": 3, "d_v": 7}, {"norm": "pre", "tied_embeddings": "none"}],
+    SHAPES,
     ids=lambda changes: " ".join(f"{k}={v}" for k, v in changes.items()) or "plain",
 )
 
@@ -206,7 +217,7 @@ def test_a_permuted_batch_permutes_its_logits(sides, changes):
 @given(st.data())
 def test_cached_decoding_equals_full_decoding(data):
     """Whatever hypotheses go on, and whatever sentences are dropped on the way."""
-    changes = data.draw(st.sampled_from([{}, {"norm": "pre"}, {"d_k": 3, "d_v": 7}]))
+    changes = data.draw(st.sampled_from(SHAPES))
     model = new_model(**changes).eval()
     source, lengths, _ = new_batch()
     sentences = torch.arange(len(source))
@@ -230,6 +241,27 @@ def test_cached_decoding_equals_full_decoding(data):
             tokens = torch.cat([tokens.flatten(0, 1)[chosen], newest], dim=2)
             sentences = sentences[kept]
             state.reorder(chosen)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_sentence_longer_than_the_learned_positions_is_an_error_that_says_so(side):
+    model = new_model(learned_positions=5)
+    source, lengths, target = new_batch()
+    batch = (source, lengths, target) if side == "source" else (source[:, :4], lengths, target)
+    if side == "target":
+        batch = (source[:, :4], lengths.clamp(max=4), torch.cat([target, target], dim=1))
+    with pytest.raises(UsageError, match=r"(6|10) tokens .* 5 positions"):
+        model(*batch)
+
+
+def test_a_window_keeps_no_more_keys_than_it_can_see():
+    model = new_model(attention_window=2).eval()
+    source, lengths, target = new_batch()
+    with torch.no_grad():
+        state = model.start(source, lengths)
+        for t in range(5):
+            model.step(target[:, t : t + 1], state)
+            assert state.past[0][0].size(2) == min(t + 1, 2)
 
 
 def test_cached_decoding_goes_beyond_the_table_of_positions():
@@ -279,7 +311,7 @@ def test_tied_embeddings_share_what_they_say():
 
 
 def test_every_parameter_gets_a_gradient():
-    for changes in ({}, {"norm": "pre", "tied_embeddings": "none", "d_k": 3}):
-        model = new_model(**changes)
+    for changes in SHAPES:
+        model = new_model(**changes | {"learned_positions": changes.get("learned_positions") and 6})
         logits_of(model, *new_batch()).sin().sum().backward()
         assert all(p.grad is not None and p.grad.any() for p in model.parameters())

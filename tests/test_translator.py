@@ -1,14 +1,18 @@
 """Translator: text in, text out, as a library."""
 
+import json
 import shutil
 
 import pytest
 import torch
 
 import tfm
-from tfm.config import SearchConfig
-from tfm.errors import CheckpointError, DataError, TfmError
+from tfm.config import SearchConfig, TransformerConfig
+from tfm.data.subword import Vocabulary
+from tfm.errors import CheckpointError, DataError, TfmError, UsageError
+from tfm.model.build import new_model
 from tfm.runtime.checkpoint import checkpoints
+from tfm.runtime.device import choose_compute
 from tfm.translator import Translator
 
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven"]
@@ -81,6 +85,145 @@ def test_a_source_that_is_too_long_is_cut_with_a_warning(translator, capsys):
     found = translator.search(["seven", text], config)
     assert "has 101 tokens: cut after 5" in capsys.readouterr().err
     assert len(found) == 2
+
+
+@pytest.mark.parametrize("num_models", [1, 2])
+def test_forced_decoding_agrees_with_the_search(trained_run, num_models):
+    translator = Translator.load(*checkpoints(trained_run)[:num_models], device="cpu")
+    lines, targets = ["7", "8 cars", ""], ["sieben", "acht Autos kosten viel Geld", "nichts"]
+    # Prefixes as long as outputs may be leave the search nothing to choose.
+    found = translator.search(lines, SearchConfig(max_extra_length=1), prefixes=targets)
+    scored = translator.score_targets(lines, targets)
+    for [translation], target in zip(found, scored, strict=True):
+        assert translation.text == target.text
+        assert translation.log_prob == pytest.approx(target.log_prob, abs=1e-4)
+        assert translation.score == pytest.approx(target.score, abs=1e-4)
+
+
+def test_scored_targets_have_their_pieces_and_an_end(translator):
+    texts = ["am Montag", "", "Straße 🙂"]
+    scored = translator.score_targets(["on Monday", "", "a street"], texts)
+    for text, target in zip(texts, scored, strict=True):
+        assert target.text == text
+        assert target.pieces[-1] == "</s>"
+        assert len(target.pieces) == len(target.piece_log_probs)
+        assert sum(target.piece_log_probs) == pytest.approx(target.log_prob, abs=1e-4)
+    assert "".join(scored[0].pieces[:-1]).replace("\u2581", " ").strip() == "am Montag"
+    assert scored[1].pieces == ("</s>",)
+
+
+def test_how_targets_are_batched_does_not_change_their_scores(translator):
+    targets = ["sieben", "x", "Ich kaufe drei rote Autos für fünf Dollar.", "", "am Montag", "7"]
+    together = translator.score_targets(LINES, targets)
+    apart = translator.score_targets(LINES, targets, SearchConfig(max_tokens=1))
+    for one, other in zip(together, apart, strict=True):
+        assert one.piece_log_probs == pytest.approx(other.piece_log_probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("search", ["beam", "sample", "exact"])
+def test_translations_start_with_their_prefixes(translator, search):
+    config = SearchConfig(search=search, max_extra_length=5, n_best=2)
+    if search == "exact":
+        config = SearchConfig(search=search, max_extra_length=1, n_best=2, node_limit=20)
+    prefixes = ["Ich", "", "\tzwei  Katzen ", "", "日本", "  "]
+    lines = ["seven", "on Monday", "eight", "", "", "nine"]
+    found = translator.search(lines, config, prefixes=prefixes)
+    for best, prefix in zip(found[:5], prefixes, strict=False):
+        assert all(translation.text.startswith(prefix) for translation in best)
+    assert [t.text for t in found[3]] == [""]
+    free = translator.search(lines, config)
+    for index in (1, 5):
+        assert [t.text for t in found[index]] == [t.text for t in free[index]]
+
+
+def test_as_many_prefixes_and_targets_are_needed_as_lines(translator):
+    with pytest.raises(DataError, match="there are 2 lines, but 1 prefixes: give as many"):
+        translator.search(["a", "b"], prefixes=["c"])
+    with pytest.raises(DataError, match="there are 1 lines, but 2 targets: give as many"):
+        translator.score_targets(["a"], ["b", "c"])
+
+
+@pytest.mark.parametrize("max_tokens", [1, 20, 10_000])
+def test_what_is_drawn_depends_on_the_seed_and_the_number_of_the_line_alone(translator, max_tokens):
+    def drawn(lines, first_line=1, **config):
+        settings = SearchConfig(search="sample", n_best=2, max_extra_length=5, **config)
+        found = translator.search(lines, settings, first_line=first_line)
+        return [[translation.text for translation in best] for best in found]
+
+    together = drawn(LINES)
+    assert drawn(LINES, max_tokens=max_tokens) == together
+    for number, (line, expected) in enumerate(zip(LINES, together, strict=True), 1):
+        assert drawn([line], first_line=number, max_tokens=max_tokens) == [expected]
+    assert together[0] != together[5]  # the same line, elsewhere
+    assert drawn(LINES, seed=2) != together
+
+
+def test_only_exact_search_says_whether_something_is_proven(translator):
+    for search, known in (("beam", [None]), ("sample", [None]), ("exact", [True, False])):
+        config = SearchConfig(search=search, max_extra_length=1)
+        if search == "exact":
+            config = SearchConfig(search=search, max_extra_length=1, node_limit=5)
+        [[best]] = translator.search(["seven"], config)
+        assert best.proven in known
+
+
+def test_settings_that_contradict_each_other_are_refused(translator):
+    with pytest.raises(UsageError, match="temperature has no effect on search beam, only on samp"):
+        translator.translate(["seven"], SearchConfig(temperature=0.5))
+
+
+def test_a_models_own_settings_are_what_it_searches_with(model_dir):
+    own = {"search": "sample", "temperature": 0.7, "max_extra_length": 3}
+    record = json.loads((model_dir / "config.json").read_text())
+    (model_dir / "config.json").write_text(json.dumps({**record, "search": own}))
+    translator = Translator.load(model_dir, device="cpu")
+    assert translator.search(LINES) == translator.search(LINES, SearchConfig(**own))
+    assert translator.search(LINES) != translator.search(LINES, SearchConfig(max_extra_length=3))
+
+
+@pytest.fixture(scope="module")
+def short_translator(data_dir):
+    """A translator whose model learned positions for eight tokens; with one that learned more."""
+    vocabulary = Vocabulary.load(data_dir)
+    models = [
+        new_model(
+            TransformerConfig(
+                num_encoder_layers=1,
+                num_decoder_layers=1,
+                d_model=8,
+                num_heads=2,
+                learned_positions=positions,
+            ),
+            source_vocab_size=len(vocabulary.source),
+            target_vocab_size=len(vocabulary.target),
+        )
+        for positions in (8, 20, None)
+    ]
+    return Translator(models, vocabulary, choose_compute("cpu", "fp32"))
+
+
+def test_what_a_model_has_no_positions_for_is_refused(short_translator):
+    long = "six " * 9
+    count = r"has \d+ tokens, but the model learned positions for at most 7 and the end: shorten it"
+    with pytest.raises(DataError, match=f"^line 12 {count}, or let max_source_length cut it"):
+        short_translator.search(["six", long], first_line=11)
+    with pytest.raises(DataError, match=f"^prefix 12 {count}$"):
+        short_translator.search(["six", "six"], prefixes=["", long], first_line=11)
+    with pytest.raises(DataError, match=f"^target 2 {count}$"):
+        short_translator.score_targets(["six", "six"], ["", long])
+
+
+def test_a_source_may_be_cut_to_what_the_model_has_positions_for(short_translator, capsys):
+    config = SearchConfig(max_source_length=7)
+    assert len(short_translator.search(["six " * 9], config)) == 1
+    assert "cut after 7" in capsys.readouterr().err
+
+
+def test_translations_keep_to_the_positions_of_every_model(short_translator):
+    for search in ("beam", "sample"):
+        config = SearchConfig(search=search, length_penalty=3.0)
+        for best in short_translator.search(["six", "", "7"], config):
+            assert len(best[0].text) < 200
 
 
 def test_a_sentence_longer_than_the_table_of_positions_is_translated(translator):

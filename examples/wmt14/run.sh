@@ -1,15 +1,45 @@
 #!/usr/bin/env bash
-# WMT14 English-German as in "Attention Is All You Need", from archives to score.
+# The experiments of "Attention Is All You Need" on WMT14, from the archives to both BLEU scores.
 #
-#     examples/wmt14/run.sh base          # or big
+#     examples/wmt14/run.sh base                  # or big
+#     PAIR=en-fr examples/wmt14/run.sh big
 #     MIRROR=/data/archives examples/wmt14/run.sh base
 #
 # It can be stopped at any time: run it again and it goes on.
+#
+#     SMOKE=1 examples/wmt14/run.sh base
+#
+# tries the same commands in minutes on two CPU cores, in the folder smoke/: models of full size, but
+# a few steps on small batches, and the first 100 test sentences. Its archives are those of MIRROR, or
+# else made on the spot of text that tfm writes itself. It shows that all parts work; its BLEU means
+# nothing.
 set -euo pipefail
-arch=${1:-base}
+arch=${1:-base} pair=${PAIR:-en-de} smoke=${SMOKE:-}
 here=$(cd "$(dirname "$0")" && pwd)
+config=$here/$arch.toml
+[ ! -f "$here/$arch-$pair.toml" ] || config=$here/$arch-$pair.toml
+mirror=${MIRROR:-} data=data/wmt14-$pair run=runs/wmt14-$pair-$arch
+prepare=() train=() lines=3003
+case $mirror in "" | *://*) ;; *) mirror=$(cd "$mirror" && pwd) ;; esac
 
-tfm prepare wmt14-en-de ${MIRROR:+--mirror "$MIRROR"}
-tfm train data/wmt14-en-de --config "$here/$arch.toml" --run "runs/wmt14-en-de-$arch"
-tfm average "runs/wmt14-en-de-$arch"
-tfm generate "runs/wmt14-en-de-$arch" --beam 4 --length-penalty 0.6 | tfm score
+if [ -n "$smoke" ]; then
+    mkdir -p smoke && cd smoke
+    pieces=8000
+    if [ -z "$mirror" ]; then
+        pieces=1000 mirror=$PWD/archives
+        [ -d archives ] || "$here/smoke/mirror.sh" archives
+    fi
+    prepare=(--no-verify --vocab-size "$pieces")
+    train=(--max-steps 10 --checkpoint-steps 5 --batch-tokens 250 --warmup-steps 10)
+    train+=(--log-steps 1 --validation-beam 0 --best-metric loss)
+    lines=100
+fi
+
+tfm prepare "wmt14-$pair" --out "$data" ${mirror:+--mirror "$mirror"} ${prepare[@]+"${prepare[@]}"}
+tfm train "$data" --config "$config" --run "$run" ${train[@]+"${train[@]}"}
+tfm average "$run"
+head -n "$lines" "$data/test.en" > "$run/test.en"
+head -n "$lines" "$data/test.${pair#en-}" > "$run/test.${pair#en-}"
+tfm generate "$run" --input "$run/test.en" --beam 4 --length-penalty 0.6 --max-extra-length 50 |
+    tee "$run/translations.${pair#en-}" |
+    tfm score --paper --reference "$run/test.${pair#en-}"

@@ -28,7 +28,9 @@ def with_settings(
     Args:
         *kinds: The groups of settings.
     """
-    items = [(kind, item) for kind in kinds for item in fields(kind)]
+    # Groups that share a section may share settings: each has one flag.
+    by_name = {(kind.section, item.name): (kind, item) for kind in kinds for item in fields(kind)}
+    items = list(by_name.values())
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(command)

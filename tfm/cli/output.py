@@ -4,15 +4,16 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from tfm.scoring.metric import Comparison
     from tfm.stages.forecast import Forecast
-    from tfm.stages.score import Comparison, ScoreResult
-    from tfm.translator import Translation
+    from tfm.stages.score import ScoreResult
+    from tfm.translator import ScoredTarget, Translation
 
 
 def print_forecast(forecast: "Forecast") -> None:
@@ -61,11 +62,44 @@ def print_translations(
     """
     for index, (line, found) in enumerate(translations, start=1):
         if as_json:
-            record = {"source": line, "translations": [asdict(each) for each in found]}
+            record = {"source": line, "translations": [_known(asdict(each)) for each in found]}
             print(json.dumps(record, ensure_ascii=False))  # noqa: T201
             continue
         for each in found:
             print(f"{index}\t{each.score:.4f}\t{each.text}" if number else each.text)  # noqa: T201
+
+
+def _known(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if value is not None}
+
+
+def print_scored_targets(
+    scored: "Iterable[tuple[str, ScoredTarget]]", *, as_json: bool, per_token: bool
+) -> None:
+    """Print how probable given translations are, as it becomes known.
+
+    Args:
+        scored: For each line its target.
+        as_json: A JSON object for each target, with its tokens.
+        per_token: A line for each token (number of the target, log probability, piece) instead of
+            one for each target (score, log probability, number of tokens, text), set off by tabs.
+    """
+    for index, (line, target) in enumerate(scored, start=1):
+        tokens = list(zip(target.pieces, target.piece_log_probs, strict=True))
+        if as_json:
+            record = {
+                "source": line,
+                "target": target.text,
+                "score": target.score,
+                "log_prob": target.log_prob,
+                "tokens": [{"piece": piece, "log_prob": value} for piece, value in tokens],
+            }
+            print(json.dumps(record, ensure_ascii=False))  # noqa: T201
+        elif per_token:
+            for piece, value in tokens:
+                print(f"{index}\t{value:.4f}\t{piece}")  # noqa: T201
+        else:
+            print(f"{target.score:.4f}\t{target.log_prob:.4f}\t{len(tokens)}\t{target.text}")  # noqa: T201
 
 
 def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
@@ -79,9 +113,15 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
     for score in result.scores:
         console.print(f"{score.label} = {score.value:.2f}", style="bold", end="  ", markup=False)
         console.print(score.signature, style="dim", markup=False, soft_wrap=True)
+        lines = [", ".join(f"{name} {_figure(value)}" for name, value in score.details.items())]
         if score.comparison is not None:
-            text = _compared(score.value, score.comparison)
+            lines.append(_compared(score.value, score.comparison))
+        for text in filter(None, [*lines, score.note]):
             console.print(f"    {text}", markup=False, soft_wrap=True)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def _compared(value: float, comparison: "Comparison") -> str:

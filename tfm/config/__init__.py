@@ -13,8 +13,8 @@ from tfm.config.groups import (
     SearchConfig,
     SubwordConfig,
     TrainingConfig,
-    TransformerConfig,
 )
+from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.config.presets import (
     PRESETS,
     run_config,
@@ -38,8 +38,10 @@ __all__ = [
     "BinarizeConfig",
     "CleaningConfig",
     "DeviceName",
+    "ModelConfig",
     "OptimizerConfig",
     "Precision",
+    "RecurrentConfig",
     "RunConfig",
     "ScoreConfig",
     "SearchConfig",

@@ -4,70 +4,16 @@ Command-line flags, TOML keys and the record in a checkpoint all come from these
 The defaults are the paper's base model and its training (Vaswani et al. 2017, §3 and §5).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
-from tfm.config.schema import Settings, setting
+from tfm.config.model import ModelConfig, TransformerConfig
+from tfm.config.schema import Settings, Table, setting, settings_from
+from tfm.errors import UsageError
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformerConfig(Settings):
-    """The model (§3)."""
-
-    section: ClassVar[str] = "model"
-
-    num_encoder_layers: int = setting(6, "Layers of the encoder.", at_least=1)
-    num_decoder_layers: int = setting(6, "Layers of the decoder.", at_least=1)
-    d_model: int = setting(512, "Width of embeddings and layer outputs.", at_least=2)
-    d_ff: int = setting(2048, "Inner width of the feed-forward sub-layers.", at_least=1)
-    num_heads: int = setting(8, "Attention heads.", at_least=1)
-    d_k: int | None = setting(
-        None, "Width of a head's queries and keys; d_model / num_heads if unset.", at_least=1
-    )
-    d_v: int | None = setting(
-        None, "Width of a head's values; d_model / num_heads if unset.", at_least=1
-    )
-    dropout: float = setting(0.1, "Dropout on each sub-layer's output.", at_least=0, at_most=0.9)
-    embedding_dropout: float = setting(
-        0.1, "Dropout on sums of embedding and position.", at_least=0, at_most=0.9
-    )
-    attention_dropout: float = setting(
-        0.1, "Dropout on attention weights.", at_least=0, at_most=0.9
-    )
-    relu_dropout: float = setting(0.0, "Dropout after the ReLU.", at_least=0, at_most=0.9)
-    norm: Literal["post", "pre"] = setting(
-        "post", "Layer normalisation after the residual sum (post, the paper's) or before."
-    )
-    tied_embeddings: Literal["three-way", "two-way", "none"] = setting(
-        "three-way",
-        "Embeddings that are one: source, target and output; target and output; or none.",
-    )
-
-    def problems(self) -> Iterator[str]:
-        """Name each value that cannot be, and what would do."""
-        yield from super().problems()
-        if self.d_model % 2:
-            yield f"d_model is {self.d_model}, but sinusoids need an even width"
-        shares_width = self.d_k is None or self.d_v is None
-        if shares_width and self.num_heads > 0 and self.d_model % self.num_heads:
-            yield (
-                f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}: "
-                "set d_k and d_v, or another number of heads"
-            )
-
-    @property
-    def key_width(self) -> int:
-        """d_k: width of one head's queries and keys."""
-        return self.d_k if self.d_k is not None else self.d_model // self.num_heads
-
-    @property
-    def value_width(self) -> int:
-        """d_v: width of one head's values."""
-        return self.d_v if self.d_v is not None else self.d_model // self.num_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +83,14 @@ class TrainingConfig(Settings):
     )
     keep_last: int = setting(20, "Newest checkpoints to keep.", at_least=1)
     keep_best: int = setting(1, "Best checkpoints to keep beside them.", at_least=0)
-    best_metric: Literal["loss", "bleu"] = setting("bleu", "What makes a checkpoint the best.")
+    best_metric: Literal["loss", "score"] = setting(
+        "score", "What makes a checkpoint the best: loss, or BLEU (bracket F1 of a parser)."
+    )
     average_last: int = setting(
         5, "Checkpoints that `tfm average` takes if not told otherwise.", at_least=1
     )
     validation_beam: int = setting(
-        1, "Beam for BLEU in validation; 0 leaves BLEU out.", at_least=0, at_most=64
+        1, "Beam for the score in validation; 0 leaves it out.", at_least=0, at_most=64
     )
     log_steps: int = setting(50, "Steps between two lines of metrics.jsonl.", at_least=1)
     device: DeviceName = setting("auto", "Where to compute.")
@@ -153,8 +101,8 @@ class TrainingConfig(Settings):
     def problems(self) -> Iterator[str]:
         """Name each value that cannot be, and what would do."""
         yield from super().problems()
-        if self.best_metric == "bleu" and not self.validation_beam:
-            yield "best_metric is bleu, but validation_beam 0 leaves BLEU out: set one of them"
+        if self.best_metric == "score" and not self.validation_beam:
+            yield "best_metric is score, but validation_beam 0 leaves it out: set one of them"
         if self.average_last > self.keep_last:
             yield f"average_last {self.average_last} is more than keep_last {self.keep_last}"
 
@@ -164,7 +112,7 @@ class RunConfig:
     """All settings of `tfm train`, in the sections of its TOML file."""
 
     arch: str = "base"
-    model: TransformerConfig = TransformerConfig()
+    model: ModelConfig = field(default_factory=TransformerConfig)
     optimizer: OptimizerConfig = OptimizerConfig()
     batching: BatchingConfig = BatchingConfig()
     training: TrainingConfig = TrainingConfig()
@@ -172,12 +120,31 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(Settings):
-    """Beam search (§6.1)."""
+    """How outputs are searched for: beam search (§6.1), sampling or exact search."""
 
     section: ClassVar[str] = "search"
+    # Settings that some searches have no use for, and those that have.
+    _SEARCHES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "beam_size": ("beam", "exact"),
+        "num_groups": ("beam",),
+        "diversity_strength": ("beam",),
+        "temperature": ("sample",),
+        "top_k": ("sample",),
+        "top_p": ("sample",),
+        "seed": ("sample",),
+        "node_limit": ("exact",),
+    }
 
+    search: Literal["beam", "sample", "exact"] = setting(
+        "beam",
+        "Keep the best at each step (beam), draw at random (sample), or prove the best (exact).",
+    )
     beam_size: int = setting(
-        4, "Hypotheses kept at each step; 1 is greedy.", flag="--beam", at_least=1, at_most=1024
+        4,
+        "Hypotheses kept at each step; 1 is greedy. Exact search starts from what the beam finds.",
+        flag="--beam",
+        at_least=1,
+        at_most=1024,
     )
     length_penalty: float = setting(
         0.6, "α of the GNMT length penalty; 0 compares plain log probabilities."
@@ -185,7 +152,34 @@ class SearchConfig(Settings):
     max_extra_length: int = setting(
         50, "Longest translation: source tokens and so many more.", at_least=1
     )
-    n_best: int = setting(1, "Translations to print for each sentence.", at_least=1)
+    n_best: int = setting(
+        1, "Translations of each sentence, best first; of sampling, so many draws.", at_least=1
+    )
+    num_groups: int = setting(
+        1, "Diverse beam search: groups of the beam that avoid each other's choices.", at_least=1
+    )
+    diversity_strength: float = setting(
+        0.5,
+        "Diverse beam search: nats that a token loses for each group that chose it before.",
+        at_least=0,
+    )
+    temperature: float = setting(
+        1.0, "Sampling: divides logits; below 1 likely tokens become likelier.", at_least=0.01
+    )
+    top_k: int | None = setting(
+        None, "Sampling: draw from so many of the likeliest tokens; from all if unset.", at_least=1
+    )
+    top_p: float | None = setting(
+        None,
+        "Sampling: draw from the fewest tokens that have this probability together; from all if "
+        "unset.",
+        at_least=0,
+        at_most=1,
+    )
+    seed: int = setting(1, "Seed of sampling.", at_least=0, at_most=2**63 - 1)
+    node_limit: int = setting(
+        10_000, "Exact search gives up after extending so many prefixes.", at_least=1
+    )
     max_source_length: int = setting(
         1024, "Source tokens beyond this are cut off, with a warning.", at_least=1
     )
@@ -193,11 +187,43 @@ class SearchConfig(Settings):
         4_096, "Source tokens, with padding, that are translated together.", at_least=1
     )
 
+    @classmethod
+    def for_model(cls, defaults: Table, given: Table) -> "SearchConfig":
+        """Lay settings over a model's own defaults.
+
+        Defaults that the given search has no use for are left out.
+
+        Args:
+            defaults: What suits the model, by name.
+            given: What the user wants, by name.
+
+        Raises:
+            UsageError: A setting is unknown, impossible, or without effect on the search.
+        """
+        search = given.get("search", defaults.get("search", cls.search))
+        if problems := list(cls._without_effect(search, given)):
+            raise UsageError("; ".join(problems))
+        useful = {n: v for n, v in defaults.items() if search in cls._SEARCHES.get(n, (search,))}
+        return settings_from(cls, {**useful, **given})
+
     def problems(self) -> Iterator[str]:
         """Name each value that cannot be, and what would do."""
         yield from super().problems()
-        if self.n_best > self.beam_size:
+        changed = [item.name for item in fields(self) if getattr(self, item.name) != item.default]
+        yield from self._without_effect(self.search, changed)
+        if self.search != "sample" and self.n_best > self.beam_size:
             yield f"n_best {self.n_best} needs a beam of at least that size, not {self.beam_size}"
+        if self.num_groups > 0 and self.beam_size % self.num_groups:
+            yield f"num_groups {self.num_groups} does not divide a beam of {self.beam_size}"
+        if self.num_groups == 1 and "diversity_strength" in changed:
+            yield "diversity_strength has no effect on a single group: set num_groups too"
+
+    @classmethod
+    def _without_effect(cls, search: str, names: Iterable[str]) -> Iterator[str]:
+        for name in names:
+            searches = cls._SEARCHES.get(name, (search,))
+            if search not in searches:
+                yield f"{name} has no effect on search {search}, only on {' and '.join(searches)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +262,9 @@ class SubwordConfig(Settings):
     )
     model_type: Literal["bpe", "unigram"] = setting("bpe", "How pieces are chosen.")
     separate: bool = setting(False, "One vocabulary a language instead of a joint one.")
+    target_words: bool = setting(
+        False, "Make each word of the target a piece, as suits symbols of trees; needs separate."
+    )
     character_coverage: float = setting(
         0.9999, "Share of the text's characters with a piece of their own.", at_least=0.9, at_most=1
     )
@@ -243,12 +272,18 @@ class SubwordConfig(Settings):
         True, "Spell other characters in bytes, so that nothing is ever unknown."
     )
     sample_sentences: int = setting(
-        10_000_000,
-        "Learn from a random sample of so many lines.",
+        5_000_000,
+        "Learn from a random sample of so many lines; a million takes about 0.6 GB of memory.",
         at_least=101,
         at_most=1_000_000_000,
     )
     num_threads: int = setting(16, "Threads to learn with.", at_least=1, at_most=1024)
+
+    def problems(self) -> Iterator[str]:
+        """Name each value that cannot be, and what would do."""
+        yield from super().problems()
+        if self.target_words and not self.separate:
+            yield "target_words has no effect on a joint vocabulary: set separate too"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +318,7 @@ class AverageConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig(Settings):
-    """Metrics, computed by sacreBLEU; the defaults are its own."""
+    """How metrics are computed; the defaults are those of sacreBLEU, and of the paper's BLEU."""
 
     section: ClassVar[str] = "score"
 
@@ -293,6 +328,12 @@ class ScoreConfig(Settings):
     )
     chrf_word_order: int = setting(
         0, "Longest word n-gram of chrF; 2 is chrF++.", at_least=0, at_most=4
+    )
+    normalize_punctuation: bool = setting(
+        True, "With --paper: make quotation marks and dashes plain first, as Moses does."
+    )
+    split_compounds: Literal["auto", "yes", "no"] = setting(
+        "auto", "With --paper: count a-b as three words; auto does so for German."
     )
     bootstrap_samples: int = setting(
         1000, "Samples of the paired bootstrap test against a baseline.", at_least=1

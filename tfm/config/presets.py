@@ -6,8 +6,12 @@ from dataclasses import fields
 from typing import Any
 
 from tfm.config.groups import RunConfig
+from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.config.schema import Settings, Table, settings_and_problems, settings_to
 from tfm.errors import UsageError
+
+# What a preset's model is, where that is not the Transformer.
+_MODEL_KINDS: Mapping[str, type[ModelConfig]] = {"rnn": RecurrentConfig}
 
 PRESETS: Mapping[str, Mapping[str, Table]] = {
     "base": {},
@@ -20,6 +24,15 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
             "embedding_dropout": 0.3,
         },
         "training": {"max_steps": 300_000, "average_last": 20},
+    },
+    # Constituency parsing (§6.3); all else is as in base.
+    "parser": {
+        "model": {
+            "num_encoder_layers": 4,
+            "num_decoder_layers": 4,
+            "d_model": 1024,
+            "tied_embeddings": "two-way",
+        },
     },
     # For tens of thousands of pairs: pre-norm learns most from few steps.
     "small": {
@@ -48,6 +61,21 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
             "norm": "pre",
         },
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
+        "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
+        "training": {"max_steps": 4_500, "checkpoint_steps": 500},
+    },
+    # The recurrent baseline on the same data and CPU: one layer a side learns soonest.
+    "rnn": {
+        "model": {
+            "num_encoder_layers": 1,
+            "num_decoder_layers": 1,
+            "d_model": 256,
+            "dropout": 0.3,
+            "embedding_dropout": 0.2,
+            "attention_dropout": 0.0,
+            "attention": "additive",
+        },
+        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 200, "clip_norm": 1.0},
         "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
         "training": {"max_steps": 4_500, "checkpoint_steps": 500},
     },
@@ -89,6 +117,7 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
     kinds = {
         name: kind for name, kind in typing.get_type_hints(RunConfig).items() if name != "arch"
     }
+    kinds["model"] = _MODEL_KINDS.get(arch, TransformerConfig)
     merged: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     problems = []
     for table in (PRESETS[arch], *tables):

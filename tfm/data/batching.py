@@ -70,10 +70,9 @@ class Batcher:
         """Target tokens of an epoch."""
         return int(self._target_lengths.sum())
 
-    @property
-    def num_source_tokens(self) -> int:
-        """Source tokens of an epoch."""
-        return int(self._source_lengths.sum())
+    def lengths(self, rows: Rows) -> tuple[Rows, Rows]:
+        """[N] source and target lengths of some pairs, EOS included."""
+        return self._source_lengths[rows], self._target_lengths[rows]
 
     def num_batches(self) -> int:
         """Batches of an epoch, the same in each."""

@@ -68,16 +68,22 @@ def fetch(
             raise DownloadError(f"the mirror {mirror} has no file {archive.name}: put it there")
         return _checked(path, archive, verify=verify, is_ours=False)
     path = downloads_dir / archive.name
+    part = part_path(path)
     if path.is_file():
+        _discard(part)
         return _checked(path, archive, verify=verify, is_ours=True)
     downloads_dir.mkdir(parents=True, exist_ok=True)
-    part = downloads_dir / f"{archive.name}.part"
     _download(archive.url if mirror is None else f"{mirror.rstrip('/')}/{archive.name}", part)
     fetched = _checked(part, archive, verify=verify, is_ours=True)
     os.replace(part, path)
     _state_path(part).unlink(missing_ok=True)
     sync_directory(downloads_dir)
     return replace(fetched, path=path)
+
+
+def part_path(path: Path) -> Path:
+    """Where a download gathers until it is whole and takes its own name."""
+    return path.with_name(f"{path.name}.part")
 
 
 def _checked(path: Path, archive: Archive, *, verify: bool, is_ours: bool) -> Fetched:

@@ -10,6 +10,7 @@ from tfm.runtime.files import read_json, sha256_of, write_json
 
 FORMAT = 1
 SPLITS = ("train", "valid", "test")
+GOLD = "gold"  # suffix of the trees that the output of a parser is scored against
 
 _KEYS = ("name", "source", "target", "settings", "steps")
 
@@ -35,7 +36,7 @@ class Manifest:
             name: Name of the dataset.
             source: Source language, the suffix of its files.
             target: Target language, the suffix of its files.
-            settings: {section: {name: value}} that the recipe sets for later steps.
+            settings: {section: {name: value}} that the recipe sets for later steps, and "task".
         """
         path = data_dir / "manifest.json"
         content = read_json(path) if path.exists() else {"steps": {}}
@@ -87,6 +88,11 @@ class Manifest:
         """Target language."""
         return str(self._content["target"])
 
+    @property
+    def task(self) -> str:
+        """What the targets are: "translation" or "parsing"."""
+        return str(self._content["settings"].get("task", "translation"))
+
     def settings(self, section: str) -> dict[str, Any]:
         """What the recipe sets for a later step, such as "subword"."""
         return dict(self._content["settings"].get(section, {}))
@@ -94,6 +100,10 @@ class Manifest:
     def text_path(self, split: str, language: str) -> Path:
         """The text of a split in one language."""
         return self.data_dir / f"{split}.{language}"
+
+    def reference_path(self, split: str) -> Path:
+        """What outputs for a split are scored against: its targets, or for a parser its trees."""
+        return self.text_path(split, GOLD if self.task == "parsing" else self.target)
 
     def splits(self) -> list[str]:
         """The splits whose text is there, training first."""

@@ -1,6 +1,9 @@
-"""Multi-head attention (Vaswani et al. 2017, §3.2)."""
+"""Multi-head attention, and the functions that it may attend by (Vaswani et al. 2017, §3.2, §4)."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,53 +11,239 @@ from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
 
+# Additive scores are made from sums of so many elements at a time: memory stays small.
+_CHUNK_ELEMENTS = 1 << 24
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionMask:
-    """Which keys a query may attend to: the meaning, which each attention renders its own way.
+    """Which keys a query may attend to: the meaning, which is rendered where it is used.
 
     Attributes:
         key_lengths: [B] number of valid keys, counted from the first; None if all are valid.
         causal: Whether query i sees keys 0 to i only.
+        window: In self-attention, how many neighbours a query sees, itself among them: the ones
+            around it, or if causal the last ones; None if all.
     """
 
     key_lengths: Tensor | None = None
     causal: bool = False
+    window: int | None = None
 
-    def allowed(self, num_queries: int, num_keys: int) -> Tensor | None:
+    @property
+    def is_only_causal(self) -> bool:
+        """Whether nothing else is hidden than what comes later."""
+        return self.causal and self.key_lengths is None and self.window is None
+
+    def allowed(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
         """[B or 1, 1, T or 1, S] True where attention is allowed; None if it is everywhere."""
-        allowed = None
+        if self.key_lengths is None and self.window is None and not self.causal:
+            return None
+        rows = torch.arange(num_queries, device=device)[:, None]
+        columns = torch.arange(num_keys, device=device)
+        if self.window is not None:
+            return self.near(rows, columns, num_keys)
+        allowed = (columns <= rows)[None, None] if self.causal else None
         if self.key_lengths is not None:
-            columns = torch.arange(num_keys, device=self.key_lengths.device)
-            allowed = (columns < self.key_lengths[:, None])[:, None, None, :]
-        if self.causal:
-            device = None if allowed is None else allowed.device
-            triangle = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril()
-            allowed = triangle[None, None] if allowed is None else allowed & triangle
+            valid = (columns < self.key_lengths[:, None])[:, None, None, :]
+            allowed = valid if allowed is None else allowed & valid
         return allowed
 
+    def reach(self) -> tuple[int, int]:
+        """How many keys before and after itself a query of a window sees."""
+        others = (self.window or 1) - 1
+        return (others, 0) if self.causal else (others // 2, others - others // 2)
 
-def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, *, dropout: float = 0.0
+    def near(self, rows: Tensor, columns: Tensor, num_keys: int) -> Tensor:
+        """[B or 1, 1, …] True where a key is in the window of a query, and valid.
+
+        Args:
+            rows: […] positions of queries.
+            columns: […] positions of keys, which may lie outside of the text.
+            num_keys: Length of the text where there are no `key_lengths`.
+        """
+        before, after = self.reach()
+        distance = columns - rows
+        near = ((distance >= -before) & (distance <= after))[None, None]
+        ends = columns.new_tensor([num_keys]) if self.key_lengths is None else self.key_lengths
+        end = ends.view(-1, 1, *[1] * rows.dim())
+        # What stands at padding means nothing, but it must see something: its own padding.
+        return near & (columns >= 0) & ((columns < end) | (rows >= end))
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    *,
+    additive_weight: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(QKᵀ / √d_k) V, with dropout on the softmax (§3.2.1).
+    """softmax(scores) V, with dropout on the softmax (§3.2.1).
+
+    Scores are QKᵀ / √d_k, or additive ones if their weight is given. In self-attention with a
+    window r, the work grows with r · T, not with T².
 
     Args:
         query: [B, h, T, d_k].
         key: [B, h, S, d_k].
         value: [B, h, S, d_v].
         mask: Which keys each query may attend to; at least one.
+        additive_weight: [h, d_k] of `additive_scores`.
         dropout: Probability of dropping an attention weight.
 
     Returns:
         [B, h, T, d_v].
     """
-    if mask.key_lengths is None:  # lets the kernel skip what a causal mask hides
-        return F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=mask.causal
+    num_queries, num_keys = query.size(2), key.size(2)
+    if mask.window is not None and num_keys > 2 * mask.window:
+        blocks, near = _blocks(query, key, value, mask)
+        attended = _attend(*blocks, near, additive_weight=additive_weight, dropout=dropout)
+        return attended.flatten(2, 3)[:, :, :num_queries]
+    # A kernel that is told "causal" skips what is hidden; other masks it is given as they are.
+    is_causal = mask.is_only_causal and additive_weight is None
+    allowed = None if is_causal else mask.allowed(num_queries, num_keys, query.device)
+    return _attend(
+        query,
+        key,
+        value,
+        allowed,
+        is_causal=is_causal,
+        additive_weight=additive_weight,
+        dropout=dropout,
+    )
+
+
+def attention_weights(
+    query: Tensor, key: Tensor, mask: AttentionMask, *, additive_weight: Tensor | None = None
+) -> Tensor:
+    """[B, h, T, S] softmax of the scores, as `attention` multiplies the values by."""
+    return _softmax(
+        _scores(query, key, additive_weight),
+        mask.allowed(query.size(2), key.size(2), query.device),
+    )
+
+
+def additive_scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
+    """vᵀ tanh(q + k) for each query and key, already projected (Bahdanau et al. 2015, A.1.2).
+
+    Args:
+        query: [B, h, …, T, d_k].
+        key: [B, h, …, S, d_k].
+        weight: [h, d_k] v of each head.
+
+    Returns:
+        [B, h, …, T, S].
+    """
+    scores: Tensor = _AdditiveScores.apply(query, key, weight)  # type: ignore[no-untyped-call]
+    return scores
+
+
+class _AdditiveScores(torch.autograd.Function):
+    """The sums of all pairs are d_k times as many as the scores: they exist a chunk at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key, weight)
+        column = _per_head(weight.to(query.dtype), query).mT
+        return torch.cat(
+            [
+                (_tanh_of_sums(query[part], key) @ column).squeeze(-1)
+                for part in _chunks(query, key)
+            ],
+            dim=-2,
         )
-    allowed = mask.allowed(query.size(2), key.size(2))
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=dropout)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, weight = ctx.saved_tensors
+        row = _per_head(weight.to(query.dtype), query)
+        grad_query, grad_key = torch.empty_like(query), torch.zeros_like(key)
+        grad_weight = torch.zeros_like(weight)
+        others = [dim for dim in range(query.dim()) if dim not in (1, query.dim() - 1)]
+        for part in _chunks(query, key):
+            tanh = _tanh_of_sums(query[part], key)
+            grad_weight += (grad[part].unsqueeze(-2) @ tanh).squeeze(-2).sum(others)
+            slope = tanh.square_().neg_().add_(1).mul_(row).mul_(grad[part].unsqueeze(-1))
+            grad_query[part] = slope.sum(-2)
+            grad_key += slope.sum(-3)
+        return grad_query, grad_key, grad_weight
+
+
+def _tanh_of_sums(query: Tensor, key: Tensor) -> Tensor:
+    """[B, h, …, T, S, d_k]."""
+    return (query.unsqueeze(-2) + key.unsqueeze(-3)).tanh_()
+
+
+def _per_head(weight: Tensor, query: Tensor) -> Tensor:
+    """[h, d_k] as what is multiplied with [B, h, …, T, S, d_k]."""
+    return weight.view(len(weight), *[1] * (query.dim() - 2), -1)
+
+
+def _chunks(query: Tensor, key: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Parts of the queries, as an index of [B, h, …, T, d_k] tensors."""
+    rows = max(1, _CHUNK_ELEMENTS // max(1, key.numel()))
+    for start in range(0, query.size(-2), rows):
+        yield (..., slice(start, start + rows), slice(None))
+
+
+def _scores(query: Tensor, key: Tensor, additive_weight: Tensor | None) -> Tensor:
+    if additive_weight is not None:
+        return additive_scores(query, key, additive_weight)
+    return query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
+
+
+def _softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -math.inf)
+    return scores.softmax(dim=-1)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    *,
+    is_causal: bool = False,
+    additive_weight: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    if additive_weight is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=is_causal
+        )
+    weights = _softmax(additive_scores(query, key, additive_weight), allowed)
+    return F.dropout(weights, dropout).to(value.dtype) @ value
+
+
+def _blocks(
+    query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """Cut self-attention with a window r into blocks of r queries and the keys that they see.
+
+    Returns:
+        Queries [B, h, n, r, d_k], keys and values [B, h, n, 2r - 1, …], and where attention is
+        allowed, [B or 1, 1, n, r, 2r - 1].
+    """
+    window = mask.window or 1
+    before, after = mask.reach()
+    num_keys = key.size(2)
+    num_blocks = -(-num_keys // window)
+    missing = num_blocks * window - num_keys
+    padded = F.pad(query, (0, 0, 0, missing))
+    queries = padded.reshape(*query.shape[:2], num_blocks, window, -1)
+    keys, values = (
+        F.pad(x, (0, 0, before, missing + after))
+        .unfold(2, window + before + after, window)
+        .transpose(-1, -2)
+        for x in (key, value)
+    )
+    starts = window * torch.arange(num_blocks, device=key.device)[:, None, None]
+    rows = starts + torch.arange(window, device=key.device)[:, None]
+    columns = starts - before + torch.arange(window + before + after, device=key.device)
+    return (queries, keys, values), mask.near(rows, columns, num_keys)
 
 
 class MultiHeadAttention(nn.Module):
@@ -63,6 +252,8 @@ class MultiHeadAttention(nn.Module):
     The projections to queries, keys and values are rows of one weight, so that self-attention
     needs one matrix product.
     """
+
+    additive_weight: nn.Parameter | None
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -79,6 +270,9 @@ class MultiHeadAttention(nn.Module):
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.input.bias)
         nn.init.zeros_(self.output.bias)
+        self.additive_weight = None
+        if config.attention == "additive":
+            self.additive_weight = new_additive_weight(config.num_heads, config.key_width)
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project [B, T, d_model] to queries, keys [B, h, T, d_k] and values [B, h, T, d_v]."""
@@ -99,10 +293,25 @@ class MultiHeadAttention(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
         """Attend in each head, join the heads and project them to [B, T, d_model]."""
-        dropout = self.dropout if self.training else 0.0
-        heads = scaled_dot_product_attention(query, key, value, mask, dropout=dropout)
+        heads = attention(
+            query,
+            key,
+            value,
+            mask,
+            additive_weight=self.additive_weight,
+            dropout=self.dropout if self.training else 0.0,
+        )
         joined: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return joined
 
+    def weights(self, query: Tensor, key: Tensor, mask: AttentionMask) -> Tensor:
+        """[B, h, T, S] what `attend` weights the values by, but for dropout."""
+        return attention_weights(query, key, mask, additive_weight=self.additive_weight)
+
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+
+
+def new_additive_weight(num_heads: int, key_width: int) -> nn.Parameter:
+    """[h, d_k] v of additive attention, so drawn that scores start with unit variance or less."""
+    return nn.Parameter(torch.randn(num_heads, key_width) * key_width**-0.5)

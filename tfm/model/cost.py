@@ -1,18 +1,43 @@
-"""What a Transformer costs before it is trained: parameters, arithmetic and memory."""
+"""What a model costs in parameters, operations and memory, known before it is trained."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
-from tfm.config import TransformerConfig
-from tfm.model.transformer import Transformer
+from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
+from tfm.model.build import new_model
 
 # fp32 weight, gradient and Adam's two moments.
 _BYTES_A_PARAMETER = 4 * 4
 # Forward, gradient of the input, gradient of the weight; a multiply-add is two operations.
 _TRAINING_FLOPS_A_MAC = 3 * 2
+
+Lengths = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Products:
+    """Multiply-adds of a forward pass; what is not a matrix product is left out.
+
+    Attributes:
+        a_source_token: Of the products that a source token goes through.
+        a_target_token: The same for a target token.
+        a_source_pair: Of the encoder's self-attention, for a query and a key in its sight.
+        a_target_pair: Of the decoder's self-attention, likewise; keys that come later count, too.
+        a_cross_pair: Of attention to the source, for a target and a source token.
+        window: Keys in sight of self-attention; None if all are.
+    """
+
+    a_source_token: int
+    a_target_token: int
+    a_source_pair: int = 0
+    a_target_pair: int = 0
+    a_cross_pair: int = 0
+    window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,15 +46,13 @@ class Cost:
 
     Attributes:
         parameters: Number of parameters by part; shared ones count once, with the embeddings.
-        flops_a_source_token: Training FLOPs, attention scores left out.
-        flops_a_target_token: Training FLOPs, attention scores left out.
+        products: Multiply-adds.
         state_bytes: Weights, gradients and optimiser.
         activation_bytes: An estimate for `max_tokens` tokens a side.
     """
 
     parameters: Mapping[str, int]
-    flops_a_source_token: int
-    flops_a_target_token: int
+    products: Products
     state_bytes: int
     activation_bytes: int
 
@@ -38,50 +61,105 @@ class Cost:
         """All parameters."""
         return sum(self.parameters.values())
 
+    def training_flops(self, source_lengths: Lengths, target_lengths: Lengths) -> int:
+        """Operations to train on sentence pairs once, forward and backward, without padding.
 
-def transformer_cost(
-    config: TransformerConfig, *, source_vocab_size: int, target_vocab_size: int, max_tokens: int
+        Args:
+            source_lengths: [N] tokens of each source, EOS included.
+            target_lengths: [N] tokens of each target, EOS included.
+        """
+        each = self.products
+        sources_seen, targets_seen = (
+            lengths if each.window is None else np.minimum(lengths, each.window)
+            for lengths in (source_lengths, target_lengths)
+        )
+        macs = (
+            each.a_source_token * int(source_lengths.sum())
+            + each.a_target_token * int(target_lengths.sum())
+            + each.a_source_pair * int(source_lengths @ sources_seen)
+            + each.a_target_pair * int(target_lengths @ targets_seen)
+            + each.a_cross_pair * int(source_lengths @ target_lengths)
+        )
+        return _TRAINING_FLOPS_A_MAC * macs
+
+
+def model_cost(
+    config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int, max_tokens: int
 ) -> Cost:
-    """Count a model without making it.
+    """Count a model without making its weights.
 
     Args:
-        config: Its shape.
+        config: Its kind and shape.
         source_vocab_size: Number of source pieces.
         target_vocab_size: Number of target pieces.
         max_tokens: Tokens a side that are computed at once.
     """
     with torch.device("meta"):
-        model = Transformer(
+        model = new_model(
             config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
         )
-    encoder, decoder = (
-        _size(model.encoder, model.encoder_norm),
-        _size(model.decoder, model.decoder_norm),
-    )
-    total = sum(parameter.numel() for parameter in model.parameters())
-    d, heads = config.d_model, config.num_heads
-    query_output = d * heads * (config.key_width + config.value_width)
-    key_value = query_output
-    feed_forward = 2 * d * config.d_ff
-    source_macs = config.num_encoder_layers * (query_output + key_value + feed_forward)
-    source_macs += config.num_decoder_layers * key_value
-    target_macs = config.num_decoder_layers * (2 * query_output + key_value + feed_forward)
-    target_macs += d * target_vocab_size
-    # Inputs of each matrix product and norm, and the masks of dropout, at fp32.
-    layers = 8 * config.num_encoder_layers + 13 * config.num_decoder_layers
-    inner = 2 * config.d_ff * (config.num_encoder_layers + config.num_decoder_layers)
+    parameters = {"embeddings and output": 0, "encoder": 0, "decoder": 0}
+    for name, parameter in model.named_parameters():
+        parameters[_part_of(name)] += parameter.numel()
+    match config:
+        case TransformerConfig():
+            products, activations = _transformer_products(config)
+        case RecurrentConfig():
+            products, activations = _recurrent_products(config, model)
+        case _:
+            raise TypeError(f"{type(config).__name__} describes no model")
     return Cost(
-        parameters={
-            "embeddings and output": total - encoder - decoder,
-            "encoder": encoder,
-            "decoder": decoder,
-        },
-        flops_a_source_token=_TRAINING_FLOPS_A_MAC * source_macs,
-        flops_a_target_token=_TRAINING_FLOPS_A_MAC * target_macs,
-        state_bytes=_BYTES_A_PARAMETER * total,
-        activation_bytes=4 * max_tokens * (layers * d + inner),
+        parameters=parameters,
+        products=replace(
+            products,
+            a_target_token=products.a_target_token + config.d_model * target_vocab_size,
+        ),
+        state_bytes=_BYTES_A_PARAMETER * sum(parameters.values()),
+        activation_bytes=4 * max_tokens * activations,
     )
 
 
-def _size(*modules: nn.Module) -> int:
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+def _part_of(name: str) -> str:
+    """The part of the model that a parameter belongs to."""
+    if name.startswith(("source_embedding", "target_embedding", "output_weight")):
+        return "embeddings and output"
+    return "encoder" if name.startswith("encoder") else "decoder"
+
+
+def _transformer_products(config: TransformerConfig) -> tuple[Products, int]:
+    """Multiply-adds, but the output projection's, and activations of a token in all layers."""
+    query_output = config.d_model * config.num_heads * (config.key_width + config.value_width)
+    key_value = query_output
+    feed_forward = 2 * config.d_model * config.d_ff
+    pair = config.num_heads * (config.key_width + config.value_width)
+    encoders, decoders = config.num_encoder_layers, config.num_decoder_layers
+    products = Products(
+        a_source_token=encoders * (query_output + key_value + feed_forward) + decoders * key_value,
+        a_target_token=decoders * (2 * query_output + key_value + feed_forward),
+        a_source_pair=encoders * pair,
+        a_target_pair=decoders * pair,
+        a_cross_pair=decoders * pair,
+        window=config.attention_window,
+    )
+    # Inputs of each matrix product and norm, and the masks of dropout.
+    layers = (8 * encoders + 13 * decoders) * config.d_model
+    return products, layers + 2 * config.d_ff * (encoders + decoders)
+
+
+def _recurrent_products(config: RecurrentConfig, model: nn.Module) -> tuple[Products, int]:
+    """The same, the bridge between encoder and decoder left out, which is used once a sentence."""
+    source = target = 0
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2 or _part_of(name) == "embeddings and output" or "bridge" in name:
+            continue
+        if name.startswith(("encoder", "decoder.attention.key")):
+            source += parameter.numel()
+        else:
+            target += parameter.numel()
+    if config.attention == "additive":
+        target -= config.d_model  # v, which is no matrix
+    products = Products(
+        a_source_token=source, a_target_token=target, a_cross_pair=2 * config.d_model
+    )
+    # Gates, states and outputs of each layer, and the masks of dropout.
+    return products, 12 * (config.num_encoder_layers + config.num_decoder_layers) * config.d_model

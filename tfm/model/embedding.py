@@ -5,6 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tfm.config import ModelConfig
+from tfm.errors import UsageError
+
 _WAVELENGTH_BASE = 10_000.0
 _INITIAL_POSITIONS = 256
 
@@ -31,17 +34,24 @@ class Embedding(nn.Module):
     Args:
         weight: [V, d_model] the embedding matrix, which may be shared.
         dropout: Probability of dropping an element of the sum.
+        learned_positions: Number of positions to learn (table 3, row E); None for sinusoids.
     """
 
     positions: Tensor
 
-    def __init__(self, weight: nn.Parameter, *, dropout: float) -> None:
+    def __init__(
+        self, weight: nn.Parameter, *, dropout: float, learned_positions: int | None = None
+    ) -> None:
         super().__init__()
         self.weight = weight
         self.scale = math.sqrt(weight.size(1))
         self.dropout = nn.Dropout(dropout)
-        table = sinusoidal_encoding(torch.arange(_INITIAL_POSITIONS), weight.size(1))
-        self.register_buffer("positions", table, persistent=False)
+        self.max_positions = learned_positions
+        if learned_positions is None:
+            table = sinusoidal_encoding(torch.arange(_INITIAL_POSITIONS), weight.size(1))
+            self.register_buffer("positions", table, persistent=False)
+        else:
+            self.positions = new_embedding_weight(learned_positions, weight.size(1))
 
     def forward(self, tokens: Tensor, *, first_position: int = 0) -> Tensor:
         """Embed tokens.
@@ -52,16 +62,47 @@ class Embedding(nn.Module):
 
         Returns:
             [B, T, d_model].
+
+        Raises:
+            UsageError: There are more tokens than learned positions.
         """
         end = first_position + tokens.size(1)
         if end > len(self.positions):
-            longer = torch.arange(2 * end, device=self.positions.device)
-            self.positions = sinusoidal_encoding(longer, self.weight.size(1))
+            self._lengthen(end)
         scaled = nn.functional.embedding(tokens, self.weight) * self.scale
         summed: Tensor = self.dropout(scaled + self.positions[first_position:end])
         return summed
+
+    def _lengthen(self, end: int) -> None:
+        if self.max_positions is not None:
+            raise UsageError(
+                f"a sentence of {end:,} tokens needs more than the {self.max_positions:,} "
+                "positions that the model learned: split it, or train with more "
+                "--learned-positions, or with sinusoids"
+            )
+        longer = torch.arange(2 * end, device=self.positions.device)
+        self.positions = sinusoidal_encoding(longer, self.weight.size(1))
 
 
 def new_embedding_weight(vocab_size: int, d_model: int) -> nn.Parameter:
     """[V, d_model] drawn from N(0, 1/d_model), so that scaled embeddings have unit variance."""
     return nn.Parameter(torch.randn(vocab_size, d_model) * d_model**-0.5)
+
+
+def new_embedding_weights(
+    config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int
+) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
+    """Source, target and output weights, of which those that are tied are one and the same.
+
+    Args:
+        config: Says which are tied.
+        source_vocab_size: Number of source pieces.
+        target_vocab_size: Number of target pieces.
+    """
+    source_weight = new_embedding_weight(source_vocab_size, config.d_model)
+    target_weight = output_weight = source_weight
+    if config.tied_embeddings != "three-way":
+        target_weight = output_weight = new_embedding_weight(target_vocab_size, config.d_model)
+    if config.tied_embeddings == "none":
+        output_weight = new_embedding_weight(target_vocab_size, config.d_model)
+    return source_weight, target_weight, output_weight

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
 from tfm.model.attention import AttentionMask, MultiHeadAttention
-from tfm.model.embedding import Embedding, new_embedding_weight
+from tfm.model.embedding import Embedding, new_embedding_weights
 
-_CAUSAL = AttentionMask(causal=True)
 _EVERYWHERE = AttentionMask()
 
 
@@ -87,6 +86,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.self_attention = MultiHeadAttention(config)
+        self.self_attention_mask = AttentionMask(causal=True, window=config.attention_window)
         self.self_attention_residual = Residual(config)
         self.cross_attention = MultiHeadAttention(config)
         self.cross_attention_residual = Residual(config)
@@ -107,7 +107,7 @@ class DecoderLayer(nn.Module):
         query, key, value = self.self_attention.queries_keys_values(
             self.self_attention_residual.before(x)
         )
-        attended = self.self_attention.attend(query, key, value, _CAUSAL)
+        attended = self.self_attention.attend(query, key, value, self.self_attention_mask)
         return self._after_self_attention(x, attended, memory, memory_mask)
 
     def step(
@@ -134,6 +134,8 @@ class DecoderLayer(nn.Module):
         query, key, value = self.self_attention.queries_keys_values(rows)
         if past is not None:
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+        if (window := self.self_attention_mask.window) is not None:
+            key, value = key[:, :, -window:], value[:, :, -window:]
         attended = self.self_attention.attend(query, key, value, _EVERYWHERE).view_as(x)
         return self._after_self_attention(x, attended, memory, memory_mask), (key, value)
 
@@ -155,7 +157,8 @@ class TransformerState:
     Attributes:
         memory: For each layer, the source's keys and values, [B, h, S, …].
         memory_lengths: [B] source lengths.
-        past: For each layer, the keys and values [B·K, h, t, …] of the tokens so far.
+        past: For each layer, the keys and values [B·K, h, t, …] of the tokens so far, or of those
+            that a window can still see.
         position: Number of tokens so far.
     """
 
@@ -194,14 +197,18 @@ class Transformer(nn.Module):
         self, config: TransformerConfig, *, source_vocab_size: int, target_vocab_size: int
     ) -> None:
         super().__init__()
-        source_weight = new_embedding_weight(source_vocab_size, config.d_model)
-        target_weight = output_weight = source_weight
-        if config.tied_embeddings != "three-way":
-            target_weight = output_weight = new_embedding_weight(target_vocab_size, config.d_model)
-        if config.tied_embeddings == "none":
-            output_weight = new_embedding_weight(target_vocab_size, config.d_model)
-        self.source_embedding = Embedding(source_weight, dropout=config.embedding_dropout)
-        self.target_embedding = Embedding(target_weight, dropout=config.embedding_dropout)
+        source_weight, target_weight, output_weight = new_embedding_weights(
+            config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
+        )
+        self.max_positions = config.learned_positions  # the most tokens a side; None is endless
+        self.source_embedding, self.target_embedding = (
+            Embedding(
+                weight,
+                dropout=config.embedding_dropout,
+                learned_positions=config.learned_positions,
+            )
+            for weight in (source_weight, target_weight)
+        )
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
         # Pre-norm leaves the last sums without a norm: add one after each stack.
@@ -209,6 +216,7 @@ class Transformer(nn.Module):
         self.encoder_norm = final_norm(config.d_model)
         self.decoder_norm = final_norm(config.d_model)
         self.output_weight = output_weight
+        self.attention_window = config.attention_window
 
     def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
         """Encode sources.
@@ -220,7 +228,7 @@ class Transformer(nn.Module):
         Returns:
             [B, S, d_model]; what stands at padding means nothing.
         """
-        mask = AttentionMask(key_lengths=lengths)
+        mask = AttentionMask(key_lengths=lengths, window=self.attention_window)
         x = self.source_embedding(source)
         for layer in self.encoder:
             x = layer(x, mask)

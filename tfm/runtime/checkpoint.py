@@ -26,7 +26,9 @@ FORMAT = 1
 _STATES_KEPT = 2
 _LIKE_A_FOLDER = "step-????????"
 
-Metric = Literal["loss", "bleu"]
+Metric = Literal["loss", "score"]
+# What a task is scored by, as its validation names it.
+SCORES: Mapping[str, str] = {"translation": "bleu", "parsing": "f1"}
 Weights = Mapping[str, Tensor]
 
 
@@ -42,8 +44,10 @@ class ModelInfo:
         fingerprint: Of the vocabulary.
         data_dir: Dataset it was trained on, as it was given.
         step: Training steps.
-        metrics: Validation loss (nats a token), perplexity, BLEU; empty if not validated.
+        metrics: Validation loss (nats a token), perplexity, score; empty if not validated.
         averaged: Steps of the checkpoints that it is the average of; empty if it is none.
+        task: What it was trained to do: "translation" or "parsing".
+        search: Settings of SearchConfig that suit its dataset better than the defaults.
     """
 
     run: RunConfig
@@ -55,6 +59,15 @@ class ModelInfo:
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     averaged: tuple[int, ...] = ()
+    task: str = "translation"
+    search: Mapping[str, Any] = field(default_factory=dict)
+
+    def quality(self, metric: Metric) -> float | None:
+        """How good it was in validation, more being better; None if that was not measured."""
+        if metric == "score":
+            return self.metrics.get(SCORES[self.task])
+        loss = self.metrics.get("loss")
+        return None if loss is None else -loss
 
 
 def save_checkpoint(
@@ -166,13 +179,13 @@ def checkpoints(run_dir: Path) -> list[Path]:
 
 def best_checkpoints(run_dir: Path, metric: Metric) -> list[Path]:
     """The validated checkpoints of a run, best first; the newer of equals first."""
-    sign = -1.0 if metric == "bleu" else 1.0
+    infos = [(load_info(path), path) for path in checkpoints(run_dir)]
     scored = [
-        (sign * info.metrics[metric], -info.step, path)
-        for path in checkpoints(run_dir)
-        if metric in (info := load_info(path)).metrics
+        (quality, info.step, path)
+        for info, path in infos
+        if (quality := info.quality(metric)) is not None
     ]
-    return [path for *_, path in sorted(scored)]
+    return [path for *_, path in sorted(scored, reverse=True)]
 
 
 def prune_checkpoints(run_dir: Path) -> None:

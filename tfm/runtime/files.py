@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import IO, Any
 from tfm.errors import DataError
 
 _HASH_BLOCK_BYTES = 1 << 20
+_PARTIAL = re.compile(r"\.(.+)\.([0-9]+)\.partial")
 
 
 @contextlib.contextmanager
@@ -25,6 +27,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         A binary file to write to.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path.parent, of=path.name)
     partial = _aside(path)
     try:
         with partial.open("wb") as file:
@@ -51,6 +54,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         The temporary folder to fill.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path.parent, of=path.name)
     partial = _aside(path)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -72,6 +76,25 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     sync_directory(path.parent)
+
+
+def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
+    """Remove what processes that were killed on this machine have left half-written in a folder.
+
+    Args:
+        folder: Which nobody on another machine is writing to, unless `of` is given.
+        of: Only what was to become the file or folder of this name.
+    """
+    if not folder.is_dir():
+        return
+    for path in list(folder.iterdir()):
+        found = _PARTIAL.fullmatch(path.name)
+        if found is None or of not in (None, found[1]) or _is_running(int(found[2])):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -125,3 +148,13 @@ def _sync_file(path: Path) -> None:
 
 def _aside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def _is_running(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True

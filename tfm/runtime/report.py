@@ -107,10 +107,12 @@ def _parsed(line: bytes) -> Record:
     return record
 
 
-def _points(records: Iterable[Record], name: str) -> list[tuple[int, float]]:
-    """(step, value) of the records that have a finite value of this name."""
+def _points(records: Iterable[Record], name: str, *, unit: float = 1.0) -> list[tuple[int, float]]:
+    """(step, value) of the records that have a finite value of this name, in some unit."""
     pairs = ((record["step"], record.get(name)) for record in records)
-    return [(step, value) for step, value in pairs if value is not None and math.isfinite(value)]
+    return [
+        (step, value / unit) for step, value in pairs if value is not None and math.isfinite(value)
+    ]
 
 
 def _charts(training: Sequence[Record], validation: Sequence[Record]) -> list[_Chart]:
@@ -122,10 +124,18 @@ def _charts(training: Sequence[Record], validation: Sequence[Record]) -> list[_C
             _Curve(label="validation", colour=_VALIDATION, points=_points(validation, name)),
         ]
 
-    bleu = _Curve(label="validation", colour=_VALIDATION, points=_points(validation, "bleu"))
+    bleu, f1 = (
+        _Curve(label="validation", colour=_VALIDATION, points=_points(validation, name))
+        for name in ("bleu", "f1")
+    )
     rate = _Curve(label="training", colour=_TRAINING, points=_points(training, "learning_rate"))
     speed = _Curve(
         label="training", colour=_TRAINING, points=_points(training, "target_tokens_per_second")
+    )
+    arithmetic = _Curve(
+        label="training",
+        colour=_TRAINING,
+        points=_points(training, "flops_per_second", unit=1e9),
     )
     return [
         _Chart(
@@ -149,6 +159,13 @@ def _charts(training: Sequence[Record], validation: Sequence[Record]) -> list[_C
             marks_best=True,
         ),
         _Chart(
+            name="f1",
+            title="Bracket F1 in validation",
+            unit="percent",
+            curves=[f1],
+            marks_best=True,
+        ),
+        _Chart(
             name="rate",
             title="Learning rate",
             unit="learning rate",
@@ -160,6 +177,13 @@ def _charts(training: Sequence[Record], validation: Sequence[Record]) -> list[_C
             title="Speed",
             unit="target tokens per second",
             curves=[speed],
+            starts_at_zero=True,
+        ),
+        _Chart(
+            name="arithmetic",
+            title="Arithmetic",
+            unit="GFLOP/s of the model, padding not counted",
+            curves=[arithmetic],
             starts_at_zero=True,
         ),
     ]
@@ -280,10 +304,19 @@ def _figures_html(training: Sequence[Record], validation: Sequence[Record]) -> s
         ("Validation loss", _formatted(validated, "loss", "{:.3f}")),
         ("Validation perplexity", _formatted(validated, "perplexity", "{:,.2f}")),
         ("BLEU", _formatted(validated, "bleu", "{:.1f}")),
+        ("Bracket F1", _formatted(validated, "f1", "{:.1f}")),
         ("Learning rate", _formatted(newest, "learning_rate", "{:.2e}")),
         ("Gradient norm", _formatted(newest, "gradient_norm", "{:.2f}")),
         ("Target tokens per second", _formatted(newest, "target_tokens_per_second", "{:,.0f}")),
-        ("BLEU signature", _formatted(validated, "signature", "{}")),
+        ("FLOPs per step", _formatted(newest, "flops_per_step", "{:.3g}")),
+        ("FLOP/s achieved", _formatted(newest, "flops_per_second", "{:.3g}")),
+        ("FLOP/s in fp32 products", _formatted(newest, "capacity_flops_per_second", "{:.3g}")),
+        ("FLOPs in all", _formatted(newest, "total_flops", "{:.3g}")),
+        (
+            "FLOPs as the paper estimates: time × capacity",
+            _formatted(newest, "paper_estimate_flops", "{:.3g}"),
+        ),
+        ("Signature", _formatted(validated, "signature", "{}")),
     ]
     return "\n".join(
         f"<div><dt>{name}</dt><dd>{html.escape(value).replace('|', '|<wbr>')}</dd></div>"

@@ -1,1 +1,50 @@
-"""Search for the best output of any model that can encode and step."""
+"""Search for the outputs of any model that can encode and step."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from tfm.config import SearchConfig
+from tfm.search.beam import beam_search
+from tfm.search.diverse import diverse_beam_search
+from tfm.search.exact import exact_search
+from tfm.search.hypothesis import Hypothesis
+from tfm.search.model import SearchableModel
+from tfm.search.sampling import sample
+from tfm.search.unfinished import Prefixes
+
+
+def search(
+    model: SearchableModel,
+    source: Tensor,
+    lengths: Tensor,
+    config: SearchConfig,
+    *,
+    line_numbers: Sequence[int],
+    prefixes: Prefixes | None = None,
+) -> list[list[Hypothesis]]:
+    """Search for outputs in the way that the settings say.
+
+    Args:
+        model: Anything that can encode and step, in evaluation mode.
+        source: [B, S] token ids, closed by EOS and padded at the end.
+        lengths: [B] their lengths, EOS included.
+        config: How to search.
+        line_numbers: [B] a number for each source, on which what is drawn at random depends.
+        prefixes: For each source the tokens that outputs must start with.
+
+    Returns:
+        For each source its `n_best` hypotheses, best first.
+    """
+    match config.search:
+        case "beam" if config.num_groups > 1:
+            return diverse_beam_search(model, source, lengths, config, prefixes=prefixes)
+        case "beam":
+            return beam_search(model, source, lengths, config, prefixes=prefixes)
+        case "sample":
+            return sample(
+                model, source, lengths, config, line_numbers=line_numbers, prefixes=prefixes
+            )
+        case "exact":
+            results = exact_search(model, source, lengths, config, prefixes=prefixes)
+            return [result.hypotheses for result in results]

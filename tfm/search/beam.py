@@ -1,21 +1,24 @@
 """Beam search with the GNMT length penalty (Vaswani et al. 2017, §6.1; Wu et al. 2016)."""
 
 import math
-from typing import Generic
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.data.subword import BOS, EOS, PAD, UNK
-from tfm.search.hypothesis import Hypothesis, length_penalty
-from tfm.search.model import SearchableModel, State
-
-_NEVER_PRODUCED = [PAD, BOS, UNK]
+from tfm.data.subword import EOS
+from tfm.search.hypothesis import Hypothesis, keep_best, nth_score
+from tfm.search.model import SearchableModel
+from tfm.search.unfinished import Prefixes, Unfinished
 
 
 def beam_search(
-    model: SearchableModel[State], source: Tensor, lengths: Tensor, config: SearchConfig
+    model: SearchableModel,
+    source: Tensor,
+    lengths: Tensor,
+    config: SearchConfig,
+    *,
+    prefixes: Prefixes | None = None,
 ) -> list[list[Hypothesis]]:
     """Find the best outputs of a batch of sources.
 
@@ -28,108 +31,72 @@ def beam_search(
         source: [B, S] token ids, closed by EOS and padded at the end.
         lengths: [B] their lengths, EOS included.
         config: Beam, penalty and limits.
+        prefixes: What outputs must start with.
 
     Returns:
         For each source its `n_best` hypotheses, best first.
     """
-    beams = _Beams(model.start(source, lengths), lengths, config)
-    while beams.num_open:
-        beams.extend(model.step(beams.last_tokens(), beams.state))
+    beams = Beams(Unfinished(model, source, lengths, config, prefixes), config)
+    while beams.hypotheses.num_open:
+        log_probs = beams.hypotheses.next_log_probs()
+        beams.extend(beams.choose(log_probs))
     return beams.finished
 
 
-class _Beams(Generic[State]):
-    """The hypotheses of those sentences of a batch that are still open.
+class Continuations(NamedTuple):
+    """The continuations that a beam goes on with or ends by; K' of them for each sentence."""
 
-    B counts the open sentences, K the hypotheses of each, t their tokens with BOS.
+    totals: Tensor  # [B, K'] log probability
+    parents: Tensor  # [B, K'] which of the K hypotheses it continues
+    tokens: Tensor  # [B, K'] by which token
+
+
+class Beams:
+    """The beams of a batch of sentences.
+
+    Attributes:
+        hypotheses: What is being extended.
+        finished: For each sentence of the batch its n best finished hypotheses, best first.
+
+    Args:
+        hypotheses: Where to start.
+        config: Beam and penalty.
     """
 
-    def __init__(self, state: State, lengths: Tensor, config: SearchConfig) -> None:
-        self.state = state
-        self.finished: list[list[Hypothesis]] = [[] for _ in range(len(lengths))]
+    def __init__(self, hypotheses: Unfinished, config: SearchConfig) -> None:
+        self.hypotheses = hypotheses
+        self.finished: list[list[Hypothesis]] = [[] for _ in hypotheses.sentences]
         self._config = config
-        self._sentences = torch.arange(len(lengths))  # [B] their places in the batch
-        self._max_lengths = lengths + config.max_extra_length  # [B] with EOS, as in the source
-        self._tokens = torch.full((len(lengths), 1, 1), BOS, device=lengths.device)  # [B, K, t]
-        self._log_probs = torch.zeros(len(lengths), 1, device=lengths.device)  # [B, K]
 
-    @property
-    def num_open(self) -> int:
-        """B: the number of open sentences."""
-        return len(self._sentences)
-
-    def last_tokens(self) -> Tensor:
-        """[B, K] the newest token of each hypothesis."""
-        return self._tokens[:, :, -1]
-
-    def extend(self, logits: Tensor) -> None:
-        """Make each hypothesis a token longer, and close the sentences that are done.
+    def choose(self, log_probs: Tensor, handicaps: Tensor | None = None) -> Continuations:
+        """The most probable continuations of each sentence.
 
         Args:
-            logits: [B, K, V] of the next token.
+            log_probs: [B, K, V] of the next token.
+            handicaps: [B, V] nats that a token loses in this choice, and in nothing else.
         """
-        log_probs = self._allowed(logits.float().log_softmax(dim=-1))
-        totals = (self._log_probs[:, :, None] + log_probs).flatten(1)
-        totals, index = totals.topk(min(self._config.beam_size, totals.size(1)), dim=1)
-        parents, tokens = index // logits.size(2), index % logits.size(2)
+        totals = self.hypotheses.log_probs[:, :, None] + log_probs
+        ranked = totals if handicaps is None else totals - handicaps[:, None, :]
+        size = min(self._config.beam_size, totals[0].numel())
+        index = ranked.flatten(1).topk(size, dim=1).indices
+        num_tokens = totals.size(2)
+        return Continuations(
+            totals.flatten(1).gather(1, index), index // num_tokens, index % num_tokens
+        )
+
+    def extend(self, chosen: Continuations) -> None:
+        """Make each hypothesis a token longer, and close the sentences that are done."""
+        totals, parents, tokens = chosen
         ends = tokens == EOS
-        self._finish(totals, parents, ends)
+        for sentence, hypothesis in self.hypotheses.ended(totals, parents, ends):
+            keep_best(self.finished[sentence], hypothesis, self._config.n_best)
         # Those that ended stay for one more step, as impossible ones, to keep the rows equal.
-        self._advance(totals.masked_fill(ends, -math.inf), parents, tokens)
-
-    def _allowed(self, log_probs: Tensor) -> Tensor:
-        """Rule out tokens that are never produced, and all but EOS at the greatest length."""
-        log_probs[:, :, _NEVER_PRODUCED] = -math.inf
-        at_limit = self._max_lengths <= self._tokens.size(2)
-        if at_limit.any():
-            end = log_probs[:, :, EOS].clone()
-            log_probs[at_limit] = -math.inf
-            log_probs[:, :, EOS] = end
-        return log_probs
-
-    def _finish(self, totals: Tensor, parents: Tensor, ends: Tensor) -> None:
-        """Put the candidates that end among the n best of their sentences."""
-        # EOS makes up for BOS: t is the length of an output that ends now.
-        penalty = length_penalty(self._tokens.size(2), self._config.length_penalty)
-        rows, columns = (ends & totals.isfinite()).nonzero(as_tuple=True)
-        sentences = self._sentences[rows.cpu()].tolist()
-        tokens = self._tokens[rows, parents[rows, columns], 1:].tolist()
-        log_probs = totals[rows, columns].tolist()
-        for sentence, ids, log_prob in zip(sentences, tokens, log_probs, strict=True):
-            best = self.finished[sentence]
-            best.append(Hypothesis(tokens=tuple(ids), log_prob=log_prob, score=log_prob / penalty))
-            best.sort(key=lambda hypothesis: -hypothesis.score)
-            del best[self._config.n_best :]
-
-    def _advance(self, log_probs: Tensor, parents: Tensor, tokens: Tensor) -> None:
-        """Go on with the chosen continuations of the sentences that are not done.
-
-        Args:
-            log_probs: [B, K'] of each continuation.
-            parents: [B, K'] which of the K hypotheses it continues.
-            tokens: [B, K'] by which token.
-        """
+        log_probs = totals.masked_fill(ends, -math.inf)
         still_open = self._can_improve(log_probs.amax(dim=1))
-        first_rows = torch.arange(len(parents), device=parents.device) * self._tokens.size(1)
-        rows = (first_rows[:, None] + parents)[still_open]
-        past = self._tokens.flatten(0, 1)[rows]
-        self._tokens = torch.cat([past, tokens[still_open][:, :, None]], dim=2)
-        self._log_probs = log_probs[still_open]
-        self._max_lengths = self._max_lengths[still_open]
-        self._sentences = self._sentences[still_open.cpu()]
-        if self.num_open:
-            self.state.reorder(rows)
+        self.hypotheses.advance(log_probs, parents, tokens, still_open=still_open)
 
     def _can_improve(self, log_probs: Tensor) -> Tensor:
-        """[B] whether the best hypothesis that goes on may still enter the n best.
-
-        Its log probability can only fall, and the penalty divides it by most at the greatest
-        length (or, with a negative α, at the next): no score can be higher than that.
-        """
-        alpha = self._config.length_penalty
-        next_length = torch.full_like(self._max_lengths, self._tokens.size(2) + 1)
-        length = self._max_lengths if alpha >= 0 else next_length
-        highest = log_probs.double() / ((5 + length.double()) / 6) ** alpha
-        found = (self.finished[sentence] for sentence in self._sentences.tolist())
-        worst = [h[-1].score if len(h) == self._config.n_best else -math.inf for h in found]
-        return highest > highest.new_tensor(worst)
+        """[B] whether the best hypothesis that goes on may still enter the n best."""
+        found = (self.finished[sentence] for sentence in self.hypotheses.sentences.tolist())
+        worst = [nth_score(best, self._config.n_best) for best in found]
+        return log_probs > self.hypotheses.needed_log_probs(worst)

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 
 class DecoderState(Protocol):
-    """Where the decoding of a batch stands; only the model looks inside."""
+    """Where the decoding of a batch stands; only the model looks inside.
+
+    A deep copy of it goes on independently; so it must not hold the model's weights.
+    """
 
     def reorder(self, rows: Tensor) -> None:
         """Go on with some hypotheses only, in another order.
@@ -20,49 +23,59 @@ class DecoderState(Protocol):
         """
 
 
-State = TypeVar("State", bound=DecoderState)
+class SearchableModel(Protocol):
+    """A model that can encode and step.
 
+    Attributes:
+        max_positions: The most tokens it can take in on either side; None if there is no limit.
+    """
 
-class SearchableModel(Protocol[State]):
-    """A model that can encode and step."""
+    max_positions: int | None
 
-    def start(self, source: Tensor, lengths: Tensor) -> State:
+    def start(self, source: Tensor, lengths: Tensor) -> DecoderState:
         """Encode [B, S] sources of [B] lengths and stand before the first token, K = 1."""
 
-    def step(self, tokens: Tensor, state: State) -> Tensor:
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
         """Take in the newest tokens [B, K]; return [B, K, V] logits of the next."""
 
 
-class Ensemble(Generic[State]):
+class Ensemble:
     """Several models that agree on a vocabulary; their probabilities are averaged.
 
     Args:
         models: At least one model.
     """
 
-    def __init__(self, models: Sequence[SearchableModel[State]]) -> None:
+    def __init__(self, models: Sequence[SearchableModel]) -> None:
         self._models = models
+        limits = [model.max_positions for model in models if model.max_positions is not None]
+        self.max_positions = min(limits, default=None)
 
-    def start(self, source: Tensor, lengths: Tensor) -> "EnsembleState[State]":
+    def start(self, source: Tensor, lengths: Tensor) -> "EnsembleState":
         """Start every model."""
         return EnsembleState([model.start(source, lengths) for model in self._models])
 
-    def step(self, tokens: Tensor, state: "EnsembleState[State]") -> Tensor:
+    def step(self, tokens: Tensor, state: "EnsembleState") -> Tensor:
         """Step every model; return [B, K, V] logarithms of the mean probabilities."""
         log_probs = [
             model.step(tokens, part).float().log_softmax(dim=-1)
             for model, part in zip(self._models, state.parts, strict=True)
         ]
-        return torch.stack(log_probs).logsumexp(dim=0) - math.log(len(log_probs))
+        return mean_probability(torch.stack(log_probs))
 
 
-class EnsembleState(Generic[State]):
+class EnsembleState:
     """The states of the models of an ensemble."""
 
-    def __init__(self, parts: Sequence[State]) -> None:
+    def __init__(self, parts: Sequence[DecoderState]) -> None:
         self.parts = parts
 
     def reorder(self, rows: Tensor) -> None:
         """Reorder every model's state."""
         for part in self.parts:
             part.reorder(rows)
+
+
+def mean_probability(log_probs: Tensor) -> Tensor:
+    """The logarithm of the mean of N probabilities, given theirs [N, …]."""
+    return log_probs.logsumexp(dim=0) - math.log(len(log_probs))

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from tfm.config import RunConfig
 from tfm.data.batching import Batcher
-from tfm.model.cost import Cost, transformer_cost
+from tfm.model.cost import Cost, model_cost
 from tfm.runtime.device import choose_compute
 from tfm.stages.train import open_data
 
@@ -23,7 +25,7 @@ class Forecast:
         steps_per_epoch: Steps in a pass over them.
         tokens_per_step: Mean target tokens of a step.
         parts_per_step: Mean number of parts in which a step's batch is computed.
-        flops_per_step: Mean training FLOPs of a step, attention scores left out.
+        flops_per_step: Mean training FLOPs of a step.
         max_steps: Where the run stops.
     """
 
@@ -53,7 +55,7 @@ def forecast(data_dir: Path, run: RunConfig) -> Forecast:
     data = open_data(data_dir, run)
     compute = choose_compute(run.training.device, run.training.precision)
     source_size, target_size = data.info.vocab_sizes
-    cost = transformer_cost(
+    cost = model_cost(
         run.model,
         source_vocab_size=source_size,
         target_vocab_size=target_size,
@@ -61,10 +63,7 @@ def forecast(data_dir: Path, run: RunConfig) -> Forecast:
     )
     batcher = Batcher(data.train, run.batching, seed=run.training.seed)
     steps = batcher.num_batches()
-    epoch_flops = (
-        cost.flops_a_source_token * batcher.num_source_tokens
-        + cost.flops_a_target_token * batcher.num_tokens
-    )
+    epoch_flops = cost.training_flops(*batcher.lengths(np.arange(len(data.train))))
     num_parts = sum(len(batcher.split(rows)) for rows in batcher.epoch(1))
     return Forecast(
         data_dir=data_dir,

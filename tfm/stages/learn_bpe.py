@@ -10,6 +10,7 @@ from tfm.data.subword import (
     VocabularySizeError,
     default_vocab_size,
     learn_subword_model,
+    learn_word_model,
     model_paths,
 )
 from tfm.errors import DataError
@@ -59,8 +60,7 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
             model_paths=paths, vocab_sizes=manifest.result(STEP)["vocab_sizes"], is_new=False
         )
     say(f"learn-bpe: learning from {' and '.join(map(str, texts))}")
-    groups = [[text] for text in texts] if config.separate else [texts]
-    models = [_learn(group, config) for group in groups]
+    models = _learn_all(texts, config)
     outputs = []
     for path, model in zip(paths, models, strict=True):
         outputs += _write(model, path)
@@ -75,12 +75,22 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
     return LearnBpeResult(model_paths=paths, vocab_sizes=sizes, is_new=True)
 
 
+def _learn_all(texts: list[Path], config: SubwordConfig) -> list[SubwordModel]:
+    """Learn one joint model, or those of source and target."""
+    if not config.separate:
+        return [_learn(texts, config)]
+    source, target = texts
+    if config.target_words:
+        return [_learn([source], config), learn_word_model(target)]
+    return [_learn([source], config), _learn([target], config)]
+
+
 def _learn(texts: list[Path], config: SubwordConfig) -> SubwordModel:
     """Learn one model; a size that nobody asked for gives way to the text."""
     if config.vocab_size is not None:
         return learn_subword_model(texts, config, vocab_size=config.vocab_size)
     with texts[0].open("rb") as file:
-        size = default_vocab_size(sum(1 for _ in file))
+        size = default_vocab_size(sum(1 for _ in file), for_trees=config.target_words)
     try:
         return learn_subword_model(texts, config, vocab_size=size)
     except VocabularySizeError as error:

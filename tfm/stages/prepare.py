@@ -16,11 +16,13 @@ from tfm.config import (
     settings_to,
 )
 from tfm.data.cleaning import Cleaner, PairCounts
-from tfm.data.corpus import Recipe, Text
-from tfm.data.manifest import SPLITS, Manifest
+from tfm.data.corpus import Recipe, Text, TextFiles
+from tfm.data.disk import DiskNeed, check_disks
+from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.sources import TextSources
+from tfm.data.trees import bracketed
 from tfm.errors import DataError, UsageError
-from tfm.runtime.files import atomic_write
+from tfm.runtime.files import atomic_write, remove_leftovers
 from tfm.runtime.reporting import Progress, say
 from tfm.stages.binarize import BinarizeResult, binarize
 from tfm.stages.learn_bpe import LearnBpeResult, learn_bpe
@@ -30,6 +32,8 @@ if typing.TYPE_CHECKING:
 
 _SPLITS_SHORT_FIRST: tuple["Split", ...] = ("test", "valid", "train")
 _WRITE_BLOCK_PAIRS = 10_000
+# Two bytes a piece of some four characters, and eight a sentence; measured on WMT text.
+_TOKEN_ID_BYTES_A_TEXT_BYTE = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +69,8 @@ def prepare(
     """Make a dataset: download, extract, clean, learn the subword model, binarize.
 
     Only training text is cleaned; validation and test text keep every line as it is. A step whose
-    inputs have not changed is not done again, and what only it needs may be deleted.
+    inputs have not changed is not done again, and what only it needs may be deleted. It may be
+    killed at any moment: the next call goes on with the last step that was not done.
 
     Args:
         recipe: What to make it of.
@@ -78,11 +83,12 @@ def prepare(
         force: Do all steps again, and replace another dataset in the folder.
 
     Raises:
-        DataError: Text or archives are missing, damaged or do not fit together.
+        DataError: Text or archives are missing, damaged or do not fit together, or a disk is too
+            small, which is said before anything is downloaded.
         UsageError: A setting cannot be, or the folder holds something else.
     """
     settings = {
-        section: {**getattr(recipe, section), **(overrides or {}).get(section, {})}
+        section: {**recipe.settings(section), **(overrides or {}).get(section, {})}
         for section in ("cleaning", "subword", "binarize")
     }
     cleaning = settings_from(CleaningConfig, settings["cleaning"])
@@ -94,19 +100,33 @@ def prepare(
         name=recipe.name,
         source=recipe.source,
         target=recipe.target,
-        settings={"subword": settings["subword"], "binarize": settings["binarize"]},
+        settings={
+            "task": recipe.task,
+            "subword": settings["subword"],
+            "binarize": settings["binarize"],
+            "search": recipe.settings("search"),
+        },
     )
+    downloads_dir = downloads_dir or out_dir / "downloads"
     sources = TextSources(
         recipe,
         raw_dir=out_dir / "raw",
-        downloads_dir=downloads_dir or out_dir / "downloads",
+        downloads_dir=downloads_dir,
         mirror=mirror,
         verify=verify,
     )
     inputs = sources.fingerprint()
     clean_inputs = inputs | {"cleaning": settings_to(cleaning)}
     is_new = not manifest.is_current("clean", clean_inputs)
+    for folder in (out_dir, out_dir / "raw", out_dir / "bin", downloads_dir):
+        remove_leftovers(folder)
     if is_new:
+        is_unpacked = manifest.is_current("extract", inputs)
+        check_disks(
+            _disk_needs(
+                sources, out_dir, downloads_dir, unpack=not is_unpacked, text_only=text_only
+            )
+        )
         _unpack(sources, manifest, inputs)
         _write_text(recipe, sources, cleaning, manifest, clean_inputs)
     else:
@@ -115,6 +135,8 @@ def prepare(
         say("warning: there is no validation text, so training will not see when to stop")
     learned = None if text_only else learn_bpe(out_dir, subword, force=force)
     binarized = None if text_only else binarize(out_dir, binarization, force=force)
+    if is_new and sources.unpacked_paths:
+        say(f"{out_dir / 'raw'} and the downloads serve no more but to clean by other rules")
     return PrepareResult(
         data_dir=out_dir,
         counts={split: _counts(entry) for split, entry in manifest.result("clean").items()},
@@ -127,7 +149,8 @@ def prepare(
 def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
     """Refuse to overwrite what is no earlier version of this dataset."""
     languages = (recipe.source, recipe.target)
-    outputs = [out_dir / f"{split}.{lang}" for split in SPLITS for lang in languages]
+    suffixes = (*languages, GOLD) if recipe.task == "parsing" else languages
+    outputs = [out_dir / f"{split}.{suffix}" for split in SPLITS for suffix in suffixes]
     read = {path.resolve() for path in recipe.local_paths()}
     for path in outputs:
         if path.resolve() in read:
@@ -148,6 +171,36 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
                 raise UsageError(
                     f"{path} was not written by tfm prepare: choose another --out, or --force"
                 )
+
+
+def _disk_needs(
+    sources: TextSources, out_dir: Path, downloads_dir: Path, *, unpack: bool, text_only: bool
+) -> list[DiskNeed]:
+    """What the steps that are still to be done will write."""
+    size = sources.size()
+    elsewhere = "choose an --out on another disk"
+    needs = [DiskNeed(folder=out_dir, content="text", num_bytes=size.text, remedy=elsewhere)]
+    if unpack:
+        needs = [
+            DiskNeed(
+                folder=downloads_dir,
+                content="downloads",
+                num_bytes=size.missing,
+                is_least=size.is_least,
+                remedy="keep the downloads on another disk with --downloads",
+            ),
+            DiskNeed(
+                folder=out_dir / "raw",
+                content="unpacked text",
+                num_bytes=size.unpacked,
+                remedy=elsewhere,
+            ),
+            *needs,
+        ]
+    if not text_only:
+        ids = round(_TOKEN_ID_BYTES_A_TEXT_BYTE * size.text)
+        needs.append(DiskNeed(folder=out_dir, content="token ids", num_bytes=ids, remedy=elsewhere))
+    return needs
 
 
 def _unpack(sources: TextSources, manifest: Manifest, inputs: Table) -> None:
@@ -187,8 +240,10 @@ def _write_text(
         if split in result:
             result[split] = _write_split(recipe.texts(split), split, sources, cleaner, paths)
             outputs += paths
+            if recipe.task == "parsing" and split != "train":
+                outputs.append(_write_gold(recipe.texts(split), split, sources, manifest))
         else:
-            for stale in paths:
+            for stale in (*paths, manifest.text_path(split, GOLD)):
                 stale.unlink(missing_ok=True)
     manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
 
@@ -227,6 +282,18 @@ def _write_split(
             raise DataError(f"nothing is left to write to {outputs[0]}: {_summary(total)}")
     say(f"clean: {split} {_summary(total)}")
     return asdict(total) | {"texts": entries}
+
+
+def _write_gold(
+    texts: Sequence[Text], split: "Split", sources: TextSources, manifest: Manifest
+) -> Path:
+    """Write the trees of a split in brackets, with parts of speech, as scoring needs them."""
+    path = manifest.text_path(split, GOLD)
+    with atomic_write(path) as file:
+        for text in texts:
+            if not isinstance(text, TextFiles):
+                file.writelines(f"{bracketed(t)}\n".encode() for t in sources.trees(text, split))
+    return path
 
 
 def _summary(counts: PairCounts) -> str:

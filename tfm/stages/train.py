@@ -1,22 +1,20 @@
 """tfm train: a binarized dataset → a run folder with checkpoints, metrics and a report."""
 
-import math
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tfm.config import RunConfig, ScoreConfig, SearchConfig, run_toml
-from tfm.data.batching import Batcher
+from tfm.config import RunConfig, TransformerConfig, run_toml
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
 from tfm.errors import DataError, UsageError
-from tfm.model.transformer import Transformer
+from tfm.model.build import new_model
+from tfm.model.cost import model_cost
 from tfm.runtime.checkpoint import (
     ModelInfo,
     checkpoint_path,
@@ -26,15 +24,16 @@ from tfm.runtime.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from tfm.runtime.device import Compute, choose_compute
+from tfm.runtime.device import Compute, choose_compute, single_precision_flops
 from tfm.runtime.files import write_text
 from tfm.runtime.interruption import InterruptedRunError, StopRequests
 from tfm.runtime.metrics import MetricsLog
 from tfm.runtime.report import write_report
 from tfm.runtime.reporting import Progress, say
-from tfm.stages.score import MetricScore, corpus_scores
-from tfm.training.trainer import StepReport, Trainer, evaluate
-from tfm.translator import Translator, load_model
+from tfm.stages.validation import Validator
+from tfm.training.trainer import StepReport, Trainer
+from tfm.training.window import Window
+from tfm.translator import load_model
 
 # A run that is resumed must not change these, or it would be another run.
 _FIXED_SECTIONS = ("model", "optimizer", "batching")
@@ -58,7 +57,8 @@ class TrainingData:
         vocabulary: Its subword models.
         train: Training pairs.
         valid: Validation pairs; None if there are none.
-        valid_text: Their plain text.
+        valid_sources: The plain text of its sources.
+        valid_references: What they are scored against: translations, or for a parser trees.
         info: What a model trained on it is.
     """
 
@@ -66,7 +66,8 @@ class TrainingData:
     vocabulary: Vocabulary
     train: ParallelDataset
     valid: ParallelDataset | None
-    valid_text: list[tuple[str, str]]
+    valid_sources: list[str]
+    valid_references: list[str]
     info: ModelInfo
 
 
@@ -94,20 +95,22 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
     train = ParallelDataset(data_dir / "bin", "train", vocab_sizes=vocab_sizes)
     if not len(train):
         raise DataError(f"{data_dir} has no training pairs: see its manifest.json for the reason")
-    valid, valid_text = None, []
+    valid = None
+    sources, references = [], []
     if index.num_pairs.get("valid"):
         valid = ParallelDataset(data_dir / "bin", "valid", vocab_sizes=vocab_sizes)
-        source, target = (
-            manifest.text_path("valid", language) for language in (manifest.source, manifest.target)
-        )
-        pairs = read_pairs(source, target, strict=True, num_lines=len(valid))
-        valid_text = [(source.decode(), target.decode()) for source, target in pairs]
+        paths = manifest.text_path("valid", manifest.source), manifest.reference_path("valid")
+        for source, reference in read_pairs(*paths, strict=True, num_lines=len(valid)):
+            sources.append(source.decode())
+            references.append(reference.decode())
+    _check_lengths(data_dir, [train, *([valid] if valid is not None else [])], run)
     return TrainingData(
         data_dir=data_dir,
         vocabulary=vocabulary,
         train=train,
         valid=valid,
-        valid_text=valid_text,
+        valid_sources=sources,
+        valid_references=references,
         info=ModelInfo(
             run=run,
             source=manifest.source,
@@ -116,8 +119,23 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             fingerprint=vocabulary.fingerprint,
             data_dir=str(data_dir),
             step=0,
+            task=manifest.task,
+            search=manifest.settings("search"),
         ),
     )
+
+
+def _check_lengths(data_dir: Path, splits: list[ParallelDataset], run: RunConfig) -> None:
+    """Refuse sentences that are longer than the positions that a model would learn."""
+    limit = run.model.learned_positions if isinstance(run.model, TransformerConfig) else None
+    sides = (side for split in splits for side in (split.source, split.target))
+    longest = 1 + max(int(side.lengths().max(initial=0)) for side in sides)  # with EOS
+    if limit is not None and longest > limit:
+        raise UsageError(
+            f"{data_dir} has a sentence of {longest:,} tokens, more than the {limit:,} learned "
+            f"positions: use --learned-positions {longest} or more, or prepare the data with a "
+            "smaller --max-length"
+        )
 
 
 def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
@@ -159,15 +177,34 @@ class _Session:
         self._compute = compute
         torch.manual_seed(self._run.training.seed)
         source_size, target_size = data.info.vocab_sizes
-        self._model = Transformer(
+        self._model = new_model(
             self._run.model, source_vocab_size=source_size, target_vocab_size=target_size
         )
+        self._cost = model_cost(
+            self._run.model,
+            source_vocab_size=source_size,
+            target_vocab_size=target_size,
+            max_tokens=self._run.batching.max_tokens,
+        )
+        self._validator = None
+        if data.valid is not None:
+            self._validator = Validator(
+                data.valid,
+                data.valid_sources,
+                data.valid_references,
+                vocabulary=data.vocabulary,
+                info=data.info,
+                compute=compute,
+            )
         self.trainer = self._new_trainer()
         self.metrics: dict[str, float] = {}  # of the newest validation
         self._best: float | None = None
         self._validations_since_best = 0
         self._minutes_before = 0.0
-        self._window = _Window()
+        # The paper's estimate of a training's cost (§6.1): its time by what the device can do.
+        self._capacity = single_precision_flops(compute.device)
+        self._capacity_flops = 0.0
+        self._window = Window()
         self._started = self._saved_at = time.monotonic()
 
     def resume(self) -> None:
@@ -184,7 +221,8 @@ class _Session:
         self._best = state["best"]
         self._validations_since_best = state["validations_since_best"]
         self._minutes_before = state["minutes"]
-        self._window = _Window(StepReport(**report) for report in state["window"])
+        self._capacity_flops = state["capacity_flops"]
+        self._window = Window(StepReport(**report) for report in state["window"])
         self.metrics = dict(info.metrics)
         say(f"train: resuming {self._run_dir} at step {info.step:,}")
 
@@ -208,11 +246,10 @@ class _Session:
         ) as bar:
             for report in self.trainer:
                 self._window.add(report)
+                self._capacity_flops += report.seconds * self._capacity
                 bar.update(1, figures=self._window.figures())
                 if report.step % self._run.training.log_steps == 0:
-                    tokens = self.trainer.position.tokens
-                    log.append(self._window.record(minutes=self._minutes(), tokens=tokens))
-                    self._window = _Window()
+                    log.append(self._record())
                 finished = self.is_finished()
                 if finished or self._is_due(report.step):
                     log.append(self._validate(report))
@@ -231,7 +268,7 @@ class _Session:
 
     def _new_trainer(self) -> Trainer:
         model = self._model.to(self._compute.device)
-        return Trainer(model, self._data.train, self._run, self._compute)
+        return Trainer(model, self._data.train, self._run, self._compute, cost=self._cost)
 
     def _last_step(self) -> int:
         limits = self._run.training
@@ -248,6 +285,19 @@ class _Session:
             return step % training.checkpoint_steps == 0
         return time.monotonic() - self._saved_at >= 60 * training.checkpoint_minutes
 
+    def _record(self) -> dict[str, Any]:
+        """The line for metrics.jsonl on the steps since the last one."""
+        position = self.trainer.position
+        record = self._window.record() | {
+            "tokens": position.tokens,
+            "total_flops": position.flops,
+            "capacity_flops_per_second": self._capacity,
+            "paper_estimate_flops": self._capacity_flops,
+            "minutes": self._minutes(),
+        }
+        self._window = Window()
+        return record
+
     def _validate(self, report: StepReport) -> dict[str, Any]:
         """Measure the model on the validation split; return the line for metrics.jsonl."""
         record: dict[str, Any] = {
@@ -256,32 +306,20 @@ class _Session:
             "epoch": report.epoch,
             "minutes": self._minutes(),
         }
-        if self._data.valid is None:
+        if self._validator is None:
             return record
-        batcher = Batcher(self._data.valid, self._run.batching, seed=0)
-        loss = evaluate(self._model, batcher, self._compute)
-        self.metrics = {"loss": loss, "perplexity": math.exp(loss)}
-        shown = f"loss {loss:.3f} (perplexity {math.exp(loss):.2f})"
-        if self._run.training.validation_beam:
-            bleu = self._bleu()
-            self.metrics["bleu"] = bleu.value
-            record["signature"] = bleu.signature
-            shown += f" · BLEU {bleu.value:.2f} ({bleu.signature})"
+        validation = self._validator.validate(self._model)
+        self.metrics = validation.metrics
         self._note_best()
-        say(f"valid: step {report.step:,} · {self._minutes():.1f} min · {shown}")
-        return {**record, **self.metrics}
-
-    def _bleu(self) -> MetricScore:
-        translator = Translator([self._model], self._data.vocabulary, self._compute)
-        sources, references = zip(*self._data.valid_text, strict=True)
-        config = SearchConfig(beam_size=self._run.training.validation_beam)
-        translations = translator.translate(sources, config)
-        return corpus_scores(translations, [references], ["bleu"], ScoreConfig())[0]
+        say(f"valid: step {report.step:,} · {self._minutes():.1f} min · {validation}")
+        if validation.score is not None:
+            record["signature"] = validation.score.signature
+        return record | self.metrics
 
     def _note_best(self) -> None:
-        metric = self._run.training.best_metric
-        quality = self.metrics[metric] if metric == "bleu" else -self.metrics[metric]
-        if self._best is None or quality > self._best:
+        info = replace(self._data.info, metrics=self.metrics)
+        quality = info.quality(self._run.training.best_metric)
+        if self._best is None or (quality is not None and quality > self._best):
             self._best, self._validations_since_best = quality, 0
         else:
             self._validations_since_best += 1
@@ -298,68 +336,12 @@ class _Session:
                 "best": self._best,
                 "validations_since_best": self._validations_since_best,
                 "minutes": self._minutes(),
+                "capacity_flops": self._capacity_flops,
                 "window": self._window.state(),
             },
         )
         prune_checkpoints(self._run_dir)
         self._saved_at = time.monotonic()
-
-
-class _Window:
-    """The figures of the steps since the last line of metrics.jsonl."""
-
-    def __init__(self, reports: Iterable[StepReport] = ()) -> None:
-        self._reports = list(reports)
-
-    def state(self) -> list[dict[str, Any]]:
-        """The figures as plain values, so that a resumed run goes on with them."""
-        return [asdict(report) for report in self._reports]
-
-    def add(self, report: StepReport) -> None:
-        """Count a step in."""
-        self._reports.append(report)
-
-    def figures(self) -> str:
-        """Where training stands, for the bar."""
-        newest, loss, nll = self._reports[-1], self._mean("loss"), self._mean("nll")
-        return (
-            f"epoch {newest.epoch} · loss {loss:.3f} · ppl {_perplexity(nll):.2f} · "
-            f"lr {newest.learning_rate:.1e} · {self._speed():,.0f} tok/s"
-        )
-
-    def record(self, *, minutes: float, tokens: int) -> dict[str, Any]:
-        """The line for metrics.jsonl.
-
-        Args:
-            minutes: Wall time of the run.
-            tokens: Target tokens of the run.
-        """
-        newest = self._reports[-1]
-        return {
-            "kind": "train",
-            "step": newest.step,
-            "epoch": newest.epoch,
-            "loss": self._mean("loss"),
-            "perplexity": _perplexity(self._mean("nll")),
-            "learning_rate": newest.learning_rate,
-            "gradient_norm": newest.gradient_norm,
-            "target_tokens_per_second": self._speed(),
-            "tokens": tokens,
-            "minutes": minutes,
-        }
-
-    def _mean(self, name: str) -> float:
-        """Mean over target tokens."""
-        total = sum(getattr(report, name) * report.num_tokens for report in self._reports)
-        return float(total / sum(report.num_tokens for report in self._reports))
-
-    def _speed(self) -> float:
-        seconds = sum(report.seconds for report in self._reports)
-        return sum(report.num_tokens for report in self._reports) / seconds
-
-
-def _perplexity(nll: float) -> float:
-    return math.exp(min(nll, 100.0))  # before it would overflow
 
 
 def _check_same_run(saved: ModelInfo, asked: ModelInfo, run_dir: Path) -> None:

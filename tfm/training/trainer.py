@@ -14,6 +14,7 @@ from tfm.config import RunConfig
 from tfm.data.batching import Batch, Batcher
 from tfm.data.dataset import ParallelDataset, Rows
 from tfm.errors import TrainingError
+from tfm.model.cost import Cost
 from tfm.runtime.device import Compute
 from tfm.training.loss import label_smoothed_cross_entropy
 from tfm.training.optimizer import adam, learning_rate, peak_learning_rate
@@ -44,6 +45,7 @@ class Position:
         batch: Batches done in that epoch.
         pairs: Sentence pairs seen.
         tokens: Target tokens seen.
+        flops: Operations done on them.
     """
 
     step: int = 0
@@ -51,6 +53,7 @@ class Position:
     batch: int = 0
     pairs: int = 0
     tokens: int = 0
+    flops: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,7 @@ class StepReport:
         loss: Smoothed cross-entropy in nats a target token.
         nll: Plain negative log-likelihood in nats a target token.
         num_tokens: Target tokens.
+        flops: Operations of the model, forward and backward, on tokens that are not padding.
         gradient_norm: Before clipping.
         learning_rate: Of this step.
         seconds: Wall time it took.
@@ -73,6 +77,7 @@ class StepReport:
     loss: float
     nll: float
     num_tokens: int
+    flops: int
     gradient_norm: float
     learning_rate: float
     seconds: float
@@ -89,16 +94,24 @@ class Trainer:
         dataset: Training pairs.
         run: All settings.
         compute: Device and arithmetic.
+        cost: What the model costs.
     """
 
     def __init__(
-        self, model: TrainableModel, dataset: ParallelDataset, run: RunConfig, compute: Compute
+        self,
+        model: TrainableModel,
+        dataset: ParallelDataset,
+        run: RunConfig,
+        compute: Compute,
+        *,
+        cost: Cost,
     ) -> None:
         self.model = model
         self.batcher = Batcher(dataset, run.batching, seed=run.training.seed)
         self.position = Position()
         self._run = run
         self._compute = compute
+        self._cost = cost
         self._peak = peak_learning_rate(run.optimizer, run.model.d_model)
         self._optimizer = adam(model.parameters(), run.optimizer)
         # fp16 gradients are scaled up so that small ones do not vanish; other types need none.
@@ -155,12 +168,15 @@ class Trainer:
         self.position.batch += 1
         self.position.pairs += len(rows)
         self.position.tokens += num_tokens
+        flops = self._cost.training_flops(*self.batcher.lengths(rows))
+        self.position.flops += flops
         return StepReport(
             step=step,
             epoch=self.position.epoch,
             loss=mean_loss,
             nll=float(nll) / num_tokens,
             num_tokens=num_tokens,
+            flops=flops,
             gradient_norm=norm,
             learning_rate=rate,
             seconds=time.perf_counter() - started,

@@ -1,0 +1,315 @@
+"""tfm attend: from a model and a sentence to pictures."""
+
+import json
+import re
+import shutil
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tfm.cli.main import main
+from tfm.config import SearchConfig, run_config
+from tfm.data.subword import BOS, EOS, Vocabulary
+from tfm.errors import CheckpointError, UsageError
+from tfm.model.build import new_model
+from tfm.model.weights import record_attention
+from tfm.runtime.checkpoint import checkpoints, find_model, load_info, save_checkpoint
+from tfm.stages.attend import Choice, attend
+from tfm.translator import Translator, load_model
+
+SENTENCE = "I am buying the red cars on Monday"
+SHORT = SearchConfig(max_extra_length=5)
+
+
+@pytest.fixture
+def picture(trained_run, tmp_path, monkeypatch):
+    """Draw pictures with the trained run, in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+
+    def draw(sentence=SENTENCE, *, model=trained_run, target=None, out=(), search=SHORT, **choice):
+        return attend(
+            model,
+            sentence,
+            target=target,
+            out=[Path(path) for path in out],
+            choice=Choice(**choice),
+            search=search,
+            device="cpu",
+        )
+
+    return draw
+
+
+@pytest.fixture(scope="module")
+def recurrent(trained_run, tmp_path_factory):
+    """An untrained recurrent model with the run's vocabulary."""
+    folder = checkpoints(trained_run)[-1]
+    info = load_info(folder)
+    run = run_config("rnn", {"model": {"d_model": 8, "num_encoder_layers": 1}})
+    torch.manual_seed(0)
+    source_size, target_size = info.vocab_sizes
+    model = new_model(run.model, source_vocab_size=source_size, target_vocab_size=target_size)
+    path = tmp_path_factory.mktemp("models") / "recurrent"
+    save_checkpoint(
+        path,
+        replace(info, run=run),
+        dict(model.named_parameters()),
+        subword_files=Vocabulary.load(folder).files(),
+    )
+    return path
+
+
+def data_of(path):
+    text = path.read_text(encoding="utf-8")
+    [found] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    return json.loads(found)
+
+
+def by_kind(path):
+    return {each["kind"]: each for each in data_of(path)["maps"]}
+
+
+def texts(path):
+    elements = ET.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text")
+    return ["".join(element.itertext()) for element in elements]
+
+
+def test_without_a_name_there_is_a_page_here(picture, tmp_path):
+    result = picture()
+    assert result.paths == [Path("attention.html")]
+    assert [path.name for path in tmp_path.iterdir()] == ["attention.html"]
+    assert set(by_kind(tmp_path / "attention.html")) == {"encoder", "decoder", "cross"}
+
+
+def test_the_target_is_the_models_own_translation(picture, trained_run, tmp_path):
+    result = picture(search=SearchConfig(beam_size=3, max_extra_length=5))
+    translator = Translator.load(trained_run, device="cpu")
+    expected = translator.translate([SENTENCE], SearchConfig(beam_size=3, max_extra_length=5))
+    assert [result.target] == expected
+    data = data_of(tmp_path / "attention.html")
+    assert data["target"] == {"text": result.target, "language": "de"}
+    assert data["source"] == {"text": SENTENCE, "language": "en"}
+    assert data["note"] == f"{find_model(trained_run)}, translated with beam 3"
+
+
+def test_pieces_and_weights_are_those_of_the_forced_target(picture, trained_run, tmp_path):
+    target = "ich kaufe die roten Autos"
+    assert picture(target=target).target == target
+    folder = find_model(trained_run)
+    vocabulary = Vocabulary.load(folder)
+    [source_ids] = vocabulary.source.encode([SENTENCE])
+    [target_ids] = vocabulary.target.encode([target])
+    model = load_model(folder, load_info(folder))
+    source = torch.tensor([[*source_ids, EOS]])
+    expected = record_attention(
+        model, source, torch.tensor([source.size(1)]), torch.tensor([[BOS, *target_ids]])
+    )
+    found = by_kind(tmp_path / "attention.html")
+    for kind, weights in found.items():
+        np.testing.assert_allclose(
+            np.array(weights["weights"]) / 1000, getattr(expected, kind)[:, 0], atol=0.00051
+        )
+    assert found["cross"]["queries"] == found["decoder"]["queries"]
+    assert found["cross"]["keys"] == found["encoder"]["keys"] == found["encoder"]["queries"]
+    assert "".join(found["cross"]["keys"]) == f"▁{SENTENCE}</s>".replace(" ", "▁")
+    assert "".join(found["cross"]["queries"]) == f"▁{target}</s>".replace(" ", "▁")
+    assert found["decoder"]["keys"] == ["<s>", *found["decoder"]["queries"][:-1]]
+    assert data_of(tmp_path / "attention.html")["note"] == f"{folder}, target as given"
+
+
+def test_each_piece_is_spelled_as_in_the_vocabulary(picture, trained_run, tmp_path):
+    """Bytes for what has no piece, so that labels and tokens are as many."""
+    picture("日 €", target="x")
+    pieces = by_kind(tmp_path / "attention.html")["encoder"]["keys"]
+    [ids] = Vocabulary.load(find_model(trained_run)).source.encode(["日 €"])
+    assert len(pieces) == len(ids) + 1
+    assert {"<0xE6>", "<0x97>", "<0xA5>"} <= set(pieces)
+
+
+def test_the_ending_of_a_name_says_what_is_drawn(picture, tmp_path):
+    names = ["a.html", "sub/b.svg", "c.PNG"]
+    assert picture("seven", target="sieben", out=names).paths == [Path(name) for name in names]
+    assert (tmp_path / "a.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert ET.parse(tmp_path / "sub" / "b.svg").getroot().tag.endswith("svg")
+    assert (tmp_path / "c.PNG").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_gets_a_page(picture, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    assert picture(out=["pictures"]).paths == [Path("pictures/attention.html")]
+    assert (tmp_path / "pictures" / "attention.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({}, {"Cross-attention", "layer 1", "head 1", "head 2"}),
+        ({"head": 2}, {"Cross-attention", "layer 1", "head 2"}),
+        (
+            {"kind": "encoder", "layer": 1},
+            {"Encoder self-attention", "layer 1", "head 1", "head 2"},
+        ),
+        ({"kind": "decoder", "head": 1}, {"Decoder self-attention", "layer 1", "head 1"}),
+    ],
+    ids=str,
+)
+def test_a_figure_shows_what_is_chosen(picture, choice, expected):
+    [path] = picture("seven", target="sieben", out=["x.svg"], **choice).paths
+    named = {text for text in texts(path) if re.match(r"layer|head|.*-attention$", text)}
+    assert named == expected
+
+
+def test_a_page_starts_with_what_is_chosen(picture):
+    [path] = picture(kind="decoder", layer=1, head=2).paths
+    assert data_of(path)["start"] == {"kind": "decoder", "layer": 1, "heads": [2]}
+    [path] = picture().paths
+    assert data_of(path)["start"] == {"kind": "cross", "layer": 1, "heads": [1, 2]}
+
+
+def test_the_recurrent_model_has_cross_attention_of_one_head(picture, recurrent):
+    [page, figure] = picture(model=recurrent, out=["x.html", "x.svg"]).paths
+    [found] = data_of(page)["maps"]
+    weights = np.array(found["weights"])
+    assert found["kind"] == "cross"
+    assert weights.shape == (1, 1, len(found["queries"]), len(found["keys"]))
+    np.testing.assert_allclose(weights.sum(-1), 1000, atol=0.51 * len(found["keys"]))
+    assert {"layer 1", "head 1"} <= set(texts(figure))
+    with pytest.raises(UsageError, match=r"recurrent has no encoder self-attention.*--kind cross"):
+        picture(model=recurrent, kind="encoder", out=["y.svg"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"layer": 2}, r"--layer 2: cross-attention has layers 1 to 1"),
+        ({"head": 0}, r"--head 0: cross-attention has heads 1 to 2"),
+        ({"kind": "encoder", "head": 3}, r"--head 3: encoder self-attention has heads 1 to 2"),
+    ],
+    ids=str,
+)
+def test_what_the_model_has_not_is_refused(picture, tmp_path, choice, message):
+    with pytest.raises(UsageError, match=message):
+        picture(target="eins", **choice)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_empty_sentences_are_refused(picture, empty):
+    with pytest.raises(UsageError, match=r"^the sentence is empty"):
+        picture(empty)
+    with pytest.raises(UsageError, match=r"^--target is empty"):
+        picture(target=empty)
+
+
+def test_sentences_too_long_to_read_in_a_picture_are_refused(picture, tmp_path):
+    with pytest.raises(UsageError, match=r"^the sentence has \d\d\d pieces, more than the 80 that"):
+        picture("seven " * 100)
+    with pytest.raises(UsageError, match=r"^--target has \d\d\d pieces, more than the 80"):
+        picture(target="sieben " * 100)
+    # Hardly trained, the model goes on as long as it may.
+    with pytest.raises(UsageError, match=r"^the translation has \d\d+ pieces, more than the 80"):
+        picture(search=SearchConfig(beam_size=1, length_penalty=5, max_extra_length=90))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x.jpg", "x", "x.html.gz"])
+def test_other_kinds_of_picture_are_refused(picture, name):
+    with pytest.raises(
+        UsageError, match=rf"^{name} is no name for a picture.*\.html, \.png, \.svg"
+    ):
+        picture(out=["good.html", name])
+
+
+@pytest.mark.parametrize("name", ["x.html", "x.svg", "x.png"])
+def test_a_picture_may_replace_a_picture_but_nothing_else(picture, tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b"")  # as mktemp leaves it
+    picture("seven", out=[name], target="eins")
+    first = path.read_bytes()
+    picture("seven", out=[name], target="eins zwei")
+    assert path.read_bytes() != first
+
+    path.write_bytes(b"<!doctype html><title>mine</title>")
+    with pytest.raises(UsageError, match=rf"^{name} is there and no picture of tfm attend"):
+        picture(out=["other.html", name])
+    assert path.read_bytes() == b"<!doctype html><title>mine</title>"
+    assert not (tmp_path / "other.html").exists()
+
+
+def test_a_model_with_the_subword_model_of_another_is_refused(picture, trained_run, tmp_path):
+    folder = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "model")
+    info = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**info, "fingerprint": "0" * 64}))
+    with pytest.raises(
+        CheckpointError, match=r"model was trained with subword model 00000000, not"
+    ):
+        picture(model=folder)
+
+
+def test_without_a_model_it_says_how_to_get_one(picture, tmp_path):
+    with pytest.raises(CheckpointError, match=r"is no run or model folder"):
+        picture(model=tmp_path / "nowhere")
+
+
+# --- the command
+
+
+@pytest.fixture
+def tfm(trained_run, tmp_path, monkeypatch, capfd):
+    """Run the command line beside a runs folder: its exit code, stdout and stderr."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "one").symlink_to(trained_run)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tfm", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return stopped.value.code, *capfd.readouterr()
+
+    return call
+
+
+def test_the_command_prints_the_pictures_and_says_what_they_show(tfm, trained_run, tmp_path):
+    code, out, err = tfm(
+        "attend", "runs/one", "seven cars", "--target", "sieben Autos", "--device", "cpu",
+        "--out", "a.html", "--out", "b.svg", "--kind", "decoder", "--layer", "1", "--head", "2",
+    )  # fmt: skip
+    assert (code, out) == (0, "a.html\nb.svg\n")
+    model = Path("runs/one") / find_model(trained_run).relative_to(trained_run)
+    assert err == f"attend: {model}: seven cars → sieben Autos\n"
+    assert data_of(tmp_path / "a.html")["start"] == {"kind": "decoder", "layer": 1, "heads": [2]}
+    assert "head 2" in texts(tmp_path / "b.svg")
+
+
+def test_a_sentence_alone_is_for_the_newest_run_and_its_translation(tfm, tmp_path):
+    code, out, err = tfm("attend", "seven", "--beam", "2", "--device", "cpu")
+    assert (code, out) == (0, "attention.html\n")
+    data = data_of(tmp_path / "attention.html")
+    assert data["note"].endswith(", translated with beam 2")
+    assert re.fullmatch(
+        rf"attend: runs/one/\S+: seven → {re.escape(data['target']['text'])}\n", err
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "attend needs a sentence, in quotes"),
+        (["runs/one"], "attend needs a sentence, in quotes"),
+        (["runs/one", "two", "dogs"], "Got unexpected extra argument"),
+        (["seven", "--target", "sieben", "--beam", "2"], "--beam would have no effect on a given"),
+        (["long " * 100], "the sentence has"),
+        (["seven", "--kind", "all"], "Invalid value for '--kind'"),
+    ],
+    ids=str,
+)
+def test_wrong_usage_is_one_line(tfm, arguments, message):
+    code, out, err = tfm("attend", *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"tfm: {message}")

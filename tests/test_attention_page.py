@@ -1,0 +1,239 @@
+"""The page of attention: what it holds, and what its script makes of it in a browser."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from tfm.runtime.attention_maps import AttentionMaps
+from tfm.runtime.attention_page import Sentence, View, write_page
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
+SOURCES, TARGETS = ["▁two", "▁dogs", "</s>"], ["▁zwei", "</script><b>", "Hunde", "</s>"]
+
+
+def some_weights(*shape):
+    scores = np.random.default_rng(0).random(shape)
+    return (scores / scores.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def all_kinds():
+    return [
+        AttentionMaps(
+            kind="encoder", queries=SOURCES, keys=SOURCES, weights=some_weights(2, 3, 3, 3)
+        ),
+        AttentionMaps(
+            kind="decoder",
+            queries=TARGETS,
+            keys=["<s>", *TARGETS[:-1]],
+            weights=some_weights(2, 3, 4, 4),
+        ),
+        AttentionMaps(
+            kind="cross", queries=TARGETS, keys=SOURCES, weights=some_weights(2, 3, 4, 3)
+        ),
+    ]
+
+
+@pytest.fixture
+def page_of(tmp_path):
+    """Write a page and return its path."""
+
+    def write(maps=None, source="Two dogs.", target="Zwei Hunde.", start=None):
+        path = tmp_path / "page.html"
+        write_page(
+            path,
+            maps or all_kinds(),
+            source=Sentence(text=source, language="en"),
+            target=Sentence(text=target, language="de"),
+            note="runs/one, translated with beam 4",
+            start=start or View(kind="cross", layer=2, heads=[1, 2, 3]),
+        )
+        return path
+
+    return write
+
+
+def data_of(path):
+    text = path.read_text(encoding="utf-8")
+    [found] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    return json.loads(found)
+
+
+def test_the_page_holds_all_pieces_and_weights_in_thousandths(page_of):
+    maps = all_kinds()
+    found = data_of(page_of(maps))["maps"]
+    assert [each["kind"] for each in found] == ["encoder", "decoder", "cross"]
+    for each, expected in zip(found, maps, strict=True):
+        assert (each["queries"], each["keys"]) == (expected.queries, expected.keys)
+        shown = np.array(each["weights"]) / 1000
+        np.testing.assert_allclose(shown, expected.weights, atol=0.0005001)
+
+
+def test_whatever_pieces_and_sentences_are_they_do_not_end_the_data(page_of):
+    hostile = "</script><script>alert(1)</script> ATTENTION_SCRIPT <!-- \u2028 \"'\\"
+    path = page_of(source=hostile, target="ATTENTION_DATA")
+    assert data_of(path)["source"]["text"] == hostile
+    assert data_of(path)["target"]["text"] == "ATTENTION_DATA"
+    assert "alert(1)</script>" not in path.read_text(encoding="utf-8")
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_may_not_ask(page_of):
+    text = page_of().read_text(encoding="utf-8")
+    assert not re.search(r"\b(src|href)=|@import|url\(|fetch\(|import ", text)
+    assert "content=\"default-src 'none';" in text
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+
+
+def test_colours_are_there_in_light_and_dark(page_of):
+    text = page_of().read_text(encoding="utf-8")
+    variables = set(re.findall(r"var\((--[a-z]+(?:-[a-z]+)?)\)", text))
+    assert {"--ink", "--page", "--card", "--heat", "--accent"} <= variables
+    own = {"--colour", "--shade", "--row", "--column", "--weight"}  # set on single elements
+    for variable in [*(variables - own), *(f"--head-{i}" for i in range(8))]:
+        assert len(re.findall(rf"{variable}: #\w+;", text)) == 2, variable
+
+
+def luminance(colour):
+    """Relative luminance (WCAG 2.2)."""
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return sum(f * p for f, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, other):
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_text_and_lines_stand_out_from_what_is_behind_them(page_of, scheme):
+    text = page_of().read_text(encoding="utf-8")
+    block = re.findall(r":root \{(.*?)\}", text, re.DOTALL)[scheme]
+    colour = dict(re.findall(r"--([\w-]+): (#\w{6});", block))
+    for ink in ("ink", "muted"):
+        assert contrast(colour[ink], colour["card"]) >= 4.5
+        assert contrast(colour[ink], colour["page"]) >= 4.5
+    assert contrast(colour["on-accent"], colour["accent"]) >= 4.5
+    assert contrast(colour["band"], colour["card"]) >= 4.5
+    for head in range(8):
+        assert contrast(colour[f"head-{head}"], colour["card"]) >= 3
+
+
+def test_a_large_model_and_a_long_sentence_make_a_page_of_a_few_megabytes(page_of):
+    pieces = [f"▁piece{i}" for i in range(40)]
+    weights = some_weights(6, 8, 40, 40)
+    maps = [
+        AttentionMaps(kind=kind, queries=pieces, keys=pieces, weights=weights)
+        for kind in ("encoder", "decoder", "cross")
+    ]
+    assert page_of(maps).stat().st_size < 2e6
+
+
+# --- in a browser
+
+
+@pytest.fixture
+def open_page(tmp_path, page_of):
+    """Open the page in a browser, run some script in it and return the document then."""
+    if BROWSER is None:
+        pytest.skip("needs a Chromium")
+
+    def open_and_do(script="", *, view="", **page):
+        path = page_of(**page)
+        text = path.read_text(encoding="utf-8")
+        # A change of the view draws anew after the script that asks for it.
+        steps = f"<script>const all = (s) => [...document.querySelectorAll(s)];{script}</script>"
+        path.write_text(text.replace("</body>", f"{steps}</body>"), encoding="utf-8")
+        return subprocess.run(
+            [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+             "--disable-background-networking", "--disable-component-update", "--disable-sync",
+             f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=500",
+             "--dump-dom", f"{path.as_uri()}{view}"],
+            capture_output=True, text=True, check=True, timeout=120,
+        ).stdout  # fmt: skip
+
+    return open_and_do
+
+
+def pressed(document):
+    names = re.findall(r'<button [^>]*name="([^"]+)"[^>]*aria-pressed="true"', document)
+    return {name for name in names if not name.startswith("map-")}
+
+
+def readout(document):
+    return html.unescape(re.search(r'id="readout"[^>]*>(.*?)</p>', document)[1])
+
+
+def test_a_page_opens_with_the_view_it_was_written_for(open_page):
+    document = open_page(start=View(kind="decoder", layer=1, heads=[2]))
+    assert pressed(document) == {"decoder", "layer-1", "head-2"}
+    assert document.count('class="overview"') == 1
+    assert len(re.findall(r"<canvas", document)) == 2 * 3
+    # Four pieces on each side, each line of a weight from one to another.
+    assert len(re.findall(r'name="(?:query|key)-\d"', document)) == 8
+    weights = all_kinds()[1].weights[0, 1]
+    assert len(re.findall(r"<line ", document)) == (np.rint(1000 * weights) >= 20).sum()
+    assert len(re.findall(r"--weight: ", document)) == 16
+
+
+def test_clicks_choose_kind_layer_heads_and_a_piece_to_keep(open_page):
+    clicks = ["encoder", "layer-1", "head-2", "query-2"]
+    script = """
+      const todo = %s;
+      addEventListener("hashchange", () => todo.length && all(`[name=${todo.shift()}]`)[0].click());
+      all(`[name=${todo.shift()}]`)[0].click();
+    """
+    document = open_page(script % clicks)
+    assert pressed(document) == {"encoder", "layer-1", "head-1", "head-3", "query-2"}
+    mean = all_kinds()[0].weights[0, [0, 2], 1].mean(axis=0)
+    order = np.argsort(-mean)
+    expected = ", ".join(f"“{SOURCES[i]}” {mean[i]:.2f}" for i in order)
+    assert readout(document) == f"“▁dogs” attends to {expected}"
+
+
+def test_pointing_at_a_cell_says_what_each_head_gives(open_page):
+    script = 'all("#map i")[3 * 1 + 2].dispatchEvent(new MouseEvent("mouseenter"));'
+    document = open_page(script)
+    of_heads = all_kinds()[2].weights[1, :, 1, 2]
+    each = ", ".join(f"head {i} {weight:.2f}" for i, weight in enumerate(of_heads, 1))
+    assert readout(document) == f"“</script><b>” attends to “</s>”: {each}"
+    # Of the lines only this pair's remain.
+    shown = re.findall(r'<line [^>]*style="(?![^"]*display: none)[^"]*"[^>]*>', document)
+    assert all('data-query="1" data-key="2"' in line for line in shown)
+    assert len(shown) == 3
+
+
+def test_the_address_says_what_is_shown(open_page):
+    document = open_page(view="#kind=cross&layer=1&heads=3&key=2")
+    assert pressed(document) == {"cross", "layer-1", "head-3", "key-2"}
+    assert readout(document).startswith("“▁dogs” is attended to by “")
+
+
+def test_what_makes_no_sense_in_an_address_is_as_if_it_were_not_there(open_page):
+    document = open_page(view="#kind=none&layer=99&heads=9.2.x.0&key=0&query=x")
+    assert pressed(document) == {"cross", "layer-2", "head-2"}
+    assert "Heat map, layer 2, head 2<" in document
+    assert readout(document) == ""
+
+
+def test_the_keyboard_stays_where_it_was_when_all_is_drawn_anew(open_page):
+    script = """
+      addEventListener("hashchange", () => { document.title = document.activeElement.name; });
+      all("[name=head-2]")[0].focus();
+      all("[name=head-2]")[0].click();
+    """
+    assert "<title>head-2</title>" in open_page(script)
+
+
+def test_a_model_of_one_head_has_no_use_for_all_and_none(open_page):
+    maps = [
+        AttentionMaps(kind="cross", queries=TARGETS, keys=SOURCES, weights=some_weights(1, 1, 4, 3))
+    ]
+    document = open_page(maps=maps, start=View(kind="cross", layer=1, heads=[1]))
+    assert pressed(document) == {"cross", "layer-1", "head-1"}
+    assert 'name="all"' not in document
+    assert len(re.findall(r"<canvas", document)) == 1

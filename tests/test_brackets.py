@@ -1,0 +1,219 @@
+"""Labelled bracket F1: cases that can be worked out by hand."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfm.data.trees import bracketed, linearize, restore, tree_of_line, words_of
+from tfm.errors import DataError
+from tfm.scoring.brackets import BracketCounts, score_brackets
+
+# What counts of it: S 0-4, NP 0-2, VP 2-4 and ADVP 3-4; PRN holds nothing but punctuation.
+GOLD = "(S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (RB home))) (PRN (: --)) (. .))"
+
+
+def tree(text):
+    return tree_of_line(text, where="the test")
+
+
+def counts(gold, hypothesis):
+    return score_brackets([tree(gold)], [tree(hypothesis)]).all
+
+
+def figures(gold, hypothesis):
+    """Matched, gold and scored brackets."""
+    found = counts(gold, hypothesis)
+    assert (found.errors, found.skipped) == (0, 0)
+    return found.matched, found.gold, found.test
+
+
+def test_a_tree_agrees_with_itself():
+    found = counts(GOLD, GOLD)
+    assert (found.matched, found.gold, found.test) == (4, 4, 4)
+    assert found.precision == found.recall == found.f1 == found.complete_match == 100
+    assert found.tagging_accuracy == 100
+    assert found.average_crossing == 0
+
+
+def test_precision_and_recall_differ_and_f1_is_their_harmonic_mean():
+    # Right are S and NP; of the gold tree, VP and ADVP are missing, and X is none of its own.
+    found = counts(GOLD, "(S (NP (DT the) (NN dog)) (X (VBZ runs)) (RB home) (PRN (: --)) (. .))")
+    assert (found.matched, found.gold, found.test) == (2, 4, 3)
+    assert found.precision == pytest.approx(200 / 3)
+    assert found.recall == 50
+    assert found.f1 == pytest.approx(2 * (200 / 3) * 50 / (200 / 3 + 50))
+    assert found.complete_match == 0
+
+
+@pytest.mark.parametrize(
+    "hypothesis",
+    [
+        # Where punctuation hangs does not matter,
+        "(S (S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (RB home) (: --) (. .)))))",
+        "(S (NP (DT the) (NN dog) (. .)) (S (VP (VBZ runs) (ADVP (RB home)))) (: --) (. .))",
+    ],
+)
+def test_only_the_words_that_are_no_punctuation_place_a_bracket(hypothesis):
+    found = counts(GOLD, hypothesis)
+    assert (found.matched, found.gold) == (4, 4)
+
+
+def test_each_kind_of_punctuation_is_left_out_and_other_signs_are_not():
+    punctuation = "(, ,) (: ;) (`` ``) ('' '') (. ?)"
+    signs = "(-LRB- -LRB-) ($ $) (# #)"
+    assert figures(
+        f"(S (NP (NN a)) (X {punctuation}) (Y {signs}))",
+        f"(S (NP (NN a) {punctuation}) (Y {signs}))",
+    ) == (3, 3, 3)
+    assert counts(f"(S {punctuation} {signs})", f"(S {punctuation} {signs})").words == 3
+
+
+def test_traces_are_left_out():
+    assert figures(
+        "(S (NP (NN a)) (VP (VBD b) (SBAR (-NONE- 0) (S (-NONE- *T*-1)))))",
+        "(S (NP (NN a)) (VP (VBD b)))",
+    ) == (3, 3, 3)
+
+
+@pytest.mark.parametrize("gold", [GOLD, f"(TOP {GOLD})", f"( {GOLD})"])
+@pytest.mark.parametrize("hypothesis", [GOLD, f"(TOP {GOLD})", f"({GOLD})"])
+def test_top_does_not_count(gold, hypothesis):
+    assert figures(gold, hypothesis) == (4, 4, 4)
+
+
+def test_another_root_label_counts_as_any_label_does():
+    assert figures(GOLD, f"(S1 {GOLD})") == (4, 4, 5)
+
+
+def test_function_tags_do_not_count():
+    assert figures("(S (NP-SBJ-1 (NN a)) (VP=2 (VB b)))", "(S-TPC (NP (NN a)) (VP (VB b)))") == (
+        3,
+        3,
+        3,
+    )
+
+
+def test_prt_and_advp_are_one_label():
+    assert figures("(VP (VB b) (PRT (RP up)))", "(VP (VB b) (ADVP (RP up)))") == (2, 2, 2)
+    assert figures("(VP (VB b) (ADVP (RP up)))", "(VP (VB b) (PRT (RP up)))") == (2, 2, 2)
+    assert figures("(VP (VB b) (PRT (RP up)))", "(VP (VB b) (PP (RP up)))") == (1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("gold", "hypothesis", "expected"),
+    [
+        ("(NP (NP (NN a)))", "(NP (NN a))", (1, 2, 1)),
+        ("(NP (NN a))", "(NP (NP (NP (NN a))))", (1, 1, 3)),
+        ("(NP (NP (NN a)))", "(NP (NP (NN a)))", (2, 2, 2)),
+        ("(NP (X (NP (NN a))))", "(X (NP (NP (NN a))))", (3, 3, 3)),
+    ],
+)
+def test_equal_brackets_over_one_span_match_as_often_as_they_occur(gold, hypothesis, expected):
+    assert figures(gold, hypothesis) == expected
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "errors", "skipped"),
+    [
+        ("(S (NP (NN dog)) (VP (VBZ runs) (ADVP (RB home))))", 1, 0),
+        ("(S (NP (DT the) (NN cat)) (VP (VBZ runs) (ADVP (RB home))))", 1, 0),
+        # A word tagged as punctuation is gone, which makes the sentence too short.
+        ("(S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (. home))))", 1, 0),
+        ("", 0, 1),
+        ("(())", 0, 1),
+        ("(S (. .))", 0, 1),
+    ],
+)
+def test_sentences_without_a_parse_or_of_other_words_are_counted_and_left_out(
+    hypothesis, errors, skipped
+):
+    wrong = "(S (NP (NN a) (NN b)))"
+    score = score_brackets([tree(GOLD), tree(wrong)], [tree(hypothesis), tree("(S (NN a) (NN b))")])
+    found = score.all
+    assert (found.sentences, found.errors, found.skipped, found.valid) == (2, errors, skipped, 1)
+    assert (found.matched, found.gold, found.test) == (1, 2, 1)
+    assert f"sentences:2|errors:{errors}|skipped:{skipped}" in score.signature
+
+
+def test_words_without_part_of_speech_take_that_of_the_gold_tree():
+    gold = tree(GOLD)
+    restored, _ = restore(linearize(gold), words_of(gold))
+    assert "(XX .)" in bracketed(restored)
+    score = score_brackets([gold], [restored])
+    assert (score.all.matched, score.all.gold, score.all.test) == (4, 4, 4)
+    assert score.all.tagging_accuracy is None
+    assert "tags:gold" in score.signature
+    assert "tags:own" in score_brackets([gold], [gold]).signature
+
+
+def test_words_without_part_of_speech_take_that_of_the_same_place_beside_traces():
+    gold = "(S (NP (-NONE- *)) (VP (VB go)) (. .))"
+    assert figures(gold, "(S (VP (XX go)) (XX .))") == (2, 2, 2)
+
+
+def test_missing_words_without_part_of_speech_are_an_error():
+    assert counts(GOLD, "(S (NP (XX the) (XX dog)))").errors == 1
+
+
+def test_parts_of_speech_are_scored_without_punctuation():
+    found = counts(
+        "(S (NN a) (VB b) (PRT c) (, ,) (. .))", "(S (NN a) (NN b) (ADVP c) (, ,) (: .))"
+    )
+    assert (found.words, found.correct_tags) == (3, 2)
+    assert found.tagging_accuracy == pytest.approx(200 / 3)
+
+
+def test_a_scored_bracket_that_crosses_several_crosses_once():
+    gold = "(S (A (X a) (X b)) (B (X c) (X d)) (C (X e) (X f)))"
+    # b-c crosses A and B, d-e crosses B and C, and both D cross what they hold part of.
+    found = counts(gold, "(S (X a) (D (D (X b) (X c)) (D (X d) (X e))) (X f))")
+    assert found.crossing == 3
+    assert (found.no_crossing, found.few_crossing) == (0, 0)
+    assert found.average_crossing == 3
+
+
+def test_a_bracket_inside_or_around_another_does_not_cross_it():
+    assert counts("(S (A (X a) (X b)) (X c))", "(S (B (X a)) (C (X b)) (X c))").crossing == 0
+
+
+def test_sentences_of_more_than_forty_words_are_not_short():
+    def flat(number, mark):
+        return tree(f"(S (NP (NN a)) {'(NN b) ' * (number - 2)} {mark})")
+
+    trees = [flat(40, "(. .)"), flat(40, "(NN c)"), flat(41, "(NN c)"), flat(41, "(. .)")]
+    score = score_brackets(trees, trees)
+    assert (score.all.sentences, score.short.sentences) == (4, 2)
+    assert (score.all.gold, score.short.gold) == (8, 4)
+
+
+def test_counts_of_sentences_add_up():
+    pairs = [(GOLD, GOLD), ("(S (NN a) (NN b))", "(S (NP (NN a)) (NN b))"), (GOLD, "")]
+    total = BracketCounts()
+    for gold, hypothesis in pairs:
+        total.add(counts(gold, hypothesis))
+    score = score_brackets([tree(gold) for gold, _ in pairs], [tree(other) for _, other in pairs])
+    assert score.all == total
+
+
+def test_what_was_scored_nowhere_is_zero():
+    found = counts(GOLD, "")
+    assert found.precision == found.recall == found.f1 == found.complete_match == 0
+    assert found.tagging_accuracy is None
+
+
+@pytest.mark.parametrize(("num_gold", "num_trees"), [(0, 0), (1, 2), (2, 1)])
+def test_lists_of_other_lengths_are_an_error(num_gold, num_trees):
+    with pytest.raises(DataError, match="for each sentence"):
+        score_brackets([tree(GOLD)] * num_gold, [tree(GOLD)] * num_trees)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_f1_does_not_depend_on_which_tree_is_the_gold_one(data):
+    symbols = st.lists(st.sampled_from(["(S", "(NP", "(VP", ")S", ")NP", ")VP", "XX", "XX"]))
+    words = ["a", "b", "c", "d", "e"]
+    one, other = (restore(data.draw(symbols), words)[0] for _ in range(2))
+    there, back = score_brackets([one], [other]).all, score_brackets([other], [one]).all
+    assert there.f1 == back.f1
+    assert (there.precision, there.recall) == (back.recall, back.precision)
+    assert 0 <= there.matched <= min(there.gold, there.test)

@@ -1,0 +1,178 @@
+"""Diverse beam search: against a plain slow one, and what it is for."""
+
+import itertools
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfm.config import SearchConfig, TransformerConfig
+from tfm.data.subword import BOS, EOS, PAD
+from tfm.model.build import new_model
+from tfm.search.beam import beam_search
+from tfm.search.diverse import diverse_beam_search
+from tfm.search.forced import forced_decoding
+
+WORDS = (4, 5, 6, 7)
+V = 8
+SOURCES = [[4, 5, EOS], [6, EOS], [EOS], [5, 5, 6, EOS]]
+
+
+def transformer(seed):
+    torch.manual_seed(seed)
+    config = TransformerConfig(
+        num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2
+    )
+    model = new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
+    with torch.no_grad():
+        model.output_weight.mul_(2)
+    return model
+
+
+def batch_of(sources):
+    rows = [torch.tensor(source) for source in sources]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    return padded, torch.tensor([len(source) for source in sources])
+
+
+def find(model, sources=SOURCES, **config):
+    settings = SearchConfig(**{"max_extra_length": 4, **config})
+    with torch.inference_mode():
+        return diverse_beam_search(model, *batch_of(sources), settings)
+
+
+class SlowGroup:
+    """One group of a slow diverse beam search of one sentence."""
+
+    def __init__(self, size, max_length, alpha):
+        self.live, self.finished = [((BOS,), 0.0)], []
+        self.size, self.max_length, self.alpha = size, max_length, alpha
+
+    def is_over(self, length):
+        """Whether what goes on cannot enter the best any more."""
+        bounds = [p / ((5 + self.max_length) / 6) ** self.alpha for _, p in self.live]
+        full = len(self.finished) == self.size
+        return not bounds or (full and max(bounds) <= self.finished[-1][2])
+
+    def step(self, log_probs_after, length, times_chosen, strength):
+        allowed = [EOS] if length == self.max_length else [EOS, *WORDS]
+        candidates = []
+        for prefix, total in self.live:
+            log_probs = log_probs_after(prefix)
+            candidates += [((*prefix, t), total + log_probs[t]) for t in allowed]
+        candidates.sort(key=lambda c: -(c[1] - strength * times_chosen[c[0][-1]]))
+        kept = candidates[: self.size]
+        self.finished += [
+            (prefix[1:-1], p, p / ((5 + length) / 6) ** self.alpha)
+            for prefix, p in kept
+            if prefix[-1] == EOS
+        ]
+        self.finished = sorted(self.finished, key=lambda f: -f[2])[: self.size]
+        self.live = [candidate for candidate in kept if candidate[0][-1] != EOS]
+        for prefix, _ in kept:
+            times_chosen[prefix[-1]] += 1
+
+
+def slow_search(model, source, *, num_groups, size, strength, alpha, max_length):
+    """What each group finds, best first; alpha is not negative."""
+
+    @cache
+    def log_probs_after(prefix):
+        with torch.no_grad():
+            hidden = model(*batch_of([source]), torch.tensor([prefix]))
+            return model.logits(hidden)[0, -1].log_softmax(dim=-1).tolist()
+
+    groups = [SlowGroup(size, max_length, alpha) for _ in range(num_groups)]
+    for length in range(1, max_length + 1):
+        times_chosen = [0] * V
+        for group in groups:
+            if length == 1 or not group.is_over(length):
+                group.step(log_probs_after, length, times_chosen, strength)
+    return [group.finished for group in groups]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    num_groups=st.integers(2, 3),
+    size=st.integers(1, 3),
+    strength=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
+    alpha=st.sampled_from([0.0, 0.6, 1.0]),
+)
+def test_groups_choose_as_a_plain_slow_search_does(seed, num_groups, size, strength, alpha):
+    model = transformer(seed)
+    found = find(model, beam_size=num_groups * size, num_groups=num_groups, length_penalty=alpha,
+                 n_best=num_groups * size, diversity_strength=strength)  # fmt: skip
+    for best, source in zip(found, SOURCES, strict=True):
+        groups = slow_search(model, source, num_groups=num_groups, size=size, strength=strength,
+                             alpha=alpha, max_length=len(source) + 4)  # fmt: skip
+        expected = {tokens: score for group in groups for tokens, _, score in group}
+        assert {h.tokens for h in best} == set(expected)
+        for hypothesis in best:
+            assert hypothesis.score == pytest.approx(expected[hypothesis.tokens], abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_strength_every_group_is_the_same_beam_search(seed):
+    found = find(transformer(seed), beam_size=6, num_groups=3, n_best=6, diversity_strength=0.0)
+    with torch.inference_mode():
+        config = SearchConfig(beam_size=2, n_best=2, max_extra_length=4)
+        expected = beam_search(transformer(seed), *batch_of(SOURCES), config)
+    for best, alone in zip(found, expected, strict=True):
+        assert [h.tokens for h in best] == [h.tokens for h in alone]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_much_strength_groups_start_with_different_tokens(seed):
+    found = find(transformer(seed), beam_size=4, num_groups=4, n_best=4, diversity_strength=50.0)
+    for best in found:
+        assert len({(*h.tokens, EOS)[0] for h in best}) == len(best) == 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_are_the_models_own_and_outputs_distinct_best_first(seed):
+    model = transformer(seed)
+    found = find(model, beam_size=6, num_groups=2, n_best=5, diversity_strength=2.0)
+    for source, best in zip(SOURCES, found, strict=True):
+        assert len({h.tokens for h in best}) == len(best) <= 5
+        assert [h.score for h in best] == sorted((h.score for h in best), reverse=True)
+        with torch.inference_mode():
+            outputs = forced_decoding(
+                [model],
+                *batch_of([source] * len(best)),
+                [h.tokens for h in best],
+                SearchConfig(),
+            )
+        for hypothesis, output in zip(best, outputs, strict=True):
+            assert hypothesis.log_prob == pytest.approx(output.hypothesis.log_prob, abs=1e-4)
+            assert hypothesis.score == pytest.approx(output.hypothesis.score, abs=1e-4)
+
+
+def test_the_first_outputs_are_the_best_of_each_group():
+    model = transformer(0)
+    search = {"num_groups": 2, "beam_size": 6, "diversity_strength": 5.0}
+    for best, source in zip(find(model, n_best=2, **search), SOURCES, strict=True):
+        groups = slow_search(model, source, num_groups=2, size=3, strength=5.0, alpha=0.6,
+                             max_length=len(source) + 4)  # fmt: skip
+        assert {h.tokens for h in best} == {group[0][0] for group in groups}
+
+
+def test_how_many_outputs_are_wanted_does_not_change_what_is_found():
+    search = {"num_groups": 3, "beam_size": 6, "diversity_strength": 1.0}
+    everything = find(transformer(1), n_best=6, **search)
+    for n_best in range(1, 6):
+        for best, most in zip(
+            find(transformer(1), n_best=n_best, **search), everything, strict=True
+        ):
+            assert set(best) <= set(most)
+
+
+def test_neither_order_nor_company_of_sources_changes_what_is_found():
+    search = {"num_groups": 2, "beam_size": 4, "n_best": 4, "diversity_strength": 1.0}
+    together = find(transformer(2), **search)
+    for order in itertools.permutations(range(4), 2):
+        found = find(transformer(2), [SOURCES[i] for i in order], **search)
+        for best, index in zip(found, order, strict=True):
+            assert [h.tokens for h in best] == [h.tokens for h in together[index]]

@@ -1,0 +1,193 @@
+"""Exact search: against the list of all outputs there are."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfm.config import RecurrentConfig, SearchConfig, TransformerConfig
+from tfm.data.subword import EOS, PAD
+from tfm.model.build import new_model
+from tfm.search import exact
+from tfm.search.beam import beam_search
+from tfm.search.exact import exact_search
+from tfm.search.forced import forced_decoding
+from tfm.search.model import Ensemble
+
+WORDS = (4, 5, 6)
+V = 7
+SOURCES = [[4, 5, EOS], [6, EOS], [EOS]]
+ALPHAS = [0.0, 0.6, 1.0, 3.0, -0.5, -2.0]
+SMALL = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8}
+
+
+def decided(config, seed, sharpness=4.0):
+    """A model with random weights that prefers some tokens by much."""
+    torch.manual_seed(seed)
+    model = new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
+    with torch.no_grad():
+        model.output_weight.mul_(sharpness)
+    return model
+
+
+def transformer(seed, sharpness=4.0):
+    return decided(TransformerConfig(**SMALL, d_ff=16, num_heads=2), seed, sharpness)
+
+
+def recurrent(seed):
+    return decided(RecurrentConfig(**SMALL), seed)
+
+
+def batch_of(sources):
+    rows = [torch.tensor(source) for source in sources]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    return padded, torch.tensor([len(source) for source in sources])
+
+
+def find(models, sources, **config):
+    model = models[0] if len(models) == 1 else Ensemble(models)
+    with torch.inference_mode():
+        return exact_search(model, *batch_of(sources), SearchConfig(search="exact", **config))
+
+
+def find_by_beam(models, sources, **config):
+    model = models[0] if len(models) == 1 else Ensemble(models)
+    with torch.inference_mode():
+        return beam_search(model, *batch_of(sources), SearchConfig(**config))
+
+
+def all_outputs(models, source, *, alpha, max_length):
+    """Every output there is, best first, scored by forced decoding."""
+    outputs = [
+        list(words)
+        for length in range(max_length)
+        for words in itertools.product(WORDS, repeat=length)
+    ]
+    with torch.inference_mode():
+        padded, lengths = batch_of([source] * len(outputs))
+        config = SearchConfig(length_penalty=alpha)
+        scored = forced_decoding(models, padded, lengths, outputs, config)
+    return sorted((output.hypothesis for output in scored), key=lambda h: -h.score)
+
+
+MODELS = {
+    "transformer": [transformer(0)],
+    "another": [transformer(1, sharpness=1.0)],
+    "recurrent": [recurrent(2)],
+    "ensemble": [transformer(3), recurrent(3)],
+}
+
+
+@pytest.mark.parametrize("models", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (4, 1), (3, 3)])
+def test_the_best_outputs_of_all_are_found_and_proven(models, alpha, beam_size, n_best):
+    results = find(models, SOURCES, length_penalty=alpha, beam_size=beam_size, n_best=n_best,
+                   max_extra_length=2)  # fmt: skip
+    for result, source in zip(results, SOURCES, strict=True):
+        expected = all_outputs(models, source, alpha=alpha, max_length=len(source) + 2)[:n_best]
+        assert [h.tokens for h in result.hypotheses] == [h.tokens for h in expected]
+        for found, best in zip(result.hypotheses, expected, strict=True):
+            assert found.log_prob == pytest.approx(best.log_prob, abs=1e-4)
+            assert found.score == pytest.approx(best.score, abs=1e-4)
+            assert found.proven is True
+        assert result.proven
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    alpha=st.sampled_from(ALPHAS),
+    node_limit=st.integers(1, 60),
+    n_best=st.integers(1, 3),
+)
+def test_within_a_limit_the_result_is_no_worse_than_the_beams_and_proofs_are_true(
+    seed, alpha, node_limit, n_best
+):
+    models = [transformer(seed)]
+    search = {"length_penalty": alpha, "beam_size": 3, "n_best": n_best, "max_extra_length": 2}
+    results = find(models, SOURCES, node_limit=node_limit, **search)
+    beams = find_by_beam(models, SOURCES, **search)
+    for result, beam, source in zip(results, beams, SOURCES, strict=True):
+        assert result.num_nodes <= node_limit
+        assert [h.proven for h in result.hypotheses] == [result.proven] * n_best
+        for found, rival in zip(result.hypotheses, beam, strict=True):
+            assert found.score >= rival.score - 1e-5
+        if result.proven:
+            best = all_outputs(models, source, alpha=alpha, max_length=len(source) + 2)
+            assert [h.tokens for h in result.hypotheses] == [h.tokens for h in best[:n_best]]
+
+
+def test_a_limit_that_is_too_low_leaves_the_result_unproven():
+    search = {"length_penalty": 3.0, "max_extra_length": 3}  # long outputs are worth a look
+    undecided = [transformer(1, sharpness=0.1)]
+    [free] = find(undecided, [[4, 5, EOS]], **search)
+    assert free.proven
+    assert free.num_nodes > 50
+    [cut] = find(undecided, [[4, 5, EOS]], node_limit=50, **search)
+    assert not cut.proven
+    assert cut.num_nodes == 50
+    assert [h.proven for h in cut.hypotheses] == [False]
+
+
+@pytest.mark.parametrize("models", MODELS.values(), ids=MODELS)
+def test_exactly_as_many_nodes_as_are_needed_are_enough(models):
+    search = {"length_penalty": 3.0, "max_extra_length": 2}
+    [free] = find(models, [[4, 5, EOS]], **search)
+    [just] = find(models, [[4, 5, EOS]], node_limit=free.num_nodes, **search)
+    assert just == free
+    [less] = find(models, [[4, 5, EOS]], node_limit=free.num_nodes - 1, **search)
+    assert not less.proven
+
+
+def test_beam_search_misses_what_exact_search_finds():
+    missed = 0
+    for seed in range(20):
+        [greedy] = find_by_beam([transformer(seed)], [[4, 5, EOS]], beam_size=1, max_extra_length=3)
+        [best] = find([transformer(seed)], [[4, 5, EOS]], beam_size=1, max_extra_length=3)
+        assert best.hypotheses[0].score >= greedy[0].score
+        missed += best.hypotheses[0].score > greedy[0].score + 1e-3
+    assert missed > 0
+
+
+@pytest.mark.parametrize("models", MODELS.values(), ids=MODELS)
+def test_how_many_prefixes_are_extended_together_does_not_change_what_is_best(models, monkeypatch):
+    expected = find(models, SOURCES, n_best=2, max_extra_length=2)
+    for rows in (1, 2, 7):
+        monkeypatch.setattr(exact, "_MOST_ROWS", rows)
+        for result, other in zip(
+            find(models, SOURCES, n_best=2, max_extra_length=2), expected, strict=True
+        ):
+            assert [h.tokens for h in result.hypotheses] == [h.tokens for h in other.hypotheses]
+            assert result.proven
+
+
+def test_no_step_has_more_rows_than_memory_is_planned_for(monkeypatch):
+    sizes = []
+
+    class Watched:
+        max_positions = None
+
+        def __init__(self, model):
+            self.model = model
+            self.start = model.start
+
+        def step(self, tokens, state):
+            sizes.append(tokens.numel())
+            return self.model.step(tokens, state)
+
+    monkeypatch.setattr(exact, "_MOST_ROWS", 5)
+    model = Watched(transformer(1, sharpness=0.1))
+    [result] = find([model], [[4, 5, EOS]], beam_size=2, length_penalty=3.0, max_extra_length=3)
+    assert max(sizes) == 5
+    assert result.num_nodes > 50
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_no_prefix_is_extended_twice(alpha):
+    [result] = find([transformer(1, sharpness=0.1)], [[4, 5, EOS]], length_penalty=alpha,
+                    beam_size=1, max_extra_length=2)  # fmt: skip
+    assert result.proven
+    assert result.num_nodes <= sum(len(WORDS) ** length for length in range(3 + 2))

@@ -1,0 +1,235 @@
+"""The experiments of the paper as files: they are what the paper's tables say."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfm.config import read_toml, run_config, run_table
+from tfm.data.corpus import load_recipe
+from tfm.model.cost import model_cost
+from tfm.stages.prepare import prepare
+
+WMT14 = Path(__file__).parents[1] / "examples" / "wmt14"
+README = (WMT14 / "README.md").read_text(encoding="utf-8")
+CONFIGS = sorted([*WMT14.glob("*.toml"), *WMT14.glob("table3/*.toml")])
+ROWS = [path.stem for path in sorted(WMT14.glob("table3/*.toml"))]
+VOCAB_SIZE = 37_000
+SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+# Table 3: what a row changes in base, and its parameters in millions. Empty cells are as in base.
+TABLE_3 = {
+    "base": ({}, 65),
+    "a-h1": ({"num_heads": 1, "d_k": 512, "d_v": 512}, 65),
+    "a-h4": ({"num_heads": 4, "d_k": 128, "d_v": 128}, 65),
+    "a-h16": ({"num_heads": 16, "d_k": 32, "d_v": 32}, 65),
+    "a-h32": ({"num_heads": 32, "d_k": 16, "d_v": 16}, 65),
+    "b-dk16": ({"d_k": 16}, 58),
+    "b-dk32": ({"d_k": 32}, 60),
+    "c-layers2": ({"num_encoder_layers": 2, "num_decoder_layers": 2}, 36),
+    "c-layers4": ({"num_encoder_layers": 4, "num_decoder_layers": 4}, 50),
+    "c-layers8": ({"num_encoder_layers": 8, "num_decoder_layers": 8}, 80),
+    "c-dmodel256": ({"d_model": 256, "d_k": 32, "d_v": 32}, 28),
+    "c-dmodel1024": ({"d_model": 1024, "d_k": 128, "d_v": 128}, 168),
+    "c-dff1024": ({"d_ff": 1024}, 53),
+    "c-dff4096": ({"d_ff": 4096}, 90),
+    "d-dropout0.0": ({"dropout": 0.0, "embedding_dropout": 0.0}, 65),
+    "d-dropout0.2": ({"dropout": 0.2, "embedding_dropout": 0.2}, 65),
+    "d-smoothing0.0": ({"label_smoothing": 0.0}, 65),
+    "d-smoothing0.2": ({"label_smoothing": 0.2}, 65),
+    "e-learned-positions": ({"learned_positions": 512}, 65),
+    "big": (
+        {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "d_k": 64, "d_v": 64, "max_steps": 300_000}
+        | {"dropout": 0.3, "embedding_dropout": 0.3, "average_last": 20},
+        213,
+    ),
+}
+
+
+def settings(run):
+    """All settings of a run, widths of the heads spelt out."""
+    flat = {}
+    for group in run_table(run).values():
+        flat |= group if isinstance(group, dict) else {}
+    return flat | {"d_k": run.model.key_width, "d_v": run.model.value_width}
+
+
+def row(name):
+    return run_config(None, read_toml(WMT14 / "table3" / f"{name}.toml"))
+
+
+def cost_of(run):
+    return model_cost(
+        run.model, source_vocab_size=VOCAB_SIZE, target_vocab_size=VOCAB_SIZE, max_tokens=1000
+    )
+
+
+def millions(run):
+    return cost_of(run).num_parameters / 1e6
+
+
+def cells(name):
+    """The cells of a row in the README's Table 3."""
+    [line] = [line for line in README.splitlines() if line.startswith(f"| `{name}` |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_example_is_a_run(path):
+    run_config(None, read_toml(path))
+
+
+@pytest.mark.parametrize("arch", ["base", "big"])
+def test_the_examples_of_the_paper_are_the_presets(arch):
+    assert run_config(None, read_toml(WMT14 / f"{arch}.toml")) == run_config(arch)
+    assert row(arch) == run_config(arch)
+
+
+def test_big_for_english_french_has_less_dropout_and_nothing_else():
+    changed = run_config(None, read_toml(WMT14 / "big-en-fr.toml"))
+    dropout = {"dropout": 0.1, "embedding_dropout": 0.1}
+    assert changed == run_config("big", {"model": dropout})
+
+
+def test_every_row_of_table_3_is_there():
+    assert sorted(TABLE_3) == ROWS
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_a_row_differs_from_base_as_in_the_paper_and_in_nothing_else(name):
+    base, changed = settings(run_config("base")), settings(row(name))
+    changes, _ = TABLE_3[name]
+    differing = {key for key in base | changed if base.get(key) != changed.get(key)}
+    assert {key: changed[key] for key in changes} == changes
+    assert differing <= set(changes)
+
+
+@pytest.mark.parametrize("name", set(TABLE_3) - {"base", "big"})
+def test_the_file_of_a_row_says_nothing_that_base_has_anyway(name):
+    table = read_toml(WMT14 / "table3" / f"{name}.toml")
+    assert table.pop("arch") == "base"
+    base = run_table(run_config("base"))
+    for section, values in table.items():
+        assert {key for key, value in values.items() if base[section].get(key) == value} == set()
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_a_row_has_the_parameters_of_the_paper(name):
+    """The paper's vocabulary is "about 37,000", and its counts are whole millions."""
+    in_paper, base_in_paper = TABLE_3[name][1], TABLE_3["base"][1]
+    ours, base = millions(row(name)), millions(row("base"))
+    assert ours == pytest.approx(in_paper, rel=0.07)
+    difference = in_paper - base_in_paper
+    assert ours - base == pytest.approx(difference, rel=0.05, abs=1.0)
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_the_readme_has_the_row_with_the_parameters_that_it_has(name):
+    *_, in_paper, ours, measured = cells(name)
+    assert in_paper in ("", str(TABLE_3[name][1]))
+    assert float(ours) == pytest.approx(millions(row(name)), abs=0.051)
+    assert measured
+
+
+@pytest.mark.parametrize(("arch", "in_paper"), [("base", "3.3 · 10¹⁸"), ("big", "2.3 · 10¹⁹")])
+def test_the_readme_has_the_operations_that_are_counted(arch, in_paper):
+    run = run_config(arch)
+    lengths = np.full(run.batching.batch_tokens // 25, 25)
+    flops = cost_of(run).training_flops(lengths, lengths) * run.training.max_steps
+    mantissa, exponent = f"{flops:.1e}".split("e+")
+    counted = f"{mantissa} · 10{exponent.translate(SUPERSCRIPTS)}"
+    assert f"| {arch}, en-de | {in_paper} | {counted} |" in README
+
+
+def script_environment(tmp_path, tfm):
+    """PATH with a program of the name tfm in front."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "tfm").write_text(f"#!/bin/sh\n{tfm}\n")
+    (folder / "tfm").chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_the_archives_made_for_a_trial_fit_the_recipes(tmp_path):
+    environment = script_environment(tmp_path, f'exec {sys.executable} -m tfm "$@"')
+    mirror = tmp_path / "archives"
+    subprocess.run([WMT14 / "smoke" / "mirror.sh", mirror], env=environment, check=True)
+    assert not list(tmp_path.glob("*.partial"))
+    for name in ("wmt14-en-de", "wmt14-en-fr"):
+        recipe = load_recipe(name)
+        counts = prepare(
+            recipe, tmp_path / name, mirror=str(mirror), verify=False, text_only=True
+        ).counts
+        assert (counts["valid"].kept, counts["test"].kept) == (3000, 3003)
+        assert counts["train"].kept == 2000 * len(recipe.train)
+
+
+PRETENDER = """
+echo "$*" >> "$CALLS"
+case $1 in
+    prepare) mkdir -p data/wmt14-en-de data/wmt14-en-fr
+             for f in test.en test.de test.fr; do
+                 seq 3003 | tee data/wmt14-en-de/$f > data/wmt14-en-fr/$f; done ;;
+    train) while [ "$1" != --run ]; do shift; done; mkdir -p "$2" ;;
+    generate) while [ "$1" != --input ]; do shift; done; cat "$2" ;;
+    score) wc -l ;;
+esac
+"""
+
+
+@pytest.fixture
+def run_script(tmp_path):
+    """Run run.sh with a tfm that only pretends; returns what it was called with."""
+    environment = script_environment(tmp_path, PRETENDER)
+
+    def run(arch, **variables):
+        calls = tmp_path / "calls"
+        calls.unlink(missing_ok=True)
+        subprocess.run(
+            ["bash", WMT14 / "run.sh", arch],
+            cwd=tmp_path,
+            env=environment | {"CALLS": str(calls)} | variables,
+            check=True,
+        )
+        return calls.read_text().splitlines()
+
+    return run
+
+
+def test_an_experiment_goes_from_the_archives_to_both_scores(run_script, tmp_path):
+    calls = run_script("base")
+    assert sorted(call.split()[0] for call in calls[:3]) == ["average", "prepare", "train"]
+    assert calls[0] == "prepare wmt14-en-de --out data/wmt14-en-de"
+    assert calls[1].endswith("/base.toml --run runs/wmt14-en-de-base")
+    assert {call.split()[0] for call in calls[3:]} == {"generate", "score"}
+    [score] = [call for call in calls if call.startswith("score")]
+    assert "--paper" in score
+    translations = tmp_path / "runs" / "wmt14-en-de-base" / "translations.de"
+    assert len(translations.read_text().splitlines()) == 3003
+
+
+def test_the_language_pair_is_chosen_and_has_its_own_settings(run_script):
+    assert "big-en-fr.toml" in run_script("big", PAIR="en-fr")[1]
+    assert "/base.toml" in run_script("base", PAIR="en-fr")[1]
+    assert "/big.toml" in run_script("big")[1]
+
+
+def test_a_mirror_may_be_a_relative_folder_or_an_address(run_script, tmp_path):
+    (tmp_path / "archives").mkdir()
+    assert run_script("base", MIRROR="archives")[0].endswith(f"--mirror {tmp_path / 'archives'}")
+    url = "http://example.org/archives"
+    assert run_script("base", MIRROR=url)[0].endswith(f"--mirror {url}")
+
+
+def test_a_trial_makes_the_same_calls_in_a_folder_of_its_own_with_fewer_steps(run_script, tmp_path):
+    (tmp_path / "archives").mkdir()
+    calls = run_script("base", MIRROR="archives", SMOKE="1")
+    assert [call.split()[0] for call in calls[:3]] == ["prepare", "train", "average"]
+    assert "--no-verify" in calls[0]
+    assert "--max-steps" in calls[1]
+    assert "--d-model" not in calls[1]
+    assert (tmp_path / "smoke" / "runs" / "wmt14-en-de-base" / "translations.de").is_file()
+    assert not (tmp_path / "runs").exists()

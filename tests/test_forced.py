@@ -1,0 +1,123 @@
+"""Forced decoding: against the search's own figures, single steps, and averages by hand."""
+
+import pytest
+import torch
+
+from tfm.config import RecurrentConfig, SearchConfig, TransformerConfig
+from tfm.data.subword import BOS, EOS, PAD
+from tfm.model.build import new_model
+from tfm.search import forced
+from tfm.search.beam import beam_search
+from tfm.search.forced import forced_decoding
+from tfm.search.hypothesis import length_penalty
+from tfm.search.model import Ensemble
+
+V = 12
+SOURCES = [[5, 6, 7, EOS], [8, 9, EOS], [EOS], [4, 4, 5, 11, 6, EOS]]
+CONFIG = SearchConfig(beam_size=4, n_best=4, max_extra_length=6)
+
+
+def transformer(seed):
+    torch.manual_seed(seed)
+    config = TransformerConfig(
+        num_encoder_layers=1, num_decoder_layers=2, d_model=8, d_ff=16, num_heads=2
+    )
+    return new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
+
+
+def recurrent(seed):
+    torch.manual_seed(seed)
+    config = RecurrentConfig(num_encoder_layers=1, num_decoder_layers=2, d_model=8)
+    return new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
+
+
+MODELS = {
+    "transformer": [transformer(0)],
+    "recurrent": [recurrent(0)],
+    "three transformers": [transformer(seed) for seed in range(3)],
+    "both kinds": [transformer(1), recurrent(1)],
+}
+EVERY_MODEL = pytest.mark.parametrize("models", MODELS.values(), ids=MODELS)
+
+
+def batch_of(sources):
+    rows = [torch.tensor(source) for source in sources]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    return padded, torch.tensor([len(source) for source in sources])
+
+
+def force(models, sources, targets, config=CONFIG):
+    with torch.inference_mode():
+        return forced_decoding(models, *batch_of(sources), targets, config)
+
+
+@EVERY_MODEL
+@pytest.mark.parametrize("alpha", [0.0, 0.6, -0.5])
+def test_what_a_beam_finds_has_the_log_probability_and_score_that_the_beam_gave_it(models, alpha):
+    config = SearchConfig(beam_size=4, n_best=4, max_extra_length=6, length_penalty=alpha)
+    model = models[0] if len(models) == 1 else Ensemble(models)
+    with torch.inference_mode():
+        found = beam_search(model, *batch_of(SOURCES), config)
+    pairs = [(source, h) for source, best in zip(SOURCES, found, strict=True) for h in best]
+    assert len(pairs) == 16
+    outputs = force(models, [source for source, _ in pairs], [h.tokens for _, h in pairs], config)
+    for output, (_, hypothesis) in zip(outputs, pairs, strict=True):
+        assert output.hypothesis.tokens == hypothesis.tokens
+        assert output.hypothesis.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-4)
+        assert output.hypothesis.score == pytest.approx(hypothesis.score, abs=1e-4)
+
+
+@EVERY_MODEL
+def test_each_token_has_the_log_probability_that_single_steps_give_it(models):
+    targets = [[5, 5, 6], [], [7], [4, 11, 4, 4, 4, 9]]
+    ensemble = Ensemble(models)
+    for source, target, output in zip(
+        SOURCES, targets, force(models, SOURCES, targets), strict=True
+    ):
+        with torch.inference_mode():
+            state = ensemble.start(*batch_of([source]))
+            steps = [
+                float(ensemble.step(torch.tensor([[before]]), state)[0, 0, token])
+                for before, token in zip([BOS, *target], [*target, EOS], strict=True)
+            ]
+        assert output.token_log_probs == pytest.approx(steps, abs=1e-5)
+        assert output.hypothesis.log_prob == pytest.approx(sum(steps), abs=1e-5)
+        penalty = length_penalty(len(target) + 1, CONFIG.length_penalty)
+        assert output.hypothesis.score == pytest.approx(sum(steps) / penalty, abs=1e-5)
+
+
+def test_an_ensemble_averages_the_probability_of_each_token():
+    models, targets = MODELS["both kinds"], [[5, 6], [7], [], [8]]
+    together = force(models, SOURCES, targets)
+    alone = [force([model], SOURCES, targets) for model in models]
+    for mean, *parts in zip(together, *alone, strict=True):
+        probs = torch.tensor([part.token_log_probs for part in parts]).exp().mean(dim=0)
+        assert mean.token_log_probs == pytest.approx(probs.log().tolist(), abs=1e-5)
+
+
+@EVERY_MODEL
+def test_neither_company_nor_order_changes_a_figure(models):
+    targets = [[5, 5, 6], [], [7], [4, 11, 4, 4, 4, 9]]
+    together = force(models, SOURCES, targets)
+    backwards = force(models, SOURCES[::-1], targets[::-1])[::-1]
+    alone = [
+        force(models, [source], [target])[0]
+        for source, target in zip(SOURCES, targets, strict=True)
+    ]
+    for one, *others in zip(together, backwards, alone, strict=True):
+        for other in others:
+            assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-5)
+
+
+def test_how_many_logits_are_held_at_once_changes_nothing(monkeypatch):
+    targets = [[5, 5, 6], [], [7], [4, 11, 4, 4, 4, 9]]
+    expected = force(MODELS["transformer"], SOURCES, targets)
+    monkeypatch.setattr(forced, "_POSITIONS_AT_ONCE", 3)
+    for one, other in zip(force(MODELS["transformer"], SOURCES, targets), expected, strict=True):
+        assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-6)
+
+
+def test_the_probabilities_of_all_next_tokens_add_up_to_one():
+    outputs = force(MODELS["recurrent"], [SOURCES[0]] * V, [[5, token] for token in range(V)])
+    total = sum(torch.tensor(output.token_log_probs[1]).exp() for output in outputs)
+    assert float(total) == pytest.approx(1, abs=1e-5)

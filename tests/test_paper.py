@@ -1,0 +1,172 @@
+"""BLEU as in the paper: words, compounds and arithmetic."""
+
+import math
+
+import pytest
+
+from tfm.config import ScoreConfig
+from tfm.errors import UsageError
+from tfm.scoring.paper import MosesWords, paper_bleu, split_compounds
+from tfm.scoring.scores import corpus_scores
+
+CONFIG = ScoreConfig()
+
+# Text, and what normalize-punctuation.perl and tokenizer.perl of Moses make of it.
+GERMAN = {
+    "Er sagte: „Das ist z. B. ein E-Mail-Konto – für 3,50 Euro“, und ging.": (
+        "Er sagte : &quot; Das ist z. B. ein E-Mail-Konto - für 3,50 Euro &quot; , und ging ."
+    ),
+    "Die Band 'Wir & Du' kostete 1.000,5 Euro (am 3. Mai)...": (
+        "Die Band &apos; Wir &amp; Du &apos; kostete 1.000,5 Euro ( am 3. Mai ) ..."
+    ),
+    "Er rief: ’Halt’ und ging’s an.": ("Er rief : &quot; Halt &quot; und ging &apos; s an ."),
+    "„Bis bald.“": "&quot; Bis bald &quot; .",
+    "Prof. Dr. Ö. Müller kam usw.": "Prof. Dr. Ö . Müller kam usw.",
+    "Das „sogenannte ‚Wunder‘“, sagte sie…": (
+        "Das &quot; sogenannte &quot; Wunder &quot; &quot; , sagte sie ..."
+    ),
+}
+FRENCH = {
+    "L'homme n'a pas dit « aujourd'hui » : il s’est tu !": (
+        "L&apos; homme n&apos; a pas dit &quot; aujourd&apos; hui &quot; : il s&apos; est tu !"
+    ),
+    "C'est-à-dire 1 000 euros, M. Dupont ?": "C&apos; est-à-dire 1 000 euros , M. Dupont ?",
+    "20\u00a0% de 1\u00a0000\u00a0; «\u00a0oui\u00a0»": "20 % de 1,000 ; &quot; oui &quot;",
+}
+
+
+def bleu(hypotheses, *references, language="fr", config=CONFIG):
+    return paper_bleu(hypotheses, references, config, language=language).value
+
+
+@pytest.mark.parametrize(("language", "words"), [("de", GERMAN), ("fr", FRENCH)])
+def test_words_are_those_of_moses(language, words):
+    tokenizer = MosesWords(language, ScoreConfig(split_compounds="no"))
+    assert dict(zip(words, tokenizer.tokenized(words), strict=True)) == words
+
+
+def test_punctuation_can_stay_as_it_is():
+    tokenizer = MosesWords("de", ScoreConfig(normalize_punctuation=False))
+    assert tokenizer.tokenized(["„Bis bald – Anna.“"]) == ["„ Bis bald – Anna . “"]
+
+
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        ("E-Mail-Konto", "E ##AT##-##AT## Mail ##AT##-##AT## Konto"),
+        ("a-b-c-d", "a ##AT##-##AT## b-c ##AT##-##AT## d"),
+        ("a-ö-c", "a ##AT##-##AT## ö ##AT##-##AT## c"),
+        ("a--b", "a ##AT##-##AT## -b"),
+        ("a - b -c d-", "a - b -c d-"),
+    ],
+)
+def test_a_hyphen_between_characters_is_a_word_where_matches_do_not_overlap(text, split):
+    # As perl -pe 's{(\S)-(\S)}{$1 ##AT##-##AT## $2}g' does.
+    assert split_compounds(text) == split
+
+
+def test_compounds_are_split_in_german_only_unless_told_otherwise():
+    def splits(language, choice):
+        return MosesWords(language, ScoreConfig(split_compounds=choice)).splits_compounds
+
+    assert [splits("de", choice) for choice in ("auto", "yes", "no")] == [True, True, False]
+    assert [splits("fr", choice) for choice in ("auto", "yes", "no")] == [False, True, False]
+
+
+def test_half_a_compound_counts_in_german():
+    # Of "a b c d Haus - Tor", all is right but what ends with "Tor"; else, what ends with the last.
+    hypothesis, reference = ["a b c d Haus-Tor"], ["a b c d Haus-Tür"]
+    german = 100 * math.pow(6 / 7 * 5 / 6 * 4 / 5 * 3 / 4, 1 / 4)
+    assert bleu(hypothesis, reference, language="de") == pytest.approx(german)
+    french = 100 * math.pow(4 / 5 * 3 / 4 * 2 / 3 * 1 / 2, 1 / 4)
+    assert bleu(hypothesis, reference, language="fr") == pytest.approx(french)
+
+
+def test_counts_are_added_over_the_text_before_they_are_divided():
+    # "a b c d f": 5 of 5 words, 3 of 4 pairs (not "d f"), 2 of 3 triples, 1 of 2 fours.
+    # "a a b":     2 of 3 words, as the reference has one a; 1 of 2 pairs; 0 of 1 triples.
+    # 8 words for 6 + 2 in the references: no penalty.
+    hypotheses, references = ["a b c d f", "a a b"], ["a b c d e f", "a b"]
+    expected = 100 * math.pow(7 / 8 * 4 / 6 * 2 / 4 * 1 / 2, 1 / 4)
+    assert bleu(hypotheses, references) == pytest.approx(expected)
+
+
+def test_a_text_that_is_too_short_is_penalised():
+    expected = 100 * math.exp(1 - 6 / 5) * math.pow(5 / 5 * 3 / 4 * 2 / 3 * 1 / 2, 1 / 4)
+    assert bleu(["a b c d f"], ["a b c d e f"]) == pytest.approx(expected)
+
+
+def test_without_a_run_of_four_words_it_is_zero_and_not_smoothed():
+    hypotheses, references = ["a b c x d e f"], ["a b c y d e f"]
+    assert bleu(hypotheses, references) == 0
+    [smoothed] = corpus_scores(hypotheses, [references], ["bleu"], CONFIG)
+    assert smoothed.value > 10
+    assert bleu(["a b c"], ["a b c"]) == 0
+    assert bleu([""], ["a b c d"]) == 0
+
+
+def test_of_several_references_each_may_have_what_is_right():
+    # Words: "a" is twice in the second. Pairs: two in the first, two in the second.
+    # Triples: one in each. Fours: "b c a d" in the third, "a b c a" in none.
+    references = ["a b c z"], ["c a d a b z"], ["b c a d z z"]
+    expected = 100 * math.pow(5 / 5 * 4 / 4 * 3 / 3 * 1 / 2, 1 / 4)
+    assert bleu(["a b c a d"], *references) == pytest.approx(expected)
+    assert bleu(["a b c a d"], *references[:2]) == 0
+
+
+def test_of_references_as_close_in_length_the_shorter_counts():
+    hypotheses, longer, shorter = ["a b c d e"], ["a b c d e f"], ["z z z z"]
+    assert bleu(hypotheses, longer) == pytest.approx(100 * math.exp(1 - 6 / 5))
+    assert bleu(hypotheses, longer, shorter) == pytest.approx(100)
+    assert bleu(hypotheses, longer, ["z z z"]) == bleu(hypotheses, longer)
+
+
+def test_case_counts_unless_told_otherwise():
+    hypotheses, references = ["Ach wie schön ist es"], ["ach wie Schön ist es"]
+    assert bleu(hypotheses, references) == 0
+    assert bleu(hypotheses, references, config=ScoreConfig(lowercase=True)) == pytest.approx(100)
+
+
+def test_typographic_quotation_marks_are_as_good_as_plain_ones():
+    plain, typographic = ['Er sagte: "Ja, sehr gern."'], ["Er sagte: „Ja, sehr gern.“"]
+    as_it_is = ScoreConfig(normalize_punctuation=False)
+    assert bleu(plain, typographic, language="de") == pytest.approx(100)
+    assert bleu(plain, typographic, language="de", config=as_it_is) < 90
+
+
+def test_the_signature_says_all_that_decides_the_score():
+    result = paper_bleu(["ja"], [["ja"], ["doch"]], CONFIG, language="de")
+    start = "nrefs:2|case:mixed|norm:moses|tok:moses-de|compounds:atat|arithmetic:multi-bleu|"
+    assert result.signature.startswith(start + "sacremoses:")
+    changed = ScoreConfig(
+        lowercase=True,
+        normalize_punctuation=False,
+        split_compounds="no",
+        bootstrap_samples=20,
+        bootstrap_seed=3,
+    )
+    result = paper_bleu(["ja"], [["ja"]], changed, language="de", baseline=["nein"])
+    start = "nrefs:1|bs:20|seed:3|case:lc|norm:none|tok:moses-de|compounds:whole|"
+    assert result.signature.startswith(start)
+
+
+def test_the_note_names_what_makes_the_number_another():
+    note = paper_bleu(["ja"], [["ja"]], CONFIG, language="de").note
+    assert "differs from BLEU" in note
+    assert "compound" in note
+    assert "compound" not in paper_bleu(["oui"], [["oui"]], CONFIG, language="fr").note
+
+
+def test_the_difference_to_a_baseline_is_tested():
+    reference = ["Heute ist der dritte Mai .", "Wir treffen uns um halb vier Uhr ."] * 5
+    worse = [line.replace("ist der", "der ist").replace("um halb", "halb um") for line in reference]
+    config = ScoreConfig(bootstrap_samples=50)
+    result = paper_bleu(reference, [reference], config, language="de", baseline=worse)
+    assert result.value == pytest.approx(100)
+    assert result.comparison.baseline == bleu(worse, reference, language="de")
+    assert result.comparison.p_value < 0.05
+
+
+def test_a_language_without_rules_is_refused():
+    with pytest.raises(UsageError, match=r'none called "txt": give one with --language \(.*de, '):
+        paper_bleu(["ja"], [["ja"]], CONFIG, language="txt")

@@ -1,0 +1,74 @@
+"""Lines that a parser wrote, scored against gold trees."""
+
+import pytest
+
+from tfm.errors import DataError, UsageError
+from tfm.scoring.parsing import bracket_f1
+
+# 4 and 3 brackets that count; the period is punctuation.
+GOLD = [
+    "(S (NP (NNP Anna)) (VP (VBZ sleeps) (ADVP (RB well))) (. .))",
+    "(S (NP (PRP it)) (VP (VBZ rains)) (. .))",
+]
+BRACKETS = [
+    "(S (NP (XX Anna)) (VP (XX sleeps) (ADVP (XX well))) (XX .))",
+    "(S (NP (XX it) (XX rains)) (XX .))",
+]
+SYMBOLS = ["(S (NP XX )NP (VP XX (ADVP XX )ADVP )VP XX )S", "(S (NP XX XX )NP XX )S"]
+
+
+@pytest.mark.parametrize("lines", [BRACKETS, SYMBOLS])
+def test_trees_are_scored_as_brackets_or_as_symbols(lines):
+    # All 4 of the first; of the second S, but neither NP nor VP: 5 of 6 are right, 5 of 7 found.
+    result = bracket_f1(lines, [GOLD])
+    assert result.value == pytest.approx(100 * 2 * 5 / (6 + 7))
+    assert result.details["precision"] == pytest.approx(100 * 5 / 6)
+    assert result.details["recall"] == pytest.approx(100 * 5 / 7)
+    assert result.details["complete match"] == 50
+    assert (result.details["errors"], result.details["skipped"]) == (0, 0)
+    assert result.signature == "evalb:COLLINS|tags:gold|sentences:2|errors:0|skipped:0"
+
+
+def test_what_symbols_need_to_be_a_tree_is_counted():
+    forgotten = SYMBOLS[1].replace(")NP ", "")
+    mended = bracket_f1([SYMBOLS[0], forgotten], [GOLD])
+    assert bracket_f1(SYMBOLS, [GOLD]).details["repairs"] == 0
+    assert mended.details["repairs"] == 1
+    assert mended.value == bracket_f1(SYMBOLS, [GOLD]).value
+
+
+def test_other_words_are_an_error_and_an_empty_line_is_no_parse():
+    result = bracket_f1([BRACKETS[0], "(S (NP (XX it) (XX snows)) (XX .))"], [GOLD])
+    assert (result.value, result.details["errors"]) == (100, 1)
+    result = bracket_f1([BRACKETS[0], ""], [GOLD])
+    assert (result.value, result.details["skipped"]) == (100, 1)
+
+
+def test_words_of_symbols_are_those_that_a_parser_reads():
+    traced = GOLD[1].replace("(VBZ rains)", "(VBZ rains) (NP (-NONE- *))")
+    result = bracket_f1([SYMBOLS[0], "(S (NP XX )NP (VP XX )VP XX )S"], [[GOLD[0], traced]])
+    assert (result.value, result.details["repairs"]) == (100, 0)
+
+
+def test_parts_of_speech_of_the_parser_are_compared_if_it_gives_any():
+    assert "tagging accuracy" not in bracket_f1(BRACKETS, [GOLD]).details
+    tagged = [GOLD[0].replace("RB", "JJ"), GOLD[1]]
+    assert bracket_f1(tagged, [GOLD]).details["tagging accuracy"] == 80
+
+
+def test_a_baseline_is_scored_likewise():
+    result = bracket_f1(GOLD, [GOLD], baseline=SYMBOLS)
+    assert result.value == 100
+    assert result.comparison.baseline == bracket_f1(SYMBOLS, [GOLD]).value
+
+
+def test_lines_that_are_no_trees_are_named():
+    with pytest.raises(DataError, match="hypotheses, line 2"):
+        bracket_f1([BRACKETS[0], "(S (NP it) rains)"], [GOLD])
+    with pytest.raises(DataError, match="reference, line 2"):
+        bracket_f1(BRACKETS, [[GOLD[0], ""]])
+
+
+def test_a_sentence_has_one_gold_tree():
+    with pytest.raises(UsageError, match="not 2"):
+        bracket_f1(BRACKETS, [GOLD, GOLD])

@@ -1,0 +1,190 @@
+"""tfm prepare, killed at any moment and called again, ends with the same bytes."""
+
+import gzip
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tfm.data.synthetic import generate_pairs
+from tfm.runtime.files import sha256_of
+
+# The real command, which kills itself just before it changes anything on disk for the n-th time.
+SELF_KILLER = """
+import os, signal, sys
+
+folder, moment = sys.argv.pop(1), int(sys.argv.pop(1))
+changes = {"open", "os.mkdir", "os.rename", "os.remove", "os.truncate"}
+count = 0
+
+def watch(event, arguments):
+    global count
+    if event not in changes or not str(arguments[0]).startswith(folder):
+        return
+    if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
+        return
+    count += 1
+    if count == moment:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(watch)
+from tfm.cli.main import main
+try:
+    main()
+finally:
+    print(count)
+"""
+
+SPLITS = {"train": 300, "valid": 10, "test": 10}
+
+
+def write_archive(path, members):
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory):
+    """Archives of generated text, and a recipe for them."""
+    folder = tmp_path_factory.mktemp("mirror")
+    lines = ['name = "small"', 'source = "en"', 'target = "de"']
+    texts = []
+    for split, size in SPLITS.items():
+        pairs = list(generate_pairs(split, num_pairs=size, seed=1))
+        sides = {
+            language: "".join(f"{pair[side]}\n" for pair in pairs).encode()
+            for side, language in enumerate(("en", "de"))
+        }
+        suffix = ".gz" if split == "valid" else ""
+        members = {
+            f"{split}.{language}{suffix}": gzip.compress(text, mtime=0) if suffix else text
+            for language, text in sides.items()
+        }
+        archive = folder / f"{split}.tgz"
+        write_archive(
+            archive, members | {"README": os.urandom(1_000_000 if split == "train" else 10)}
+        )
+        url = f"http://unreachable.invalid/{archive.name}"
+        lines += ["[[archives]]", f'url = "{url}"', f'sha256 = "{sha256_of(archive)}"']
+        source, target = members
+        texts += [f"[[{split}]]", f'archive = "{archive.name}"']
+        texts += [f'source = "{source}"', f'target = "{target}"']
+    settings = ["[subword]", "vocab_size = 400", "num_threads = 1", "[binarize]", "jobs = 1"]
+    (folder / "recipe.toml").write_text("\n".join([*lines, *texts, *settings]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(mirror):
+    """A server of the mirror's files, from any byte on, that takes its time."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+        def do_GET(self):
+            content = (mirror / self.path[1:]).read_bytes()
+            found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+            start = int(found[1]) if found else 0
+            self.send_response(206 if found else 200)
+            if found:
+                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/*")
+                resumed.append(start)
+            self.send_header("Content-Length", str(len(content) - start))
+            self.send_header("ETag", '"1"')
+            self.end_headers()
+            try:
+                for at in range(start, len(content), 1 << 15):
+                    self.wfile.write(content[at : at + (1 << 15)])
+                    time.sleep(0.01)
+            except ConnectionError:
+                pass  # whoever asked was killed
+
+    resumed = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", resumed
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def prepare(mirror, tmp_path):
+    """Start the command on a folder; the arguments before it are Python's."""
+
+    def start(*python, source=mirror, out="data"):
+        command = [sys.executable, *python, "prepare", str(mirror / "recipe.toml")]
+        command += ["--mirror", str(source), "--out", str(tmp_path / out)]
+        return subprocess.Popen(
+            command,
+            env={**os.environ, "no_proxy": "*", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def contents(folder):
+    """Every file of a folder, hidden ones too, with its bytes."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def finish(process):
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return output
+
+
+def test_killed_before_any_change_on_disk_it_goes_on(prepare, tmp_path):
+    moments = int(finish(prepare("-c", SELF_KILLER, str(tmp_path), "0", out="whole")))
+    assert moments > 40
+    num_kills = 0
+    # Steps that are done are not done again, so that each run gets further than the one before.
+    for moment in range(moments // 6, moments, moments // 6):
+        process = prepare("-c", SELF_KILLER, str(tmp_path), str(moment))
+        process.communicate(timeout=60)
+        num_kills += process.returncode == -signal.SIGKILL
+    finish(prepare("-m", "tfm"))
+    assert num_kills >= 3
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
+
+
+def test_killed_in_a_download_or_at_any_time_it_goes_on(prepare, site, tmp_path):
+    url, resumed = site
+    started = time.monotonic()
+    finish(prepare("-m", "tfm", source=url, out="whole"))
+    seconds = time.monotonic() - started
+    part = tmp_path / "data" / "downloads" / "train.tgz.part"
+    for num_bytes in (1, 400_000):
+        process = prepare("-m", "tfm", source=url)
+        while not part.exists() or part.stat().st_size < num_bytes:
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.kill()
+        process.communicate()
+    for share in (0.4, 0.8):
+        process = prepare("-m", "tfm", source=url)
+        time.sleep(share * seconds)
+        process.kill()
+        process.communicate()
+    finish(prepare("-m", "tfm", source=url))
+    assert len(resumed) >= 2
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole")

@@ -1,0 +1,249 @@
+"""tfm prepare: treebanks to datasets of sentences, symbols and gold trees."""
+
+import gzip
+import json
+import re
+import sys
+import tarfile
+
+import pytest
+
+from tfm.cli import main as cli
+from tfm.data.corpus import load_recipe, recipe_from_trees
+from tfm.data.dataset import ParallelDataset
+from tfm.data.manifest import Manifest
+from tfm.data.subword import UNK, Vocabulary
+from tfm.data.synthetic import generate_trees
+from tfm.data.trees import bracketed, linearize, normalize, restore, tree_of_line, words_of
+from tfm.errors import DataError, UsageError
+from tfm.scoring.brackets import score_brackets
+from tfm.stages.prepare import prepare
+
+SMALL = {"subword": {"vocab_size": 300, "byte_fallback": False, "num_threads": 1}}
+
+
+def write_treebank(path, split, num_trees):
+    """Write a file as treebanks have them: function tags, traces, a root without a name."""
+    trees = list(generate_trees(split, num_trees=num_trees, seed=3))
+    text = "".join(f"\n( {bracketed(tree.children[0])} )\n" for tree in trees)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.replace(" (VP", "\n    (VP"), encoding="utf-8")
+    return [normalize(tree) for tree in trees]
+
+
+def lines(folder, name):
+    return (folder / name).read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture(scope="module")
+def treebank(tmp_path_factory):
+    """Files of trees, and the trees."""
+    folder = tmp_path_factory.mktemp("wsj")
+    trees = {
+        "train": write_treebank(folder / "02" / "wsj_0201.mrg", "train", 150)
+        + write_treebank(folder / "02" / "wsj_0202.mrg", "valid", 30),
+        "test": write_treebank(folder / "23.mrg", "test", 40),
+    }
+    return folder, trees
+
+
+@pytest.fixture(scope="module")
+def dataset(treebank, tmp_path_factory):
+    folder, _ = treebank
+    out = tmp_path_factory.mktemp("data") / "wsj"
+    recipe = recipe_from_trees(name="wsj", train=[folder / "02"], test=[folder / "23.mrg"])
+    prepare(recipe, out, overrides=SMALL)
+    return out
+
+
+def test_a_dataset_has_sentences_and_symbols_of_normalized_trees(dataset, treebank):
+    for split, trees in treebank[1].items():
+        assert lines(dataset, f"{split}.words") == [" ".join(words_of(tree)) for tree in trees]
+        assert lines(dataset, f"{split}.trees") == [" ".join(linearize(tree)) for tree in trees]
+
+
+def test_gold_trees_lie_beside_what_is_not_trained_on(dataset, treebank):
+    assert lines(dataset, "test.gold") == [bracketed(tree) for tree in treebank[1]["test"]]
+    assert not (dataset / "train.gold").exists()
+    assert not (dataset / "valid.gold").exists()
+
+
+def test_the_right_symbols_have_the_best_score(dataset):
+    gold = [tree_of_line(line, where="gold") for line in lines(dataset, "test.gold")]
+    pairs = zip(lines(dataset, "test.trees"), lines(dataset, "test.words"), strict=True)
+    restored = [restore(symbols.split(), words.split())[0] for symbols, words in pairs]
+    score = score_brackets(gold, restored)
+    assert score.all.f1 == score.all.complete_match == 100
+    assert score.all.errors == 0
+
+
+def test_each_symbol_is_one_piece(dataset):
+    vocabulary = Vocabulary.load(dataset)
+    assert not vocabulary.is_joint
+    symbols = lines(dataset, "train.trees")
+    for line, ids in zip(symbols, vocabulary.target.encode(symbols), strict=True):
+        assert len(ids) == len(line.split())
+        assert UNK not in ids
+    sizes = (len(vocabulary.source), len(vocabulary.target))
+    binarized = ParallelDataset(dataset / "bin", "train", vocab_sizes=sizes)
+    assert len(binarized) == len(symbols)
+
+
+def test_the_manifest_says_what_is_learnt_and_how_to_search(dataset):
+    manifest = Manifest.load(dataset)
+    assert manifest.task == "parsing"
+    assert manifest.settings("search") == {
+        "beam_size": 21,
+        "length_penalty": 0.3,
+        "max_extra_length": 300,
+    }
+    files = json.loads((dataset / "manifest.json").read_text(encoding="utf-8"))
+    assert "test.gold" in files["steps"]["clean"]["outputs"]
+
+
+def test_no_tree_is_lost_to_rules_for_translations(tmp_path):
+    long = "(S " + "(NP (NN rain)) " * 400 + ")"
+    trees = [long, "(X (NN a))", "(X (NN a))", "(NP (NP (NP (NP (NP (NP (NP (NN a))))))))"]
+    path = tmp_path / "own.mrg"
+    path.write_text("\n".join(trees), encoding="utf-8")
+    prepare(recipe_from_trees(name="x", train=[path]), tmp_path / "data", text_only=True)
+    assert len(lines(tmp_path / "data", "train.trees")) == 4
+
+
+def test_trees_of_nothing_but_traces_are_left_out_of_all_files(tmp_path):
+    path = tmp_path / "own.mrg"
+    path.write_text("(S (NN a))\n(S (-NONE- *))\n(S (NN b))\n", encoding="utf-8")
+    recipe = recipe_from_trees(name="x", train=[path], test=[path])
+    prepare(recipe, tmp_path / "data", text_only=True)
+    assert lines(tmp_path / "data", "train.words") == ["a", "b"]
+    assert lines(tmp_path / "data", "test.gold") == ["(S (NN a))", "(S (NN b))"]
+
+
+def test_nothing_is_done_twice_but_a_changed_tree_is_seen(treebank, tmp_path):
+    train = tmp_path / "train.mrg"
+    train.write_bytes((treebank[0] / "02" / "wsj_0201.mrg").read_bytes())
+    recipe = recipe_from_trees(name="x", train=[train], test=[treebank[0] / "23.mrg"])
+    out = tmp_path / "data"
+    assert prepare(recipe, out, text_only=True).is_new
+    assert not prepare(recipe, out, text_only=True).is_new
+    (out / "test.gold").unlink()
+    assert prepare(recipe, out, text_only=True).is_new
+    train.write_text("(S (NN a))", encoding="utf-8")
+    assert prepare(recipe, out, text_only=True).is_new
+    assert lines(out, "train.words") == ["a"]
+
+
+def test_gold_trees_of_a_split_that_is_no_more_go_with_it(treebank, tmp_path):
+    folder, out = treebank[0], tmp_path / "data"
+    prepare(
+        recipe_from_trees(name="x", train=[folder / "02"], test=[folder / "23.mrg"]),
+        out,
+        text_only=True,
+    )
+    prepare(recipe_from_trees(name="x", train=[folder / "02"]), out, text_only=True)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "manifest.json",
+        "train.trees",
+        "train.words",
+    ]
+
+
+def test_a_file_that_prepare_did_not_write_is_not_overwritten(treebank, tmp_path):
+    out = tmp_path / "data"
+    out.mkdir()
+    (out / "test.gold").write_text("mine", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"test\.gold was not written by tfm prepare"):
+        prepare(recipe_from_trees(name="x", train=[treebank[0] / "02"]), out, text_only=True)
+    assert (out / "test.gold").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_damaged_treebank_is_named_with_the_line(tmp_path):
+    path = tmp_path / "own.mrg"
+    path.write_text("(S (NN a))\n(S (NP (NN b))\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"own\.mrg, line 2"):
+        prepare(recipe_from_trees(name="x", train=[path]), tmp_path / "data", text_only=True)
+
+
+def test_trees_in_archives_and_compressed_files_are_unpacked(treebank, tmp_path):
+    folder, trees = treebank
+    with tarfile.open(tmp_path / "wsj.tgz", "w:gz") as archive:
+        archive.add(folder / "02" / "wsj_0201.mrg", "wsj/0201.mrg")
+    content = (folder / "23.mrg").read_bytes()
+    (tmp_path / "23.mrg.gz").write_bytes(gzip.compress(content))
+    recipe_path = tmp_path / "wsj.toml"
+    recipe_path.write_text(
+        'name = "wsj"\nsource = "words"\ntarget = "trees"\ntask = "parsing"\n'
+        '[[archives]]\nurl = "https://example.org/wsj.tgz"\n'
+        '[[train]]\narchive = "wsj.tgz"\ntrees = "wsj/0201.mrg"\n'
+        '[[test]]\ntrees = "23.mrg.gz"\n',
+        encoding="utf-8",
+    )
+    out = tmp_path / "data"
+    prepare(load_recipe(str(recipe_path)), out, mirror=str(tmp_path), text_only=True)
+    assert lines(out, "train.words") == [" ".join(words_of(t)) for t in trees["train"][:150]]
+    assert lines(out, "test.gold") == [bracketed(tree) for tree in trees["test"]]
+
+
+def test_the_generated_treebank_is_prepared_as_any_other(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(
+        'name = "small"\nsource = "words"\ntarget = "trees"\ntask = "parsing"\n'
+        '[[train]]\ngenerator = "treebank"\nnum_pairs = 60\n'
+        '[[test]]\ngenerator = "treebank"\nnum_pairs = 10\nseed = 4\n',
+        encoding="utf-8",
+    )
+    prepare(load_recipe(str(path)), tmp_path / "data", text_only=True)
+    expected = [normalize(tree) for tree in generate_trees("test", num_trees=10, seed=4)]
+    assert lines(tmp_path / "data", "test.gold") == [bracketed(tree) for tree in expected]
+    assert len(lines(tmp_path / "data", "train.trees")) == 60
+
+
+@pytest.fixture
+def run(monkeypatch, capfd, tmp_path):
+    """Run the command line in this process: its exit code and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tfm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code, capfd.readouterr().err
+
+    return call
+
+
+def test_the_command_takes_files_and_folders_of_trees(run, treebank, tmp_path):
+    folder, trees = treebank
+    code, err = run(
+        "prepare",
+        *("--train-trees", folder / "02" / "wsj_0201.mrg"),
+        *("--train-trees", folder / "02" / "wsj_0202.mrg"),
+        *("--valid-trees", folder / "02"),
+        *("--test-trees", folder / "23.mrg"),
+        *("--out", "data/wsj"),
+        *("--vocab-size", "250", "--no-byte-fallback"),
+    )
+    assert code == 0, err
+    out = tmp_path / "data" / "wsj"
+    for split in ("train", "valid"):
+        assert lines(out, f"{split}.words") == [" ".join(words_of(t)) for t in trees["train"]]
+    assert lines(out, "test.gold") == [bracketed(tree) for tree in trees["test"]]
+    assert len(Vocabulary.load(out).source) == 250
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--train-trees a.mrg --out x", "a.mrg does not exist"),
+        ("--train-trees a.mrg", "say where your dataset goes, such as --out data/mine"),
+        ("--valid-trees a.mrg --out x", "name a recipe .* or trees with --train-trees"),
+        ("--train-trees a --train b c --out x", "text and trees exclude each other: .*"),
+        ("--train-trees a --languages en de --out x", "text and trees exclude each other: .*"),
+        ("wmt14-en-de --test-trees a", "a recipe names its own text: leave out .*"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(run, arguments, message):
+    code, err = run("prepare", *arguments.split())
+    assert code == 2
+    assert re.fullmatch(f"tfm: .*{message}.*\n", err), err

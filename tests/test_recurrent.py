@@ -1,0 +1,400 @@
+"""The recurrent baseline: against torch's own cells, and what must hold whatever the weights."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tfm.config import RecurrentConfig, SearchConfig
+from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.model.recurrent import Recurrent
+from tfm.search.beam import beam_search
+from tfm.search.hypothesis import length_penalty
+
+V = 13
+SHAPE = {
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 3,
+    "d_model": 6,
+    "dropout": 0.0,
+    "embedding_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+KINDS = [
+    {"cell": cell, "attention": attention, "input_feeding": input_feeding}
+    for cell, attention, input_feeding in itertools.product(
+        ["lstm", "gru"], ["dot-product", "additive"], [True, False]
+    )
+]
+
+
+def name_of(changes):
+    return " ".join(f"{key}={value}" for key, value in changes.items())
+
+
+EVERY_KIND = pytest.mark.parametrize("changes", KINDS, ids=name_of)
+
+
+def new_model(seed=0, dtype=torch.float64, **changes):
+    """A model whose biases are not at 0."""
+    torch.manual_seed(seed)
+    config = RecurrentConfig(**{**SHAPE, **changes})
+    model = Recurrent(config, source_vocab_size=V, target_vocab_size=V).to(dtype)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.uniform_(parameter, -0.5, 0.5)
+    return model
+
+
+def new_batch(seed=0):
+    torch.manual_seed(seed)
+    lengths = torch.tensor([4, 6, 1])
+    return torch.randint(4, V, (3, 6)), lengths, torch.randint(4, V, (3, 5))
+
+
+def logits_of(model, source, lengths, target_input):
+    return model.logits(model(source, lengths, target_input))
+
+
+def other_tokens(tokens):
+    return 4 + (tokens - 3) % (V - 4)
+
+
+def by_hand(model, config, source, target_input):
+    """Hidden states and attention weights of one sentence, step by step with torch's cells."""
+    scale = config.d_model**0.5
+    encoder = (nn.LSTM if config.cell == "lstm" else nn.GRU)(
+        config.d_model, config.d_model // 2, config.num_encoder_layers, bidirectional=True
+    ).double()
+    encoder.load_state_dict(model.encoder.state_dict())
+    keys, final = encoder(F.embedding(source, model.source_embedding.weight) * scale)
+    parts = [part[-2:].flatten() for part in (final if config.cell == "lstm" else [final])]
+    initial = torch.tanh(model.bridge(torch.cat(parts)))
+    states = initial.view(config.num_decoder_layers, len(parts), config.d_model)
+
+    cells = []
+    for index in range(config.num_decoder_layers):
+        weights = [
+            getattr(model.decoder.layers, f"{name}_l{index}")
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        ]
+        kind = nn.LSTMCell if config.cell == "lstm" else nn.GRUCell
+        cell = kind(weights[0].size(1), config.d_model).double()
+        cell.load_state_dict(dict(zip(cell.state_dict(), weights, strict=True)))
+        cells.append(cell)
+
+    states = [tuple(state) if config.cell == "lstm" else state[0] for state in states]
+    query_weight = model.decoder.attention.query.weight
+    output, outputs, rows = torch.zeros(config.d_model).double(), [], []
+    for token in target_input:
+        x = model.target_embedding.weight[token] * scale
+        if config.input_feeding:
+            x = torch.cat([x, output])
+        for index, cell in enumerate(cells):
+            states[index] = cell(x, states[index])
+            x = states[index][0] if config.cell == "lstm" else states[index]
+        query = query_weight @ x
+        if config.attention == "additive":
+            v, key_weight = model.decoder.attention.additive_weight, model.decoder.attention.key
+            scores = [v[0] @ torch.tanh(query + key_weight.weight @ key) for key in keys]
+        else:
+            scores = [query @ key / scale for key in keys]
+        row = torch.stack(scores).softmax(dim=0)
+        output = torch.tanh(model.decoder.output(torch.cat([row @ keys, x])))
+        outputs.append(output)
+        rows.append(row)
+    return torch.stack(outputs), torch.stack(rows)
+
+
+@EVERY_KIND
+def test_training_and_cached_decoding_both_compute_the_formulas(changes):
+    model = new_model(**changes)
+    config = RecurrentConfig(**{**SHAPE, **changes})
+    source, lengths, target = new_batch()
+    hidden = model(source, lengths, target)
+    weights = model.attention_weights(source, lengths, target)
+    state = model.start(source, lengths)
+    steps = torch.cat([model.step(target[:, t : t + 1], state) for t in range(5)], dim=1)
+    torch.testing.assert_close(steps, model.logits(hidden), rtol=0, atol=1e-12)
+    assert hidden.shape == (3, 5, SHAPE["d_model"])
+    assert weights.shape == (3, 5, source.size(1))
+    for row, length in enumerate(lengths.tolist()):
+        outputs, rows = by_hand(model, config, source[row, :length], target[row])
+        torch.testing.assert_close(hidden[row], outputs, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(weights[row, :, :length], rows, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("lengths", [[4, 6, 1], [6, 6, 6]], ids=str)
+def test_the_encoder_reads_each_sentence_as_if_it_were_alone(cell, dtype, lengths):
+    """Whatever kernel torch chooses for a type and for equal lengths."""
+    model = new_model(cell=cell, dtype=dtype)
+    source, lengths = new_batch()[0], torch.tensor(lengths)
+    outputs, states = model.encode(source, lengths)
+    for row, length in enumerate(lengths):
+        embedded = model.source_embedding(source[row : row + 1, :length])
+        expected, final = model.encoder(embedded)
+        parts = final if cell == "lstm" else (final,)
+        top = torch.cat([part[-2:].transpose(0, 1).flatten(1) for part in parts], dim=-1)
+        initial = torch.cat([part for state in states for part in state], dim=-1)[row : row + 1]
+        torch.testing.assert_close(outputs[row : row + 1, :length], expected)
+        torch.testing.assert_close(initial, model.bridge(top).tanh())
+        assert not outputs[row, length:].any()
+
+
+@EVERY_KIND
+def test_source_padding_does_not_change_logits(changes):
+    model = new_model(**changes)
+    source, lengths, target = new_batch()
+    padded = logits_of(model, source, lengths, target)
+    other_padding = source.clone()
+    for row, length in enumerate(lengths):
+        other_padding[row, length:] = other_tokens(source[row, length:])
+        alone = source[row : row + 1, :length]
+        single = logits_of(model, alone, lengths[row : row + 1], target[row : row + 1])
+        torch.testing.assert_close(padded[row : row + 1], single)
+    assert torch.equal(logits_of(model, other_padding, lengths, target), padded)
+    more_padding = F.pad(source, (0, 3), value=PAD)
+    torch.testing.assert_close(logits_of(model, more_padding, lengths, target), padded)
+
+
+@EVERY_KIND
+def test_padding_is_never_attended_to(changes):
+    model = new_model(**changes)
+    source, lengths, target = new_batch()
+    weights = model.attention_weights(source, lengths, target)
+    padding = (torch.arange(source.size(1)) >= lengths[:, None])[:, None].expand_as(weights)
+    assert (weights[padding] == 0).all()
+    assert (weights[~padding] > 0).all()
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(3, 5).double())
+
+
+@EVERY_KIND
+def test_padding_gets_no_gradient(changes):
+    model = new_model(**changes, tied_embeddings="none")
+    source, lengths, target = new_batch()
+    source[:, :] = torch.where(torch.arange(6) < lengths[:, None], source, UNK)
+    logits_of(model, source, lengths, target).sin().sum().backward()
+    gradient = model.source_embedding.weight.grad
+    assert not gradient[UNK].any()
+    assert gradient[source[source != UNK]].any(dim=-1).all()
+
+
+@EVERY_KIND
+def test_the_decoder_cannot_see_the_future(changes):
+    model = new_model(**changes)
+    source, lengths, target = new_batch()
+    before = logits_of(model, source, lengths, target)
+    for position in range(1, target.size(1)):
+        changed = target.clone()
+        changed[:, position:] = other_tokens(changed[:, position:])
+        after = logits_of(model, source, lengths, changed)
+        torch.testing.assert_close(after[:, :position], before[:, :position])
+        assert not torch.allclose(after[:, position], before[:, position])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_cached_decoding_equals_full_decoding(data):
+    """Whatever hypotheses go on, and whatever sentences are dropped on the way."""
+    model = new_model(**data.draw(st.sampled_from(KINDS))).eval()
+    source, lengths, _ = new_batch()
+    sentences = torch.arange(len(source))
+    tokens = torch.full((len(source), 1, 1), BOS)  # [B, K, t]
+    with torch.no_grad():
+        state = model.start(source, lengths)
+        for _ in range(data.draw(st.integers(1, 5))):
+            logits = model.step(tokens[:, :, -1], state)
+            num_hypotheses = tokens.size(1)
+            rows = sentences.repeat_interleave(num_hypotheses)
+            full = logits_of(model, source[rows], lengths[rows], tokens.flatten(0, 1))
+            torch.testing.assert_close(logits.flatten(0, 1), full[:, -1], rtol=0, atol=1e-12)
+
+            kept = [i for i in range(len(sentences)) if data.draw(st.booleans())] or [0]
+            size = data.draw(st.integers(1, 4))
+            parents = torch.tensor(
+                [[data.draw(st.integers(0, num_hypotheses - 1)) for _ in range(size)] for _ in kept]
+            )
+            chosen = torch.tensor(kept)[:, None] * num_hypotheses + parents
+            newest = torch.randint(4, V, (len(kept), size, 1))
+            tokens = torch.cat([tokens.flatten(0, 1)[chosen], newest], dim=2)
+            sentences = sentences[kept]
+            state.reorder(chosen)
+            assert len(state.memory.keys) == len(state.memory.values) == len(kept)
+
+
+def test_reordering_before_the_first_step_can_drop_sentences():
+    model = new_model().eval()
+    source, lengths, target = new_batch()
+    with torch.no_grad():
+        state = model.start(source, lengths)
+        state.reorder(torch.tensor([[0], [2]]))
+        found = model.step(target[[0, 2], :1], state)
+        expected = logits_of(model, source[[0, 2]], lengths[[0, 2]], target[[0, 2], :1])
+    torch.testing.assert_close(found, expected)
+
+
+def every_output(model, source, *, alpha, max_length):
+    """(tokens, log probability, score) of every output of one source, best first."""
+    found = []
+    for length in range(1, max_length + 1):
+        prefixes = list(itertools.product([4, 5], repeat=length - 1))
+        targets = torch.tensor([[BOS, *prefix] for prefix in prefixes])
+        sources = torch.tensor([source] * len(prefixes))
+        lengths = torch.full((len(prefixes),), len(source))
+        log_probs = logits_of(model, sources, lengths, targets).float().log_softmax(dim=-1)
+        for prefix, rows in zip(prefixes, log_probs, strict=True):
+            # The greatest length is not chosen: its end is forced, but counts all the same.
+            total = sum(float(row[token]) for row, token in zip(rows, [*prefix, EOS], strict=True))
+            found.append((prefix, total, total / length_penalty(length, alpha)))
+    return sorted(found, key=lambda output: -output[2])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize("changes", KINDS[:3] + KINDS[-1:], ids=name_of)
+def test_beam_search_finds_what_exhaustive_search_finds(changes, alpha):
+    torch.manual_seed(1)
+    config = RecurrentConfig(**{**SHAPE, **changes})
+    model = Recurrent(config, source_vocab_size=6, target_vocab_size=6).double().eval()
+    sources = [[4, 5, EOS], [5, EOS], [EOS]]
+    padded = nn.utils.rnn.pad_sequence(
+        [torch.tensor(source) for source in sources], batch_first=True, padding_value=PAD
+    )
+    lengths = torch.tensor([len(source) for source in sources])
+    search = {"length_penalty": alpha, "max_extra_length": 2}
+    with torch.inference_mode():
+        model.output_weight.mul_(4)  # makes it decided
+        everything, beam_4 = (
+            beam_search(model, padded, lengths, SearchConfig(beam_size=k, n_best=n, **search))
+            for k, n in ((64, 3), (4, 1))
+        )
+        for best, [first], source in zip(everything, beam_4, sources, strict=True):
+            expected = every_output(model, source, alpha=alpha, max_length=len(source) + 2)
+            assert [h.tokens for h in best] == [tokens for tokens, *_ in expected[:3]]
+            assert [h.score for h in best] == pytest.approx([s for *_, s in expected[:3]], abs=1e-5)
+            assert first.tokens == expected[0][0]
+            assert first.log_prob == pytest.approx(expected[0][1], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dropout", "embedding_dropout", "attention_dropout"])
+@pytest.mark.parametrize("input_feeding", [True, False])
+def test_each_dropout_alone_acts_in_training_and_never_in_evaluation(name, input_feeding):
+    plain = new_model(input_feeding=input_feeding)
+    dropping = new_model(input_feeding=input_feeding, **{name: 0.5})
+    batch = new_batch()
+    torch.testing.assert_close(logits_of(plain.train(), *batch), logits_of(plain.eval(), *batch))
+    torch.testing.assert_close(logits_of(dropping.eval(), *batch), logits_of(plain, *batch))
+    first, second = (logits_of(dropping.train(), *batch) for _ in range(2))
+    assert not torch.allclose(first, second)
+
+
+@pytest.mark.parametrize("input_feeding", [True, False])
+def test_dropout_acts_after_the_encoder_between_layers_and_on_the_output(input_feeding):
+    model = new_model(dropout=0.5, input_feeding=input_feeding, d_model=32).train()
+    source, lengths, target = new_batch()
+    real = torch.arange(source.size(1)) < lengths[:, None]
+    for dropped in (model.encode(source, lengths)[0][real], model(source, lengths, target)):
+        assert 0.4 < float((dropped == 0).double().mean()) < 0.6
+    model.decoder.dropout.p = model.dropout.p = 0.0
+    model.encoder.eval()
+    states = model.encode(source, lengths)[1]
+    memory = model.decoder.attention.memory(model.encode(source, lengths)[0], lengths)
+    x = model.target_embedding(target)
+    first, second = (model.decoder(x, states, memory)[0] for _ in range(2))
+    assert not torch.allclose(first, second)
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("tied", ["three-way", "two-way", "none"])
+def test_every_parameter_gets_a_gradient(changes, tied):
+    model = new_model(**changes, tied_embeddings=tied)
+    logits_of(model, *new_batch()).sin().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.any(), name
+
+
+def test_tied_embeddings_share_what_they_say_and_are_saved_once():
+    sharing = {"three-way": (True, True), "two-way": (False, True), "none": (False, False)}
+    for tied, expected in sharing.items():
+        model = new_model(tied_embeddings=tied)
+        target = model.target_embedding.weight
+        assert (target is model.source_embedding.weight, target is model.output_weight) == expected
+        parameters = dict(model.named_parameters())
+        storages = {parameter.untyped_storage().data_ptr() for parameter in parameters.values()}
+        assert len(storages) == len(parameters)
+        assert sum(p.shape == (V, 6) for p in parameters.values()) == 3 - sum(expected)
+        assert not list(model.buffers())
+
+
+def test_cells_of_an_lstm_start_by_remembering():
+    config = RecurrentConfig(**SHAPE, cell="lstm", tied_embeddings="two-way")
+    model = Recurrent(config, source_vocab_size=5, target_vocab_size=V)
+    for layers in (model.encoder, model.decoder.layers):
+        for direction in layers.all_weights:
+            *_, bias, hidden_bias = direction
+            into, forget, *others = (bias + hidden_bias).chunk(4)
+            assert (forget == 1).all()
+            assert not torch.cat([into, *others]).any()
+
+
+def test_sources_and_targets_may_be_longer_than_any_seen_in_training():
+    model = new_model(num_encoder_layers=1, num_decoder_layers=1)
+    tokens = torch.randint(4, V, (1, 700))
+    assert model(tokens, torch.tensor([700]), tokens).isfinite().all()
+    assert model.max_positions is None
+
+
+@pytest.mark.parametrize("changes", [KINDS[0], KINDS[2], KINDS[5], KINDS[7]], ids=name_of)
+def test_bf16_products_give_almost_the_same_logits_and_finite_gradients(changes):
+    model = new_model(dtype=torch.float32, **changes)
+    batch = new_batch()
+    expected = logits_of(model, *batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = logits_of(model, *batch)
+        state = model.start(*batch[:2])
+        first = model.step(batch[2][:, :1], state)
+    torch.testing.assert_close(logits.float(), expected, rtol=0.1, atol=0.1)
+    torch.testing.assert_close(first.float(), expected[:, :1], rtol=0.1, atol=0.1)
+    logits.float().square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def losses_of_learning_to_reverse(*, num_steps, **changes):
+    torch.manual_seed(0)
+    shape = {**SHAPE, "d_model": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    config = RecurrentConfig(**{**shape, **changes})
+    model = Recurrent(config, source_vocab_size=12, target_vocab_size=12)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
+    losses = []
+    for _ in range(num_steps):
+        source = torch.randint(4, 12, (64, 6))
+        source[:, -1] = EOS
+        target = source.flip(1).roll(-1, dims=1)
+        target_input = target.roll(1, dims=1)
+        target_input[:, 0] = BOS
+        logits = logits_of(model, source, torch.full((64,), 6), target_input)
+        loss = F.cross_entropy(logits.flatten(0, 1), target.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("changes", [KINDS[2], KINDS[5]], ids=name_of)
+def test_it_learns_to_reverse_random_words(changes):
+    losses = losses_of_learning_to_reverse(num_steps=80, **changes)
+    assert losses[0] > 1.5
+    assert sum(losses[-5:]) / 5 < 0.3
+
+
+def test_one_seed_gives_the_same_losses_to_the_bit():
+    dropouts = {"dropout": 0.3, "embedding_dropout": 0.2, "attention_dropout": 0.1}
+    one, other = (losses_of_learning_to_reverse(num_steps=4, **dropouts) for _ in range(2))
+    assert one == other

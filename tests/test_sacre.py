@@ -1,0 +1,137 @@
+"""sacreBLEU's metrics: ours are those of its own command."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tfm.config import ScoreConfig
+from tfm.scoring.scores import corpus_scores
+
+REFERENCE = [
+    "Der alte Mann sitzt auf einer grünen Bank.",
+    "Heute ist der dritte Mai.",
+    "Zwei rote Äpfel kosten fünf Euro und zwanzig Cent.",
+    'Sie sagte: "Das ist nicht wahr!"',
+    "Am Montag kauft er einen schwarzen Hut.",
+    "Wir treffen uns um halb vier.",
+]
+OTHER_REFERENCE = [
+    "Ein alter Mann sitzt auf der grünen Bank.",
+    "Es ist der 3. Mai.",
+    "Zwei rote Äpfel kosten 5,20 Euro.",
+    "Sie sagte, das sei nicht wahr.",
+    "Montags kauft er einen schwarzen Hut.",
+    "Unser Treffen ist um halb vier.",
+]
+HYPOTHESES = [
+    "Der alte Mann sitzt auf einer Bank, die grün ist.",
+    "Heute ist der dritte Mai.",
+    "Zwei rote Äpfel kosten fünf Euro, zwanzig Cent.",
+    "Sie sagte: Das ist wahr!",
+    "Am Montag kauft er einen Hut.",
+    "Wir treffen uns um halb vier.",
+]
+BASELINE = [
+    "Der Mann sitzt auf Bank.",
+    "Heute ist der Mai.",
+    "Zwei Äpfel kosten fünf Euro.",
+    "Sie sagte: Das ist wahr!",
+    "Er kauft am Montag Hut.",
+    "Wir treffen uns halb vier.",
+]
+TEXTS = {
+    "hypotheses": HYPOTHESES,
+    "reference": REFERENCE,
+    "other": OTHER_REFERENCE,
+    "baseline": BASELINE,
+}
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, lines in TEXTS.items():
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {name: tmp_path / name for name in TEXTS}
+
+
+def sacrebleu_command(*arguments: object) -> str:
+    run = subprocess.run(
+        [sys.executable, "-m", "sacrebleu", *map(str, arguments)],
+        env={**os.environ, "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run.stdout
+
+
+@pytest.mark.parametrize("references", [["reference"], ["reference", "other"]])
+def test_scores_and_signatures_are_those_of_the_sacrebleu_command(files, references):
+    paths = [files[name] for name in references]
+    ours = corpus_scores(
+        HYPOTHESES,
+        [TEXTS[name] for name in references],
+        ["bleu", "chrf", "ter"],
+        ScoreConfig(),
+    )
+    theirs = json.loads(
+        sacrebleu_command(*paths, "-i", files["hypotheses"], "-m", "bleu", "chrf", "ter", "-w", 10)
+    )
+    assert [(s.label, round(s.value, 10), s.signature) for s in ours] == [
+        (s["name"], s["score"], s["signature"]) for s in theirs
+    ]
+
+
+def test_settings_are_those_of_the_sacrebleu_command(files):
+    config = ScoreConfig(lowercase=True, tokenize="intl", chrf_word_order=2)
+    ours = corpus_scores(HYPOTHESES, [REFERENCE], ["bleu", "chrf"], config)
+    flags = ["-lc", "-tok", "intl", "--chrf-lowercase", "--chrf-word-order", 2, "-w", 10]
+    theirs = json.loads(
+        sacrebleu_command(
+            files["reference"], "-i", files["hypotheses"], "-m", "bleu", "chrf", *flags
+        )
+    )
+    assert [(s.label, round(s.value, 10), s.signature) for s in ours] == [
+        (s["name"], s["score"], s["signature"]) for s in theirs
+    ]
+
+
+def test_the_test_against_a_baseline_is_that_of_the_sacrebleu_command(files):
+    config = ScoreConfig(bootstrap_samples=100)
+    ours = corpus_scores(
+        HYPOTHESES, [REFERENCE], ["bleu", "chrf", "ter"], config, baseline=BASELINE
+    )
+    inputs = ["-i", files["baseline"], files["hypotheses"], "-m", "bleu", "chrf", "ter"]
+    text = sacrebleu_command(
+        files["reference"], *inputs, "-pbs", "-pbsn", 100, "-w", 4, "-f", "text", "-q"
+    )
+    theirs = [float(number) for number in re.findall(r"\d+\.\d{4}", text)]
+    comparisons = [s.comparison for s in ours]
+    values = [(s.value, c.mean, c.interval) for s, c in zip(ours, comparisons, strict=True)]
+    assert theirs[0:9:3] == [round(c.baseline, 4) for c in comparisons]
+    assert theirs[9:18] == [round(number, 4) for value in values for number in value]
+    assert theirs[18:] == [round(c.p_value, 4) for c in comparisons]
+    for result in ours:
+        assert result.signature in text
+
+
+def test_another_seed_samples_otherwise_and_leaves_the_environment_alone(monkeypatch):
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
+    one, same, other = (
+        corpus_scores(
+            HYPOTHESES,
+            [REFERENCE],
+            ["chrf"],
+            ScoreConfig(bootstrap_samples=50, bootstrap_seed=seed),
+            baseline=BASELINE,
+        )[0]
+        for seed in (1, 1, 2)
+    )
+    assert one == same
+    assert one.comparison != other.comparison
+    assert "seed:1|" in one.signature
+    assert os.environ["SACREBLEU_SEED"] == "7"

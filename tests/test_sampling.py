@@ -1,0 +1,191 @@
+"""Sampling: what is drawn, from what, and that only seed and line decide it."""
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from tfm.config import SearchConfig, TransformerConfig
+from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.model.build import new_model
+from tfm.search.beam import beam_search
+from tfm.search.forced import forced_decoding
+from tfm.search.model import Ensemble
+from tfm.search.sampling import _distribution, _drawn, sample
+
+V = 9
+SOURCES = [[4, 5, EOS], [6, EOS], [EOS], [5, 5, 6, EOS]]
+LINES = [1, 2, 3, 4]
+
+
+def transformer(seed):
+    torch.manual_seed(seed)
+    config = TransformerConfig(
+        num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2
+    )
+    return new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
+
+
+MODEL = transformer(0)
+
+
+def batch_of(sources):
+    rows = [torch.tensor(source) for source in sources]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    return padded, torch.tensor([len(source) for source in sources])
+
+
+def draw(sources=SOURCES, lines=LINES, model=MODEL, **config):
+    settings = SearchConfig(**{"search": "sample", "max_extra_length": 5, **config})
+    with torch.inference_mode():
+        return sample(model, *batch_of(sources), settings, line_numbers=lines)
+
+
+def tokens_of(found):
+    return [sorted(h.tokens for h in samples) for samples in found]
+
+
+# --- what decides a draw
+
+
+def test_the_same_seed_draws_the_same_and_another_seed_does_not():
+    assert draw(n_best=3, seed=7) == draw(n_best=3, seed=7)
+    assert tokens_of(draw(n_best=3, seed=7)) != tokens_of(draw(n_best=3, seed=8))
+
+
+@pytest.mark.parametrize("top_p", [None, 0.8])
+def test_a_draw_depends_neither_on_the_order_nor_on_the_company_of_its_line(top_p):
+    together = tokens_of(draw(n_best=3, top_p=top_p))
+    for order in itertools.permutations(range(4), 2):
+        found = draw([SOURCES[i] for i in order], [LINES[i] for i in order], n_best=3, top_p=top_p)
+        assert tokens_of(found) == [together[i] for i in order]
+
+
+def test_samples_are_the_first_of_more_samples():
+    for few, more in zip(draw(n_best=2), draw(n_best=6), strict=True):
+        assert not Counter(h.tokens for h in few) - Counter(h.tokens for h in more)
+
+
+def test_a_higher_limit_of_length_changes_no_draw_within_the_lower():
+    for [short], [long] in zip(draw(), draw(max_extra_length=30), strict=True):
+        assert long.tokens[: len(short.tokens)] == short.tokens
+
+
+def test_the_same_sentence_on_another_line_is_another_draw():
+    found = draw([SOURCES[0]] * 8, lines=range(8))
+    assert len({best.tokens for [best] in found}) > 1
+
+
+# --- what is drawn from
+
+
+def first_tokens(**config):
+    """How often each token comes first, of many draws."""
+    [found] = draw([SOURCES[0]], [1], n_best=4_000, max_extra_length=1, **config)
+    counts = Counter((*h.tokens, EOS)[0] for h in found)
+    return torch.tensor([counts[token] / len(found) for token in range(V)])
+
+
+def first_log_probs():
+    """The model's own, -inf for tokens that are never produced."""
+    with torch.inference_mode():
+        logits = MODEL.step(torch.tensor([[BOS]]), MODEL.start(*batch_of([SOURCES[0]])))[0, 0]
+    log_probs = logits.log_softmax(dim=-1)
+    log_probs[[PAD, BOS, UNK]] = -math.inf
+    return log_probs
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_frequencies_are_the_models_probabilities_at_the_temperature(temperature):
+    expected = (first_log_probs() / temperature).softmax(dim=-1)
+    # Four standard deviations of 4,000 draws.
+    assert (first_tokens(temperature=temperature) - expected).abs().max() < 0.032
+
+
+def test_only_the_likeliest_k_are_drawn():
+    frequencies = first_tokens(top_k=3)
+    likeliest = first_log_probs().topk(3).indices
+    assert set(frequencies.nonzero().flatten().tolist()) == set(likeliest.tolist())
+    expected = first_log_probs()[likeliest].softmax(dim=-1)
+    assert (frequencies[likeliest] - expected).abs().max() < 0.032
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "kept"),
+    [
+        (None, None, {0, 1, 2, 3}),
+        (None, 0.0, {1}),
+        (None, 0.49, {1}),
+        (None, 0.51, {1, 3}),
+        (None, 0.79, {1, 3}),
+        (None, 0.81, {1, 3, 0}),
+        (None, 1.0, {0, 1, 2, 3}),
+        (2, None, {1, 3}),
+        (9, None, {0, 1, 2, 3}),
+        (2, 0.62, {1}),  # of 0.5 and 0.3, the first has 0.625
+        (2, 0.63, {1, 3}),
+    ],
+)
+def test_the_nucleus_is_the_fewest_tokens_with_that_probability(top_k, top_p, kept):
+    log_probs = torch.tensor([[[0.15, 0.5, 0.05, 0.3]]]).log()
+    weights = _distribution(log_probs, SearchConfig(search="sample", top_k=top_k, top_p=top_p))
+    assert set(weights[0, 0].nonzero().flatten().tolist()) == kept
+    chosen = sorted(kept)
+    shares = weights[0, 0, chosen] / weights[0, 0, chosen].sum()
+    expected = log_probs[0, 0, chosen].double().softmax(dim=-1)
+    torch.testing.assert_close(shares, expected)
+
+
+def test_temperature_comes_before_the_nucleus():
+    log_probs = torch.tensor([[[0.6, 0.3, 0.1]]]).log()
+    config = SearchConfig(search="sample", temperature=0.5, top_p=0.75)
+    # Squares: 0.36, 0.09, 0.01 of 0.46, so that the first has 0.78.
+    assert _distribution(log_probs, config)[0, 0].nonzero().flatten().tolist() == [0]
+
+
+def test_a_number_draws_the_token_in_whose_share_it_falls():
+    weights = torch.tensor([[[1.0, 0.0, 2.0, 1.0, 0.0]]], dtype=torch.float64)
+    for number, token in [(0, 0), (0.249, 0), (0.25, 2), (0.749, 2), (0.75, 3), (0.999999, 3)]:
+        numbers = torch.tensor([[number]], dtype=torch.float64)
+        assert _drawn(weights, numbers).tolist() == [[token]]
+
+
+@pytest.mark.parametrize("truncation", [{"top_k": 1}, {"top_p": 0.0}, {"temperature": 0.01}])
+def test_drawing_from_the_likeliest_token_alone_is_greedy(truncation):
+    with torch.inference_mode():
+        greedy = beam_search(
+            MODEL, *batch_of(SOURCES), SearchConfig(beam_size=1, max_extra_length=5)
+        )
+    for samples, [best] in zip(draw(n_best=2, **truncation), greedy, strict=True):
+        assert [h.tokens for h in samples] == [best.tokens] * 2
+        assert samples[0].log_prob == pytest.approx(best.log_prob, abs=1e-5)
+
+
+# --- what comes out
+
+
+@pytest.mark.parametrize("models", [[MODEL], [MODEL, transformer(1)]], ids=["model", "ensemble"])
+def test_log_probabilities_are_the_models_own_and_samples_come_best_first(models):
+    config = {"n_best": 5, "temperature": 1.7, "top_k": 4}
+    found = draw(model=models[0] if len(models) == 1 else Ensemble(models), **config)
+    for source, samples in zip(SOURCES, found, strict=True):
+        assert len(samples) == 5
+        assert [h.score for h in samples] == sorted((h.score for h in samples), reverse=True)
+        with torch.inference_mode():
+            outputs = forced_decoding(
+                models, *batch_of([source] * 5), [h.tokens for h in samples], SearchConfig()
+            )
+        for hypothesis, output in zip(samples, outputs, strict=True):
+            assert hypothesis.log_prob == pytest.approx(output.hypothesis.log_prob, abs=1e-4)
+            assert hypothesis.score == pytest.approx(output.hypothesis.score, abs=1e-4)
+
+
+def test_samples_keep_to_the_greatest_length_and_to_words():
+    lengths = set()
+    for source, samples in zip(SOURCES, draw(n_best=50, temperature=5.0), strict=True):
+        assert all(len(h.tokens) < len(source) + 5 for h in samples)
+        assert all(token >= 4 for h in samples for token in h.tokens)
+        lengths |= {len(h.tokens) + 1 - len(source) for h in samples}
+    assert 5 in lengths

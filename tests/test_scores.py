@@ -1,0 +1,64 @@
+"""What all metrics have in common."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfm.config import ScoreConfig
+from tfm.errors import DataError, UsageError
+from tfm.scoring.scores import check_metrics, corpus_scores
+
+CONFIG = ScoreConfig()
+
+text_line = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=20)
+
+
+@given(st.lists(text_line.filter(str.strip), min_size=1, max_size=5))
+def test_a_perfect_translation_has_perfect_scores(lines):
+    exact, chrf, ter = corpus_scores(lines, [lines], ["exact", "chrf", "ter"], CONFIG)
+    assert exact.value == 100
+    assert chrf.value == pytest.approx(100)
+    assert ter.value == 0
+
+
+@given(st.lists(text_line, min_size=1, max_size=5))
+def test_a_perfect_translation_has_perfect_bleu_however_it_is_tokenised(lines):
+    lines = [*lines, "five words make a fourgram"]
+    bleu, paper = corpus_scores(lines, [lines], ["bleu", "paper-bleu"], CONFIG, language="de")
+    assert bleu.value == pytest.approx(100)
+    assert paper.value == pytest.approx(100)
+
+
+def test_scores_come_in_the_order_asked_for_and_once():
+    scores = corpus_scores(["a b"], [["a c"]], ["exact", "bleu", "exact"], CONFIG)
+    assert [result.name for result in scores] == ["exact", "bleu"]
+
+
+def test_lists_that_are_empty_or_of_different_lengths_are_refused():
+    with pytest.raises(DataError, match="no lines"):
+        corpus_scores([], [[]], ["bleu"], CONFIG)
+    with pytest.raises(DataError, match="hypotheses and reference 2 have 1 and 2 lines"):
+        corpus_scores(["a"], [["a"], ["a", "b"]], ["bleu"], CONFIG)
+
+
+def test_a_metric_that_does_not_exist_is_named_with_those_that_do():
+    with pytest.raises(UsageError, match='no metric "blue": choose among bleu, paper-bleu, '):
+        check_metrics(["bleu", "blue"])
+
+
+def test_trees_are_not_scored_as_text():
+    with pytest.raises(UsageError, match="ask for it alone"):
+        check_metrics(["bleu", "bracket-f1"])
+
+
+def test_bleu_while_training_does_not_wait_for_moses():
+    code = (
+        "import sys; from tfm.config import ScoreConfig; "
+        "from tfm.scoring.scores import corpus_scores; "
+        "corpus_scores(['a'], [['a']], ['bleu', 'chrf', 'ter', 'exact'], ScoreConfig()); "
+        "sys.exit('sacremoses' in sys.modules or 'torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

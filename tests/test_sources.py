@@ -1,0 +1,108 @@
+"""How large the text of a recipe is, told before anything is downloaded."""
+
+import gzip
+
+import pytest
+
+from tfm.data.corpus import Archive, GeneratedText, Recipe, TextFiles, load_recipe
+from tfm.data.sources import TextSources
+
+TEXT = TextFiles(archive="a.tgz", source="a.en", target="a.de")
+
+
+def sources(folder, *, mirror=None, **changes):
+    settings = {
+        "name": "x",
+        "source": "en",
+        "target": "de",
+        "archives": (Archive(url="http://unreachable.invalid/a.tgz", size=1000),),
+        "train": (TEXT,),
+    }
+    return TextSources(
+        Recipe(**settings | changes),
+        raw_dir=folder / "raw",
+        downloads_dir=folder / "downloads",
+        mirror=mirror,
+    )
+
+
+def write(path, num_bytes):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * num_bytes)
+
+
+def test_a_recipe_says_how_much_text_its_archives_have(tmp_path):
+    size = sources(tmp_path, text_size=700).size()
+    assert (size.missing, size.unpacked, size.text, size.is_least) == (1000, 700, 700, False)
+
+
+def test_a_recipe_that_does_not_say_it_is_taken_for_text_packed_as_usual(tmp_path):
+    size = sources(tmp_path).size()
+    assert 2000 < size.unpacked == size.text < 6000
+
+
+def test_what_is_downloaded_already_is_not_missing(tmp_path):
+    write(tmp_path / "downloads" / "a.tgz.part", 400)
+    assert sources(tmp_path).size().missing == 600
+    write(tmp_path / "downloads" / "a.tgz", 1000)
+    assert sources(tmp_path).size().missing == 0
+
+
+def test_what_is_unpacked_already_needs_no_more_room(tmp_path):
+    write(tmp_path / "raw" / "train-1.en", 300)
+    size = sources(tmp_path, text_size=700).size()
+    assert (size.unpacked, size.text) == (400, 700)
+
+
+def test_the_archives_of_a_mirror_folder_are_not_copied_and_may_be_smaller(tmp_path):
+    write(tmp_path / "mirror" / "a.tgz", 50)
+    size = sources(tmp_path, mirror=str(tmp_path / "mirror"), text_size=700).size()
+    assert size.missing == 0
+    assert 50 < size.unpacked == size.text <= 250
+
+
+def test_a_mirror_elsewhere_has_the_same_files_to_download(tmp_path):
+    assert sources(tmp_path, mirror="http://unreachable.invalid/").size().missing == 1000
+
+
+@pytest.mark.parametrize(("known", "missing"), [({}, 0), ({"approximate_size": 80}, 80)])
+def test_an_archive_of_unknown_size_makes_the_answer_a_least_one(tmp_path, known, missing):
+    archives = (Archive(url="http://unreachable.invalid/a.tgz", **known),)
+    size = sources(tmp_path, archives=archives).size()
+    assert (size.missing, size.is_least) == (missing, not known)
+
+
+def test_own_files_are_read_in_place_and_unpacked_if_compressed(tmp_path):
+    write(tmp_path / "t.en", 5000)
+    (tmp_path / "t.de.gz").write_bytes(gzip.compress(b"word " * 1000))
+    text = TextFiles(source=str(tmp_path / "t.en"), target=str(tmp_path / "t.de.gz"))
+    size = sources(tmp_path, archives=(), train=(text,)).size()
+    assert size.missing == 0
+    assert size.text == 5000 + size.unpacked
+    assert size.unpacked > (tmp_path / "t.de.gz").stat().st_size
+
+
+def test_the_size_of_generated_text_follows_from_the_number_of_pairs(tmp_path):
+    text = GeneratedText(generator="numbers", num_pairs=2000)
+    made = sources(tmp_path, archives=(), train=(text,))
+    length = sum(len(source) + len(target) + 2 for source, target in made.pairs(text, "train"))
+    assert made.size().text == pytest.approx(length, rel=0.1)
+    assert made.size().unpacked == 0
+
+
+def test_an_approximate_size_does_not_decide_which_text_it_is(tmp_path):
+    url = "http://unreachable.invalid/a.tgz"
+    fingerprints = [
+        sources(tmp_path, archives=(Archive(url=url, approximate_size=size),)).fingerprint()
+        for size in (None, 7)
+    ]
+    assert fingerprints[0] == fingerprints[1]
+
+
+@pytest.mark.parametrize(("name", "gigabytes"), [("wmt14-en-de", 1.7), ("wmt14-en-fr", 6.7)])
+def test_the_sizes_of_the_papers_corpora_are_known(tmp_path, name, gigabytes):
+    made = TextSources(load_recipe(name), raw_dir=tmp_path, downloads_dir=tmp_path)
+    size = made.size()
+    assert not size.is_least
+    assert size.missing == pytest.approx(gigabytes * 1e9, rel=0.02)
+    assert size.missing / 2 < size.unpacked < size.missing * 3

@@ -1,0 +1,292 @@
+"""The treebank that the package writes itself."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from tfm.data.synthetic.grammar import Category, Constituent, grammar
+from tfm.data.synthetic.lexicon import lexicon
+from tfm.data.synthetic.treebank import generate_trees
+from tfm.data.trees import (
+    TRACE,
+    Leaf,
+    Tree,
+    bare_label,
+    bracketed,
+    linearize,
+    normalize,
+    tree_of_line,
+    walk,
+    words_of,
+)
+
+GRAMMAR, LEXICON = grammar(), lexicon()
+# Forms that are spelled alike; no other word has two parts of speech.
+SAME_FORMS = ({"VB", "VBP"}, {"VBD", "VBN"}, {"NN", "NNP"})
+
+
+class Chart:
+    """All trees of a sentence by the grammar, normalised, found without looking at its tree."""
+
+    def __init__(self, words):
+        self.words = words
+        self.ways = cache(self.ways)
+
+    def trees(self):
+        found = self.ways(Category("root/any", ""), 0)
+        return [nodes for end, nodes in found if end == len(self.words)]
+
+    def ways(self, part, start):
+        """{(end, nodes)} of a part that starts at a word."""
+        if isinstance(part, Leaf):
+            if part.tag == TRACE:
+                return {(start, ())}
+            return self.word(part.tag, (part.word,), start)
+        if isinstance(part, Constituent):
+            return {
+                (end, (Tree(bare_label(part.label), nodes),) if nodes else ())
+                for end, nodes in self.sequences(part.parts, start)
+            }
+        if part.name in LEXICON:
+            return self.word(part.label, LEXICON[part.name], start)
+        found = set()
+        for rule in GRAMMAR[part.name]:
+            found |= self.sequences(rule.parts, start)
+        if part.label:
+            label = bare_label(part.label)
+            return {(end, (Tree(label, nodes),) if nodes else ()) for end, nodes in found}
+        return found
+
+    def sequences(self, parts, start):
+        found = {(start, ())}
+        for part in parts:
+            found = {
+                (end, nodes + more)
+                for middle, nodes in found
+                for end, more in self.ways(part, middle)
+            }
+        return found
+
+    def word(self, tag, choices, start):
+        if start == len(self.words):
+            return set()
+        word = self.words[start]
+        known = {word, "a"} if word == "an" else {word}
+        is_first = not any(other[0].isalnum() for other in self.words[:start])
+        if is_first:
+            known |= {known_word[0].lower() + known_word[1:] for known_word in known}
+            known |= {"a"} if word == "An" else set()
+        return {(start + 1, (Leaf(tag, word),))} if known & set(choices) else set()
+
+
+def chart_trees(sentence):
+    return [bracketed(tree) for [tree] in Chart(tuple(sentence.split())).trees()]
+
+
+@pytest.fixture(scope="module")
+def treebank():
+    return {
+        split: list(generate_trees(split, num_trees=number, seed=1))
+        for split, number in (("train", 700), ("valid", 200), ("test", 200))
+    }
+
+
+def sentences(trees):
+    return [" ".join(words_of(normalize(tree))) for tree in trees]
+
+
+def test_a_sentence_has_no_other_tree_than_its_own(treebank):
+    for tree in treebank["train"][:150]:
+        right = normalize(tree)
+        assert chart_trees(" ".join(words_of(right))) == [bracketed(right)]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "tree"),
+    [
+        # A tool belongs to the verb, a part to its owner.
+        (
+            "He washed the dog with the net .",
+            "(S (NP he) (VP washed (NP the dog) (PP with (NP the net))) .)",
+        ),
+        (
+            "He washed the dog with the tail .",
+            "(S (NP he) (VP washed (NP (NP the dog) (PP with (NP the tail)))) .)",
+        ),
+        (
+            "He washed the picture of the dog with the frame .",
+            (
+                "(S (NP he) (VP washed (NP (NP the picture) (PP of (NP the dog)) "
+                "(PP with (NP the frame)))) .)"
+            ),
+        ),
+        # A place belongs to the object of some verbs only.
+        (
+            "He washed the dog in the garden .",
+            "(S (NP he) (VP washed (NP the dog) (PP in (NP the garden))) .)",
+        ),
+        (
+            "He loved the dog in the garden .",
+            "(S (NP he) (VP loved (NP (NP the dog) (PP in (NP the garden)))) .)",
+        ),
+        # The form of the second verb says what it is joined to.
+        (
+            "He wants to sleep and sings .",
+            "(S (NP he) (VP (VP wants (S (VP to (VP sleep)))) and (VP sings)) .)",
+        ),
+        (
+            "He wants to sleep and sing .",
+            "(S (NP he) (VP wants (S (VP to (VP (VP sleep) and (VP sing))))) .)",
+        ),
+        # The number of a verb says to which noun a relative clause belongs.
+        (
+            "He follows the owner of the dogs that sleep .",
+            (
+                "(S (NP he) (VP follows (NP (NP the owner) (PP of (NP (NP the dogs) "
+                "(SBAR (WHNP that) (S (VP sleep))))))) .)"
+            ),
+        ),
+        (
+            "He follows the owner of the dogs that sleeps .",
+            (
+                "(S (NP he) (VP follows (NP (NP (NP the owner) (PP of (NP the dogs))) "
+                "(SBAR (WHNP that) (S (VP sleeps))))) .)"
+            ),
+        ),
+        # A comma may end a clause in the middle of what could be a list.
+        (
+            "When he washes the dog , the cat and the bird sleep .",
+            (
+                "(S (SBAR (WHADVP when) (S (NP he) (VP washes (NP the dog)))) , "
+                "(NP (NP the cat) and (NP the bird)) (VP sleep) .)"
+            ),
+        ),
+    ],
+)
+def test_words_decide_where_phrases_belong(sentence, tree):
+    found = [
+        "".join(
+            (" " + node.word.lower())
+            if isinstance(node, Leaf)
+            else ")"
+            if ends
+            else f" ({node.label}"
+            for node, ends in walk(parsed)
+        )
+        for [parsed] in Chart(tuple(sentence.split())).trees()
+    ]
+    assert found == [f" {tree}"]
+
+
+def test_each_category_is_used_and_has_rules_or_words():
+    def names(part):
+        if isinstance(part, Category):
+            yield part.name
+        elif isinstance(part, Constituent):
+            for inner in part.parts:
+                yield from names(inner)
+
+    rules = [rule for several in GRAMMAR.values() for rule in several]
+    used = {name for rule in rules for part in rule.parts for name in names(part)}
+    assert used <= GRAMMAR.keys() | LEXICON.keys()
+    assert GRAMMAR.keys() <= used | {"root/any"}
+    assert GRAMMAR.keys().isdisjoint(LEXICON)
+    unused_forms = ("VBN/", "VBG/")
+    assert {name for name in LEXICON.keys() - used if not name.startswith(unused_forms)} == set()
+
+
+def test_a_word_has_one_part_of_speech_but_for_forms_that_are_spelled_alike():
+    tags = {}
+    for name, words in LEXICON.items():
+        for word in words:
+            tags.setdefault(word, set()).add(name.partition("/")[0])
+    for word, kinds in tags.items():
+        assert len(kinds) == 1 or any(kinds <= same for same in SAME_FORMS), (word, kinds)
+
+
+def test_splits_share_no_sentence_whatever_their_seeds(treebank):
+    found = {split: set(sentences(trees)) for split, trees in treebank.items()}
+    found["test"] |= set(sentences(generate_trees("test", num_trees=300, seed=9)))
+    assert found["train"].isdisjoint(found["valid"] | found["test"])
+    assert found["valid"].isdisjoint(found["test"])
+
+
+def test_no_sentence_comes_twice(treebank):
+    for trees in treebank.values():
+        assert len(set(sentences(trees))) == len(trees)
+
+
+def test_a_seed_always_gives_the_same_trees_and_fewer_are_a_beginning_of_more(treebank):
+    assert list(generate_trees("train", num_trees=100, seed=1)) == treebank["train"][:100]
+    assert list(generate_trees("train", num_trees=100, seed=2)) != treebank["train"][:100]
+
+
+def test_trees_do_not_depend_on_the_hash_seed_of_the_process(treebank):
+    code = (
+        "from tfm.data.synthetic.treebank import generate_trees\n"
+        "from tfm.data.trees import bracketed\n"
+        "for tree in generate_trees('valid', num_trees=50, seed=1): print(bracketed(tree))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "77"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.splitlines() == [bracketed(tree) for tree in treebank["valid"][:50]]
+
+
+def test_sentences_have_three_to_forty_words_and_most_of_them_a_few(treebank):
+    lengths = sorted(len(words_of(normalize(tree))) for tree in treebank["train"])
+    assert lengths[0] >= 3
+    assert lengths[-1] <= 40
+    assert lengths[-1] > 30
+    assert 8 <= lengths[len(lengths) // 2] <= 16
+
+
+def test_sentences_are_spelled_as_sentences(treebank):
+    for sentence in sentences(treebank["train"]):
+        words = sentence.split()
+        assert words[words[0] == "``"][0].isupper()
+        assert words[-1] in (".", "!", "?")
+        for word, following in itertools.pairwise(words):
+            if word.lower() in ("a", "an"):
+                assert (word.lower() == "an") == (following[0].lower() in "aeiou")
+
+
+def test_raw_trees_have_all_that_normalizing_removes(treebank):
+    text = "\n".join(bracketed(tree) for tree in treebank["train"])
+    for part in ("(TOP", "-SBJ", "PP-LOC-PRD", "(-NONE- *T*-1)", "(WHNP-1", "(-NONE- 0)", "-LRB-"):
+        assert part in text
+    clean = "\n".join(bracketed(normalize(tree)) for tree in treebank["train"])
+    for part in ("TOP", "-SBJ", "*T*", "-NONE-", "WHNP-"):
+        assert part not in clean
+    assert " (S (VP" in clean  # constituents with one child
+
+
+def test_each_trace_has_what_it_stands_for(treebank):
+    for tree in treebank["train"]:
+        numbers = re.findall(r"\*T\*-(\d)", bracketed(tree))
+        tied = re.findall(r"\((?:WHNP|S-TPC)-(\d) ", bracketed(tree))
+        assert sorted(numbers) == sorted(tied) == sorted(set(tied))
+
+
+def test_trees_can_be_written_and_read_again(treebank):
+    for tree in treebank["test"]:
+        assert tree_of_line(bracketed(tree), where="the test") == tree
+
+
+def test_symbols_are_few_and_sequences_not_long(treebank):
+    symbols = [linearize(normalize(tree)) for tree in treebank["train"]]
+    assert max(map(len, symbols)) < 200
+    assert len({symbol for line in symbols for symbol in line}) < 60
+
+
+def test_no_trees_are_no_trees():
+    assert list(generate_trees("test", num_trees=0, seed=1)) == []

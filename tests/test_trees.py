@@ -1,0 +1,248 @@
+"""Constituency trees: reading, normalising, symbols and their repair."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfm.data.trees import (
+    Leaf,
+    Repairs,
+    Tree,
+    bracketed,
+    linearize,
+    normalize,
+    read_trees,
+    restore,
+    tree_of_line,
+    walk,
+    words_of,
+)
+from tfm.errors import DataError
+
+LABELS = st.sampled_from(["S", "NP", "VP", "PP", "SBAR", "TOP", "ADVP", "X"])
+WORDS = st.sampled_from(["dog", "the", ",", "(", "]", "a{b", "XX", "1/2", "-"])
+LEAVES = st.builds(Leaf, st.just("XX"), WORDS)
+TREES = st.builds(
+    lambda label, children: Tree(label, tuple(children)),
+    LABELS,
+    st.lists(
+        st.recursive(
+            LEAVES,
+            lambda nodes: st.builds(
+                lambda label, children: Tree(label, tuple(children)),
+                LABELS,
+                st.lists(nodes, min_size=1, max_size=4),
+            ),
+            max_leaves=15,
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+SYMBOLS = st.lists(
+    st.sampled_from(
+        ["(S", "(NP", "(VP", ")S", ")NP", ")VP", ")PP", "XX", "XX", "XX", "⁇", "(", ")(", "NP"]
+    ),
+    max_size=40,
+)
+
+
+def tree(text):
+    return tree_of_line(text, where="the test")
+
+
+def untagged(node):
+    if isinstance(node, Leaf):
+        return Leaf("XX", node.word)
+    return Tree(node.label, tuple(map(untagged, node.children)))
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read_text(text):
+        path = tmp_path / "wsj_0001.mrg"
+        path.write_text(text, encoding="utf-8")
+        return list(read_trees(path))
+
+    return read_text
+
+
+def test_a_treebank_file_has_trees_over_several_lines(read):
+    first, second = read(
+        """
+( (S
+    (NP-SBJ (NNP Anna) )
+    (VP (VBZ sleeps) )
+    (. .) ))
+(TOP (FRAG (NN Rain)))
+"""
+    )
+    assert bracketed(first) == "(TOP (S (NP-SBJ (NNP Anna)) (VP (VBZ sleeps)) (. .)))"
+    assert bracketed(second) == "(TOP (FRAG (NN Rain)))"
+
+
+def test_brackets_in_words_are_escaped_in_files_only(read):
+    [found] = read("(NP (NN f-LRB-x-RRB-) (-LRB- -LRB-) (CD 42) (-RRB- -RRB-) (SYM -LSB-))")
+    assert words_of(found) == ["f(x)", "(", "42", ")", "["]
+    assert found.children[1] == Leaf("-LRB-", "(")
+    assert (
+        bracketed(found) == "(NP (NN f-LRB-x-RRB-) (-LRB- -LRB-) (CD 42) (-RRB- -RRB-) (SYM -LSB-))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "(S (NP (NN a))\n\n(VP (VB b))\n",
+            r"starts at .*mrg, line 1 has 1 brackets that are not cl",
+        ),
+        ("\n(S (NN a)))", r"mrg, line 2 has a closing bracket that belongs to no tree"),
+        (
+            "(S (NN a))\nnonsense (S (NN b))",
+            r"mrg, line 2 has 'nonsense', which belongs to no tree",
+        ),
+        ("(S\n(NN a b))", r"mrg, line 2 has a bracket that is neither"),
+        ("(S\n(NP))", r"mrg, line 2 has a bracket that is neither"),
+        ("(S ())", r"mrg, line 1 has a bracket that is neither"),
+        ("(S ((NN a)))", r"mrg, line 1 has a bracket that is neither"),
+        ("(S (NP the (NN dog)))", r"mrg, line 1 has a bracket that is neither"),
+        ("(S (NP (NN dog) the))", r"mrg, line 1 has a bracket that is neither"),
+    ],
+)
+def test_a_damaged_file_is_an_error_that_names_file_and_line(read, text, message):
+    with pytest.raises(DataError, match=message):
+        read(text)
+
+
+@pytest.mark.parametrize("line", ["", "  ", "()", "( ())"])
+def test_an_empty_line_or_bracket_is_no_parse(line):
+    assert tree(line) is None
+
+
+def test_several_trees_on_a_line_stand_under_top():
+    assert bracketed(tree("(S (NN a)) (S (NN b))")) == "(TOP (S (NN a)) (S (NN b)))"
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (
+            "( (S (NP-SBJ-1 (NNP Anna)) (VP=2 (VBZ sleeps))))",
+            "(S (NP (NNP Anna)) (VP (VBZ sleeps)))",
+        ),
+        ("(TOP (ROOT (S1 (NP (NN rain)))))", "(NP (NN rain))"),
+        ("(ROOT (S (NN a)) (S (NN b)))", "(TOP (S (NN a)) (S (NN b)))"),
+        ("(NN rain)", "(TOP (NN rain))"),
+        ("(S (NP (PRP$ my) (-LRB- -LRB-)))", "(S (NP (PRP$ my) (-LRB- -LRB-)))"),
+        (
+            "(S (VP (VBD said) (SBAR (-NONE- 0) (S (-NONE- *T*-1)))) (. .))",
+            "(S (VP (VBD said)) (. .))",
+        ),
+        ("(NP (NP (NN rain)) (SBAR (-NONE- 0)))", "(NP (NP (NN rain)))"),
+    ],
+)
+def test_normalizing_removes_function_tags_traces_and_wrappers(raw, expected):
+    assert bracketed(normalize(tree(raw))) == expected
+
+
+def test_a_tree_of_traces_normalizes_to_nothing():
+    assert normalize(tree("( (S (NP (-NONE- *)) (VP (-NONE- *?*))))")) is None
+
+
+@settings(deadline=None)
+@given(TREES)
+def test_normalizing_twice_changes_nothing_more(found):
+    once = normalize(found)
+    assert normalize(once) == once
+    assert words_of(once) == words_of(found)
+
+
+@settings(deadline=None)
+@given(TREES)
+def test_brackets_can_be_read_again(found):
+    assert tree(bracketed(found)) == found
+
+
+def test_symbols_are_those_of_vinyals_et_al():
+    found = tree("(S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))")
+    assert " ".join(linearize(found)) == "(S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S"
+
+
+@settings(deadline=None)
+@given(TREES)
+def test_a_tree_is_restored_from_its_symbols_and_words(found):
+    restored, repairs = restore(linearize(found), words_of(found))
+    assert restored == untagged(found)
+    assert repairs == Repairs()
+
+
+@settings(deadline=None)
+@given(SYMBOLS, st.lists(WORDS, min_size=1, max_size=12))
+def test_any_symbols_become_a_tree_of_exactly_the_words(symbols, words):
+    restored, repairs = restore(symbols, words)
+    assert words_of(restored) == words
+    assert all(node.children for node, _ in walk(restored) if isinstance(node, Tree))
+    assert tree(bracketed(restored)) == restored
+    assert (repairs.total == 0) == (linearize(restored) == symbols)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "expected", "repairs"),
+    [
+        ("(S (NP XX (VP XX XX )S", "(S (NP a (VP b c)))", {"missing_closings": 2}),
+        ("(S (NP XX )NP (VP XX XX", "(S (NP a) (VP b c))", {"missing_closings": 2}),
+        ("(S (NP XX )NP )NP XX XX )S", "(S (NP a) b c)", {"superfluous_closings": 1}),
+        ("(S (NP XX )PP XX XX )S", "(S (NP a) b c)", {"mismatched_closings": 1}),
+        ("(S (NP XX XX )NP )S", "(S (NP a b) c)", {"missing_leaves": 1}),
+        ("(S XX XX (NP XX XX )NP XX )S", "(S a b (NP c))", {"superfluous_leaves": 2}),
+        ("(S XX (NP )NP XX XX )S", "(S a b c)", {"empty_constituents": 1}),
+        ("(S XX )S XX (NP XX )NP", "(S a b (NP c))", {"outside_root": 2}),
+        ("XX (S XX XX )S", "(TOP a (S b c))", {"outside_root": 2}),
+        ("(S XX ⁇ XX NN XX ( )S", "(S a b c)", {"unknown_symbols": 3}),
+        ("", "(TOP a b c)", {"missing_leaves": 3}),
+        (
+            "(S (NP XX XX XX XX (VP XX )VP )S )S",
+            "(S (NP a b c))",
+            {
+                "missing_closings": 1,
+                "superfluous_leaves": 2,
+                "empty_constituents": 1,
+                "superfluous_closings": 1,
+            },
+        ),
+    ],
+)
+def test_each_repair_is_done_and_counted(symbols, expected, repairs):
+    restored, counts = restore(symbols.split(), ["a", "b", "c"])
+    assert re.sub(r"\(XX (\w)\)", r"\1", bracketed(restored)) == expected
+    assert counts == Repairs(**repairs)
+    assert counts.total == sum(repairs.values())
+
+
+def test_a_closing_bracket_belongs_to_the_innermost_of_its_label():
+    restored, repairs = restore(["(S", "(S", "XX", "(NP", "XX", ")S", "XX", ")S"], ["a", "b", "c"])
+    assert bracketed(restored) == "(S (S (XX a) (NP (XX b))) (XX c))"
+    assert repairs == Repairs(missing_closings=1)
+
+
+def test_very_deep_trees_are_no_trouble():
+    symbols = ["(S"] * 3_000 + ["XX"] + [")S"] * 3_000
+    restored, repairs = restore(symbols, ["a"])
+    assert repairs.total == 0
+    assert linearize(normalize(restored)) == symbols
+    assert linearize(tree(bracketed(restored))) == symbols
+
+
+def test_repairs_of_several_trees_add_up():
+    total = Repairs()
+    for symbols in (["XX"], ["(S", "XX", "XX"]):
+        total.add(restore(symbols, ["a"])[1])
+    assert total == Repairs(outside_root=1, superfluous_leaves=1, missing_closings=1)
+
+
+def test_a_sentence_without_words_has_no_tree():
+    with pytest.raises(ValueError, match="at least one word"):
+        restore(["(S", ")S"], [])

@@ -1,0 +1,180 @@
+"""What all searches share: prefixes, limits of length, and which tokens may come."""
+
+import itertools
+
+import pytest
+import torch
+
+from tfm.config import SearchConfig, TransformerConfig
+from tfm.data.subword import EOS, PAD, UNK
+from tfm.model.build import new_model
+from tfm.search import search
+from tfm.search.forced import forced_decoding
+from tfm.search.model import Ensemble
+from tfm.search.unfinished import Unfinished
+
+WORDS = (4, 5, 6)
+V = 7
+SOURCES = [[4, 5, EOS], [6, EOS], [EOS], [5, 5, 6, EOS]]
+PREFIXES = [[6], [], [5, 4, 4], [4, 6]]
+SEARCHES = {
+    "beam": {"beam_size": 3, "n_best": 3},
+    "greedy": {"beam_size": 1},
+    "diverse": {"beam_size": 4, "n_best": 4, "num_groups": 2},
+    "sample": {"search": "sample", "n_best": 3},
+    "exact": {"search": "exact", "beam_size": 2, "n_best": 2},
+}
+EVERY_SEARCH = pytest.mark.parametrize("kind", SEARCHES)
+
+
+def transformer(seed=0, **changes):
+    torch.manual_seed(seed)
+    config = TransformerConfig(
+        num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2, **changes
+    )
+    model = new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
+    with torch.no_grad():
+        model.output_weight.mul_(3)
+    return model
+
+
+def batch_of(sources):
+    rows = [torch.tensor(source) for source in sources]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    return padded, torch.tensor([len(source) for source in sources])
+
+
+def find(kind, model, sources=SOURCES, prefixes=None, **config):
+    settings = SearchConfig(**{"max_extra_length": 3, **SEARCHES[kind], **config})
+    assert not list(settings.problems())
+    with torch.inference_mode():
+        return search(
+            model,
+            *batch_of(sources),
+            settings,
+            line_numbers=range(len(sources)),
+            prefixes=prefixes,
+        )
+
+
+def force(models, source, outputs, **config):
+    with torch.inference_mode():
+        scored = forced_decoding(
+            models, *batch_of([source] * len(outputs)), outputs, SearchConfig(**config)
+        )
+    return [output.hypothesis for output in scored]
+
+
+# --- prefixes
+
+
+@EVERY_SEARCH
+@pytest.mark.parametrize("size", [1, 2], ids=["model", "ensemble"])
+def test_outputs_start_with_their_prefix_and_have_the_log_probability_of_the_whole(kind, size):
+    models = [transformer(seed) for seed in range(size)]
+    model = models[0] if size == 1 else Ensemble(models)
+    found = find(kind, model, prefixes=PREFIXES)
+    for source, prefix, best in zip(SOURCES, PREFIXES, found, strict=True):
+        assert best
+        for hypothesis in best:
+            assert list(hypothesis.tokens[: len(prefix)]) == prefix
+            [expected] = force(models, source, [hypothesis.tokens])
+            assert hypothesis.log_prob == pytest.approx(expected.log_prob, abs=1e-4)
+            assert hypothesis.score == pytest.approx(expected.score, abs=1e-4)
+
+
+@EVERY_SEARCH
+def test_empty_prefixes_change_nothing(kind):
+    model = transformer()
+    assert find(kind, model, prefixes=[[]] * 4) == find(kind, model)
+
+
+@EVERY_SEARCH
+def test_a_prefix_says_nothing_to_the_other_sentences_of_a_batch(kind):
+    model = transformer()
+    together = find(kind, model, prefixes=PREFIXES)
+    free = find(kind, model)[1]
+    assert [h.tokens for h in together[1]] == [h.tokens for h in free]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, -0.5])
+@pytest.mark.parametrize("kind", ["beam", "exact"])
+def test_the_best_outputs_with_a_prefix_are_found(kind, alpha):
+    model = transformer(2)
+    beam = {"beam": 200, "exact": 2}[kind]
+    found = find(kind, model, prefixes=PREFIXES, beam_size=beam, n_best=2, length_penalty=alpha)
+    for source, prefix, best in zip(SOURCES, PREFIXES, found, strict=True):
+        outputs = [
+            [*prefix, *words]
+            for length in range(len(source) + 3 - len(prefix))
+            for words in itertools.product(WORDS, repeat=length)
+        ]
+        every = force([model], source, outputs, length_penalty=alpha)
+        expected = sorted(every, key=lambda h: -h.score)[:2]
+        assert [h.tokens for h in best] == [h.tokens for h in expected]
+
+
+@EVERY_SEARCH
+@pytest.mark.parametrize("length", [6, 7, 20])
+def test_a_prefix_that_fills_the_greatest_length_is_all_there_is(kind, length):
+    prefix = [4, 6] * 10
+    for hypothesis in find(kind, transformer(), [[4, 5, EOS]], [prefix[:length]])[0]:
+        # Three source tokens and three more, with EOS: there is room for five.
+        assert list(hypothesis.tokens) == prefix[:length]
+
+
+@EVERY_SEARCH
+def test_a_prefix_may_hold_an_unknown_word(kind):
+    for hypothesis in find(kind, transformer(), [[4, 5, EOS]], [[UNK, 5]])[0]:
+        assert hypothesis.tokens[:2] == (UNK, 5)
+        assert UNK not in hypothesis.tokens[2:]
+
+
+def test_forcing_the_start_of_the_best_output_leaves_it_the_best():
+    model = transformer(3)
+    for free, source in zip(find("exact", model), SOURCES, strict=True):
+        best = free[0]
+        for length in range(len(best.tokens) + 1):
+            [forced] = find("exact", model, [source], [best.tokens[:length]])
+            assert forced[0].tokens == best.tokens
+
+
+# --- limits
+
+
+@EVERY_SEARCH
+def test_a_model_with_few_positions_is_never_run_past_them(kind):
+    model = transformer(learned_positions=6)  # one more would be an error
+    found = find(kind, model, max_extra_length=50, length_penalty=3.0)
+    assert all(len(h.tokens) + 1 <= 6 for best in found for h in best)
+
+
+@EVERY_SEARCH
+def test_an_ensemble_keeps_to_the_positions_of_the_model_that_has_fewest(kind):
+    ensemble = Ensemble(
+        [transformer(0), transformer(1, learned_positions=5), transformer(2, learned_positions=7)]
+    )
+    assert ensemble.max_positions == 5
+    found = find(kind, ensemble, max_extra_length=50, length_penalty=3.0)
+    assert all(len(h.tokens) + 1 <= 5 for best in found for h in best)
+
+
+def test_an_ensemble_of_models_without_limit_has_none():
+    assert Ensemble([transformer(0), transformer(1)]).max_positions is None
+
+
+def test_a_copy_goes_on_independently():
+    with torch.inference_mode():
+        one = Unfinished(transformer(), *batch_of(SOURCES), SearchConfig(), None)
+        other = one.copy()
+        first = one.next_log_probs()
+        assert torch.equal(other.next_log_probs(), first)
+        everything = torch.ones(4, dtype=torch.bool)
+        parents, zeros = torch.zeros(4, 2, dtype=torch.long), torch.zeros(4, 2)
+        one.advance(zeros, parents, torch.full((4, 2), 5), still_open=everything)
+        another = other.copy()
+        other.advance(zeros, parents, torch.full((4, 2), 6), still_open=everything)
+        another.advance(zeros, parents, torch.full((4, 2), 5), still_open=everything)
+        after_six, after_five = other.next_log_probs(), one.next_log_probs()
+        assert not torch.equal(after_six, after_five)
+        assert torch.equal(another.next_log_probs(), after_five)

@@ -1,0 +1,49 @@
+"""How good a model is on the validation split, while it is being trained."""
+
+import math
+
+import pytest
+import torch
+
+from tfm.model.build import new_model
+from tfm.runtime.device import Compute
+from tfm.stages.train import open_data
+from tfm.stages.validation import Validator
+
+
+@pytest.fixture
+def validate(data_dir, tiny_run):
+    """Validate an untrained model with a beam."""
+
+    def call(beam):
+        metric = "score" if beam else "loss"
+        run = tiny_run(training={"validation_beam": beam, "best_metric": metric})
+        data = open_data(data_dir, run)
+        source_size, target_size = data.info.vocab_sizes
+        torch.manual_seed(0)
+        model = new_model(run.model, source_vocab_size=source_size, target_vocab_size=target_size)
+        validator = Validator(
+            data.valid,
+            data.valid_sources,
+            data.valid_references,
+            vocabulary=data.vocabulary,
+            info=data.info,
+            compute=Compute(torch.device("cpu"), torch.float32),
+        )
+        return validator.validate(model)
+
+    return call
+
+
+def test_without_a_beam_there_is_the_loss_alone(validate):
+    validation = validate(0)
+    assert validation.metrics.keys() == {"loss", "perplexity"}
+    assert validation.metrics["perplexity"] == pytest.approx(math.exp(validation.metrics["loss"]))
+    assert "BLEU" not in str(validation)
+
+
+def test_with_a_beam_bleu_comes_with_its_signature(validate):
+    validation = validate(1)
+    assert 0 <= validation.metrics["bleu"] <= 100
+    assert "tok:13a" in str(validation)
+    assert validation.metrics["loss"] == validate(0).metrics["loss"]

@@ -1,0 +1,178 @@
+"""Recorded attention weights: what the model used, and nothing left behind."""
+
+import pytest
+import torch
+from torch import nn
+
+from tfm.config import RecurrentConfig, TransformerConfig
+from tfm.model.attention import MultiHeadAttention
+from tfm.model.recurrent import Recurrent
+from tfm.model.transformer import Transformer
+from tfm.model.weights import record_attention
+
+V, H, LAYERS_ENCODER, LAYERS_DECODER = 13, 2, 2, 3
+EVERY_ATTENTION = pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm": "pre"},
+        {"attention": "additive"},
+        {"attention_window": 2},
+        {"attention_window": 3, "attention": "additive"},
+        {"d_k": 3, "d_v": 7},
+    ],
+    ids=lambda changes: " ".join(f"{k}={v}" for k, v in changes.items()) or "plain",
+)
+
+
+def new_model(**changes):
+    """A Transformer that drops half of everything in training, its biases not at 0."""
+    torch.manual_seed(0)
+    config = TransformerConfig(
+        **{
+            "num_encoder_layers": LAYERS_ENCODER,
+            "num_decoder_layers": LAYERS_DECODER,
+            "d_model": 8,
+            "d_ff": 20,
+            "num_heads": H,
+            "dropout": 0.5,
+            "attention_dropout": 0.5,
+            **changes,
+        }
+    )
+    model = Transformer(config, source_vocab_size=V, target_vocab_size=V)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def new_batch():
+    torch.manual_seed(0)
+    lengths = torch.tensor([4, 9, 1])
+    return torch.randint(4, V, (3, 9)), lengths, torch.randint(4, V, (3, 7))
+
+
+def valid_rows(lengths, size):
+    """[B, size] True where a source position is no padding."""
+    return torch.arange(size) < lengths[:, None]
+
+
+@EVERY_ATTENTION
+def test_weights_have_a_row_of_keys_for_each_layer_and_head(changes):
+    weights = record_attention(new_model(**changes), *new_batch())
+    assert weights.encoder.shape == (LAYERS_ENCODER, 3, H, 9, 9)
+    assert weights.decoder.shape == (LAYERS_DECODER, 3, H, 7, 7)
+    assert weights.cross.shape == (LAYERS_DECODER, 3, H, 7, 9)
+
+
+@EVERY_ATTENTION
+def test_every_row_of_weights_sums_to_one_over_the_valid_keys(changes):
+    source, lengths, target = new_batch()
+    weights = record_attention(new_model(**changes), source, lengths, target)
+    valid = valid_rows(lengths, 9)
+    encoder = weights.encoder.permute(1, 3, 0, 2, 4)[valid]  # [valid rows, L, h, S]
+    keys = valid.repeat_interleave(lengths, dim=0)  # [valid rows, S]
+    torch.testing.assert_close((encoder * keys[:, None, None]).sum(-1), torch.ones(14, 2, H))
+    cross = (weights.cross * valid[None, :, None, None]).sum(-1)
+    torch.testing.assert_close(cross, torch.ones(LAYERS_DECODER, 3, H, 7))
+    torch.testing.assert_close(weights.decoder.sum(-1), torch.ones(LAYERS_DECODER, 3, H, 7))
+
+
+@EVERY_ATTENTION
+def test_no_weight_is_on_the_future(changes):
+    weights = record_attention(new_model(**changes), *new_batch())
+    assert not weights.decoder.triu(1).any()
+    assert weights.decoder.diagonal(dim1=-2, dim2=-1).all()
+
+
+def test_a_window_leaves_weights_on_neighbours_only():
+    source, lengths, target = new_batch()
+    weights = record_attention(new_model(attention_window=2), source, lengths, target)
+    distance = torch.arange(9) - torch.arange(9)[:, None]
+    sentence = weights.encoder[:, 1]  # the one without padding
+    assert not sentence[..., (distance < 0) | (distance > 1)].any()
+    assert sentence[..., (distance >= 0) & (distance <= 1)].all()
+    distance = distance[:7, :7]
+    assert not weights.decoder[..., (distance > 0) | (distance < -1)].any()
+
+
+@EVERY_ATTENTION
+def test_weights_times_values_are_what_attend_gives(changes, monkeypatch):
+    """For each call of each attention, those after a window's blocks and fused kernels too."""
+    model = new_model(**changes).eval()
+    calls = []
+    attend = MultiHeadAttention.attend
+
+    def spy(self, query, key, value, mask):
+        output = attend(self, query, key, value, mask)
+        calls.append((self, value, output))
+        return output
+
+    source, lengths, target = new_batch()
+    monkeypatch.setattr(MultiHeadAttention, "attend", spy)
+    weights = record_attention(model, source, lengths, target)
+    found = {}
+    for index, layer in enumerate(model.encoder):
+        found[layer.self_attention] = weights.encoder[index]
+    for index, layer in enumerate(model.decoder):
+        found[layer.self_attention] = weights.decoder[index]
+        found[layer.cross_attention] = weights.cross[index]
+    assert [call[0] for call in calls] != []
+    assert {call[0] for call in calls} == set(found)
+    valid = valid_rows(lengths, 9)
+    for attention, value, output in calls:
+        heads = found[attention] @ value
+        expected = attention.output(heads.transpose(1, 2).flatten(2))
+        if expected.size(1) == 9:  # what stands at the source's padding means nothing
+            expected, output = expected[valid], output[valid]
+        torch.testing.assert_close(expected, output, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_does_not_change_weights_even_of_a_model_in_training():
+    model = new_model().train()
+    first, second = (record_attention(model, *new_batch()) for _ in range(2))
+    torch.testing.assert_close(first.cross, second.cross, rtol=0, atol=0)
+    model.eval()
+    torch.testing.assert_close(record_attention(model, *new_batch()).cross, first.cross)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_afterwards_as_it_was(training):
+    model = new_model().train(training)
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    record_attention(model, *new_batch())
+    for module, attributes in before:
+        assert vars(module) == attributes
+    for name, tensor in model.state_dict().items():
+        assert tensor.equal(state[name])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_model_is_as_it_was_after_a_failure_too():
+    model = new_model().train()
+    source, lengths, _ = new_batch()
+    with pytest.raises(IndexError):
+        record_attention(model, source, lengths, torch.tensor([[V]]))  # no such token
+    for module in model.modules():
+        assert "attend" not in vars(module)
+        assert module.training
+
+
+@pytest.mark.parametrize("attention", ["dot-product", "additive"])
+def test_the_recurrent_model_has_one_head_that_looks_at_the_source(attention):
+    torch.manual_seed(0)
+    config = RecurrentConfig(
+        num_encoder_layers=1, num_decoder_layers=2, d_model=8, attention=attention
+    )
+    model = Recurrent(config, source_vocab_size=V, target_vocab_size=V).train()
+    source, lengths, target = new_batch()
+    weights = record_attention(model, source, lengths, target)
+    assert (weights.encoder, weights.decoder) == (None, None)
+    assert weights.cross.shape == (1, 3, 1, 7, 9)
+    torch.testing.assert_close(weights.cross.sum(-1), torch.ones(1, 3, 1, 7))
+    assert not weights.cross[0, :, 0].transpose(1, 2)[~valid_rows(lengths, 9)].any()
+    again = record_attention(model, source, lengths, target)
+    torch.testing.assert_close(again.cross, weights.cross, rtol=0, atol=0)
+    assert model.training

@@ -1,0 +1,44 @@
+"""The figures of some steps, as one line."""
+
+import pytest
+
+from tfm.training.trainer import StepReport
+from tfm.training.window import Window
+
+
+def report(step, **changes):
+    figures = {
+        "epoch": 1,
+        "loss": 2.0,
+        "nll": 1.0,
+        "num_tokens": 100,
+        "flops": 1000,
+        "gradient_norm": 0.5,
+        "learning_rate": 1e-3,
+        "seconds": 2.0,
+    }
+    return StepReport(step=step, **figures | changes)
+
+
+def test_losses_are_means_over_tokens_and_speeds_over_seconds():
+    window = Window()
+    window.add(report(1, loss=1.0, num_tokens=300, seconds=1.0, flops=5000))
+    window.add(report(2, loss=5.0, num_tokens=100, seconds=3.0, flops=3000))
+    record = window.record()
+    assert record["loss"] == pytest.approx(2.0)
+    assert record["target_tokens_per_second"] == pytest.approx(100.0)
+    assert record["flops_per_step"] == pytest.approx(4000.0)
+    assert record["flops_per_second"] == pytest.approx(2000.0)
+    assert record["step"] == 2
+
+
+def test_a_window_goes_on_from_its_state():
+    window, resumed = Window([report(1)]), Window()
+    for state in window.state():
+        resumed.add(StepReport(**state))
+    assert resumed.record() == window.record()
+
+
+def test_a_loss_beyond_numbers_can_still_be_shown():
+    window = Window([report(1, nll=5000.0)])
+    assert "ppl" in window.figures()

@@ -1,0 +1,61 @@
+"""The typer app, and what its commands share."""
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from tfm import __version__
+from tfm.errors import UsageError
+
+DATA_ROOT = Path("data")
+RUNS_ROOT = Path("runs")
+
+TEXT_PANEL = "Text"
+MODELS_PANEL = "Models"
+TRANSLATIONS_PANEL = "Translations"
+
+app = typer.Typer(
+    help='Train, run and score the Transformer of "Attention Is All You Need".\n\n'
+    "prepare → learn-bpe → binarize → train → average → generate → score: each command finds what "
+    "the one before it left. Start with: tfm quickstart",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+DataArgument = Annotated[
+    Optional[Path],  # noqa: UP045 - typer reads the type
+    typer.Argument(metavar="DATA", help="Dataset folder; the newest below data/ if not given."),
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Do it again, even if unchanged.")]
+
+
+@app.callback(invoke_without_command=True)
+def _without_command(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"tfm {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(UsageError.exit_code)
+
+
+def dataset(given: Path | None) -> Path:
+    """The dataset folder that is given, or the newest, which is then named."""
+    if given is not None:
+        return given
+    from tfm.data.manifest import newest_dataset
+
+    folder = newest_dataset(DATA_ROOT)
+    say(f"dataset: {folder}")
+    return folder
+
+
+def say(message: str) -> None:
+    """Tell the user something, on stderr."""
+    typer.echo(message, err=True)

@@ -1,0 +1,303 @@
+"""Commands that use a model: generate, score, attend, and quickstart, which shows all."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from tfm.cli.app import RUNS_ROOT, TRANSLATIONS_PANEL, app, say
+from tfm.cli.options import Given, with_settings
+from tfm.config import ScoreConfig, SearchConfig, settings_from
+from tfm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tfm.scoring.metric import MetricName
+
+# The settings of a search that matter where nothing is searched for.
+_FORCED_DECODING = ("length_penalty", "max_source_length", "max_tokens")
+_TESTED: tuple["MetricName", ...] = ("bleu", "paper-bleu", "chrf", "ter")
+# The metrics that a flag of `tfm score` is about: for others, it would have no effect.
+_METRICS_ABOUT: dict[str, tuple["MetricName", ...]] = {
+    "language": ("paper-bleu",),
+    "lowercase": ("bleu", "paper-bleu", "chrf", "exact"),
+    "tokenize": ("bleu",),
+    "normalize_punctuation": ("paper-bleu",),
+    "split_compounds": ("paper-bleu",),
+    "chrf_word_order": ("chrf",),
+    "bootstrap_samples": _TESTED,
+    "bootstrap_seed": _TESTED,
+}
+
+
+@app.command(rich_help_panel=TRANSLATIONS_PANEL)
+@with_settings(SearchConfig)
+def generate(
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Model or run folders; several make an ensemble; the newest run if none.",
+        ),
+    ] = None,
+    input_: Annotated[
+        Path | None, typer.Option("--input", help="File to translate, a sentence a line.")
+    ] = None,
+    split: Annotated[
+        Literal["test", "valid"] | None,
+        typer.Option(help="Translate this split of the model's dataset."),
+    ] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")
+    ] = "auto",
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"], typer.Option(help="Arithmetic of matrix products.")
+    ] = "auto",
+    prefix: Annotated[
+        Path | None,
+        typer.Option(
+            help="File: what the translation of each line must start with; empty lines are free."
+        ),
+    ] = None,
+    score_target: Annotated[
+        Path | None,
+        typer.Option(
+            help="File: a translation of each line. Print score, log probability (nats, end "
+            "included), number of tokens and text of each, instead of searching for any."
+        ),
+    ] = None,
+    per_token: Annotated[
+        bool,
+        typer.Option(
+            "--per-token",
+            help="With --score-target: a line for each token, with the number of its line and its "
+            "log probability.",
+        ),
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object a line, with scores.")
+    ] = False,
+    *,
+    given: Given,
+) -> None:
+    """Translate a pipe, a file or a test set: a line out for each line in, in order.
+
+    Examples:
+      tfm generate --beam 4 | tfm score
+
+      echo "Two dogs play in the snow." | tfm generate runs/multi30k-en-de-tiny
+
+      tfm generate --search sample --top-p 0.9 --n-best 5 --input in.en
+
+      tfm generate --input in.en --score-target out.de
+    """
+    from tfm.cli.output import print_scored_targets, print_translations
+    from tfm.stages.generate import generate as run_stage
+    from tfm.stages.generate import plan_generation, score_targets
+
+    settings = given.get("search", {})
+    _check_forced(settings, is_forced=score_target is not None, per_token=per_token, json=json)
+    plan = plan_generation(
+        models or [],
+        input_path=input_,
+        split=split,
+        runs_dir=RUNS_ROOT,
+        prefixes=prefix,
+        targets=score_target,
+    )
+    config = SearchConfig.for_model(plan.search, settings)
+    names = ", ".join(map(str, plan.models))
+    if score_target is not None:
+        say(f"generate: {names} scores {score_target} as translation of {plan.source}")
+        scored = score_targets(plan, config, device=device, precision=precision)
+        print_scored_targets(scored, as_json=json, per_token=per_token)
+        return
+    say(f"generate: {names} translates {plan.source}")
+    translations = run_stage(plan, config, device=device, precision=precision, runs_dir=RUNS_ROOT)
+    print_translations(translations, as_json=json, number=config.n_best > 1)
+
+
+def _check_forced(
+    settings: Mapping[str, object], *, is_forced: bool, per_token: bool, json: bool
+) -> None:
+    """Refuse what has no effect on forced decoding, or on anything else."""
+    idle = [name for name in settings if name not in _FORCED_DECODING]
+    if is_forced and idle:
+        raise UsageError(
+            f"without effect on --score-target: {', '.join(idle)}; it takes "
+            f"{', '.join(_FORCED_DECODING)}"
+        )
+    if per_token and not is_forced:
+        raise UsageError("--per-token needs the translations of a --score-target")
+    if per_token and json:
+        raise UsageError("--json has every token anyway: leave --per-token out")
+
+
+@app.command(rich_help_panel=TRANSLATIONS_PANEL)
+@with_settings(ScoreConfig)
+def score(
+    hypotheses: Annotated[
+        Path | None, typer.Option(help="Translations; standard input if not given.")
+    ] = None,
+    reference: Annotated[
+        list[Path] | None,
+        typer.Option(help="Reference; may be repeated; that of the last generate if not given."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[bleu|paper-bleu|chrf|ter|exact|bracket-f1]",
+            help="What to compute; may be repeated (default bleu and chrf; bracket-f1 for trees).",
+        ),
+    ] = None,
+    paper: Annotated[
+        bool,
+        typer.Option(
+            "--paper",
+            help="Compute paper-bleu, BLEU as the paper did, beside sacreBLEU's, and say why they "
+            "differ.",
+        ),
+    ] = False,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CODE",
+            help="Target language, for --paper; the suffix of the reference if not given.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="Other translations of the same text, to test the difference."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    *,
+    given: Given,
+) -> None:
+    """Score translations, each score with a signature of all that decides it.
+
+    Examples:
+      tfm generate --beam 4 | tfm score --paper
+
+      tfm score --hypotheses out.de --reference test.de --metric bleu --metric ter
+    """
+    from tfm.cli.output import print_scores
+    from tfm.stages.score import DEFAULT_METRICS
+    from tfm.stages.score import score as run_stage
+
+    settings = given.get("score", {})
+    if baseline is None and any(name.startswith("bootstrap") for name in settings):
+        raise UsageError("the paired bootstrap needs a --baseline to compare with")
+    chosen = cast("list[MetricName]", metric) if metric else list(DEFAULT_METRICS)
+    if paper:
+        chosen = ["bleu", "paper-bleu", *chosen]
+    named = [*settings, *(["language"] if language else [])]
+    _check_effects(named, chosen)
+    result = run_stage(
+        hypotheses,
+        reference or [],
+        metrics=chosen if metric or paper or named else None,
+        config=settings_from(ScoreConfig, settings),
+        baseline=baseline,
+        language=language,
+        runs_dir=RUNS_ROOT,
+    )
+    print_scores(result, as_json=json)
+
+
+@app.command(rich_help_panel=TRANSLATIONS_PANEL)
+def attend(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="Model or run folder; the newest run if only a sentence is given."
+        ),
+    ] = None,
+    sentence: Annotated[
+        str | None, typer.Argument(metavar="SENTENCE", help="Source sentence, in quotes.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Target sentence; the model's own translation if not given."),
+    ] = None,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="A page (.html) or a figure (.png, .svg); may be repeated (default "
+            "attention.html).",
+        ),
+    ] = None,
+    kind: Annotated[
+        Literal["encoder", "decoder", "cross"],
+        typer.Option(help="Attention to show; a page has all, and starts with it."),
+    ] = "cross",
+    layer: Annotated[
+        int | None, typer.Option(help="Show this layer only, counted from 1.", show_default=False)
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(help="Show this head only, counted from 1.", show_default=False)
+    ] = None,
+    beam: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Beam of the translation (default {SearchConfig().beam_size}).",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")
+    ] = "auto",
+) -> None:
+    """Draw what a model attends to, in each layer and head, as it translates a sentence.
+
+    Examples:
+      tfm attend "Two dogs play in the snow."
+
+      tfm attend runs/wmt14-en-de-base "The law." --target "Das Gesetz." --layer 5 --out law.svg
+    """
+    from tfm.runtime.checkpoint import newest_run
+    from tfm.stages.attend import Choice
+    from tfm.stages.attend import attend as run_stage
+
+    if sentence is None:
+        model, sentence = None, model
+    if sentence is None or os.path.isdir(sentence):  # noqa: PTH112 - Path fails on long ones
+        raise UsageError('attend needs a sentence, in quotes: "Two dogs play in the snow."')
+    if beam is not None and target is not None:
+        raise UsageError("--beam would have no effect on a given --target: leave one out")
+    result = run_stage(
+        newest_run(RUNS_ROOT) if model is None else Path(model),
+        sentence,
+        target=target,
+        out=out or [],
+        choice=Choice(kind=kind, layer=layer, head=head),
+        search=settings_from(SearchConfig, {} if beam is None else {"beam_size": beam}),
+        device=device,
+    )
+    say(f"attend: {result.model_dir}: {sentence} → {result.target}")
+    for path in result.paths:
+        typer.echo(path)
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Folder to work in.")] = Path("quickstart"),
+) -> None:
+    """See all seven stages at work in minutes: no network, no GPU.
+
+    Example: tfm quickstart
+    """
+    from tfm.stages.quickstart import quickstart as run_stage
+
+    run_stage(out)
+
+
+def _check_effects(names: list[str], metrics: "list[MetricName]") -> None:
+    """Raise UsageError if a flag is about none of the metrics."""
+    for name in names:
+        about = _METRICS_ABOUT[name]
+        if not set(about) & set(metrics):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is about {', '.join(about)}: add --metric {about[0]}"
+            )

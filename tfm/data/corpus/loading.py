@@ -1,0 +1,148 @@
+"""Recipes from TOML files."""
+
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from tfm.config import (
+    BinarizeConfig,
+    CleaningConfig,
+    SearchConfig,
+    Settings,
+    SubwordConfig,
+    Table,
+    read_toml,
+    settings_from,
+)
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import Archive, GeneratedText, Text, TextFiles, TreeFile, is_url
+from tfm.data.manifest import SPLITS
+from tfm.errors import UsageError
+
+EntryT = TypeVar("EntryT", Archive, TextFiles, TreeFile, GeneratedText, Recipe)
+
+_SCALARS = {str: "text", int: "a whole number"}
+_SETTINGS: dict[str, type[Settings]] = {
+    kind.section: kind for kind in (CleaningConfig, SubwordConfig, BinarizeConfig, SearchConfig)
+}
+
+
+def builtin_recipes() -> list[str]:
+    """Names of the recipes that come with tfm."""
+    files = (resources.files("tfm") / "recipes").iterdir()
+    return sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml"))
+
+
+def load_recipe(name_or_path: str) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        name_or_path: Name of one that comes with tfm, or path of a TOML file; paths in the file are
+            relative to its folder.
+
+    Raises:
+        UsageError: There is none of that name, or the file has mistakes; all are named.
+    """
+    if name_or_path in builtin_recipes():
+        recipe_file = resources.files("tfm") / "recipes" / f"{name_or_path}.toml"
+        with resources.as_file(recipe_file) as path:
+            return _parse(read_toml(path), path)
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        known = ", ".join(builtin_recipes())
+        raise UsageError(
+            f"there is no recipe {name_or_path!r}: choose one of {known}, or give a .toml file"
+        )
+    return _parse(read_toml(path), path)
+
+
+def _parse(table: Table, path: Path) -> Recipe:
+    """Build a recipe from the content of its TOML file, or name all that is wrong with it."""
+    problems: list[str] = []
+    values: dict[str, Any] = dict(table)
+    archives = (
+        _built(Archive, entry, where, problems)
+        for where, entry in _entries(table, "archives", problems)
+    )
+    values["archives"] = tuple(archive for archive in archives if archive is not None)
+    for split in SPLITS:
+        texts = (
+            _text(entry, where, path.parent, problems)
+            for where, entry in _entries(table, split, problems)
+        )
+        values[split] = tuple(text for text in texts if text is not None)
+    for section, kind in _SETTINGS.items():
+        problems += _settings_problems(kind, table.get(section, {}))
+    recipe = _built(Recipe, values, "the recipe", problems)
+    if recipe is None or problems:
+        raise UsageError(f"{path}: {'; '.join(problems)}")
+    return recipe
+
+
+def _entries(table: Table, key: str, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    entries = table.get(key, [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        problems.append(f"{key} must be a list of tables, each under [[{key}]]")
+        return
+    for number, entry in enumerate(entries, 1):
+        yield f"[[{key}]] {number}", entry
+
+
+def _settings_problems(kind: type[Settings], table: Any) -> list[str]:
+    if not isinstance(table, dict):
+        return [f"{kind.section} must be a table, under [{kind.section}]"]
+    try:
+        settings_from(kind, table)
+    except UsageError as error:
+        return [str(error)]
+    return []
+
+
+def _text(entry: dict[str, Any], where: str, folder: Path, problems: list[str]) -> Text | None:
+    if "generator" in entry:
+        return _built(GeneratedText, entry, where, problems)
+    if "trees" in entry:
+        tree_file = _built(TreeFile, entry, where, problems)
+        if tree_file is None or tree_file.archive is not None:
+            return tree_file
+        return replace(tree_file, trees=_located(tree_file.trees, folder))
+    text = _built(TextFiles, entry, where, problems)
+    if text is None or text.archive is not None:
+        return text
+    source, target = (_located(side, folder) for side in text.sides)
+    return replace(text, source=source, target=target)
+
+
+def _located(side: str, folder: Path) -> str:
+    """A URL as it is, a path as it is from a recipe's folder."""
+    return side if is_url(side) else str(folder / side)
+
+
+def _built(
+    kind: type[EntryT], table: dict[str, Any], where: str, problems: list[str]
+) -> EntryT | None:
+    """One dataclass from a TOML table; None and all problems named if it cannot be."""
+    hints = {
+        name: str if typing.get_origin(hint) is Literal else hint
+        for name, hint in typing.get_type_hints(kind).items()
+    }
+    required = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
+    found = [
+        f"{where} has an unknown key {key!r}: it takes {', '.join(hints)}"
+        for key in table
+        if key not in hints
+    ]
+    found += [f"{where} has no {key!r}" for key in required if key not in table]
+    for key, hint in hints.items():
+        for type_, name in _SCALARS.items():
+            if key in table and hint in (type_, type_ | None) and type(table[key]) is not type_:
+                found.append(f"{where} has {key} = {table[key]!r}, but it must be {name}")
+    if found:
+        problems += found
+        return None
+    value = kind(**table)
+    problems += [f"{where}: {problem}" for problem in value.problems()]
+    return value

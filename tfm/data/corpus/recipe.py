@@ -1,0 +1,143 @@
+"""A recipe: a corpus, and how to prepare it."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfm.config import Table
+from tfm.data.corpus.texts import (
+    Archive,
+    GeneratedText,
+    Task,
+    Text,
+    TextFiles,
+    TreeFile,
+    is_url,
+    task_of,
+)
+from tfm.data.manifest import SPLITS
+
+# A recipe's name may become that of a folder, a language ends the names of files.
+_NAME = re.compile(r"[^\W_][^/\\\x00-\x1f]*")
+_LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+# What suits a task better than the defaults of the settings. A treebank is clean, and symbols of
+# trees are no text: rules for translations would drop good trees. Search is as in §6.3.
+_TASK_SETTINGS: Mapping[Task, Mapping[str, Table]] = {
+    "translation": {},
+    "parsing": {
+        "cleaning": {
+            "normalize_space": False,
+            "max_characters": 0,
+            "max_length_ratio": 0.0,
+            "drop_duplicates": False,
+            "drop_copies": False,
+        },
+        "subword": {"separate": True, "target_words": True},
+        "binarize": {"max_length": 500},
+        "search": {"beam_size": 21, "length_penalty": 0.3, "max_extra_length": 300},
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Where a corpus comes from, and how to prepare it.
+
+    Attributes:
+        name: Name of the dataset.
+        source: Source language, the suffix of its files.
+        target: Target language, the suffix of its files.
+        task: What a model learns from it: "translation", or "parsing", whose texts are trees.
+        description: What it is, in a sentence or two.
+        text_size: Bytes, about, of the text in its downloads once it is unpacked, both sides;
+            foretells the disk it takes.
+        archives: The archives, and other downloads whose checksums are known.
+        train: The texts to train on, in the order in which they are joined.
+        valid: The texts to validate on.
+        test: The texts to test on.
+        cleaning: Settings of CleaningConfig that are not the defaults.
+        subword: Settings of SubwordConfig that are not the defaults.
+        binarize: Settings of BinarizeConfig that are not the defaults.
+        search: Settings of SearchConfig that suit models of it better than the defaults.
+    """
+
+    name: str
+    source: str
+    target: str
+    task: Task = "translation"
+    description: str = ""
+    text_size: int | None = None
+    archives: tuple[Archive, ...] = ()
+    train: tuple[Text, ...] = ()
+    valid: tuple[Text, ...] = ()
+    test: tuple[Text, ...] = ()
+    cleaning: Table = field(default_factory=dict)
+    subword: Table = field(default_factory=dict)
+    binarize: Table = field(default_factory=dict)
+    search: Table = field(default_factory=dict)
+
+    def texts(self, split: str) -> tuple[Text, ...]:
+        """The texts of a split."""
+        return {"train": self.train, "valid": self.valid, "test": self.test}[split]
+
+    def text_files(self) -> list[TextFiles | TreeFile]:
+        """The texts of all splits that are read from files."""
+        texts = (text for split in SPLITS for text in self.texts(split))
+        return [text for text in texts if not isinstance(text, GeneratedText)]
+
+    def settings(self, section: str) -> dict[str, Any]:
+        """What it sets in a section: "cleaning", "subword", "binarize" or "search"."""
+        return {**_TASK_SETTINGS[self.task].get(section, {}), **getattr(self, section)}
+
+    def downloads(self) -> list[Archive]:
+        """All that is to be fetched: the archives, then the texts that lie outside of them."""
+        known = {archive.url for archive in self.archives}
+        urls = dict.fromkeys(side for side in self._loose_sides() if is_url(side))
+        return [*self.archives, *(Archive(url=url) for url in urls if url not in known)]
+
+    def local_paths(self) -> list[Path]:
+        """The files that are on this machine already."""
+        return [Path(side) for side in self._loose_sides() if not is_url(side)]
+
+    def problems(self) -> Iterator[str]:
+        """Name each value that cannot be, and what would do."""
+        if not _NAME.fullmatch(self.name):
+            yield f"name {self.name!r} must start with a letter or digit and hold no slash"
+        for language in (self.source, self.target):
+            if not _LANGUAGE.fullmatch(language):
+                yield f"language {language!r} must be letters, digits and dashes, such as en"
+        if self.source == self.target:
+            yield f"source and target are both {self.source!r}"
+        if not self.train:
+            yield "there is no [[train]] text"
+        if self.task not in _TASK_SETTINGS:
+            yield f"there is no task {self.task!r}: choose {' or '.join(_TASK_SETTINGS)}"
+        else:
+            yield from self._task_problems()
+        yield from self._file_problems()
+
+    def _loose_sides(self) -> list[str]:
+        texts = (text for text in self.text_files() if text.archive is None)
+        return [side for text in texts for side in text.sides]
+
+    def _task_problems(self) -> Iterator[str]:
+        for split in SPLITS:
+            for number, text in enumerate(self.texts(split), 1):
+                task = task_of(text)
+                if task not in (None, self.task):
+                    yield f'[[{split}]] {number} needs task = "{task}", not "{self.task}"'
+
+    def _file_problems(self) -> Iterator[str]:
+        urls: dict[str, str] = {}
+        for file in self.downloads():
+            if file.name in urls:
+                yield f"{urls[file.name]} and {file.url} have the same file name"
+            urls[file.name] = file.url
+        for text in self.text_files():
+            if text.archive is not None and text.archive not in urls:
+                yield f"archive {text.archive!r} is not the file name of any [[archives]] entry"
+        for path in self.local_paths():
+            if not path.is_file():
+                yield f"{path} does not exist"

@@ -1,0 +1,164 @@
+"""The outputs that a search has begun: what beam search, sampling and exact search share."""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from tfm.config import SearchConfig
+from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.search.hypothesis import Hypothesis, length_penalty
+from tfm.search.model import SearchableModel
+
+# For each source the token ids that its output must start with.
+Prefixes: TypeAlias = Sequence[Sequence[int]]
+
+_NEVER_PRODUCED = [PAD, BOS, UNK]
+_ANY = -1
+
+
+class Unfinished:
+    """Hypotheses that a search goes on with, all of one length.
+
+    B counts the sentences that are still open, K the hypotheses of each, t their tokens with BOS.
+
+    Attributes:
+        model: What extends them.
+        state: Where the model stands.
+        max_lengths: [B] the most tokens of an output, with EOS, as in `lengths`.
+        sentences: [B] their places in the batch, on the CPU.
+        tokens: [B, K, t] token ids, BOS first.
+        log_probs: [B, K] log probabilities; -inf for one that cannot go on, which only fills a row.
+
+    Args:
+        model: Anything that can encode and step, in evaluation mode.
+        source: [B, S] token ids, closed by EOS and padded at the end.
+        lengths: [B] their lengths, EOS included.
+        config: Penalty and limits.
+        prefixes: What outputs must start with; nothing if not given.
+    """
+
+    def __init__(
+        self,
+        model: SearchableModel,
+        source: Tensor,
+        lengths: Tensor,
+        config: SearchConfig,
+        prefixes: Prefixes | None,
+    ) -> None:
+        device = lengths.device
+        self.model = model
+        self.sentences = torch.arange(len(lengths))
+        self.tokens = torch.full((len(lengths), 1, 1), BOS, device=device)
+        self.log_probs = torch.zeros(len(lengths), 1, device=device)
+        self.state = model.start(source, lengths)
+        self._alpha = config.length_penalty
+        forced = [torch.tensor(ids, dtype=torch.long) for ids in prefixes or [()] * len(lengths)]
+        padded = torch.nn.utils.rnn.pad_sequence(forced, batch_first=True, padding_value=_ANY)
+        self._forced = padded.to(device)  # [B, P] the token that is forced at each position
+        max_lengths = lengths + config.max_extra_length
+        if model.max_positions is not None:
+            max_lengths = max_lengths.clamp(max=model.max_positions)
+        self.max_lengths = max_lengths.maximum((self._forced != _ANY).sum(dim=1) + 1)
+
+    @property
+    def num_open(self) -> int:
+        """B: the number of open sentences."""
+        return len(self.sentences)
+
+    def copy(self) -> "Unfinished":
+        """The same hypotheses, to go on with independently of these."""
+        other = copy.copy(self)
+        other.state = copy.deepcopy(self.state)
+        return other
+
+    def next_log_probs(self) -> Tensor:
+        """Take in the newest tokens.
+
+        Returns:
+            [B, K, V] the model's log probabilities of the next token; -inf where it is ruled out.
+        """
+        logits = self.model.step(self.tokens[:, :, -1], self.state)
+        log_probs = logits.float().log_softmax(dim=-1)
+        only = self._only_tokens()
+        rows = (only != _ANY).nonzero()[:, 0]
+        kept = log_probs[rows, :, only[rows]]
+        log_probs[:, :, _NEVER_PRODUCED] = -math.inf
+        log_probs[rows] = -math.inf
+        log_probs[rows, :, only[rows]] = kept
+        return log_probs
+
+    def _only_tokens(self) -> Tensor:
+        """[B] the only token that may come next: EOS at the greatest length, or the prefix's."""
+        length = self.tokens.size(2)  # of an output that ends now: EOS makes up for BOS
+        only = torch.where(self.max_lengths <= length, EOS, _ANY)
+        if length <= self._forced.size(1):
+            forced = self._forced[:, length - 1]
+            only = torch.where(forced == _ANY, only, forced)
+        return only
+
+    def ended(
+        self, totals: Tensor, parents: Tensor, ends: Tensor
+    ) -> Iterator[tuple[int, Hypothesis]]:
+        """Those among some continuations that are finished outputs.
+
+        Args:
+            totals: [B, K'] log probabilities of the continuations.
+            parents: [B, K'] which of the K hypotheses each continues.
+            ends: [B, K'] whether by EOS.
+
+        Yields:
+            The place of the sentence in the batch, and a hypothesis.
+        """
+        penalty = length_penalty(self.tokens.size(2), self._alpha)
+        rows, columns = (ends & totals.isfinite()).nonzero(as_tuple=True)
+        sentences = self.sentences[rows.cpu()].tolist()
+        tokens = self.tokens[rows, parents[rows, columns], 1:].tolist()
+        log_probs = totals[rows, columns].tolist()
+        for sentence, ids, log_prob in zip(sentences, tokens, log_probs, strict=True):
+            yield (
+                sentence,
+                Hypothesis(tokens=tuple(ids), log_prob=log_prob, score=log_prob / penalty),
+            )
+
+    def needed_log_probs(self, scores: Sequence[float]) -> Tensor:
+        """The log probability above which a continuation may still end with a better score.
+
+        It can only fall, and the penalty divides it by most at the greatest length (or, with a
+        negative α, at the next): no score can be higher than that.
+
+        Args:
+            scores: For each open sentence the score to beat.
+
+        Returns:
+            [B] float64.
+        """
+        to_beat = torch.tensor(scores, dtype=torch.float64, device=self.max_lengths.device)
+        next_length = torch.full_like(self.max_lengths, self.tokens.size(2) + 1)
+        length = self.max_lengths if self._alpha >= 0 else next_length
+        return to_beat * ((5 + length.double()) / 6) ** self._alpha
+
+    def advance(
+        self, log_probs: Tensor, parents: Tensor, tokens: Tensor, *, still_open: Tensor
+    ) -> None:
+        """Go on with chosen continuations.
+
+        Args:
+            log_probs: [B, K'] of each continuation.
+            parents: [B, K'] which of the K hypotheses it continues.
+            tokens: [B, K'] by which token.
+            still_open: [B] of which sentences.
+        """
+        first_rows = torch.arange(len(parents), device=parents.device) * self.tokens.size(1)
+        rows = (first_rows[:, None] + parents)[still_open]
+        past = self.tokens.flatten(0, 1)[rows]
+        self.tokens = torch.cat([past, tokens[still_open][:, :, None]], dim=2)
+        self.log_probs = log_probs[still_open]
+        self.max_lengths = self.max_lengths[still_open]
+        self._forced = self._forced[still_open]
+        self.sentences = self.sentences[still_open.cpu()]
+        if self.num_open:
+            self.state.reorder(rows)
