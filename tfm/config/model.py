@@ -88,9 +88,10 @@ class TransformerConfig(ModelConfig):
 class RecurrentConfig(ModelConfig):
     """The recurrent baseline: encoder and decoder with attention between them."""
 
-    cell: Literal["lstm", "gru"] = setting("lstm", "The recurrent cell.")
+    cell: Literal["lstm", "gru"] = setting("lstm", "Of --arch rnn: the recurrent cell.")
     input_feeding: bool = setting(
-        True, "Feed what was attended to into the next step (Luong et al. 2015, §3.3)."
+        True,
+        "Of --arch rnn: feed what was attended to into the next step (Luong et al. 2015, §3.3).",
     )
 
     def problems(self) -> Iterator[str]:
