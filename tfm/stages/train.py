@@ -128,9 +128,11 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
 def _check_lengths(data_dir: Path, splits: list[ParallelDataset], run: RunConfig) -> None:
     """Refuse sentences that are longer than the positions that a model would learn."""
     limit = run.model.learned_positions if isinstance(run.model, TransformerConfig) else None
+    if limit is None:
+        return
     sides = (side for split in splits for side in (split.source, split.target))
     longest = 1 + max(int(side.lengths().max(initial=0)) for side in sides)  # with EOS
-    if limit is not None and longest > limit:
+    if longest > limit:
         raise UsageError(
             f"{data_dir} has a sentence of {longest:,} tokens, more than the {limit:,} learned "
             f"positions: use --learned-positions {longest} or more, or prepare the data with a "
