@@ -1,5 +1,6 @@
 """What several test files share: a tiny dataset, and settings of a tiny run."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from tfm.data.manifest import Manifest
 from tfm.data.synthetic import generate_pairs
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
+
+# As `tfm generate` has it: the same sums in every process, wherever its memory lies.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 TINY: dict[str, dict[str, Any]] = {
     "model": {

@@ -1,9 +1,13 @@
 """Unpacking: only what was asked for, only where the caller says, and no surprises."""
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import tarfile
+import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +90,18 @@ def test_a_missing_member_is_named_with_what_the_archive_holds(tmp_path):
     assert "member-8" not in message
 
 
+def test_of_members_of_one_name_the_last_counts_as_for_tar(tmp_path):
+    packed = write_tar(tmp_path / "x.tgz", [("a", b"old"), ("b", b"x"), ("a", b"new")])
+    extract_members(packed, {"a": tmp_path / "a"})
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_names_in_an_archive_do_not_reach_the_terminal_as_they_are(tmp_path):
+    packed = write_tar(tmp_path / "x.tgz", [("\x1b[2J\nb", TEXT)])
+    with pytest.raises(DataError, match=r"it holds '\\x1b\[2J\\nb'"):
+        extract_members(packed, {"a": tmp_path / "a"})
+
+
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_a_truncated_archive_is_damage_and_leaves_nothing(tmp_path, mode):
     noise = os.urandom(20_000)
@@ -107,6 +123,16 @@ def test_a_damaged_gzip_archive_is_noticed_by_its_checksum(tmp_path):
         extract_members(packed, {"a": tmp_path / "a", "absent": tmp_path / "b"})
 
 
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+def test_damage_behind_the_last_member_that_is_wanted_is_noticed(tmp_path, mode):
+    packed = write_tar(tmp_path / "x.tar", [("a", TEXT), ("z", os.urandom(50_000))], mode)
+    content = bytearray(packed.read_bytes())
+    content[-200] ^= 1
+    packed.write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.tar is cut short or damaged"):
+        extract_members(packed, {"a": tmp_path / "a"})
+
+
 def test_what_is_no_archive_is_named(tmp_path):
     packed = tmp_path / "x.tgz"
     packed.write_text("<html>not found</html>" * 100)
@@ -124,6 +150,31 @@ def test_what_expands_beyond_reason_is_refused(tmp_path, monkeypatch, name):
     with pytest.raises(DataError, match="100 times"):
         extract_members(packed, {name: tmp_path / "out" / "a"})
     assert not tree(tmp_path / "out")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_what_expands_beyond_reason_does_so_neither_in_memory_nor_unasked(
+    tmp_path, monkeypatch, pack
+):
+    monkeypatch.setattr(archives, "_ALWAYS_ALLOWED_BYTES", 10_000)
+    info = tarfile.TarInfo("not asked for")
+    info.size = 100_000_000
+    packed = tmp_path / "x.tar"
+    packed.write_bytes(pack(info.tobuf() + bytes(info.size)))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="100 times"):
+        extract_members(packed, {"a": tmp_path / "a"})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000_000
+
+
+def test_a_full_disk_is_not_taken_for_a_damaged_archive(tmp_path, monkeypatch):
+    packed = write_tar(tmp_path / "x.tgz", [("a", TEXT)])
+    with Path("/dev/full").open("wb", 0) as full:
+        monkeypatch.setattr(archives, "atomic_write", lambda _: full)
+        with pytest.raises(OSError, match="No space left"):
+            extract_members(packed, {"a": tmp_path / "a"})
 
 
 def test_a_single_file_is_decompressed_by_its_name(tmp_path):

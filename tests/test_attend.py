@@ -1,6 +1,7 @@
 """tfm attend: from a model and a sentence to pictures."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -15,7 +16,7 @@ import torch
 from tfm.cli.main import main
 from tfm.config import SearchConfig, run_config
 from tfm.data.subword import BOS, EOS, Vocabulary
-from tfm.errors import CheckpointError, UsageError
+from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.model.build import new_model
 from tfm.model.weights import record_attention
 from tfm.runtime.checkpoint import checkpoints, find_model, load_info, save_checkpoint
@@ -244,6 +245,7 @@ def test_a_picture_may_replace_a_picture_but_nothing_else(picture, tmp_path, nam
 def test_a_model_with_the_subword_model_of_another_is_refused(picture, trained_run, tmp_path):
     folder = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "model")
     info = json.loads((folder / "config.json").read_text())
+    info.pop("checksum", None)  # of config.json itself
     (folder / "config.json").write_text(json.dumps({**info, "fingerprint": "0" * 64}))
     with pytest.raises(
         CheckpointError, match=r"model was trained with subword model 00000000, not"
@@ -313,3 +315,14 @@ def test_wrong_usage_is_one_line(tfm, arguments, message):
     code, out, err = tfm("attend", *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"tfm: {message}")
+
+
+def test_a_pipe_is_no_name_for_a_picture(picture, tmp_path):
+    os.mkfifo(tmp_path / "x.html")
+    with pytest.raises(UsageError, match=r"x\.html is no file"):
+        picture(out=["x.html"])
+
+
+def test_a_sentence_that_is_no_unicode_is_refused(picture):
+    with pytest.raises(DataError, match="half a surrogate pair"):
+        picture("b\udcff", target="eins")

@@ -7,7 +7,13 @@ import torch
 
 from tfm.config import AverageConfig
 from tfm.errors import CheckpointError, UsageError
-from tfm.runtime.checkpoint import best_checkpoints, checkpoints, load_info, load_weights
+from tfm.runtime.checkpoint import (
+    best_checkpoints,
+    checkpoints,
+    load_info,
+    load_weights,
+)
+from tfm.stages import average as average_module
 from tfm.stages.average import average
 from tfm.translator import Translator
 
@@ -90,3 +96,12 @@ def test_a_damaged_checkpoint_is_named(run_dir):
     with pytest.raises(CheckpointError, match=r"step-00000012/model\.safetensors: it is damaged"):
         average(run_dir, AverageConfig())
     assert not (run_dir / "averaged").exists()
+
+
+def test_checkpoints_that_the_run_removes_meanwhile_are_said_to_be_gone(run_dir, monkeypatch):
+    listed = checkpoints(run_dir)
+    monkeypatch.setattr(average_module, "checkpoints", lambda _: listed)
+    shutil.rmtree(listed[0])
+    with pytest.raises(CheckpointError, match="step-00000004 was removed while it was read"):
+        average(run_dir, AverageConfig(last=3))
+    assert average(run_dir, AverageConfig(last=2)).steps == [8, 12]

@@ -11,7 +11,7 @@ from tfm.data.batching import Batcher, build_batch
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import BOS, EOS, PAD
 from tfm.model.transformer import Transformer
-from tfm.training.trainer import batch_loss
+from tfm.training.loss import batch_loss
 
 
 class Sentences:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tfm.config import BinarizeConfig, SubwordConfig
+from tfm.data import text
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
@@ -75,7 +76,7 @@ def test_hostile_lines_decode_back(folder):
 
 
 def test_the_number_of_jobs_does_not_change_a_byte(folder, monkeypatch):
-    monkeypatch.setattr(stage, "_BLOCK_PAIRS", 4)
+    monkeypatch.setattr(text, "_CHUNK_BYTES", 500)
     results = []
     for jobs in (1, 2, 0):
         binarize(folder, BinarizeConfig(jobs=jobs), force=True)
@@ -85,8 +86,8 @@ def test_the_number_of_jobs_does_not_change_a_byte(folder, monkeypatch):
 
 def test_the_size_of_a_block_does_not_change_a_byte(folder, monkeypatch):
     results = []
-    for size in (1, len(TRAIN), 10_000):
-        monkeypatch.setattr(stage, "_BLOCK_PAIRS", size)
+    for size in (1, 500, 10_000_000):
+        monkeypatch.setattr(text, "_CHUNK_BYTES", size)
         binarize(folder, CONFIG, force=True)
         results.append(contents(folder))
     assert results[0] == results[1] == results[2]
@@ -231,7 +232,7 @@ def _binarize_until_killed(folder):
             os.kill(os.getpid(), signal.SIGKILL)
         return encode(*args, **kwargs)
 
-    stage._BLOCK_PAIRS, stage._encode = 4, killing_encode
+    text._CHUNK_BYTES, stage._encode = 500, killing_encode
     binarize(folder, CONFIG, force=True)
 
 
@@ -252,7 +253,7 @@ def test_killed_midway_it_leaves_no_dataset_and_the_next_run_makes_it(folder):
 
 
 def test_random_text_decodes_back_whatever_the_blocks(folder, monkeypatch):
-    monkeypatch.setattr(stage, "_BLOCK_PAIRS", 7)
+    monkeypatch.setattr(text, "_CHUNK_BYTES", 900)
     chooser = random.Random(1)
     alphabet = "abc äß\t\u2581\u2028\U0001f600"
 
@@ -267,4 +268,26 @@ def test_random_text_decodes_back_whatever_the_blocks(folder, monkeypatch):
 
 def test_the_index_is_json_with_a_format(folder):
     binarize(folder, CONFIG)
-    assert json.loads((folder / "bin" / "dataset.json").read_text())["format"] == 1
+    assert json.loads((folder / "bin" / "dataset.json").read_text())["format"] == 2
+
+
+def test_a_subword_model_that_is_not_the_one_learnt_is_said(folder, capsys):
+    binarize(folder, CONFIG)
+    assert "another subword model" not in capsys.readouterr().err
+    path = folder / "bpe.model"
+    path.write_bytes(path.read_bytes() + b"\xf2\xff\x03\x00")  # a field that nobody knows
+    binarize(folder, CONFIG)
+    assert "has another subword model than tfm learn-bpe made" in capsys.readouterr().err
+
+
+def test_a_record_of_another_form_is_damage(folder):
+    binarize(folder, CONFIG)
+    manifest = Manifest.load(folder)
+    manifest.record(
+        "binarize",
+        inputs=json.loads((folder / "manifest.json").read_text())["steps"]["binarize"]["inputs"],
+        outputs=[],
+        result={"train": {"other": 1}},
+    )
+    with pytest.raises(DataError, match=r"manifest\.json is damaged"):
+        binarize(folder, CONFIG)

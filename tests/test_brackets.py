@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tfm.data.trees import bracketed, linearize, restore, tree_of_line, words_of
 from tfm.errors import DataError
-from tfm.scoring.brackets import BracketCounts, score_brackets
+from tfm.scoring.brackets import BracketCounts, _Sentence, score_brackets
 
 # What counts of it: S 0-4, NP 0-2, VP 2-4 and ADVP 3-4; PRN holds nothing but punctuation.
 GOLD = "(S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (RB home))) (PRN (: --)) (. .))"
@@ -217,3 +217,37 @@ def test_f1_does_not_depend_on_which_tree_is_the_gold_one(data):
     assert there.f1 == back.f1
     assert (there.precision, there.recall) == (back.recall, back.precision)
     assert 0 <= there.matched <= min(there.gold, there.test)
+
+
+@st.composite
+def bracketings(draw, num_words):
+    """A tree of so many words, cut anywhere."""
+
+    def build(start, end):
+        if end - start == 1:
+            return f"(T w{start})"
+        cut = draw(st.integers(start + 1, end - 1))
+        return f"(X {build(start, cut)} {build(cut, end)})"
+
+    return f"(S {build(0, num_words)})"
+
+
+def spans(text):
+    return {(first, last) for _, first, last in _Sentence(tree(text)).brackets}
+
+
+@given(num_words=st.integers(2, 12), data=st.data())
+def test_crossing_brackets_are_those_of_which_neither_holds_the_other(num_words, data):
+    gold, test = (data.draw(bracketings(num_words)) for _ in range(2))
+    crossing = sum(
+        any(a < first < b < last or first < a < last < b for a, b in spans(gold))
+        for _, first, last in _Sentence(tree(test)).brackets.elements()
+    )
+    assert counts(gold, test).crossing == crossing
+
+
+def test_a_sentence_of_any_length_is_scored():
+    """By the square of its length, this would take minutes."""
+    chain = "(S (T a) " * 20_000 + "(T a)" + ")" * 20_000
+    found = counts(chain, chain)
+    assert (found.matched, found.crossing) == (20_000, 0)

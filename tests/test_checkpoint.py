@@ -1,32 +1,33 @@
-"""Model folders: whole or absent, checked when read, and kept or removed as the settings say."""
+"""Model folders: whole or absent, and checked when they are read."""
 
 import dataclasses
 import json
+import os
 import shutil
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfm.config import run_config
-from tfm.errors import CheckpointError, TfmError
+from tfm.errors import CheckpointError
 from tfm.runtime.checkpoint import (
+    DamagedCheckpointError,
     ModelInfo,
     average_weights,
-    best_checkpoints,
-    checkpoint_path,
-    checkpoints,
-    find_model,
+    check_model,
     load_info,
     load_training_state,
     load_weights,
-    newest_run,
-    prune_checkpoints,
+    model_folder,
     save_checkpoint,
 )
+from tfm.runtime.checkpoint.model_folder import _checksum
+from tfm.runtime.files import sha256_of
 
-FILES = ["model.safetensors", "training.pt", "config.json"]
+FILES = ["model.safetensors", "training.safetensors", "config.json", "bpe.model"]
 
 
 def new_info(step=1, metrics=None, **training):
@@ -86,82 +87,205 @@ def test_a_truncated_file_is_named(model_dir, name, share):
         load_all(model_dir)
 
 
+def flip(content, position, bit):
+    damaged = bytearray(content)
+    damaged[position] ^= 1 << bit
+    return bytes(damaged)
+
+
+def same(one, other):
+    """Whether two models with their states are the same to the last bit."""
+    return (
+        one[0] == other[0]
+        and all(torch.equal(one[1][name], other[1][name]) for name in one[1] | other[1])
+        and repr(one[2]) == repr(other[2])
+    )
+
+
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-@pytest.mark.parametrize("name", FILES[:2])
-def test_any_flipped_bit_of_weights_or_state_is_found(model_dir, name, data):
+@pytest.mark.parametrize("name", FILES)
+def test_any_flipped_bit_is_found(model_dir, name, data):
     path = model_dir / name
-    content = path.read_bytes()
-    damaged = bytearray(content)
-    damaged[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    path.write_bytes(damaged)
-    with pytest.raises(CheckpointError, match=rf"cannot read .*{name}: it is damaged"):
-        load_all(model_dir)
-    path.write_bytes(content)
-
-
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(data=st.data())
-def test_a_flipped_bit_of_the_settings_never_ends_in_a_traceback(model_dir, data):
-    path = model_dir / "config.json"
-    content = path.read_bytes()
-    damaged = bytearray(content)
-    damaged[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    path.write_bytes(damaged)
+    before, content = load_all(model_dir), path.read_bytes()
+    position, bit = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 7))
+    path.write_bytes(flip(content, position, bit))
     try:
-        load_all(model_dir)
-    except TfmError as error:
-        assert type(error) is CheckpointError  # noqa: PT017
+        for check in (check_model, load_all):
+            with pytest.raises(CheckpointError, match=rf"cannot read .*{name}: it is damaged"):
+                check(model_dir)
+    except pytest.fail.Exception:  # in config.json alone there is something that says nothing
+        assert name == "config.json"
+        assert chr(content[position]).isspace()
+        assert same(load_all(model_dir), before)
     finally:
         path.write_bytes(content)
 
 
-def test_a_model_of_another_format_is_refused(model_dir):
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(model_dir):
+    for name in FILES:
+        content = (model_dir / name).read_bytes()
+        (model_dir / name).unlink()
+        os.mkfifo(model_dir / name)
+        with pytest.raises(CheckpointError, match=name):
+            load_all(model_dir)
+        (model_dir / name).unlink()
+        (model_dir / name).write_bytes(content)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(model_dir, monkeypatch):
+    def fail(path):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(model_folder, "sha256_of", fail)
+    with pytest.raises(CheckpointError, match=r"bpe\.model: Input/output error") as caught:
+        load_info(model_dir)
+    assert not isinstance(caught.value, DamagedCheckpointError)
+
+
+def test_a_model_that_is_removed_meanwhile_is_not_called_damaged(model_dir):
+    shutil.rmtree(model_dir)
+    for load in (load_info, load_weights, load_training_state):
+        with pytest.raises(CheckpointError, match="was removed while it was read") as caught:
+            load(model_dir)
+        assert not isinstance(caught.value, DamagedCheckpointError)
+
+
+def edit(folder, change):
+    """Change config.json as someone would who knows of its checksum."""
+    record = json.loads((folder / "config.json").read_text())
+    del record["checksum"]
+    change(record)
+    text = json.dumps({**record, "checksum": _checksum(record)})
+    (folder / "config.json").write_text(text)
+
+
+def test_models_without_a_checksum_of_their_settings_are_read(model_dir):
     record = json.loads((model_dir / "config.json").read_text())
-    (model_dir / "config.json").write_text(json.dumps({**record, "format": 99}))
-    with pytest.raises(CheckpointError, match="not of format 1"):
+    del record["checksum"]
+    (model_dir / "config.json").write_text(json.dumps(record))
+    assert load_info(model_dir) == new_info()
+
+
+def test_settings_edited_by_hand_say_how_to_have_them_accepted(model_dir):
+    text = (model_dir / "config.json").read_text()
+    (model_dir / "config.json").write_text(text.replace('"data/x"', '"data/y"'))
+    with pytest.raises(CheckpointError, match='was edited: if so, take its "checksum" out'):
         load_info(model_dir)
 
 
+NESTED = {"a": 1}
+for _ in range(400):
+    NESTED = {"a": NESTED}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1}, {"step": "1"}, {"step": 1.5}, {"step": True}, {"step": None},
+        {"vocab_sizes": [9]}, {"vocab_sizes": [9, 9, 9]}, {"vocab_sizes": 9},
+        {"vocab_sizes": ["9", "9"]}, {"vocab_sizes": [float("nan"), 9]},
+        {"averaged": 5}, {"averaged": [None]}, {"averaged": "123"},
+        {"source": 1}, {"target": None}, {"fingerprint": []}, {"data_dir": {}},
+        {"task": "cooking"}, {"task": []},
+        {"metrics": []}, {"metrics": {"loss": "low"}}, {"metrics": {"loss": None}},
+        {"search": []}, {"search": None}, {"more": 1},
+        {"run": None}, {"run": []}, {"run": "base"}, {"run": {"model": 5}}, {"run": {"model": []}},
+        {"run": {"arch": []}}, {"run": {"arch": "no"}}, {"run": {"model": {"d_ff": "x"}}},
+        {"run": {"model": {"d_ff": 10**400}}}, {"run": {"model": {"d_ff": float("nan")}}},
+        {"run": {"model": {"dropout": float("inf")}}}, {"run": {"model": {"d_ff": NESTED}}},
+        {"run": NESTED}, {"sha256": None}, {"sha256": []},
+        {"sha256": {"../../etc/passwd": "0" * 64}}, {"sha256": {"/dev/zero": "0" * 64}},
+        {"sha256": {"..": "0" * 64}}, {"sha256": {"": "0" * 64}}, {"sha256": {"bpe.model": 1}},
+    ],
+    ids=lambda change: str(change)[:60],
+)  # fmt: skip
+def test_a_record_of_other_types_is_refused_whatever_its_checksum(model_dir, change):
+    edit(model_dir, lambda record: record.update(change))
+    with pytest.raises(CheckpointError, match="cannot read") as caught:
+        load_all(model_dir)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["run", "source", "step", "vocab_sizes", "averaged", "sha256"])
+def test_a_record_that_lacks_something_is_refused(model_dir, key):
+    edit(model_dir, lambda record: record.pop(key))
+    with pytest.raises(CheckpointError, match=r"config\.json: it is damaged"):
+        load_all(model_dir)
+
+
+def test_a_model_of_another_format_is_refused(model_dir):
+    edit(model_dir, lambda record: record.update(format=99))
+    with pytest.raises(CheckpointError, match="not of format 1") as caught:
+        load_info(model_dir)
+    assert not isinstance(caught.value, DamagedCheckpointError)
+
+
 def test_settings_that_nobody_knows_are_named(model_dir):
-    record = json.loads((model_dir / "config.json").read_text())
-    record["run"]["model"]["rotary"] = True
-    (model_dir / "config.json").write_text(json.dumps(record))
+    edit(model_dir, lambda record: record["run"]["model"].update(rotary=True))
     with pytest.raises(CheckpointError, match=r"config\.json: unknown setting 'rotary'"):
         load_info(model_dir)
 
 
-def test_training_state_is_never_unpickled_to_code(model_dir):
-    class Evil:
-        def __reduce__(self):
-            return (print, ("never",))
+def replace_file(folder, name, content):
+    """Put another file into a model folder as someone would who knows of the checksums."""
+    (folder / name).write_bytes(content)
+    edit(folder, lambda record: record["sha256"].update({name: sha256_of(folder / name)}))
 
-    torch.save({"x": Evil()}, model_dir / "training.pt")
-    with pytest.raises(CheckpointError):
+
+@pytest.mark.parametrize("name", FILES[:2])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"\0", b"\xff" * 8, b"\xff" * 100, b"\x80\x04.",
+        (1 << 40).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"{}",
+        (9).to_bytes(8, "little") + b"[" * 9,
+        (90_000).to_bytes(8, "little") + b"[" * 90_000,
+    ],
+    ids=lambda content: repr(content[:10]),
+)  # fmt: skip
+def test_tensor_files_that_are_none_are_refused_whatever_their_checksum(model_dir, name, content):
+    replace_file(model_dir, name, content)
+    if (name, content[8:]) == ("model.safetensors", b"{}") and content[0] == 2:
+        assert load_weights(model_dir) == {}  # no tensors: no model has these shapes
+        return
+    with pytest.raises(CheckpointError, match=rf"cannot read .*{name}: it is damaged"):
+        load_all(model_dir)
+
+
+@pytest.mark.parametrize(
+    "outline",
+    ["5", "[]", "", "{", "[" * 5_000, '{"mapping": 5}', '{"mapping": [[1]]}', '{"tensor": "a"}',
+     '{"mapping": [[[], 1]]}', '{"list": [1]}', '{"tensor": []}', '{"what": 1}'],
+)  # fmt: skip
+def test_a_training_state_that_is_none_is_refused_whatever_its_checksum(model_dir, outline):
+    content = safetensors.torch.save({}, metadata={"state": outline})
+    replace_file(model_dir, "training.safetensors", content)
+    with pytest.raises(CheckpointError, match=r"training\.safetensors: it is damaged"):
         load_training_state(model_dir)
 
 
-@pytest.mark.parametrize("function", ["safetensors.torch.save_file", "torch.save"])
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, function):
-    def fail(_content, path):
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
+def full_disk(*_, **__):
+    raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(function, fail)
+
+@pytest.mark.parametrize("function", ["write_tensors", "write_state", "write_json"])
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, function):
+    def fail(path, *_, **__):
+        path.write_bytes(b"half")
+        full_disk()
+
+    monkeypatch.setattr(model_folder, function, fail)
     with pytest.raises(OSError, match="No space"):
         save(tmp_path / "model")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_write_that_fails_keeps_the_older_model(model_dir, monkeypatch):
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", fail)
+    monkeypatch.setattr(model_folder, "write_state", full_disk)
     with pytest.raises(OSError, match="No space"):
         save(model_dir, new_info(step=2))
     assert load_all(model_dir)[0].step == 1
@@ -172,89 +296,6 @@ def test_writing_again_replaces_the_model(model_dir):
     save(model_dir, new_info(step=2))
     assert load_all(model_dir)[0].step == 2
     assert [path.name for path in model_dir.parent.iterdir()] == ["model"]
-
-
-@pytest.fixture
-def make_run(tmp_path):
-    """A run whose checkpoints have given validation losses, by step."""
-
-    def make(losses, **training):
-        for step, loss in losses.items():
-            metrics = {} if loss is None else {"loss": loss, "bleu": -loss}
-            info = new_info(step, metrics, **{"average_last": 1, **training})
-            save(checkpoint_path(tmp_path / "run", step), info)
-        return tmp_path / "run"
-
-    return make
-
-
-def steps_of(paths):
-    return [load_info(path).step for path in paths]
-
-
-def test_checkpoints_are_listed_oldest_first(make_run):
-    run_dir = make_run({1000: 1.0, 20: 1.0, 3: 1.0})
-    (run_dir / "checkpoints" / ".step-00000099.1.partial").mkdir()
-    assert steps_of(checkpoints(run_dir)) == [3, 20, 1000]
-    assert checkpoints(run_dir / "nowhere") == []
-
-
-def test_best_checkpoints_come_best_first_and_the_newer_of_equals_first(make_run):
-    run_dir = make_run({1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 1.0})
-    for metric in ("loss", "score"):
-        assert steps_of(best_checkpoints(run_dir, metric)) == [5, 2, 3, 1]
-
-
-@pytest.mark.parametrize(
-    ("keep_last", "keep_best", "kept"),
-    [
-        (1, 0, [6]),
-        (2, 0, [5, 6]),
-        (2, 1, [2, 5, 6]),
-        (2, 3, [2, 3, 5, 6]),
-        (20, 1, [1, 2, 3, 4, 5, 6]),
-    ],
-)
-def test_the_newest_and_the_best_are_kept_and_no_others(make_run, keep_last, keep_best, kept):
-    losses = {1: 4.0, 2: 1.0, 3: 2.0, 4: 3.0, 5: 2.5, 6: None}
-    run_dir = make_run(losses, keep_last=keep_last, keep_best=keep_best, best_metric="loss")
-    prune_checkpoints(run_dir)
-    assert steps_of(checkpoints(run_dir)) == kept
-    assert len(list((run_dir / "checkpoints").iterdir())) == len(kept)
-    with_state = [path for path in checkpoints(run_dir) if (path / "training.pt").exists()]
-    assert steps_of(with_state) == kept[-2:]
-    assert all(load_weights(path) for path in checkpoints(run_dir))
-
-
-def test_pruning_removes_what_a_killed_run_left_half_done(make_run):
-    run_dir = make_run({1: 2.0, 2: 1.0}, keep_last=1, keep_best=0)
-    for name in (".step-00000001.old", ".step-00000003.123.partial"):
-        leftover = run_dir / "checkpoints" / name
-        leftover.mkdir()
-        (leftover / "model.safetensors").touch()
-    prune_checkpoints(run_dir)
-    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000002"]
-
-
-def test_a_run_means_its_average_else_its_best_else_its_newest_checkpoint(make_run):
-    run_dir = make_run({1: None, 2: None}, best_metric="loss")
-    assert find_model(run_dir).name == "step-00000002"
-    make_run({3: 1.0, 4: 2.0}, best_metric="loss")
-    assert find_model(run_dir).name == "step-00000003"
-    save(run_dir / "averaged")
-    assert find_model(run_dir).name == "averaged"
-    assert find_model(run_dir / "averaged") == run_dir / "averaged"
-    with pytest.raises(CheckpointError, match="no run or model folder"):
-        find_model(run_dir / "nowhere")
-
-
-def test_the_newest_run_is_the_one_last_written_to(make_run, tmp_path):
-    with pytest.raises(CheckpointError, match="holds no run with a checkpoint"):
-        newest_run(tmp_path)
-    first = make_run({1: 1.0})
-    shutil.copytree(first, tmp_path / "second", copy_function=shutil.copyfile)
-    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
-    assert newest_run(tmp_path) == tmp_path / "second"
 
 
 def test_an_average_is_the_mean_and_of_one_is_itself(tmp_path):
@@ -268,10 +309,13 @@ def test_an_average_is_the_mean_and_of_one_is_itself(tmp_path):
         assert torch.equal(average_weights(paths[:1])[name], weights[0][name])
 
 
-def test_models_that_differ_cannot_be_averaged(tmp_path):
+@pytest.mark.parametrize(
+    "other", [{"b": torch.ones(2)}, {"a": torch.ones(3)}, {"a": torch.ones(2), "b": torch.ones(2)}]
+)
+def test_models_that_differ_cannot_be_averaged(tmp_path, other):
     paths = [
         save(tmp_path / "x", weights={"a": torch.ones(2)}),
-        save(tmp_path / "y", weights={"b": torch.ones(2)}),
+        save(tmp_path / "y", weights=other),
     ]
     with pytest.raises(CheckpointError, match="not of one model"):
         average_weights(paths)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfm.config import CleaningConfig
-from tfm.data import cleaning
+from tfm.data import cleaning, text
 from tfm.data.cleaning import Cleaner, PairCounts, SeenHashes, normalize_space
 
 KEEP_ALL = {
@@ -121,7 +121,7 @@ line = st.text(st.sampled_from("ab \u2028\u200b"), max_size=4).map(str.encode) |
 @given(st.lists(st.tuples(line, line), max_size=60), st.integers(1, 2000))
 def test_counts_add_up_and_survivors_come_in_order_without_duplicates(pairs, chunk_bytes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cleaning, "_CHUNK_BYTES", chunk_bytes)
+        patch.setattr(text, "_CHUNK_BYTES", chunk_bytes)
         kept, counts = clean(pairs)
     assert counts.read == len(pairs)
     assert counts.kept == len(kept) == len(set(kept))

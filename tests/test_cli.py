@@ -34,6 +34,8 @@ from tfm.errors import (
     TrainingError,
     UsageError,
 )
+from tfm.runtime.interruption import InterruptedRunError
+from tfm.runtime.world import Layout
 
 COMMANDS = [
     "prepare",
@@ -66,6 +68,7 @@ def run(monkeypatch, capfd):
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["tfm", *map(str, arguments)])
+        monkeypatch.setattr(os, "_exit", sys.exit)  # which would be the end of pytest
         with pytest.raises(SystemExit) as stopped:
             cli.main()
         return stopped.value.code, *capfd.readouterr()
@@ -163,7 +166,8 @@ def test_help_shows_every_default(run):
     out = re.sub(r"\s+", " ", run("train", "--help")[1])
     for _, item in RUN_SETTINGS:
         if item.default is not None:
-            assert f"{item.metadata['help']} (default {item.default})" in out
+            default = {"True": "yes", "False": "no"}.get(str(item.default), item.default)
+            assert f"{item.metadata['help']} (default {default})" in out
 
 
 def test_help_has_no_colour_if_asked():
@@ -213,6 +217,24 @@ def test_the_package_runs_as_a_module():
         ("prepare wmt14-en-de --max-length 0", "max_length is 0, but must be at least 1"),
         ("average --last 2 --best 2", "last and best exclude each other: give one"),
         ("generate --input a --split test", "--input and --split exclude each other: give one"),
+        ("train --gpus all", "--gpus is all, but must be auto or at least 1"),
+        ("train --gpus 0", "--gpus is 0, but must be auto or at least 1"),
+        ("train --processes 0", "--processes is 0, but must be at least 1"),
+        ("train --gpus 2 --processes 2", "--gpus and --processes exclude each other: give one"),
+        ("train --gpus 2 --device cpu", "--gpus contradicts --device cpu: leave one out"),
+        ("train --processes 2 --device cuda", "--processes are of the CPU: .* say --gpus"),
+        ("train --nodes 2", "--nodes 2 needs, on each machine, its --node-rank and .*"),
+        ("train --nodes 2 --node-rank 0", "--nodes 2 needs, on each machine, its .*"),
+        ("train --node-rank 0", "--node-rank and --rendezvous are about several machines: .*"),
+        (
+            "train --nodes 2 --node-rank 2 --rendezvous a:1",
+            "--node-rank is 2, but must be from 0 to 1",
+        ),
+        (
+            "train --nodes 2 --node-rank 0 --rendezvous a",
+            "--rendezvous is a, but must be HOST:PORT, such as .*",
+        ),
+        ("train --gpus 99 nowhere", "--gpus.*torch sees .*"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(run, arguments, pattern):
@@ -238,7 +260,7 @@ def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):
     complains(
         run("train", "--config", "x.toml", "--warmup-steps", 0),
         2,
-        r"unknown section \[optimiser\].*unknown setting 'width' in \[model\].*"
+        r"unknown section 'optimiser'.*unknown setting 'width' in \[model\].*"
         r"dropout is 2\.0.*warmup_steps is 0.*",
     )
 
@@ -272,11 +294,14 @@ def test_a_preset_that_contradicts_the_file_is_refused(run, elsewhere):
         ("generate", 'runs/ holds no run with a checkpoint: start with "tfm train"'),
         ("generate nowhere", "nowhere is no run or model folder: .*"),
         ("score --hypotheses nowhere", "nowhere does not exist: .*"),
-        ("train --config .", r"\.: Is a directory"),
     ],
 )
 def test_a_wrong_path_is_one_line_and_exit_code_1(run, arguments, pattern):
     complains(run(*arguments.split()), 1, pattern)
+
+
+def test_settings_that_are_no_file_are_wrong_usage(run):
+    complains(run("train", "--config", "."), 2, r"\. cannot be read: Is a directory")
 
 
 @pytest.mark.parametrize(
@@ -435,6 +460,8 @@ def another(group, item):
     hint = typing.get_type_hints(group)[item.name]
     if typing.get_origin(hint) is typing.Literal:
         return next(choice for choice in typing.get_args(hint) if choice != item.default)
+    if hint is bool:
+        return not item.default
     return 0.5 if hint in (float, float | None) else 64
 
 
@@ -442,8 +469,11 @@ def another(group, item):
 def test_every_flag_of_train_reaches_its_setting(run, group, item):
     value = another(group, item)
     flags = {"average_last": ["--keep-last", 64]}.get(item.name, [])
-    flag = f"--{item.name.replace('_', '-')}"
-    code, out, err = run("train", flag, value, *flags, "--print-config")
+    name = item.name.replace("_", "-")
+    given = [f"--{name}", value]
+    if isinstance(value, bool):
+        given = [f"--{name}" if value else f"--no-{name}"]
+    code, out, err = run("train", *given, *flags, "--print-config")
     assert code == 0, err
     assert tomllib.loads(out)[group.section][item.name] == value
 
@@ -507,3 +537,109 @@ def test_json_of_generate_parses(capfd):
 
 def test_the_defaults_that_help_promises_are_those_of_the_settings(run):
     assert f"(default {RunConfig().arch})" in run("train", "--help")[1]
+
+
+# --- several processes
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What would be launched, as (layout, command)."""
+    from tfm.runtime import launch
+
+    calls = []
+    monkeypatch.setattr(launch, "launch", lambda *call: calls.append(call) or 0)
+    monkeypatch.setattr(launch, "num_local_processes", lambda layout: layout.local_size or 3)
+    return calls
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The device of each training that is done in this process."""
+    from tfm.stages import train
+
+    devices = []
+
+    def note(data_dir, run_dir, settings):
+        devices.append(settings.training.device)
+        return train.TrainResult(run_dir=run_dir, step=1, metrics={})
+
+    monkeypatch.setattr(train, "train", note)
+    return devices
+
+
+@pytest.mark.parametrize(
+    ("flags", "layout"),
+    [
+        ("--processes 2", Layout(local_size=2, device="cpu")),
+        ("--gpus auto", Layout(local_size=None, device="cuda")),
+        (
+            "--nodes 2 --node-rank 1 --rendezvous a:1",
+            Layout(nodes=2, node_rank=1, host="a", port=1),
+        ),
+    ],
+)
+def test_several_processes_run_the_same_command(run, launched, trained, flags, layout):
+    flags = ["train", "nowhere", "--max-steps", "3", *flags.split()]
+    assert run(*flags) == (0, "", "")
+    assert launched == [(layout, [sys.executable, "-m", "tfm", *flags])]
+    assert not trained
+
+
+@pytest.mark.parametrize(
+    ("flags", "device"),
+    [("", "auto"), ("--processes 1", "cpu"), ("--gpus 1", "cuda"), ("--nodes 1", "auto")],
+)
+def test_a_single_process_is_this_one(run, launched, trained, flags, device):
+    assert run("train", "nowhere", *flags.split())[0] == 0
+    assert (launched, trained) == ([], [device])
+
+
+@pytest.mark.parametrize(("flag", "device"), [("--gpus", "cuda"), ("--processes", "cpu")])
+def test_printing_settings_launches_nothing(run, launched, flag, device):
+    _, out, _ = run("train", flag, 2, "--print-config")
+    assert tomllib.loads(out)["training"]["device"] == device
+    complains(run("train", flag, 2, "--dry-run", "nowhere"), 1, "nowhere is no dataset .*")
+    assert not launched
+
+
+@pytest.fixture
+def one_of_two(monkeypatch, elsewhere):
+    """Make this process one of two; its launcher reads the file that is returned."""
+
+    def make(rank):
+        (elsewhere / "elastic").mkdir()
+        variables = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2,
+                     "MASTER_ADDR": "a", "MASTER_PORT": 1,
+                     "TORCHELASTIC_ERROR_FILE": elsewhere / "elastic" / "error.json"}  # fmt: skip
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr(cli, "stop_with_launcher", lambda: None)
+        return elsewhere / "elastic" / "error.json"
+
+    return make
+
+
+def test_one_of_several_processes_launches_no_more(run, launched, trained, one_of_two):
+    one_of_two(0)
+    assert run("train", "nowhere", "--processes", 2)[0] == 0
+    assert (launched, trained) == ([], ["cpu"])
+
+
+def test_one_of_several_processes_leaves_its_failure_with_the_launcher(run, launched, one_of_two):
+    error_file = one_of_two(1)
+    assert run("train", "nowhere", "--processes", 3) == (2, "", "")
+    message = json.loads(error_file.read_text())["message"]
+    assert message["message"].startswith("torchrun has started 2 processes")
+    assert message["extraInfo"]["exit_code"] == 2
+
+
+@pytest.mark.parametrize(("rank", "err"), [(0, "tfm: saved at step 3\n"), (1, "")])
+def test_processes_that_stop_in_order_say_so_once(run, monkeypatch, one_of_two, rank, err):
+    def stop(*args, **kwargs):
+        raise InterruptedRunError("saved at step 3", exit_code=130)
+
+    error_file = one_of_two(rank)
+    monkeypatch.setattr("tfm.stages.train.train", stop)
+    assert run("train", "nowhere") == (0, "", err)
+    assert not error_file.exists()

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import typing
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -118,14 +119,14 @@ def test_all_problems_stand_in_one_message():
         },
     )
     for part in (
-        "unknown section [modell]: sections are model, optimizer, batching, training",
+        "unknown section 'modell': sections are model, optimizer, batching, training",
         "unknown setting 'width' in [model]: it has num_encoder_layers",
         "dropout is 2.0, but must be at most 0.9",
         "model.d_ff is 'many', but must be of type int",
         "model.norm is 'none', but must be one of post, pre",
         "max_steps is 0, but must be at least 1",
         "training.patience is True, but must be of type int",
-        "unknown section [batching]",
+        "unknown section 'batching'",
     ):
         assert part in message
 
@@ -283,3 +284,42 @@ def test_a_file_that_is_no_toml_is_named_in_one_line(tmp_path, content):
     with pytest.raises(UsageError, match=r"run\.toml is not a TOML file: ") as caught:
         read_toml(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a = " + b"[" * 100_000, "nests too deeply"),
+        (b"a = " + b"9" * 5_000, "is not a TOML file"),
+        (b"a." * 50_000 + b"b = 1", "more than 100 dots"),
+        (b"#" * (1 << 20) + b"\n", "larger than"),
+    ],
+    ids=["brackets", "digits", "dots", "size"],
+)
+def test_a_file_that_would_take_minutes_or_a_stack_is_refused(tmp_path, content, message):
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=rf"run\.toml .*{message}"):
+        read_toml(path)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to(path)])
+def test_what_cannot_be_read_is_named(tmp_path, make):
+    make(tmp_path / "run.toml")
+    with pytest.raises(UsageError, match=r"run\.toml cannot be read"):
+        read_toml(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize("value", [10**30, -(10**30), 1 << 40_000], ids=["large", "small", "huge"])
+@pytest.mark.parametrize("name", ["max_steps", "max_epochs", "checkpoint_minutes", "precision"])
+def test_a_number_of_any_size_is_one_short_problem(name, value):
+    message = problem("base", {"training": {name: value}})
+    assert name in message
+    assert len(message) < 300
+
+
+def test_a_value_of_any_size_and_depth_is_shown_short():
+    nested: object = "x" * 100_000
+    for _ in range(10_000):
+        nested = [nested]
+    assert len(problem("base", {"training": {"max_steps": nested, "x" * 100_000: 1}})) < 1000

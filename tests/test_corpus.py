@@ -1,5 +1,7 @@
 """Recipes: the ones that come with tfm, users' own, and their mistakes."""
 
+from pathlib import Path
+
 import pytest
 
 from tfm.config import (
@@ -307,3 +309,30 @@ def test_a_folder_means_all_files_of_trees_below_it_by_name(tmp_path):
 def test_all_missing_trees_are_named(tmp_path):
     with pytest.raises(UsageError, match=r"has no files of trees \(\.mrg.*a\.mrg does not exist"):
         recipe_from_trees(name="x", train=[tmp_path, tmp_path / "a.mrg"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://[", "http://h/", "http://h/..", "http://h/a%00b", "http://h/%2e%2e", "ftp://h/a"],
+)
+def test_an_address_without_a_name_for_a_file_is_a_problem(load, url):
+    with pytest.raises(UsageError, match="is not the http or https address of a file"):
+        load(MINIMAL.replace("https://example.org/files/tiny.tgz", url))
+
+
+def test_an_address_outside_of_archives_is_checked_too(load):
+    with pytest.raises(UsageError, match="is not the http or https address of a file"):
+        load(MINIMAL + '[[valid]]\nsource = "http://[/a.en"\ntarget = "http://h/a.de"\n')
+
+
+@pytest.mark.parametrize("number", ["-1", "9223372036854775808", "0x" + "f" * 5_000])
+def test_numbers_of_a_recipe_are_sizes_that_can_be(load, number):
+    with pytest.raises(UsageError, match=r"size = .*, but it must be 0 to") as caught:
+        load(MINIMAL.replace('tiny.tgz"\n\n', f'tiny.tgz"\nsize = {number}\n\n'))
+    assert len(str(caught.value)) < 400
+
+
+def test_a_path_that_is_no_unicode_is_named(tmp_path):
+    path = Path(f"{tmp_path}/\udcff.en")
+    with pytest.raises(UsageError, match="is not a name in Unicode"):
+        recipe_from_files(name="x", train=[(path, path)], source="en", target="de")

@@ -14,6 +14,7 @@ from tfm.config import BinarizeConfig
 from tfm.data.dataset import ArrayWriter, DatasetIndex, ParallelDataset, TokenSequences, id_dtype
 from tfm.data.subword import PAD, Vocabulary
 from tfm.errors import DataError
+from tfm.runtime.files import sha256_of
 from tfm.stages.binarize import binarize
 
 VOCAB_SIZE = 400
@@ -104,18 +105,49 @@ def test_a_truncated_file_is_damage(bin_dir, name, share):
         open_train(bin_dir)
 
 
+def seal(bin_dir):
+    """Give the index the checksums of the files as they are, as a forger would."""
+    DatasetIndex.load(bin_dir).save(bin_dir)
+
+
+def flip_a_bit(path, data, *, among_the_first):
+    content = bytearray(path.read_bytes())
+    position = data.draw(st.integers(0, min(len(content), among_the_first) - 1))
+    content[position] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+
+
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_a_flipped_bit_is_damage_or_still_gives_ids_of_the_vocabulary(bin_dir, data):
-    """Some flips make another sound file; none may end in anything but sound ids or DataError."""
+def test_a_flipped_bit_is_damage_wherever_it_is(bin_dir, data):
     path = bin_dir / data.draw(st.sampled_from([*FILES, "dataset.json"]))
     content = path.read_bytes()
-    damaged = bytearray(content)
-    position = data.draw(st.integers(0, min(len(content), 400) - 1))
-    damaged[position] ^= 1 << data.draw(st.integers(0, 7))
-    path.write_bytes(damaged)
+    index = DatasetIndex.load(bin_dir)
+    flip_a_bit(path, data, among_the_first=len(content))
+    try:
+        open_train(bin_dir)
+    except DataError:
+        pass
+    else:
+        # Space in the index may change, and what it says of other splits and of the vocabulary,
+        # which is compared elsewhere.
+        assert path.name == "dataset.json"
+        assert DatasetIndex.load(bin_dir).checksum("train") == index.checksum("train")
+    finally:
+        path.write_bytes(content)
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_file_with_a_forged_checksum_is_refused_or_gives_ids_of_the_vocabulary(bin_dir, data):
+    path = bin_dir / data.draw(st.sampled_from(FILES))
+    before = {each: each.read_bytes() for each in (path, bin_dir / "dataset.json")}
+    flip_a_bit(path, data, among_the_first=400)
+    seal(bin_dir)
     try:
         dataset = open_train(bin_dir)
     except DataError:
@@ -126,7 +158,25 @@ def test_a_flipped_bit_is_damage_or_still_gives_ids_of_the_vocabulary(bin_dir, d
             assert lengths.min() >= 0
             assert 0 <= ids.min() <= ids.max() < VOCAB_SIZE
     finally:
-        path.write_bytes(content)
+        for each, content in before.items():
+            each.write_bytes(content)
+
+
+def test_the_checksum_of_a_split_tells_its_data_apart(bin_dir):
+    index = DatasetIndex.load(bin_dir)
+    before = index.checksum("train")
+    assert before != index.checksum("test")
+    tokens = np.load(bin_dir / FILES[0])
+    tokens[3] += 1
+    np.save(bin_dir / FILES[0], tokens)
+    with pytest.raises(
+        DataError, match=r"en\.tokens\.npy is damaged, it does not have the checksum"
+    ):
+        open_train(bin_dir)
+    seal(bin_dir)
+    open_train(bin_dir)
+    assert DatasetIndex.load(bin_dir).checksum("train") != before
+    assert DatasetIndex.load(bin_dir).checksum("test") == index.checksum("test")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -137,30 +187,48 @@ def test_a_flipped_bit_is_damage_or_still_gives_ids_of_the_vocabulary(bin_dir, d
 )
 def test_an_array_of_something_else_is_refused(bin_dir, name, foreign):
     np.save(bin_dir / name, foreign)
+    seal(bin_dir)
     with pytest.raises(DataError, match=re.escape(name)):
         open_train(bin_dir)
 
 
 def test_a_pickle_is_never_loaded(bin_dir):
     np.save(bin_dir / FILES[0], np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match=r"damaged"):
+    seal(bin_dir)
+    with pytest.raises(DataError, match=r"no list of integers"):
         open_train(bin_dir)
 
 
 def test_files_of_another_split_do_not_pass(bin_dir):
     for kind in ("tokens", "offsets"):
         shutil.copy(bin_dir / f"test.en.{kind}.npy", bin_dir / f"train.en.{kind}.npy")
+    seal(bin_dir)
     with pytest.raises(DataError, match=r"12 source and 200 target sentences, but .* says 200"):
         open_train(bin_dir)
 
 
 @pytest.mark.parametrize(
-    "index",
-    [{}, {"format": 1}, {"format": 9}, {"format": 1, "source": "en", "unknown": 1}],
+    "change",
+    [
+        {"format": 1},
+        {"unknown": 1},
+        {"source": 3},
+        {"target": "../../de"},
+        {"fingerprint": None},
+        {"num_pairs": ["train"]},
+        {"num_pairs": {"train": "200"}},
+        {"num_pairs": {"train": True}},
+        {"num_pairs": {"train": -1}},
+        {"num_pairs": {"dev": 200}},
+        {"sha256": {}},
+        {"sha256": [1]},
+        {"sha256": dict.fromkeys(FILES, 1)},
+    ],
     ids=str,
 )
-def test_a_foreign_index_is_refused(bin_dir, index):
-    (bin_dir / "dataset.json").write_text(json.dumps(index))
+def test_a_foreign_index_is_refused(bin_dir, change):
+    path = bin_dir / "dataset.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(DataError, match=r"dataset\.json is .*tfm binarize --force"):
         open_train(bin_dir)
 
@@ -170,10 +238,11 @@ def test_an_unknown_split_is_refused_with_those_there_are(data_dir):
         ParallelDataset(data_dir / "bin", "dev", vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
 
 
-def test_the_index_is_read_as_it_was_written(tmp_path):
-    index = DatasetIndex(source="en", target="de", fingerprint="f", num_pairs={"train": 3})
-    index.save(tmp_path)
-    assert DatasetIndex.load(tmp_path) == index
+def test_the_index_is_read_as_it_was_written(bin_dir):
+    index = DatasetIndex.load(bin_dir)
+    index.save(bin_dir)
+    assert DatasetIndex.load(bin_dir) == index
+    assert index.sha256 == {path.name: sha256_of(path) for path in bin_dir.glob("*.npy")}
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,13 @@ from tfm.runtime import files
 from tfm.runtime.files import (
     atomic_directory,
     atomic_write,
+    make_directory,
     read_json,
     remove_leftovers,
+    settle_directory,
     sha256_of,
+    standing_directory,
+    sync_directory,
     write_json,
     write_text,
 )
@@ -164,6 +169,147 @@ def test_a_full_disk_leaves_the_older_folder_and_the_error_names_it(tmp_path):
     assert names(tmp_path) == ["folder"]
 
 
+def fill(path, name):
+    with atomic_directory(path) as folder:
+        (folder / name).write_text(name)
+
+
+def no_exchange(one, other):
+    """What a file system says that cannot exchange two names."""
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def test_a_file_system_that_cannot_exchange_names_replaces_folders_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_exchange", no_exchange)
+    for name in ("old", "new"):
+        fill(tmp_path / "folder", name)
+    assert names(tmp_path / "folder") == ["new"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_folder_whose_place_cannot_be_taken_comes_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_exchange", no_exchange)
+    fill(tmp_path / "folder", "old")
+    rename = os.replace
+
+    def fail(source, target):
+        if source.name.endswith(".partial"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(source, target)
+
+    monkeypatch.setattr(files.os, "replace", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        fill(tmp_path / "folder", "new")
+    assert names(tmp_path / "folder") == ["old"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_an_exchange_that_is_refused_leaves_the_older_folder(tmp_path, monkeypatch):
+    def fail(one, other):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    fill(tmp_path / "folder", "old")
+    monkeypatch.setattr(files, "_exchange", fail)
+    with pytest.raises(PermissionError):
+        fill(tmp_path / "folder", "new")
+    assert names(tmp_path / "folder") == ["old"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_folder_that_was_half_replaced_is_the_older_one(tmp_path):
+    path = tmp_path / "folder"
+    assert standing_directory(path) == path
+    fill(tmp_path / ".folder.old", "old")
+    assert names(standing_directory(path)) == ["old"]
+    settle_directory(path)
+    assert names(path) == ["old"]
+    fill(tmp_path / ".folder.old", "older")  # killed after the new one took the name
+    assert standing_directory(path) == path
+    settle_directory(path)
+    assert names(path) == ["old"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
+    fill(tmp_path / "precious", "thesis.tex")
+    (tmp_path / "folder").symlink_to(tmp_path / "precious")
+    fill(tmp_path / "folder", "new")
+    assert not (tmp_path / "folder").is_symlink()
+    assert names(tmp_path / "folder") == ["new"]
+    assert names(tmp_path / "precious") == ["thesis.tex"]
+    assert names(tmp_path) == ["folder", "precious"]
+
+
+def test_a_folder_cannot_replace_a_file(tmp_path):
+    write_text(tmp_path / "taken", "x")
+    with pytest.raises(NotADirectoryError):
+        fill(tmp_path / "taken", "new")
+    assert (tmp_path / "taken").read_text() == "x"
+    assert names(tmp_path) == ["taken"]
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What is put on the disk for good, and which names change, in order."""
+    found = []
+    sync, rename, exchange = os.fsync, os.replace, files._exchange
+
+    def noted(kind, function):
+        def call(*paths):
+            found.append((kind, *(path.name for path in paths)))
+            return function(*paths)
+
+        return call
+
+    def noted_sync(descriptor):
+        found.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        sync(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", noted_sync)
+    monkeypatch.setattr(files.os, "replace", noted("rename", rename))
+    monkeypatch.setattr(files, "_exchange", noted("exchange", exchange))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+@pytest.mark.parametrize("replaces", [False, True])
+def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end(
+    tmp_path, events, replaces
+):
+    path = tmp_path / "runs" / "folder"
+    if replaces:
+        fill(path, "old")
+    else:
+        make_directory(path.parent)
+        assert events == [("sync", tmp_path.name)]  # which the name of "runs" is in
+    events.clear()
+    fill(path, "new")
+    partial = files._aside(path).name
+    change = ("exchange", "folder", partial) if replaces else ("rename", partial, "folder")
+    assert events == [("sync", "new"), ("sync", partial), change, ("sync", "runs")]
+
+
+def test_a_file_system_that_cannot_flush_folders_is_good_enough(tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+    sync_directory(tmp_path)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o700), (0o027, 0o750), (0o000, 0o777)])
+def test_the_umask_decides_who_may_read(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        fill(tmp_path / "folder", "a")
+        write_text(tmp_path / "file", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == mode
+    for path in (tmp_path / "folder" / "a", tmp_path / "file"):
+        assert path.stat().st_mode & 0o777 == mode & 0o666
+
+
 def test_what_is_left_of_a_killed_attempt_is_cleared_away(tmp_path):
     path = tmp_path / "folder"
     left = files._aside(path)
@@ -221,8 +367,34 @@ def test_damaged_json_is_named(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
+def test_nonsense_in_json_is_refused_as_a_whole(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"x\.json is damaged"):
+        read_json(path)
+    path.write_text('{"a": ' + "9" * 10_000 + "}")
+    with pytest.raises(DataError, match=r"x\.json is damaged"):
+        read_json(path)
+    monkeypatch.setattr(files, "_MAX_JSON_BYTES", 100)
+    path.write_text('{"a": ' + " " * 100 + "1}")
+    with pytest.raises(DataError, match=r"x\.json is damaged \(too large\)"):
+        read_json(path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.json")
+    with pytest.raises(DataError, match=r"x\.json is not a file"):
+        read_json(tmp_path / "x.json")
+
+
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
 def test_sha256_is_that_of_the_bytes(tmp_path, size):
     path = tmp_path / "file"
     path.write_bytes(b"x" * size)
     assert sha256_of(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_json_carries_paths_that_are_not_utf_8(tmp_path):
+    value = {"path": os.fsdecode(b"caf\xe9"), "text": "café"}
+    write_json(tmp_path / "note.json", value)
+    assert read_json(tmp_path / "note.json") == value

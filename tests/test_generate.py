@@ -13,7 +13,7 @@ from tfm.cli import main as cli
 from tfm.config import SearchConfig
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.runtime.checkpoint import checkpoints
-from tfm.stages import generate as stage
+from tfm.stages import text_chunks
 from tfm.stages.generate import generate, plan_generation, score_targets
 from tfm.translator import Translator
 
@@ -36,8 +36,15 @@ def write(path, content):
     return path
 
 
+def edit(folder, **changes):
+    """Change what a model's settings say, as its owner may."""
+    record = json.loads((folder / "config.json").read_text())
+    del record["checksum"]
+    (folder / "config.json").write_text(json.dumps({**record, **changes}))
+
+
 def test_each_line_is_translated_in_order_and_empty_ones_are_kept(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "_BUFFER_LINES", 3)
+    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 3)
     lines = [
         "seven",
         "",
@@ -58,28 +65,6 @@ def test_translations_are_those_of_the_library(run, trained_run, tmp_path):
     found = run(write(tmp_path / "in", "\n".join(lines).encode()))
     expected = Translator.load(trained_run, device="cpu").translate(lines, CONFIG)
     assert [best[0].text for _, best in found] == expected
-
-
-@pytest.mark.parametrize(
-    ("content", "lines"),
-    [
-        (b"", []),
-        (b"\n", [""]),
-        (b"a", ["a"]),
-        (b"a\r\nb\r\n", ["a", "b"]),
-        ("a\u2028b\x0cc\n".encode(), ["a\u2028b\x0cc"]),
-    ],
-    ids=repr,
-)
-def test_only_line_feeds_end_lines(run, tmp_path, content, lines):
-    assert [line for line, _ in run(write(tmp_path / "in", content))] == lines
-
-
-def test_a_line_that_is_not_utf_8_is_named(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "_BUFFER_LINES", 2)
-    path = write(tmp_path / "in", b"a\nb\nc\n\xff\xfe\n")
-    with pytest.raises(DataError, match=r"in, line 4: not UTF-8"):
-        run(path)
 
 
 def test_standard_input_is_read_when_it_has_text(trained_run, tmp_path, monkeypatch):
@@ -135,8 +120,7 @@ def test_text_that_is_not_there_is_named(run, tmp_path):
 
 def test_a_dataset_that_is_gone_is_named(trained_run, tmp_path):
     model = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "model")
-    record = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**record, "data_dir": "data/gone"}))
+    edit(model, data_dir="data/gone")
     with pytest.raises(DataError, match=r"data/gone, the dataset of .*model, is not here"):
         plan_generation([model], input_path=None, split="test", runs_dir=tmp_path)
 
@@ -152,7 +136,7 @@ def test_without_any_run_the_user_is_told_to_train(tmp_path):
 def test_translations_start_with_what_a_file_says_across_buffers(
     trained_run, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(stage, "_BUFFER_LINES", 2)
+    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
     text = write(tmp_path / "in", b"seven\neight\nnine\n\nten\n")
     prefixes = write(tmp_path / "prefixes", "Ich\n\nzwölf Katzen\n\nDie\r\n".encode())
     plan = plan_generation(
@@ -167,7 +151,7 @@ def test_translations_start_with_what_a_file_says_across_buffers(
 def test_targets_are_scored_as_the_library_does_and_summed_up(
     trained_run, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(stage, "_BUFFER_LINES", 2)
+    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
     lines, targets = ["seven", "", "on Monday"], ["sieben", "x", "am Montag"]
     text = write(tmp_path / "in", "\n".join(lines).encode())
     plan = plan_generation(
@@ -208,7 +192,7 @@ def test_files_of_different_length_are_refused_before_any_work(trained_run, tmp_
 def test_a_pipe_of_another_length_is_refused_where_it_shows(
     trained_run, tmp_path, monkeypatch, content, message
 ):
-    monkeypatch.setattr(stage, "_BUFFER_LINES", 2)
+    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
     other = write(tmp_path / "other", b"A\nB\nC\nD\n")
     with write(tmp_path / "in", content).open() as file:
         monkeypatch.setattr("sys.stdin", file)
@@ -223,9 +207,26 @@ def test_what_is_drawn_for_a_line_does_not_depend_on_buffers(run, tmp_path, monk
     text = write(tmp_path / "in", b"seven\nseven\nseven\nseven\nseven\n")
     config = SearchConfig(search="sample", max_extra_length=3)
     expected = [best[0].text for _, best in run(text, config)]
-    monkeypatch.setattr(stage, "_BUFFER_LINES", 2)
+    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
     assert [best[0].text for _, best in run(text, config)] == expected
     assert len(set(expected)) > 1
+
+
+def test_processes_change_nothing_in_what_comes_out(trained_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
+    text = write(tmp_path / "in", b"seven\non Monday\n\n8\nseven\n")
+    targets = write(tmp_path / "targets", b"sieben\nam Montag\nx\n8\nacht\n")
+    plan = plan_generation(
+        [trained_run], input_path=text, split=None, runs_dir=tmp_path, targets=targets
+    )
+    config = SearchConfig(search="exact", max_extra_length=1, node_limit=3)
+    each: list[list[object]] = []
+    for num_processes in (1, 2):
+        how = {"device": "cpu", "precision": "fp32", "num_processes": num_processes}
+        found = [best[0].text for _, best in generate(plan, config, runs_dir=tmp_path, **how)]
+        scored = [pieces.pieces for _, pieces in score_targets(plan, CONFIG, **how)]
+        each.append([found, scored, capsys.readouterr().err])
+    assert each[0] == each[1]
 
 
 def test_exact_search_says_at_the_end_how_much_is_proven(run, tmp_path, capsys):
@@ -245,6 +246,7 @@ def test_exact_search_says_at_the_end_how_much_is_proven(run, tmp_path, capsys):
 def command(trained_run, tmp_path, monkeypatch, capfd):
     """Run tfm generate on a file of two lines: its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MKL_CBWR", "AUTO")  # what the command sets is gone afterwards
     write(tmp_path / "in.en", b"seven\non Monday\n")
     write(tmp_path / "out.de", b"sieben\nam Montag\n")
     (tmp_path / "model").symlink_to(checkpoints(trained_run)[-1])
@@ -321,6 +323,11 @@ def test_targets_are_printed_as_lines_as_tokens_and_as_json(command):
         ("--score-target out.de --n-best 2", 2, "without effect on --score-target: n_best; .*"),
         ("--score-target nowhere", 1, "nowhere does not exist: check its name"),
         ("--prefix nowhere", 1, "nowhere does not exist: check its name"),
+        ("--gpus many", 2, "--gpus is many, but must be auto or at least 1; .*"),
+        ("--gpus 1", 2, "--gpus contradicts --device cpu: leave one out"),
+        ("--gpus 1 --processes 1", 2, "--gpus and --processes exclude each other: give one"),
+        ("--processes 0", 2, "--processes is 0, but must be at least 1"),
+        ("--processes 2 --device cuda", 2, "--processes are of the CPU: .*"),
     ],
 )
 def test_a_mistake_is_one_line(command, arguments, code, pattern):
@@ -332,9 +339,7 @@ def test_a_mistake_is_one_line(command, arguments, code, pattern):
 
 def test_a_models_own_settings_lie_under_the_flags(command, tmp_path):
     folder = shutil.copytree(tmp_path / "model", tmp_path / "own")
-    record = json.loads((folder / "config.json").read_text())
-    own = {"beam_size": 2, "length_penalty": 0.0, "max_extra_length": 3}
-    (folder / "config.json").write_text(json.dumps({**record, "search": own}))
+    edit(folder, search={"beam_size": 2, "length_penalty": 0.0, "max_extra_length": 3})
     (tmp_path / "model").unlink()
     (tmp_path / "model").symlink_to(folder)
     _, out, _ = command("--json")

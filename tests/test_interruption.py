@@ -1,21 +1,37 @@
 """Signals that ask a stage to stop."""
 
+import fcntl
+import os
+import pty
 import signal
+import subprocess
+import sys
+import termios
+import time
 
 import pytest
 
 from tfm.runtime.interruption import StopRequests
 
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+
+@pytest.mark.parametrize(("number", "code"), list(zip(SIGNALS, [130, 0, 0, 0], strict=True)))
 def test_a_signal_only_asks(number, code):
     with StopRequests() as stop:
-        assert stop.exit_code is None
+        assert (stop.received, stop.exit_code) == (None, None)
         signal.raise_signal(number)
-        assert stop.exit_code == code
+        assert (stop.received, stop.exit_code) == (number, code)
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_counts():
+    with StopRequests() as stop:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.received == signal.SIGUSR1
+
+
+@pytest.mark.parametrize("first", SIGNALS)
 def test_another_ctrl_c_stops_at_once(first):
     with StopRequests():
         signal.raise_signal(first)
@@ -24,7 +40,95 @@ def test_another_ctrl_c_stops_at_once(first):
 
 
 def test_handlers_are_given_back():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in SIGNALS]
     with StopRequests():
         pass
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_signal_that_comes_from_the_launcher_too_does_not_end_what_is_ending(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "error.json")
+    before = [signal.getsignal(number) for number in SIGNALS]
+    try:
+        with StopRequests() as stop:
+            signal.raise_signal(signal.SIGUSR1)
+        for number in SIGNALS:
+            # Python gives handlers of its own back before it ends, but leaves these.
+            assert signal.getsignal(number) == signal.SIG_IGN
+        assert stop.received == signal.SIGUSR1
+    finally:
+        for number, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequests() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+_WRITES_TO_A_LOST_TERMINAL = """
+import os, sys, time
+from tfm.runtime.interruption import StopRequests
+with StopRequests() as stop:
+    print("ready", file=sys.stderr, flush=True)
+    while stop.received is None:
+        time.sleep(0.01)
+    print("saving", file=sys.stderr, flush=True)
+    open(sys.argv[1], "w").close()
+"""
+
+
+def test_a_run_saves_though_its_terminal_is_closed(tmp_path):
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", _WRITES_TO_A_LOST_TERMINAL, tmp_path / "saved"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as process:
+        os.close(theirs)
+        assert b"ready" in os.read(ours, 100)
+        os.close(ours)
+        assert process.wait(timeout=10) == 0
+    assert (tmp_path / "saved").exists()
+
+
+_FOLLOWS = """
+import os, sys, time
+from tfm.runtime.interruption import StopRequests, stop_with_launcher
+stop_with_launcher()
+with StopRequests() as stop:
+    open(sys.argv[1] + "/started", "w").close()
+    while stop.received is None:
+        time.sleep(0.01)
+    open(sys.argv[1] + "/saved", "w").write(str(stop.received))
+"""
+_DIES = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[2], sys.argv[1]], start_new_session=True)
+while not os.path.exists(sys.argv[1] + "/started"):
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+
+
+def appears(path):
+    deadline = time.monotonic() + 10
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return path.exists()
+
+
+def test_a_process_saves_and_stops_if_its_launcher_is_killed(tmp_path):
+    environment = os.environ | {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
+    command = [sys.executable, "-c", _DIES, tmp_path, _FOLLOWS]
+    done = subprocess.run(command, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert appears(tmp_path / "saved")

@@ -111,6 +111,36 @@ def test_a_damaged_manifest_is_named(manifest, content):
         Manifest.load(manifest.data_dir)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": 1},
+        {"source": None},
+        {"target": "../../de"},
+        {"target": "de/"},
+        {"settings": []},
+        {"settings": {"subword": 3}},
+        {"settings": {"task": "cooking"}},
+        {"steps": {"binarize": {}}},
+        {"steps": {"binarize": {"inputs": {}, "outputs": [], "result": {}}}},
+        {"steps": []},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_another_kind_of_value_is_damaged(manifest, change):
+    path = manifest.data_dir / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    for read in (Manifest.load, create):
+        with pytest.raises(DataError, match=r"manifest\.json is damaged"):
+            read(manifest.data_dir)
+
+
+def test_text_that_is_no_file_has_no_fingerprint(manifest):
+    manifest.text_path("train", "en").mkdir()
+    with pytest.raises(DataError, match=r"train\.en does not exist or is no file"):
+        manifest.text_fingerprints(["train"])
+
+
 def test_the_newest_dataset_is_the_one_last_worked_on(tmp_path):
     for age, name in enumerate(("a", "b", "c")):
         create(tmp_path / name)

@@ -368,3 +368,12 @@ def test_the_wmt14_recipes_fit_archives_of_their_layout(tmp_path, name):
     assert all(line.replace("\u200c", "").replace("\u200d", "").isprintable() for line in sources)
     manifest = json.loads((tmp_path / name / "manifest.json").read_text(encoding="utf-8"))
     assert len(manifest["steps"]["clean"]["result"]["train"]["texts"]) == len(recipe.train)
+
+
+def test_a_link_that_leads_to_itself_is_one_error(tmp_path):
+    train = write_files(tmp_path, train_en="a\n", train_de="b\n")["train"]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.en").symlink_to("train.en")
+    recipe = recipe_from_files(name="x", train=train)
+    prepare(recipe, tmp_path / "data", text_only=True)
+    assert (tmp_path / "data" / "train.en").read_text() == "a\n"

@@ -119,9 +119,11 @@ def test_piped_translations_are_scored_against_what_generate_noted(tmp_path, mon
 
 def test_the_note_is_read_only_after_standard_input_has_ended(tmp_path, monkeypatch, files):
     class LateNote(io.BytesIO):
-        def read(self, *_):
-            write_note(tmp_path / "runs", reference=str(files["reference"]))
-            return super().read()
+        def readline(self, *size):
+            line = super().readline(*size)
+            if not line:
+                write_note(tmp_path / "runs", reference=str(files["reference"]))
+            return line
 
     write_note(tmp_path / "runs", reference=str(tmp_path / "of an older generation"))
     data = "".join(f"{line}\n" for line in HYPOTHESES).encode()
@@ -166,7 +168,7 @@ def test_line_counts_that_differ_are_named_with_their_files(tmp_path, files):
 def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path, files):
     path = tmp_path / "latin1.de"
     path.write_bytes("eins\nfünf\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin1\.de, line 2, is not UTF-8"):
+    with pytest.raises(DataError, match=r"latin1\.de, line 2 is not UTF-8"):
         score(path, [files["reference"]], config=CONFIG, runs_dir=Path())
 
 
@@ -309,3 +311,30 @@ def test_what_each_setting_is_about_is_known():
 def test_scoring_starts_without_torch():
     code = "import sys, tfm.stages.score; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"format": 2}, {"reference": 5}, {"source": ["x"]}, {"source": None}],
+    ids=str,
+)
+def test_a_note_of_another_form_is_refused(tmp_path, change):
+    write_note(tmp_path, **change)
+    with pytest.raises(DataError, match=r"last-generation\.json is not of format 1"):
+        default_reference(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_what_no_file_can_be_called_is_refused(name):
+    with pytest.raises(DataError, match="is no name that a file can have"):
+        read_lines(Path(name))
+
+
+def test_a_line_without_end_is_not_read_into_memory():
+    with pytest.raises(DataError, match=r"/dev/zero, line 1 has 16 MiB or more"):
+        read_lines(Path("/dev/zero"))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    (tmp_path / "text").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+    assert read_lines(tmp_path / "text") == ["one", "\ufefftwo"]

@@ -170,6 +170,19 @@ def test_a_truncated_model_is_no_model(tmp_path, model):
         Vocabulary.load(tmp_path)
 
 
+def test_a_model_whose_pieces_are_no_utf8_is_no_model(tmp_path, model):
+    damaged = model.content.replace("\N{LOWER ONE EIGHTH BLOCK}".encode(), b"\xe2\xff\x81")
+    (tmp_path / "bpe.model").write_bytes(damaged)
+    with pytest.raises(DataError, match=r"bpe\.model is no SentencePiece model"):
+        Vocabulary.load(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["\ud800", "a\udfff b"])
+def test_half_a_surrogate_pair_is_no_text(model, line):
+    with pytest.raises(DataError, match="half a surrogate pair"):
+        model.encode(["sound", line])
+
+
 def test_a_folder_without_model_says_how_to_get_one(tmp_path):
     with pytest.raises(DataError, match=r'no subword model .* run "tfm learn-bpe"'):
         Vocabulary.load(tmp_path)

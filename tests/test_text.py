@@ -1,13 +1,16 @@
 """Reading of text: where lines end, SGML, and what is refused."""
 
+import contextlib
 import gzip
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.data import text
-from tfm.data.text import read_lines, read_pairs
+from tfm.data.text import in_chunks, read_lines, read_pairs
 from tfm.errors import DataError
 
 
@@ -58,6 +61,36 @@ def test_a_segment_without_an_end_is_damage(tmp_path, content):
         read(tmp_path, content.encode(), "x.sgm")
 
 
+def test_a_tag_may_go_on_in_the_next_line(tmp_path):
+    content = b'<srcset>\n<seg\n  id="1"\n>one</seg\n>\nbetween\n<seg>two</seg></srcset>'
+    assert read(tmp_path, content, "x.sgm") == ["one", "two"]
+
+
+@pytest.mark.parametrize("content", [b"<seg id=1\n" * 9, b"<seg <seg>a</seg>", b"<seg"])
+def test_a_tag_without_an_end_is_damage(tmp_path, content):
+    with pytest.raises(DataError, match=r"x\.sgm is cut short or damaged"):
+        read(tmp_path, content, "x.sgm")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"<seg>" + b"\n" * 1_000_000,
+        b"<seg" * 1_000_000,
+        b"<seg\n" * 1_000_000,
+        b"<seg>" + b" " * 1_000_000 + b"x</seg>",
+        b"</seg" + b" " * 1_000_000,
+        b"<seg>" + b"</seg" * 200_000,
+        b"<seg>" + b"&#" * 500_000 + b"</seg>",
+    ],
+    ids=lambda content: repr(content[:12]),
+)
+def test_no_file_takes_time_by_the_square_of_its_size(tmp_path, content):
+    """Any of these would take hours."""
+    with contextlib.suppress(DataError):
+        assert len(read(tmp_path, content, "x.sgm")) <= 1
+
+
 def test_a_segment_that_never_ends_is_not_read_into_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "_MAX_SEGMENT_BYTES", 100)
     with pytest.raises(DataError, match="</seg>"):
@@ -98,3 +131,29 @@ def test_a_known_number_of_lines_is_checked(tmp_path):
 def test_a_compressed_file_read_as_text_is_refused_in_strict_reading(tmp_path):
     with pytest.raises(DataError, match="UTF-8"):
         read(tmp_path, gzip.compress(b"text\n"))
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_not_waited_for(tmp_path, make):
+    make(tmp_path / "text.en")
+    with pytest.raises(DataError, match=r"text\.en is a folder, a pipe or a device"):
+        list(read_lines(tmp_path / "text.en", strict=False))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "text.en").symlink_to("text.en")
+    with pytest.raises(DataError, match=r"text\.en cannot be read"):
+        list(read_lines(tmp_path / "text.en", strict=False))
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=50), st.binary(max_size=50)), max_size=30),
+    st.integers(1, 2000),
+)
+def test_chunks_hold_all_pairs_in_order_and_little_text_each(pairs, chunk_bytes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "_CHUNK_BYTES", chunk_bytes)
+        chunks = list(in_chunks(pairs))
+    assert [pair for chunk in chunks for pair in chunk] == pairs
+    for chunk in chunks:
+        assert sum(len(source) + len(target) for source, target in chunk[:-1]) < chunk_bytes

@@ -1,20 +1,26 @@
 """tfm train: run folders, resuming, stopping, and what it refuses."""
 
+import errno
 import itertools
 import json
 import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
 
-from tfm.config import read_toml, run_config
+from tfm.config import BinarizeConfig, read_toml, run_config
 from tfm.data.synthetic import generate_pairs
 from tfm.errors import CheckpointError, DataError, TrainingError, UsageError
+from tfm.runtime import saving
 from tfm.runtime.checkpoint import checkpoints, load_info, load_weights
 from tfm.runtime.interruption import InterruptedRunError
+from tfm.runtime.lock import FolderLock, LockedFolderError
+from tfm.stages.binarize import binarize
 from tfm.stages.forecast import forecast
-from tfm.stages.train import open_data, train
+from tfm.stages.train import train
+from tfm.stages.training_data import open_data
 from tfm.training.trainer import Trainer
 from tfm.translator import Translator
 
@@ -53,9 +59,9 @@ def signal_after(monkeypatch):
     def arrange(number, step):
         original = Trainer.step
 
-        def interrupted(self, rows):
-            report = original(self, rows)
-            if report.step == step:
+        def interrupted(self, rows, **options):
+            report = original(self, rows, **options)
+            if report is not None and report.step == step:
                 signal.raise_signal(number)
             return report
 
@@ -77,7 +83,7 @@ def straight(data_dir, tiny_run, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_report(straight, monkeypatch):
     """One run with a report is enough: drawing takes longer than training here."""
-    monkeypatch.setattr("tfm.stages.train.write_report", lambda _: None)
+    monkeypatch.setattr("tfm.stages.session.write_report", lambda _: None)
 
 
 def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(straight):
@@ -161,16 +167,43 @@ def test_signals_save_and_stop(data_dir, tiny_run, tmp_path, signal_after, numbe
     assert steps(tmp_path / "run") == [2]
 
 
-def test_a_signal_at_a_checkpoint_keeps_what_it_scored(data_dir, tiny_run, tmp_path, signal_after):
-    signal_after(signal.SIGTERM, 4)
+# At a checkpoint, and at the last.
+@pytest.mark.parametrize("step", [12, 24])
+def test_a_signal_does_not_wait_for_a_validation_which_is_made_up_for(
+    straight, data_dir, tmp_path, signal_after, step
+):
+    run, run_dir, result = straight
+    signal_after(signal.SIGTERM, step)
     with pytest.raises(InterruptedRunError):
-        train(data_dir, tmp_path / "run", tiny_run())
-    assert "loss" in load_info(checkpoints(tmp_path / "run")[-1]).metrics
+        train(data_dir, tmp_path / "run", run)
+    assert records(tmp_path / "run", "validation")[-1]["step"] == step - 6
+    saved = checkpoints(tmp_path / "run")[-1]
+    assert load_info(saved).metrics == {}
+    assert train(data_dir, tmp_path / "run", run) == replace(result, run_dir=tmp_path / "run")
+    assert "loss" in load_info(saved).metrics
+    assert records(tmp_path / "run") == records(run_dir)
 
 
-def test_a_signal_in_the_last_step_finishes_the_run(data_dir, tiny_run, tmp_path, signal_after):
-    signal_after(signal.SIGTERM, 12)
-    assert train(data_dir, tmp_path / "run", tiny_run()).step == 12
+def test_a_disk_that_stays_full_does_not_keep_a_run_from_validating(
+    data_dir, tiny_run, tmp_path, monkeypatch
+):
+    def save(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(saving, "save_checkpoint", save)
+    monkeypatch.setattr(saving, "_RETRY_SECONDS", 0.0)  # at every step
+    run = tiny_run(training={"checkpoint_minutes": 0.01, "max_minutes": 0.06})
+    object.__setattr__(run.training, "checkpoint_steps", None)
+    object.__setattr__(run.training, "max_steps", 1_000_000)
+    with pytest.raises(CheckpointError):
+        train(data_dir, tmp_path / "run", run)
+    assert len(records(tmp_path / "run", "validation")) >= 3
+
+
+def test_patience_without_a_validation_split_is_refused(other_data, tiny_run, tmp_path):
+    run = tiny_run(model={"tied_embeddings": "two-way"}, training={"patience": 2})
+    with pytest.raises(UsageError, match=r"patience has no effect: .* has no validation split"):
+        train(other_data, tmp_path / "run", run)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +211,7 @@ def test_a_signal_in_the_last_step_finishes_the_run(data_dir, tiny_run, tmp_path
     [
         ({"model": {"d_ff": 64}}, "model.d_ff was 32, not 64"),
         ({"optimizer": {"warmup_steps": 7}}, "optimizer.warmup_steps was 40, not 7"),
-        ({"batching": {"max_tokens": 99}}, "batching.max_tokens was 250, not 99"),
+        ({"batching": {"bucket_tokens": 99}}, "batching.bucket_tokens was 100, not 99"),
         ({"training": {"seed": 2}}, "training.seed was 1"),
     ],
     ids=str,
@@ -211,13 +244,41 @@ def test_another_subword_model_is_refused_when_resuming(straight, other_data, ti
         train(other_data, straight[1], run)
 
 
-def test_a_damaged_checkpoint_is_refused_when_resuming(straight, data_dir, tmp_path):
+def test_parts_of_another_size_are_another_device_and_not_another_run(
+    straight, data_dir, tiny_run, tmp_path
+):
+    _, run_dir, _ = straight
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    longer = {"max_steps": 25, "checkpoint_steps": 6}
+    result = train(data_dir, copy, tiny_run(batching={"max_tokens": 99}, training=longer))
+    assert result.step == 25
+
+
+def test_other_data_is_refused_when_resuming(straight, data_dir, tiny_run, tmp_path, make_dataset):
+    run, run_dir, _ = straight
+    other = shutil.copytree(data_dir, tmp_path / "data")
+    lines = [(other / f"train.{language}").read_text().splitlines() for language in ("en", "de")]
+    for language, side in zip(("en", "de"), lines, strict=True):
+        (other / f"train.{language}").write_text("".join(f"{line}\n" for line in side[::-1]))
+    binarize(other, BinarizeConfig(jobs=1))
+    with pytest.raises(UsageError, match="was started on other data than"):
+        train(other, shutil.copytree(run_dir, tmp_path / "run"), run)
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
+    straight, data_dir, tmp_path, capsys
+):
     run, run_dir, _ = straight
     copy = shutil.copytree(run_dir, tmp_path / "run")
-    newest = checkpoints(copy)[-1] / "training.pt"
-    newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"training\.pt: it is damaged"):
-        train(data_dir, copy, run)
+    newest = checkpoints(copy)[-1]
+    damaged = newest / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    train(data_dir, copy, run)
+    said = capsys.readouterr().err
+    assert str(damaged) in said
+    assert f"resuming {copy} at step 18" in said
+    assert records(copy) == records(run_dir)
+    assert same_weights(checkpoints(copy)[-1], checkpoints(run_dir)[-1])
 
 
 def test_newest_and_best_checkpoints_are_kept(data_dir, tiny_run, tmp_path):
@@ -258,8 +319,9 @@ def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, limit, epo
 
 def test_checkpoints_come_by_the_minute_too(data_dir, tiny_run, tmp_path, monkeypatch):
     clock = itertools.count(step=0.5)  # seconds; it is read several times a step
-    monkeypatch.setattr("tfm.stages.train.time.monotonic", lambda: next(clock))
-    tables = {"training": {"checkpoint_minutes": 0.1, "max_steps": 20}}
+    monkeypatch.setattr("tfm.stages.session.time.monotonic", lambda: next(clock))
+    # The watchdog's clock runs as fast.
+    tables = {"training": {"checkpoint_minutes": 0.1, "max_steps": 20, "stall_minutes": 1e6}}
     run = tiny_run(**tables)
     object.__setattr__(run.training, "checkpoint_steps", None)
     train(data_dir, tmp_path / "run", run)
@@ -277,12 +339,71 @@ def test_bleu_is_measured_with_its_signature_and_decides_on_the_best(data_dir, t
     assert 0 <= validation["bleu"] == result.metrics["bleu"] <= 100
 
 
-def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(data_dir, tiny_run, tmp_path):
-    run = tiny_run(optimizer={"learning_rate": 1e30}, training={"checkpoint_steps": 1})
-    with pytest.raises(TrainingError, match="not finite"):
+def test_steps_that_are_not_finite_are_skipped_and_too_many_end_the_run(
+    data_dir, tiny_run, tmp_path
+):
+    run = tiny_run(
+        optimizer={"learning_rate": 1e30},
+        training={"checkpoint_steps": 1, "max_skipped_steps": 3},
+    )
+    with pytest.raises(TrainingError) as stopped:
         train(data_dir, tmp_path / "run", run)
+    skipped = records(tmp_path / "run", "skipped")
+    assert [line["step"] for line in skipped] == [2, 3, 4]
     kept = checkpoints(tmp_path / "run")[-1]
+    pairs = ", ".join(map(str, sorted(skipped[-1]["pairs"])[:10]))
+    for said in ("step 4: loss", "3 steps in a row", pairs, str(kept), "learning rate"):
+        assert said in str(stopped.value)
+    assert load_info(kept).step == 3
     assert all(tensor.isfinite().all() for tensor in load_weights(kept).values())
+
+
+def test_two_runs_in_one_folder_are_one_too_many(data_dir, tiny_run, tmp_path):
+    with (
+        FolderLock(tmp_path / "run"),
+        pytest.raises(LockedFolderError, match="is being written to by process"),
+    ):
+        train(data_dir, tmp_path / "run", tiny_run())
+    assert train(data_dir, tmp_path / "run", tiny_run()).step == 12
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_end_a_run(
+    straight, data_dir, tmp_path, monkeypatch, capsys
+):
+    run, run_dir, _ = straight
+    original, tries = saving.save_checkpoint, itertools.count(1)
+
+    def save(*args, **options):
+        if next(tries) in (2, 3):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(*args, **options)
+
+    monkeypatch.setattr(saving, "save_checkpoint", save)
+    train(data_dir, tmp_path / "run", run)
+    assert steps(tmp_path / "run") == [6, 24]
+    said = capsys.readouterr().err
+    assert "cannot save step 12" in said
+    assert "is saved again, at step 24" in said
+    assert records(tmp_path / "run") == records(run_dir)
+    assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
+
+
+def test_a_run_whose_end_cannot_be_saved_fails(data_dir, tiny_run, tmp_path, monkeypatch):
+    def save(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(saving, "save_checkpoint", save)
+    with pytest.raises(CheckpointError, match="not saved yet: disk full"):
+        train(data_dir, tmp_path / "run", tiny_run())
+
+
+def test_saving_in_the_background_changes_nothing(straight, data_dir, tiny_run, tmp_path):
+    _, run_dir, _ = straight
+    options = {"max_steps": 24, "checkpoint_steps": 6, "background_saving": True}
+    train(data_dir, tmp_path / "run", tiny_run(training=options))
+    assert steps(tmp_path / "run") == [6, 12, 18, 24]
+    for ours, theirs in zip(checkpoints(tmp_path / "run"), checkpoints(run_dir), strict=True):
+        assert same_weights(ours, theirs)
 
 
 def test_separate_vocabularies_train_and_translate_without_validation(
@@ -325,3 +446,9 @@ def test_a_forecast_counts_what_the_run_will_do(data_dir, tiny_run, straight):
     weights = load_weights(checkpoints(run_dir)[-1])
     assert found.cost.num_parameters == sum(tensor.numel() for tensor in weights.values())
     assert found.parts_per_step > 1
+
+
+def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):
+    with pytest.raises(UsageError, match="shard has no effect on a single process"):
+        train(data_dir, tmp_path / "run", tiny_run(training={"shard": True}))
+    assert not (tmp_path / "run").exists()

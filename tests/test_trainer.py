@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -13,10 +14,15 @@ from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.errors import TrainingError
 from tfm.model.cost import model_cost
 from tfm.model.transformer import Transformer
-from tfm.runtime.device import choose_compute
-from tfm.training.trainer import Trainer, batch_loss, evaluate
+from tfm.runtime.device import Compute, choose_compute
+from tfm.runtime.files import sha256_of
+from tfm.training.loss import PartLoss, batch_loss
+from tfm.training.progress import Wishes
+from tfm.training.trainer import Trainer, evaluate
 
 VOCAB_SIZES = (400, 400)
+COMPUTE = Compute(torch.device("cpu"), torch.float32)
+NO_DROPOUT = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
 
 # Of `test_the_first_steps_are_those_that_were_recorded`, every fifth step.
 RECORDED_LOSSES = [6.16976, 5.39860, 4.69432, 4.01166, 3.43903, 2.85940, 2.32656, 1.99175]
@@ -32,7 +38,10 @@ def counting_data(tmp_path_factory):
         np.save(folder / f"train.{name}.tokens.npy", np.concatenate(sentences).astype(np.uint16))
         offsets = np.cumsum([0, *map(len, sentences)])
         np.save(folder / f"train.{name}.offsets.npy", offsets.astype(np.int64))
-    DatasetIndex(source="en", target="de", fingerprint="", num_pairs={"train": 200}).save(folder)
+    sha256 = {path.name: sha256_of(path) for path in folder.glob("*.npy")}
+    DatasetIndex(
+        source="en", target="de", fingerprint="", num_pairs={"train": 200}, sha256=sha256
+    ).save(folder)
     return ParallelDataset(folder, "train", vocab_sizes=VOCAB_SIZES)
 
 
@@ -52,7 +61,7 @@ def new_trainer(data_dir, tiny_run):
 
 
 def take(trainer, num_steps):
-    return list(itertools.islice(trainer, num_steps))
+    return [trainer.step(rows) for rows in itertools.islice(trainer.batches(), num_steps)]
 
 
 def losses(reports):
@@ -111,7 +120,8 @@ def test_stopping_at_the_end_of_an_epoch_begins_the_next(new_trainer):
     take(stopped, stopped.batcher.num_batches())
     resumed.load_state(stopped.state())
     [report] = take(resumed, 1)
-    assert (report.epoch, resumed.position.batch) == (2, 1)
+    first_batch = resumed.batcher.epoch(2)[0]
+    assert (report.epoch, resumed.position.examples) == (2, len(first_batch))
 
 
 def test_progress_is_counted(new_trainer):
@@ -126,7 +136,7 @@ def test_progress_is_counted(new_trainer):
 def test_the_step_follows_the_mean_loss_over_all_parts(new_trainer):
     """Against one plain step of torch's Adam on the whole batch."""
     changes = {
-        "model": {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0},
+        "model": NO_DROPOUT,
         "optimizer": {"learning_rate": 0.01, "warmup_steps": 1, "adam_epsilon": 1e-3},
     }
     trainer, plain = new_trainer(**changes), new_trainer(**changes)
@@ -167,23 +177,163 @@ def test_clipping_keeps_the_gradient_norm_to_its_limit(new_trainer):
     assert moved == pytest.approx(0.01, rel=0.02)
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_update(new_trainer):
+def test_a_step_whose_loss_is_not_finite_changes_nothing_and_is_counted(new_trainer):
     trainer = new_trainer(optimizer={"learning_rate": 1e30, "warmup_steps": 1})
-    good = take(trainer, 1)
+    [good] = take(trainer, 1)
     before = weights(trainer)
-    with pytest.raises(TrainingError, match=r"step 2: loss .*: not finite; .*learning rate"):
-        take(trainer, 1)
+    bad = take(trainer, 3)
+    assert [good.skipped, *(report.skipped for report in bad)] == [False, True, True, True]
     assert all(map(torch.equal, before, weights(trainer)))
-    assert trainer.position.step == len(good)
+    position = trainer.position
+    assert (position.step, position.skipped, position.skipped_in_a_row) == (4, 3, 3)
 
 
-def test_in_fp16_too_a_loss_that_is_not_finite_stops(new_trainer):
+def test_training_goes_on_after_steps_that_were_skipped(new_trainer):
+    trainer = new_trainer()
+    take(trainer, 1)
+    output_weight = trainer.model.output_weight.data
+    kept = output_weight[5].clone()
+    output_weight[5] = math.nan
+    assert take(trainer, 1)[0].skipped
+    output_weight[5] = kept
+    [report] = take(trainer, 1)
+    assert not report.skipped
+    assert (trainer.position.skipped, trainer.position.skipped_in_a_row) == (1, 0)
+    # Adam's bias correction counts updates, not steps.
+    assert trainer.state()["updates"] == 2
+
+
+def test_in_fp16_too_a_loss_that_is_not_finite_is_skipped(new_trainer):
     trainer = new_trainer(training={"precision": "fp16"})
     take(trainer, 2)
     with torch.no_grad():
         trainer.model.output_weight[5] = math.nan
-    with pytest.raises(TrainingError, match="step 3: loss nan"):
+    assert take(trainer, 1)[0].skipped
+
+
+def scale_of(trainer):
+    return trainer.state()["gradient"]["loss_scale"]
+
+
+def with_scale(trainer, value):
+    state = trainer.state()
+    state["gradient"]["loss_scale"] = {"value": value, "good_steps": 0}
+    trainer.load_state(state)
+    return trainer
+
+
+def test_a_gradient_that_overflows_in_fp16_is_computed_again_at_a_smaller_scale(new_trainer):
+    trainer, plain = (new_trainer(training={"precision": "fp16"}) for _ in range(2))
+    with_scale(trainer, 2.0**24)
+    [report], [expected] = take(trainer, 1), take(plain, 1)
+    assert trainer.gradient.overflows > 0
+    assert not report.skipped
+    assert scale_of(trainer)["value"] == 2.0 ** (24 - trainer.gradient.overflows)
+    assert report.loss == expected.loss
+    assert report.gradient_norm == pytest.approx(expected.gradient_norm, rel=0.01)
+
+
+def test_where_fp16_overflows_at_any_scale_fp32_takes_its_place(new_trainer):
+    trainer, exact = new_trainer(training={"precision": "fp16"}), new_trainer()
+    for each in (trainer, exact):
+        with torch.no_grad():  # beyond 65,504, the largest number of fp16, but in one sum
+            each.model.encoder[0].feed_forward.inner.weight *= 1e6
+    [report], [expected] = take(trainer, 1), take(exact, 1)
+    assert report.loss == expected.loss
+    assert not report.skipped
+    assert trainer.gradient.overflows == 1
+    assert scale_of(trainer)["value"] == 2.0**16
+
+
+class OutOfMemory:
+    """Makes a device's memory too small for parts beyond some size."""
+
+    def __init__(self, monkeypatch, most_rows):
+        original = PartLoss.forward
+
+        def forward(module, part):
+            if len(part.source) > most_rows:
+                raise torch.OutOfMemoryError("tried to allocate")
+            return original(module, part)
+
+        monkeypatch.setattr(PartLoss, "forward", forward)
+
+
+def test_a_step_that_is_out_of_memory_is_done_again_in_smaller_parts(new_trainer, monkeypatch):
+    changes = {
+        "model": NO_DROPOUT,
+        "batching": {"max_tokens": 10_000},
+        "optimizer": {"adam_epsilon": 1e-3},  # else what rounding leaves of zero counts as much
+    }
+    plain = new_trainer(**changes)
+    expected = take(plain, 3)
+    OutOfMemory(monkeypatch, most_rows=8)
+    small = new_trainer(**changes)
+    assert len(small.batcher.split(small.batcher.epoch(1)[0])) == 1
+    found = take(small, 3)
+    assert [report.loss for report in found] == pytest.approx(
+        [report.loss for report in expected], rel=1e-5
+    )
+    for ours, theirs in zip(weights(small), weights(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    assert small.gradient.out_of_memory >= 1
+    # What was learnt about the device is not forgotten.
+    take(small, 1)
+    again = new_trainer(**changes)
+    again.load_state(small.state())
+    before = again.gradient.out_of_memory
+    take(again, 3)
+    assert again.gradient.out_of_memory == before
+
+
+def test_a_sentence_that_memory_is_too_small_for_ends_the_run(new_trainer, monkeypatch):
+    OutOfMemory(monkeypatch, most_rows=0)
+    trainer = new_trainer()
+    with pytest.raises(TrainingError, match=r"step 1: out of memory with a part of \d+ tokens"):
         take(trainer, 1)
+
+
+def test_other_errors_are_not_taken_for_memory(new_trainer, monkeypatch):
+    def broken(module, part):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(PartLoss, "forward", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        take(new_trainer(), 1)
+
+
+@pytest.mark.parametrize("asked_before_part", [1, 2, 3])
+def test_a_stop_in_the_middle_of_a_step_leaves_everything_as_before_it(
+    new_trainer, asked_before_part
+):
+    straight, stopped = new_trainer(), new_trainer()
+    expected = take(straight, 4)
+    found = take(stopped, 2)
+    before, position = weights(stopped), asdict(stopped.position)
+    asked = itertools.count(1)
+
+    def wishes():
+        return Wishes(stop=15 if next(asked) >= asked_before_part else 0)
+
+    rows = next(stopped.batches())
+    assert len(stopped.batcher.split(rows)) > 1
+    assert stopped.step(rows, wishes=wishes) is None
+    assert stopped.gradient.agreed.stop == 15
+    assert asdict(stopped.position) == position
+    assert all(map(torch.equal, before, weights(stopped)))
+    assert losses(found + take(stopped, 2)) == losses(expected)
+    assert_same_weights(stopped, straight)
+
+
+def test_draws_of_dropout_follow_from_step_and_part_alone(new_trainer):
+    """So any process may compute any part."""
+    trainer = new_trainer()
+    rows = trainer.batcher.epoch(1)[0]
+    torch.manual_seed(999)
+    one = trainer.step(rows)
+    other = new_trainer()
+    torch.manual_seed(0)
+    assert other.step(rows).loss == one.loss
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -209,7 +359,7 @@ def test_evaluation_is_the_plain_loss_over_all_pairs_without_dropout(new_trainer
         config = type(trainer._run.batching)(batch_tokens=60, bucket_tokens=60,
                                              max_tokens=max_tokens)  # fmt: skip
         batcher = Batcher(dataset, config, seed=0)
-        results.append(evaluate(trainer.model, batcher, trainer._compute))
+        results.append(evaluate(trainer.model, batcher, COMPUTE))
     assert results[0] == pytest.approx(results[1], rel=1e-5)
 
     trainer.model.eval()
@@ -226,15 +376,13 @@ def test_training_goes_on_after_an_evaluation_as_if_there_had_been_none(new_trai
     one, other = new_trainer(), new_trainer()
     take(one, 4)
     take(other, 2)
-    evaluate(other.model, other.batcher, other._compute)
+    evaluate(other.model, other.batcher, COMPUTE)
     take(other, 2)
     assert_same_weights(one, other)
 
 
 def test_the_first_steps_are_those_that_were_recorded(new_trainer, counting_data):
     """Without dropout, whose random numbers may change with torch; a tolerance for other CPUs."""
-    trainer = new_trainer(
-        counting_data, model={"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
-    )
+    trainer = new_trainer(counting_data, model=NO_DROPOUT)
     found = [report.loss for report in take(trainer, 40)][4::5]
     assert found == pytest.approx(RECORDED_LOSSES, rel=1e-3)

@@ -13,10 +13,19 @@ from tfm.errors import CheckpointError, DataError, TfmError, UsageError
 from tfm.model.build import new_model
 from tfm.runtime.checkpoint import checkpoints
 from tfm.runtime.device import choose_compute
-from tfm.translator import Translator
+from tfm.runtime.files import sha256_of
+from tfm.search.hypothesis import Hypothesis
+from tfm.translator import Translator, models
 
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven"]
 SHORT = SearchConfig(max_extra_length=5)
+
+
+def edit(folder, **changes):
+    """Change what a model's settings say, as its owner may."""
+    record = json.loads((folder / "config.json").read_text())
+    del record["checksum"]
+    (folder / "config.json").write_text(json.dumps({**record, **changes}))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +71,7 @@ def test_n_best_translations_come_best_first(translator):
 
 def test_a_model_folder_is_all_that_is_needed(translator, trained_run, tmp_path):
     moved = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "elsewhere")
-    (moved / "training.pt").unlink()
+    (moved / "training.safetensors").unlink()
     assert Translator.load(moved, device="cpu").translate(LINES, SHORT) == Translator.load(
         checkpoints(trained_run)[-1], device="cpu"
     ).translate(LINES, SHORT)
@@ -174,8 +183,7 @@ def test_settings_that_contradict_each_other_are_refused(translator):
 
 def test_a_models_own_settings_are_what_it_searches_with(model_dir):
     own = {"search": "sample", "temperature": 0.7, "max_extra_length": 3}
-    record = json.loads((model_dir / "config.json").read_text())
-    (model_dir / "config.json").write_text(json.dumps({**record, "search": own}))
+    edit(model_dir, search=own)
     translator = Translator.load(model_dir, device="cpu")
     assert translator.search(LINES) == translator.search(LINES, SearchConfig(**own))
     assert translator.search(LINES) != translator.search(LINES, SearchConfig(max_extra_length=3))
@@ -231,7 +239,7 @@ def test_a_sentence_longer_than_the_table_of_positions_is_translated(translator)
 
 
 def test_translating_leaves_a_model_in_training_as_it_was(translator):
-    [model] = translator._models
+    [model] = translator._models._models
     model.train()
     first, second = (translator.translate(LINES, SHORT) for _ in range(2))
     assert model.training
@@ -241,6 +249,77 @@ def test_translating_leaves_a_model_in_training_as_it_was(translator):
 
 def test_text_of_any_script_is_taken(translator):
     assert len(translator.translate(["日本語 \u2028 \u0000 🙂", "\ud7ff"], SHORT)) == 2
+
+
+def test_a_translation_that_spells_the_end_of_a_line_stays_in_one(translator, monkeypatch):
+    end_of_line = [i for i in range(400) if translator._vocabulary.target.pieces([i]) == ["<0x0A>"]]
+    found = [Hypothesis(tokens=(*end_of_line, *end_of_line), log_prob=-1.0, score=-1.0)]
+    monkeypatch.setattr(models, "search", lambda *_, **__: [found])
+    assert len(end_of_line) == 1
+    assert translator.translate(["seven"]) == ["  "]
+
+
+def test_targets_that_would_take_all_memory_are_refused(translator):
+    with pytest.raises(
+        DataError, match=r"^target 2 has \d+,\d+ tokens, more than 4,096: shorten it"
+    ):
+        translator.score_targets(["a", "b"], ["a", "x" * 100_000])
+    with pytest.raises(DataError, match=r"^prefix 1 has \d+,\d+ tokens, more than 4,096"):
+        translator.search(["a"], prefixes=["x" * 100_000])
+
+
+# --- too little memory
+
+
+@pytest.fixture(
+    params=[torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: …")],
+    ids=["gpu", "cpu"],
+)
+def memory_for_two(request, monkeypatch):
+    """A device whose memory is too small to search for more than two sentences."""
+    sizes = []
+
+    def search(model, source, *rest, **settings):
+        sizes.append(len(source))
+        if len(source) > 2:
+            raise request.param
+        return in_full(model, source, *rest, **settings)
+
+    in_full = models.search
+    monkeypatch.setattr(models, "search", search)
+    return sizes
+
+
+def test_a_batch_that_memory_is_too_small_for_is_translated_in_halves(
+    translator, memory_for_two, monkeypatch, capsys
+):
+    lines = ["seven", "on Monday", "8", "nine", "ten"]
+    found = translator.search(lines, SHORT) + translator.search(lines, SHORT)
+    assert memory_for_two == 2 * [5, 3, 2, 1, 2]
+    assert capsys.readouterr().err.count("too little memory for a batch") <= 1
+    monkeypatch.undo()
+    expected = 2 * translator.search(lines, SHORT)
+    assert [t.text for [t] in found] == [t.text for [t] in expected]
+    scores = [t.score for [t] in expected]
+    assert [t.score for [t] in found] == pytest.approx(scores, abs=1e-5)
+
+
+def test_a_sentence_that_memory_is_too_small_for_is_named(translator, monkeypatch):
+    def search(*_, **__):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(models, "search", search)
+    with pytest.raises(DataError, match=r"^line 7 with its \d tokens needs more memory than"):
+        translator.search(["", "seven"], SHORT, first_line=6)
+
+
+def test_other_failures_are_not_taken_for_a_lack_of_memory(translator, monkeypatch):
+    def search(*_, **__):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(models, "search", search)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        translator.search(["seven", "eight"], SHORT)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -275,13 +354,15 @@ def test_a_subword_model_of_another_run_is_refused(model_dir, tmp_path, make_dat
     pairs = [("a b c d", "d c b a")] * 20
     other = make_dataset(tmp_path / "other", {"train": pairs}, vocab_size=266)
     shutil.copy(other / "bpe.model", model_dir / "bpe.model")
+    digests = {name: sha256_of(model_dir / name) for name in ("bpe.model", "model.safetensors")}
+    edit(model_dir, sha256=digests)
     with pytest.raises(CheckpointError, match="was trained with subword model"):
         Translator.load(model_dir, device="cpu")
 
 
 def test_weights_of_another_shape_are_refused(model_dir):
-    text = (model_dir / "config.json").read_text()
-    (model_dir / "config.json").write_text(text.replace('"d_ff": 32', '"d_ff": 64'))
+    run = json.loads((model_dir / "config.json").read_text())["run"]
+    edit(model_dir, run={**run, "model": {**run["model"], "d_ff": 64}})
     with pytest.raises(CheckpointError, match=r"weights and config\.json are not of one model"):
         Translator.load(model_dir, device="cpu")
 
@@ -292,7 +373,7 @@ def test_a_path_that_is_no_model_is_refused(tmp_path):
 
 
 def test_dropout_is_off_after_loading(trained_run):
-    [model] = Translator.load(trained_run, device="cpu")._models
+    [model] = Translator.load(trained_run, device="cpu")._models._models
     source, lengths = torch.tensor([[5, 6, 2]]), torch.tensor([3])
     with torch.no_grad():
         assert not torch.equal(*(model.encode(source, lengths) for _ in range(2)))

@@ -246,3 +246,17 @@ def test_repairs_of_several_trees_add_up():
 def test_a_sentence_without_words_has_no_tree():
     with pytest.raises(ValueError, match="at least one word"):
         restore(["(S", ")S"], [])
+
+
+def test_a_sentence_of_any_length_and_depth_is_restored():
+    """By the square of its length, this would take hours."""
+    depth = 100_000
+    tree, repairs = restore(["(S"] * depth + ["XX"] + [")NP", ")S"] * depth, ["word"])
+    assert words_of(tree) == ["word"]
+    assert repairs.total > 0
+
+
+def test_a_word_outside_of_trees_is_shown_short(read):
+    with pytest.raises(DataError) as caught:
+        read("x" * 100_000)
+    assert len(str(caught.value)) < 400

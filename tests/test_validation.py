@@ -7,7 +7,7 @@ import torch
 
 from tfm.model.build import new_model
 from tfm.runtime.device import Compute
-from tfm.stages.train import open_data
+from tfm.stages.training_data import open_data
 from tfm.stages.validation import Validator
 
 

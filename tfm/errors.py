@@ -27,3 +27,7 @@ class CheckpointError(TfmError):
 
 class TrainingError(TfmError):
     """A run that cannot go on."""
+
+
+class LostPeersError(TrainingError):
+    """The other processes of a run are gone: why, they or their launcher know."""

@@ -4,6 +4,9 @@
 #     examples/wmt14/run.sh base                  # or big
 #     PAIR=en-fr examples/wmt14/run.sh big
 #     MIRROR=/data/archives examples/wmt14/run.sh base
+#     GPUS=8 examples/wmt14/run.sh base           # or auto; else one
+#
+# What follows the name of the model goes to tfm train: examples/wmt14/run.sh big --shard
 #
 # It can be stopped at any time: run it again and it goes on.
 #
@@ -19,7 +22,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 config=$here/$arch.toml
 [ ! -f "$here/$arch-$pair.toml" ] || config=$here/$arch-$pair.toml
 mirror=${MIRROR:-} data=data/wmt14-$pair run=runs/wmt14-$pair-$arch
-prepare=() train=() lines=3003
+prepare=() train=("${@:2}") lines=3003
 case $mirror in "" | *://*) ;; *) mirror=$(cd "$mirror" && pwd) ;; esac
 
 if [ -n "$smoke" ]; then
@@ -30,13 +33,14 @@ if [ -n "$smoke" ]; then
         [ -d archives ] || "$here/smoke/mirror.sh" archives
     fi
     prepare=(--no-verify --vocab-size "$pieces")
-    train=(--max-steps 10 --checkpoint-steps 5 --batch-tokens 250 --warmup-steps 10)
+    train+=(--max-steps 10 --checkpoint-steps 5 --batch-tokens 250 --warmup-steps 10)
     train+=(--log-steps 1 --validation-beam 0 --best-metric loss)
     lines=100
 fi
 
 tfm prepare "wmt14-$pair" --out "$data" ${mirror:+--mirror "$mirror"} ${prepare[@]+"${prepare[@]}"}
-tfm train "$data" --config "$config" --run "$run" ${train[@]+"${train[@]}"}
+tfm train "$data" --config "$config" --run "$run" ${GPUS:+--gpus "$GPUS"} \
+    ${train[@]+"${train[@]}"}
 tfm average "$run"
 head -n "$lines" "$data/test.en" > "$run/test.en"
 head -n "$lines" "$data/test.${pair#en-}" > "$run/test.${pair#en-}"

@@ -7,6 +7,7 @@ import typer
 
 from tfm import __version__
 from tfm.errors import UsageError
+from tfm.runtime.world import World
 
 DATA_ROOT = Path("data")
 RUNS_ROOT = Path("runs")
@@ -57,5 +58,6 @@ def dataset(given: Path | None) -> Path:
 
 
 def say(message: str) -> None:
-    """Tell the user something, on stderr."""
-    typer.echo(message, err=True)
+    """Tell the user something, on stderr; of many processes, one speaks."""
+    if World.from_environment().is_first:
+        typer.echo(message, err=True)

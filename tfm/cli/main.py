@@ -1,13 +1,19 @@
 """The entry point: runs a command and turns what goes wrong into one line and an exit code."""
 
+import io
 import os
 import sys
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
 from tfm.cli.commands import app
-from tfm.errors import TfmError, UsageError
+from tfm.errors import LostPeersError, TfmError, UsageError
+from tfm.runtime.failures import has_launcher, report_failure
+from tfm.runtime.interruption import InterruptedRunError, stop_with_launcher
+from tfm.runtime.world import World
 
 _INTERRUPTED = 130  # what typer makes of Ctrl-C
 
@@ -15,6 +21,11 @@ _INTERRUPTED = 130  # what typer makes of Ctrl-C
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and an exit code."""
     _replace_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # text is, whatever the locale says
+    # Or torch would warn, in its own many lines, of each connection to a process that has ended.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    stop_with_launcher()
     code = 1
     try:
         try:
@@ -22,20 +33,57 @@ def main() -> None:
         finally:
             sys.stdout.flush()
         if code == _INTERRUPTED:
-            _say("tfm: stopped")
+            _fail("stopped", exit_code=code)
     except typer.TyperException as error:
-        _say(f"tfm: {_wrong_usage(error)}")
-        code = UsageError.exit_code
+        code = _fail(_wrong_usage(error), exit_code=UsageError.exit_code)
+    except InterruptedRunError as stop:
+        code = _stop(stop)
     except TfmError as error:
-        _say(f"tfm: {error}")
-        code = error.exit_code
+        is_consequence = isinstance(error, LostPeersError)
+        code = _fail(str(error), exit_code=error.exit_code, is_consequence=is_consequence)
     except BrokenPipeError:
         _drop_output()  # whoever read it has had enough: be quiet
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _say(f"tfm: {where}{error.strerror or error}")
+        code = _fail(f"{where}{error.strerror or error}")
         _drop_output()
+    except Exception as error:
+        if not report_failure(_named(error), trace=traceback.format_exc()):
+            raise
+        code = 1
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process.
+
+    One that works with others does so at once: Python's own end would abort it, exit code and all,
+    if a thread still waits for them.
+    """
+    if World.from_environment().size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
+
+
+def _fail(message: str, *, exit_code: int = 1, is_consequence: bool = False) -> int:
+    """Tell the user, or the launcher, which tells what many say once; return the exit code."""
+    if not report_failure(message, exit_code=exit_code, is_consequence=is_consequence):
+        _say(f"tfm: {message}")
+    return exit_code
+
+
+def _stop(stop: InterruptedRunError) -> int:
+    """Tell the user where a run has stopped, and return the exit code."""
+    if World.from_environment().is_first:
+        _say(f"tfm: {stop}")
+    # To a launcher it would be a failure, for which it ends the others before they are through.
+    return 0 if has_launcher() else stop.exit_code
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _wrong_usage(error: typer.TyperException) -> str:
@@ -59,4 +107,6 @@ def _drop_output() -> None:
 
 
 def _say(message: str) -> None:
-    typer.echo(message, err=True)
+    """Print one line, whatever a file name in it may hold."""
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    typer.echo("".join(shown), err=True)

@@ -1,5 +1,6 @@
 """Commands that make a model: train, average."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,9 @@ from tfm.config import (
     run_toml,
     settings_from,
 )
+from tfm.runtime.world import Layout, World
+
+PROCESSES_PANEL = "Processes"
 
 
 @app.command(rich_help_panel=MODELS_PANEL)
@@ -43,6 +47,40 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print all settings as TOML, and stop.")
     ] = False,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[N|auto]",
+            help="A process for each of so many GPUs of this machine; auto takes all.",
+            rich_help_panel=PROCESSES_PANEL,
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            help="So many processes on the CPU of this machine.", rich_help_panel=PROCESSES_PANEL
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            help="So many machines, each with this command.", rich_help_panel=PROCESSES_PANEL
+        ),
+    ] = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option(
+            help="Which of the machines this is, counted from 0.", rich_help_panel=PROCESSES_PANEL
+        ),
+    ] = None,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where the machines meet: at a free port of machine 0.",
+            rich_help_panel=PROCESSES_PANEL,
+        ),
+    ] = None,
     *,
     given: Given,
 ) -> None:
@@ -51,24 +89,64 @@ def train(
     Examples:
       tfm train --arch tiny
 
-      tfm train data/wmt14-en-de --arch big --max-steps 50000
+      tfm train data/wmt14-en-de --arch big --gpus 8
+
+      tfm train --gpus 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500
     """
+    layout = Layout.from_flags(
+        gpus=gpus,
+        processes=processes,
+        nodes=nodes,
+        node_rank=node_rank,
+        rendezvous=rendezvous,
+        device=given.get("training", {}).get("device"),
+    )
     file_table = {} if config is None else read_toml(config)
-    settings = run_config(arch, file_table, given)
+    settings = run_config(arch, file_table, _with_device(given, layout))
     if print_config:
         typer.echo(run_toml(settings), nl=False)
         return
+    if not dry_run:
+        _launch_if_asked(layout)
     folder = dataset(data)
     if dry_run:
         from tfm.cli.output import print_forecast
+        from tfm.runtime.launch import num_local_processes
         from tfm.stages.forecast import forecast
 
-        print_forecast(forecast(folder, settings))
+        num_processes = layout.nodes * num_local_processes(layout)
+        print_forecast(forecast(folder, settings, num_processes=num_processes))
         return
     from tfm.stages.train import train as run_stage
 
     result = run_stage(folder, run or RUNS_ROOT / f"{folder.name}-{settings.arch}", settings)
-    say(f"next: tfm average {result.run_dir}")
+    if World.from_environment().is_first:
+        say(f"next: tfm average {result.run_dir}")
+
+
+def _with_device(given: Given, layout: Layout) -> Given:
+    """The given flags and the device that --gpus and --processes imply."""
+    if layout.device is None:
+        return given
+    return {**given, "training": {**given.get("training", {}), "device": layout.device}}
+
+
+def _launch_if_asked(layout: Layout) -> None:
+    """Run this command in several processes if they are asked for, and this is none of them yet.
+
+    It then does not return.
+    """
+    world = World.from_environment()
+    if world.launcher is not None:
+        layout.check(world)
+        return
+    if layout.local_size == layout.nodes == 1:
+        return
+    from tfm.runtime.launch import launch, num_local_processes
+
+    if layout.nodes > 1 or num_local_processes(layout) > 1:
+        # What the first process has said of its end is enough.
+        raise SystemExit(launch(layout, [sys.executable, "-m", "tfm", *sys.argv[1:]]))
 
 
 @app.command(rich_help_panel=MODELS_PANEL)

@@ -27,10 +27,13 @@ def print_forecast(forecast: "Forecast") -> None:
     table.add_row("vocabulary", f"{source:,} source and {target:,} target pieces")
     table.add_row("dataset", f"{forecast.data_dir}, {forecast.num_pairs:,} training pairs")
     table.add_row("device", forecast.compute)
+    where = f"on each of {forecast.num_processes} devices"
+    if forecast.num_processes == 1:
+        where = "on one device"
     table.add_row(
         "global batch",
         f"{forecast.tokens_per_step:,.0f} target tokens a step, "
-        f"in {forecast.parts_per_step:.1f} parts on one device",
+        f"in {forecast.parts_per_step:.1f} parts {where}",
     )
     table.add_row(
         "steps",
@@ -63,10 +66,11 @@ def print_translations(
     for index, (line, found) in enumerate(translations, start=1):
         if as_json:
             record = {"source": line, "translations": [_known(asdict(each)) for each in found]}
-            print(json.dumps(record, ensure_ascii=False))  # noqa: T201
+            print(json.dumps(record, ensure_ascii=False), flush=True)  # noqa: T201
             continue
         for each in found:
-            print(f"{index}\t{each.score:.4f}\t{each.text}" if number else each.text)  # noqa: T201
+            text = f"{index}\t{each.score:.4f}\t{each.text}" if number else each.text
+            print(text, flush=True)  # noqa: T201
 
 
 def _known(record: dict[str, Any]) -> dict[str, Any]:
@@ -94,12 +98,13 @@ def print_scored_targets(
                 "log_prob": target.log_prob,
                 "tokens": [{"piece": piece, "log_prob": value} for piece, value in tokens],
             }
-            print(json.dumps(record, ensure_ascii=False))  # noqa: T201
+            print(json.dumps(record, ensure_ascii=False), flush=True)  # noqa: T201
         elif per_token:
             for piece, value in tokens:
-                print(f"{index}\t{value:.4f}\t{piece}")  # noqa: T201
+                print(f"{index}\t{value:.4f}\t{piece}", flush=True)  # noqa: T201
         else:
-            print(f"{target.score:.4f}\t{target.log_prob:.4f}\t{len(tokens)}\t{target.text}")  # noqa: T201
+            figures = f"{target.score:.4f}\t{target.log_prob:.4f}\t{len(tokens)}"
+            print(f"{figures}\t{target.text}", flush=True)  # noqa: T201
 
 
 def print_scores(result: "ScoreResult", *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from tfm.cli.app import RUNS_ROOT, TRANSLATIONS_PANEL, app, say
 from tfm.cli.options import Given, with_settings
 from tfm.config import ScoreConfig, SearchConfig, settings_from
 from tfm.errors import UsageError
+from tfm.runtime.world import Layout
 
 if TYPE_CHECKING:
     from tfm.scoring.metric import MetricName
@@ -51,6 +52,17 @@ def generate(
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")
     ] = "auto",
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[N|auto]",
+            help="Share the work among so many GPUs of this machine; auto takes all.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(help="Share the work, and the cores, among so many processes on the CPU."),
+    ] = None,
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"], typer.Option(help="Arithmetic of matrix products.")
     ] = "auto",
@@ -91,13 +103,21 @@ def generate(
       tfm generate --search sample --top-p 0.9 --n-best 5 --input in.en
 
       tfm generate --input in.en --score-target out.de
+
+      tfm generate --gpus 8 < in.en > out.de
     """
+    # MKL's sums otherwise depend, in their last bits, on the number of threads: then N processes
+    # would not find the very scores that one finds. It reads this when it first computes.
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     from tfm.cli.output import print_scored_targets, print_translations
+    from tfm.runtime.launch import num_local_processes
     from tfm.stages.generate import generate as run_stage
     from tfm.stages.generate import plan_generation, score_targets
 
     settings = given.get("search", {})
     _check_forced(settings, is_forced=score_target is not None, per_token=per_token, json=json)
+    layout = Layout.from_flags(gpus=gpus, processes=processes, device=device)
+    num_processes = num_local_processes(layout)
     plan = plan_generation(
         models or [],
         input_path=input_,
@@ -110,11 +130,24 @@ def generate(
     names = ", ".join(map(str, plan.models))
     if score_target is not None:
         say(f"generate: {names} scores {score_target} as translation of {plan.source}")
-        scored = score_targets(plan, config, device=device, precision=precision)
+        scored = score_targets(
+            plan,
+            config,
+            device=layout.device or device,
+            precision=precision,
+            num_processes=num_processes,
+        )
         print_scored_targets(scored, as_json=json, per_token=per_token)
         return
     say(f"generate: {names} translates {plan.source}")
-    translations = run_stage(plan, config, device=device, precision=precision, runs_dir=RUNS_ROOT)
+    translations = run_stage(
+        plan,
+        config,
+        device=layout.device or device,
+        precision=precision,
+        runs_dir=RUNS_ROOT,
+        num_processes=num_processes,
+    )
     print_translations(translations, as_json=json, number=config.n_best > 1)
 
 

@@ -56,6 +56,12 @@ class BatchingConfig(Settings):
         "A device takes a batch in parts of at most so many tokens a side, with padding.",
         at_least=1,
     )
+    shares: int = setting(
+        1,
+        "Split batches in a multiple of so many parts: one process draws dropout as so many do.",
+        at_least=1,
+        at_most=65_536,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +99,25 @@ class TrainingConfig(Settings):
         1, "Beam for the score in validation; 0 leaves it out.", at_least=0, at_most=64
     )
     log_steps: int = setting(50, "Steps between two lines of metrics.jsonl.", at_least=1)
+    background_saving: bool = setting(
+        False, "Write checkpoints from a copy in memory while training goes on."
+    )
+    max_skipped_steps: int = setting(
+        10,
+        "Stop after so many steps in a row that were skipped, as loss or gradient was not finite.",
+        at_least=1,
+    )
+    stall_minutes: float = setting(
+        10.0, "End a run of which a process does not come on for so many minutes.", at_least=0.01
+    )
+    shard: bool = setting(
+        False,
+        "Spread weights and optimiser state over processes (FSDP): for models too large for one.",
+    )
     device: DeviceName = setting("auto", "Where to compute.")
     precision: Precision = setting(
-        "auto", "Arithmetic of matrix products; auto is bf16 on GPUs that have it, else fp32."
+        "auto",
+        "Arithmetic of matrix products; auto is bf16 on GPUs, fp16 on older ones, else fp32.",
     )
 
     def problems(self) -> Iterator[str]:

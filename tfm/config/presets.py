@@ -7,7 +7,7 @@ from typing import Any
 
 from tfm.config.groups import RunConfig
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.config.schema import Settings, Table, settings_and_problems, settings_to
+from tfm.config.schema import Settings, Table, settings_and_problems, settings_to, shown
 from tfm.errors import UsageError
 
 # What a preset's model is, where that is not the Transformer.
@@ -113,7 +113,7 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
     elif named and named[-1] != arch:
         raise UsageError(f"arch {arch} contradicts arch {named[-1]} in the file: leave one out")
     if arch not in list(PRESETS):
-        raise UsageError(f"there is no arch {arch!r}: choose one of {', '.join(PRESETS)}")
+        raise UsageError(f"there is no arch {shown(arch)}: choose one of {', '.join(PRESETS)}")
     kinds = {
         name: kind for name, kind in typing.get_type_hints(RunConfig).items() if name != "arch"
     }
@@ -125,7 +125,7 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
             if name in kinds and isinstance(values, Mapping):
                 merged[name].update(values)
             elif name != "arch":
-                problems.append(f"unknown section [{name}]: sections are {', '.join(kinds)}")
+                problems.append(f"unknown section {shown(name)}: sections are {', '.join(kinds)}")
     groups = {}
     for name, kind in kinds.items():
         groups[name], more = settings_and_problems(kind, merged[name])

@@ -1,6 +1,7 @@
 """What a setting is, and how a group of settings is read from a table."""
 
 import math
+import reprlib
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,8 @@ T = TypeVar("T")
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
 Table = Mapping[str, Any]
+
+_MOST = 2**63 - 1
 
 
 def setting(
@@ -49,12 +52,22 @@ class Settings:
             low, high = item.metadata["at_least"], item.metadata["at_most"]
             if value is None or isinstance(value, str):
                 continue
-            if not math.isfinite(value):
+            if isinstance(value, int):
+                high = _MOST if high is None else high
+            elif not math.isfinite(value):
                 yield f"{item.name} is {value}, but must be a finite number"
             if low is not None and value < low:
-                yield f"{item.name} is {value}, but must be at least {low}"
+                yield f"{item.name} is {shown(value)}, but must be at least {low}"
             if high is not None and value > high:
-                yield f"{item.name} is {value}, but must be at most {high}"
+                yield f"{item.name} is {shown(value)}, but must be at most {high}"
+
+
+def shown(value: Any) -> str:
+    """A value as a message has it: short, whatever it is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes out no number of more than some thousand digits
+        return "a number of thousands of digits"
 
 
 def settings_from(kind: type[SettingsT], table: Table) -> SettingsT:
@@ -80,7 +93,7 @@ def settings_and_problems(kind: type[SettingsT], table: Table) -> tuple[Settings
     hints = typing.get_type_hints(kind)
     known = [item.name for item in fields(kind)]
     problems = [
-        f"unknown setting {name!r} in [{kind.section}]: it has {', '.join(known)}"
+        f"unknown setting {shown(name)} in [{kind.section}]: it has {', '.join(known)}"
         for name in table
         if name not in known
     ]
@@ -103,10 +116,13 @@ def _converted(value: Any, hint: Any) -> Any:
         hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
     if typing.get_origin(hint) is Literal:
         if value not in typing.get_args(hint):
-            raise TypeError(f"is {value!r}, but must be one of {', '.join(typing.get_args(hint))}")
+            known = ", ".join(typing.get_args(hint))
+            raise TypeError(f"is {shown(value)}, but must be one of {known}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > _MOST:
+            raise TypeError(f"is {shown(value)}, which is too large")
         return float(value)
     if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    raise TypeError(f"is {value!r}, but must be of type {hint.__name__}")
+    raise TypeError(f"is {shown(value)}, but must be of type {hint.__name__}")

@@ -19,6 +19,10 @@ else:
         import tomli as tomllib
 
 
+_MAX_BYTES = 1 << 20
+_MAX_DOTS = 100  # of a line: a key of thousands of parts would take minutes
+
+
 def run_toml(run: RunConfig) -> str:
     """All settings of a run as a TOML file, each with its help."""
     lines = [f'arch = "{run.arch}"']
@@ -33,14 +37,29 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        UsageError: It is not there or not TOML; the message says where it breaks.
+        UsageError: It cannot be read or is not TOML; the message says where it breaks.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = _read_text(path)
+        if any(line.count(".") > _MAX_DOTS for line in text.splitlines()):
+            raise UsageError(f"{path} has a line with more than {_MAX_DOTS} dots: divide it")
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except RecursionError:
+        raise UsageError(f"{path} is not a TOML file of settings: it nests too deeply") from None
+    except ValueError as error:  # a number of thousands of digits is not TOMLDecodeError's
         raise UsageError(f"{path} is not a TOML file: {error}") from error
+
+
+def _read_text(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise UsageError(f"{path} is larger than {_MAX_BYTES:,} bytes: this is no file of settings")
+    return content.decode("utf-8")
 
 
 def _toml_line(item: Field[Any], group: Settings) -> str:

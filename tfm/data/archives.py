@@ -1,35 +1,44 @@
-"""Unpacking of text from tar archives and gzip files, without trusting them.
+"""Unpacking of text from tar archives and compressed files, without trusting them.
 
 Nothing is written but the members asked for, each to a path that the caller names; the names in an
 archive are only compared. What expands beyond all reason is refused.
 """
 
+import bz2
 import contextlib
 import gzip
 import io
-import tarfile
+import lzma
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import Any
 
+from tfm.data.tar import Member, Readable, TarDamageError, read_members
 from tfm.errors import DataError
 from tfm.runtime.files import atomic_write
 from tfm.runtime.reporting import Progress
 
 _BLOCK_BYTES = 1 << 20
-_GZIP_MAGIC = b"\x1f\x8b"
+_OPENERS: Mapping[bytes, Callable[[Any], Readable]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+}
 _NUM_NAMES_SHOWN = 5
 # Text packs to a third or a fifth of its size; small files may well be very repetitive.
 _MAX_EXPANSION = 100
 _ALWAYS_ALLOWED_BYTES = 64 << 20
-_DAMAGES = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
+# Damage may also pass for a request for more memory than there is.
+_DAMAGES = (TarDamageError, EOFError, OSError, zlib.error, lzma.LZMAError, MemoryError)
 
 
 def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
     """Stream members of a tar archive, plain or compressed, to files in one pass.
 
-    Members whose name ends in .gz are decompressed on the way.
+    Members whose name ends in .gz are decompressed on the way. Of several members of one name, the
+    last counts, as it does for tar. The archive is read to its end, where compression has its
+    checksum.
 
     Args:
         archive: The archive.
@@ -39,23 +48,22 @@ def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
         DataError: A member is missing, not a regular file or too big to be text, or the archive is
             cut short or damaged.
     """
-    missing = dict(outputs)
+    missing = set(outputs)
     names: list[str] = []
-    with _explained(archive), _metered(archive) as packed, _open_tar(packed) as tar:
-        while missing and (member := tar.next()):
-            # tarfile remembers every member, and a hostile archive has many.
-            tar.members.clear()  # type: ignore[attr-defined]
+    with _metered(archive) as packed:
+        for member in _members(packed, archive):
             name = member.name.removeprefix("./")
             if len(names) <= _NUM_NAMES_SHOWN:
                 names.append(name)
-            if name in missing:
-                _extract(tar, member, missing.pop(name), archive)
+            if name in outputs:
+                _extract(member, outputs[name], archive)
+                missing.discard(name)
     if missing:
-        held = ", ".join(names[:_NUM_NAMES_SHOWN]) or "nothing"
+        held = ", ".join(map(_shown, names[:_NUM_NAMES_SHOWN])) or "nothing"
         more = ", …" if len(names) > _NUM_NAMES_SHOWN else ""
         raise DataError(
-            f"{archive} has no member {' and no '.join(missing)}: it is another archive, or cut "
-            f"short; it holds {held}{more}"
+            f"{archive} has no member {' and no '.join(sorted(missing))}: it is another archive; "
+            f"it holds {held}{more}"
         )
 
 
@@ -65,9 +73,12 @@ def unpack_file(packed: Path, output: Path) -> None:
     Raises:
         DataError: It is cut short or damaged, or too big to be text.
     """
-    is_gzip, size = packed.suffix == ".gz", packed.stat().st_size
-    with _explained(packed), _metered(packed) as file:
-        _write(file, output, is_gzip=is_gzip, packed_bytes=size, origin=packed)
+    with _metered(packed) as file:
+        content: Readable = file
+        if packed.suffix == ".gz":
+            size = packed.stat().st_size
+            content = _Unpacked(file, gzip.open, origin=packed, packed_bytes=size)
+        _write(content, output, origin=packed)
 
 
 class _MeteredFile(io.FileIO):
@@ -80,6 +91,41 @@ class _MeteredFile(io.FileIO):
     def read(self, size: int | None = -1, /) -> bytes:
         block = super().read(size)
         self._bar.update(len(block))
+        return block
+
+
+class _Unpacked:
+    """What a compressed stream holds.
+
+    Args:
+        packed: The stream.
+        opener: Decompresses it.
+        origin: The file, for messages.
+        packed_bytes: Size of the stream, which says how much is too much.
+    """
+
+    def __init__(
+        self, packed: Any, opener: Callable[[Any], Readable], *, origin: Path, packed_bytes: int
+    ) -> None:
+        self._stream = opener(packed)
+        self._origin = origin
+        self._packed_bytes = packed_bytes
+        self._num_bytes = 0
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes, at most so many.
+
+        Raises:
+            DataError: The stream is damaged, or expands beyond all reason.
+        """
+        with _explained(self._origin):
+            block = self._stream.read(size)
+        self._num_bytes += len(block)
+        if self._num_bytes > max(_ALWAYS_ALLOWED_BYTES, _MAX_EXPANSION * self._packed_bytes):
+            raise DataError(
+                f"{self._origin} holds something that expands to more than {_MAX_EXPANSION} times "
+                f"its packed size of {self._packed_bytes:,} bytes: this is no text"
+            )
         return block
 
 
@@ -103,40 +149,41 @@ def _explained(packed: Path) -> Iterator[None]:
         ) from error
 
 
-def _open_tar(packed: _MeteredFile) -> tarfile.TarFile:
-    is_gzip = packed.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+def _members(packed: _MeteredFile, archive: Path) -> Iterator[Member]:
+    """The members of an archive, plain or compressed."""
+    start = packed.read(max(map(len, _OPENERS)))
     packed.seek(0)
-    # tarfile would read gzip too, but the module of its own notices wrong sums and lengths.
-    if is_gzip:
-        return tarfile.open(fileobj=gzip.open(packed), mode="r|", bufsize=_BLOCK_BYTES)
-    return tarfile.open(fileobj=packed, mode="r|*", bufsize=_BLOCK_BYTES)
+    content: Readable = packed
+    for magic, opener in _OPENERS.items():
+        if start.startswith(magic):
+            size = archive.stat().st_size
+            content = _Unpacked(packed, opener, origin=archive, packed_bytes=size)
+    with _explained(archive):
+        yield from read_members(content)
 
 
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, output: Path, archive: Path) -> None:
-    content = tar.extractfile(member) if member.isreg() else None
-    if content is None:
+def _extract(member: Member, output: Path, archive: Path) -> None:
+    if not member.is_file:
         raise DataError(
             f"{member.name} in {archive} is a link, a folder or a device, not a file: take an "
             "archive that has the text itself"
         )
-    is_gzip = member.name.endswith(".gz")
-    packed_bytes = member.size if is_gzip else archive.stat().st_size
-    with content:
-        _write(content, output, is_gzip=is_gzip, packed_bytes=packed_bytes, origin=archive)
+    content: Readable = member.content
+    if member.name.endswith(".gz"):
+        content = _Unpacked(content, gzip.open, origin=archive, packed_bytes=member.size)
+    _write(content, output, origin=archive)
 
 
-def _write(
-    content: IO[bytes], output: Path, *, is_gzip: bool, packed_bytes: int, origin: Path
-) -> None:
-    limit = max(_ALWAYS_ALLOWED_BYTES, _MAX_EXPANSION * packed_bytes)
-    num_bytes = 0
-    with atomic_write(output) as out, contextlib.ExitStack() as stack:
-        text = stack.enter_context(gzip.open(content)) if is_gzip else content
-        while block := text.read(_BLOCK_BYTES):
-            num_bytes += len(block)
-            if num_bytes > limit:
-                raise DataError(
-                    f"{origin} holds something that expands to more than {_MAX_EXPANSION} times "
-                    f"its packed size of {packed_bytes:,} bytes: this is no text"
-                )
+def _write(content: Readable, output: Path, *, origin: Path) -> None:
+    with atomic_write(output) as out:
+        while block := _read(content, origin):
             out.write(block)
+
+
+def _read(content: Readable, origin: Path) -> bytes:
+    with _explained(origin):
+        return content.read(_BLOCK_BYTES)
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() else repr(name)

@@ -1,5 +1,6 @@
 """Batches of sentence pairs by approximate length (Vaswani et al. 2017, §5.1)."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -74,6 +75,10 @@ class Batcher:
         """[N] source and target lengths of some pairs, EOS included."""
         return self._source_lengths[rows], self._target_lengths[rows]
 
+    def longest(self, rows: Rows) -> int:
+        """Tokens of the longest side of some pairs, EOS included."""
+        return int(np.maximum(*self.lengths(rows)).max(initial=0))
+
     def num_batches(self) -> int:
         """Batches of an epoch, the same in each."""
         return -(-(len(self._bucket_starts) + 1) // self._buckets_per_batch())
@@ -98,29 +103,42 @@ class Batcher:
         groups = (shuffled[start : start + size] for start in range(0, len(buckets), size))
         return [np.concatenate(group) for group in groups]
 
-    def split(self, rows: Rows) -> list[Rows]:
+    def split(
+        self, rows: Rows, *, max_tokens: int | None = None, multiple_of: int = 1
+    ) -> list[Rows]:
         """Split a batch into parts that a device can take at once.
 
         Args:
             rows: The rows of the batch.
+            max_tokens: Most tokens of a part a side, with padding; the settings' if not given.
+            multiple_of: The number of parts is a multiple of it, if the sentences are enough.
 
         Returns:
-            Rows of parts of at most `max_tokens` tokens a side with padding, the longest
-            sentences first; a sentence beyond that is a part of its own.
+            Rows of parts of about equal size, the longest sentences first; a sentence beyond
+            `max_tokens` is a part of its own.
         """
         longest = np.maximum(self._source_lengths[rows], self._target_lengths[rows])
         order = np.argsort(-longest, kind="stable")
-        parts = []
-        start = 0
-        while start < len(rows):
-            size = max(1, self._config.max_tokens // int(longest[order[start]]))
-            parts.append(rows[order[start : start + size]])
-            start += size
+        rows, lengths = rows[order], longest[order]
+        limit = max_tokens or self._config.max_tokens
+        num_parts = -(-len(_part_starts(lengths, limit)) // multiple_of) * multiple_of
+        # The smallest size that still needs no more parts than that makes them alike.
+        sizes = range(1, limit + 1)
+        most = bisect_left(sizes, True, key=lambda n: len(_part_starts(lengths, n)) <= num_parts)
+        starts = _part_starts(lengths, sizes[min(most, limit - 1)])
+        parts = np.split(rows, starts[1:])
+        while len(parts) < min(num_parts, len(rows)):
+            largest = max(range(len(parts)), key=lambda index: len(parts[index]))
+            parts[largest : largest + 1] = np.array_split(parts[largest], 2)
         return parts
 
+    def part(self, rows: Rows) -> Batch:
+        """Build a part of a batch."""
+        return build_batch(self._dataset, rows)
+
     def parts(self, rows: Rows) -> Iterator[Batch]:
-        """Build the parts of a batch."""
-        return (build_batch(self._dataset, part) for part in self.split(rows))
+        """Build the parts of a batch, one after another."""
+        return map(self.part, self.split(rows))
 
     def _cut(self, ends: Rows) -> Rows:
         """Where buckets start, but the first, among the pairs sorted by length.
@@ -136,6 +154,20 @@ class Batcher:
 
     def _buckets_per_batch(self) -> int:
         return max(1, round(self._config.batch_tokens / self._config.bucket_tokens))
+
+
+def _part_starts(lengths: Rows, max_tokens: int) -> list[int]:
+    """Where parts of at most so many tokens with padding start.
+
+    Args:
+        lengths: [N] lengths of the sentences, falling.
+        max_tokens: Most tokens of a part.
+    """
+    starts, start = [], 0
+    while start < len(lengths):
+        starts.append(start)
+        start += max(1, max_tokens // int(lengths[start]))
+    return starts
 
 
 def build_batch(dataset: ParallelDataset, rows: Rows) -> Batch:

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import CleaningConfig
-
-BytesPair = tuple[bytes, bytes]
+from tfm.data.text import BytesPair, in_chunks
 
 RULES = ("not_utf8", "empty", "too_long", "length_ratio", "copy", "duplicate")
 
@@ -22,8 +21,6 @@ _INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"
 )
 _RATIO_ALLOWANCE = 10
-_CHUNK_BYTES = 1 << 22
-_PAIR_OVERHEAD_BYTES = 100
 
 
 @dataclass(kw_only=True)
@@ -82,7 +79,7 @@ class Cleaner:
                 counts.kept += 1
                 yield pair
             return
-        for chunk in _chunks(self._passing(pairs, counts)):
+        for chunk in in_chunks(self._passing(pairs, counts)):
             new = self._seen.add(_pair_hashes(chunk))
             num_new = int(new.sum())
             counts.kept += num_new
@@ -173,20 +170,6 @@ class SeenHashes:
             run.sort(kind="stable")  # which merges runs that are sorted already
         if len(run):
             self._runs.append(run)
-
-
-def _chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:
-    """Group pairs into lists of bounded memory."""
-    chunk: list[BytesPair] = []
-    size = 0
-    for pair in pairs:
-        chunk.append(pair)
-        size += len(pair[0]) + len(pair[1]) + _PAIR_OVERHEAD_BYTES
-        if size >= _CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
 
 
 def _pair_hashes(pairs: list[BytesPair]) -> npt.NDArray[np.uint64]:

@@ -2,24 +2,35 @@
 
 A folder holds, for each split and language, `SPLIT.LANGUAGE.tokens.npy` (all ids one after another,
 in the smallest integer type that fits the vocabulary), `SPLIT.LANGUAGE.offsets.npy` (where each
-sentence starts, and the end) and, written last, `dataset.json` with the format version, the counts
-and the fingerprint of the subword model.
+sentence starts, and the end) and, written last, `dataset.json` with the format version, the counts,
+the fingerprint of the subword model and the checksum of each file, which is compared whenever a
+split is opened.
 """
 
-import tokenize
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tfm.data.manifest import LANGUAGE
 from tfm.data.subword import PAD
 from tfm.errors import DataError
-from tfm.runtime.files import read_json, write_json
+from tfm.runtime.files import read_json, sha256_of, write_json
 
-FORMAT = 1
+FORMAT = 2
+
+_KINDS = ("tokens", "offsets")
+_MAX_HEADER_BYTES = 256
+_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[<>|][iu][1248])', 'fortran_order': False, "
+    rb"'shape': \((?P<length>[0-9]{1,15}),\), \} *\n",
+    re.DOTALL,
+)
 
 Ids = npt.NDArray[np.integer[Any]]
 Rows = npt.NDArray[np.int64]
@@ -34,19 +45,21 @@ class DatasetIndex:
         target: Target language.
         fingerprint: Of the vocabulary that the ids belong to.
         num_pairs: Sentence pairs of each split.
+        sha256: Checksum of each .npy file, by its name; `save` computes them.
     """
 
     source: str
     target: str
     fingerprint: str
     num_pairs: Mapping[str, int]
+    sha256: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, bin_dir: Path) -> "DatasetIndex":
         """Read the index of a binarized dataset.
 
         Raises:
-            DataError: There is none, or it has another format.
+            DataError: There is none, it has another format or is damaged.
         """
         path = bin_dir / "dataset.json"
         if not path.is_file():
@@ -54,14 +67,24 @@ class DatasetIndex:
         content = read_json(path)
         if content.pop("format", None) != FORMAT:
             raise DataError(f'{path} is not of format {FORMAT}: run "tfm binarize --force"')
-        names = {item.name for item in fields(cls)}
-        if content.keys() != names or not isinstance(content["num_pairs"], dict):
+        if content.keys() != {item.name for item in fields(cls)} or not _is_sound(content):
             raise DataError(f'{path} is damaged: run "tfm binarize --force"')
         return cls(**content)
 
+    def files(self, split: str) -> list[str]:
+        """Names of the .npy files of a split."""
+        return _file_names(split, (self.source, self.target))
+
+    def checksum(self, split: str) -> str:
+        """Hexadecimal digest of the pairs of a split, in their order; it tells data apart."""
+        digests = "".join(self.sha256[name] for name in self.files(split))
+        return hashlib.sha256(digests.encode()).hexdigest()
+
     def save(self, bin_dir: Path) -> None:
-        """Write the index; with it the dataset is complete."""
-        write_json(bin_dir / "dataset.json", {"format": FORMAT, **self.__dict__})
+        """Write the index, with the checksums of the files as they are; it makes them a dataset."""
+        names = [name for split in self.num_pairs for name in self.files(split)]
+        sha256 = {name: sha256_of(bin_dir / name) for name in names}
+        write_json(bin_dir / "dataset.json", {"format": FORMAT, **self.__dict__, "sha256": sha256})
 
 
 class TokenSequences:
@@ -134,6 +157,8 @@ class ParallelDataset:
         index = DatasetIndex.load(bin_dir)
         if split not in index.num_pairs:
             raise DataError(f"{bin_dir} has no {split} split: it has {', '.join(index.num_pairs)}")
+        for name in index.files(split):
+            _check_file(bin_dir / name, index)
         self.source, self.target = (
             TokenSequences(bin_dir, f"{split}.{language}", vocab_size=size)
             for language, size in zip((index.source, index.target), vocab_sizes, strict=True)
@@ -181,19 +206,55 @@ def id_dtype(vocab_size: int) -> npt.DTypeLike:
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
+def _file_names(split: str, languages: Iterable[str]) -> list[str]:
+    return [f"{split}.{language}.{kind}.npy" for language in languages for kind in _KINDS]
+
+
+def _is_sound(content: Mapping[str, Any]) -> bool:
+    """Whether everything in an index is of the kind that it should be."""
+    num_pairs, sha256 = content["num_pairs"], content["sha256"]
+    languages = [content["source"], content["target"]]
+    return (
+        all(isinstance(name, str) and LANGUAGE.fullmatch(name) for name in languages)
+        and isinstance(content["fingerprint"], str)
+        and isinstance(num_pairs, dict)
+        and all(type(count) is int and count >= 0 for count in num_pairs.values())
+        and isinstance(sha256, dict)
+        and all(isinstance(digest, str) for digest in sha256.values())
+        and sha256.keys() == {name for split in num_pairs for name in _file_names(split, languages)}
+    )
+
+
+def _check_file(path: Path, index: DatasetIndex) -> None:
+    """Compare a file with its checksum.
+
+    Raises:
+        DataError: It is missing, or not as it was written.
+    """
+    if not path.is_file():
+        raise DataError(f'{path} does not exist: run "tfm binarize --force"')
+    if sha256_of(path) != index.sha256[path.name]:
+        raise DataError(
+            f'{path} is damaged, it does not have the checksum in dataset.json: run "tfm binarize '
+            '--force"'
+        )
+
+
 def _mapped(path: Path) -> Ids:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        is_whole = array.offset + array.nbytes == path.stat().st_size
-    except FileNotFoundError:
-        raise DataError(f'{path} does not exist: run "tfm binarize"') from None
-    # NumPy reads the header as Python source.
-    except (ValueError, EOFError, OSError, SyntaxError, tokenize.TokenError) as error:
-        raise DataError(f'{path} is damaged: run "tfm binarize --force"') from error
-    if not is_whole or array.ndim != 1 or array.dtype.kind not in "iu":
+    """A list of integers, left on disk until it is needed.
+
+    NumPy's own reading has the header parsed as Python source; this knows just what we write.
+    """
+    if not path.is_file():
+        raise DataError(f'{path} does not exist: run "tfm binarize --force"')
+    with path.open("rb") as file:
+        header = _HEADER.match(file.read(_MAX_HEADER_BYTES))
+    if header is None:
         raise DataError(f'{path} is no list of integers: run "tfm binarize --force"')
-    ids: Ids = array
-    return ids
+    dtype, length = np.dtype(header["dtype"].decode()), int(header["length"])
+    if path.stat().st_size != header.end() + length * dtype.itemsize:
+        raise DataError(f'{path} is cut short or damaged: run "tfm binarize --force"')
+    return np.memmap(path, dtype=dtype, mode="r", offset=header.end(), shape=(length,))
 
 
 def _are_offsets(offsets: Ids, *, end: int) -> bool:

@@ -1,34 +1,37 @@
 """Fetching of the files of a recipe: resumed, retried, and compared with what the recipe knows."""
 
+import concurrent.futures
 import hashlib
 import http.client
 import os
-import ssl
+import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeGuard
 
 from tfm.data.corpus import Archive, is_url
-from tfm.errors import DownloadError
+from tfm.errors import DataError, DownloadError
 from tfm.runtime.files import read_json, sync_directory, write_json
 from tfm.runtime.reporting import Progress, say
 
 _TIMEOUT_SECONDS = 60.0
+_ANSWER_SECONDS = 240.0  # until the body starts, redirects included
+_LEAST_BYTES = 1 << 16  # in each _TIMEOUT_SECONDS
 _PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 _BLOCK_BYTES = 1 << 18
 # A try that gains this much does not count as failed: a long file may be cut many times.
 _GAIN_BYTES = 1 << 20
+# What a body may have beyond twice the size that is known, and one of which nothing is known.
+_ALLOWANCE_BYTES = 1 << 30
+_UNKNOWN_SIZE_BYTES = 1 << 36
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-_PASSING_ERRORS = (
-    urllib.error.URLError,
-    http.client.HTTPException,
-    ConnectionError,
-    TimeoutError,
-    ssl.SSLError,
-)
+# Of the network: what goes wrong on this machine's disk is a DownloadError.
+_PASSING_ERRORS = (OSError, http.client.HTTPException)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,10 @@ def fetch(
         _discard(part)
         return _checked(path, archive, verify=verify, is_ours=True)
     downloads_dir.mkdir(parents=True, exist_ok=True)
-    _download(archive.url if mirror is None else f"{mirror.rstrip('/')}/{archive.name}", part)
+    url = archive.url
+    if mirror is not None:
+        url = f"{mirror.rstrip('/')}/{urllib.parse.quote(archive.name)}"
+    _download(url, part, most_bytes=_most_bytes(archive))
     fetched = _checked(part, archive, verify=verify, is_ours=True)
     os.replace(part, path)
     _state_path(part).unlink(missing_ok=True)
@@ -128,22 +134,28 @@ def _mismatch(path: Path, archive: Archive, difference: str, is_ours: bool) -> D
     )
 
 
-def _download(url: str, part: Path) -> None:
+def _most_bytes(archive: Archive) -> int:
+    """The size beyond which what a server sends cannot be the file."""
+    size = archive.size or archive.approximate_size
+    return _UNKNOWN_SIZE_BYTES if size is None else 2 * size + _ALLOWANCE_BYTES
+
+
+def _download(url: str, part: Path, *, most_bytes: int) -> None:
     """Fetch a URL into a file, going on after a cut, until it is whole or there is no hope."""
     num_failures = 0
-    most_bytes = _size(part)
+    furthest = _size(part)
     while True:
         try:
-            _transfer(url, part)
+            _transfer(url, part, most_bytes=most_bytes)
         except _PASSING_ERRORS as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = _printable(f"{type(error).__name__}: {error}")
             lasting = (
                 isinstance(error, urllib.error.HTTPError) and error.code not in _PASSING_STATUSES
             )
         else:
             return
-        num_failures = 0 if _size(part) >= most_bytes + _GAIN_BYTES else num_failures + 1
-        most_bytes = max(most_bytes, _size(part))
+        num_failures = 0 if _size(part) >= furthest + _GAIN_BYTES else num_failures + 1
+        furthest = max(furthest, _size(part))
         if lasting or num_failures > len(_PAUSES_SECONDS):
             raise DownloadError(
                 f"could not fetch {url} ({reason}): try again later, which goes on from here, or "
@@ -154,7 +166,7 @@ def _download(url: str, part: Path) -> None:
         time.sleep(pause)
 
 
-def _transfer(url: str, part: Path) -> None:
+def _transfer(url: str, part: Path, *, most_bytes: int = _UNKNOWN_SIZE_BYTES) -> None:
     """One connection: fetch what is missing of the file, or all of it if that cannot be told."""
     offset, validator = _resume_point(url, part)
     request = urllib.request.Request(url, headers={"User-Agent": "tfm"})  # noqa: S310
@@ -163,12 +175,12 @@ def _transfer(url: str, part: Path) -> None:
         request.add_header("Range", f"bytes={offset}-")
         request.add_header("If-Range", validator)
     try:
-        response = _opener().open(request, timeout=_TIMEOUT_SECONDS)
+        response = _answer(request)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
-        if error.headers.get("Content-Range") == f"bytes */{offset}":
+        if offset and error.headers.get("Content-Range") == f"bytes */{offset}":
             return  # it was whole already
         _discard(part)
         raise ConnectionError("the server has another file by now") from error
@@ -178,26 +190,96 @@ def _transfer(url: str, part: Path) -> None:
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
             _discard(part)
             raise ConnectionError("the server sent another part of the file than asked for")
-        _receive(response, url, part, offset)
+        _receive(response, url, part, offset, most_bytes)
 
 
-def _receive(response: http.client.HTTPResponse, url: str, part: Path, offset: int) -> None:
+def _answer(request: urllib.request.Request) -> http.client.HTTPResponse:
+    """Send a request, and follow where it leads, to the body of an answer.
+
+    Raises:
+        DownloadError: An address is none.
+        TimeoutError: The body does not start in time, though something else may come all the while.
+    """
+    answer: concurrent.futures.Future[http.client.HTTPResponse] = concurrent.futures.Future()
+
+    def work() -> None:
+        try:
+            response = _opener().open(request, timeout=_TIMEOUT_SECONDS)
+        except Exception as error:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
+            return
+        if answer.set_running_or_notify_cancel():
+            answer.set_result(response)
+        else:
+            response.close()  # nobody waits for it any more
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return answer.result(timeout=_ANSWER_SECONDS)
+    except concurrent.futures.TimeoutError:
+        if not answer.cancel():
+            raise  # the network's own
+        raise TimeoutError("the server does not come to the point") from None
+    except ValueError as error:
+        raise DownloadError(
+            f"{request.full_url} is no address to fetch from, or leads to none "
+            f"({_printable(str(error))}): correct the recipe"
+        ) from error
+
+
+def _receive(
+    response: http.client.HTTPResponse, url: str, part: Path, offset: int, most_bytes: int
+) -> None:
     """Write the body of a response behind the first `offset` bytes of the file."""
-    length = response.headers.get("Content-Length")
-    total = None if length is None else offset + int(length)
+    total = None if response.length is None else offset + response.length
+    num_bytes = offset
     with (
         part.open("ab" if offset else "wb") as file,
         Progress(f"fetch {part.stem}", total=total, unit="B", initial=offset) as bar,
     ):
         if not offset:
             write_json(_state_path(part), {"url": url, "validator": _validator(response)})
-        while block := response.read(_BLOCK_BYTES):
-            file.write(block)
+        for block in _blocks(response):
+            num_bytes += len(block)
+            if max(num_bytes, total or 0) > most_bytes:
+                _discard(part)
+                raise DownloadError(
+                    f"{url} sends more than {most_bytes:,} bytes, which cannot be what the recipe "
+                    "means: correct its address or size"
+                )
+            _write(file, block)
             bar.update(len(block))
-        file.flush()
         os.fsync(file.fileno())
     if total is not None and _size(part) != total:
         raise ConnectionError(f"connection cut after {_size(part):,} of {total:,} bytes")
+
+
+def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The bytes of a body as they come.
+
+    Raises:
+        TimeoutError: They come too slowly.
+    """
+    started, num_bytes = time.monotonic(), 0
+    while block := response.read1(_BLOCK_BYTES):
+        yield block
+        num_bytes += len(block)
+        if time.monotonic() - started >= _TIMEOUT_SECONDS:
+            if num_bytes < _LEAST_BYTES:
+                raise TimeoutError(f"only {num_bytes:,} bytes in {_TIMEOUT_SECONDS:g} s")
+            started, num_bytes = time.monotonic(), 0
+
+
+def _write(file: IO[bytes], block: bytes) -> None:
+    """Write to a part, so that a full disk is not taken for trouble with the network."""
+    try:
+        file.write(block)
+        file.flush()
+    except OSError as error:
+        raise DownloadError(
+            f"cannot write {file.name}: {error.strerror}; make room, and the same command goes on"
+        ) from error
 
 
 def _validator(response: http.client.HTTPResponse) -> str | None:
@@ -212,11 +294,31 @@ def _resume_point(url: str, part: Path) -> tuple[int, str]:
     """How many bytes to keep of an earlier try, and what identifies the file they are of."""
     if not _size(part) or not _state_path(part).exists():
         return 0, ""
-    state = read_json(_state_path(part))
+    try:
+        state = read_json(_state_path(part))
+    except DataError:
+        return 0, ""  # all that it is good for is to save some time
     validator = state.get("validator")
-    if state.get("url") != url or not isinstance(validator, str):
+    if state.get("url") != url or not _is_header(validator):
         return 0, ""
     return _size(part), validator
+
+
+def _is_header(value: object) -> TypeGuard[str]:
+    """Whether it can stand in a request, as what a server said can."""
+    return isinstance(value, str) and value.isascii() and value.isprintable()
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # a port that is no number
+        return False
 
 
 def _state_path(part: Path) -> Path:
@@ -248,6 +350,22 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 class _RedirectToWeb(urllib.request.HTTPRedirectHandler):
+    def http_error_302(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+    ) -> Any:
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except ValueError:
+            fp.close()  # urllib does not where an address cannot be taken apart
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
     def redirect_request(
         self,
         req: urllib.request.Request,
@@ -257,6 +375,9 @@ class _RedirectToWeb(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
-        if not is_url(newurl):
-            raise DownloadError(f"{req.full_url} leads to {newurl}, which is no http or https")
+        if not (is_url(newurl) and _has_host(newurl)):
+            fp.close()
+            raise DownloadError(
+                f"{req.full_url} leads to {newurl!r}, which is no address of http or https"
+            )
         return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -1,5 +1,7 @@
 """manifest.json of a dataset folder: what each step read, did and wrote."""
 
+import re
+import reprlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,10 @@ FORMAT = 1
 SPLITS = ("train", "valid", "test")
 GOLD = "gold"  # suffix of the trees that the output of a parser is scored against
 
-_KEYS = ("name", "source", "target", "settings", "steps")
+# A language ends the names of files.
+LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+_TASKS = ("translation", "parsing")
 
 
 class Manifest:
@@ -37,10 +42,14 @@ class Manifest:
             source: Source language, the suffix of its files.
             target: Target language, the suffix of its files.
             settings: {section: {name: value}} that the recipe sets for later steps, and "task".
+
+        Raises:
+            DataError: The record that is there is damaged or of another format.
         """
         path = data_dir / "manifest.json"
-        content = read_json(path) if path.exists() else {"steps": {}}
-        content |= {
+        steps = _read(data_dir)["steps"] if path.exists() else {}
+        content = {
+            "steps": steps,
             "format": FORMAT,
             "name": name,
             "source": source,
@@ -58,20 +67,11 @@ class Manifest:
         Raises:
             DataError: The folder is no dataset, or one that is damaged or of another format.
         """
-        path = data_dir / "manifest.json"
-        if not path.is_file():
-            raise DataError(
-                f"{data_dir} is no dataset (no manifest.json): make one with tfm prepare"
-            )
-        content = read_json(path)
-        if content.get("format") != FORMAT:
-            raise DataError(
-                f"{path} has format {content.get('format')}, but this tfm reads format {FORMAT}: "
-                "prepare the dataset again"
-            )
-        if not content.keys() >= set(_KEYS):
-            raise DataError(f"{path} is damaged: delete it and prepare the dataset again")
-        return cls(data_dir, content)
+        return cls(data_dir, _read(data_dir))
+
+    def damage(self) -> DataError:
+        """The error to raise where the record does not say what it should."""
+        return _damage(self.data_dir / "manifest.json")
 
     @property
     def name(self) -> str:
@@ -132,8 +132,15 @@ class Manifest:
         return dict(self._content["steps"].get(step, {}).get("result", {}))
 
     def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
-        """SHA-256 of each text file of the splits: the inputs of a step that reads them."""
+        """SHA-256 of each text file of the splits: the inputs of a step that reads them.
+
+        Raises:
+            DataError: There is no such file.
+        """
         paths = [self.text_path(s, lang) for s in splits for lang in (self.source, self.target)]
+        for path in paths:
+            if not path.is_file():
+                raise DataError(f"{path} does not exist or is no file: run tfm prepare first")
         return {path.name: sha256_of(path) for path in paths}
 
     def _outputs_stand(self, entry: Table) -> bool:
@@ -142,6 +149,46 @@ class Manifest:
 
     def _save(self) -> None:
         write_json(self.data_dir / "manifest.json", self._content)
+
+
+def _read(data_dir: Path) -> dict[str, Any]:
+    path = data_dir / "manifest.json"
+    if not path.is_file():
+        raise DataError(f"{data_dir} is no dataset (no manifest.json): make one with tfm prepare")
+    content = read_json(path)
+    if content.get("format") != FORMAT:
+        raise DataError(
+            f"{path} has format {reprlib.repr(content.get('format'))}, but this tfm reads format "
+            f"{FORMAT}: prepare the dataset again"
+        )
+    if not _is_sound(content):
+        raise _damage(path)
+    return content
+
+
+def _damage(path: Path) -> DataError:
+    return DataError(f"{path} is damaged: delete it and prepare the dataset again")
+
+
+def _is_sound(content: dict[str, Any]) -> bool:
+    """Whether everything in a record is of the kind that it should be."""
+    settings, steps = content.get("settings"), content.get("steps")
+    if not (isinstance(settings, dict) and isinstance(steps, dict)):
+        return False
+    sections = [value for name, value in settings.items() if name != "task"]
+    languages = [content.get("source"), content.get("target")]
+    return (
+        isinstance(content.get("name"), str)
+        and all(isinstance(name, str) and LANGUAGE.fullmatch(name) for name in languages)
+        and settings.get("task", _TASKS[0]) in _TASKS
+        and all(isinstance(section, dict) for section in sections)
+        and all(map(_is_step, steps.values()))
+    )
+
+
+def _is_step(entry: Any) -> bool:
+    parts = ("inputs", "outputs", "result")
+    return isinstance(entry, dict) and all(isinstance(entry.get(part), dict) for part in parts)
 
 
 def newest_dataset(root: Path) -> Path:

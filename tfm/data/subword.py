@@ -27,6 +27,7 @@ _MAX_SENTENCE_BYTES = 4_192  # longer lines teach nothing; they are encoded all 
 # SentencePiece writes a space as U+2581, so that this very character would come back as a space.
 # It goes in as an escape that starts with a code point which Unicode reserves for such use.
 _SPACE_MARK, _ESCAPE = "\u2581", "\ufdd0"
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class SubwordModel:
@@ -43,7 +44,8 @@ class SubwordModel:
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(content)
-        except RuntimeError as error:
+            self.pieces(range(len(self)))  # a damaged one may be no UTF-8
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise DataError(f"{origin} is no SentencePiece model: learn it again") from error
         ids = [getattr(self._processor, f"{name}_id")() for name in ("pad", "bos", "eos", "unk")]
         if ids != [PAD, BOS, EOS, UNK]:
@@ -61,9 +63,18 @@ class SubwordModel:
         Args:
             lines: Text without line ends.
             num_threads: Threads to encode with; 0 takes all cores.
+
+        Raises:
+            DataError: A line holds half a surrogate pair, which cannot be written as UTF-8.
         """
         texts = [_escaped(line) for line in lines]
-        ids: list[list[int]] = self._processor.EncodeAsIds(texts, num_threads=num_threads or -1)
+        try:
+            ids: list[list[int]] = self._processor.EncodeAsIds(texts, num_threads=num_threads or -1)
+        except TypeError as error:
+            [broken, *_] = filter(_LONE_SURROGATE.search, texts)
+            raise DataError(
+                f"{broken[:40]!r} holds half a surrogate pair, which is no Unicode text: correct it"
+            ) from error
         return ids
 
     def decode(self, token_ids: Iterable[Sequence[int]]) -> list[str]:

@@ -1,7 +1,8 @@
 """Reading of plain and SGML text, line by line."""
 
+import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO
@@ -11,16 +12,22 @@ from tfm.errors import DataError
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES = 1 << 24
 _MAX_SEGMENT_BYTES = 1 << 20
-_SEGMENT = re.compile(rb"<seg\b[^>]*>(.*?)</seg\s*>", re.DOTALL | re.IGNORECASE)
-_SEGMENT_START = re.compile(rb"<seg\b", re.IGNORECASE)
+_MAX_TAG_BYTES = 1 << 12
+_CHUNK_BYTES = 1 << 22
+_PAIR_OVERHEAD_BYTES = 100
+# A tag without its last character goes on in the next line. No pattern here may look at a character
+# more than a few times, or a file could be made that is never read to its end.
+_TAG = re.compile(rb"<(/?)seg\b[^<>]*(>?)", re.IGNORECASE)
 _ENTITY = re.compile(rb"&(?:(amp|lt|gt|quot|apos)|#([0-9]{1,7})|#x([0-9A-Fa-f]{1,6}));")
 _ENTITIES = {b"amp": b"&", b"lt": b"<", b"gt": b">", b"quot": b'"', b"apos": b"'"}
-_INNER_LINE_END = re.compile(rb"\s*[\r\n]\s*")
+_LINE_ENDS = re.compile(rb"[\r\n]+")
+
+BytesPair = tuple[bytes, bytes]
 
 
 def read_pairs(
     source_path: Path, target_path: Path, *, strict: bool, num_lines: int | None = None
-) -> Iterator[tuple[bytes, bytes]]:
+) -> Iterator[BytesPair]:
     """Read two files that are line by line translations of each other.
 
     Args:
@@ -62,59 +69,140 @@ def read_lines(path: Path, *, strict: bool) -> Iterator[bytes]:
         strict: Stop at a line that is not UTF-8; else hand it on.
 
     Raises:
-        DataError: A line is too long to be one, or SGML is damaged.
+        DataError: A line is too long to be one, SGML is damaged, or the path is no readable file.
     """
-    with path.open("rb") as file:
+    with _opened(path) as file:
         if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
             file.seek(0)
-        lines = _plain_lines(file, path)
+        lines = _plain_lines(file, str(path))
         if path.suffix in (".sgm", ".sgml"):
             lines = _segments(lines, path)
-        yield from _utf8(lines, path) if strict else lines
+        yield from _utf8(lines, str(path)) if strict else lines
 
 
-def _plain_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+def in_chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:
+    """Group pairs into lists of bounded memory, however long or short their lines are."""
+    chunk: list[BytesPair] = []
+    size = 0
+    for pair in pairs:
+        chunk.append(pair)
+        size += len(pair[0]) + len(pair[1]) + _PAIR_OVERHEAD_BYTES
+        if size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, and nothing that might never end or never begin, as a pipe does.
+
+    Raises:
+        DataError: It is something else, or cannot be read, now or later.
+    """
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is a folder, a pipe or a device, not a file: check its name")
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def decoded_lines(file: IO[bytes], name: str) -> Iterator[str]:
+    """The lines of an open plain text; what ends a line is what ends it for `read_lines`.
+
+    Args:
+        file: The text.
+        name: What messages call it.
+
+    Raises:
+        DataError: A line is too long to be one, or not UTF-8.
+    """
+    for number, line in enumerate(_utf8(_plain_lines(file, name), name), 1):
+        yield line.removeprefix(_BYTE_ORDER_MARK if number == 1 else b"").decode()
+
+
+def _plain_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
     number = 0
     while line := file.readline(_MAX_LINE_BYTES):
         number += 1
         if len(line) == _MAX_LINE_BYTES:
             raise DataError(
-                f"{path}, line {number:,} has {_MAX_LINE_BYTES >> 20} MiB or more: "
+                f"{name}, line {number:,} has {_MAX_LINE_BYTES >> 20} MiB or more: "
                 "this is no text of one sentence a line"
             )
         yield line.rstrip(b"\r\n")
 
 
-def _utf8(lines: Iterator[bytes], path: Path) -> Iterator[bytes]:
+def _utf8(lines: Iterable[bytes], name: str) -> Iterator[bytes]:
     for number, line in enumerate(lines, 1):
         try:
             line.decode()
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{path}, line {number:,} is not UTF-8 ({error.reason} at its byte "
-                f"{error.start + 1}): convert the file to UTF-8"
+                f"{name}, line {number:,} is not UTF-8 ({error.reason} at its byte "
+                f"{error.start + 1}): convert it to UTF-8"
             ) from error
         yield line
 
 
 def _segments(lines: Iterator[bytes], path: Path) -> Iterator[bytes]:
     """The content of the <seg> elements, which may span lines."""
-    pending = b""
+    reading = _SgmlReading(path)
     for line in lines:
-        pending += line + b"\n"
-        end = 0
-        for match in _SEGMENT.finditer(pending):
-            if _SEGMENT_START.search(match[1]):
-                raise _unclosed(path, match[0])
-            yield _segment_text(match[1])
-            end = match.end()
-        pending = pending[end:]
-        if not _SEGMENT_START.search(pending):
-            pending = b""
-        elif len(pending) > _MAX_SEGMENT_BYTES:
-            break
-    if pending:
-        raise _unclosed(path, pending)
+        yield from reading.add(line + b"\n")
+    reading.check_end()
+
+
+class _SgmlReading:
+    """SGML while it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._content: list[bytes] | None = None  # of the element that is open
+        self._size = 0
+        self._unfinished = b""  # a tag that goes on in the next line
+
+    def add(self, line: bytes) -> Iterator[bytes]:
+        """Go on by a line; the elements that end in it."""
+        text, self._unfinished = self._unfinished + line, b""
+        start = 0
+        for tag in _TAG.finditer(text):
+            self._take(text[start : tag.start()])
+            start = tag.end()
+            closes, bracket = tag.groups()
+            if not bracket:
+                self._keep(tag[0], is_last=start == len(text))
+            elif closes:
+                yield from self._close()
+            else:
+                self.check_end()  # of the one before
+                self._content, self._size = [], 0
+        self._take(text[start:])
+
+    def check_end(self) -> None:
+        """Raise DataError if an element or a tag has not ended."""
+        if self._content is not None or self._unfinished:
+            raise _unclosed(self._path, b"".join(self._content or [self._unfinished]))
+
+    def _take(self, text: bytes) -> None:
+        if self._content is not None:
+            self._content.append(text)
+            self._size += len(text)
+            if self._size > _MAX_SEGMENT_BYTES:
+                self.check_end()
+
+    def _keep(self, tag: bytes, *, is_last: bool) -> None:
+        if not is_last or len(tag) > _MAX_TAG_BYTES:
+            raise _unclosed(self._path, tag)
+        self._unfinished = tag
+
+    def _close(self) -> Iterator[bytes]:
+        if self._content is not None:
+            yield _segment_text(b"".join(self._content))
+        self._content = None
 
 
 def _unclosed(path: Path, segment: bytes) -> DataError:
@@ -125,7 +213,8 @@ def _unclosed(path: Path, segment: bytes) -> DataError:
 
 
 def _segment_text(content: bytes) -> bytes:
-    return _INNER_LINE_END.sub(b" ", _ENTITY.sub(_unescaped, content)).strip()
+    lines = _LINE_ENDS.split(_ENTITY.sub(_unescaped, content))
+    return b" ".join(filter(None, (line.strip() for line in lines)))
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:

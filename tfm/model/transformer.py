@@ -93,13 +93,13 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.feed_forward_residual = Residual(config)
 
-    def forward(self, x: Tensor, memory: KeysValues, memory_mask: AttentionMask) -> Tensor:
+    def forward(self, x: Tensor, encoded: Tensor, memory_mask: AttentionMask) -> Tensor:
         """Decode all positions at once.
 
         Args:
             x: [B, T, d_model].
-            memory: This layer's keys [B, h, S, d_k] and values [B, h, S, d_v] of the source.
-            memory_mask: Which of them are valid.
+            encoded: [B, S, d_model] what the encoder made of the sources.
+            memory_mask: Which of their positions are valid.
 
         Returns:
             [B, T, d_model].
@@ -108,6 +108,7 @@ class DecoderLayer(nn.Module):
             self.self_attention_residual.before(x)
         )
         attended = self.self_attention.attend(query, key, value, self.self_attention_mask)
+        memory = self.cross_attention.keys_values(encoded)
         return self._after_self_attention(x, attended, memory, memory_mask)
 
     def step(
@@ -124,7 +125,7 @@ class DecoderLayer(nn.Module):
         Args:
             x: [B, K, d_model].
             past: Keys and values [B·K, h, t, …] of the positions before; None at the first.
-            memory: As in `forward`.
+            memory: This layer's keys [B, h, S, d_k] and values [B, h, S, d_v] of the source.
             memory_mask: As in `forward`.
 
         Returns:
@@ -250,7 +251,7 @@ class Transformer(nn.Module):
         mask = AttentionMask(key_lengths=lengths)
         x = self.target_embedding(target_input)
         for layer in self._decoder_layers():
-            x = layer(x, layer.cross_attention.keys_values(encoded), mask)
+            x = layer(x, encoded, mask)
         out: Tensor = self.decoder_norm(x)
         return out
 

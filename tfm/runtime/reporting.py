@@ -7,12 +7,15 @@ from typing import Any
 
 from tqdm import tqdm
 
+from tfm.runtime.world import World
+
 _PLAIN_LINE_SECONDS = 15.0
 
 
 def say(message: str) -> None:
-    """Print one line on stderr, above a live bar if there is one."""
-    tqdm.write(message, file=sys.stderr)
+    """Print one line on stderr, above a live bar if there is one; of many processes, one speaks."""
+    if World.from_environment().is_first:
+        tqdm.write(message, file=sys.stderr)
 
 
 class Progress:
@@ -38,7 +41,7 @@ class Progress:
             unit_divisor=1024 if unit == "B" else 1000,
             initial=initial,
             bar_format="{l_bar}{bar:10}{r_bar}",  # short, so that the figures have room
-            disable=self._plain,
+            disable=self._plain or not World.from_environment().is_first,
             dynamic_ncols=True,
             leave=False,
             file=sys.stderr,

@@ -11,7 +11,7 @@ EVALB (Sekine and Collins 1997) is the scorer of Penn Treebank parsing. What it 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 
 from tfm.data.trees import TOP, TRACE, UNTAGGED, Leaf, Tree, bare_label, walk
@@ -24,6 +24,7 @@ _EQUIVALENT = {"PRT": "ADVP"}
 
 # Label, first word and the word after the last, counted in words that are not deleted.
 Bracket = tuple[str, int, int]
+Span = tuple[int, int]
 
 
 @dataclass(kw_only=True)
@@ -229,12 +230,33 @@ def _with_gold_tags(test: _Sentence, gold: _Sentence) -> tuple[_Sentence, int]:
 
 def _num_crossing(gold: Counter[Bracket], test: Counter[Bracket]) -> int:
     """How many brackets overlap a gold bracket of which neither holds the other."""
-    spans = {(start, end) for _, start, end in gold}
+    innermost = _innermost({(start, end) for _, start, end in gold})
+    # What holds the innermost span reaches beyond it: if that does not cross, neither do others.
     return sum(
         number
         for (_, first, last), number in test.items()
-        if any(start < first < end < last or first < start < last < end for start, end in spans)
+        if innermost.get(first, (first, last))[1] < last
+        or innermost.get(last, (first, last))[0] > first
     )
+
+
+def _innermost(spans: Collection[Span]) -> dict[int, Span]:
+    """For each place between two words of a span, the smallest span around it.
+
+    Args:
+        spans: Those of one tree: two of them are apart, or one holds the other.
+    """
+    innermost = {}
+    around: list[Span] = []
+    ahead = sorted(spans, key=lambda span: (-span[0], span[1]))  # the last comes next
+    for place in range(max((end for _, end in spans), default=0)):
+        while around and around[-1][1] <= place:
+            around.pop()
+        if around:
+            innermost[place] = around[-1]
+        while ahead and ahead[-1][0] == place:
+            around.append(ahead.pop())
+    return innermost
 
 
 def _leaves(tree: Tree) -> list[Leaf]:

@@ -214,6 +214,8 @@ def _picture_path(path: Path) -> Path:
         path = path / _DEFAULT_NAME
     if path.suffix.lower() not in _FORMATS:
         raise UsageError(f"{path} is no name for a picture: end it in {', '.join(_FORMATS)}")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no file: choose another name with --out")
     if path.exists():
         with path.open("rb") as file:
             start = file.read(_BYTES_WITH_GENERATOR)

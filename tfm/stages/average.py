@@ -24,7 +24,7 @@ class AverageResult:
 
 
 def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None) -> AverageResult:
-    """Average the newest or the best checkpoints of a run.
+    """Average the newest or the best checkpoints of a run, which may be training on.
 
     Args:
         run_dir: The run.
@@ -52,10 +52,11 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
     chosen = sorted(ranked[:wanted])
     infos = [load_info(path) for path in chosen]
     steps = [info.step for info in infos]
+    subword_files = Vocabulary.load(chosen[-1]).files()
     save_checkpoint(
         out_dir,
         replace(infos[-1], metrics={}, averaged=tuple(steps)),
         average_weights(chosen),
-        subword_files=Vocabulary.load(chosen[-1]).files(),
+        subword_files=subword_files,
     )
     return AverageResult(model_dir=out_dir, steps=steps)

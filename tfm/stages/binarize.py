@@ -12,13 +12,13 @@ from tfm.config import BinarizeConfig
 from tfm.data.dataset import FORMAT, ArrayWriter, DatasetIndex, id_dtype
 from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary
-from tfm.data.text import read_pairs
+from tfm.data.text import BytesPair, in_chunks, read_pairs
 from tfm.errors import DataError
 from tfm.runtime.files import atomic_write
 from tfm.runtime.reporting import Progress, say
+from tfm.stages.learn_bpe import STEP as LEARNING
 
 STEP = "binarize"
-_BLOCK_PAIRS = 10_000  # encoded together; bounds the memory
 _UNKNOWN_WARNING_RATE = 0.001
 
 
@@ -70,8 +70,8 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
     }
     if not force and manifest.is_current(STEP, inputs):
         say(f"binarize: {bin_dir} unchanged")
-        recorded = {name: SplitCounts(**c) for name, c in manifest.result(STEP).items()}
-        return BinarizeResult(bin_dir=bin_dir, counts=recorded, is_new=False)
+        return BinarizeResult(bin_dir=bin_dir, counts=_recorded(manifest), is_new=False)
+    _warn_of_another_model(manifest, vocabulary)
     (bin_dir / "dataset.json").unlink(missing_ok=True)
     counts = {split: _binarize_split(manifest, split, vocabulary, config) for split in splits}
     index = DatasetIndex(
@@ -87,6 +87,24 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
     for split, count in counts.items():
         _report(split, count)
     return BinarizeResult(bin_dir=bin_dir, counts=counts, is_new=True)
+
+
+def _recorded(manifest: Manifest) -> dict[str, SplitCounts]:
+    try:
+        return {name: SplitCounts(**counts) for name, counts in manifest.result(STEP).items()}
+    except TypeError as error:
+        raise manifest.damage() from error
+
+
+def _warn_of_another_model(manifest: Manifest, vocabulary: Vocabulary) -> None:
+    """Say so if the subword model is not the one that was learnt, as if it is damaged."""
+    learnt = manifest.result(LEARNING).get("fingerprints")
+    models = [vocabulary.source] if vocabulary.is_joint else [vocabulary.source, vocabulary.target]
+    if learnt is not None and learnt != [model.fingerprint for model in models]:
+        say(
+            f"warning: {manifest.data_dir} has another subword model than tfm learn-bpe made: "
+            'unless you put it there, it is damaged; run "tfm learn-bpe --force" then'
+        )
 
 
 def _binarize_split(
@@ -105,8 +123,7 @@ def _binarize_split(
             )
         ]
         bar = stack.enter_context(Progress(f"binarize {split}", total=None, unit="pairs"))
-        pairs = read_pairs(*texts, strict=True)
-        while block := list(itertools.islice(pairs, _BLOCK_PAIRS)):
+        for block in in_chunks(read_pairs(*texts, strict=True)):
             sides = _encode(block, vocabulary, max_length=max_length, jobs=config.jobs)
             for writer, sentences in zip(writers, sides, strict=True):
                 writer.append(sentences)
@@ -149,7 +166,7 @@ class _TokenWriter:
 
 
 def _encode(
-    block: Sequence[tuple[bytes, bytes]],
+    block: Sequence[BytesPair],
     vocabulary: Vocabulary,
     *,
     max_length: int | None,

@@ -1,5 +1,6 @@
 """tfm train --dry-run: what a run would cost, before anything is computed."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from tfm.config import RunConfig
 from tfm.data.batching import Batcher
 from tfm.model.cost import Cost, model_cost
 from tfm.runtime.device import choose_compute
-from tfm.stages.train import open_data
+from tfm.stages.training_data import open_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,8 @@ class Forecast:
         num_pairs: Training pairs.
         steps_per_epoch: Steps in a pass over them.
         tokens_per_step: Mean target tokens of a step.
-        parts_per_step: Mean number of parts in which a step's batch is computed.
+        num_processes: Processes that compute it together.
+        parts_per_step: Mean number of parts in which each of them computes its share of a batch.
         flops_per_step: Mean training FLOPs of a step.
         max_steps: Where the run stops.
     """
@@ -36,17 +38,19 @@ class Forecast:
     num_pairs: int
     steps_per_epoch: int
     tokens_per_step: float
+    num_processes: int
     parts_per_step: float
     flops_per_step: float
     max_steps: int
 
 
-def forecast(data_dir: Path, run: RunConfig) -> Forecast:
+def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forecast:
     """Work out what a run would cost.
 
     Args:
         data_dir: The dataset folder.
         run: All settings.
+        num_processes: Processes that compute it together.
 
     Raises:
         DataError: The dataset cannot be used.
@@ -64,7 +68,8 @@ def forecast(data_dir: Path, run: RunConfig) -> Forecast:
     batcher = Batcher(data.train, run.batching, seed=run.training.seed)
     steps = batcher.num_batches()
     epoch_flops = cost.training_flops(*batcher.lengths(np.arange(len(data.train))))
-    num_parts = sum(len(batcher.split(rows)) for rows in batcher.epoch(1))
+    shares = math.lcm(run.batching.shares, num_processes)
+    num_parts = sum(len(batcher.split(rows, multiple_of=shares)) for rows in batcher.epoch(1))
     return Forecast(
         data_dir=data_dir,
         compute=str(compute),
@@ -73,7 +78,8 @@ def forecast(data_dir: Path, run: RunConfig) -> Forecast:
         num_pairs=len(data.train),
         steps_per_epoch=steps,
         tokens_per_step=batcher.num_tokens / steps,
-        parts_per_step=num_parts / steps,
+        num_processes=num_processes,
+        parts_per_step=num_parts / steps / num_processes,
         flops_per_step=epoch_flops / steps,
         max_steps=run.training.max_steps,
     )

@@ -1,30 +1,38 @@
 """tfm generate: text → translations, one line out for each line in."""
 
-import itertools
 import math
 import os
 import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from tfm.config import DeviceName, Precision, SearchConfig
 from tfm.data.manifest import Manifest
+from tfm.data.subword import Vocabulary
 from tfm.data.trees import Repairs, bracketed, restore
 from tfm.errors import DataError, UsageError
 from tfm.runtime.checkpoint import ModelInfo, find_model, load_info, newest_run
+from tfm.runtime.device import choose_compute
 from tfm.runtime.files import write_json
 from tfm.runtime.reporting import Progress, say
-from tfm.translator import ScoredTarget, Translation, Translator
+from tfm.stages.text_chunks import TextChunks, count_lines
+from tfm.translator.chunks import (
+    Engine,
+    ScoredTarget,
+    Translation,
+    score_chunks,
+    search_chunks,
+)
+from tfm.translator.models import Models, load_models
+from tfm.translator.processes import ModelProcesses
+from tfm.translator.sentences import Chunk
 
 RECORD_FORMAT = 1
-# Lines that are sorted by length together; the next are read when these are translated.
-_BUFFER_LINES = 1_000
-_BYTE_ORDER_MARK = "\ufeff"
 
 Split = Literal["test", "valid"]
 
@@ -130,6 +138,7 @@ def generate(
     device: DeviceName,
     precision: Precision,
     runs_dir: Path,
+    num_processes: int = 1,
 ) -> Iterator[tuple[str, list[Translation]]]:
     """Translate.
 
@@ -139,24 +148,26 @@ def generate(
         device: Where to compute.
         precision: Arithmetic of matrix products.
         runs_dir: Where to note what is translated, for `tfm score`.
+        num_processes: How many processes share the work, each on a GPU of its own if the device is
+            cuda; they change nothing in what comes out.
 
     Yields:
         For each line of the text, in order: the line, and its `n_best` translations; of a parser,
         trees in brackets.
     """
     _note(plan, runs_dir)
-    translator = Translator.load(*plan.models, device=device, precision=precision)
     proofs: Counter[bool | None] = Counter()
     repairs = Repairs()
-    for first_line, lines, prefixes in _chunks(plan.source, plan.prefixes):
-        found = translator.search(lines, config, prefixes=prefixes, first_line=first_line)
-        proofs.update(best[0].proven for best in found)
-        if plan.task == "parsing":
-            found = [
-                [_with_tree(each, line, repairs) for each in best]
-                for line, best in zip(lines, found, strict=True)
-            ]
-        yield from zip(lines, found, strict=True)
+    with _opened(plan, plan.prefixes, device, precision, num_processes) as work:
+        for chunk, found in search_chunks(work.engine, work.vocabulary, work.chunks, config):
+            proofs.update(best[0].proven for best in found)
+            if plan.task == "parsing":
+                found = [
+                    [_with_tree(each, line, repairs) for each in best]
+                    for line, best in zip(chunk.lines, found, strict=True)
+                ]
+            yield from zip(chunk.lines, found, strict=True)
+            work.bar.update(len(chunk.lines))
     if config.search == "exact":
         say(
             f"generate: nothing better exists for {proofs[True]:,} of "
@@ -179,7 +190,12 @@ def _with_tree(output: Translation, sentence: str, repairs: Repairs) -> Translat
 
 
 def score_targets(
-    plan: Generation, config: SearchConfig, *, device: DeviceName, precision: Precision
+    plan: Generation,
+    config: SearchConfig,
+    *,
+    device: DeviceName,
+    precision: Precision,
+    num_processes: int = 1,
 ) -> Iterator[tuple[str, ScoredTarget]]:
     """Compute how probable the models find the targets of a plan, and say it of all together.
 
@@ -188,29 +204,66 @@ def score_targets(
         config: Length penalty, longest source and size of batches.
         device: Where to compute.
         precision: Arithmetic of matrix products.
+        num_processes: How many processes share the work, as in `generate`.
 
     Yields:
         For each line of the text, in order: the line, and its target.
     """
-    translator = Translator.load(*plan.models, device=device, precision=precision)
     num_lines = num_pieces = 0
     log_prob = 0.0
-    for first_line, lines, targets in _chunks(plan.source, plan.targets):
-        for line, scored in zip(
-            lines,
-            translator.score_targets(lines, targets or [], config, first_line=first_line),
-            strict=True,
-        ):
-            num_lines += 1
-            num_pieces += len(scored.pieces)
-            log_prob += scored.log_prob
-            yield line, scored
+    with _opened(plan, plan.targets, device, precision, num_processes) as work:
+        for chunk, targets in score_chunks(work.engine, work.vocabulary, work.chunks, config):
+            for line, scored in zip(chunk.lines, targets, strict=True):
+                num_lines += 1
+                num_pieces += len(scored.pieces)
+                log_prob += scored.log_prob
+                yield line, scored
+            work.bar.update(len(chunk.lines))
     if num_pieces:
         perplexity = math.exp(-log_prob / num_pieces)
         say(
             f"generate: {num_lines:,} targets of {num_pieces:,} tokens, ends included: "
             f"log probability {log_prob:,.1f}, perplexity {perplexity:.3f} a token"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """Text to be read, what translates it, and the bar that says how far it has come."""
+
+    engine: Engine
+    vocabulary: Vocabulary
+    chunks: Iterator[Chunk]
+    bar: Progress
+
+
+@contextmanager
+def _opened(
+    plan: Generation,
+    beside: Path | None,
+    device: DeviceName,
+    precision: Precision,
+    num_processes: int,
+) -> Iterator[_Work]:
+    """Open the files of a plan and load its models, in this process or in others."""
+    path = plan.source.path
+    total = count_lines(path) if path is not None and path.is_file() else None
+    vocabulary = Vocabulary.load(plan.models[0])
+    with ExitStack() as stack:
+        text = stack.enter_context(TextChunks(path, beside))
+        bar = stack.enter_context(Progress("generate", total=total, unit="lines"))
+        if num_processes == 1:
+            compute = choose_compute(device, precision)
+            engine: Engine = Models(load_models(plan.models, compute), compute)
+            yield _Work(engine=engine, vocabulary=vocabulary, chunks=text.read(), bar=bar)
+            return
+        processes = stack.enter_context(
+            ModelProcesses(
+                plan.models, device=device, precision=precision, num_processes=num_processes
+            )
+        )
+        chunks = text.read(processes.wait_for)
+        yield _Work(engine=processes, vocabulary=vocabulary, chunks=chunks, bar=bar)
 
 
 def _standard_input_has_text() -> bool:
@@ -253,60 +306,9 @@ def _note(plan: Generation, runs_dir: Path) -> None:
 def _check_alignment(source: Source, beside: Path) -> None:
     """See whether a file goes with a text line by line, where that can be seen beforehand."""
     if source.path is not None and source.path.is_file() and beside.is_file():
-        num_lines, num_others = _count_lines(source.path), _count_lines(beside)
+        num_lines, num_others = count_lines(source.path), count_lines(beside)
         if num_lines != num_others:
             raise DataError(
                 f"{source} has {num_lines:,} lines, but {beside} has {num_others:,}: "
                 "line N of one must belong to line N of the other"
             )
-
-
-def _count_lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
-
-
-def _chunks(
-    source: Source, beside: Path | None
-) -> Iterator[tuple[int, list[str], list[str] | None]]:
-    """Read a text, and a file that goes along with it, some lines at a time.
-
-    Yields:
-        The number of the first of some lines; the lines; the other file's, if there is one.
-    """
-    path = source.path
-    total = _count_lines(path) if path is not None and path.is_file() else None
-    with ExitStack() as stack:
-        file = stack.enter_context(
-            open(sys.stdin.fileno() if path is None else path, "rb", closefd=path is not None)
-        )
-        other = None if beside is None else stack.enter_context(beside.open("rb"))
-        bar = stack.enter_context(Progress("generate", total=total, unit="lines"))
-        while True:
-            lines = _read(file, str(source), bar.done)
-            others = None if other is None else _read(other, str(beside), bar.done)
-            if others is not None and len(others) != len(lines):
-                shorter, longer = sorted([(len(lines), str(source)), (len(others), str(beside))])
-                raise DataError(
-                    f"{shorter[1]} ends after {bar.done + shorter[0]:,} lines, before "
-                    f"{longer[1]}: line N of one must belong to line N of the other"
-                )
-            if not lines:
-                return
-            yield bar.done + 1, lines, others
-            bar.update(len(lines))
-
-
-def _read(file: IO[bytes], name: str, num_before: int) -> list[str]:
-    """The next lines, without their ends."""
-    lines = list(itertools.islice(file, _BUFFER_LINES))
-    try:
-        texts = [line.decode().rstrip("\n").rstrip("\r") for line in lines]
-    except UnicodeDecodeError as error:
-        broken = next(
-            i for i, line in enumerate(lines, num_before + 1) if line.endswith(error.object)
-        )
-        raise DataError(f"{name}, line {broken}: not UTF-8 ({error.reason})") from None
-    if texts and num_before == 0:
-        texts[0] = texts[0].removeprefix(_BYTE_ORDER_MARK)
-    return texts

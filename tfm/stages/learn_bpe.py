@@ -13,6 +13,7 @@ from tfm.data.subword import (
     learn_word_model,
     model_paths,
 )
+from tfm.data.text import read_lines
 from tfm.errors import DataError
 from tfm.runtime.files import atomic_write, write_text
 from tfm.runtime.reporting import say
@@ -56,9 +57,10 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
     inputs = {"text": manifest.text_fingerprints(["train"]), "settings": asdict(config)}
     if not force and manifest.is_current(STEP, inputs):
         say(f"learn-bpe: {data_dir} unchanged")
-        return LearnBpeResult(
-            model_paths=paths, vocab_sizes=manifest.result(STEP)["vocab_sizes"], is_new=False
-        )
+        sizes = manifest.result(STEP).get("vocab_sizes")
+        if not isinstance(sizes, list):
+            raise manifest.damage()
+        return LearnBpeResult(model_paths=paths, vocab_sizes=sizes, is_new=False)
     say(f"learn-bpe: learning from {' and '.join(map(str, texts))}")
     models = _learn_all(texts, config)
     outputs = []
@@ -89,8 +91,8 @@ def _learn(texts: list[Path], config: SubwordConfig) -> SubwordModel:
     """Learn one model; a size that nobody asked for gives way to the text."""
     if config.vocab_size is not None:
         return learn_subword_model(texts, config, vocab_size=config.vocab_size)
-    with texts[0].open("rb") as file:
-        size = default_vocab_size(sum(1 for _ in file), for_trees=config.target_words)
+    num_pairs = sum(1 for _ in read_lines(texts[0], strict=False))
+    size = default_vocab_size(num_pairs, for_trees=config.target_words)
     try:
         return learn_subword_model(texts, config, vocab_size=size)
     except VocabularySizeError as error:

@@ -1,6 +1,6 @@
 """tfm prepare: a recipe, or text files → the text, subword model and token ids of a dataset."""
 
-import itertools
+import os
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -20,6 +20,7 @@ from tfm.data.corpus import Recipe, Text, TextFiles
 from tfm.data.disk import DiskNeed, check_disks
 from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.sources import TextSources
+from tfm.data.text import in_chunks
 from tfm.data.trees import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.runtime.files import atomic_write, remove_leftovers
@@ -31,7 +32,6 @@ if typing.TYPE_CHECKING:
     from tfm.data.synthetic import Split
 
 _SPLITS_SHORT_FIRST: tuple["Split", ...] = ("test", "valid", "train")
-_WRITE_BLOCK_PAIRS = 10_000
 # Two bytes a piece of some four characters, and eight a sentence; measured on WMT text.
 _TOKEN_ID_BYTES_A_TEXT_BYTE = 0.6
 
@@ -139,7 +139,7 @@ def prepare(
         say(f"{out_dir / 'raw'} and the downloads serve no more but to clean by other rules")
     return PrepareResult(
         data_dir=out_dir,
-        counts={split: _counts(entry) for split, entry in manifest.result("clean").items()},
+        counts=_counts(manifest),
         is_new=is_new,
         subword=learned,
         binarized=binarized,
@@ -151,9 +151,10 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
     languages = (recipe.source, recipe.target)
     suffixes = (*languages, GOLD) if recipe.task == "parsing" else languages
     outputs = [out_dir / f"{split}.{suffix}" for split in SPLITS for suffix in suffixes]
-    read = {path.resolve() for path in recipe.local_paths()}
+    # Path.resolve would fail on a link that leads to itself.
+    read = {os.path.realpath(path) for path in recipe.local_paths()}
     for path in outputs:
-        if path.resolve() in read:
+        if os.path.realpath(path) in read:
             raise UsageError(f"{path} would be read and overwritten: choose another --out")
     manifest_path = out_dir / "manifest.json"
     if force:
@@ -269,7 +270,7 @@ def _write_split(
             if split == "train":
                 pairs = cleaner.clean(pairs, counts)
             num_written = 0
-            while block := list(itertools.islice(pairs, _WRITE_BLOCK_PAIRS)):
+            for block in in_chunks(pairs):
                 source_file.writelines(source + b"\n" for source, _ in block)
                 target_file.writelines(target + b"\n" for _, target in block)
                 num_written += len(block)
@@ -302,5 +303,12 @@ def _summary(counts: PairCounts) -> str:
     return f"{counts.kept:,} of {counts.read:,} pairs{dropped}"
 
 
-def _counts(entry: Table) -> PairCounts:
-    return PairCounts(**{item.name: entry[item.name] for item in fields(PairCounts)})
+def _counts(manifest: Manifest) -> dict[str, PairCounts]:
+    names = [item.name for item in fields(PairCounts)]
+    try:
+        return {
+            split: PairCounts(**{name: entry[name] for name in names})
+            for split, entry in manifest.result("clean").items()
+        }
+    except (KeyError, TypeError) as error:
+        raise manifest.damage() from error

@@ -8,6 +8,7 @@ from typing import Any
 
 from tfm.config import ScoreConfig
 from tfm.data.manifest import GOLD
+from tfm.data.text import decoded_lines
 from tfm.errors import DataError, UsageError
 from tfm.runtime.files import read_json
 from tfm.scoring.metric import MetricName, MetricScore
@@ -114,12 +115,12 @@ def read_hypotheses(path: Path | None) -> list[str]:
         return read_lines(path)
     if sys.stdin.isatty():
         raise UsageError("no translations to score: pipe them in, or name a file (--hypotheses)")
-    data = sys.stdin.buffer.read()
-    if not data:
+    lines = list(decoded_lines(sys.stdin.buffer, _STDIN_NAME))
+    if not lines:
         raise DataError(
             f"{_STDIN_NAME} is empty: what should have written the translations wrote none"
         )
-    return _lines(data, _STDIN_NAME)
+    return lines
 
 
 def read_lines(path: Path) -> list[str]:
@@ -129,14 +130,17 @@ def read_lines(path: Path) -> list[str]:
         DataError: It is missing, empty or not UTF-8.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            lines = list(decoded_lines(file, str(path)))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: check its name") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}): check its name") from error
-    if not data:
+    except ValueError as error:  # no name of a file has a zero byte or half a surrogate pair
+        raise DataError(f"{str(path)!r} is no name that a file can have: check it") from error
+    if not lines:
         raise DataError(f"{path} is empty: there is nothing to score")
-    return _lines(data, str(path))
+    return lines
 
 
 def default_reference(runs_dir: Path) -> Path:
@@ -155,17 +159,22 @@ def default_reference(runs_dir: Path) -> Path:
             f"no reference given, and {path} does not say what was translated: pass --reference"
         )
     note = read_json(path)
-    if note.get("format") != LAST_GENERATION_FORMAT or "reference" not in note:
+    reference, source = note.get("reference", 0), note.get("source")
+    if (
+        note.get("format") != LAST_GENERATION_FORMAT
+        or not isinstance(source, str)
+        or not isinstance(reference, str | None)
+    ):
         raise DataError(
             f"{path} is not of format {LAST_GENERATION_FORMAT}, which this tfm reads: "
             "generate again, or pass --reference"
         )
-    if note["reference"] is None:
+    if reference is None:
         raise UsageError(
-            f"no reference given, and tfm generate read {note.get('source')}, whose reference it "
-            "does not know: pass --reference"
+            f"no reference given, and tfm generate read {source}, whose reference it does not "
+            "know: pass --reference"
         )
-    return Path(note["reference"])
+    return Path(reference)
 
 
 def _suitable(metrics: Sequence[MetricName] | None, reference: Path) -> Sequence[MetricName]:
@@ -184,14 +193,3 @@ def _suitable(metrics: Sequence[MetricName] | None, reference: Path) -> Sequence
 
 def _language_of(reference: Path) -> str:
     return reference.suffix.removeprefix(".").lower()
-
-
-def _lines(data: bytes, name: str) -> list[str]:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        number = data.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{name}, line {number}, is not UTF-8 text: convert the file to UTF-8"
-        ) from error
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]

@@ -1,7 +1,7 @@
 """How good a model is on the validation split, while it is being trained."""
 
-import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tfm.config import ScoreConfig, SearchConfig
@@ -11,10 +11,18 @@ from tfm.data.subword import Vocabulary
 from tfm.model.build import Model
 from tfm.runtime.checkpoint import SCORES, ModelInfo
 from tfm.runtime.device import Compute
+from tfm.runtime.distributed import Group
 from tfm.scoring.metric import MetricScore
 from tfm.scoring.scores import corpus_scores
+from tfm.training.loss import perplexity
+from tfm.training.progress import Beat, unwatched
 from tfm.training.trainer import evaluate
 from tfm.translator import Translator
+
+# So many sentences are translated at first before a look at signals; twice as many each time that
+# this takes no longer than it may.
+_FIRST_CHUNK = 32
+_CHUNK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +46,7 @@ class Validation:
 
 
 class Validator:
-    """Measures models on one split.
+    """Measures models on one split; each process of a group does its share of the work.
 
     Args:
         dataset: Its pairs as token ids.
@@ -47,6 +55,9 @@ class Validator:
         vocabulary: Of the ids.
         info: What a model that is trained is.
         compute: Device and arithmetic.
+        group: The processes that measure together.
+        beat: Told where it stands.
+        stopped: Whether to give up.
     """
 
     def __init__(
@@ -58,6 +69,9 @@ class Validator:
         vocabulary: Vocabulary,
         info: ModelInfo,
         compute: Compute,
+        group: Group | None = None,
+        beat: Beat = unwatched,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._batcher = Batcher(dataset, info.run.batching, seed=0)
         self._sources = sources
@@ -65,26 +79,63 @@ class Validator:
         self._vocabulary = vocabulary
         self._info = info
         self._compute = compute
+        self._group = group or Group()
+        self._beat = beat
+        self._stopped = stopped
 
-    def validate(self, model: Model) -> Validation:
-        """Measure a model."""
-        loss = evaluate(model, self._batcher, self._compute)
-        metrics = {"loss": loss, "perplexity": math.exp(loss)}
+    def validate(self, model: Model) -> Validation | None:
+        """Measure a model, which must be whole and the same on all processes.
+
+        Returns:
+            Its figures; None if a process gave up.
+        """
+        loss = evaluate(
+            model,
+            self._batcher,
+            self._compute,
+            group=self._group,
+            beat=self._beat,
+            stopped=self._stopped,
+        )
+        if loss is None:
+            return None
+        metrics = {"loss": loss, "perplexity": perplexity(loss)}
         if not self._info.run.training.validation_beam:
             return Validation(metrics=metrics)
-        score = self._score(model)
-        return Validation(metrics={**metrics, SCORES[self._info.task]: score.value}, score=score)
-
-    def _score(self, model: Model) -> MetricScore:
-        """The score of what the model says, by a search that is short of beam only."""
-        translator = Translator([model], self._vocabulary, self._compute)
-        beam = {"beam_size": self._info.run.training.validation_beam}
-        search = SearchConfig.for_model({**self._info.search, **beam}, {})
-        outputs = translator.translate(self._sources, search)
+        outputs = self._translate(model)
+        if outputs is None:
+            return None
+        self._beat("the score of the validation")
         [score] = corpus_scores(
             outputs,
             [self._references],
             ["bracket-f1" if self._info.task == "parsing" else "bleu"],
             ScoreConfig(),
         )
-        return score
+        return Validation(metrics={**metrics, SCORES[self._info.task]: score.value}, score=score)
+
+    def _translate(self, model: Model) -> list[str] | None:
+        """What the model says, by a search that is short of beam only; None if one gave up."""
+        world = self._group.world
+        outputs = self._translate_share(model, self._sources[world.rank :: world.size])
+        self._beat("the outputs of the validation", waits=True)
+        everyone = self._group.gather(outputs)
+        if None in everyone:
+            return None
+        return [everyone[i % world.size][i // world.size] for i in range(len(self._sources))]
+
+    def _translate_share(self, model: Model, sources: Sequence[str]) -> list[str] | None:
+        translator = Translator([model], self._vocabulary, self._compute)
+        beam = {"beam_size": self._info.run.training.validation_beam}
+        search = SearchConfig.for_model({**self._info.search, **beam}, {})
+        outputs: list[str] = []
+        size = _FIRST_CHUNK
+        while len(outputs) < len(sources):
+            self._beat(f"the outputs of the validation, {len(outputs):,} of {len(sources):,}")
+            if self._stopped():
+                return None
+            started = time.monotonic()
+            outputs += translator.translate(sources[len(outputs) : len(outputs) + size], search)
+            if time.monotonic() - started < _CHUNK_SECONDS:
+                size *= 2
+        return outputs

@@ -1,9 +1,13 @@
 """Cross-entropy with label smoothing (Vaswani et al. 2017, §5.4)."""
 
-from typing import Any
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from tfm.data.batching import Batch
 
 # Logits of this many elements at a time: they stay in cache and memory stays small.
 _CHUNK_ELEMENTS = 1 << 22
@@ -30,7 +34,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         matrix = weight.to(compute)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight) if needs_grad else None
-        smoothed, plain = hidden.new_zeros(2, dtype=precision).unbind()
+        smoothed, plain = (
+            hidden.new_zeros((), dtype=precision),
+            hidden.new_zeros((), dtype=precision),
+        )
         rows = max(1, _CHUNK_ELEMENTS // vocab_size)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(hidden), rows):
@@ -80,3 +87,57 @@ def label_smoothed_cross_entropy(
         hidden, weight = hidden.detach(), weight.detach()
     smoothed, plain = _LinearCrossEntropy.apply(hidden, weight, targets, smoothing)  # type: ignore[no-untyped-call]
     return smoothed, plain
+
+
+class TrainableModel(Protocol):
+    """What training needs of a sequence-to-sequence model, which is a torch module too."""
+
+    output_weight: nn.Parameter  # [V, d_model]
+
+    def __call__(self, source: Tensor, lengths: Tensor, target_input: Tensor, /) -> Tensor:
+        """Map [B, S] sources, [B] lengths and [B, T] target inputs to [B, T, d_model]."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters and their names, each once."""
+
+    def train(self, mode: bool = True) -> object:
+        """Switch dropout on or off."""
+
+
+class PartLoss(nn.Module):
+    """A model and its loss as one module, as torch needs it to share gradients.
+
+    Args:
+        model: A torch module.
+        smoothing: ε of the label smoothing.
+    """
+
+    def __init__(self, model: TrainableModel, *, smoothing: float) -> None:
+        super().__init__()
+        self.model = model
+        self._smoothing = smoothing
+
+    def forward(self, part: Batch) -> tuple[Tensor, Tensor]:
+        """See `batch_loss`."""
+        return batch_loss(self.model, part, smoothing=self._smoothing)
+
+
+def batch_loss(model: TrainableModel, batch: Batch, *, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Smoothed loss and negative log-likelihood of a batch, summed over its target tokens.
+
+    Args:
+        model: Maps sources and target inputs to decoder outputs.
+        batch: On the model's device.
+        smoothing: ε of the label smoothing.
+    """
+    hidden = model(batch.source, batch.source_lengths, batch.target_input)
+    columns = torch.arange(hidden.size(1), device=hidden.device)
+    real = columns < batch.target_lengths[:, None]
+    return label_smoothed_cross_entropy(
+        hidden[real], model.output_weight, batch.target_output[real], smoothing=smoothing
+    )
+
+
+def perplexity(nll: float) -> float:
+    """The perplexity of a mean negative log-likelihood in nats; huge ones are cut off."""
+    return math.exp(min(nll, 100.0))

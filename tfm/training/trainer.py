@@ -2,92 +2,34 @@
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tfm.config import RunConfig
-from tfm.data.batching import Batch, Batcher
+from tfm.data.batching import Batcher
 from tfm.data.dataset import ParallelDataset, Rows
-from tfm.errors import TrainingError
 from tfm.model.cost import Cost
 from tfm.runtime.device import Compute
-from tfm.training.loss import label_smoothed_cross_entropy
+from tfm.runtime.distributed import Group
+from tfm.training.batch_gradient import BatchGradient
+from tfm.training.gradients import like, scale_gradient, whole
+from tfm.training.loss import PartLoss, TrainableModel, batch_loss
 from tfm.training.optimizer import adam, learning_rate, peak_learning_rate
+from tfm.training.progress import Beat, Position, StepReport, Wishes, no_wishes, unwatched
 
-
-class TrainableModel(Protocol):
-    """What training needs of a sequence-to-sequence model, which is a torch module too."""
-
-    output_weight: nn.Parameter  # [V, d_model]
-
-    def __call__(self, source: Tensor, lengths: Tensor, target_input: Tensor, /) -> Tensor:
-        """Map [B, S] sources, [B] lengths and [B, T] target inputs to [B, T, d_model]."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """All parameters, each once."""
-
-    def train(self, mode: bool = True) -> object:
-        """Switch dropout on or off."""
-
-
-@dataclass
-class Position:
-    """How far a run has come.
-
-    Attributes:
-        step: Optimiser steps done.
-        epoch: The epoch it is in, counted from 1.
-        batch: Batches done in that epoch.
-        pairs: Sentence pairs seen.
-        tokens: Target tokens seen.
-        flops: Operations done on them.
-    """
-
-    step: int = 0
-    epoch: int = 1
-    batch: int = 0
-    pairs: int = 0
-    tokens: int = 0
-    flops: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepReport:
-    """The figures of one step.
-
-    Attributes:
-        step: Its number, counted from 1.
-        epoch: Its epoch, counted from 1.
-        loss: Smoothed cross-entropy in nats a target token.
-        nll: Plain negative log-likelihood in nats a target token.
-        num_tokens: Target tokens.
-        flops: Operations of the model, forward and backward, on tokens that are not padding.
-        gradient_norm: Before clipping.
-        learning_rate: Of this step.
-        seconds: Wall time it took.
-    """
-
-    step: int
-    epoch: int
-    loss: float
-    nll: float
-    num_tokens: int
-    flops: int
-    gradient_norm: float
-    learning_rate: float
-    seconds: float
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # what torch's Adam calls them
 
 
 class Trainer:
-    """Trains a model on a dataset; iterate over it to train.
+    """Trains a model on a dataset, step by step, with the other processes of its group.
 
-    Weights, order and dropout follow from the seed and the step alone, so that a run which is
-    stopped and resumed is the same run.
+    Weights, order and dropout follow from the seed, the step and the part of its batch alone, so
+    that a run which is stopped and resumed is the same run, and so is one on other devices.
 
     Args:
         model: The model, on its device.
@@ -95,6 +37,8 @@ class Trainer:
         run: All settings.
         compute: Device and arithmetic.
         cost: What the model costs.
+        group: The processes that train together.
+        beat: Told where a step stands, so that a process which stalls is noticed.
     """
 
     def __init__(
@@ -105,135 +49,171 @@ class Trainer:
         compute: Compute,
         *,
         cost: Cost,
+        group: Group | None = None,
+        beat: Beat = unwatched,
     ) -> None:
         self.model = model
         self.batcher = Batcher(dataset, run.batching, seed=run.training.seed)
         self.position = Position()
+        self.gradient = BatchGradient(
+            PartLoss(model, smoothing=run.optimizer.label_smoothing),
+            self.batcher,
+            run,
+            compute,
+            group=group or Group(),
+            beat=beat,
+        )
         self._run = run
-        self._compute = compute
         self._cost = cost
         self._peak = peak_learning_rate(run.optimizer, run.model.d_model)
-        self._optimizer = adam(model.parameters(), run.optimizer)
-        # fp16 gradients are scaled up so that small ones do not vanish; other types need none.
-        self._scaler = torch.amp.GradScaler(
-            compute.device.type, enabled=compute.dtype == torch.float16
-        )
+        self._optimizer = adam(self.gradient.parameters, run.optimizer)
 
-    def __iter__(self) -> Iterator[StepReport]:
-        """Train step by step, epoch after epoch, without end."""
+    def batches(self) -> Iterator[Rows]:
+        """The batches to come, epoch after epoch, without end."""
+        position = self.position
         while True:
-            batches = self.batcher.epoch(self.position.epoch)
-            for rows in batches[self.position.batch :]:
-                yield self.step(rows)
-            self.position.epoch += 1
-            self.position.batch = 0
+            batches = self.batcher.epoch(position.epoch)
+            ends = np.cumsum([len(rows) for rows in batches])
+            yield from batches[int(np.searchsorted(ends, position.examples, side="right")) :]
+            position.epoch += 1
+            position.examples = 0
 
-    def step(self, rows: Rows) -> StepReport:
+    def step(self, rows: Rows, *, wishes: Callable[[], Wishes] = no_wishes) -> StepReport | None:
         """Make one step on one batch.
 
         Args:
             rows: The sentence pairs of the batch.
+            wishes: Asked, more than once, what is to be done besides; all that one process wishes
+                is in `gradient.agreed`.
+
+        Returns:
+            Its figures; None if a stop was agreed on before it was done, and nothing has changed.
 
         Raises:
-            TrainingError: The loss or its gradients are no longer finite; weights are unchanged.
+            TrainingError: Memory is too small for a single sentence pair.
+            LostPeersError: The other processes are gone.
         """
         started = time.perf_counter()
-        step = self.position.step + 1
-        torch.manual_seed(_mixed_seed(self._run.training.seed, step))
+        position = self.position
+        step = position.step + 1
+        num_tokens = int(self.batcher.lengths(rows)[1].sum())
         self.model.train()
-        parts = [part.to(self._compute.device) for part in self.batcher.parts(rows)]
-        num_tokens = sum(part.num_tokens for part in parts)
-        loss = nll = torch.zeros((), device=self._compute.device)
-        for part in parts:
-            with self._compute.autocast():
-                part_loss, part_nll = batch_loss(
-                    self.model, part, smoothing=self._run.optimizer.label_smoothing
-                )
-            self._scaler.scale(part_loss / num_tokens).backward()  # type: ignore[no-untyped-call]
-            loss, nll = loss + part_loss.detach(), nll + part_nll
-        mean_loss, norm = float(loss) / num_tokens, self._gradient_norm()
-        # Scaled gradients may overflow now and then: the scaler skips the step and scales less.
-        if not (math.isfinite(mean_loss) and (math.isfinite(norm) or self._scaler.is_enabled())):
-            raise TrainingError(
-                f"step {step}: loss {mean_loss}, gradient norm {norm}: not finite; "
-                "the weights of the step before stand. Lower the learning rate or set clip_norm"
-            )
+        totals = self.gradient.compute(rows, step=step, wishes=wishes)
+        if totals is None:
+            return None
+        loss, nll, norm = totals
+        skipped = not (math.isfinite(loss) and math.isfinite(norm))
         rate = learning_rate(step, peak=self._peak, warmup_steps=self._run.optimizer.warmup_steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+        if not skipped:
+            self._update(norm, rate)
         self._optimizer.zero_grad()
-        self.position.step = step
-        self.position.batch += 1
-        self.position.pairs += len(rows)
-        self.position.tokens += num_tokens
         flops = self._cost.training_flops(*self.batcher.lengths(rows))
-        self.position.flops += flops
+        position.step = step
+        position.examples += len(rows)
+        position.pairs += len(rows)
+        position.tokens += num_tokens
+        position.flops += flops
+        position.skipped += skipped
+        position.skipped_in_a_row = position.skipped_in_a_row + 1 if skipped else 0
         return StepReport(
             step=step,
-            epoch=self.position.epoch,
-            loss=mean_loss,
-            nll=float(nll) / num_tokens,
+            epoch=position.epoch,
+            loss=loss,
+            nll=nll,
             num_tokens=num_tokens,
             flops=flops,
             gradient_norm=norm,
             learning_rate=rate,
             seconds=time.perf_counter() - started,
+            skipped=skipped,
         )
 
-    def state(self) -> dict[str, Any]:
-        """What, besides the weights, is needed to go on as if nothing had happened."""
+    def weights(self, *, keep: bool = True) -> dict[str, Tensor]:
+        """All parameters by name, each once; all processes must ask together.
+
+        Args:
+            keep: Whether this process has a use for them: else they are empty if they are shared.
+        """
         return {
-            "optimizer": self._optimizer.state_dict(),
-            "scaler": self._scaler.state_dict(),
+            name: whole(parameter, keep=keep) for name, parameter in self.model.named_parameters()
+        }
+
+    def state(self, *, keep: bool = True) -> dict[str, Any]:
+        """What, besides the weights, is needed to go on as if nothing had happened.
+
+        All processes must ask together.
+
+        Args:
+            keep: Whether this process has a use for it.
+        """
+        moments = {
+            name: {key: whole(self._optimizer.state[parameter][key], keep=keep) for key in _MOMENTS}
+            for name, parameter in self.model.named_parameters()
+            if parameter in self._optimizer.state
+        }
+        return {
+            "moments": moments,
+            "updates": self.position.step - self.position.skipped,
+            "gradient": self.gradient.state(),
             "position": asdict(self.position),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state` returned."""
-        self._optimizer.load_state_dict(state["optimizer"])
-        if state["scaler"]:  # empty if the run did not compute in fp16 so far
-            self._scaler.load_state_dict(state["scaler"])
+        for name, parameter in self.model.named_parameters():
+            if name in state["moments"]:
+                self._optimizer.state[parameter] = {
+                    "step": torch.tensor(float(state["updates"]), device=parameter.device),
+                    **{key: like(state["moments"][name][key], parameter) for key in _MOMENTS},
+                }
+        self.gradient.load_state(state["gradient"])
         self.position = Position(**state["position"])
 
-    def _gradient_norm(self) -> float:
-        """The norm of the gradient, which is clipped if the settings say so."""
-        self._scaler.unscale_(self._optimizer)
-        limit = self._run.optimizer.clip_norm or math.inf
-        return float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+    def _update(self, norm: float, rate: float) -> None:
+        limit = self._run.optimizer.clip_norm
+        if limit and norm > limit:
+            scale_gradient(self.gradient.parameters, limit / norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
 
 
-def _mixed_seed(seed: int, step: int) -> int:
-    """A seed for one step of one run, in whose every bit both numbers count."""
-    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])
-
-
-def batch_loss(model: TrainableModel, batch: Batch, *, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Smoothed loss and negative log-likelihood of a batch, summed over its target tokens.
+def evaluate(
+    model: TrainableModel,
+    batcher: Batcher,
+    compute: Compute,
+    *,
+    group: Group | None = None,
+    beat: Beat = unwatched,
+    stopped: Callable[[], bool] = lambda: False,
+) -> float | None:
+    """Negative log-likelihood of a dataset in nats a target token, end of sentence included.
 
     Args:
-        model: Maps sources and target inputs to decoder outputs.
-        batch: On the model's device.
-        smoothing: ε of the label smoothing.
+        model: The whole model, the same on all processes.
+        batcher: Batches of the dataset.
+        compute: Device and arithmetic.
+        group: The processes that share the work.
+        beat: Told where it stands.
+        stopped: Whether to give up.
+
+    Returns:
+        The loss; None if a process gave up.
     """
-    hidden = model(batch.source, batch.source_lengths, batch.target_input)
-    columns = torch.arange(hidden.size(1), device=hidden.device)
-    real = columns < batch.target_lengths[:, None]
-    return label_smoothed_cross_entropy(
-        hidden[real], model.output_weight, batch.target_output[real], smoothing=smoothing
-    )
-
-
-def evaluate(model: TrainableModel, batcher: Batcher, compute: Compute) -> float:
-    """Negative log-likelihood of a dataset in nats a target token, end of sentence included."""
+    group = group or Group()
     model.train(False)
-    total, num_tokens = 0.0, 0
+    parts = [part for rows in batcher.epoch(1) for part in batcher.split(rows)]
+    sums = torch.zeros(3, dtype=torch.float64)  # nll, tokens, processes that gave up
     with torch.inference_mode():
-        for rows in batcher.epoch(1):
-            for part in batcher.parts(rows):
-                with compute.autocast():
-                    _, nll = batch_loss(model, part.to(compute.device), smoothing=0.0)
-                total += float(nll)
-                num_tokens += part.num_tokens
-    return total / num_tokens
+        for rows in parts[group.world.rank :: group.world.size]:
+            beat("the loss of the validation")
+            if stopped():
+                sums[2] = 1
+                break
+            part = batcher.part(rows)
+            with compute.autocast():
+                _, nll = batch_loss(model, part.to(compute.device), smoothing=0.0)
+            sums += torch.tensor([float(nll), part.num_tokens, 0])
+    beat("the sum of the loss of the validation", waits=True)
+    total, num_tokens, num_stopped = group.sum(sums).tolist()
+    return None if num_stopped else float(total / num_tokens)

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from tfm.training.trainer import StepReport
+from tfm.training.loss import perplexity
+from tfm.training.progress import StepReport
 
 
 class Window:
@@ -27,10 +28,10 @@ class Window:
         self._reports.append(report)
 
     def figures(self) -> str:
-        """Where training stands, for the bar."""
+        """Where training stands, for the bar; steps that were skipped do not count in means."""
         newest, loss, nll = self._reports[-1], self._mean("loss"), self._mean("nll")
         return (
-            f"epoch {newest.epoch} · loss {loss:.3f} · ppl {_perplexity(nll):.2f} · "
+            f"epoch {newest.epoch} · loss {loss:.3f} · ppl {perplexity(nll):.2f} · "
             f"lr {newest.learning_rate:.1e} · {self._rate('num_tokens'):,.0f} tok/s"
         )
 
@@ -41,10 +42,11 @@ class Window:
             "kind": "train",
             "step": newest.step,
             "epoch": newest.epoch,
-            "loss": self._mean("loss"),
-            "perplexity": _perplexity(self._mean("nll")),
+            "loss": _finite(self._mean("loss")),
+            "perplexity": _finite(perplexity(self._mean("nll"))),
             "learning_rate": newest.learning_rate,
-            "gradient_norm": newest.gradient_norm,
+            "gradient_norm": _finite(newest.gradient_norm),
+            "skipped_steps": sum(report.skipped for report in self._reports),
             "target_tokens_per_second": self._rate("num_tokens"),
             "flops_per_step": self._sum("flops") / len(self._reports),
             "flops_per_second": self._rate("flops"),
@@ -54,13 +56,16 @@ class Window:
         return float(sum(getattr(report, name) for report in self._reports))
 
     def _mean(self, name: str) -> float:
-        """Mean over target tokens."""
-        total = sum(getattr(report, name) * report.num_tokens for report in self._reports)
-        return float(total / self._sum("num_tokens"))
+        """Mean over target tokens; not a number if all steps were skipped."""
+        done = [report for report in self._reports if not report.skipped]
+        total = sum(getattr(report, name) * report.num_tokens for report in done)
+        num_tokens = sum(report.num_tokens for report in done)
+        return float(total / num_tokens) if done else math.nan
 
     def _rate(self, name: str) -> float:
         return self._sum(name) / self._sum("seconds")
 
 
-def _perplexity(nll: float) -> float:
-    return math.exp(min(nll, 100.0))  # before it would overflow
+def _finite(value: float) -> float | None:
+    """A number as JSON can say it."""
+    return value if math.isfinite(value) else None

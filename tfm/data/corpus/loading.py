@@ -17,6 +17,7 @@ from tfm.config import (
     read_toml,
     settings_from,
 )
+from tfm.config.schema import shown
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import Archive, GeneratedText, Text, TextFiles, TreeFile, is_url
 from tfm.data.manifest import SPLITS
@@ -24,6 +25,7 @@ from tfm.errors import UsageError
 
 EntryT = TypeVar("EntryT", Archive, TextFiles, TreeFile, GeneratedText, Recipe)
 
+_MOST = 2**63 - 1
 _SCALARS = {str: "text", int: "a whole number"}
 _SETTINGS: dict[str, type[Settings]] = {
     kind.section: kind for kind in (CleaningConfig, SubwordConfig, BinarizeConfig, SearchConfig)
@@ -131,7 +133,7 @@ def _built(
     }
     required = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
     found = [
-        f"{where} has an unknown key {key!r}: it takes {', '.join(hints)}"
+        f"{where} has an unknown key {shown(key)}: it takes {', '.join(hints)}"
         for key in table
         if key not in hints
     ]
@@ -139,7 +141,9 @@ def _built(
     for key, hint in hints.items():
         for type_, name in _SCALARS.items():
             if key in table and hint in (type_, type_ | None) and type(table[key]) is not type_:
-                found.append(f"{where} has {key} = {table[key]!r}, but it must be {name}")
+                found.append(f"{where} has {key} = {shown(table[key])}, but it must be {name}")
+        if isinstance(table.get(key), int) and not 0 <= table[key] <= _MOST:
+            found.append(f"{where} has {key} = {shown(table[key])}, but it must be 0 to {_MOST}")
     if found:
         problems += found
         return None

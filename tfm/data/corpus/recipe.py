@@ -17,11 +17,11 @@ from tfm.data.corpus.texts import (
     is_url,
     task_of,
 )
-from tfm.data.manifest import SPLITS
+from tfm.data.manifest import LANGUAGE, SPLITS
 
-# A recipe's name may become that of a folder, a language ends the names of files.
-_NAME = re.compile(r"[^\W_][^/\\\x00-\x1f]*")
-_LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+# A recipe's name may become that of a folder.
+_NAME = re.compile(r"[^\W_][^/\\\x00-\x1f\x7f\ud800-\udfff]{0,200}")
+_NO_UNICODE = re.compile("[\ud800-\udfff]")  # what Python makes of other bytes in a name
 # What suits a task better than the defaults of the settings. A treebank is clean, and symbols of
 # trees are no text: rules for translations would drop good trees. Search is as in §6.3.
 _TASK_SETTINGS: Mapping[Task, Mapping[str, Table]] = {
@@ -106,7 +106,7 @@ class Recipe:
         if not _NAME.fullmatch(self.name):
             yield f"name {self.name!r} must start with a letter or digit and hold no slash"
         for language in (self.source, self.target):
-            if not _LANGUAGE.fullmatch(language):
+            if not LANGUAGE.fullmatch(language):
                 yield f"language {language!r} must be letters, digits and dashes, such as en"
         if self.source == self.target:
             yield f"source and target are both {self.source!r}"
@@ -132,6 +132,8 @@ class Recipe:
     def _file_problems(self) -> Iterator[str]:
         urls: dict[str, str] = {}
         for file in self.downloads():
+            if file not in self.archives:
+                yield from file.problems()
             if file.name in urls:
                 yield f"{urls[file.name]} and {file.url} have the same file name"
             urls[file.name] = file.url
@@ -139,5 +141,7 @@ class Recipe:
             if text.archive is not None and text.archive not in urls:
                 yield f"archive {text.archive!r} is not the file name of any [[archives]] entry"
         for path in self.local_paths():
-            if not path.is_file():
+            if _NO_UNICODE.search(str(path)):
+                yield f"{str(path)!r} is not a name in Unicode, as manifest.json needs: rename it"
+            elif not path.is_file():
                 yield f"{path} does not exist"

@@ -11,6 +11,7 @@ Task = Literal["translation", "parsing"]
 
 GENERATORS: Mapping[str, Task] = {"numbers": "translation", "treebank": "parsing"}
 
+_FILE_NAME = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f]{1,200}")
 _HEX_DIGITS = {"sha256": 64, "md5": 32}
 
 
@@ -34,8 +35,12 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """Name of the file."""
-        return PurePosixPath(unquote(urlsplit(self.url).path)).name
+        """Name of the file; empty if the address has none that a file could have."""
+        try:
+            name = PurePosixPath(unquote(urlsplit(self.url).path)).name
+        except ValueError:  # such as brackets that are not closed
+            return ""
+        return name if _FILE_NAME.fullmatch(name) else ""
 
     @property
     def has_checksum(self) -> bool:

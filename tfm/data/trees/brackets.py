@@ -108,7 +108,7 @@ class _Reading:
         if part == "(":
             self._open.append(_Bracket(where))
         elif not self._open:
-            found = "a closing bracket that" if part == ")" else f"{part!r}, which"
+            found = "a closing bracket that" if part == ")" else f"{part[:40]!r}, which"
             raise DataError(f"{where} has {found} belongs to no tree: correct the file")
         elif part == ")":
             return self._close()

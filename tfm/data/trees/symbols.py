@@ -99,7 +99,7 @@ class _Restoration:
         """End the sentence."""
         building = self._building
         self._close_down_to(1)
-        if not building.labels:
+        if not building.depth:
             building.open(TOP)
         elif not self._root_has_ended:
             self.repairs.missing_closings += 1
@@ -109,7 +109,7 @@ class _Restoration:
         return building.root()
 
     def _open(self, label: str) -> None:
-        self.repairs.outside_root += self._root_has_ended and len(self._building.labels) == 1
+        self.repairs.outside_root += self._root_has_ended and self._building.depth == 1
         self._building.open(label)
 
     def _add_leaf(self) -> None:
@@ -118,21 +118,21 @@ class _Restoration:
         if leaf is None:
             self.repairs.superfluous_leaves += 1
             return
-        if not building.labels:
+        if not building.depth:
             building.open(TOP)
             self._root_has_ended = True
-        self.repairs.outside_root += self._root_has_ended and len(building.labels) == 1
+        self.repairs.outside_root += self._root_has_ended and building.depth == 1
         building.add(leaf)
 
     def _close(self, label: str) -> None:
-        labels = self._building.labels
-        if label in labels[1:]:
-            self._close_down_to(len(labels) - labels[::-1].index(label))
+        depth = self._building.innermost(label)
+        if depth > 1:
+            self._close_down_to(depth)
             self._close_innermost()
-        elif labels[:1] == [label] and not self._root_has_ended:
+        elif depth == 1 and not self._root_has_ended:
             self._close_down_to(1)
             self._root_has_ended = True
-        elif len(labels) > 1:
+        elif self._building.depth > 1:
             self.repairs.mismatched_closings += 1
             self._close_innermost()
         else:
@@ -140,7 +140,7 @@ class _Restoration:
 
     def _close_down_to(self, depth: int) -> None:
         """Close what was forgotten, until so many constituents are open."""
-        while len(self._building.labels) > depth:
+        while self._building.depth > depth:
             self.repairs.missing_closings += 1
             self._close_innermost()
 

@@ -1,6 +1,7 @@
 """What a constituency tree is, and what of it parsers are trained and scored on."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -101,11 +102,17 @@ class TreeBuilder:
 
     def __init__(self) -> None:
         self._open: list[tuple[str, list[Node]]] = []
+        self._depths: defaultdict[str, list[int]] = defaultdict(list)  # open ones of each label
 
     @property
-    def labels(self) -> list[str]:
-        """Those of the open constituents, outermost first."""
-        return [label for label, _ in self._open]
+    def depth(self) -> int:
+        """How many constituents are open."""
+        return len(self._open)
+
+    def innermost(self, label: str) -> int:
+        """Depth of the innermost open constituent of a label, from 1; 0 if there is none."""
+        depths = self._depths.get(label)
+        return depths[-1] if depths else 0
 
     def root(self) -> Tree:
         """The outermost constituent so far."""
@@ -115,6 +122,7 @@ class TreeBuilder:
     def open(self, label: str) -> None:
         """Begin a constituent."""
         self._open.append((label, []))
+        self._depths[label].append(self.depth)
 
     def add(self, leaf: Leaf) -> None:
         """Put a word into the innermost constituent."""
@@ -123,6 +131,7 @@ class TreeBuilder:
     def close(self) -> Tree | None:
         """Close the innermost constituent; None if it is empty, and so left out."""
         label, children = self._open.pop()
+        self._depths[label].pop()
         if not children:
             return None
         tree = Tree(label, tuple(children))

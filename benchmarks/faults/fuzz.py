@@ -1,0 +1,206 @@
+"""Damages every kind of file that tfm reads, many times, and counts what comes of it.
+
+Each case is a process of its own with a limit on time and memory. It must end in a result or in one
+line that starts with "tfm: "; where there is a checksum, no damage to what it covers may pass. The
+same seed makes the same cases.
+
+    .venv/bin/python benchmarks/faults/fuzz.py                       # 1,000 cases of each reader
+    .venv/bin/python benchmarks/faults/fuzz.py --cases 20000 --reader "a tar archive" --seed 7
+    .venv/bin/python benchmarks/faults/fuzz.py --show 12345 --reader "a tar archive"
+"""
+
+import contextlib
+import io
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from fuzzing.damage import BYTES, PACKERS, insert_snippet, replace_the_file
+from fuzzing.datasets import DATA_READERS
+from fuzzing.models import MODEL_READERS
+from fuzzing.reader import Reader, Refused
+from fuzzing.texts import TEXT_READERS
+
+from tfm.errors import TfmError
+
+READERS = (*TEXT_READERS, *DATA_READERS, *MODEL_READERS)
+
+_GOOD = ("refused in one line", "read as before", "read as something else")
+_SECONDS = 10
+_MEMORY_BYTES = 1 << 30  # beyond what the process has before it reads
+_SHARE_OF_NO_FILES = 0.05
+_REFUSED, _CRASHED = 3, 4
+
+
+@dataclass
+class Outcomes:
+    """What came of the cases of one reader, and each case that should have ended otherwise."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+
+def main(
+    cases: Annotated[int, typer.Option(help="Of each reader.", min=1)] = 1_000,
+    reader: Annotated[list[str] | None, typer.Option(help="Only these.")] = None,
+    seed: Annotated[int, typer.Option(help="Decides which cases.")] = 1,
+    show: Annotated[int | None, typer.Option(help="Run this case alone and show it.")] = None,
+) -> None:
+    """Fuzz the readers, and print a table."""
+    chosen = [each for each in READERS if not reader or each.name in reader]
+    if not chosen:
+        sys.exit(f"choose among: {', '.join(each.name for each in READERS)}")
+    os.environ["OMP_NUM_THREADS"] = "1"  # a process with threads cannot be copied
+    os.fsync = lambda _: None  # a power cut is not what this is about
+    print(f"| reader | cases | {' | '.join(_GOOD)} | faults |")
+    print("|---|---:|---:|---:|---:|---:|")
+    total = Outcomes()
+    for each in chosen:
+        first = seed * 1_000_000
+        numbers = range(first, first + cases) if show is None else [show]
+        found = fuzz(each, numbers, is_shown=show is not None)
+        _print_row(each.name, found)
+        total.counts.update(found.counts)
+        total.faults += found.faults
+    _print_row("all", total)
+    for fault in total.faults:
+        print(fault, file=sys.stderr)
+    sys.exit(1 if total.faults else 0)
+
+
+def fuzz(reader: Reader, numbers: Sequence[int], *, is_shown: bool = False) -> Outcomes:
+    """Run cases of a reader."""
+    outcomes = Outcomes()
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as work:
+        sound = Path(work, "sound")
+        sound.mkdir()
+        with contextlib.redirect_stderr(io.StringIO()):
+            reader.make(sound)
+        expected = run_case(reader, _copy(sound, Path(work, "case")))
+        if expected.ending != "read":
+            sys.exit(f"{reader.name}: the sound files are not read: {expected.said}")
+        for number in numbers:
+            chance = random.Random(number)
+            case = _copy(sound, Path(work, "case"))
+            damage, is_covered = _damage(reader, case, chance)
+            result = run_case(reader, case)
+            if any(Path(work).rglob("outside*")):
+                result.ending = "wrote outside of its folder"
+            ending = _judged(result, expected, is_covered=is_covered)
+            outcomes.counts[ending] += 1
+            if ending not in _GOOD:
+                outcomes.faults.append(f"{reader.name}, case {number}, {damage}: {ending}")
+            if is_shown:
+                print(f"{damage}: {ending}\n{result.said}", file=sys.stderr)
+    return outcomes
+
+
+@dataclass
+class Result:
+    """How a case ended: what it read, and what it said."""
+
+    ending: str
+    seen: str
+    said: str
+
+
+def run_case(reader: Reader, case: Path) -> Result:
+    """Read the files of a case in a process of its own."""
+    log, seen = case.with_name("log"), case.with_name("seen")
+    seen.write_text("")
+    process = os.fork()
+    if not process:
+        os._exit(_read(reader, case, log, seen))
+    _, status = os.waitpid(process, 0)
+    said = log.read_text(errors="replace")
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        ending = "no end" if number == signal.SIGALRM else f"signal {number}"
+    else:
+        ending = {0: "read", _REFUSED: "refused"}.get(os.WEXITSTATUS(status), "traceback")
+    return Result(ending, seen.read_text(errors="surrogateescape"), said)
+
+
+def _read(reader: Reader, case: Path, log: Path, seen: Path) -> int:
+    """What the process of a case does; its exit code."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_SECONDS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES, used + _MEMORY_BYTES))
+    for stream, path in ((0, os.devnull), (1, f"{log}.out"), (2, log)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), stream)
+    os.chdir(case)
+    try:
+        text = reader.read(case)
+        seen.write_text(text, errors="surrogateescape")
+    except Refused:
+        return _REFUSED
+    except TfmError as error:
+        sys.stderr.write(f"tfm: {error}\n")
+        return _REFUSED
+    except BaseException:
+        traceback.print_exc()
+        return _CRASHED
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _damage(reader: Reader, case: Path, chance: random.Random) -> tuple[str, bool]:
+    """Damage a case; what was done, and whether a checksum covers that."""
+    name = chance.choice(list(reader.files))
+    path = case / name
+    if chance.random() < _SHARE_OF_NO_FILES and reader.may_be_no_file:
+        return f"{name} is {replace_the_file(chance, path, pipes=reader.may_be_pipe)}", False
+    structured = reader.files[name]
+    if structured and chance.random() < 0.5:
+        damage = chance.choice(structured)
+        pack, unpack = PACKERS.get(path.suffix, (bytes, bytes))
+        path.write_bytes(pack(damage(chance, unpack(path.read_bytes()))))
+        return f"{name}: {damage.__name__}", reader.is_sealed
+    damage = chance.choice((*BYTES, insert_snippet))
+    path.write_bytes(damage(chance, path.read_bytes()))
+    return f"{name}: {damage.__name__}", reader.is_checked
+
+
+def _judged(result: Result, expected: Result, *, is_covered: bool) -> str:
+    """How a case ended, in words; one of _GOOD if that is as it should be."""
+    lines = [line for line in result.said.splitlines() if line]
+    if result.ending == "refused":
+        is_one_line = lines and [line.startswith("tfm: ") for line in lines].count(True) == 1
+        return _GOOD[0] if is_one_line and lines[-1].startswith("tfm: ") else "not one line"
+    if result.ending != "read":
+        last = lines[-1][:150] if lines else ""
+        return f"{result.ending} {last}"
+    if result.seen == expected.seen:
+        return "read as before"
+    if is_covered and "warning: " not in result.said:
+        return "damage that has a checksum was read"
+    return "read as something else"
+
+
+def _copy(sound: Path, case: Path) -> Path:
+    shutil.rmtree(case, ignore_errors=True)
+    return Path(shutil.copytree(sound, case))
+
+
+def _print_row(name: str, outcomes: Outcomes) -> None:
+    counts = outcomes.counts
+    figures = (sum(counts.values()), *(counts[each] for each in _GOOD), len(outcomes.faults))
+    print(f"| {name} | {' | '.join(f'{figure:,}' for figure in figures)} |", flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,89 @@
+"""Readers of models: to translate with, to average, and to train on."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from fuzzing.damage import change_json, change_toml, insert_snippet
+from fuzzing.datasets import make_dataset
+from fuzzing.reader import Reader, as_text, found, tfm
+
+# A run of four steps, of which two are to be taken again.
+_TRAINING = (
+    *("train", "data", "--run", "run", "--arch", "tiny", "--device", "cpu", "--precision", "fp32"),
+    *("--num-encoder-layers", "1", "--num-decoder-layers", "1", "--d-model", "16", "--d-ff", "16"),
+    *("--num-heads", "2", "--batch-tokens", "500", "--bucket-tokens", "100", "--seed", "3"),
+    *("--checkpoint-steps", "1", "--best-metric", "loss", "--validation-beam", "0"),
+    *("--log-steps", "1", "--average-last", "2"),
+)
+
+
+def _make_run(folder: Path) -> None:
+    make_dataset(folder)
+    tfm(*_within(folder, (*_TRAINING, "--max-steps", "3")))
+    (folder / "in.en").write_bytes(b"".join(as_text(0).splitlines(keepends=True)[:3]))
+    (folder / "start.de").write_bytes(b"\n\n\n")
+
+
+def _within(folder: Path, arguments: Sequence[str]) -> list[str]:
+    """The same with the folders of a run where they are."""
+    return [str(folder / word) if word in ("data", "run") else word for word in arguments]
+
+
+def _read_to_translate(folder: Path) -> str:
+    limits = ("--beam", "1", "--max-extra-length", "1", "--max-source-length", "20")
+    model = "run/checkpoints/step-00000003"
+    tfm("generate", model, "--input", "in.en", "--prefix", "start.de", *limits)
+    return (folder.parent / "log.out").read_text(errors="surrogateescape")
+
+
+def _read_to_average(folder: Path) -> str:
+    tfm("average", "run", "--last", "2", "--out", "averaged")
+    return found(folder / "averaged", "model.safetensors")
+
+
+def _read_to_train(folder: Path) -> str:
+    tfm(*_TRAINING, "--max-steps", "4")
+    weights = folder / "run" / "checkpoints" / "step-00000004" / "model.safetensors"
+    return hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
+_MODEL = ("model.safetensors", "bpe.model", "config.json")
+
+
+def _checkpoint(step: int, names: Sequence[str]) -> dict[str, tuple]:
+    files = (f"run/checkpoints/step-{step:08d}/{name}" for name in names)
+    return {file: (change_json,) if file.endswith(".json") else () for file in files}
+
+
+MODEL_READERS: Sequence[Reader] = (
+    Reader(
+        name="a model to translate with",
+        files=_checkpoint(3, _MODEL),
+        make=_make_run,
+        read=_read_to_translate,
+        is_checked=True,
+    ),
+    Reader(
+        name="text to translate",
+        files=dict.fromkeys(("in.en", "start.de"), (insert_snippet,)),
+        make=_make_run,
+        read=_read_to_translate,
+        may_be_pipe=False,
+    ),
+    Reader(
+        name="checkpoints to average",
+        files=_checkpoint(2, _MODEL) | _checkpoint(3, _MODEL),
+        make=_make_run,
+        read=_read_to_average,
+        is_checked=True,
+    ),
+    Reader(
+        name="a run to go on with",
+        files=_checkpoint(3, (*_MODEL, "training.safetensors"))
+        | {"run/config.toml": (change_toml,), "run/metrics.jsonl": (insert_snippet,)},
+        make=_make_run,
+        read=_read_to_train,
+        is_checked=True,
+    ),
+)

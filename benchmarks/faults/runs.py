@@ -1,0 +1,250 @@
+"""What the scripts of this folder share: a small training, its processes, and what it leaves."""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+# Small enough that a step takes a tenth of a second, saved every few steps; options of the
+# command line come after these, and win.
+SMALL = (
+    *("--arch", "tiny", "--d-model", "64", "--d-ff", "128", "--num-heads", "2"),
+    *("--batch-tokens", "1000", "--bucket-tokens", "500", "--max-tokens", "500"),
+    *("--checkpoint-steps", "5", "--keep-last", "5", "--log-steps", "1"),
+    *("--validation-beam", "0", "--best-metric", "loss", "--precision", "fp32", "--seed", "7"),
+)
+_MARK = "TFM_FAULTS_JOB"
+_PATIENCE_SECONDS = 1200.0
+
+Data = Annotated[Path, typer.Argument(metavar="DATA", help="A prepared dataset folder.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- OPTION …]", help="More options of tfm train, after --."),
+]
+Out = Annotated[Path, typer.Option(help="Folder for runs; what is there is replaced.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training that the command line can start, and start again.
+
+    Attributes:
+        data: The dataset folder.
+        run_dir: The run folder.
+        options: Of tfm train, beside those of SMALL.
+    """
+
+    data: Path
+    run_dir: Path
+    options: tuple[str, ...] = ()
+
+    def start(self, *, prefix: tuple[str, ...] = ()) -> "Job":
+        """Start it, or go on where it stands.
+
+        Args:
+            prefix: A command to run it under.
+        """
+        return Job(
+            [
+                *prefix,
+                *(sys.executable, "-m", "tfm", "train", str(self.data)),
+                *("--run", str(self.run_dir), *SMALL, *self.options),
+            ]
+        )
+
+    def logged_step(self) -> int:
+        """The last step that metrics.jsonl knows, which is just behind the training."""
+        return max((record["step"] for record in self.records()), default=0)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl that are whole."""
+        path = self.run_dir / "metrics.jsonl"
+        if not path.exists():
+            return []
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        # A kill may have cut the last one short.
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def losses(self) -> dict[int, float]:
+        """The training loss of each step."""
+        return {r["step"]: r["loss"] for r in self.records() if r["kind"] == "train"}
+
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints that stand under their names, oldest first."""
+        return sorted((self.run_dir / "checkpoints").glob("step-????????"))
+
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint."""
+        present = self.checkpoints()
+        return int(present[-1].name.removeprefix("step-")) if present else 0
+
+    def partial_checkpoints(self) -> list[str]:
+        """Checkpoints that are being written, or were when the writer was killed."""
+        folder = self.run_dir / "checkpoints"
+        try:
+            return [name for name in os.listdir(folder) if name.endswith(".partial")]  # noqa: PTH208
+        except FileNotFoundError:
+            return []
+
+    def weights(self) -> bytes:
+        """The bytes of the newest weights."""
+        return (self.checkpoints()[-1] / "model.safetensors").read_bytes()
+
+
+@dataclass
+class Job:
+    """A command that runs, with all the processes that come of it.
+
+    Every one of them carries a mark in its environment, by which none is overlooked.
+    """
+
+    command: list[str]
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def __post_init__(self) -> None:
+        self.started = time.monotonic()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read as long as there is a job
+        self.process = subprocess.Popen(
+            self.command,
+            env={"OMP_NUM_THREADS": "1", **os.environ, _MARK: self.mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._stderr,
+            start_new_session=True,  # so that Ctrl-C in the terminal stops the script alone
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """What it has said on stderr so far."""
+        # Not by seeking: the processes write where this file stands.
+        content = os.pread(self._stderr.fileno(), 1 << 24, 0)
+        return content.decode(errors="replace").splitlines()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the first process has not ended."""
+        return self.process.poll() is None
+
+    @property
+    def seconds(self) -> float:
+        """Since it was started."""
+        return time.monotonic() - self.started
+
+    def pids(self) -> list[int]:
+        """All its processes that have not ended, whoever their parents are now."""
+        marked = f"{_MARK}={self.mark}"
+        return [pid for pid, variables in _environments() if marked in variables]
+
+    def workers(self) -> dict[int, int]:
+        """The process of each rank, as torch elastic tells it in their environment."""
+        marked, ranks = f"{_MARK}={self.mark}", {}
+        for pid, variables in _environments():
+            if marked in variables:
+                ranks |= {int(v[5:]): pid for v in variables if v.startswith("RANK=")}
+        return dict(sorted(ranks.items()))
+
+    def kill(self) -> None:
+        """SIGKILL all its processes, until none is left."""
+        while pids := self.pids():
+            for pid in pids:
+                send(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        self.process.wait()
+
+    def wait_until(
+        self,
+        happened: Callable[[], bool],
+        *,
+        within_seconds: float = _PATIENCE_SECONDS,
+        poll_seconds: float = 0.05,
+    ) -> None:
+        """Wait for something, or for the end of the first process."""
+        deadline = time.monotonic() + within_seconds
+        while self.is_running and not happened():
+            if time.monotonic() > deadline:
+                fail(f"nothing happened within {within_seconds:.0f} s", self)
+            time.sleep(poll_seconds)
+
+    def end(self, *, within_seconds: float = _PATIENCE_SECONDS) -> int:
+        """Wait until the first process has ended by itself; return its exit code."""
+        self.wait_until(lambda: False, within_seconds=within_seconds)
+        return self.process.wait()
+
+    def orphans(self, *, within_seconds: float = 2.0) -> list[int]:
+        """Processes that are left a moment after the first one has ended."""
+        deadline = time.monotonic() + within_seconds
+        while (left := self.pids()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that may have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def finish(training: Training) -> Job:
+    """Run a training to its end, which must be a good one."""
+    job = training.start()
+    if job.end() != 0:
+        fail(f"{training.run_dir}: exit code {job.process.returncode}", job)
+    return job
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Check a checkpoint against its own checksums."""
+    record = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    for name, digest in record["sha256"].items():
+        content = (checkpoint / name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != digest:
+            fail(f"{checkpoint / name} is damaged")
+
+
+def check_equal(disturbed: Training, undisturbed: Training) -> None:
+    """Check that two trainings made the same losses and, byte for byte, the same weights."""
+    if disturbed.saved_step() != undisturbed.saved_step():
+        fail(f"{disturbed.run_dir} ended at step {disturbed.saved_step()}")
+    if disturbed.losses() != undisturbed.losses():
+        fail(f"{disturbed.run_dir} and {undisturbed.run_dir} have other losses")
+    if disturbed.weights() != undisturbed.weights():
+        fail(f"{disturbed.run_dir} and {undisturbed.run_dir} have other weights")
+
+
+def largest_difference(one: Training, other: Training) -> float:
+    """The largest relative difference of two trainings' losses, which must be of the same steps."""
+    losses, others = one.losses(), other.losses()
+    if losses.keys() != others.keys():
+        fail(f"{one.run_dir} and {other.run_dir} have losses of other steps")
+    return max(abs(others[step] - loss) / loss for step, loss in losses.items())
+
+
+def fail(problem: str, job: Job | None = None) -> NoReturn:
+    """End the script: something is not as it must be."""
+    if job is not None:
+        print("\n".join(f"  {line}" for line in job.lines[-15:]))
+        job.kill()
+    print(f"FAILED: {problem}")
+    raise typer.Exit(1)
+
+
+def _environments() -> Iterator[tuple[int, list[str]]]:
+    """The variables of all processes that this user may look at, by process."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            content = path.read_bytes()
+        except OSError:
+            continue  # it has just ended, or is another user's
+        yield int(path.parent.name), content.decode(errors="replace").split("\0")

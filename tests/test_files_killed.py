@@ -1,0 +1,62 @@
+"""A folder that is being replaced by a process which is killed is there, old or new, and whole."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Replaces a folder again and again, killed just before it changes anything for the n-th time.
+KILLED_WHILE_REPLACING = """
+import errno, os, pathlib, signal, sys
+from tfm.runtime import files
+
+path = pathlib.Path(sys.argv[1]) / "folder"
+changes = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "ctypes.dlsym"}
+
+def no_exchange(one, other):
+    raise OSError(errno.EINVAL, "no")
+
+if sys.argv[2] == "renames":
+    files._exchange = no_exchange
+
+def fill(text):
+    with files.atomic_directory(path) as folder:
+        for name in ("a", "b"):
+            (folder / name).write_text(text)
+
+def watch(event, arguments):
+    global left
+    if event in changes:
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def read():
+    standing = files.standing_directory(path)
+    return [(standing / name).read_text() for name in ("a", "b")]
+
+fill("0")
+for moment in range(1, 1000):
+    child = os.fork()
+    if child == 0:
+        left = moment
+        sys.addaudithook(watch)
+        fill(str(moment))
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL), status
+    assert read() in ([str(moment)] * 2, ["0"] * 2), (moment, read())
+    fill("0")
+    assert read() == ["0"] * 2
+    assert sorted(each.name for each in path.parent.iterdir()) == ["folder"], moment
+    if status == 0:
+        break
+print(moment)
+"""
+
+
+@pytest.mark.parametrize("way", ["exchange", "renames"])
+def test_a_folder_is_there_whole_whenever_its_replacement_is_killed(tmp_path, way):
+    arguments = [sys.executable, "-c", KILLED_WHILE_REPLACING, str(tmp_path), way]
+    moments = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
+    assert 10 < int(moments) < 100

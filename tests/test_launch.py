@@ -1,0 +1,310 @@
+"""Processes that are started, watched and ended together; tiny programs stand for a training."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import pytest
+import torch
+
+from tfm.errors import UsageError
+from tfm.runtime.failures import FailedProcessError
+from tfm.runtime.interruption import InterruptedRunError
+from tfm.runtime.launch import launch, num_local_processes
+from tfm.runtime.world import Layout
+
+# What the programs have at hand. `ready` waits until both processes have come so far.
+_START = """
+import json, os, signal, sys, time
+from pathlib import Path
+from tfm.runtime.failures import report_failure
+rank, here = int(os.environ["RANK"]), Path.cwd()
+def ready():
+    (here / f"ready{rank}").write_text(str(os.getpid()))
+    while not all((here / f"ready{each}").exists() for each in (0, 1)):
+        time.sleep(0.01)
+    time.sleep(0.05)
+    return [int((here / f"ready{each}").read_text()) for each in (0, 1)]
+"""
+# Stops as a training does: saves, and ends in order.
+_STOPS = """
+from tfm.runtime.interruption import StopRequests
+with StopRequests() as stop:
+    ready()
+    while stop.received is None:
+        time.sleep(0.01)
+    (here / f"saved{rank}").write_text(str(stop.received))
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A folder for the processes, and one for temporary files."""
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path / "work")
+    yield tmp_path / "work"
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def program(text):
+    return [sys.executable, "-c", _START + text]
+
+
+def run(text, *, processes=2):
+    return launch(Layout(local_size=processes), program(text))
+
+
+def assert_all_gone(folder):
+    """No process that was ready is there any more."""
+    pids = [int(path.read_text()) for path in folder.glob("ready*")]
+    assert pids
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+# --- who is who
+
+
+def test_each_process_is_told_which_it_is(elsewhere, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+    assert run('(here / f"told{rank}").write_text(json.dumps(dict(os.environ)))', processes=3) == 0
+    told = [json.loads((elsewhere / f"told{rank}").read_text()) for rank in range(3)]
+    assert [each["LOCAL_RANK"] for each in told] == ["0", "1", "2"]
+    assert {each["WORLD_SIZE"] for each in told} == {"3"}
+    assert {each["MASTER_ADDR"] for each in told} == {"127.0.0.1"}
+    num_cores = len(os.sched_getaffinity(0))
+    assert {each["OMP_NUM_THREADS"] for each in told} == {str(max(1, num_cores // 3))}
+    assert dict(os.environ) == before
+
+
+def test_the_number_of_threads_is_left_to_who_sets_it(elsewhere, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    run('(here / f"threads{rank}").write_text(os.environ["OMP_NUM_THREADS"])')
+    assert [path.read_text() for path in elsewhere.iterdir()] == ["5", "5"]
+
+
+def test_the_processes_find_each_other(capfd):
+    text = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+ranks = torch.tensor([float(rank)])
+dist.all_reduce(ranks)
+assert ranks == 1
+dist.destroy_process_group()
+"""
+    assert run(text) == 0
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("asked", "num_gpus", "found"), [(None, 3, 3), (2, 3, 2), (3, 3, 3)])
+def test_each_gpu_has_a_process(monkeypatch, asked, num_gpus, found):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    assert num_local_processes(Layout(local_size=asked, device="cuda")) == found
+
+
+@pytest.mark.parametrize(("asked", "num_gpus"), [(None, 0), (1, 0), (4, 3)])
+def test_more_gpus_than_there_are_is_a_mistake(monkeypatch, asked, num_gpus):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    with pytest.raises(UsageError, match="torch sees"):
+        launch(Layout(local_size=asked, device="cuda"), program("ready()"))
+
+
+# --- failures
+
+
+def test_a_process_that_is_killed_is_named_and_ends_the_others(elsewhere, capfd):
+    text = """
+pids = ready()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+    with pytest.raises(FailedProcessError) as failed:
+        run(text)
+    pid = (elsewhere / "ready1").read_text()
+    assert str(failed.value) == (
+        f"rank 1 (process {pid}) was killed by SIGKILL (out of memory?); "
+        "the same command goes on from the last checkpoint"
+    )
+    assert failed.value.exit_code == 1
+    assert_all_gone(elsewhere)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_all_processes_say_is_said_once(elsewhere, capfd):
+    text = """
+ready()
+report_failure("what and where: what to do", exit_code=2)
+sys.exit(2)
+"""
+    with pytest.raises(FailedProcessError, match=r"^what and where: what to do$") as failed:
+        run(text)
+    assert failed.value.exit_code == 2
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_cause_is_named_though_a_consequence_was_told_first(elsewhere):
+    text = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ready()
+if rank == 0:
+    report_failure("rank 0 lost the others", is_consequence=True)
+    sys.exit(1)
+time.sleep(0.3)
+report_failure("rank 1 has it")
+sys.exit(1)
+"""
+    with pytest.raises(FailedProcessError, match=r"^rank 1 has it$"):
+        run(text)
+
+
+def test_a_bug_keeps_its_traceback_once(elsewhere, capfd, monkeypatch):
+    (elsewhere / "bug.py").write_text(
+        "import sys\n"
+        "import tfm.stages.quickstart\n"
+        "from tfm.cli.main import main\n"
+        "def fail(*args):\n"
+        "    raise ZeroDivisionError('by 0')\n"
+        "tfm.stages.quickstart.quickstart = fail\n"
+        "sys.argv = ['tfm', 'quickstart']\n"
+        "main()\n"
+    )
+    with pytest.raises(FailedProcessError, match=r"rank . .* a bug: ZeroDivisionError: by 0;"):
+        launch(Layout(local_size=2), [sys.executable, "bug.py"])
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("Traceback") == err.count("ZeroDivisionError: by 0") == 1
+
+
+# --- signals
+
+
+def ask_to_stop(folder, *numbers):
+    """Send signals to this process once both others are ready, one after the other."""
+
+    def send():
+        while len(list(folder.glob("ready*"))) < 2:
+            time.sleep(0.01)
+        for number in numbers:
+            time.sleep(0.2)
+            os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 0), (signal.SIGUSR1, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)],
+)
+def test_a_signal_reaches_all_processes_which_save(elsewhere, capfd, number, code):
+    ask_to_stop(elsewhere, number)
+    assert run(_STOPS) == code
+    saved = [(elsewhere / f"saved{rank}").read_text() for rank in (0, 1)]
+    assert saved == [str(int(number))] * 2
+    assert capfd.readouterr() == ("", "")
+
+
+def test_ctrl_c_is_passed_on_once(elsewhere):
+    """A second one would stop a process before it has saved."""
+    text = """
+count = 0
+def note(number, frame):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, note)
+ready()
+time.sleep(1)
+(here / f"saved{rank}").write_text(str(count))
+"""
+    ask_to_stop(elsewhere, signal.SIGINT)
+    assert run(text) == 130
+    assert [(elsewhere / f"saved{rank}").read_text() for rank in (0, 1)] == ["1", "1"]
+
+
+def test_a_second_ctrl_c_stops_at_once(elsewhere):
+    text = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+ready()
+time.sleep(60)
+"""
+    ask_to_stop(elsewhere, signal.SIGINT, signal.SIGINT)
+    with pytest.raises(InterruptedRunError, match=r"^stopped$") as stopped:
+        run(text)
+    assert stopped.value.exit_code == 130
+    assert_all_gone(elsewhere)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
+def test_a_signal_before_the_processes_listen_stops_them(elsewhere, capfd, number, code):
+    text = """
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+ready()
+time.sleep(60)
+"""
+    ask_to_stop(elsewhere, number)
+    with pytest.raises(InterruptedRunError, match="stopped before the run could save") as stopped:
+        run(text)
+    assert stopped.value.exit_code == code
+    assert_all_gone(elsewhere)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_failure_while_saving_is_told(elsewhere):
+    text = """
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+ready()
+while not asked:
+    time.sleep(0.01)
+if rank == 0:
+    report_failure("disk full")
+sys.exit(1)
+"""
+    ask_to_stop(elsewhere, signal.SIGTERM)
+    with pytest.raises(FailedProcessError, match=r"^disk full$"):
+        run(text)
+
+
+_LAUNCHES = """
+import sys
+from tfm.runtime.launch import launch
+from tfm.runtime.world import Layout
+launch(Layout(local_size=2), [sys.executable, "-c", sys.argv[1]])
+"""
+
+
+def test_the_processes_save_and_end_if_their_launcher_is_killed(elsewhere):
+    text = "from tfm.runtime.interruption import stop_with_launcher\nstop_with_launcher()\n"
+    command = [sys.executable, "-c", _LAUNCHES, _START + text + _STOPS]
+    environment = os.environ | {"TMPDIR": str(elsewhere)}
+    with subprocess.Popen(command, env=environment) as launcher:
+        deadline = time.monotonic() + 30
+        while len(list(elsewhere.glob("ready*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        launcher.kill()
+    while len(list(elsewhere.glob("saved*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(list(elsewhere.glob("saved*"))) == 2
+
+
+def test_torchrun_starts_the_command_line_and_shows_its_failure_once(elsewhere):
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tfm",
+         "train", "--processes", "3"],
+        env=os.environ | {"TMPDIR": str(elsewhere)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    [root_cause] = re.findall(r"Root Cause.*", done.stderr, re.DOTALL)
+    assert root_cause.count("torchrun has started 2 processes") == 1
+    assert "tfm: " not in done.stderr

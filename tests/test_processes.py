@@ -1,0 +1,240 @@
+"""Models in several processes: what one finds, in order, and no process left behind."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import tfm
+from tfm.config import SearchConfig
+from tfm.data.subword import Vocabulary
+from tfm.errors import CheckpointError, DataError
+from tfm.runtime.checkpoint import checkpoints
+from tfm.runtime.device import choose_compute
+from tfm.translator.chunks import score_chunks, search_chunks
+from tfm.translator.models import Models, load_models
+from tfm.translator.processes import LostProcessError, ModelProcesses, _Job
+from tfm.translator.sentences import Chunk, SentenceBatch
+
+LINES = [
+    "seven",
+    "",
+    "today is the third of May",
+    "on Monday",
+    "8",
+    "I am buying 3 red cars for $5.",
+    "seven",
+]
+CHUNKS = [
+    Chunk(first_line=1, lines=LINES[:3], beside=["Ich", "", ""]),
+    Chunk(first_line=4, lines=["", ""], beside=["", ""]),
+    Chunk(first_line=6, lines=LINES[3:], beside=["", "zwölf Katzen", "x", "sieben"]),
+]
+
+
+@pytest.fixture(scope="module")
+def one_process(trained_run):
+    """The models of a run in this process, with as many threads as the others have."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    compute = choose_compute("cpu", "fp32")
+    yield Models(load_models([checkpoints(trained_run)[-1]], compute), compute)
+    torch.set_num_threads(num_threads)
+
+
+def in_processes(folder, num_processes=2):
+    return ModelProcesses([folder], device="cpu", precision="fp32", num_processes=num_processes)
+
+
+@pytest.fixture(scope="module")
+def processes(trained_run):
+    with in_processes(checkpoints(trained_run)[-1]) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def vocabulary(trained_run):
+    return Vocabulary.load(checkpoints(trained_run)[-1])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_best": 4},
+        {"max_tokens": 1},
+        {"num_groups": 2},
+        {"search": "sample", "n_best": 2, "max_tokens": 20},
+        {"search": "exact", "node_limit": 20, "max_tokens": 1},
+    ],
+    ids=str,
+)
+def test_processes_find_what_one_finds_in_order(one_process, processes, vocabulary, settings):
+    config = SearchConfig(max_extra_length=3, **settings)
+    expected = list(search_chunks(one_process, vocabulary, CHUNKS, config))
+    assert list(search_chunks(processes, vocabulary, CHUNKS, config)) == expected
+    assert [chunk for chunk, _ in expected] == CHUNKS
+
+
+def test_processes_score_targets_as_one_does(one_process, processes, vocabulary):
+    config = SearchConfig(max_tokens=20)
+    expected = list(score_chunks(one_process, vocabulary, CHUNKS, config))
+    assert list(score_chunks(processes, vocabulary, CHUNKS, config)) == expected
+
+
+def test_text_is_read_only_as_far_ahead_as_there_is_work(processes):
+    num_read = 0
+
+    def endless():
+        nonlocal num_read
+        for num_read in itertools.count(1):
+            yield SentenceBatch(line_numbers=[num_read], sources=[[5, 6]], targets=[[]])
+
+    results = processes.map(Models.search, endless(), SearchConfig(max_extra_length=1))
+    numbers = [batch.line_numbers for batch, _ in itertools.islice(results, 50)]
+    assert numbers == [[number] for number in range(1, 51)]
+    assert num_read <= 50 + 4 * 2
+    # What is underway has no taker: let it come, so that the processes are idle again.
+    while any(worker.job for worker in processes._workers):
+        processes._receive()
+
+
+def test_what_goes_wrong_comes_after_what_stands_before_it(processes, vocabulary):
+    def chunks():
+        yield CHUNKS[0]
+        raise DataError("line 4 is not UTF-8")
+
+    results = search_chunks(processes, vocabulary, chunks(), SearchConfig(max_extra_length=3))
+    assert next(results)[0] is CHUNKS[0]
+    with pytest.raises(DataError, match="line 4 is not UTF-8"):
+        next(results)
+
+
+def test_a_model_that_cannot_be_loaded_is_named_as_in_one_process(tmp_path):
+    with (
+        pytest.raises(CheckpointError, match="holds no model"),
+        in_processes(tmp_path) as started,
+    ):
+        _ = started.max_positions
+
+
+@pytest.fixture
+def pipe():
+    """A pipe into which nothing is written: the end to read from."""
+    reading, writing = os.pipe()
+    yield reading
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_process_that_dies_ends_the_work_at_once_and_is_named(trained_run, pipe):
+    with in_processes(checkpoints(trained_run)[-1]) as started:
+        assert started.max_positions is None
+        first, second = (worker.process for worker in started._workers)
+        os.kill(first.pid, signal.SIGSTOP)  # it gets a batch, and never answers
+        batch = SentenceBatch(line_numbers=[3, 9, 5], sources=[[5]] * 3, targets=[[]] * 3)
+        started._give(started._workers[0], _Job(batch=batch), Models.search, SearchConfig())
+        os.kill(first.pid, signal.SIGKILL)
+        message = (
+            rf"^process 1 of 2 \(pid {first.pid}\) was killed by SIGKILL "
+            r"\(out of memory\?\) while it had 3 of the lines 3 to 9$"
+        )
+        with pytest.raises(LostProcessError, match=message):
+            started.wait_for(pipe)
+        assert second.is_alive()
+    assert (first.exitcode, second.exitcode) == (-signal.SIGKILL, -signal.SIGKILL)
+
+
+def test_a_bug_in_a_process_keeps_its_traceback(trained_run, capfd):
+    batch = SentenceBatch(line_numbers=[1], sources=[[10**6]], targets=[[]])
+    with in_processes(checkpoints(trained_run)[-1]) as started:
+        results = started.map(Models.search, [batch], SearchConfig())
+        with pytest.raises(LostProcessError, match=r"ended with exit code 1 while it had 1 "):
+            next(results)
+    assert "IndexError" in capfd.readouterr().err
+
+
+# --- the command, and signals
+
+TEXT = "".join(f"{line}\n" for line in LINES)
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "tfm", "generate", "model", "--max-extra-length", "3", *arguments]
+
+
+@pytest.fixture
+def folder(trained_run, tmp_path):
+    (tmp_path / "model").symlink_to(checkpoints(trained_run)[-1])
+    return tmp_path
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(tfm.__file__).parent.parent))
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_output_of_processes_is_that_of_one_byte_for_byte(folder):
+    outputs = [
+        subprocess.run(
+            command("--json", "--n-best", "2", "--max-tokens", "9", *flags),
+            input=TEXT.encode(), cwd=folder, capture_output=True, check=True, timeout=60,
+        ).stdout
+        for flags in ([], ["--processes", "2"])
+    ]  # fmt: skip
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0].splitlines()) == len(LINES)
+
+
+def children(pid):
+    listed = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
+    return [int(row[0]) for row in rows if row[1] == str(pid) and "spawn_main" in row[2]]
+
+
+def is_alive(pid):
+    state = subprocess.run(
+        ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return state not in ("", "Z")
+
+
+def wait_until(happened, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("number", "to_all", "code", "last_line"),
+    [
+        (signal.SIGINT, True, 130, "tfm: stopped"),
+        (signal.SIGTERM, False, -signal.SIGTERM, "generate: model translates standard input"),
+        (signal.SIGKILL, False, -signal.SIGKILL, "generate: model translates standard input"),
+    ],
+)
+def test_a_signal_ends_all_processes_quietly(folder, number, to_all, code, last_line):
+    with subprocess.Popen(
+        command("--processes", "2"), cwd=folder, start_new_session=True, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        wait_until(lambda: len(children(process.pid)) == 2)
+        workers = children(process.pid)
+        (os.killpg if to_all else os.kill)(process.pid, number)
+        assert process.wait(30) == code
+        wait_until(lambda: not any(map(is_alive, workers)))
+        lines = process.stderr.read().splitlines()
+        process.stdin.close()
+    assert lines[0] == "generate: model translates standard input"
+    assert lines[-1] == last_line
+    assert len(lines) <= 2

@@ -1,0 +1,299 @@
+"""A run's checkpoints: found, gone on from, kept or removed, and set aside if damaged."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from tfm.config import run_config
+from tfm.errors import CheckpointError
+from tfm.runtime.checkpoint import (
+    ModelInfo,
+    best_checkpoints,
+    checkpoint_path,
+    checkpoints,
+    find_model,
+    load_info,
+    load_weights,
+    newest_run,
+    newest_step,
+    newest_whole_checkpoint,
+    prune_checkpoints,
+    run_folder,
+    save_checkpoint,
+)
+
+STATE = "training.safetensors"
+
+
+def new_info(step, metrics, **training):
+    return ModelInfo(
+        run=run_config("base", {"training": training}),
+        source="en",
+        target="de",
+        vocab_sizes=(9, 9),
+        fingerprint="f" * 64,
+        data_dir="data/x",
+        step=step,
+        metrics=metrics,
+    )
+
+
+def save(path, info):
+    save_checkpoint(
+        path,
+        info,
+        {"a": torch.ones(3)},
+        subword_files={"bpe.model": b"subword"},
+        training_state={"moment": torch.ones(3)},
+    )
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """A run whose checkpoints have given validation losses, by step."""
+
+    def make(losses, **training):
+        for step, loss in losses.items():
+            metrics = {} if loss is None else {"loss": loss, "bleu": -loss}
+            info = new_info(step, metrics, **{"average_last": 1, **training})
+            save(checkpoint_path(tmp_path / "run", step), info)
+        return tmp_path / "run"
+
+    return make
+
+
+def steps_of(paths):
+    return [load_info(path).step for path in paths]
+
+
+def test_checkpoints_are_listed_oldest_first(make_run):
+    run_dir = make_run({1000: 1.0, 20: 1.0, 3: 1.0})
+    (run_dir / "checkpoints" / ".step-00000099.1.partial").mkdir()
+    assert steps_of(checkpoints(run_dir)) == [3, 20, 1000]
+    assert checkpoints(run_dir / "nowhere") == []
+
+
+def test_best_checkpoints_come_best_first_and_the_newer_of_equals_first(make_run):
+    run_dir = make_run({1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 1.0})
+    for metric in ("loss", "score"):
+        assert steps_of(best_checkpoints(run_dir, metric)) == [5, 2, 3, 1]
+
+
+def test_a_loss_that_is_no_number_is_never_the_best(make_run):
+    run_dir = make_run({1: float("nan"), 2: 3.0, 3: float("nan"), 4: 2.0, 5: float("inf")})
+    assert steps_of(best_checkpoints(run_dir, "loss")) == [4, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_best", "kept"),
+    [
+        (1, 0, [6]),
+        (2, 0, [5, 6]),
+        (2, 1, [2, 5, 6]),
+        (2, 3, [2, 3, 5, 6]),
+        (20, 1, [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept_and_no_others(make_run, keep_last, keep_best, kept):
+    losses = {1: 4.0, 2: 1.0, 3: 2.0, 4: 3.0, 5: 2.5, 6: None}
+    run_dir = make_run(losses, keep_last=keep_last, keep_best=keep_best, best_metric="loss")
+    prune_checkpoints(run_dir)
+    assert steps_of(checkpoints(run_dir)) == kept
+    assert len(list((run_dir / "checkpoints").iterdir())) == len(kept)
+    with_state = [path for path in checkpoints(run_dir) if (path / STATE).exists()]
+    assert steps_of(with_state) == kept[-2:]
+    assert all(load_weights(path) for path in checkpoints(run_dir))
+
+
+def test_pruning_removes_what_a_killed_run_left_half_done(make_run):
+    run_dir = make_run({1: 2.0, 2: 1.0}, keep_last=1, keep_best=0)
+    for name in (".step-00000001.removed", ".step-00000003.123.partial"):
+        leftover = run_dir / "checkpoints" / name
+        leftover.mkdir()
+        (leftover / "model.safetensors").touch()
+    prune_checkpoints(run_dir)
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_a_run_means_its_average_else_its_best_else_its_newest_checkpoint(make_run):
+    run_dir = make_run({1: None, 2: None}, best_metric="loss")
+    assert find_model(run_dir).name == "step-00000002"
+    make_run({3: 1.0, 4: 2.0}, best_metric="loss")
+    assert find_model(run_dir).name == "step-00000003"
+    save(run_dir / "averaged", new_info(4, {}))
+    assert find_model(run_dir).name == "averaged"
+    assert find_model(run_dir / "averaged") == run_dir / "averaged"
+    with pytest.raises(CheckpointError, match="no run or model folder"):
+        find_model(run_dir / "nowhere")
+
+
+def test_the_newest_run_is_the_one_last_written_to(make_run, tmp_path):
+    with pytest.raises(CheckpointError, match="holds no run with a checkpoint"):
+        newest_run(tmp_path)
+    first = make_run({1: 1.0})
+    shutil.copytree(first, tmp_path / "second", copy_function=shutil.copyfile)
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    assert newest_run(tmp_path) == tmp_path / "second"
+
+
+def damage(path, name):
+    content = bytearray((path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / name).write_bytes(content)
+
+
+def folder_names(run_dir):
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint(make_run, tmp_path):
+    assert newest_whole_checkpoint(tmp_path / "run") is None
+    assert newest_step(tmp_path / "run") is None
+    run_dir = make_run({1: 1.0, 2: 1.0})
+    assert newest_whole_checkpoint(run_dir) == checkpoint_path(run_dir, 2)
+    assert newest_step(run_dir) == 2
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", STATE, "config.json", "bpe.model"])
+@pytest.mark.parametrize("way", ["damage", "remove", "cut"])
+def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_one_before_is_used(
+    make_run, capsys, name, way
+):
+    run_dir = make_run({1: 1.0, 2: 1.0, 3: 1.0})
+    newest = checkpoint_path(run_dir, 3)
+    if way == "damage":
+        damage(newest, name)
+    elif way == "cut":
+        (newest / name).write_bytes((newest / name).read_bytes()[:-2])
+    else:
+        (newest / name).unlink()
+    assert newest_whole_checkpoint(run_dir) == checkpoint_path(run_dir, 2)
+    assert folder_names(run_dir) == ["damaged-step-00000003", "step-00000001", "step-00000002"]
+    error = capsys.readouterr().err
+    assert str(newest) in error
+    assert name in error
+    assert "set aside as damaged-step-00000003" in error
+    assert error.count("\n") == 1
+
+
+def test_several_damaged_checkpoints_are_set_aside_one_after_the_other(make_run):
+    run_dir = make_run({1: 1.0, 2: 1.0, 3: 1.0})
+    for step in (2, 3):
+        damage(checkpoint_path(run_dir, step), STATE)
+    assert newest_whole_checkpoint(run_dir) == checkpoint_path(run_dir, 1)
+
+
+def test_a_checkpoint_damaged_again_is_set_aside_beside_the_first(make_run):
+    for _ in range(3):
+        run_dir = make_run({1: 1.0, 2: 1.0})
+        damage(checkpoint_path(run_dir, 2), STATE)
+        newest_whole_checkpoint(run_dir)
+    assert folder_names(run_dir) == [
+        "damaged-step-00000002", "damaged-step-00000002-2", "damaged-step-00000002-3",
+        "step-00000001",
+    ]  # fmt: skip
+
+
+def test_a_run_with_only_damaged_checkpoints_does_not_start_again_unasked(make_run):
+    run_dir = make_run({1: 1.0, 2: 1.0})
+    for path in checkpoints(run_dir):
+        damage(path, "model.safetensors")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"has only damaged checkpoints: remove .*, or"):
+            newest_whole_checkpoint(run_dir)
+
+
+def test_a_run_does_not_go_on_from_a_checkpoint_without_state(make_run):
+    run_dir = make_run({1: 1.0, 2: 1.0, 3: 1.0})
+    prune_checkpoints(run_dir)
+    for step in (2, 3):
+        damage(checkpoint_path(run_dir, step), STATE)
+    with pytest.raises(CheckpointError, match=r"step-00000001, its newest whole .* has no train"):
+        newest_whole_checkpoint(run_dir)
+    assert find_model(run_dir) == checkpoint_path(run_dir, 1)
+
+
+def test_what_cannot_be_read_for_now_is_not_set_aside(make_run, monkeypatch):
+    def fail(path, **_):
+        raise CheckpointError(f"cannot read {path}: Permission denied")
+
+    run_dir = make_run({1: 1.0, 2: 1.0})
+    monkeypatch.setattr(run_folder, "check_model", fail)
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        newest_whole_checkpoint(run_dir)
+    assert folder_names(run_dir) == ["step-00000001", "step-00000002"]
+
+
+def test_checkpoints_that_were_set_aside_are_never_removed(make_run):
+    run_dir = make_run({1: 1.0, 2: 1.0, 3: 1.0}, keep_last=1, keep_best=0)
+    damage(checkpoint_path(run_dir, 3), "model.safetensors")
+    newest_whole_checkpoint(run_dir)
+    prune_checkpoints(run_dir)
+    assert folder_names(run_dir) == ["damaged-step-00000003", "step-00000002"]
+
+
+def test_a_damaged_older_checkpoint_does_not_keep_others_from_being_removed(make_run, capsys):
+    run_dir = make_run({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, keep_last=2, keep_best=1)
+    damage(checkpoint_path(run_dir, 1), "config.json")
+    prune_checkpoints(run_dir)
+    assert folder_names(run_dir) == [
+        "damaged-step-00000001", "step-00000002", "step-00000003", "step-00000004",
+    ]  # fmt: skip
+    assert "step-00000001/config.json: it is damaged" in capsys.readouterr().err
+
+
+def test_readers_name_what_is_damaged_and_change_nothing(make_run):
+    run_dir = make_run({1: 1.0, 2: 2.0})
+    damage(checkpoint_path(run_dir, 1), "config.json")
+    for read in (find_model, lambda path: best_checkpoints(path, "loss")):
+        with pytest.raises(CheckpointError, match=r"step-00000001/config\.json: it is damaged"):
+            read(run_dir)
+    assert folder_names(run_dir) == ["step-00000001", "step-00000002"]
+
+
+def test_a_checkpoint_that_goes_while_the_best_are_looked_for_is_not_one(make_run, monkeypatch):
+    run_dir = make_run({1: 1.0, 2: 2.0})
+    present = checkpoints(run_dir)
+    shutil.rmtree(present[0])
+    monkeypatch.setattr(run_folder, "checkpoints", lambda _: present)
+    assert best_checkpoints(run_dir, "loss") == present[1:]
+    assert newest_run(run_dir.parent) == run_dir
+
+
+def test_an_average_that_was_half_replaced_is_the_older_one(make_run):
+    run_dir = make_run({1: 1.0})
+    save(run_dir / ".averaged.old", new_info(7, {}))
+    assert load_info(find_model(run_dir)).step == 7
+    assert load_info(find_model(run_dir / "averaged")).step == 7
+
+
+def test_a_checkpoint_that_was_half_replaced_comes_back(make_run):
+    run_dir = make_run({1: 1.0, 2: 2.0})
+    path = checkpoint_path(run_dir, 2)
+    path.rename(path.with_name(f".{path.name}.old"))
+    assert newest_whole_checkpoint(run_dir) == path
+
+
+def test_files_of_others_among_the_checkpoints_are_left_alone(make_run):
+    run_dir = make_run({1: 1.0, 2: 1.0}, keep_last=1, keep_best=0)
+    folder = run_dir / "checkpoints"
+    (folder / ".nfs000123").touch()
+    (folder / "step-notanumb").mkdir()
+    (folder / "step-00000009").touch()
+    prune_checkpoints(run_dir)
+    assert newest_whole_checkpoint(run_dir) == checkpoint_path(run_dir, 2)
+    assert folder_names(run_dir) == [
+        ".nfs000123", "step-00000002", "step-00000009", "step-notanumb",
+    ]  # fmt: skip
+
+
+def test_of_a_checkpoint_that_is_a_link_only_the_link_is_removed(make_run, tmp_path):
+    run_dir = make_run({1: 1.0, 2: 1.0}, keep_last=1, keep_best=0)
+    path = checkpoint_path(run_dir, 1)
+    path.rename(tmp_path / "archive")
+    path.symlink_to(tmp_path / "archive")
+    prune_checkpoints(run_dir)
+    assert folder_names(run_dir) == ["step-00000002"]
+    assert json.loads((tmp_path / "archive" / "config.json").read_text())["step"] == 1

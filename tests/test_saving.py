@@ -1,0 +1,318 @@
+"""Saving: in the background as in the foreground, and in spite of a full disk."""
+
+import errno
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from tfm.config import run_config
+from tfm.errors import CheckpointError
+from tfm.runtime import saving
+from tfm.runtime.checkpoint import (
+    ModelInfo,
+    checkpoint_path,
+    checkpoints,
+    load_info,
+    load_training_state,
+    load_weights,
+    newest_whole_checkpoint,
+    save_checkpoint,
+)
+from tfm.runtime.saving import Saver
+
+
+def info(step):
+    return ModelInfo(
+        run=run_config("base", {"training": {"keep_last": 2, "keep_best": 0, "average_last": 1}}),
+        source="en",
+        target="de",
+        vocab_sizes=(9, 9),
+        fingerprint="f" * 64,
+        data_dir="data/x",
+        step=step,
+    )
+
+
+def model(value):
+    return {"a": torch.full((3, 4), float(value)), "b": torch.nn.Parameter(torch.ones(2))}
+
+
+def state(value):
+    moments = {0: {"step": torch.tensor(float(value)), "exp_avg": torch.full((3, 4), 1.0 * value)}}
+    return {"optimizer": {"state": moments, "groups": [{"betas": (0.9, 0.98)}]}, "minutes": 1.5}
+
+
+def save(saver, step):
+    saver.save(info(step), model(step), state(step), {"bpe.model": b"subword"})
+
+
+def steps(run_dir):
+    return [load_info(path).step for path in checkpoints(run_dir)]
+
+
+@pytest.fixture(params=[False, True], ids=["in turn", "background"])
+def background(request):
+    return request.param
+
+
+@pytest.fixture
+def clock():
+    """Seconds that pass when the test says so."""
+
+    class Clock:
+        now = 0.0
+
+        def __call__(self):
+            return self.now
+
+    return Clock()
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk that is full if the test says so; saves are counted."""
+
+    class Disk:
+        error: int | None = None
+        attempts = 0
+
+    disk = Disk()
+
+    def save_if_there_is_room(path, *arguments, **keywords):
+        disk.attempts += 1
+        if disk.error is not None:
+            raise OSError(disk.error, "No space left on device", str(path))
+        save_checkpoint(path, *arguments, **keywords)
+
+    monkeypatch.setattr(saving, "save_checkpoint", save_if_there_is_room)
+    return disk
+
+
+def test_what_is_saved_is_there_when_saving_is_finished(tmp_path, background):
+    saver = Saver(tmp_path, background=background)
+    save(saver, 7)
+    saver.finish()
+    assert saver.saved_step == 7
+    path = newest_whole_checkpoint(tmp_path)
+    assert path == checkpoint_path(tmp_path, 7)
+    assert load_info(path) == info(7)
+    assert all(torch.equal(load_weights(path)[name], each) for name, each in model(7).items())
+    assert repr(load_training_state(path)) == repr(state(7))
+    assert (path / "bpe.model").read_bytes() == b"subword"
+    assert saver.problem is None
+
+
+def test_what_is_not_to_be_kept_is_removed_after_each_save(tmp_path, background):
+    saver = Saver(tmp_path, background=background)
+    for step in range(1, 6):
+        save(saver, step)
+    saver.finish()
+    assert steps(tmp_path) == [4, 5]
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Writing waits until the test lets it go on."""
+    go_on, began = threading.Event(), threading.Event()
+
+    def save_slowly(*arguments, **keywords):
+        began.set()
+        assert go_on.wait(timeout=30)
+        save_checkpoint(*arguments, **keywords)
+
+    monkeypatch.setattr(saving, "save_checkpoint", save_slowly)
+    yield began, go_on
+    go_on.set()
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(tmp_path, slow_disk):
+    began, go_on = slow_disk
+    saver = Saver(tmp_path, background=True)
+    weights, training_state = model(1), state(1)
+    saver.save(info(1), weights, training_state, {})
+    assert began.wait(timeout=30)
+    with torch.no_grad():
+        for tensor in (*weights.values(), *training_state["optimizer"]["state"][0].values()):
+            tensor.fill_(-1.0)
+    training_state["optimizer"]["state"][0].clear()
+    training_state["minutes"] = -1.0
+    assert checkpoints(tmp_path) == []
+    go_on.set()
+    saver.finish()
+    [path] = checkpoints(tmp_path)
+    assert torch.equal(load_weights(path)["a"], model(1)["a"])
+    assert repr(load_training_state(path)) == repr(state(1))
+
+
+def test_a_second_save_waits_for_the_first(tmp_path, slow_disk):
+    began, go_on = slow_disk
+    saver = Saver(tmp_path, background=True)
+    save(saver, 1)
+    assert began.wait(timeout=30)
+    second = threading.Thread(target=save, args=(saver, 2))
+    second.start()
+    second.join(timeout=0.2)
+    assert second.is_alive()
+    go_on.set()
+    second.join(timeout=30)
+    saver.finish()
+    assert steps(tmp_path) == [1, 2]
+    for step, path in enumerate(checkpoints(tmp_path), start=1):
+        assert torch.equal(load_weights(path)["a"], model(step)["a"])
+
+
+def test_memory_for_copies_is_used_again_and_follows_other_shapes():
+    copies = saving._Copies()
+    first = copies.of(({"a": torch.ones(3)}, [torch.zeros(2), (1, "x")]))
+    pointers = first[0]["a"].data_ptr(), first[1][0].data_ptr()
+    second = copies.of(({"a": torch.full((3,), 2.0)}, [torch.ones(2), (1, "x")]))
+    assert (second[0]["a"].data_ptr(), second[1][0].data_ptr()) == pointers
+    assert repr(second) == repr(({"a": torch.full((3,), 2.0)}, [torch.ones(2), (1, "x")]))
+    other = copies.of(({"a": torch.ones(2, 2).T}, []))
+    assert torch.equal(other[0]["a"], torch.ones(2, 2))
+    assert copies.of({"a": torch.ones(3, dtype=torch.int64)})["a"].dtype == torch.int64
+
+
+def test_a_full_disk_is_said_once_and_tried_again_until_there_is_room(
+    tmp_path, background, disk, clock, capsys
+):
+    saver = Saver(tmp_path, background=background, clock=clock)
+    save(saver, 1_000)
+    saver.wait()
+    disk.error = errno.ENOSPC
+    for step in (1_100, 1_200):
+        assert not saver.is_retry_due()
+        save(saver, step)
+        saver.wait()
+        assert saver.problem == "not saved since step 1,000: disk full"
+        assert saver.saved_step == 1_000
+        assert not saver.is_retry_due()
+        clock.now += saving._RETRY_SECONDS
+        assert saver.is_retry_due()
+        clock.now -= 1
+    assert steps(tmp_path) == [1_000]
+    assert capsys.readouterr().err == (
+        f"warning: cannot save step 1,100 in {tmp_path} (disk full): "
+        "training goes on, and tries again every 60 seconds\n"
+    )
+    disk.error = None
+    save(saver, 1_300)
+    saver.finish()
+    assert saver.problem is None
+    assert not saver.is_retry_due()
+    assert steps(tmp_path) == [1_000, 1_300]
+    assert capsys.readouterr().err == f"train: {tmp_path} is saved again, at step 1,300\n"
+    assert disk.attempts == 4
+
+
+def test_other_failures_of_the_disk_are_named(tmp_path, disk):
+    disk.error = errno.EIO
+    saver = Saver(tmp_path)
+    save(saver, 1)
+    assert saver.problem == "not saved yet: No space left on device"  # as the system words it
+
+
+def test_a_run_that_went_on_says_since_when_it_is_not_saved(tmp_path, disk):
+    save(Saver(tmp_path), 5)
+    disk.error = errno.ENOSPC
+    saver = Saver(tmp_path)
+    save(saver, 6)
+    assert saver.problem == "not saved since step 5: disk full"
+
+
+def test_a_run_whose_last_save_failed_does_not_end_well(tmp_path, background, disk):
+    saver = Saver(tmp_path, background=background)
+    disk.error = errno.ENOSPC
+    save(saver, 3)
+    with pytest.raises(CheckpointError, match="is not saved yet: disk full; make room"):
+        saver.finish()
+
+
+def test_a_bug_while_saving_is_no_problem_of_the_disk(tmp_path, background):
+    saver = Saver(tmp_path, background=background)
+
+    def save_nonsense():
+        saver.save(info(1), {"a": "no tensor"}, {}, {})
+        saver.wait()
+
+    with pytest.raises(AttributeError):
+        save_nonsense()
+    if background:
+        with pytest.raises(AttributeError):
+            saver.is_retry_due()
+
+
+def test_checkpoints_that_cannot_be_removed_are_no_reason_to_stop(tmp_path, monkeypatch, capsys):
+    def fail(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(saving, "prune_checkpoints", fail)
+    saver = Saver(tmp_path)
+    for step in (1, 2, 3):
+        save(saver, step)
+    saver.finish()
+    assert steps(tmp_path) == [1, 2, 3]
+    assert capsys.readouterr().err.count("cannot remove old checkpoints") == 1
+
+
+# Saves in the background, killed just before it changes anything on the disk for the n-th time.
+KILLED_WHILE_SAVING = """
+import os, pathlib, signal, sys
+sys.path.insert(0, sys.argv[2])
+import test_saving as given
+from tfm.runtime.checkpoint import check_model, checkpoints, newest_whole_checkpoint
+from tfm.runtime.saving import Saver
+
+run_dir = pathlib.Path(sys.argv[1])
+changes = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+
+def watch(event, arguments):
+    global left
+    if event in changes and str(run_dir) in str(arguments[0]):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def train(*steps):
+    saver = Saver(run_dir, background=True)
+    for step in steps:
+        given.save(saver, step)
+    saver.finish()
+
+train(1, 2)
+for moment in range(1, 1000):
+    step = 2 * moment
+    child = os.fork()
+    if child == 0:
+        left = moment
+        sys.addaudithook(watch)
+        train(step + 1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL), status
+    for path in checkpoints(run_dir):
+        check_model(path)
+    newest = newest_whole_checkpoint(run_dir)
+    assert newest.name in (f"step-{step:08d}", f"step-{step + 1:08d}"), newest
+    train(step + 2)
+    names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert names == [newest.name, f"step-{step + 2:08d}"], names
+    if status == 0:
+        break
+print(moment)
+"""
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_whole_checkpoints(tmp_path):
+    arguments = [str(tmp_path / "run"), str(Path(__file__).parent)]
+    result = subprocess.run(
+        [sys.executable, "-c", KILLED_WHILE_SAVING, *arguments],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert 20 < int(result.stdout) < 200

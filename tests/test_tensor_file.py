@@ -1,0 +1,153 @@
+"""Tensors and nested values as safetensors files: what goes in comes out, to the last bit."""
+
+import json
+import math
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfm.runtime.checkpoint.tensor_file import read_state, write_state, write_tensors
+from tfm.runtime.files import sha256_of
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool,
+]  # fmt: skip
+
+
+def tensors_of_all_kinds():
+    torch.manual_seed(0)
+    found = {str(dtype): (9 * torch.randn(3, 5)).to(dtype) for dtype in DTYPES}
+    return found | {
+        "number": torch.tensor(3.0),
+        "nothing": torch.zeros(0, 4),
+        "turned": torch.randn(3, 4).T,
+        "a part": torch.randn(10)[::3],
+        "learnt": torch.nn.Parameter(torch.randn(2)),
+        "ä/☃": torch.tensor([math.nan, math.inf, -0.0]),
+        "large": torch.randn(1_300_000),  # of more than one block
+    }
+
+
+def same(one, other):
+    assert (one.dtype, one.shape) == (other.dtype, other.shape)
+    flat = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*flat)
+
+
+def test_the_library_reads_what_is_written(tmp_path):
+    tensors = tensors_of_all_kinds()
+    write_tensors(tmp_path / "x", tensors, metadata={"note": "ü"})
+    loaded = safetensors.torch.load_file(tmp_path / "x")
+    assert loaded.keys() == tensors.keys()
+    assert all(same(loaded[name], tensors[name]) for name in tensors)
+    with safetensors.safe_open(tmp_path / "x", "pt") as file:
+        assert file.metadata() == {"note": "ü"}
+
+
+def test_the_digest_is_that_of_the_file(tmp_path):
+    for tensors in ({}, tensors_of_all_kinds()):
+        assert write_tensors(tmp_path / "x", tensors) == sha256_of(tmp_path / "x")
+
+
+def test_the_order_of_tensors_does_not_matter(tmp_path):
+    tensors = tensors_of_all_kinds()
+    backwards = dict(reversed(tensors.items()))
+    assert write_tensors(tmp_path / "x", tensors) == write_tensors(tmp_path / "y", backwards)
+
+
+def test_a_type_that_the_format_does_not_know_is_an_error(tmp_path):
+    with pytest.raises(KeyError):
+        write_tensors(tmp_path / "x", {"a": torch.zeros(1, dtype=torch.complex64)})
+
+
+plain = (
+    st.none() | st.booleans() | st.integers(-(2**130), 2**130) | st.floats() | st.text(max_size=5)
+)
+keys = st.text(max_size=3) | st.integers(0, 9)
+values = st.recursive(
+    plain | st.builds(torch.tensor, st.floats(width=32)),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(keys, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def equal(one, other):
+    assert type(one) is type(other)
+    match one:
+        case torch.Tensor():
+            return same(one, other)
+        case dict():
+            return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+        case list() | tuple():
+            return len(one) == len(other) and all(map(equal, one, other))
+        case float():
+            return one.hex() == other.hex()
+    return one == other
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=values)
+def test_nested_values_come_back_as_they_went(tmp_path_factory, value):
+    path = tmp_path_factory.getbasetemp() / "state"
+    try:
+        write_state(path, {"value": value})
+    except ValueError as error:
+        assert "two tensors would be called" in str(error)  # noqa: PT017
+        return
+    assert equal(read_state(path), {"value": value})
+
+
+def test_two_tensors_of_one_name_are_an_error(tmp_path):
+    state = {1: torch.zeros(1), "1": torch.ones(1)}
+    with pytest.raises(ValueError, match="two tensors would be called 1"):
+        write_state(tmp_path / "x", state)
+
+
+def test_what_is_no_plain_value_is_an_error(tmp_path):
+    with pytest.raises(TypeError):
+        write_state(tmp_path / "x", {"path": tmp_path})
+
+
+def test_the_state_of_an_optimizer_goes_on_bit_for_bit(tmp_path):
+    torch.manual_seed(0)
+    start = torch.randn(4, 3)
+
+    def trained(steps, state=None, weights=start):
+        weights = torch.nn.Parameter(weights.clone())
+        optimizer = torch.optim.Adam([weights], lr=0.1, betas=(0.9, 0.98), fused=True)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        for _ in range(steps):
+            (weights**2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights.detach(), optimizer.state_dict()
+
+    weights, state = trained(3)
+    write_state(tmp_path / "x", state)
+    loaded = read_state(tmp_path / "x")
+    assert equal(loaded, state)
+    assert torch.equal(trained(2, loaded, weights)[0], trained(5)[0])
+
+
+def test_what_is_read_does_not_hold_on_to_the_file(tmp_path):
+    write_state(tmp_path / "x", {"a": torch.ones(100_000)})
+    state = read_state(tmp_path / "x")
+    (tmp_path / "x").write_bytes(b"")
+    assert torch.equal(state["a"], torch.ones(100_000))
+
+
+def test_the_outline_of_a_state_is_json(tmp_path):
+    write_state(tmp_path / "x", {"a": [torch.ones(1), 2]})
+    with safetensors.safe_open(tmp_path / "x", "pt") as file:
+        outline = json.loads(file.metadata()["state"])
+    assert outline == {"mapping": [["a", {"list": [{"tensor": "a/0"}, 2]}]]}

@@ -1,0 +1,228 @@
+"""A watch over the processes of a run: who does not come on is named, once."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+
+import pytest
+import torch.distributed as dist
+
+from tfm.errors import LostPeersError
+from tfm.runtime.standing import Standing
+from tfm.runtime.watchdog import Watchdog
+from tfm.runtime.world import World
+
+TIMEOUT = 0.5
+
+# A process of a run that comes on for a minute. Port 0 makes it the place where they meet.
+WORKER = """
+import sys, time
+from torch.distributed import TCPStore
+from tfm.runtime.watchdog import Watchdog
+from tfm.runtime.world import World
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+store = TCPStore("127.0.0.1", port, is_master=port == 0, wait_for_workers=False)
+world = World(rank=rank, size=2, local_rank=rank, local_size=2)
+print(store.port, flush=True)
+store.add("here", 1)
+while store.add("here", 0) < 2:
+    time.sleep(0.01)
+with Watchdog(world, store, timeout_seconds=1.5) as watchdog:
+    print("together", flush=True)
+    for step in range(6000):
+        watchdog.beat(f"step {step}")
+        time.sleep(0.01)
+"""
+
+
+def run_ranks(*deeds):
+    """Run ranks as threads, each a deed on its watchdog; return what they say at their end."""
+    store, said = dist.HashStore(), {}
+
+    def run(rank):
+        world = World(rank=rank, size=len(deeds), local_rank=rank, local_size=len(deeds))
+        watchdog = Watchdog(
+            world,
+            store,
+            timeout_seconds=TIMEOUT,
+            fail=lambda message: said.__setitem__(rank, message),
+        )
+        try:
+            with watchdog:
+                deeds[rank](watchdog)
+        except LostPeersError as error:
+            said[rank] = str(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(deeds))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return said
+
+
+def come_on(watchdog, seconds=3 * TIMEOUT):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        watchdog.beat("step 1: part 1 of 3")
+        time.sleep(TIMEOUT / 20)
+
+
+def read_for_ever(watchdog):
+    watchdog.beat("step 1: part 2 of 3")
+    time.sleep(4 * TIMEOUT)
+
+
+def wait_for_others(watchdog):
+    watchdog.beat("step 1: sum of gradients", waits=True)
+    time.sleep(3 * TIMEOUT)
+
+
+def test_as_long_as_all_come_on_nothing_happens():
+    assert run_ranks(come_on, come_on) == {}
+    assert run_ranks(come_on) == {}
+
+
+def test_waiting_for_one_that_comes_on_is_no_stall():
+    assert run_ranks(come_on, wait_for_others) == {}
+
+
+def test_ranks_may_end_at_different_times():
+    assert run_ranks(come_on, lambda watchdog: watchdog.beat("done")) == {}
+
+
+def test_one_message_names_the_rank_that_does_not_come_on_and_the_line_it_is_in():
+    said = run_ranks(wait_for_others, read_for_ever, wait_for_others)
+    assert sorted(said) == [0, 1, 2]
+    (message,) = [message for message in said.values() if message is not None]
+    assert "rank 1 (host " in message
+    assert "step 1: part 2 of 3, at " in message
+    assert re.search(r"test_watchdog\.py:\d+ read_for_ever", message)
+    assert "rank 0" not in message
+    assert "rank 2" not in message
+
+
+def test_alone_it_watches_the_main_thread():
+    (message,) = run_ranks(read_for_ever).values()
+    assert "has not come on" in message
+    assert "read_for_ever" in message
+
+
+def lose_peers(watchdog):
+    raise LostPeersError("connection reset")
+
+
+def test_an_error_that_follows_from_the_end_of_others_waits_for_its_reason():
+    said = {}
+    store = dist.HashStore()
+    store.add("watchdog/claims", 1)  # another rank has named the reason
+    watchdog = Watchdog(
+        World(rank=1, size=2, local_rank=1, local_size=2),
+        store,
+        timeout_seconds=TIMEOUT,
+        fail=lambda message: said.__setitem__("ended", message),
+    )
+    with pytest.raises(LostPeersError), watchdog:
+        lose_peers(watchdog)
+    assert said == {"ended": None}
+
+
+def test_a_rank_that_is_gone_when_collectives_break_is_named():
+    store = dist.HashStore()
+    gone = Standing(rank=1, host="far", pid=7, turn=3, phase="step 4", stack="a.py:1 read")
+    store.set("watchdog/1", json.dumps(asdict(gone)))
+    world = World(rank=0, size=2, local_rank=0, local_size=1)
+    watchdog = Watchdog(world, store, timeout_seconds=TIMEOUT)
+    named = r"rank 1 \(host far, process 7\) has not been heard of .* stands in step 4, at a.py:1"
+    with pytest.raises(LostPeersError, match=named), watchdog:
+        lose_peers(watchdog)
+
+
+def test_an_error_of_collectives_stands_if_nobody_is_gone():
+    assert run_ranks(come_on, lose_peers) == {1: "connection reset"}
+
+
+@pytest.fixture
+def start():
+    """Start a process of a run; returns it and the port where the processes meet."""
+    processes = []
+
+    def start_rank(rank, port):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(rank), str(port)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start_rank
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def port_of(process):
+    return int(process.stdout.readline())
+
+
+def wait_until_at_work(*processes):
+    for process in processes:
+        while process.stdout.readline() != "together\n":
+            assert process.poll() is None
+    time.sleep(0.5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="states of processes are Linux's")
+def test_a_stopped_process_is_named_by_the_one_that_is_left(start):
+    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    stopped, left = started = [start(rank, meeting.port) for rank in (0, 1)]
+    wait_until_at_work(*started)
+    stopped.send_signal(signal.SIGSTOP)
+    _, errors = left.communicate(timeout=15)
+    assert left.returncode == 1
+    assert len(errors.splitlines()) == 1
+    assert re.search(rf"rank 0 \(host \S+, process {stopped.pid}\) has not been heard of", errors)
+    assert "is stopped by a signal: it stands in step " in errors
+    # It was woken, heard that it is over, and left it at that.
+    assert stopped.communicate(timeout=15)[1] == ""
+    assert stopped.returncode == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="states of processes are Linux's")
+@pytest.mark.parametrize(
+    ("number", "state"), [(signal.SIGSTOP, "is stopped by a signal"), (signal.SIGKILL, "is dead")]
+)
+def test_losing_the_process_where_all_meet_hangs_nobody(start, number, state):
+    first = start(0, 0)
+    second = start(1, port_of(first))
+    wait_until_at_work(first, second)
+    first.send_signal(number)
+    _, errors = second.communicate(timeout=15)
+    assert second.returncode == 1
+    assert len(errors.splitlines()) == 1
+    assert re.search(rf"rank 0 \(host \S+, process {first.pid}\)", errors)
+    assert state in errors
+
+
+def test_a_process_that_was_itself_stopped_blames_nobody(start):
+    first = start(0, 0)
+    second = start(1, port_of(first))
+    wait_until_at_work(first, second)
+    for process in (first, second):
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    for process in (first, second):
+        process.send_signal(signal.SIGCONT)
+    time.sleep(2)
+    assert first.poll() is None
+    assert second.poll() is None

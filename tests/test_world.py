@@ -1,0 +1,155 @@
+"""Which process of a run this is, and how many are asked for."""
+
+import re
+
+import pytest
+
+from tfm.errors import UsageError
+from tfm.runtime.world import Layout, World
+
+TORCHRUN = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}
+SLURM = {
+    "SLURM_PROCID": 9,
+    "SLURM_STEP_NUM_TASKS": 20,
+    "SLURM_LOCALID": 1,
+    "SLURM_STEP_TASKS_PER_NODE": "8(x2),4",
+    "SLURM_NODEID": 1,
+}
+MEETING_PLACE = {"MASTER_ADDR": "host", "MASTER_PORT": 29500}
+
+
+@pytest.fixture(autouse=True)
+def nobody_says_anything(monkeypatch):
+    for name in (*TORCHRUN, *SLURM, *MEETING_PLACE):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def say(monkeypatch):
+    def put(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+
+    return put
+
+
+def test_a_process_is_alone_if_nobody_says_otherwise():
+    world = World.from_environment()
+    assert (world.rank, world.size, world.is_first, world.launcher) == (0, 1, True, None)
+
+
+def test_torchrun_says_which_process_it_is(say):
+    say(**TORCHRUN, **MEETING_PLACE)
+    expected = World(rank=5, size=8, local_rank=1, local_size=4, launcher="torchrun")
+    assert World.from_environment() == expected
+    assert not expected.is_first
+
+
+@pytest.mark.parametrize(("node", "tasks"), [(0, 8), (1, 8), (2, 4)])
+def test_slurm_says_which_process_it_is(say, node, tasks):
+    say(**{**SLURM, "SLURM_NODEID": node}, **MEETING_PLACE)
+    expected = World(rank=9, size=20, local_rank=1, local_size=tasks, launcher="Slurm")
+    assert World.from_environment() == expected
+
+
+@pytest.mark.parametrize("variables", [TORCHRUN, SLURM])
+def test_variables_count_only_beside_a_place_to_meet(say, variables):
+    say(**variables)
+    assert World.from_environment() == World()
+
+
+def test_torchrun_within_slurm_is_what_counts(say):
+    say(**SLURM, **TORCHRUN, **MEETING_PLACE)
+    assert World.from_environment().launcher == "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("changes", "pattern"),
+    [
+        ({"RANK": "first"}, "torchrun says RANK=first, WORLD_SIZE=8, .*: these must be numbers"),
+        ({"RANK": 8}, "torchrun says RANK=8, WORLD_SIZE=8, .*contradict each other"),
+        ({"RANK": -1}, "torchrun says RANK=-1, .*contradict each other"),
+        ({"LOCAL_RANK": 4}, "torchrun says .*LOCAL_RANK=4, LOCAL_WORLD_SIZE=4, .*contradict.*"),
+        ({"LOCAL_WORLD_SIZE": 9}, "torchrun says .*LOCAL_WORLD_SIZE=9, .*contradict.*"),
+    ],
+)
+def test_a_torchrun_that_makes_no_sense_is_refused(say, changes, pattern):
+    say(**{**TORCHRUN, **changes}, **MEETING_PLACE)
+    with pytest.raises(UsageError, match=pattern):
+        World.from_environment()
+
+
+@pytest.mark.parametrize("counts", ["", "8(x2", "8x2", "8(x1)", "eight"])
+def test_a_list_of_slurm_that_makes_no_sense_is_refused(say, counts):
+    say(**{**SLURM, "SLURM_STEP_TASKS_PER_NODE": counts}, **MEETING_PLACE)
+    with pytest.raises(UsageError, match=r"Slurm says .*: these must be numbers"):
+        World.from_environment()
+
+
+def test_a_place_to_meet_has_a_port(say):
+    say(**TORCHRUN, MASTER_ADDR="host")
+    with pytest.raises(UsageError, match="not where to meet: set MASTER_PORT"):
+        World.from_environment()
+
+
+# --- layouts
+
+
+@pytest.mark.parametrize(
+    ("flags", "layout"),
+    [
+        ({}, Layout()),
+        ({"gpus": "8"}, Layout(local_size=8, device="cuda")),
+        ({"gpus": "auto", "device": "cuda"}, Layout(local_size=None, device="cuda")),
+        ({"processes": 2, "device": "auto"}, Layout(local_size=2, device="cpu")),
+        (
+            {"nodes": 2, "node_rank": 1, "rendezvous": "host.example.org:29500"},
+            Layout(nodes=2, node_rank=1, host="host.example.org", port=29500),
+        ),
+        (
+            {"nodes": 2, "node_rank": 0, "rendezvous": "[fe80::1]:1"},
+            Layout(nodes=2, node_rank=0, host="fe80::1", port=1),
+        ),
+        ({"nodes": 1, "node_rank": 0}, Layout()),
+    ],
+)
+def test_flags_become_a_layout(flags, layout):
+    assert Layout.from_flags(**flags) == layout
+
+
+@pytest.mark.parametrize("rendezvous", ["host", "host:", ":1", "host:0", "host:65536", "a b:1",
+                                        "http://host:1", "::1:29500", "host:29500x"])  # fmt: skip
+def test_a_rendezvous_is_a_host_and_a_port(rendezvous):
+    with pytest.raises(UsageError, match=re.escape(f"--rendezvous is {rendezvous}, but must be")):
+        Layout.from_flags(nodes=2, node_rank=0, rendezvous=rendezvous)
+
+
+def test_all_problems_of_the_flags_are_named_together():
+    with pytest.raises(UsageError) as refused:
+        Layout.from_flags(gpus="all", processes=0, nodes=2, node_rank=2, rendezvous="host")
+    assert len(str(refused.value).split("; ")) == 5
+
+
+@pytest.mark.parametrize(
+    ("layout", "world"),
+    [
+        (Layout(local_size=4, nodes=2), World(size=8, local_size=4)),
+        (Layout(local_size=None, device="cuda"), World(size=3, local_size=3)),
+        (Layout(), World(size=8, local_size=4)),
+    ],
+)
+def test_a_launcher_that_has_started_what_is_asked_for_is_accepted(layout, world):
+    layout.check(world)
+
+
+@pytest.mark.parametrize(
+    ("layout", "world"),
+    [
+        (Layout(local_size=4, nodes=2), World(size=4, local_size=4)),
+        (Layout(local_size=8, device="cuda"), World(size=2, local_size=1)),
+        (Layout(local_size=None, device="cuda"), World(size=2, local_size=1)),
+    ],
+)
+def test_a_launcher_that_has_started_something_else_is_refused(layout, world):
+    with pytest.raises(UsageError, match=r"has started .* but the flags ask for"):
+        layout.check(world)

@@ -1,0 +1,112 @@
+"""A dataset, checked and opened for training."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfm.config import RunConfig, TransformerConfig
+from tfm.data.dataset import DatasetIndex, ParallelDataset
+from tfm.data.manifest import Manifest
+from tfm.data.subword import Vocabulary
+from tfm.data.text import read_pairs
+from tfm.errors import DataError, UsageError
+from tfm.runtime.checkpoint import ModelInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """A dataset, checked and opened.
+
+    Attributes:
+        data_dir: Its folder.
+        vocabulary: Its subword models.
+        train: Training pairs.
+        valid: Validation pairs; None if there are none.
+        valid_sources: The plain text of its sources.
+        valid_references: What they are scored against: translations, or for a parser trees.
+        info: What a model trained on it is.
+        checksum: Of the training pairs, in their order.
+    """
+
+    data_dir: Path
+    vocabulary: Vocabulary
+    train: ParallelDataset
+    valid: ParallelDataset | None
+    valid_sources: list[str]
+    valid_references: list[str]
+    info: ModelInfo
+    checksum: str
+
+
+def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
+    """Open a dataset for training.
+
+    Raises:
+        DataError: It is not binarized, damaged, or binarized with another subword model.
+        UsageError: The model's settings do not suit it.
+    """
+    manifest = Manifest.load(data_dir)
+    vocabulary = Vocabulary.load(data_dir)
+    index = DatasetIndex.load(data_dir / "bin")
+    if index.fingerprint != vocabulary.fingerprint:
+        raise DataError(
+            f"{data_dir}/bin was binarized with subword model {index.fingerprint[:8]}, but "
+            f'{data_dir} has {vocabulary.fingerprint[:8]}: run "tfm binarize" again'
+        )
+    if not vocabulary.is_joint and run.model.tied_embeddings == "three-way":
+        raise UsageError(
+            f"{data_dir} has a vocabulary for each language, but three-way tied embeddings need "
+            "a joint one: use --tied-embeddings two-way, or learn a joint vocabulary"
+        )
+    vocab_sizes = (len(vocabulary.source), len(vocabulary.target))
+    train = ParallelDataset(data_dir / "bin", "train", vocab_sizes=vocab_sizes)
+    if not len(train):
+        raise DataError(f"{data_dir} has no training pairs: see its manifest.json for the reason")
+    valid = None
+    sources, references = [], []
+    if index.num_pairs.get("valid"):
+        valid = ParallelDataset(data_dir / "bin", "valid", vocab_sizes=vocab_sizes)
+        paths = manifest.text_path("valid", manifest.source), manifest.reference_path("valid")
+        for source, reference in read_pairs(*paths, strict=True, num_lines=len(valid)):
+            sources.append(source.decode())
+            references.append(reference.decode())
+    elif run.training.patience is not None:
+        raise UsageError(
+            f"patience has no effect: {data_dir} has no validation split; leave it out, or prepare "
+            "the data with one"
+        )
+    _check_lengths(data_dir, [train, *([valid] if valid is not None else [])], run)
+    return TrainingData(
+        data_dir=data_dir,
+        vocabulary=vocabulary,
+        train=train,
+        valid=valid,
+        valid_sources=sources,
+        valid_references=references,
+        info=ModelInfo(
+            run=run,
+            source=manifest.source,
+            target=manifest.target,
+            vocab_sizes=vocab_sizes,
+            fingerprint=vocabulary.fingerprint,
+            data_dir=str(data_dir),
+            step=0,
+            task=manifest.task,
+            search=manifest.settings("search"),
+        ),
+        checksum=index.checksum("train"),
+    )
+
+
+def _check_lengths(data_dir: Path, splits: list[ParallelDataset], run: RunConfig) -> None:
+    """Refuse sentences that are longer than the positions that a model would learn."""
+    limit = run.model.learned_positions if isinstance(run.model, TransformerConfig) else None
+    if limit is None:
+        return
+    sides = (side for split in splits for side in (split.source, split.target))
+    longest = 1 + max(int(side.lengths().max(initial=0)) for side in sides)  # with EOS
+    if longest > limit:
+        raise UsageError(
+            f"{data_dir} has a sentence of {longest:,} tokens, more than the {limit:,} learned "
+            f"positions: use --learned-positions {longest} or more, or prepare the data with a "
+            "smaller --max-length"
+        )
