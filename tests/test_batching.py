@@ -119,14 +119,14 @@ def test_parts_cover_the_batch_and_keep_to_the_tokens_of_a_device(lengths, most)
     rows = np.arange(len(lengths))
     parts = batcher.split(rows)
     assert sorted(np.concatenate(parts)) == rows.tolist()
-    for part, batch in zip(parts, batcher.parts(rows), strict=True):
+    for part, batch in zip(parts, map(batcher.part, batcher.split(rows)), strict=True):
         assert max(batch.source.numel(), batch.target_output.numel()) <= most or len(part) == 1
 
 
 def test_the_longest_sentences_come_first():
     batcher = new_batcher(USUAL)
     longest = [max(part.source.size(1), part.target_output.size(1)) for part in
-               batcher.parts(np.arange(len(USUAL)))]  # fmt: skip
+               map(batcher.part, batcher.split(np.arange(len(USUAL))))]  # fmt: skip
     assert longest == sorted(longest, reverse=True)
 
 
@@ -166,7 +166,7 @@ def test_loss_and_gradients_over_parts_equal_those_over_one_batch(most):
     results = []
     for limit in (most, 10_000):
         batcher = new_batcher(USUAL, most=limit)
-        parts = list(batcher.parts(rows))
+        parts = list(map(batcher.part, batcher.split(rows)))
         model.zero_grad()
         losses = [batch_loss(model, part, smoothing=0.1)[0] for part in parts]
         for loss in losses:

@@ -143,7 +143,7 @@ def test_the_step_follows_the_mean_loss_over_all_parts(new_trainer):
     rows = trainer.batcher.epoch(1)[0]
     report = trainer.step(rows)
 
-    model, parts = plain.model, list(plain.batcher.parts(rows))
+    model, parts = plain.model, list(map(plain.batcher.part, plain.batcher.split(rows)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-3)
     total = sum(
         F.cross_entropy(
@@ -365,7 +365,7 @@ def test_evaluation_is_the_plain_loss_over_all_pairs_without_dropout(new_trainer
     trainer.model.eval()
     total = num_tokens = 0
     for rows in batcher.epoch(1):
-        for part in batcher.parts(rows):
+        for part in map(batcher.part, batcher.split(rows)):
             _, nll = batch_loss(trainer.model, part, smoothing=0.0)
             total, num_tokens = total + float(nll), num_tokens + part.num_tokens
     assert results[1] == pytest.approx(total / num_tokens, rel=1e-6)

@@ -1,7 +1,6 @@
 """Batches of sentence pairs by approximate length (Vaswani et al. 2017, §5.1)."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,10 +134,6 @@ class Batcher:
     def part(self, rows: Rows) -> Batch:
         """Build a part of a batch."""
         return build_batch(self._dataset, rows)
-
-    def parts(self, rows: Rows) -> Iterator[Batch]:
-        """Build the parts of a batch, one after another."""
-        return map(self.part, self.split(rows))
 
     def _cut(self, ends: Rows) -> Rows:
         """Where buckets start, but the first, among the pairs sorted by length.

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -197,7 +196,7 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
 
 def scale_gradient(parameters: Sequence[nn.Parameter], factor: float) -> None:
     """Multiply the whole gradient by a number."""
-    if not math.isclose(factor, 1.0, rel_tol=0.0, abs_tol=0.0):
+    if factor != 1.0:
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
 
 
