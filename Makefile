@@ -1,5 +1,6 @@
 # make quickstart   see all seven stages at work, in minutes, on a CPU
 # make test         run the tests
+# make test-kernels test the kernels for GPUs, in Triton's interpreter where there is none (1 GB)
 # make check        what CI runs: format, lint, types, layers, tests
 # Each does its own set-up in .venv. PYTHON=python3.12 chooses an interpreter.
 
@@ -7,13 +8,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 NEEDED := "tfm needs Python 3.10 or newer: make PYTHON=/path/to/python3"
 
-.PHONY: quickstart test lint format check clean
+.PHONY: quickstart test test-kernels lint format check clean
 
 quickstart: .venv/installed
 	$(BIN)/tfm quickstart
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest
+
+test-kernels: .venv/installed-kernels
+	$(BIN)/python -m pytest tests/test_kernels_*.py tests/test_gpu_operations.py tests/test_choice.py
 
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check
@@ -41,3 +45,7 @@ clean:
 .venv/installed-dev: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch .venv/installed $@
+
+.venv/installed-kernels: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev,kernels-test]'
+	@touch .venv/installed .venv/installed-dev $@

@@ -89,7 +89,8 @@ def test_heads_project_to_any_width_and_back(d_k, d_v):
     heads_of = MultiHeadAttention(config).double().eval()
     nn.init.normal_(heads_of.input.bias)
     x = torch.randn(B, T, 8, dtype=torch.float64)
-    found = heads_of.attend(*heads_of.queries_keys_values(x), AttentionMask())
+    joined = heads_of.attend(*heads_of.queries_keys_values(x), AttentionMask())
+    found = heads_of.output(joined)
 
     heads = []
     d_k, d_v = config.key_width, config.value_width

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfm.config import BatchingConfig, TransformerConfig
-from tfm.data.batching import Batcher, build_batch
+from tfm.data.batching import Batcher, build_batch, num_rows
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import BOS, EOS, PAD
 from tfm.model.transformer import Transformer
@@ -27,12 +27,12 @@ class Sentences:
     def lengths(self):
         return np.array([len(ids) for ids in self._ids], dtype=np.int64)
 
-    def padded(self, rows):
-        lengths = self.lengths()[rows]
-        ids = np.full((len(rows), lengths.max(initial=0)), PAD, dtype=np.int64)
-        for row, index in enumerate(rows):
-            ids[row, : lengths[row]] = self._ids[index]
-        return ids, lengths
+    def joined(self, rows, *, gap):
+        parts = [part for row in rows for part in (self._ids[row], np.full(gap, PAD))]
+        return np.concatenate(parts), self.lengths()[rows]
+
+    def __iter__(self):
+        return iter(self._ids)
 
 
 class Pairs:
@@ -119,27 +119,46 @@ def test_parts_cover_the_batch_and_keep_to_the_tokens_of_a_device(lengths, most)
     rows = np.arange(len(lengths))
     parts = batcher.split(rows)
     assert sorted(np.concatenate(parts)) == rows.tolist()
-    for part, batch in zip(parts, map(batcher.part, batcher.split(rows)), strict=True):
-        assert max(batch.source.numel(), batch.target_output.numel()) <= most or len(part) == 1
+    assert all(len(part) * batcher.longest(part) <= most or len(part) == 1 for part in parts)
 
 
 def test_the_longest_sentences_come_first():
     batcher = new_batcher(USUAL)
-    longest = [max(part.source.size(1), part.target_output.size(1)) for part in
-               map(batcher.part, batcher.split(np.arange(len(USUAL))))]  # fmt: skip
+    longest = [batcher.longest(part) for part in batcher.split(np.arange(len(USUAL)))]
     assert longest == sorted(longest, reverse=True)
 
 
-def test_a_batch_has_the_shape_that_the_model_takes():
+def test_sentences_of_a_batch_lie_one_after_another():
     dataset = Pairs([(2, 1), (0, 3)])
     batch = build_batch(dataset, np.array([0, 1]))
-    source, target = dataset.source.padded(np.arange(2))[0], dataset.target.padded(np.arange(2))[0]
-    assert batch.source.tolist() == [[*source[0], EOS], [EOS, PAD, PAD]]
+    sources, targets = list(dataset.source), list(dataset.target)
+    assert batch.source[:4].tolist() == [*sources[0], EOS, EOS]
     assert batch.source_lengths.tolist() == [3, 1]
-    assert batch.target_output.tolist() == [[target[0, 0], EOS, PAD, PAD], [*target[1], EOS]]
-    assert batch.target_input.tolist() == [[BOS, target[0, 0], EOS, PAD], [BOS, *target[1]]]
+    assert batch.target_output[:6].tolist() == [*targets[0], EOS, *targets[1], EOS]
+    assert batch.target_input[:6].tolist() == [BOS, *targets[0], BOS, *targets[1]]
     assert batch.target_lengths.tolist() == [2, 4]
     assert batch.num_tokens == 6
+
+
+@settings(deadline=None)
+@given(LENGTHS)
+def test_there_are_spare_rows_and_they_hold_nothing(lengths):
+    batch = build_batch(Pairs(lengths), np.arange(len(lengths)))
+    for tokens, sizes in (
+        (batch.source, batch.source_lengths),
+        (batch.target_input, batch.target_lengths),
+        (batch.target_output, batch.target_lengths),
+    ):
+        assert len(tokens) > sizes.sum()
+        assert not tokens[: sizes.sum()].eq(PAD).any()
+        assert tokens[sizes.sum() :].eq(PAD).all()
+
+
+@given(st.integers(1, 1_000_000))
+def test_few_rows_are_spare_and_few_sizes_occur(num_tokens):
+    rows = num_rows(num_tokens)
+    assert num_tokens < rows <= num_tokens + max(1, num_tokens / 32)
+    assert rows % (1 << max(0, rows.bit_length() - 7)) == 0
 
 
 def test_rows_of_a_real_dataset_are_its_sentences(data_dir):
@@ -147,11 +166,12 @@ def test_rows_of_a_real_dataset_are_its_sentences(data_dir):
     sources, targets = list(dataset.source), list(dataset.target)
     rows = np.array([7, 3, 100])
     batch = build_batch(dataset, rows)
-    for index, row in enumerate(rows):
-        source = batch.source[index, : batch.source_lengths[index]]
-        target = batch.target_output[index, : batch.target_lengths[index]]
-        assert source.tolist() == [*sources[row], EOS]
-        assert target.tolist() == [*targets[row], EOS]
+    for tokens, lengths, sentences in (
+        (batch.source, batch.source_lengths, sources),
+        (batch.target_output, batch.target_lengths, targets),
+    ):
+        parts = torch.split(tokens[: lengths.sum()], lengths.tolist())
+        assert [part.tolist() for part in parts] == [[*sentences[row], EOS] for row in rows]
 
 
 @pytest.mark.parametrize("most", [30, 60, 100])

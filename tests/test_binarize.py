@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data import text
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest
-from tfm.data.subword import Vocabulary
+from tfm.data.subword import SubwordModel, Vocabulary
 from tfm.errors import DataError
 from tfm.stages import binarize as stage
 from tfm.stages.binarize import binarize
@@ -76,18 +77,18 @@ def test_hostile_lines_decode_back(folder):
 
 
 def test_the_number_of_jobs_does_not_change_a_byte(folder, monkeypatch):
-    monkeypatch.setattr(text, "_CHUNK_BYTES", 500)
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 30)
     results = []
-    for jobs in (1, 2, 0):
+    for jobs in (1, 2, 5, 0):
         binarize(folder, BinarizeConfig(jobs=jobs), force=True)
         results.append(contents(folder))
-    assert results[0] == results[1] == results[2]
+    assert results[0] == results[1] == results[2] == results[3]
 
 
 def test_the_size_of_a_block_does_not_change_a_byte(folder, monkeypatch):
     results = []
     for size in (1, 500, 10_000_000):
-        monkeypatch.setattr(text, "_CHUNK_BYTES", size)
+        monkeypatch.setattr(text, "_BLOCK_BYTES", size)
         binarize(folder, CONFIG, force=True)
         results.append(contents(folder))
     assert results[0] == results[1] == results[2]
@@ -224,15 +225,15 @@ def test_a_dataset_without_text_or_model_says_what_to_run(tmp_path):
 
 
 def _binarize_until_killed(folder):
-    encode, calls = stage._encode, []
+    encode_block, calls = SubwordModel.encode_block, []
 
-    def killing_encode(*args, **kwargs):
+    def killing_encode_block(*args):
         calls.append(1)
         if len(calls) == 5:
             os.kill(os.getpid(), signal.SIGKILL)
-        return encode(*args, **kwargs)
+        return encode_block(*args)
 
-    text._CHUNK_BYTES, stage._encode = 500, killing_encode
+    text._BLOCK_BYTES, SubwordModel.encode_block = 30, killing_encode_block
     binarize(folder, CONFIG, force=True)
 
 
@@ -253,17 +254,68 @@ def test_killed_midway_it_leaves_no_dataset_and_the_next_run_makes_it(folder):
 
 
 def test_random_text_decodes_back_whatever_the_blocks(folder, monkeypatch):
-    monkeypatch.setattr(text, "_CHUNK_BYTES", 900)
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 900)
     chooser = random.Random(1)
-    alphabet = "abc äß\t\u2581\u2028\U0001f600"
+    alphabet = "abc äß\t\r\0\u2581\ufdd0\u2028\U0001f600"
 
     def line():
-        return "".join(chooser.choices(alphabet, k=chooser.randrange(30)))
+        return "".join(chooser.choices(alphabet, k=chooser.randrange(30))).rstrip("\r")
 
     pairs = [(line(), line()) for _ in range(200)]
     write_split(folder, "train", pairs)
-    binarize(folder, CONFIG)
+    binarize(folder, BinarizeConfig(jobs=2))
     assert decoded(folder, "train") == pairs
+    dataset, vocabulary = opened(folder, "train"), Vocabulary.load(folder)
+    sides = (dataset.source, vocabulary.source), (dataset.target, vocabulary.target)
+    for side, (sentences, model) in enumerate(sides):
+        assert list(sentences) == [model.encode([pair[side]])[0] for pair in pairs]
+
+
+def test_blocks_are_read_only_as_they_are_needed(folder):
+    num_read = 0
+
+    def blocks():
+        nonlocal num_read
+        while True:
+            num_read += 1
+            yield [b"the cat"], [b"die Katze"]
+
+    encoder = stage._Encoder(Vocabulary.load(folder), max_length=None, jobs=2)
+    encoded = encoder.encode(blocks())
+    for _ in range(10):
+        next(encoded)
+    encoder.stop()
+    assert num_read <= 10 + 2 * 2
+
+
+def break_reading(folder, monkeypatch):
+    (folder / "train.de").write_bytes((folder / "train.de").read_bytes() + b"\xff\n")
+    return DataError
+
+
+def break_encoding(folder, monkeypatch):
+    def broken(self, lines):
+        raise MemoryError
+
+    monkeypatch.setattr(SubwordModel, "encode_block", broken)
+    return MemoryError
+
+
+def press_ctrl_c(folder, monkeypatch):
+    def update(self, count):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stage.Progress, "update", update)
+    return KeyboardInterrupt
+
+
+@pytest.mark.parametrize("interrupt", [break_reading, break_encoding, press_ctrl_c])
+def test_whatever_stops_it_leaves_neither_threads_nor_files(folder, monkeypatch, interrupt):
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 30)
+    with pytest.raises(interrupt(folder, monkeypatch)):
+        binarize(folder, BinarizeConfig(jobs=2))
+    assert not [each for each in threading.enumerate() if each.name.startswith("binarize")]
+    assert not list((folder / "bin").iterdir())
 
 
 def test_the_index_is_json_with_a_format(folder):

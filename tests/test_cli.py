@@ -47,6 +47,7 @@ COMMANDS = [
     "attend",
     "score",
     "quickstart",
+    "bench",
 ]
 TFM = [sys.executable, "-m", "tfm"]
 RUN_GROUPS = [TransformerConfig, OptimizerConfig, BatchingConfig, TrainingConfig]

@@ -55,20 +55,23 @@ def test_ids_decode_to_the_text_of_the_split(data_dir):
         assert model.decode(sequences) == text
 
 
-def test_lengths_and_padded_rows_agree_with_the_sentences(write_sequences):
+def test_lengths_and_joined_rows_agree_with_the_sentences(write_sequences):
     sequences = read_sequences(write_sequences([5, 6, 7, 8, 9], [0, 2, 2, 5]))
     assert list(sequences) == [[5, 6], [], [7, 8, 9]]
     assert sequences.lengths().tolist() == [2, 0, 3]
-    ids, lengths = sequences.padded(np.array([1, 2, 0]))
-    assert ids.tolist() == [[PAD] * 3, [7, 8, 9], [5, 6, PAD]]
+    ids, lengths = sequences.joined(np.array([1, 2, 0]), gap=0)
+    assert ids.tolist() == [7, 8, 9, 5, 6]
     assert lengths.tolist() == [0, 3, 2]
+    ids, _ = sequences.joined(np.array([2, 1, 0]), gap=2)
+    assert ids.tolist() == [7, 8, 9, PAD, PAD, PAD, PAD, 5, 6, PAD, PAD]
 
 
-def test_rows_that_are_all_empty_have_no_columns(write_sequences):
+def test_rows_that_are_all_empty_leave_gaps_only(write_sequences):
     sequences = read_sequences(write_sequences([], [0, 0, 0]))
-    ids, lengths = sequences.padded(np.array([0, 1]))
-    assert ids.shape == (2, 0)
+    ids, lengths = sequences.joined(np.array([0, 1]), gap=1)
+    assert ids.tolist() == [PAD, PAD]
     assert lengths.tolist() == [0, 0]
+    assert sequences.joined(np.array([], dtype=np.int64), gap=1)[0].tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -154,7 +157,7 @@ def test_a_file_with_a_forged_checksum_is_refused_or_gives_ids_of_the_vocabulary
         pass
     else:
         for sequences in (dataset.source, dataset.target):
-            ids, lengths = sequences.padded(np.arange(len(sequences)))
+            ids, lengths = sequences.joined(np.arange(len(sequences)), gap=0)
             assert lengths.min() >= 0
             assert 0 <= ids.min() <= ids.max() < VOCAB_SIZE
     finally:

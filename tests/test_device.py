@@ -21,6 +21,15 @@ def test_without_a_gpu_the_cpu_computes_in_fp32():
 
 
 @pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(("has_amx", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_cpu_trains_in_bf16_where_it_has_the_units_for_it(monkeypatch, has_amx, dtype):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    assert choose_compute("cpu", "auto", trains=True).dtype == dtype
+    assert choose_compute("cpu", "auto").dtype == torch.float32
+    assert choose_compute("cpu", "fp32", trains=True).dtype == torch.float32
+
+
+@pytest.mark.usefixtures("no_gpu")
 def test_a_gpu_that_is_not_there_is_refused():
     with pytest.raises(UsageError, match="torch sees no GPU: use --device cpu"):
         choose_compute("cuda", "auto")

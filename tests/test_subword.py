@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 import pytest
 import sentencepiece
 from hypothesis import example, given
@@ -92,9 +93,15 @@ def test_without_byte_fallback_a_strange_character_is_unknown(tmp_path):
     assert UNK in model.encode(["The \N{SNOWMAN} sat"])[0]
 
 
-def test_the_number_of_threads_does_not_change_the_ids(model):
-    lines = [f"{line} {i}" for i, line in enumerate(LINES * 10)]
-    assert model.encode(lines, num_threads=1) == model.encode(lines, num_threads=3)
+@given(lines=st.lists(LINE, max_size=6))
+@example(lines=[])
+@example(lines=["", " ", ""])
+@example(lines=["\N{LOWER ONE EIGHTH BLOCK} a", "\ufdd0", "plain", "\ufdd00 \r\0"])
+def test_a_block_has_the_ids_of_its_lines(model, lines):
+    ids, lengths = model.encode_block([line.encode() for line in lines])
+    assert np.split(ids, lengths.cumsum())[-1].size == 0
+    found = [part.tolist() for part in np.split(ids, lengths.cumsum())[:-1]]
+    assert found == model.encode(lines)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.data import text
-from tfm.data.text import in_chunks, read_lines, read_pairs
+from tfm.data.text import in_chunks, read_blocks, read_lines, read_pairs
 from tfm.errors import DataError
 
 
@@ -33,6 +33,45 @@ def test_lines_come_back_as_they_were_written(tmp_path_factory, lines):
     if expected:
         expected[0] = expected[0].removeprefix("\ufeff")
     assert read(tmp_path_factory.getbasetemp(), content) == expected
+
+
+TEXT = st.lists(st.sampled_from([b"\n", b"\r", b"a", b"long", "ä".encode()])).map(b"".join)
+
+
+@given(TEXT, st.integers(1, 20))
+def test_the_size_of_a_block_does_not_change_a_line(tmp_path_factory, content, block_bytes):
+    *lines, last = content.split(b"\n")
+    expected = [line.rstrip(b"\r").decode() for line in ([*lines, last] if last else lines)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "_BLOCK_BYTES", block_bytes)
+        assert read(tmp_path_factory.getbasetemp(), content) == expected
+
+
+@given(TEXT, TEXT, st.integers(1, 20))
+def test_blocks_hold_all_pairs_in_order_and_little_text_each(
+    tmp_path_factory, source, target, block_bytes
+):
+    paths = [tmp_path_factory.getbasetemp() / name for name in ("blocks.en", "blocks.de")]
+    for path, content in zip(paths, (source, target), strict=True):
+        path.write_bytes(content)
+    sides = [list(read_lines(path, strict=True)) for path in paths]
+    blocks = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "_BLOCK_BYTES", block_bytes)
+        expected = (
+            pytest.raises(DataError, match="lines, but")
+            if len(set(map(len, sides))) > 1
+            else contextlib.nullcontext()
+        )
+        with expected:
+            blocks.extend(read_blocks(*paths, strict=True))
+    num_pairs = min(map(len, sides))
+    for side, lines in enumerate(sides):
+        assert [line for block in blocks for line in block[side]] == lines[:num_pairs]
+        longest = max(map(len, lines), default=0)
+        for block in blocks:
+            assert len(block[side]) == len(block[0]) > 0
+            assert sum(map(len, block[side])) <= block_bytes + longest
 
 
 def test_a_byte_order_mark_is_dropped_at_the_start_alone(tmp_path):
@@ -101,6 +140,16 @@ def test_a_line_of_absurd_length_is_not_read_into_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "_MAX_LINE_BYTES", 100)
     with pytest.raises(DataError, match="line 2"):
         read(tmp_path, b"short\n" + b"x" * 101)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 1000])
+def test_a_bad_line_is_named_in_whatever_block_it_is(tmp_path, monkeypatch, block_bytes):
+    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(text, "_MAX_LINE_BYTES", 20)
+    with pytest.raises(DataError, match=r"line 4 is not UTF-8 \(.* at its byte 2\)"):
+        read(tmp_path, b"a\nb\n\nc\xff\nd\n")
+    with pytest.raises(DataError, match=r"line 3 has"):
+        read(tmp_path, b"a\n\n" + b"x" * 40 + b"\n" + b"y\n" * 20)
 
 
 def test_a_line_that_is_no_utf8_is_named_or_handed_on(tmp_path):

@@ -11,4 +11,7 @@ from tfm.cli import models
 # isort: split
 from tfm.cli import translations
 
-__all__ = ["app", "models", "text", "translations"]
+# isort: split
+from tfm.cli import bench
+
+__all__ = ["app", "bench", "models", "text", "translations"]

@@ -14,6 +14,7 @@ from tfm.errors import UsageError
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Kernels = Literal["auto", "fast", "plain"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +115,14 @@ class TrainingConfig(Settings):
         False,
         "Spread weights and optimiser state over processes (FSDP): for models too large for one.",
     )
+    kernels: Kernels = setting(
+        "auto",
+        "Operations of the layers: fast ones, without padding, or plain; auto: fast on CPUs.",
+    )
     device: DeviceName = setting("auto", "Where to compute.")
     precision: Precision = setting(
         "auto",
-        "Arithmetic of matrix products; auto is bf16 on GPUs, fp16 on older ones, else fp32.",
+        "Of matrix products; auto is bf16 on GPUs and CPUs with AMX, fp16 on old GPUs, else fp32.",
     )
 
     def problems(self) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Batches of sentence pairs by approximate length (Vaswani et al. 2017, §5.1)."""
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -9,20 +9,23 @@ from torch import Tensor
 
 from tfm.config import BatchingConfig
 from tfm.data.dataset import ParallelDataset, Rows, TokenSequences
-from tfm.data.subword import BOS, EOS
+from tfm.data.subword import BOS, EOS, PAD
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Sentence pairs as the model takes them, padded at the end.
+    """Sentence pairs as a model is trained on them, one after another, without padding.
+
+    The axes of tokens are a little longer than what they hold: sizes repeat, which spares fast
+    kernels new preparations, and there is always a row to spare. Spare rows hold PAD.
 
     Attributes:
-        source: [B, S] token ids, each sentence closed by EOS.
-        source_lengths: [B] lengths of the sources, EOS included.
-        target_input: [B, T] token ids, opened by BOS.
-        target_output: [B, T] token ids, closed by EOS: at each position what comes next.
-        target_lengths: [B] lengths of the targets, EOS included.
-        num_tokens: Target tokens that are not padding.
+        source: [N] token ids, each sentence closed by EOS.
+        source_lengths: [B] lengths of the sources, EOS included; on the CPU.
+        target_input: [M] token ids, each sentence opened by BOS.
+        target_output: [M] token ids, each sentence closed by EOS: at each position what comes next.
+        target_lengths: [B] lengths of the targets, EOS included; on the CPU.
+        num_tokens: Target tokens.
     """
 
     source: Tensor
@@ -33,15 +36,14 @@ class Batch:
     num_tokens: int
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on a device."""
+        """The same batch with its tokens on a device."""
         if device.type == "cpu":
             return self
-        moved = {
-            name: value.pin_memory().to(device, non_blocking=True)
-            for name, value in self.__dict__.items()
-            if isinstance(value, Tensor)
+        tokens = {
+            name: getattr(self, name).pin_memory().to(device, non_blocking=True)
+            for name in ("source", "target_input", "target_output")
         }
-        return Batch(**moved, num_tokens=self.num_tokens)
+        return replace(self, **tokens)
 
 
 class Batcher:
@@ -174,22 +176,29 @@ def build_batch(dataset: ParallelDataset, rows: Rows) -> Batch:
     """
     source, source_lengths = _with_eos(dataset.source, rows)
     target_output, target_lengths = _with_eos(dataset.target, rows)
-    target_input = np.empty_like(target_output)
-    target_input[:, 0] = BOS
-    # A shorter target has its EOS here, at a position whose output is padding.
-    target_input[:, 1:] = target_output[:, :-1]
+    num_tokens = int(target_lengths.sum())
+    target_input = np.full_like(target_output, PAD)
+    target_input[1:num_tokens] = target_output[: num_tokens - 1]
+    target_input[np.cumsum(target_lengths) - target_lengths] = BOS
     return Batch(
         source=torch.from_numpy(source),
         source_lengths=torch.from_numpy(source_lengths),
         target_input=torch.from_numpy(target_input),
         target_output=torch.from_numpy(target_output),
         target_lengths=torch.from_numpy(target_lengths),
-        num_tokens=int(target_lengths.sum()),
+        num_tokens=num_tokens,
     )
 
 
 def _with_eos(sequences: TokenSequences, rows: Rows) -> tuple[Rows, Rows]:
-    ids, lengths = sequences.padded(rows)
-    ids = np.pad(ids, ((0, 0), (0, 1)))
-    ids[np.arange(len(rows)), lengths] = EOS
-    return ids, lengths + 1
+    """Ids [num_rows(N)] of sentences closed by EOS, and their lengths."""
+    ids, lengths = sequences.joined(rows, gap=1)
+    lengths = lengths + 1
+    ids[np.cumsum(lengths) - 1] = EOS
+    return np.pad(ids, (0, num_rows(len(ids)) - len(ids))), lengths
+
+
+def num_rows(num_tokens: int) -> int:
+    """Rows of an axis that is to hold so many tokens: more than that, of six significant bits."""
+    step = 1 << max(0, num_tokens.bit_length() - 6)
+    return (num_tokens // step + 1) * step

@@ -119,21 +119,27 @@ class TokenSequences:
         """[N] Number of tokens of each sentence."""
         return np.diff(self._offsets).astype(np.int64)
 
-    def padded(self, rows: Rows) -> tuple[Rows, Rows]:
-        """Sentences as one array.
+    def joined(self, rows: Rows, *, gap: int) -> tuple[Rows, Rows]:
+        """Sentences one after another on one axis.
 
         Args:
             rows: [B] Which sentences.
+            gap: Free places after each.
 
         Returns:
-            [B, T] token ids, padded at the end, and [B] lengths; T is the greatest length.
+            [N] token ids, with padding in the free places, and [B] lengths without them.
         """
         starts = self._offsets[rows].astype(np.int64)
         lengths = self._offsets[rows + 1].astype(np.int64) - starts
-        columns = np.arange(lengths.max(initial=0))
-        valid = columns < lengths[:, None]
-        ids = np.full(valid.shape, PAD, dtype=np.int64)
-        ids[valid] = self._tokens[(starts[:, None] + columns)[valid]]
+        ends = np.cumsum(lengths + gap)
+        ids = np.full(ends[-1] if len(rows) else 0, PAD, dtype=np.int64)
+        # From the place of a token to where it is in the file.
+        shifts = starts - (ends - lengths - gap)
+        is_token = np.ones(len(ids), dtype=bool)
+        for after in range(1, gap + 1):
+            is_token[ends - after] = False
+        places = np.flatnonzero(is_token)
+        ids[places] = self._tokens[places + np.repeat(shifts, lengths)]
         return ids, lengths
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Iterable, Iterator
-from itertools import zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -14,6 +14,7 @@ _MAX_LINE_BYTES = 1 << 24
 _MAX_SEGMENT_BYTES = 1 << 20
 _MAX_TAG_BYTES = 1 << 12
 _CHUNK_BYTES = 1 << 22
+_BLOCK_BYTES = 1 << 19  # much more would leave the processor's caches
 _PAIR_OVERHEAD_BYTES = 100
 # A tag without its last character goes on in the next line. No pattern here may look at a character
 # more than a few times, or a file could be made that is never read to its end.
@@ -23,6 +24,7 @@ _ENTITIES = {b"amp": b"&", b"lt": b"<", b"gt": b">", b"quot": b'"', b"apos": b"'
 _LINE_ENDS = re.compile(rb"[\r\n]+")
 
 BytesPair = tuple[bytes, bytes]
+Block = tuple[list[bytes], list[bytes]]
 
 
 def read_pairs(
@@ -39,13 +41,41 @@ def read_pairs(
     Raises:
         DataError: The sides do not have the same number of lines, or a file is damaged.
     """
-    num_source = num_target = 0
-    sides = (read_lines(path, strict=strict) for path in (source_path, target_path))
-    for source, target in zip_longest(*sides):
-        num_source += source is not None
-        num_target += target is not None
-        if source is not None and target is not None:
-            yield source, target
+    for sources, targets in read_blocks(
+        source_path, target_path, strict=strict, num_lines=num_lines
+    ):
+        yield from zip(sources, targets, strict=True)
+
+
+def read_blocks(
+    source_path: Path, target_path: Path, *, strict: bool, num_lines: int | None = None
+) -> Iterator[Block]:
+    """Read what `read_pairs` reads, many pairs at a time, as two lists of bounded memory.
+
+    Args:
+        source_path: The source side.
+        target_path: The target side.
+        strict: Stop at a line that is not UTF-8; else hand it on.
+        num_lines: How many lines there must be, if that is known.
+
+    Raises:
+        DataError: The sides do not have the same number of lines, or a file is damaged.
+    """
+    readers = [_blocks(path, strict=strict) for path in (source_path, target_path)]
+    sources: list[bytes] = []
+    targets: list[bytes] = []
+    num_pairs = 0
+    while (sources := sources or next(readers[0], [])) and (
+        targets := targets or next(readers[1], [])
+    ):
+        size = min(len(sources), len(targets))
+        yield sources[:size], targets[:size]
+        num_pairs += size
+        sources, targets = sources[size:], targets[size:]
+    num_source, num_target = (
+        num_pairs + len(rest) + sum(map(len, reader))
+        for rest, reader in zip((sources, targets), readers, strict=True)
+    )
     if num_source != num_target:
         raise DataError(
             f"{source_path} has {num_source:,} lines, but {target_path} has {num_target:,}: "
@@ -71,13 +101,7 @@ def read_lines(path: Path, *, strict: bool) -> Iterator[bytes]:
     Raises:
         DataError: A line is too long to be one, SGML is damaged, or the path is no readable file.
     """
-    with _opened(path) as file:
-        if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
-            file.seek(0)
-        lines = _plain_lines(file, str(path))
-        if path.suffix in (".sgm", ".sgml"):
-            lines = _segments(lines, path)
-        yield from _utf8(lines, str(path)) if strict else lines
+    return chain.from_iterable(_blocks(path, strict=strict))
 
 
 def in_chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:
@@ -129,15 +153,71 @@ def _plain_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
     while line := file.readline(_MAX_LINE_BYTES):
         number += 1
         if len(line) == _MAX_LINE_BYTES:
-            raise DataError(
-                f"{name}, line {number:,} has {_MAX_LINE_BYTES >> 20} MiB or more: "
-                "this is no text of one sentence a line"
-            )
+            raise _too_long(name, number)
         yield line.rstrip(b"\r\n")
 
 
-def _utf8(lines: Iterable[bytes], name: str) -> Iterator[bytes]:
-    for number, line in enumerate(lines, 1):
+def _blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
+    """The lines of a plain or SGML text, many at a time, never none."""
+    with _opened(path) as file:
+        if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
+            file.seek(0)
+        blocks = _plain_blocks(file, str(path))
+        if path.suffix in (".sgm", ".sgml"):
+            blocks = _grouped(_segments(chain.from_iterable(blocks), path))
+        yield from _utf8_blocks(blocks, str(path)) if strict else blocks
+
+
+def _plain_blocks(file: IO[bytes], name: str) -> Iterator[list[bytes]]:
+    """The lines that `_plain_lines` gives, without any Python for each."""
+    number, rest = 1, b""
+    while data := file.read(_BLOCK_BYTES):
+        text = rest + data
+        lines = text.split(b"\n")
+        if max(map(len, lines)) >= _MAX_LINE_BYTES:
+            is_long = [len(line) >= _MAX_LINE_BYTES for line in lines]
+            raise _too_long(name, number + is_long.index(True))
+        rest = lines.pop()
+        if lines:
+            number += len(lines)
+            yield [line.rstrip(b"\r") for line in lines] if b"\r" in text else lines
+    if rest:
+        yield [rest.rstrip(b"\r")]
+
+
+def _grouped(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    block: list[bytes] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line) + 1
+        if size >= _BLOCK_BYTES:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _utf8_blocks(blocks: Iterable[list[bytes]], name: str) -> Iterator[list[bytes]]:
+    num_lines = 0
+    for lines in blocks:
+        try:
+            b"\n".join(lines).decode()
+        except UnicodeDecodeError:
+            list(_utf8(lines, name, first=num_lines + 1))  # raises what says which line it is
+        num_lines += len(lines)
+        yield lines
+
+
+def _too_long(name: str, number: int) -> DataError:
+    return DataError(
+        f"{name}, line {number:,} has {_MAX_LINE_BYTES >> 20} MiB or more: "
+        "this is no text of one sentence a line"
+    )
+
+
+def _utf8(lines: Iterable[bytes], name: str, *, first: int = 1) -> Iterator[bytes]:
+    for number, line in enumerate(lines, first):
         try:
             line.decode()
         except UnicodeDecodeError as error:

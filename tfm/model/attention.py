@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
+from tfm.kernels.operations import PLAIN, Operations, PackedAttention
+from tfm.kernels.packing import Packing
 
 # Additive scores are made from sums of so many elements at a time: memory stays small.
 _CHUNK_ELEMENTS = 1 << 24
@@ -246,6 +248,24 @@ def _blocks(
     return (queries, keys, values), mask.near(rows, columns, num_keys)
 
 
+# Packed rows, or a padded batch and its [B] lengths; None if all are of full length.
+Sentences = Packing | Tensor | None
+
+
+def _lengths(sentences: Sentences) -> Tensor | None:
+    return sentences.device_lengths if isinstance(sentences, Packing) else sentences
+
+
+def _spread(x: Tensor, sentences: Sentences) -> Tensor:
+    """[B, T, …] with padding."""
+    return sentences.spread(x) if isinstance(sentences, Packing) else x
+
+
+def _gathered(x: Tensor, sentences: Sentences) -> Tensor:
+    """The way back."""
+    return sentences.gather(x) if isinstance(sentences, Packing) else x
+
+
 class MultiHeadAttention(nn.Module):
     """Attention in several heads, each over its own projections (§3.2.2).
 
@@ -254,6 +274,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     additive_weight: nn.Parameter | None
+    operations: Operations = PLAIN
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -276,23 +297,25 @@ class MultiHeadAttention(nn.Module):
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project [B, T, d_model] to queries, keys [B, h, T, d_k] and values [B, h, T, d_v]."""
-        query, key, value = torch.split(self.input(x), self.widths, dim=-1)
+        query, key, value = torch.split(self.operations.linear(x, *self._input), self.widths, -1)
         return self._heads(query), self._heads(key), self._heads(value)
 
     def queries(self, x: Tensor) -> Tensor:
         """Project [B, T, d_model] to queries [B, h, T, d_k]."""
         rows = self.widths[0]
-        return self._heads(F.linear(x, self.input.weight[:rows], self.input.bias[:rows]))
+        return self._heads(
+            self.operations.linear(x, self.input.weight[:rows], self.input.bias[:rows])
+        )
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Project [B, S, d_model] to keys [B, h, S, d_k] and values [B, h, S, d_v]."""
         rows = self.widths[0]
-        both = F.linear(x, self.input.weight[rows:], self.input.bias[rows:])
+        both = self.operations.linear(x, self.input.weight[rows:], self.input.bias[rows:])
         key, value = torch.split(both, self.widths[1:], dim=-1)
         return self._heads(key), self._heads(value)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
-        """Attend in each head, join the heads and project them to [B, T, d_model]."""
+        """Attend in each head and join the heads to [B, T, h · d_v], which `output` projects."""
         heads = attention(
             query,
             key,
@@ -301,12 +324,86 @@ class MultiHeadAttention(nn.Module):
             additive_weight=self.additive_weight,
             dropout=self.dropout if self.training else 0.0,
         )
-        joined: Tensor = self.output(heads.transpose(1, 2).flatten(2))
-        return joined
+        return heads.transpose(1, 2).flatten(2)
+
+    def within(
+        self, x: Tensor, sentences: Sentences, *, causal: bool = False, window: int | None = None
+    ) -> Tensor:
+        """Attend to the own sentence.
+
+        Args:
+            x: [B, T, d_model], or packed [num_rows, d_model].
+            sentences: Where they are.
+            causal: Whether a token sees only those up to itself.
+            window: As in `AttentionMask`.
+
+        Returns:
+            […, h · d_v] the joined heads, which `output` projects.
+        """
+        projected = self.operations.linear(x, *self._input)
+        fused = self._fused_attention
+        if fused is not None and window is None and isinstance(sentences, Packing):
+            return fused.within(
+                projected,
+                sentences,
+                num_heads=self.num_heads,
+                causal=causal,
+                dropout=self.dropout if self.training else 0.0,
+            )
+        parts = torch.split(_spread(projected, sentences), self.widths, dim=-1)
+        query, key, value = map(self._heads, parts)
+        # No token sees the padding after its sentence if it only sees what is before it.
+        lengths = None if causal else _lengths(sentences)
+        mask = AttentionMask(key_lengths=lengths, causal=causal, window=window)
+        return _gathered(self.attend(query, key, value, mask), sentences)
+
+    def across(self, x: Tensor, memory: Tensor, targets: Sentences, sources: Sentences) -> Tensor:
+        """Attend to the source of each sentence.
+
+        Args:
+            x: [B, T, d_model], or packed [num_rows, d_model].
+            memory: The same of the sources.
+            targets: Where the sentences of x are.
+            sources: Where those of the memory are.
+
+        Returns:
+            […, h · d_v] the joined heads, which `output` projects.
+        """
+        widths = [self.widths[0], sum(self.widths[1:])]
+        [for_query, for_memory] = torch.split(self.input.weight, widths)
+        [query_bias, memory_bias] = torch.split(self.input.bias, widths)
+        query = self.operations.linear(x, for_query, query_bias)
+        key_value = self.operations.linear(memory, for_memory, memory_bias)
+        fused = self._fused_attention
+        if fused is not None and isinstance(targets, Packing) and isinstance(sources, Packing):
+            return fused.across(
+                query,
+                key_value,
+                targets,
+                sources,
+                num_heads=self.num_heads,
+                dropout=self.dropout if self.training else 0.0,
+            )
+        key, value = torch.split(_spread(key_value, sources), self.widths[1:], dim=-1)
+        mask = AttentionMask(key_lengths=_lengths(sources))
+        attended = self.attend(
+            self._heads(_spread(query, targets)), self._heads(key), self._heads(value), mask
+        )
+        return _gathered(attended, targets)
 
     def weights(self, query: Tensor, key: Tensor, mask: AttentionMask) -> Tensor:
         """[B, h, T, S] what `attend` weights the values by, but for dropout."""
         return attention_weights(query, key, mask, additive_weight=self.additive_weight)
+
+    @property
+    def _fused_attention(self) -> PackedAttention | None:
+        """Where it can compute what this module is set to."""
+        has_usual_heads = self.additive_weight is None and len(set(self.widths)) == 1
+        return self.operations.packed_attention if has_usual_heads else None
+
+    @property
+    def _input(self) -> tuple[Tensor, Tensor]:
+        return self.input.weight, self.input.bias
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)

@@ -1,11 +1,13 @@
 """The model that a configuration describes."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from torch import nn
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
+from tfm.kernels.operations import Operations
 from tfm.model.recurrent import Recurrent
 from tfm.model.transformer import Transformer
 
@@ -30,6 +32,25 @@ def new_model(config: ModelConfig, *, source_vocab_size: int, target_vocab_size:
                 config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
             )
     raise TypeError(f"{type(config).__name__} describes no model")
+
+
+class HasModules(Protocol):
+    """Part of what a torch module is."""
+
+    def modules(self) -> Iterable[nn.Module]:
+        """All modules, its own among them."""
+
+
+def use_operations(model: HasModules, operations: Operations) -> None:
+    """Have a model computed with other operations; modules that have none of them stay as they are.
+
+    Args:
+        model: The model.
+        operations: What to compute its layers with.
+    """
+    for module in model.modules():
+        if hasattr(type(module), "operations"):
+            vars(module)["operations"] = operations
 
 
 @contextlib.contextmanager

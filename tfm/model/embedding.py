@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from tfm.config import ModelConfig
 from tfm.errors import UsageError
+from tfm.kernels.operations import PLAIN, Operations
+from tfm.kernels.packing import Packing
 
 _WAVELENGTH_BASE = 10_000.0
 _INITIAL_POSITIONS = 256
@@ -37,6 +39,7 @@ class Embedding(nn.Module):
         learned_positions: Number of positions to learn (table 3, row E); None for sinusoids.
     """
 
+    operations: Operations = PLAIN
     positions: Tensor
 
     def __init__(
@@ -45,7 +48,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = weight
         self.scale = math.sqrt(weight.size(1))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
         self.max_positions = learned_positions
         if learned_positions is None:
             table = sinusoidal_encoding(torch.arange(_INITIAL_POSITIONS), weight.size(1))
@@ -66,12 +69,24 @@ class Embedding(nn.Module):
         Raises:
             UsageError: There are more tokens than learned positions.
         """
-        end = first_position + tokens.size(1)
+        positions = self._positions(first_position, first_position + tokens.size(1))
+        return self._sum(tokens, positions)
+
+    def packed(self, tokens: Tensor, packing: Packing) -> Tensor:
+        """Embed packed token ids [num_rows]; returns [num_rows, d_model]."""
+        positions = self._positions(0, packing.longest).index_select(0, packing.positions)
+        return self._sum(tokens, positions)
+
+    def _sum(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        embedded = nn.functional.embedding(tokens, self.weight)
+        summed = torch.add(positions, embedded, alpha=self.scale)
+        activations = self.operations.activations(summed)
+        return self.operations.dropout(activations, self.dropout if self.training else 0.0)
+
+    def _positions(self, start: int, end: int) -> Tensor:
         if end > len(self.positions):
             self._lengthen(end)
-        scaled = nn.functional.embedding(tokens, self.weight) * self.scale
-        summed: Tensor = self.dropout(scaled + self.positions[first_position:end])
-        return summed
+        return self.positions[start:end]
 
     def _lengthen(self, end: int) -> None:
         if self.max_positions is not None:

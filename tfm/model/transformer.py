@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
-from tfm.model.attention import AttentionMask, MultiHeadAttention
+from tfm.kernels.operations import PLAIN, Operations
+from tfm.kernels.packing import Packing
+from tfm.model.attention import AttentionMask, MultiHeadAttention, Sentences
 from tfm.model.embedding import Embedding, new_embedding_weights
 
 _EVERYWHERE = AttentionMask()
@@ -21,39 +23,51 @@ class Residual(nn.Module):
     Pre-norm: x + Dropout(sublayer(LayerNorm(x))).
     """
 
+    operations: Operations = PLAIN
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = config.dropout
         self.norm_first = config.norm == "pre"
 
     def before(self, x: Tensor) -> Tensor:
-        """What the sub-layer is given, for x [B, T, d_model]."""
+        """What the sub-layer is given, for x […, d_model]."""
         given: Tensor = self.norm(x) if self.norm_first else x
         return given
 
-    def after(self, x: Tensor, output: Tensor) -> Tensor:
-        """Add the sub-layer's output to x, both [B, T, d_model]."""
-        summed: Tensor = x + self.dropout(output)
+    def after(self, x: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Add the sub-layer to x […, d_model].
+
+        Args:
+            x: What the sub-layer started from.
+            hidden: […, in] the sub-layer but for its last projection.
+            output: That projection.
+        """
+        dropout = self.dropout if self.training else 0.0
+        summed = self.operations.add_linear_dropout(x, hidden, output.weight, output.bias, dropout)
         return summed if self.norm_first else cast("Tensor", self.norm(summed))
 
 
 class FeedForward(nn.Module):
     """max(0, x W₁ + b₁) W₂ + b₂ at each position (§3.3)."""
 
+    operations: Operations = PLAIN
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.inner = nn.Linear(config.d_model, config.d_ff)
         self.outer = nn.Linear(config.d_ff, config.d_model)
-        self.dropout = nn.Dropout(config.relu_dropout)
+        self.dropout = config.relu_dropout
         for linear in (self.inner, self.outer):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, T, d_model] to the same shape."""
-        out: Tensor = self.outer(self.dropout(torch.relu(self.inner(x))))
-        return out
+        """Map […, d_model] to […, d_ff], which `outer` projects back."""
+        dropout = self.dropout if self.training else 0.0
+        inner = self.inner
+        return self.operations.linear_relu_dropout(x, inner.weight, inner.bias, dropout)
 
 
 class EncoderLayer(nn.Module):
@@ -63,18 +77,18 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.self_attention = MultiHeadAttention(config)
         self.self_attention_residual = Residual(config)
+        self.attention_window = config.attention_window
         self.feed_forward = FeedForward(config)
         self.feed_forward_residual = Residual(config)
 
-    def forward(self, x: Tensor, mask: AttentionMask) -> Tensor:
-        """Map [B, S, d_model] to the same shape."""
-        query, key, value = self.self_attention.queries_keys_values(
-            self.self_attention_residual.before(x)
+    def forward(self, x: Tensor, sentences: Sentences) -> Tensor:
+        """Map [B, S, d_model], or packed [num_rows, d_model], to the same shape."""
+        attended = self.self_attention.within(
+            self.self_attention_residual.before(x), sentences, window=self.attention_window
         )
-        attended = self.self_attention.attend(query, key, value, mask)
-        x = self.self_attention_residual.after(x, attended)
+        x = self.self_attention_residual.after(x, attended, self.self_attention.output)
         fed = self.feed_forward(self.feed_forward_residual.before(x))
-        return self.feed_forward_residual.after(x, fed)
+        return self.feed_forward_residual.after(x, fed, self.feed_forward.outer)
 
 
 KeysValues = tuple[Tensor, Tensor]
@@ -86,30 +100,36 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.self_attention = MultiHeadAttention(config)
-        self.self_attention_mask = AttentionMask(causal=True, window=config.attention_window)
         self.self_attention_residual = Residual(config)
+        self.attention_window = config.attention_window
         self.cross_attention = MultiHeadAttention(config)
         self.cross_attention_residual = Residual(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_residual = Residual(config)
 
-    def forward(self, x: Tensor, encoded: Tensor, memory_mask: AttentionMask) -> Tensor:
+    def forward(self, x: Tensor, encoded: Tensor, targets: Sentences, sources: Sentences) -> Tensor:
         """Decode all positions at once.
 
         Args:
-            x: [B, T, d_model].
-            encoded: [B, S, d_model] what the encoder made of the sources.
-            memory_mask: Which of their positions are valid.
+            x: [B, T, d_model], or packed [num_rows, d_model].
+            encoded: What the encoder made of the sources.
+            targets: Where the sentences of x are.
+            sources: Where their sources are.
 
         Returns:
-            [B, T, d_model].
+            The same shape as x.
         """
-        query, key, value = self.self_attention.queries_keys_values(
-            self.self_attention_residual.before(x)
+        attended = self.self_attention.within(
+            self.self_attention_residual.before(x),
+            targets,
+            causal=True,
+            window=self.attention_window,
         )
-        attended = self.self_attention.attend(query, key, value, self.self_attention_mask)
-        memory = self.cross_attention.keys_values(encoded)
-        return self._after_self_attention(x, attended, memory, memory_mask)
+        x = self.self_attention_residual.after(x, attended, self.self_attention.output)
+        attended = self.cross_attention.across(
+            self.cross_attention_residual.before(x), encoded, targets, sources
+        )
+        return self._after_attention(x, attended)
 
     def step(
         self,
@@ -135,20 +155,19 @@ class DecoderLayer(nn.Module):
         query, key, value = self.self_attention.queries_keys_values(rows)
         if past is not None:
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
-        if (window := self.self_attention_mask.window) is not None:
+        if (window := self.attention_window) is not None:
             key, value = key[:, :, -window:], value[:, :, -window:]
-        attended = self.self_attention.attend(query, key, value, _EVERYWHERE).view_as(x)
-        return self._after_self_attention(x, attended, memory, memory_mask), (key, value)
-
-    def _after_self_attention(
-        self, x: Tensor, attended: Tensor, memory: KeysValues, memory_mask: AttentionMask
-    ) -> Tensor:
-        x = self.self_attention_residual.after(x, attended)
+        attended = self.self_attention.attend(query, key, value, _EVERYWHERE)
+        attended = attended.view(*x.shape[:2], -1)
+        x = self.self_attention_residual.after(x, attended, self.self_attention.output)
         query = self.cross_attention.queries(self.cross_attention_residual.before(x))
         attended = self.cross_attention.attend(query, *memory, memory_mask)
-        x = self.cross_attention_residual.after(x, attended)
+        return self._after_attention(x, attended), (key, value)
+
+    def _after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = self.cross_attention_residual.after(x, attended, self.cross_attention.output)
         fed = self.feed_forward(self.feed_forward_residual.before(x))
-        return self.feed_forward_residual.after(x, fed)
+        return self.feed_forward_residual.after(x, fed, self.feed_forward.outer)
 
 
 @dataclass
@@ -194,6 +213,8 @@ class Transformer(nn.Module):
         target_vocab_size: Number of target pieces; with three-way tied embeddings, the same.
     """
 
+    operations: Operations = PLAIN
+
     def __init__(
         self, config: TransformerConfig, *, source_vocab_size: int, target_vocab_size: int
     ) -> None:
@@ -217,7 +238,6 @@ class Transformer(nn.Module):
         self.encoder_norm = final_norm(config.d_model)
         self.decoder_norm = final_norm(config.d_model)
         self.output_weight = output_weight
-        self.attention_window = config.attention_window
 
     def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
         """Encode sources.
@@ -229,12 +249,7 @@ class Transformer(nn.Module):
         Returns:
             [B, S, d_model]; what stands at padding means nothing.
         """
-        mask = AttentionMask(key_lengths=lengths, window=self.attention_window)
-        x = self.source_embedding(source)
-        for layer in self.encoder:
-            x = layer(x, mask)
-        out: Tensor = self.encoder_norm(x)
-        return out
+        return self._encode(self.source_embedding(source), lengths)
 
     def forward(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Tensor:
         """Decode with the true target before each position (teacher forcing).
@@ -248,12 +263,31 @@ class Transformer(nn.Module):
             [B, T, d_model] what `logits` maps to the next token's.
         """
         encoded = self.encode(source, lengths)
-        mask = AttentionMask(key_lengths=lengths)
-        x = self.target_embedding(target_input)
-        for layer in self._decoder_layers():
-            x = layer(x, encoded, mask)
-        out: Tensor = self.decoder_norm(x)
-        return out
+        return self._decode(self.target_embedding(target_input), encoded, None, lengths)
+
+    @property
+    def packs(self) -> bool:
+        """Whether its operations are such that it is better off without padding."""
+        return self.operations.packed_attention is not None
+
+    def forward_packed(
+        self, source: Tensor, sources: Packing, target_input: Tensor, targets: Packing
+    ) -> Tensor:
+        """Do the same without padding.
+
+        Args:
+            source: [num_rows of the sources] token ids.
+            sources: Packing of the sources.
+            target_input: [num_rows of the targets] token ids, those of each sentence moved right
+                by one.
+            targets: Packing of the targets.
+
+        Returns:
+            [num_rows of the targets, d_model].
+        """
+        encoded = self._encode(self.source_embedding.packed(source, sources), sources)
+        x = self.target_embedding.packed(target_input, targets)
+        return self._decode(x, encoded, targets, sources)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project […, d_model] to unnormalised log probabilities […, V] (§3.4)."""
@@ -283,6 +317,18 @@ class Transformer(nn.Module):
             x, state.past[index] = layer.step(x, state.past[index], state.memory[index], mask)
         state.position += 1
         return self.logits(self.decoder_norm(x))
+
+    def _encode(self, x: Tensor, sentences: Sentences) -> Tensor:
+        for layer in self.encoder:
+            x = layer(x, sentences)
+        out: Tensor = self.encoder_norm(x)
+        return out
+
+    def _decode(self, x: Tensor, encoded: Tensor, targets: Sentences, sources: Sentences) -> Tensor:
+        for layer in self.decoder:
+            x = layer(x, encoded, targets, sources)
+        out: Tensor = self.decoder_norm(x)
+        return out
 
     def _decoder_layers(self) -> Iterator[DecoderLayer]:
         return cast("Iterator[DecoderLayer]", iter(self.decoder))

@@ -19,7 +19,7 @@ from tfm.runtime.failures import GO_ON, Failure, cause
 from tfm.runtime.interruption import InterruptedRunError, StopRequests
 from tfm.runtime.meeting import NEWS_SECONDS, Meeting
 from tfm.runtime.reporting import say
-from tfm.runtime.world import Layout
+from tfm.runtime.world import Layout, num_cores
 
 _JOIN_SECONDS = 600.0
 # For processes that can save no more, as others are gone, or that must stop at once.
@@ -123,7 +123,7 @@ def _environment_for(local_size: int) -> Iterator[None]:
     """What the processes of this machine inherit, besides what elastic tells each of them."""
     before = dict(os.environ)
     # All processes together have as many threads as there are cores.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // local_size)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // local_size)))
     # "python -m" would let files of the working directory stand in for modules, where tfm does not.
     if not {"", str(Path.cwd())} & set(sys.path):
         os.environ["PYTHONSAFEPATH"] = "1"
@@ -134,10 +134,3 @@ def _environment_for(local_size: int) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-def _num_cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -1,25 +1,31 @@
 """tfm binarize: the text of a dataset + its subword model → token ids on disk."""
 
 import contextlib
-import itertools
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tfm.config import BinarizeConfig
 from tfm.data.dataset import FORMAT, ArrayWriter, DatasetIndex, id_dtype
 from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary
-from tfm.data.text import BytesPair, in_chunks, read_pairs
+from tfm.data.text import Block, read_blocks
 from tfm.errors import DataError
 from tfm.runtime.files import atomic_write
 from tfm.runtime.reporting import Progress, say
+from tfm.runtime.world import num_cores
 from tfm.stages.learn_bpe import STEP as LEARNING
 
 STEP = "binarize"
 _UNKNOWN_WARNING_RATE = 0.001
+
+Side = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 
 
 @dataclass(kw_only=True)
@@ -45,7 +51,7 @@ class BinarizeResult:
 def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> BinarizeResult:
     """Turn all splits of a dataset into token ids, unless text, model and settings are unchanged.
 
-    Memory stays bounded whatever the size of the text.
+    Memory stays bounded whatever the size of the text, and the number of jobs changes no byte.
 
     Args:
         data_dir: The dataset folder.
@@ -123,13 +129,15 @@ def _binarize_split(
             )
         ]
         bar = stack.enter_context(Progress(f"binarize {split}", total=None, unit="pairs"))
-        for block in in_chunks(read_pairs(*texts, strict=True)):
-            sides = _encode(block, vocabulary, max_length=max_length, jobs=config.jobs)
-            for writer, sentences in zip(writers, sides, strict=True):
-                writer.append(sentences)
-            counts.read += len(block)
-            counts.kept += len(sides[0])
-            bar.update(len(block))
+        encoder = _Encoder(vocabulary, max_length=max_length, jobs=config.jobs or num_cores())
+        # Whatever goes wrong, and on Ctrl-C, no more than the blocks at work are waited for.
+        stack.callback(encoder.stop)
+        for encoded in encoder.encode(read_blocks(*texts, strict=True)):
+            for writer, side in zip(writers, encoded.sides, strict=True):
+                writer.append(side)
+            counts.read += encoded.num_read
+            counts.kept += encoded.num_kept
+            bar.update(encoded.num_read)
         for writer in writers:
             writer.finish()
     counts.too_long = counts.read - counts.kept
@@ -153,35 +161,67 @@ class _TokenWriter:
     def num_tokens(self) -> int:
         return self._tokens.length
 
-    def append(self, sentences: Sequence[Sequence[int]]) -> None:
-        ids = np.fromiter(itertools.chain.from_iterable(sentences), dtype=np.int64)
-        ends = self.num_tokens + np.cumsum([len(each) for each in sentences], dtype=np.int64)
-        self._offsets.append(ends)
+    def append(self, side: Side) -> None:
+        ids, lengths = side
+        self._offsets.append(self.num_tokens + np.cumsum(lengths))
         self._tokens.append(ids)
-        self.num_unknown += int((ids == UNK).sum())
+        self.num_unknown += int(np.count_nonzero(ids == UNK))
 
     def finish(self) -> None:
         self._tokens.finish()
         self._offsets.finish()
 
 
-def _encode(
-    block: Sequence[BytesPair],
-    vocabulary: Vocabulary,
-    *,
-    max_length: int | None,
-    jobs: int,
-) -> list[list[list[int]]]:
-    """Token ids of the source and of the target sentences of the pairs that are not too long."""
-    models = (vocabulary.source, vocabulary.target)
-    sides = [
-        model.encode([pair[side].decode() for pair in block], num_threads=jobs)
-        for side, model in enumerate(models)
-    ]
-    if max_length is None:
+class _Encoded(NamedTuple):
+    """The pairs of a block that are not too long, as ids and lengths of each side."""
+
+    num_read: int
+    sides: list[Side]
+
+    @property
+    def num_kept(self) -> int:
+        return len(self.sides[0][1])
+
+
+class _Encoder:
+    """Threads that each encode a block at a time, while the caller reads and writes others.
+
+    SentencePiece's own threads would stand still whenever Python makes arrays of what they found.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, max_length: int | None, jobs: int) -> None:
+        self._models = (vocabulary.source, vocabulary.target)
+        self._max_length = max_length
+        self._threads = ThreadPoolExecutor(jobs, "binarize")
+        self._num_ahead = 2 * jobs
+
+    def encode(self, blocks: Iterator[Block]) -> Iterator[_Encoded]:
+        """Encode blocks; what becomes of them comes in their order."""
+        waiting: deque[Future[_Encoded]] = deque()
+        for block in blocks:
+            waiting.append(self._threads.submit(self._encode, block))
+            if len(waiting) > self._num_ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def stop(self) -> None:
+        """End the threads; blocks that none has begun are left."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _encode(self, block: Block) -> _Encoded:
+        sides = [model.encode_block(side) for model, side in zip(self._models, block, strict=True)]
+        if self._max_length is not None:
+            sides = _without_long(sides, self._max_length)
+        return _Encoded(num_read=len(block[0]), sides=sides)
+
+
+def _without_long(sides: list[Side], max_length: int) -> list[Side]:
+    """Leave out the pairs with a side of more tokens."""
+    is_kept = np.logical_and(*(lengths <= max_length for _, lengths in sides))
+    if is_kept.all():
         return sides
-    kept = [pair for pair in zip(*sides, strict=True) if max(map(len, pair)) <= max_length]
-    return [[pair[side] for pair in kept] for side in (0, 1)]
+    return [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
 
 
 def _report(split: str, counts: SplitCounts) -> None:

@@ -57,7 +57,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         UsageError: Settings do not suit dataset or device.
     """
     data = open_data(data_dir, run)
-    compute = choose_compute(run.training.device, run.training.precision)
+    compute = choose_compute(run.training.device, run.training.precision, trains=True)
     source_size, target_size = data.info.vocab_sizes
     cost = model_cost(
         run.model,

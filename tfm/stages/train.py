@@ -62,7 +62,10 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
         )
     data = open_data(data_dir, run)
     compute = choose_compute(
-        run.training.device, run.training.precision, local_rank=_gpu_index(world)
+        run.training.device,
+        run.training.precision,
+        local_rank=_gpu_index(world),
+        trains=True,
     )
     timeout = 60 * run.training.stall_minutes
     with (

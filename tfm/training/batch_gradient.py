@@ -13,6 +13,7 @@ from tfm.config import RunConfig
 from tfm.data.batching import Batch, Batcher
 from tfm.data.dataset import Rows
 from tfm.errors import TrainingError
+from tfm.kernels.operations import Operations
 from tfm.runtime.device import Compute, is_out_of_memory, release_memory
 from tfm.runtime.distributed import Group
 from tfm.training.gradients import gradient_norm, gradients_of, scale_gradient
@@ -35,6 +36,7 @@ class BatchGradient:
         batcher: Of the batches.
         run: All settings.
         compute: Device and arithmetic.
+        operations: What the model is computed with; they draw dropout.
         group: The processes that compute together.
         beat: Told where it stands, so that a process which stalls is noticed.
     """
@@ -46,6 +48,7 @@ class BatchGradient:
         run: RunConfig,
         compute: Compute,
         *,
+        operations: Operations,
         group: Group,
         beat: Beat,
     ) -> None:
@@ -54,6 +57,7 @@ class BatchGradient:
         self.out_of_memory = 0
         self._batcher = batcher
         self._compute = compute
+        self._operations = operations
         self._group = group
         self._beat = beat
         self._seed = run.training.seed
@@ -202,7 +206,7 @@ class BatchGradient:
             # In a batch of few sentences, a process without a part keeps the others company.
             is_real = index < len(parts)
             part = self._batcher.part(parts[index if is_real else 0]).to(compute.device)
-            torch.manual_seed(_mixed_seed(self._seed, step, index))
+            self._operations.seed(_mixed_seed(self._seed, step, index))
             is_last = number == num_rounds - 1
             if is_last and not self._agree(wishes(), out_of_memory=False):
                 return

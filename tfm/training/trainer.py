@@ -13,6 +13,8 @@ from torch import Tensor
 from tfm.config import RunConfig
 from tfm.data.batching import Batcher
 from tfm.data.dataset import ParallelDataset, Rows
+from tfm.kernels.choice import choose_operations
+from tfm.model.build import use_operations
 from tfm.model.cost import Cost
 from tfm.runtime.device import Compute
 from tfm.runtime.distributed import Group
@@ -55,11 +57,14 @@ class Trainer:
         self.model = model
         self.batcher = Batcher(dataset, run.batching, seed=run.training.seed)
         self.position = Position()
+        operations = choose_operations(compute, run.training.kernels)
+        use_operations(model, operations)
         self.gradient = BatchGradient(
             PartLoss(model, smoothing=run.optimizer.label_smoothing),
             self.batcher,
             run,
             compute,
+            operations=operations,
             group=group or Group(),
             beat=beat,
         )

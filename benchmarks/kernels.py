@@ -1,0 +1,201 @@
+"""What each kernel takes on a GPU, in turn with what torch offers for the same.
+
+Sentences are as long as WMT14's on average (29.5 and 30.6 pieces), 25,000 tokens a side; dropout is
+0.1, activations are bf16. Rounds go through all ways in turn (A B A B), and medians are printed:
+
+    .venv/bin/python benchmarks/kernels.py
+    .venv/bin/python benchmarks/kernels.py --arch big --rounds 50
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+import typer
+from torch import Tensor
+
+from tfm.config import PRESETS, TransformerConfig, run_config
+from tfm.kernels import has_triton
+from tfm.kernels.packed_attention import Spans, attention_spans
+
+Step = Callable[[], Tensor]
+
+_SOURCE_PIECES, _TARGET_PIECES = 29.5, 30.6
+_DROPOUT, _SMOOTHING, _EPS = 0.1, 0.1, 1e-5
+_WARM_UP = 5
+
+
+def main(
+    arch: Annotated[str, typer.Option(help=f"One of {', '.join(PRESETS)}.")] = "base",
+    tokens: Annotated[int, typer.Option(help="Rows of each axis of tokens.", min=256)] = 25_088,
+    pieces: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 37_000,
+    rounds: Annotated[int, typer.Option(help="Rounds after the warm-up.", min=1)] = 20,
+) -> None:
+    """Time every kernel."""
+    if not torch.cuda.is_available() or not has_triton():
+        print("the kernels need a GPU and triton: run this on a machine with both", file=sys.stderr)
+        raise typer.Exit(1)
+    torch.manual_seed(1)
+    model = run_config(arch, {}).model
+    device = torch.cuda.get_device_name()
+    print(f"{device}, torch {torch.__version__}, {arch}, {tokens:,} rows, medians of {rounds}\n")
+    print("| operation | way | forward, ms | with backward, ms | times as long |")
+    print("|---|---|---|---|---|")
+    source, target = _pairs(tokens)
+    for name, queries, keys, causal in (
+        ("encoder self-attention", source, source, False),
+        ("decoder self-attention", target, target, True),
+        ("cross-attention", target, source, False),
+    ):
+        _report(name, _attention_ways(model, tokens, queries, keys, causal=causal), rounds)
+    _report("cross-entropy", _cross_entropy_ways(tokens, pieces), rounds)
+    _report("dropout, sum and norm", _norm_ways(model.d_model, tokens), rounds)
+
+
+def _pairs(tokens: int) -> tuple[Tensor, Tensor]:
+    """Twice [B + 1] where the sentences of pairs begin that fill two axes of tokens."""
+    shape = 3.0  # of a gamma distribution, which spreads as lengths of sentences do
+    ends = [
+        torch.distributions.Gamma(shape, shape / mean).sample((tokens,)).ceil().cumsum(0)
+        for mean in (_SOURCE_PIECES, _TARGET_PIECES)
+    ]
+    fitting = (ends[0] <= tokens) & (ends[1] <= tokens)
+    source, target = (F.pad(end[fitting], (1, 0)).int().cuda() for end in ends)
+    return source, target
+
+
+def _attention_ways(
+    model: TransformerConfig, tokens: int, queries: Tensor, keys: Tensor, *, causal: bool
+) -> Iterator[tuple[str, Step, list[Tensor]]]:
+    from tfm.kernels.packed_attention_triton import packed_attention
+
+    shape = (tokens, model.num_heads, model.d_model // model.num_heads)
+    heads = [_random(*shape) for _ in range(3)]
+    spans: Spans = attention_spans(
+        queries, keys, num_queries=tokens, num_keys=tokens, after=0 if causal else None
+    )
+    seed = torch.tensor([1], device="cuda")
+    yield (
+        "tfm, packed",
+        lambda: packed_attention(*heads, spans, dropout=_DROPOUT, seed=seed),
+        heads,
+    )
+    longest = [int(offsets.diff().max()) for offsets in (queries, keys)]
+    # The public one has no dropout.
+    flash = torch.ops.aten._flash_attention_forward  # noqa: SLF001
+    yield (
+        "torch's flash attention, packed",
+        lambda: flash(*heads, queries, keys, *longest, _DROPOUT, causal, False)[0],
+        heads,
+    )
+    padded = [
+        _random(len(queries) - 1, shape[1], length, shape[2]) for length in (*longest, longest[1])
+    ]
+    places = torch.arange(longest[1], device="cuda")
+    # What comes later hides padding as well.
+    mask = None if causal else (places < keys.diff()[:, None])[:, None, None, :]
+    yield (
+        "torch's scaled_dot_product_attention, padded",
+        lambda: F.scaled_dot_product_attention(
+            *padded, attn_mask=mask, dropout_p=_DROPOUT, is_causal=causal
+        ),
+        padded,
+    )
+
+
+def _cross_entropy_ways(tokens: int, pieces: int) -> Iterator[tuple[str, Step, list[Tensor]]]:
+    from tfm.kernels.cross_entropy_triton import cross_entropy_
+
+    logits = _random(tokens, pieces)
+    targets = torch.randint(pieces, (tokens,), device="cuda")
+    # Over what it wrote the time before: the time does not depend on the numbers.
+    overwritten = logits.detach().clone()
+    yield (
+        "tfm, with its gradient",
+        lambda: cross_entropy_(overwritten, targets, smoothing=_SMOOTHING)[0],
+        [],
+    )
+
+    def plain() -> Tensor:
+        return F.cross_entropy(
+            logits.float(), targets, label_smoothing=_SMOOTHING, reduction="none"
+        )
+
+    yield "torch's cross_entropy in fp32", plain, [logits]
+    yield "the same, compiled", torch.compile(plain), [logits]
+
+
+def _norm_ways(d_model: int, tokens: int) -> Iterator[tuple[str, Step, list[Tensor]]]:
+    from tfm.kernels.dropout_add_norm_triton import dropout_add_norm
+
+    inputs = [
+        _random(tokens, d_model),
+        _random(tokens, d_model),
+        _random(d_model),
+        _random(d_model),
+    ]
+    seed = torch.tensor([1], device="cuda")
+    yield (
+        "tfm",
+        lambda: dropout_add_norm(*inputs, eps=_EPS, dropout=_DROPOUT, seed=seed)[1],
+        inputs,
+    )
+
+    def plain() -> Tensor:
+        residual, branch, weight, bias = inputs
+        total = residual + F.dropout(branch, _DROPOUT)
+        return F.layer_norm(total, (d_model,), weight, bias, _EPS)
+
+    yield "torch", plain, inputs
+    yield "the same, compiled", torch.compile(plain), inputs
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+
+def _report(name: str, ways: Iterator[tuple[str, Step, list[Tensor]]], rounds: int) -> None:
+    """One row for each way; the last column compares whole passes with the first way."""
+    listed = list(ways)
+    timings: dict[str, list[tuple[float, float]]] = {way: [] for way, _step, _inputs in listed}
+    for _ in range(_WARM_UP + rounds):
+        for way, step, inputs in listed:
+            timings[way].append(_milliseconds(step, inputs))
+    medians = {
+        way: [statistics.median(column) for column in zip(*found[_WARM_UP:], strict=True)]
+        for way, found in timings.items()
+    }
+    ours = medians[listed[0][0]][1]
+    for way, (forward, whole) in medians.items():
+        print(f"| {name} | {way} | {forward:.3f} | {whole:.3f} | {whole / ours:.2f} |")
+
+
+def _milliseconds(step: Step, inputs: list[Tensor]) -> tuple[float, float]:
+    """Of the forward pass, and of both; of a step without inputs the one is the other."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+    _keep_busy()
+    marks[0].record()
+    result = step()
+    marks[1].record()
+    given = torch.ones_like(result)
+    marks[2].record()
+    if inputs:
+        torch.autograd.grad(result, inputs, given)
+    marks[3].record()
+    torch.cuda.synchronize()
+    forward = marks[0].elapsed_time(marks[1])
+    return forward, forward + (marks[2].elapsed_time(marks[3]) if inputs else 0.0)
+
+
+def _keep_busy() -> None:
+    """Give the GPU some milliseconds of work, so that launches are not what is timed."""
+    matrix = torch.ones(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    for _ in range(4):
+        matrix = matrix @ matrix
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,181 @@
+"""Time the training of tfm and of other libraries on the same batches, in turn.
+
+    python benchmarks/training/compare.py --data data/multi30k --envs /tmp/envs --out /tmp/speed
+
+Each library gets an environment of its own below --envs at its first use, from the package index;
+all run the torch that tfm runs. All train the same network on the same sentence pairs, batch by
+batch, as tfm makes them: what is compared is the training step, not the loader. Runs are processes
+of their own, one after another, round after round. The table goes to stdout as Markdown; --out
+keeps one JSON file a run, with the course of its loss, and what the run said.
+
+To see that all learn alike, train for longer: --rounds 1 --steps 1000.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from environments import LIBRARIES, environment
+from timing import add_settings
+
+from tfm.config import BatchingConfig
+from tfm.data.batching import Batcher
+from tfm.data.dataset import ParallelDataset
+from tfm.data.subword import BOS, EOS, Vocabulary
+
+_HERE = Path(__file__).parent
+_OURS = "tfm"
+
+# By library and precision: what its rounds came to; those that failed are missing.
+Results = dict[tuple[str, str], list[dict[str, Any]]]
+
+
+def main() -> None:
+    """Run it."""
+    options = _options()
+    options.out.mkdir(parents=True, exist_ok=True)
+    pythons = {_OURS: Path(sys.executable)}
+    pythons |= {name: environment(name, options.envs) for name in options.only}
+    batches = options.out / "batches.npz"
+    _write_batches(batches, options)
+    results: Results = {}
+    for number in range(1, options.rounds + 1):
+        for precision in options.precisions:
+            for name, python in pythons.items():
+                stem = options.out / f"{name}-{options.arch}-{precision}-{number}"
+                result = _run(name, python, precision, batches, stem, options)
+                if result is not None:
+                    results.setdefault((name, precision), []).append(result)
+    print(_table(results))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_settings(parser)
+    parser.add_argument("--envs", type=Path, required=True, help="folder of the environments")
+    parser.add_argument("--out", type=Path, required=True, help="folder of batches and results")
+    parser.add_argument("--only", nargs="*", choices=LIBRARIES, default=list(LIBRARIES))
+    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32"])
+    parser.add_argument("--batch-tokens", type=int, default=4096, help="target tokens of a step")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args()
+
+
+def _write_batches(path: Path, options: argparse.Namespace) -> None:
+    """Store batches for runners that do not have tfm.
+
+    `source` and `target` hold the sentences of all batches one after another, closed by EOS and
+    targets also opened by BOS, `…_lengths` their lengths so, `rows` which pairs they are and
+    `sizes` how many of them are a batch.
+    """
+    vocabulary = Vocabulary.load(options.data)
+    vocab_sizes = (len(vocabulary.source), len(vocabulary.target))
+    dataset = ParallelDataset(options.data / "bin", "train", vocab_sizes=vocab_sizes)
+    config = BatchingConfig(batch_tokens=options.batch_tokens, bucket_tokens=options.batch_tokens)
+    batcher = Batcher(dataset, config, seed=options.seed)
+    epochs = (batcher.epoch(number) for number in count(1))
+    batches = list(islice(chain.from_iterable(epochs), options.untimed_steps + options.steps))
+    rows = np.concatenate(batches)
+    stored = {
+        "vocab_size": np.array(vocab_sizes[1]),
+        "rows": rows,
+        "sizes": np.array([len(batch) for batch in batches]),
+    }
+    for name, opening in (("source", []), ("target", [BOS])):
+        sentences = [[*opening, *ids, EOS] for ids in getattr(dataset, name)]
+        stored[name] = np.array([*chain.from_iterable(sentences[row] for row in rows)], np.int32)
+        stored[f"{name}_lengths"] = np.array([len(sentences[row]) for row in rows])
+    np.savez(path, **stored)
+
+
+def _run(
+    name: str,
+    python: Path,
+    precision: str,
+    batches: Path,
+    stem: Path,
+    options: argparse.Namespace,
+) -> dict[str, Any] | None:
+    """Train with a library in a process of its own; None if it fails, which is said."""
+    out, log = stem.with_suffix(".json"), stem.with_suffix(".log")
+    out.unlink(missing_ok=True)
+    handed_on = {
+        "data": options.data,
+        "arch": options.arch,
+        "steps": options.steps,
+        "untimed-steps": options.untimed_steps,
+        "learning-rate": options.learning_rate,
+        "warmup-steps": options.warmup_steps,
+        "seed": options.seed,
+        "batches": batches,
+        "precision": precision,
+        "out": out,
+    }
+    command = [python, "-W", "ignore", _HERE / f"with_{name}.py"]
+    for key, value in handed_on.items():
+        command += [f"--{key}", str(value)]
+    threads = {"OMP_NUM_THREADS": str(options.threads), "MKL_NUM_THREADS": str(options.threads)}
+    with log.open("w") as file:
+        process = subprocess.run(
+            command,
+            env={**os.environ, **threads},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if process.returncode:
+        print(f"{stem.name}: exit status {process.returncode}, see {log}", file=sys.stderr)
+        return None
+    result: dict[str, Any] = json.loads(out.read_text())
+    print(f"{stem.name}: {result['tokens_per_second']:,.0f} target tokens/s", file=sys.stderr)
+    return result
+
+
+def _table(results: Results) -> str:
+    """The results in Markdown, the slowest last."""
+    ours = {
+        precision: _median(rounds, "tokens_per_second")
+        for (name, precision), rounds in results.items()
+        if name == _OURS
+    }
+    titles = ["library", "precision", "target tokens/s", "rounds"]
+    titles += [f"{_OURS} {precision} to it" for precision in ours]
+    titles += ["tokens a CPU second", "peak MB", "loss", "NLL"]
+    lines = [titles, ["---"] * len(titles)]
+    by_speed = sorted(results, key=lambda key: -_median(results[key], "tokens_per_second"))
+    for name, precision in by_speed:
+        rounds = results[name, precision]
+        speed = _median(rounds, "tokens_per_second")
+        last = rounds[-1]
+        lines.append(
+            [
+                last["version"],
+                precision,
+                f"{speed:,.0f}",
+                " ".join(f"{one['tokens_per_second']:,.0f}" for one in rounds),
+                *(f"{own / speed:.2f}" for own in ours.values()),
+                f"{_median(rounds, 'tokens_per_cpu_second'):,.0f}",
+                f"{_median(rounds, 'peak_memory_mb'):,.0f}",
+                f"{last['loss'][-1]:.3f}",
+                f"{last['nll'][-1]:.3f}" if last["nll"] else "",
+            ]
+        )
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _median(rounds: list[dict[str, Any]], key: str) -> float:
+    return statistics.median(one[key] for one in rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Train with fairseq: its model, criterion and optimiser in the order of its Trainer's step."""
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from timing import (
+    ADAM_BETAS,
+    ADAM_EPSILON,
+    DROPOUT,
+    LABEL_SMOOTHING,
+    Loss,
+    Pairs,
+    Settings,
+    measure,
+    read_settings,
+)
+
+
+def _revive() -> None:
+    """Let fairseq 0.12.2 import: what Python 3.11 and numpy 1.24 took away comes back.
+
+    Python refuses defaults of a dataclass that have no hash, as fairseq's own settings have none.
+    """
+    plain = dataclasses.dataclass
+
+    def with_hash(cls: type | None = None, /, **options: Any) -> Callable[[type], type] | type:
+        def decorated(cls: type) -> type:
+            cls = plain(cls, **options)
+            if cls.__hash__ is None:
+                cls.__hash__ = object.__hash__  # type: ignore[method-assign]
+            return cls
+
+        return decorated if cls is None else decorated(cls)
+
+    dataclasses.dataclass = with_hash  # type: ignore[assignment]
+    np.float = float
+
+
+_revive()
+
+import fairseq  # noqa: E402
+from fairseq.criterions.label_smoothed_cross_entropy import (  # noqa: E402
+    LabelSmoothedCrossEntropyCriterion,
+)
+from fairseq.data import Dictionary  # noqa: E402
+from fairseq.models.transformer import TransformerConfig, TransformerModelBase  # noqa: E402
+from fairseq.optim.adam import FairseqAdam  # noqa: E402
+
+
+def main() -> None:
+    """Run it."""
+    settings = read_settings(__doc__)
+    torch.manual_seed(settings.seed)
+    dictionary = _dictionary(settings.vocab_size)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    model = TransformerModelBase.build_model(_model_settings(settings), task)
+    criterion = LabelSmoothedCrossEntropyCriterion(
+        task, sentence_avg=False, label_smoothing=LABEL_SMOOTHING
+    )
+    optimizer = FairseqAdam(
+        SimpleNamespace(
+            lr=[1.0],
+            adam_betas=str(ADAM_BETAS),
+            adam_eps=ADAM_EPSILON,
+            weight_decay=0.0,
+            fp16_adam_stats=False,
+        ),
+        list(model.parameters()),
+    )
+
+    def step(pairs: Pairs, rate: float) -> Loss:
+        target = _renumbered(pairs.target)
+        previous = target[:, :-1].clone()
+        previous[:, 0] = dictionary.eos()  # with which fairseq opens a sentence
+        sample = {
+            "net_input": {
+                "src_tokens": _renumbered(pairs.source),
+                "src_lengths": pairs.source_lengths,
+                "prev_output_tokens": previous,
+            },
+            "target": target[:, 1:].contiguous(),
+            "ntokens": pairs.num_tokens,
+        }
+        model.train()
+        optimizer.zero_grad()
+        with settings.autocast():
+            loss, num_tokens, figures = criterion(model, sample)
+        optimizer.backward(loss)
+        optimizer.multiply_grads(1 / num_tokens)
+        optimizer.clip_grad_norm(0.0)  # its Trainer always asks for the norm
+        optimizer.set_lr(rate)
+        optimizer.step()
+        return Loss(figures["loss"].item() / num_tokens, figures["nll_loss"].item() / num_tokens)
+
+    # Not the encoder's second copies, which inference alone uses: fc1_weight beside fc1.weight.
+    trained = (p for name, p in model.named_parameters() if name.endswith((".weight", ".bias")))
+    measure(settings, step, version=f"fairseq {fairseq.__version__}", parameters=trained)
+
+
+def _model_settings(settings: Settings) -> TransformerConfig:
+    shape = settings.shape
+    config = TransformerConfig()
+    for side in (config.encoder, config.decoder):
+        side.layers = shape.num_layers
+        side.embed_dim = shape.d_model
+        side.ffn_embed_dim = shape.d_ff
+        side.attention_heads = shape.num_heads
+    config.decoder.input_dim = config.decoder.output_dim = shape.d_model
+    config.dropout = config.attention_dropout = DROPOUT
+    config.share_all_embeddings = True
+    return config
+
+
+def _dictionary(size: int) -> Dictionary:
+    dictionary = Dictionary()
+    for number in range(len(dictionary), size):
+        dictionary.add_symbol(f"piece{number}")
+    return dictionary
+
+
+def _renumbered(ids: torch.Tensor) -> torch.Tensor:
+    """Fairseq's token ids, among which BOS comes before PAD."""
+    return torch.where(ids < 2, 1 - ids, ids)
+
+
+if __name__ == "__main__":
+    main()

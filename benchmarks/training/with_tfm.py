@@ -1,0 +1,74 @@
+"""Train with tfm: its Trainer, as `tfm train` uses it."""
+
+from importlib.metadata import version
+
+import torch
+from timing import DROPOUT, LABEL_SMOOTHING, Loss, Pairs, measure, read_settings
+
+from tfm.config import run_config
+from tfm.data.dataset import ParallelDataset
+from tfm.data.subword import Vocabulary
+from tfm.model.build import new_model
+from tfm.model.cost import model_cost
+from tfm.runtime.device import choose_compute
+from tfm.training.trainer import Trainer
+
+
+def main() -> None:
+    """Run it."""
+    settings = read_settings(__doc__)
+    shape = settings.shape
+    run = run_config(
+        "base",
+        {
+            "model": {
+                "num_encoder_layers": shape.num_layers,
+                "num_decoder_layers": shape.num_layers,
+                "d_model": shape.d_model,
+                "d_ff": shape.d_ff,
+                "num_heads": shape.num_heads,
+                "dropout": DROPOUT,
+                "embedding_dropout": DROPOUT,
+                "attention_dropout": DROPOUT,
+            },
+            "optimizer": {
+                "learning_rate": settings.learning_rate,
+                "warmup_steps": settings.warmup_steps,
+                "label_smoothing": LABEL_SMOOTHING,
+            },
+            "training": {
+                "device": "cpu",
+                "precision": settings.precision,
+                "seed": settings.seed,
+            },
+        },
+    )
+    vocabulary = Vocabulary.load(settings.data)
+    sizes = {
+        "source_vocab_size": len(vocabulary.source),
+        "target_vocab_size": len(vocabulary.target),
+    }
+    dataset = ParallelDataset(settings.data / "bin", "train", vocab_sizes=tuple(sizes.values()))
+    torch.manual_seed(settings.seed)
+    model = new_model(run.model, **sizes)
+    trainer = Trainer(
+        model,
+        dataset,
+        run,
+        choose_compute(run.training.device, run.training.precision),
+        cost=model_cost(run.model, **sizes, max_tokens=run.batching.max_tokens),
+    )
+
+    def step(pairs: Pairs, _rate: float) -> Loss:
+        report = trainer.step(pairs.rows)  # finds the same learning rate by itself
+        if report is None:
+            raise RuntimeError("the trainer was stopped")
+        if report.num_tokens != pairs.num_tokens:
+            raise RuntimeError("the batches are not of this dataset")
+        return Loss(report.loss, report.nll)
+
+    measure(settings, step, version=f"tfm {version('tfm')}", parameters=model.parameters())
+
+
+if __name__ == "__main__":
+    main()

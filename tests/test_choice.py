@@ -1,0 +1,66 @@
+"""Fast operations are taken where they were measured to be, or are asked for."""
+
+import pytest
+import torch
+
+from tfm.errors import UsageError
+from tfm.kernels import choice, has_triton
+from tfm.kernels.choice import choose_operations
+from tfm.kernels.cpu_operations import CpuOperations
+from tfm.kernels.operations import PLAIN
+from tfm.runtime.device import Compute
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def use_gpu(monkeypatch):
+    """Pretend that there is a GPU, with Triton or without."""
+
+    def use(capability, *, triton=True):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        monkeypatch.setattr(choice, "has_triton", lambda: triton)
+
+    return use
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernels", ["auto", "fast"])
+def test_a_cpu_is_fast_unless_it_is_to_be_plain(dtype, kernels):
+    assert isinstance(choose_operations(Compute(CPU, dtype), kernels), CpuOperations)
+    assert choose_operations(Compute(CPU, dtype), "plain") is PLAIN
+
+
+def test_arithmetic_that_a_cpu_imitates_is_plain():
+    compute = Compute(CPU, torch.float16)
+    assert choose_operations(compute, "auto") is PLAIN
+    with pytest.raises(UsageError, match=r"no fast kernels for cpu in fp16.*--kernels auto"):
+        choose_operations(compute, "fast")
+
+
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
+def test_a_gpu_is_plain_unless_it_is_to_be_fast(kernels, use_gpu):
+    use_gpu((9, 0))
+    assert choose_operations(Compute(GPU, torch.bfloat16), kernels) is PLAIN
+
+
+def test_a_gpu_that_is_too_old_is_refused_by_name(use_gpu):
+    use_gpu((7, 5))
+    with pytest.raises(UsageError, match=r"capability 8\.0.* a GPU in fp16 is 7\.5: use"):
+        choose_operations(Compute(GPU, torch.float16), "fast")
+
+
+def test_a_gpu_without_triton_is_told_what_to_install(use_gpu):
+    use_gpu((9, 0), triton=False)
+    with pytest.raises(UsageError, match="pip install triton"):
+        choose_operations(Compute(GPU, torch.bfloat16), "fast")
+
+
+@pytest.mark.skipif(not has_triton(), reason="Triton is not installed")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_gpu_that_is_asked_for_it_is_fast(dtype, use_gpu):
+    from tfm.kernels.gpu_operations import GpuOperations
+
+    use_gpu((8, 0))
+    assert isinstance(choose_operations(Compute(GPU, dtype), "fast"), GpuOperations)

@@ -1,0 +1,143 @@
+import pytest
+import torch
+
+from tfm.kernels.packing import Packing
+from tfm.kernels.random_masks import RandomMasks, kept_scale
+from tfm.kernels.sentence_attention import SentenceAttention
+from tfm.model.attention import AttentionMask, attention
+
+H, D = 3, 4
+LENGTHS = [[4, 4, 4], [5, 1, 3], [1], [2, 7]]
+
+
+def new_attention(seed=0):
+    masks = RandomMasks()
+    masks.seed(seed)
+    return SentenceAttention(masks)
+
+
+def packing_of(lengths):
+    return Packing(torch.tensor(lengths), sum(lengths) + 2)
+
+
+def rows_of(packing, width, seed):
+    random = torch.Generator().manual_seed(seed)
+    rows = torch.randn(packing.num_rows, width, dtype=torch.float64, generator=random)
+    return rows.requires_grad_()
+
+
+def split_heads(rows):
+    """[T, h · d] → [1, h, T, d]."""
+    return rows.view(len(rows), H, D).transpose(0, 1)[None]
+
+
+def sentence_by_sentence(query, key, value, queries, keys, *, causal):
+    parts = [
+        torch.split(rows[: packing.num_tokens], packing.lengths.tolist())
+        for rows, packing in ((query, queries), (key, keys), (value, keys))
+    ]
+    joined = [
+        attention(*map(split_heads, sentence), AttentionMask(causal=causal))[0]
+        .transpose(0, 1)
+        .flatten(1)
+        for sentence in zip(*parts, strict=True)
+    ]
+    return torch.cat(joined)
+
+
+def assert_same_gradients(found, expected, packing, *inputs):
+    """Of the same weighted sum of outputs; those of spare rows are zero."""
+    assert not found[packing.num_tokens :].any()
+    found = found[: packing.num_tokens]
+    torch.testing.assert_close(found, expected)
+    factors = torch.randn(
+        found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(9)
+    )
+    for ours, theirs in zip(
+        torch.autograd.grad((found * factors).sum(), inputs),
+        torch.autograd.grad((expected * factors).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_each_sentence_attends_to_itself(lengths, causal):
+    packing = packing_of(lengths)
+    projected = rows_of(packing, 3 * H * D, seed=1)
+    found = new_attention().within(projected, packing, num_heads=H, causal=causal, dropout=0.0)
+    parts = projected.split(H * D, dim=-1)
+    expected = sentence_by_sentence(*parts, packing, packing, causal=causal)
+    assert_same_gradients(found, expected, packing, projected)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("source_lengths", [[3, 3, 3], [1, 6, 2]], ids=str)
+def test_each_sentence_attends_to_its_source(lengths, source_lengths):
+    targets, sources = packing_of(lengths), packing_of(source_lengths[: len(lengths)])
+    query, key_value = rows_of(targets, H * D, seed=1), rows_of(sources, 2 * H * D, seed=2)
+    found = new_attention().across(query, key_value, targets, sources, num_heads=H, dropout=0.0)
+    key, value = key_value.split(H * D, dim=-1)
+    expected = sentence_by_sentence(query, key, value, targets, sources, causal=False)
+    assert_same_gradients(found, expected, targets, query, key_value)
+
+
+def test_what_stands_in_spare_rows_changes_nothing():
+    packing = packing_of([5, 1, 3])
+    projected = rows_of(packing, 3 * H * D, seed=1).detach()
+    results = []
+    for spare in (0.0, 1e6):
+        projected[packing.num_tokens :] = spare
+        given = projected.clone().requires_grad_()
+        found = new_attention().within(given, packing, num_heads=H, causal=False, dropout=0.5)
+        results.append((found, *torch.autograd.grad(found.square().sum(), given)))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_gradients_are_those_of_what_is_computed_with_dropout():
+    packing = packing_of([3, 2])
+    source = packing_of([2, 4])
+    projected = rows_of(packing, 3 * H * D, seed=1)
+    key_value = rows_of(source, 2 * H * D, seed=2)
+
+    def within(projected):
+        found = new_attention(7).within(projected, packing, num_heads=H, causal=True, dropout=0.4)
+        return found[: packing.num_tokens]
+
+    def across(query, key_value):
+        found = new_attention(7).across(query, key_value, packing, source, num_heads=H, dropout=0.4)
+        return found[: packing.num_tokens]
+
+    query = rows_of(packing, H * D, seed=3)
+
+    assert torch.autograd.gradcheck(within, projected)
+    assert torch.autograd.gradcheck(across, (query, key_value))
+
+
+def test_dropout_falls_on_weights_and_keeps_their_mean():
+    """With equal scores and values of one, an output is the share of weights that is kept."""
+    packing = Packing(torch.full((200,), 50), 200 * 50 + 1)
+    projected = torch.zeros(packing.num_rows, 3 * H * D)
+    projected[:, 2 * H * D :] = 1
+    found = new_attention().within(projected, packing, num_heads=H, causal=False, dropout=0.1)
+    heads = found[: packing.num_tokens].view(-1, H, D)
+    assert torch.equal(heads[..., :1].expand_as(heads), heads)  # a weight is dropped as a whole
+    assert float(heads.mean()) == pytest.approx(1.0, abs=0.003)
+    kept = heads[..., 0] * 50 / kept_scale(0.1)
+    torch.testing.assert_close(kept, kept.round(), rtol=0, atol=1e-3)
+    assert len(kept.round().unique()) > 5
+
+
+def test_bf16_is_near_the_exact_result():
+    packing = packing_of([9, 30, 17])
+    projected = rows_of(packing, 3 * H * D, seed=1)
+    exact = new_attention().within(projected, packing, num_heads=H, causal=True, dropout=0.2)
+    [exact_grad] = torch.autograd.grad(exact.sum(), projected)
+    rounded = projected.detach().bfloat16().requires_grad_()
+    found = new_attention().within(rounded, packing, num_heads=H, causal=True, dropout=0.2)
+    [grad] = torch.autograd.grad(found.sum(), rounded)
+    assert found.dtype == grad.dtype == torch.bfloat16
+    found, exact = found.detach(), exact.detach()
+    assert float((found - exact).norm() / exact.norm()) < 0.01
+    assert float((grad - exact_grad).norm() / exact_grad.norm()) < 0.02

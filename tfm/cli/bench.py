@@ -1,0 +1,120 @@
+"""Commands that time the others: bench train."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from tfm.cli.app import app
+from tfm.cli.options import Given, with_settings
+from tfm.config import (
+    PRESETS,
+    BatchingConfig,
+    OptimizerConfig,
+    RecurrentConfig,
+    RunConfig,
+    TrainingConfig,
+    TransformerConfig,
+    read_toml,
+    run_config,
+)
+from tfm.errors import UsageError
+
+SPEED_PANEL = "Speed"
+
+# Settings of [training] that decide on more than a step, and on the loop around it.
+_WITHOUT_EFFECT = (
+    "max_steps",
+    "max_epochs",
+    "max_minutes",
+    "patience",
+    "checkpoint_minutes",
+    "checkpoint_steps",
+    "keep_last",
+    "keep_best",
+    "best_metric",
+    "average_last",
+    "validation_beam",
+    "max_skipped_steps",
+    "stall_minutes",
+    "shard",
+)
+_OF_THE_LOOP = ("log_steps", "background_saving")
+
+bench = typer.Typer(
+    help="How fast tfm is on this machine, beside what the machine could do.\n\n"
+    "Example: tfm bench train --arch base",
+    rich_markup_mode="rich",
+)
+app.add_typer(bench, name="bench", rich_help_panel=SPEED_PANEL)
+
+
+@bench.callback()
+def _group() -> None:
+    """Keeps `train` a name of its own, even while it is the only one."""
+
+
+@bench.command()
+@with_settings(TransformerConfig, RecurrentConfig, OptimizerConfig, BatchingConfig, TrainingConfig)
+def train(
+    data: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads the type
+        typer.Argument(
+            metavar="DATA", help="Dataset folder; made-up pairs as long as WMT16's if not given."
+        ),
+    ] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(help=f"Preset: {', '.join(PRESETS)} (default {RunConfig().arch})."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file of settings; flags win over it.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to time in each round.")] = 200,
+    untimed_steps: Annotated[int, typer.Option(min=1, help="Steps before the first round.")] = 20,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Repeats of all that is timed, in turn; medians count.")
+    ] = 3,
+    loop: Annotated[
+        bool,
+        typer.Option("--loop", help="Time the loop of tfm train, too, with a checkpoint a round."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    *,
+    given: Given,
+) -> None:
+    """Time training: tokens a second, and the share of what the device could compute.
+
+    Examples:
+      tfm bench train --arch big
+
+      tfm bench train data/multi30k-en-de --arch tiny --device cpu --steps 50 --json
+
+      tfm bench train --arch base --steps 500 --loop
+    """
+    started = time.perf_counter()
+    _refuse_without_effect(given.get("training", {}), loop=loop)
+    settings = run_config(arch, {} if config is None else read_toml(config), given)
+    from tfm.cli.bench_output import print_train_bench
+    from tfm.stages.bench.train import Plan, bench_train
+
+    plan = Plan(steps=steps, untimed_steps=untimed_steps, rounds=rounds, loop=loop)
+    print_train_bench(bench_train(data, settings, plan, started=started), as_json=as_json)
+
+
+def _refuse_without_effect(training: Mapping[str, Any], *, loop: bool) -> None:
+    """Refuse flags that would change nothing; in a file, they are those of a run.
+
+    Raises:
+        UsageError: There are such flags.
+    """
+    refused = _WITHOUT_EFFECT if loop else _WITHOUT_EFFECT + _OF_THE_LOOP
+    problems = []
+    for name in training:
+        if name in refused:
+            only = ", only on --loop" if name in _OF_THE_LOOP else ""
+            problems.append(f"{name} has no effect on tfm bench train{only}")
+    if problems:
+        raise UsageError("; ".join(problems))

@@ -1,0 +1,97 @@
+"""A binarized dataset with nothing to learn: for benchmarks, which need lengths and ids only.
+
+Lengths follow WMT16 English-German in 32,000 joint merges, whose 4.5 million pairs have 132.9
+million English and 137.6 million German tokens.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from tfm.data.dataset import DatasetIndex, Ids, Rows, id_dtype
+from tfm.data.manifest import Manifest
+from tfm.data.subword import UNK, Vocabulary, learn_word_model, model_paths
+
+VOCAB_SIZE = 37_000  # Vaswani et al. 2017, §5.1
+
+_LANGUAGES = ("en", "de")
+_MEAN_LENGTHS = np.array([29.5, 30.6])  # with EOS
+_LONGEST = 256
+# Of the logarithms; as they are in Europarl and News Commentary, whose lengths spread by 0.56 and
+# 0.58 of their means.
+_DEVIATIONS = np.array([0.52, 0.535])
+_CORRELATION = 0.95
+# Zipf's law: the piece of rank r is about as frequent as 1 / (r + shift).
+_ZIPF_SHIFT = 2.7
+_WORDS_A_LINE = 100
+
+
+def sentence_lengths(num_pairs: int, *, random: np.random.Generator) -> Rows:
+    """Draw lengths of sentence pairs.
+
+    Args:
+        num_pairs: N.
+        random: Where draws come from.
+
+    Returns:
+        [N, 2] tokens of source and target, EOS included.
+    """
+    covariance = np.outer(_DEVIATIONS, _DEVIATIONS)
+    covariance[[0, 1], [1, 0]] *= _CORRELATION
+    logarithms = random.multivariate_normal(
+        np.log(_MEAN_LENGTHS) - _DEVIATIONS**2 / 2, covariance, size=num_pairs
+    )
+    return np.clip(np.rint(np.exp(logarithms)), 2, _LONGEST).astype(np.int64)
+
+
+def write_token_dataset(
+    data_dir: Path, *, num_pairs: int, vocab_size: int = VOCAB_SIZE, seed: int = 1
+) -> None:
+    """Write a dataset folder that can be trained on, with a training split alone.
+
+    Args:
+        data_dir: The folder, which is made.
+        num_pairs: Training pairs.
+        vocab_size: Pieces of the joint vocabulary, special ones included.
+        seed: Of lengths and ids.
+    """
+    random = np.random.default_rng(seed)
+    source, target = _LANGUAGES
+    bin_dir = data_dir / "bin"
+    bin_dir.mkdir(parents=True)
+    Manifest.create(data_dir, name="synthetic", source=source, target=target, settings={})
+    lengths = sentence_lengths(num_pairs, random=random) - 1  # EOS is added to each batch
+    for side, language in enumerate(_LANGUAGES):
+        offsets = np.concatenate([[0], np.cumsum(lengths[:, side])])
+        ids = _zipf_ids(int(offsets[-1]), vocab_size=vocab_size, random=random)
+        np.save(bin_dir / f"train.{language}.tokens.npy", ids)
+        np.save(bin_dir / f"train.{language}.offsets.npy", offsets)
+    vocabulary = _write_vocabulary(data_dir, vocab_size)
+    DatasetIndex(
+        source=source,
+        target=target,
+        fingerprint=vocabulary.fingerprint,
+        num_pairs={"train": num_pairs},
+    ).save(bin_dir)
+
+
+def _zipf_ids(count: int, *, vocab_size: int, random: np.random.Generator) -> Ids:
+    """Ids of pieces, none of them special, by the inverse of Zipf's distribution function."""
+    num_pieces = vocab_size - UNK - 1
+    growth = np.float32(np.log1p(num_pieces / _ZIPF_SHIFT))
+    ranks = _ZIPF_SHIFT * np.expm1(random.random(count, dtype=np.float32) * growth)
+    ids: Ids = (UNK + 1 + np.minimum(ranks, num_pieces - 1)).astype(id_dtype(vocab_size))
+    return ids
+
+
+def _write_vocabulary(data_dir: Path, vocab_size: int) -> Vocabulary:
+    """A vocabulary of so many made-up words."""
+    words = [f"w{number}" for number in range(vocab_size - UNK - 1)]
+    lines = (words[start : start + _WORDS_A_LINE] for start in range(0, len(words), _WORDS_A_LINE))
+    text = data_dir / f"train.{_LANGUAGES[0]}"
+    text.write_text("".join(f"{' '.join(line)}\n" for line in lines), encoding="utf-8")
+    model = learn_word_model(text)
+    text.unlink()
+    [path] = model_paths(data_dir, separate=False)
+    path.write_bytes(model.content)
+    return Vocabulary(model, model)

@@ -1,0 +1,120 @@
+"""What a model is computed with: the operations of its layers, which are chosen from outside."""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tfm.kernels.packing import Packing
+
+
+class PackedAttention(Protocol):
+    """Scaled dot-product attention of packed sentences, each by itself (§3.2.1)."""
+
+    def within(
+        self, projected: Tensor, packing: Packing, *, num_heads: int, causal: bool, dropout: float
+    ) -> Tensor:
+        """Attend to the own sentence.
+
+        Args:
+            projected: [num_rows, 3 · h · d_k] queries, keys and values.
+            packing: Of the rows.
+            num_heads: h.
+            causal: Whether a token sees only those up to itself.
+            dropout: Probability of dropping an attention weight.
+
+        Returns:
+            [num_rows, h · d_k].
+        """
+
+    def across(
+        self,
+        query: Tensor,
+        key_value: Tensor,
+        queries: Packing,
+        keys: Packing,
+        *,
+        num_heads: int,
+        dropout: float,
+    ) -> Tensor:
+        """Attend to the sentence of the same number on another axis.
+
+        Args:
+            query: [num_rows, h · d_k].
+            key_value: [num_rows of the keys, 2 · h · d_k].
+            queries: Packing of the queries.
+            keys: Packing of keys and values.
+            num_heads: h.
+            dropout: Probability of dropping an attention weight.
+
+        Returns:
+            [num_rows, h · d_k].
+        """
+
+
+class Operations(Protocol):
+    """The operations of a model's layers that have faster ways than the plain one."""
+
+    @property
+    def packed_attention(self) -> PackedAttention | None:
+        """Attention of packed sentences; None leaves batches padded."""
+
+    def seed(self, seed: int) -> None:
+        """Seed the draws of dropout."""
+
+    def activations(self, x: Tensor) -> Tensor:
+        """Give embeddings the type that activations have."""
+
+    def dropout(self, x: Tensor, dropout: float) -> Tensor:
+        """Drop elements, and scale up the others."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """X Wᵀ + b."""
+
+    def linear_relu_dropout(
+        self, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        """dropout(max(0, x Wᵀ + b))."""
+
+    def add_linear_dropout(
+        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        """Residual + dropout(x Wᵀ + b)."""
+
+
+class PlainOperations:
+    """torch's own operations, one by one, on padded batches: what all others are held against."""
+
+    packed_attention = None
+
+    def seed(self, seed: int) -> None:
+        """See `Operations`."""
+        torch.manual_seed(seed)
+
+    def activations(self, x: Tensor) -> Tensor:
+        """See `Operations`."""
+        return x
+
+    def dropout(self, x: Tensor, dropout: float) -> Tensor:
+        """See `Operations`."""
+        return F.dropout(x, dropout)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """See `Operations`."""
+        return F.linear(x, weight, bias)
+
+    def linear_relu_dropout(
+        self, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        """See `Operations`."""
+        return F.dropout(torch.relu(self.linear(x, weight, bias)), dropout)
+
+    def add_linear_dropout(
+        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        """See `Operations`."""
+        return residual + F.dropout(self.linear(x, weight, bias), dropout)
+
+
+PLAIN = PlainOperations()

@@ -1,0 +1,1 @@
+"""tfm bench: how fast the stages are that take long, one module for each."""
