@@ -11,10 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tfm.config import TransformerConfig
+from tfm.model.additive import additive_scores
 from tfm.model.attention import (
     AttentionMask,
     MultiHeadAttention,
-    additive_scores,
     attention,
     attention_weights,
 )
@@ -185,7 +185,7 @@ def test_additive_scores_in_chunks_are_the_same_with_the_same_gradients(qkv, mon
     direction = torch.randn(B, H, T, S, dtype=torch.float64)
     whole = additive_scores(*inputs)
     gradients = torch.autograd.grad(whole, inputs, direction)
-    monkeypatch.setattr("tfm.model.attention._CHUNK_ELEMENTS", key.numel())
+    monkeypatch.setattr("tfm.model.additive._CHUNK_ELEMENTS", key.numel())
     parts = additive_scores(*inputs)
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(torch.autograd.grad(parts, inputs, direction), gradients)

@@ -2,17 +2,19 @@
 
 import itertools
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tfm.config import RecurrentConfig
 from tfm.data.batching import Batcher
 from tfm.data.dataset import DatasetIndex, ParallelDataset
-from tfm.errors import TrainingError
+from tfm.errors import TrainingError, UsageError
 from tfm.kernels.packing import Packing
+from tfm.model.build import new_model
 from tfm.model.cost import model_cost
 from tfm.model.transformer import Transformer
 from tfm.runtime.device import Compute, choose_compute
@@ -392,3 +394,12 @@ def test_the_first_steps_are_those_that_were_recorded(new_trainer, counting_data
     trainer = new_trainer(counting_data, model=NO_DROPOUT)
     found = [report.loss for report in take(trainer, 40)][4::5]
     assert found == pytest.approx(RECORDED_LOSSES, rel=1e-3)
+
+
+def test_fast_kernels_are_refused_for_a_model_that_has_none(data_dir, tiny_run):
+    run = replace(tiny_run(training={"kernels": "fast"}), model=RecurrentConfig(d_model=16))
+    sizes = {"source_vocab_size": 400, "target_vocab_size": 400}
+    cost = model_cost(run.model, **sizes, max_tokens=1000)
+    dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=VOCAB_SIZES)
+    with pytest.raises(UsageError, match="--kernels fast is for the Transformer alone"):
+        Trainer(new_model(run.model, **sizes), dataset, run, COMPUTE, cost=cost)

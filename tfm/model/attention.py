@@ -1,9 +1,7 @@
 """Multi-head attention, and the functions that it may attend by (Vaswani et al. 2017, §3.2, §4)."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +10,7 @@ from torch import Tensor, nn
 from tfm.config import TransformerConfig
 from tfm.kernels.operations import PLAIN, Operations, PackedAttention
 from tfm.kernels.packing import Packing
-
-# Additive scores are made from sums of so many elements at a time: memory stays small.
-_CHUNK_ELEMENTS = 1 << 24
+from tfm.model.additive import additive_scores, new_additive_weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,69 +121,6 @@ def attention_weights(
         _scores(query, key, additive_weight),
         mask.allowed(query.size(2), key.size(2), query.device),
     )
-
-
-def additive_scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-    """vᵀ tanh(q + k) for each query and key, already projected (Bahdanau et al. 2015, A.1.2).
-
-    Args:
-        query: [B, h, …, T, d_k].
-        key: [B, h, …, S, d_k].
-        weight: [h, d_k] v of each head.
-
-    Returns:
-        [B, h, …, T, S].
-    """
-    scores: Tensor = _AdditiveScores.apply(query, key, weight)  # type: ignore[no-untyped-call]
-    return scores
-
-
-class _AdditiveScores(torch.autograd.Function):
-    """The sums of all pairs are d_k times as many as the scores: they exist a chunk at a time."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(query, key, weight)
-        column = _per_head(weight.to(query.dtype), query).mT
-        return torch.cat(
-            [
-                (_tanh_of_sums(query[part], key) @ column).squeeze(-1)
-                for part in _chunks(query, key)
-            ],
-            dim=-2,
-        )
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, weight = ctx.saved_tensors
-        row = _per_head(weight.to(query.dtype), query)
-        grad_query, grad_key = torch.empty_like(query), torch.zeros_like(key)
-        grad_weight = torch.zeros_like(weight)
-        others = [dim for dim in range(query.dim()) if dim not in (1, query.dim() - 1)]
-        for part in _chunks(query, key):
-            tanh = _tanh_of_sums(query[part], key)
-            grad_weight += (grad[part].unsqueeze(-2) @ tanh).squeeze(-2).sum(others)
-            slope = tanh.square_().neg_().add_(1).mul_(row).mul_(grad[part].unsqueeze(-1))
-            grad_query[part] = slope.sum(-2)
-            grad_key += slope.sum(-3)
-        return grad_query, grad_key, grad_weight
-
-
-def _tanh_of_sums(query: Tensor, key: Tensor) -> Tensor:
-    """[B, h, …, T, S, d_k]."""
-    return (query.unsqueeze(-2) + key.unsqueeze(-3)).tanh_()
-
-
-def _per_head(weight: Tensor, query: Tensor) -> Tensor:
-    """[h, d_k] as what is multiplied with [B, h, …, T, S, d_k]."""
-    return weight.view(len(weight), *[1] * (query.dim() - 2), -1)
-
-
-def _chunks(query: Tensor, key: Tensor) -> Iterator[tuple[Any, ...]]:
-    """Parts of the queries, as an index of [B, h, …, T, d_k] tensors."""
-    rows = max(1, _CHUNK_ELEMENTS // max(1, key.numel()))
-    for start in range(0, query.size(-2), rows):
-        yield (..., slice(start, start + rows), slice(None))
 
 
 def _scores(query: Tensor, key: Tensor, additive_weight: Tensor | None) -> Tensor:
@@ -407,8 +340,3 @@ class MultiHeadAttention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
-
-
-def new_additive_weight(num_heads: int, key_width: int) -> nn.Parameter:
-    """[h, d_k] v of additive attention, so drawn that scores start with unit variance or less."""
-    return nn.Parameter(torch.randn(num_heads, key_width) * key_width**-0.5)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tfm.config import RecurrentConfig
-from tfm.model.attention import AttentionMask, attention_weights, new_additive_weight
+from tfm.model.additive import new_additive_weight
+from tfm.model.attention import AttentionMask, attention_weights
 from tfm.model.embedding import new_embedding_weights
 
 # Of each layer: the hidden state [N, d_model], and an LSTM's cell of the same shape.

@@ -13,6 +13,7 @@ from torch import Tensor
 from tfm.config import RunConfig
 from tfm.data.batching import Batcher
 from tfm.data.dataset import ParallelDataset, Rows
+from tfm.errors import UsageError
 from tfm.kernels.choice import choose_operations
 from tfm.model.build import use_operations
 from tfm.model.cost import Cost
@@ -20,7 +21,7 @@ from tfm.runtime.device import Compute
 from tfm.runtime.distributed import Group
 from tfm.training.batch_gradient import BatchGradient
 from tfm.training.gradients import like, scale_gradient, whole
-from tfm.training.loss import PartLoss, TrainableModel, batch_loss
+from tfm.training.loss import PackedModel, PartLoss, TrainableModel, batch_loss
 from tfm.training.optimizer import adam, learning_rate, peak_learning_rate
 from tfm.training.progress import Beat, Position, StepReport, Wishes, no_wishes, unwatched
 
@@ -41,6 +42,9 @@ class Trainer:
         cost: What the model costs.
         group: The processes that train together.
         beat: Told where a step stands, so that a process which stalls is noticed.
+
+    Raises:
+        UsageError: Fast kernels are asked for where there are none.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class Trainer:
         self.model = model
         self.batcher = Batcher(dataset, run.batching, seed=run.training.seed)
         self.position = Position()
+        if run.training.kernels == "fast" and not isinstance(model, PackedModel):
+            raise UsageError("--kernels fast is for the Transformer alone: use --kernels auto")
         operations = choose_operations(compute, run.training.kernels)
         use_operations(model, operations)
         self.gradient = BatchGradient(
