@@ -1,8 +1,8 @@
-"""Commands that make a model: train, average."""
+"""Commands that make a model: train, average, export."""
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,9 +22,14 @@ from tfm.config import (
     run_toml,
     settings_from,
 )
+from tfm.errors import UsageError
 from tfm.runtime.world import Layout, World
 
+if TYPE_CHECKING:
+    from tfm.stages.export import Agreement
+
 PROCESSES_PANEL = "Processes"
+_DIFFERENCES_SHOWN = 5
 
 
 @app.command(rich_help_panel=MODELS_PANEL)
@@ -173,3 +178,91 @@ def average(
     result = run_stage(run or newest_run(RUNS_ROOT), settings, out_dir=out)
     steps = ", ".join(f"{step:,}" for step in result.steps)
     say(f"average: {result.model_dir} is the mean of steps {steps}")
+
+
+@app.command(rich_help_panel=MODELS_PANEL)
+def export(
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="MODEL", help="Model or run folder; the newest run below runs/ if not given."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to write; RUN/ctranslate2 or MODEL-ctranslate2 if not given, with the "
+            "quantization behind it.",
+            show_default=False,
+        ),
+    ] = None,
+    format_: Annotated[
+        Literal["ctranslate2"], typer.Option("--format", help="Whose format to write.")
+    ] = "ctranslate2",
+    quantization: Annotated[
+        Literal["none", "int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"],
+        typer.Option(
+            help="What to store weights as, and compute in where it can be; none is fp32."
+        ),
+    ] = "none",
+    check: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="LINES",
+            help="Translate so many lines of the model's test set by both, and say which differ; "
+            "without quantization, other probabilities than tfm's are an error.",
+        ),
+    ] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+) -> None:
+    r"""Write a model for CTranslate2 (pip install "tfm\[export]"), which runs it without torch.
+
+    The folder has weights, vocabulary and subword model. Both find the same translations with
+    --length-penalty 0 here and length_penalty=0, min_decoding_length=0 there; with other values,
+    tfm divides by ((5 + length) / 6)^α and CTranslate2 by length^α, and it stops sooner.
+
+    Examples:
+      tfm export runs/wmt14-en-de-base --check 200
+
+      tfm export --format ctranslate2 --quantization int8 --out model-int8
+    """
+    from tfm.runtime.checkpoint import newest_run
+    from tfm.stages.export import export as run_stage
+
+    if models and len(models) > 1:
+        raise UsageError(
+            "CTranslate2 runs one model, not an ensemble: export each, or tfm average one run"
+        )
+    result = run_stage(
+        models[0] if models else newest_run(RUNS_ROOT),
+        quantization=quantization,
+        out_dir=out,
+        force=force,
+        check_lines=check,
+    )
+    if result.agreement is not None:
+        _say_agreement(result.agreement)
+    say(
+        f"export: {result.model_dir} for {format_}, weights in "
+        f"{'fp32' if quantization == 'none' else quantization}, {result.num_bytes / 1e6:,.1f} MB"
+    )
+    typer.echo(result.out_dir)
+
+
+def _say_agreement(agreement: "Agreement") -> None:
+    """Say how many translations are identical, and show the first others."""
+    differences = agreement.differences
+    num_identical = agreement.num_lines - len(differences)
+    say(
+        f"export: {num_identical:,} of {agreement.num_lines:,} translations are identical (beam "
+        f"{agreement.beam_size}, no length penalty); log probabilities differ by at most "
+        f"{agreement.largest_error:.1g} nats a token"
+    )
+    for each in differences[:_DIFFERENCES_SHOWN]:
+        why = ", cut off at the greatest length" if each.is_cut else ""
+        say(f"line {each.line_number:,}, tfm:         {each.ours}")
+        say(f"line {each.line_number:,}, CTranslate2: {each.theirs}")
+        say(f"    {each.gain:+.4f} nats{why}")
+    if len(differences) > _DIFFERENCES_SHOWN:
+        say(f"… and {len(differences) - _DIFFERENCES_SHOWN:,} more")

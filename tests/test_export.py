@@ -1,0 +1,476 @@
+"""tfm export: the same model, as CTranslate2 runs it."""
+
+import errno
+import math
+import shutil
+import subprocess
+import sys
+import typing
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tfm.cli import main as cli
+from tfm.config import SearchConfig, run_config
+from tfm.data.subword import BOS, PAD, UNK, Vocabulary
+from tfm.data.synthetic import generate_pairs
+from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.model.build import new_model
+from tfm.runtime.checkpoint import (
+    ModelInfo,
+    checkpoints,
+    load_info,
+    load_weights,
+    save_checkpoint,
+)
+from tfm.stages.export import Quantization, check, export, folder
+from tfm.stages.train import train
+from tfm.translator import Translator
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+specification = pytest.importorskip("tfm.stages.export.specification")
+
+LINES = ["seven", "I am buying 3 red cars for $5.", "on Monday", "twelve past noon 🙂"]
+SHAPES = {
+    "post-norm": {},
+    "pre-norm": {"norm": "pre"},
+    "narrow heads": {"d_k": 3, "d_v": 3},
+    "narrow keys": {"d_k": 3, "d_v": 7},
+    "narrow values": {"d_k": 9, "d_v": 2, "norm": "pre"},
+    "two-way tied": {"tied_embeddings": "two-way", "norm": "pre"},
+    "untied": {"tied_embeddings": "none"},
+    "learned positions": {"learned_positions": 60},
+    "odd sizes": {"d_model": 15, "d_ff": 7, "num_heads": 3, "learned_positions": 60},
+    "deeper decoder": {"num_encoder_layers": 1, "num_decoder_layers": 3},
+}
+EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+
+
+@pytest.fixture(scope="module")
+def separate(make_dataset, tmp_path_factory):
+    """A dataset whose languages have vocabularies of their own, of different sizes."""
+    pairs = [(f"{i} cars", f"{i} Autos und {i % 7} Räder zu Ä Ö Ü") for i in range(60)]
+    folder = tmp_path_factory.mktemp("data") / "separate"
+    splits = {"train": pairs, "valid": pairs[:3], "test": pairs[:3]}
+    return make_dataset(folder, splits, separate=True, vocab_size=290)
+
+
+@pytest.fixture
+def make_model(data_dir, separate, tiny_run, tmp_path):
+    """Write a model of random weights, with the vocabularies that its embeddings ask for."""
+
+    def make(*, seed=0, task="translation", **shape):
+        path = tmp_path / "model"
+        tied = shape.get("tied_embeddings", "three-way")
+        dataset = data_dir if tied == "three-way" else separate
+        vocabulary = Vocabulary.load(dataset)
+        run = tiny_run(model={"num_encoder_layers": 2, "num_decoder_layers": 2, **shape})
+        sizes = (len(vocabulary.source), len(vocabulary.target))
+        torch.manual_seed(seed)
+        model = new_model(run.model, source_vocab_size=sizes[0], target_vocab_size=sizes[1])
+        make_ready(model)
+        info = ModelInfo(
+            run=run,
+            source="en",
+            target="de",
+            vocab_sizes=sizes,
+            fingerprint=vocabulary.fingerprint,
+            data_dir=str(dataset),
+            step=1,
+            task=task,
+        )
+        weights = dict(model.named_parameters())
+        save_checkpoint(path, info, weights, subword_files=vocabulary.files())
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def trained(data_dir, tiny_run, tmp_path_factory):
+    """Runs that have learnt to translate in parts, by where their norms are."""
+    runs_dir = tmp_path_factory.mktemp("runs")
+    shape = {"d_model": 32, "d_ff": 64, "dropout": 0.0, "embedding_dropout": 0.0}
+    runs = {
+        norm: tiny_run(
+            model={"norm": norm, **shape},
+            optimizer={"learning_rate": 5e-3},
+            training={"max_steps": 120, "checkpoint_steps": 120},
+        )
+        for norm in ("post", "pre")
+    }
+    return {norm: train(data_dir, runs_dir / norm, run).run_dir for norm, run in runs.items()}
+
+
+@torch.no_grad()
+def make_ready(model):
+    """Let biases and norms matter, and let nothing be produced that never is."""
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    norms = [module for module in model.decoder.modules() if isinstance(module, nn.LayerNorm)]
+    last = model.decoder_norm if isinstance(model.decoder_norm, nn.LayerNorm) else norms[-1]
+    model.output_weight[[PAD, BOS, UNK]] -= 20 * last.bias / last.bias.square().sum()
+
+
+def pieces(subword_model, lines):
+    return [subword_model.pieces(token_ids) for token_ids in subword_model.encode(lines)]
+
+
+def translations(exported, lines, *, beam_size, max_extra_length=50):
+    """What CTranslate2 finds, by the settings that the help names."""
+    vocabulary = Vocabulary.load(exported)
+    translator = ctranslate2.Translator(str(exported))
+    ids = {p: i for i, p in enumerate(vocabulary.target.pieces(range(len(vocabulary.target))))}
+    for source in pieces(vocabulary.source, lines):
+        limit = len(source) + max_extra_length
+        [result] = translator.translate_batch(
+            [source],
+            beam_size=beam_size,
+            length_penalty=0,
+            min_decoding_length=0,
+            max_decoding_length=limit,
+            return_scores=True,
+        )
+        found = [ids[piece] for piece in result.hypotheses[0]]
+        yield vocabulary.target.decode([found])[0], result.scores[0], len(found) == limit
+
+
+@EVERY_SHAPE
+def test_both_find_every_token_equally_probable(make_model, shape):
+    model = make_model(**shape)
+    exported = export(model).out_dir
+    vocabulary = Vocabulary.load(exported)
+    targets = ["sieben", "acht Autos kosten viel Geld, 🙂", "am Montag", ""]
+    ours = Translator.load(model, device="cpu", precision="fp32").score_targets(LINES, targets)
+    theirs = ctranslate2.Translator(str(exported)).score_batch(
+        pieces(vocabulary.source, LINES), pieces(vocabulary.target, targets)
+    )
+    for our, their in zip(ours, theirs, strict=True):
+        assert tuple(their.tokens) == our.pieces
+        assert their.log_probs == pytest.approx(our.piece_log_probs, abs=1e-4)
+
+
+@EVERY_SHAPE
+def test_both_choose_the_same_tokens_one_by_one(make_model, shape):
+    model = make_model(**shape)
+    config = SearchConfig(beam_size=1, length_penalty=0.0, max_extra_length=20)
+    ours = Translator.load(model, device="cpu", precision="fp32").translate(LINES, config)
+    theirs = translations(export(model).out_dir, LINES, beam_size=1, max_extra_length=20)
+    assert ours == [text for text, *_ in theirs]
+    assert len(set(ours)) > 1
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("beam_size", [4, 7])
+def test_both_find_the_same_translations_without_a_length_penalty(
+    trained, tmp_path, norm, beam_size
+):
+    lines = [source for source, _ in generate_pairs("test", num_pairs=12, seed=1)]
+    exported = export(trained[norm], out_dir=tmp_path / "out").out_dir
+    config = SearchConfig(beam_size=beam_size, length_penalty=0.0)
+    ours = Translator.load(trained[norm], device="cpu", precision="fp32").search(lines, config)
+    theirs = translations(exported, lines, beam_size=beam_size)
+    # At the greatest length CTranslate2 stops, but tfm counts the probability of ending there.
+    ended = [
+        (our, text, log_prob)
+        for [our], (text, log_prob, is_cut) in zip(ours, theirs, strict=True)
+        if not is_cut
+    ]
+    identical = [(our, log_prob) for our, text, log_prob in ended if our.text == text]
+    # A hypothesis that ends costs tfm its place in the beam for a step: in theory they may differ.
+    assert len(identical) >= len(ended) - 1
+    assert len({our.text for our, _ in identical}) >= 4
+    for our, log_prob in identical:
+        assert log_prob == pytest.approx(our.log_prob, abs=1e-3)
+
+
+def test_the_longest_source_that_tfm_takes_in_has_positions(make_model):
+    model = make_model()
+    exported = export(model).out_dir
+    vocabulary = Vocabulary.load(exported)
+    [line] = vocabulary.source.decode([[7] * (SearchConfig().max_source_length - 1)])
+    [our] = Translator.load(model, device="cpu", precision="fp32").score_targets([line], [line])
+    [their] = ctranslate2.Translator(str(exported)).score_batch(
+        *[pieces(vocabulary.source, [line])] * 2, max_input_length=0
+    )
+    assert len(their.log_probs) > 1000
+    assert their.log_probs == pytest.approx(our.piece_log_probs, abs=1e-3)
+
+
+# --- the folder
+
+
+@pytest.mark.parametrize(
+    ("tied", "subword_files", "vocabularies"),
+    [
+        ("three-way", ["bpe.model"] * 2, ["shared_vocabulary.json"]),
+        (
+            "none",
+            ["bpe.source.model", "bpe.target.model"],
+            ["source_vocabulary.json", "target_vocabulary.json"],
+        ),
+    ],
+)
+def test_the_folder_is_all_that_is_needed(make_model, tmp_path, tied, subword_files, vocabularies):
+    model = make_model(tied_embeddings=tied)
+    config = SearchConfig(length_penalty=0.0, max_extra_length=9, beam_size=1)
+    [expected] = Translator.load(model, device="cpu", precision="fp32").translate(["7"], config)
+    result = export(model)
+    files = list(result.out_dir.iterdir())
+    names = {"config.json", "model.bin", *subword_files, *vocabularies}
+    assert {path.name for path in files} == names
+    assert result.num_bytes == sum(path.stat().st_size for path in files)
+    moved = shutil.move(result.out_dir, tmp_path / "elsewhere")
+    shutil.rmtree(model)
+    source, target = (f"{moved}/{name}" for name in subword_files)
+    # As the README has it.
+    script = f"""
+import sys, ctranslate2, sentencepiece
+source = sentencepiece.SentencePieceProcessor({source!r})
+target = sentencepiece.SentencePieceProcessor({target!r})
+pieces = source.encode("7", out_type=str)
+[found] = ctranslate2.Translator({str(moved)!r}).translate_batch(
+    [pieces], beam_size=1, max_decoding_length=len(pieces) + 9, min_decoding_length=0
+)
+print(target.decode(found.hypotheses[0]))
+assert "torch" not in sys.modules
+"""
+    found = subprocess.check_output([sys.executable, "-c", script], text=True)
+    assert found.strip() == expected.strip() != ""
+
+
+@pytest.mark.parametrize("quantization", typing.get_args(Quantization)[1:])
+def test_quantized_weights_are_smaller_and_translate(make_model, tmp_path, quantization):
+    model = make_model()
+    whole = export(model, out_dir=tmp_path / "whole").out_dir / "model.bin"
+    exported = export(model, quantization=quantization).out_dir
+    assert (exported / "model.bin").stat().st_size < 0.9 * whole.stat().st_size
+    assert len(list(translations(exported, LINES[:1], beam_size=2, max_extra_length=5))) == 1
+
+
+def test_without_a_name_an_export_is_in_the_run_or_beside_the_model(trained_run, tmp_path):
+    run = shutil.copytree(trained_run, tmp_path / "run")
+    model = checkpoints(run)[0]
+    assert export(run).out_dir == run / "ctranslate2"
+    assert export(run, quantization="int8").out_dir == run / "ctranslate2-int8"
+    assert export(model).out_dir == model.with_name(f"{model.name}-ctranslate2")
+    assert len(checkpoints(run)) == len(checkpoints(trained_run))
+
+
+def test_an_export_is_replaced_only_by_force(make_model, tmp_path):
+    model = make_model()
+    before = export(model).out_dir / "model.bin"
+    content = before.read_bytes()
+    make_model(seed=1)
+    with pytest.raises(UsageError, match="is there: replace it with --force, or choose another"):
+        export(model)
+    assert before.read_bytes() == content
+    export(model, force=True)
+    assert before.read_bytes() != content
+
+
+@pytest.mark.parametrize("name", ["model", "thesis", "file"])
+def test_what_is_no_export_is_never_replaced(make_model, tmp_path, name):
+    model = make_model()
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="holds no exported model: choose another folder"):
+        export(model, out_dir=tmp_path / name, force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "model", "thesis"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_interrupted_leaves_nothing_new(make_model, tmp_path, monkeypatch, force):
+    model = make_model()
+    if force:
+        export(model)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def fail(self, folder):
+        (Path(folder) / "model.bin").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(specification.TransformerSpec, "save", fail)
+    with pytest.raises(OSError, match="No space left") as raised:
+        export(model, force=force)
+    assert raised.value.filename == str(tmp_path / "model-ctranslate2")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "missing"),
+    [
+        ("base", {"attention_window": 5}, "attention_window 5"),
+        (
+            "base",
+            {"attention": "additive", "attention_window": 3},
+            "attention additive, attention_window 3",
+        ),
+        ("rnn", {"attention": "dot-product"}, "arch rnn"),
+        ("rnn", {}, "arch rnn, attention additive"),
+    ],
+)
+def test_all_settings_without_a_counterpart_are_named(arch, changes, missing):
+    config = run_config(arch, {}, {"model": changes}).model
+    with pytest.raises(UsageError, match=f"no counterpart to {missing}: translate with tfm"):
+        specification.supported(config)
+
+
+def test_a_model_without_a_counterpart_leaves_nothing(make_model, tmp_path):
+    model = make_model(attention_window=3)
+    with pytest.raises(UsageError, match="no counterpart to attention_window 3"):
+        export(model)
+    assert list(tmp_path.iterdir()) == [model]
+
+
+def test_a_missing_library_is_named_with_what_to_install(make_model, monkeypatch):
+    model = make_model()
+    monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
+    with pytest.raises(UsageError, match=r'pip install "tfm\[export\]"'):
+        export(model)
+
+
+@pytest.mark.parametrize(("version", "is_known"), [("4.6.3", False), ("4.10.0", True)])
+def test_a_library_that_is_too_old_is_refused(make_model, monkeypatch, version, is_known):
+    model = make_model()
+    monkeypatch.setattr(ctranslate2, "__version__", version)
+    with nullcontext() if is_known else pytest.raises(UsageError, match=r"4\.6\.3 is too old"):
+        export(model)
+
+
+def test_another_subword_model_is_refused(make_model, data_dir):
+    model = make_model(tied_embeddings="none")
+    info = load_info(model)
+    save_checkpoint(
+        model, info, load_weights(model), subword_files=Vocabulary.load(data_dir).files()
+    )
+    with pytest.raises(CheckpointError, match="models translate only with their own"):
+        export(model)
+
+
+def test_of_a_parser_it_is_said_that_trees_are_not_restored(make_model, capsys):
+    export(make_model(task="parsing"))
+    assert "only tfm generate makes them trees" in capsys.readouterr().err
+
+
+def test_of_learned_positions_it_is_said_how_far_they_reach(make_model, capsys):
+    exported = export(make_model(learned_positions=20)).out_dir
+    assert "stops with an error at longer sources, and without max_decoding_length=19" in (
+        capsys.readouterr().err
+    )
+    assert len(list(translations(exported, ["7"], beam_size=1, max_extra_length=16))) == 1
+
+
+# --- the check
+
+
+def test_the_check_finds_a_sound_export_identical(trained, tmp_path):
+    agreement = export(trained["post"], out_dir=tmp_path / "out", check_lines=9).agreement
+    assert (agreement.num_lines, agreement.differences, agreement.beam_size) == (9, [], 4)
+    assert 0 < agreement.largest_error < 1e-4
+
+
+def test_the_check_names_lines_that_differ(trained, tmp_path):
+    exported = export(trained["pre"], out_dir=tmp_path / "out").out_dir
+    lines = ["", *[source for source, _ in generate_pairs("test", num_pairs=8, seed=1)]]
+    agreement = check.compare(checkpoints(trained["post"])[-1], exported, lines)
+    assert (agreement.num_lines, agreement.largest_error > 0.1) == (8, True)
+    numbers = [each.line_number for each in agreement.differences]
+    assert len(numbers) > 2
+    assert min(numbers) > 1
+    texts = dict(zip(range(1, 10), translations(exported, lines, beam_size=4), strict=True))
+    assert all(
+        each.theirs == texts[each.line_number][0] != each.ours for each in agreement.differences
+    )
+
+
+def test_an_export_with_other_probabilities_is_not_written(make_model, tmp_path, monkeypatch):
+    model = make_model()
+    encoding = specification.sinusoidal_encoding
+    monkeypatch.setattr(
+        specification, "sinusoidal_encoding", lambda positions, d: encoding(positions + 1, d)
+    )
+    with pytest.raises(CheckpointError, match="is not written: log probabilities of CTranslate2"):
+        export(model, check_lines=3)
+    assert list(tmp_path.iterdir()) == [model]
+
+
+def test_no_check_is_passed_by_what_is_no_number():
+    agreement = check.Agreement(num_lines=1, differences=[], largest_error=math.nan, beam_size=4)
+    with pytest.raises(CheckpointError, match="nan nats"):
+        agreement.must_be_close(Path("out"))
+
+
+def test_learned_positions_limit_what_is_compared(make_model):
+    model = make_model(learned_positions=60, tied_embeddings="none")
+    agreement = export(model, check_lines=3).agreement
+    assert agreement.num_lines == 3
+    assert agreement.largest_error < 1e-4
+
+
+def test_a_check_without_a_test_set_is_refused_before_anything_is_written(make_model, tmp_path):
+    model = make_model()
+    info = replace(load_info(model), data_dir=str(tmp_path / "gone"))
+    files = Vocabulary.load(model).files()
+    save_checkpoint(model, info, dict(load_weights(model)), subword_files=files)
+    with pytest.raises(DataError, match=r"no test set in .*gone.*: leave --check out"):
+        export(model, check_lines=3)
+    assert list(tmp_path.iterdir()) == [model]
+
+
+# --- the command
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tfm", "export", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code, *capfd.readouterr()
+
+    return call
+
+
+def test_the_command_prints_the_folder_and_what_the_check_found(trained, tmp_path, run):
+    code, out, err = run(trained["post"], "--out", tmp_path / "out", "--check", 12)
+    assert (code, out) == (0, f"{tmp_path / 'out'}\n")
+    assert "export: 12 of 12 translations are identical (beam 4, no length penalty)" in err
+    assert "weights in fp32" in err
+
+
+def test_the_command_shows_what_differs(trained, tmp_path, run, monkeypatch):
+    difference = check.Difference(line_number=7, ours="a", theirs="b", gain=0.5, is_cut=True)
+    agreement = check.Agreement(
+        num_lines=9, differences=[difference] * 7, largest_error=0.0, beam_size=4
+    )
+    monkeypatch.setattr(folder, "compare", lambda *_: agreement)
+    code, _, err = run(trained["post"], "--out", tmp_path / "out", "--check", 9)
+    assert code == 0
+    assert "export: 2 of 9 translations are identical" in err
+    assert err.count("line 7, CTranslate2: b\n    +0.5000 nats, cut off at the greatest") == 5
+    assert "… and 2 more" in err
+
+
+def test_the_command_refuses_an_ensemble(run):
+    code, out, err = run("one", "two")
+    assert (code, out) == (2, "")
+    assert err == (
+        "tfm: CTranslate2 runs one model, not an ensemble: export each, or tfm average one run\n"
+    )
+
+
+def test_the_command_takes_the_newest_run(trained_run, tmp_path, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained_run, tmp_path / "runs" / "tiny")
+    code, out, _ = run("--quantization", "int8")
+    assert (code, out) == (0, "runs/tiny/ctranslate2-int8\n")
+    assert ctranslate2.contains_model(out.strip())

@@ -1,0 +1,217 @@
+"""Whether an exported model is the same model: both translate the same lines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress, groupby, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from tfm.config import SearchConfig
+from tfm.data.manifest import Manifest
+from tfm.data.subword import Vocabulary
+from tfm.data.text import read_lines
+from tfm.errors import CheckpointError, DataError
+from tfm.runtime.checkpoint import ModelInfo, load_info
+from tfm.translator import Translator
+
+# Two ways to sum in float32 differ by far less, two models by far more.
+_MOST_NATS_A_TOKEN = 1e-2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A line that the two translate differently.
+
+    Attributes:
+        line_number: Where it is in the text.
+        ours: What tfm finds.
+        theirs: What CTranslate2 finds.
+        gain: How many nats more probable theirs is, each by its own reckoning.
+        is_cut: Whether theirs has reached the greatest length: there CTranslate2 stops, but tfm
+            has the translation end, and counts the probability of that.
+    """
+
+    line_number: int
+    ours: str
+    theirs: str
+    gain: float
+    is_cut: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How the two translate the same lines.
+
+    Attributes:
+        num_lines: How many lines there were, without empty ones.
+        differences: Those that came out differently.
+        largest_error: The most by which the log probability of a token of tfm's translations
+            differs, in nats.
+        beam_size: Of both searches.
+    """
+
+    num_lines: int
+    differences: Sequence[Difference]
+    largest_error: float
+    beam_size: int
+
+    def must_be_close(self, out_dir: Path) -> None:
+        """Refuse models that do not have the same probabilities, up to rounding.
+
+        Raises:
+            CheckpointError: They do not.
+        """
+        if not self.largest_error <= _MOST_NATS_A_TOKEN:
+            raise CheckpointError(
+                f"{out_dir} is not written: log probabilities of CTranslate2 differ from tfm's by "
+                f"up to {self.largest_error:.3g} nats a token; try another version of it"
+            )
+
+
+def lines_to_check(info: ModelInfo, number: int) -> list[str]:
+    """The first lines of the test set of a model's dataset.
+
+    Raises:
+        DataError: There are none.
+    """
+    data_dir = Path(info.data_dir)
+    lines: list[str] = []
+    if data_dir.is_dir():
+        manifest = Manifest.load(data_dir)
+        path = manifest.text_path("test", manifest.source)
+        if path.is_file():
+            lines = [line.decode() for line in islice(read_lines(path, strict=True), number)]
+    if not any(line.strip() for line in lines):
+        raise DataError(
+            f"there is no test set in {data_dir}, the model's dataset: leave --check out"
+        )
+    return lines
+
+
+def compare(model_dir: Path, export_dir: Path, lines: Sequence[str]) -> Agreement:
+    """Translate lines by tfm in fp32 and by CTranslate2, by settings that mean the same to both.
+
+    There is no length penalty, for which the two have other formulas: both stop once nothing
+    better can come. CTranslate2 could be kept from producing PAD, BOS and UNK, but would take
+    their probability for that of the other tokens; a trained model does not produce them.
+
+    Args:
+        model_dir: The model.
+        export_dir: What was exported from it.
+        lines: Plain text; empty lines are left out.
+    """
+    info = load_info(model_dir)
+    numbered = {number: line for number, line in enumerate(lines, start=1) if line.strip()}
+    lines = list(numbered.values())
+    same_to_both = {"search": "beam", "length_penalty": 0.0, "num_groups": 1, "n_best": 1}
+    config = SearchConfig.for_model(info.search, same_to_both)
+    learned_positions = getattr(info.run.model, "learned_positions", None)
+    translator = Translator.load(model_dir, device="cpu", precision="fp32")
+    ours = [best for [best] in translator.search(lines, config)]
+    exported = _ExportedModel(export_dir, config, max_positions=learned_positions)
+    return Agreement(
+        num_lines=len(lines),
+        differences=[
+            Difference(
+                line_number=number,
+                ours=our.text,
+                theirs=their.text,
+                gain=their.log_prob - our.log_prob,
+                is_cut=their.is_cut,
+            )
+            for number, our, their in zip(numbered, ours, exported.translate(lines), strict=True)
+            if our.text != their.text
+        ],
+        largest_error=exported.largest_error(lines, [our.text for our in ours], translator),
+        beam_size=config.beam_size,
+    )
+
+
+class _Translation(NamedTuple):
+    text: str
+    log_prob: float
+    is_cut: bool
+
+
+class _ExportedModel:
+    """An exported model as CTranslate2 runs it on the CPU."""
+
+    def __init__(self, folder: Path, config: SearchConfig, *, max_positions: int | None) -> None:
+        import ctranslate2
+
+        self._translator = ctranslate2.Translator(
+            str(folder), device="cpu", intra_threads=torch.get_num_threads()
+        )
+        self._vocabulary = Vocabulary.load(folder)
+        target_pieces = self._vocabulary.target.pieces(range(len(self._vocabulary.target)))
+        self._token_ids = {piece: token_id for token_id, piece in enumerate(target_pieces)}
+        self._config = config
+        self._max_positions = max_positions
+
+    def translate(self, lines: Sequence[str]) -> list[_Translation]:
+        """The best translation of each line."""
+        sources = self._pieces(lines)
+        found: dict[int, _Translation] = {}
+        # CTranslate2 knows one greatest length for all that it translates together.
+        shortest_first = sorted(range(len(lines)), key=lambda index: len(sources[index]))
+        for length, group in groupby(shortest_first, key=lambda index: len(sources[index])):
+            indices = list(group)
+            same_length = [sources[index] for index in indices]
+            found.update(zip(indices, self._translate(same_length, length), strict=True))
+        return [found[index] for index in range(len(lines))]
+
+    def _translate(self, sources: list[list[str]], length: int) -> list[_Translation]:
+        """The best translations of sources of one length."""
+        limit = length + self._config.max_extra_length  # with the ends of both, as tfm has it
+        if self._max_positions is not None:
+            limit = min(limit, self._max_positions - 1)
+        results = self._translator.translate_batch(
+            sources,
+            beam_size=self._config.beam_size,
+            length_penalty=0.0,
+            min_decoding_length=0,
+            max_input_length=0,
+            max_decoding_length=limit,
+            return_scores=True,
+            max_batch_size=self._config.max_tokens,
+            batch_type="tokens",
+        )
+        best = [result.hypotheses[0] for result in results]
+        token_ids = [[self._token_ids[piece] for piece in pieces] for pieces in best]
+        texts = self._vocabulary.target.decode(token_ids)
+        return [
+            _Translation(text.replace("\n", " "), result.scores[0], len(pieces) == limit)
+            for text, pieces, result in zip(texts, best, results, strict=True)
+        ]
+
+    def largest_error(
+        self, lines: Sequence[str], texts: Sequence[str], translator: Translator
+    ) -> float:
+        """The most by which it and tfm differ in the log probability of a token of texts."""
+        limit = self._max_positions
+        num_pieces = map(len, self._vocabulary.target.encode(texts))
+        # A text may be cut into more pieces than it was found in, and then be too long.
+        fits = [limit is None or number < limit for number in num_pieces]
+        lines, texts = list(compress(lines, fits)), list(compress(texts, fits))
+        ours = translator.score_targets(lines, texts, self._config)
+        theirs = self._translator.score_batch(
+            self._pieces(lines),
+            [list(our.pieces[:-1]) for our in ours],
+            max_input_length=0,
+            max_batch_size=self._config.max_tokens,
+            batch_type="tokens",
+        )
+        errors = [
+            abs(our_log_prob - float(their_log_prob))
+            for our, their in zip(ours, theirs, strict=True)
+            for our_log_prob, their_log_prob in zip(
+                our.piece_log_probs, their.log_probs, strict=True
+            )
+        ]
+        return float(torch.tensor([0.0, *errors]).max())  # Python's max would pass over NaN
+
+    def _pieces(self, lines: Sequence[str]) -> list[list[str]]:
+        source, limit = self._vocabulary.source, self._config.max_source_length
+        return [source.pieces(token_ids[:limit]) for token_ids in source.encode(lines)]

@@ -1,0 +1,155 @@
+"""The Transformer as CTranslate2 describes one: its weights by other names."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from ctranslate2.specs import (
+    TransformerDecoderSpec,
+    TransformerEncoderSpec,
+    TransformerSpec,
+    common_spec,
+)
+from torch import Tensor, nn
+
+from tfm.config import ModelConfig, TransformerConfig
+from tfm.data.subword import BOS, EOS, UNK, Vocabulary
+from tfm.errors import UsageError
+from tfm.model.embedding import sinusoidal_encoding
+
+# Of sinusoids, which have no end: as many as two of the longest sources that tfm does not cut.
+_NUM_POSITIONS = 2_048
+
+
+def supported(config: ModelConfig) -> TransformerConfig:
+    """The shape of a model, if CTranslate2 can compute it.
+
+    Raises:
+        UsageError: It has no counterpart to some settings, all of which are named.
+    """
+    missing = []
+    if config.attention != "dot-product":
+        missing.append(f"attention {config.attention}")
+    if not isinstance(config, TransformerConfig):
+        raise UsageError(_unsupported(["arch rnn", *missing]))
+    if config.attention_window is not None:
+        missing.append(f"attention_window {config.attention_window}")
+    if missing:
+        raise UsageError(_unsupported(missing))
+    return config
+
+
+def _unsupported(settings: Sequence[str]) -> str:
+    return f"CTranslate2 has no counterpart to {', '.join(settings)}: translate with tfm generate"
+
+
+def transformer_spec(
+    model: nn.Module, config: TransformerConfig, vocabulary: Vocabulary
+) -> TransformerSpec:
+    """Describe a model to CTranslate2, which computes the same logits from it.
+
+    Args:
+        model: The model, in float32 on the CPU.
+        config: Its shape, which is `supported`.
+        vocabulary: What its token ids mean.
+    """
+    weights = _Weights(model, config)
+    shape = {
+        "num_heads": config.num_heads,
+        "head_dim": weights.head_width,
+        "pre_norm": config.norm == "pre",
+        "activation": common_spec.Activation.RELU,
+    }
+    spec = TransformerSpec(
+        TransformerEncoderSpec(config.num_encoder_layers, **shape),
+        TransformerDecoderSpec(config.num_decoder_layers, **shape),
+    )
+    weights.fill_stack(spec.encoder, "encoder", spec.encoder.embeddings[0], "source_embedding")
+    weights.fill_stack(spec.decoder, "decoder", spec.decoder.embeddings, "target_embedding")
+    spec.decoder.projection.weight = weights["output_weight"]
+    source, target = vocabulary.source, vocabulary.target
+    spec.register_source_vocabulary(source.pieces(range(len(source))))
+    spec.register_target_vocabulary(target.pieces(range(len(target))))
+    bos, eos, unk = target.pieces([BOS, EOS, UNK])
+    spec.config.bos_token = spec.config.decoder_start_token = bos
+    spec.config.eos_token, spec.config.unk_token = eos, unk
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = weights.layer_norm_epsilon
+    return spec
+
+
+class _Weights:
+    """The weights of a model, put where a specification has them.
+
+    CTranslate2's heads have one width, for queries, keys and values: narrower ones are filled up
+    with zeros, which change no product.
+    """
+
+    def __init__(self, model: nn.Module, config: TransformerConfig) -> None:
+        self._by_name = dict(model.named_parameters(remove_duplicate=False))
+        self._config = config
+        self.head_width = max(config.key_width, config.value_width)
+        [self.layer_norm_epsilon] = {
+            module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._by_name[name].detach()
+
+    def fill_stack(self, spec: Any, stack: str, embedding_spec: Any, embedding: str) -> None:
+        """Fill in the encoder or the decoder; by default, embeddings are scaled by √d_model."""
+        embedding_spec.weight = self[f"{embedding}.weight"]
+        spec.position_encodings.encodings = self._positions(embedding)
+        if self._config.norm == "pre":
+            self._fill_norm(spec.layer_norm, f"{stack}_norm")
+        for index, layer in enumerate(spec.layer):
+            self._fill_layer(layer, f"{stack}.{index}")
+
+    def _positions(self, embedding: str) -> Tensor:
+        if self._config.learned_positions is not None:
+            return self[f"{embedding}.positions"]
+        # CTranslate2's own sinusoids count from 1, and stand in another order.
+        return sinusoidal_encoding(torch.arange(_NUM_POSITIONS), self._config.d_model)
+
+    def _fill_layer(self, spec: Any, layer: str) -> None:
+        attended = {"self_attention": "self_attention"}
+        if hasattr(spec, "attention"):
+            attended["cross_attention"] = "attention"
+        for name, attribute in attended.items():
+            attention = getattr(spec, attribute)
+            self._fill_attention(attention, f"{layer}.{name}")
+            self._fill_norm(attention.layer_norm, f"{layer}.{name}_residual.norm")
+        self._fill_norm(spec.ffn.layer_norm, f"{layer}.feed_forward_residual.norm")
+        self._fill_linear(spec.ffn.linear_0, f"{layer}.feed_forward.inner")
+        self._fill_linear(spec.ffn.linear_1, f"{layer}.feed_forward.outer")
+
+    def _fill_attention(self, spec: Any, name: str) -> None:
+        config = self._config
+        rows = [
+            config.num_heads * w for w in (config.key_width, config.key_width, config.value_width)
+        ]
+        *inputs, output = spec.linear
+        for parameter in ("weight", "bias"):
+            parts = torch.split(self[f"{name}.input.{parameter}"], rows)
+            queries, keys, values = map(self._widened, parts)
+            # Self-attention has one matrix for all, cross-attention one for each of its inputs.
+            joined = [[queries, keys, values]] if len(inputs) == 1 else [[queries], [keys, values]]
+            for linear, matrices in zip(inputs, joined, strict=True):
+                setattr(linear, parameter, torch.cat(matrices))
+        output.weight = self._widened(self[f"{name}.output.weight"].mT).mT
+        output.bias = self[f"{name}.output.bias"]
+        spec.queries_scale = 1 / math.sqrt(config.key_width)
+
+    def _widened(self, rows: Tensor) -> Tensor:
+        """[h · d, …] as [h · head_width, …]."""
+        heads = rows.reshape(self._config.num_heads, -1, *rows.shape[1:])
+        widened = rows.new_zeros(self._config.num_heads, self.head_width, *rows.shape[1:])
+        widened[:, : heads.size(1)] = heads
+        return widened.flatten(0, 1)
+
+    def _fill_linear(self, spec: Any, name: str) -> None:
+        spec.weight, spec.bias = self[f"{name}.weight"], self[f"{name}.bias"]
+
+    def _fill_norm(self, spec: Any, name: str) -> None:
+        spec.gamma, spec.beta = self[f"{name}.weight"], self[f"{name}.bias"]
