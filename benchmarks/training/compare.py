@@ -12,17 +12,16 @@ To see that all learn alike, train for longer: --rounds 1 --steps 1000.
 """
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
 import sys
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environments import LIBRARIES, environment
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from environments import environment
+from runs import markdown, median, run
 from timing import add_settings
 
 from tfm.config import BatchingConfig
@@ -32,6 +31,7 @@ from tfm.data.subword import BOS, EOS, Vocabulary
 
 _HERE = Path(__file__).parent
 _OURS = "tfm"
+_PEERS = ("fairseq", "opennmt", "joeynmt", "marian", "torch")
 
 # By library and precision: what its rounds came to; those that failed are missing.
 Results = dict[tuple[str, str], list[dict[str, Any]]]
@@ -63,7 +63,7 @@ def _options() -> argparse.Namespace:
     add_settings(parser)
     parser.add_argument("--envs", type=Path, required=True, help="folder of the environments")
     parser.add_argument("--out", type=Path, required=True, help="folder of batches and results")
-    parser.add_argument("--only", nargs="*", choices=LIBRARIES, default=list(LIBRARIES))
+    parser.add_argument("--only", nargs="*", choices=_PEERS, default=list(_PEERS))
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32"])
     parser.add_argument("--batch-tokens", type=int, default=4096, help="target tokens of a step")
     parser.add_argument("--rounds", type=int, default=3)
@@ -107,9 +107,7 @@ def _run(
     options: argparse.Namespace,
 ) -> dict[str, Any] | None:
     """Train with a library in a process of its own; None if it fails, which is said."""
-    out, log = stem.with_suffix(".json"), stem.with_suffix(".log")
-    out.unlink(missing_ok=True)
-    handed_on = {
+    settings = {
         "data": options.data,
         "arch": options.arch,
         "steps": options.steps,
@@ -119,62 +117,43 @@ def _run(
         "seed": options.seed,
         "batches": batches,
         "precision": precision,
-        "out": out,
     }
-    command = [python, "-W", "ignore", _HERE / f"with_{name}.py"]
-    for key, value in handed_on.items():
-        command += [f"--{key}", str(value)]
-    threads = {"OMP_NUM_THREADS": str(options.threads), "MKL_NUM_THREADS": str(options.threads)}
-    with log.open("w") as file:
-        process = subprocess.run(
-            command,
-            env={**os.environ, **threads},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    if process.returncode:
-        print(f"{stem.name}: exit status {process.returncode}, see {log}", file=sys.stderr)
-        return None
-    result: dict[str, Any] = json.loads(out.read_text())
-    print(f"{stem.name}: {result['tokens_per_second']:,.0f} target tokens/s", file=sys.stderr)
+    result = run(python, _HERE / f"with_{name}.py", settings, stem, threads=options.threads)
+    if result is not None:
+        print(f"{stem.name}: {result['tokens_per_second']:,.0f} target tokens/s", file=sys.stderr)
     return result
 
 
 def _table(results: Results) -> str:
     """The results in Markdown, the slowest last."""
     ours = {
-        precision: _median(rounds, "tokens_per_second")
+        precision: median(rounds, "tokens_per_second")
         for (name, precision), rounds in results.items()
         if name == _OURS
     }
     titles = ["library", "precision", "target tokens/s", "rounds"]
     titles += [f"{_OURS} {precision} to it" for precision in ours]
     titles += ["tokens a CPU second", "peak MB", "loss", "NLL"]
-    lines = [titles, ["---"] * len(titles)]
-    by_speed = sorted(results, key=lambda key: -_median(results[key], "tokens_per_second"))
+    rows = []
+    by_speed = sorted(results, key=lambda key: -median(results[key], "tokens_per_second"))
     for name, precision in by_speed:
         rounds = results[name, precision]
-        speed = _median(rounds, "tokens_per_second")
+        speed = median(rounds, "tokens_per_second")
         last = rounds[-1]
-        lines.append(
+        rows.append(
             [
                 last["version"],
                 precision,
                 f"{speed:,.0f}",
                 " ".join(f"{one['tokens_per_second']:,.0f}" for one in rounds),
                 *(f"{own / speed:.2f}" for own in ours.values()),
-                f"{_median(rounds, 'tokens_per_cpu_second'):,.0f}",
-                f"{_median(rounds, 'peak_memory_mb'):,.0f}",
+                f"{median(rounds, 'tokens_per_cpu_second'):,.0f}",
+                f"{median(rounds, 'peak_memory_mb'):,.0f}",
                 f"{last['loss'][-1]:.3f}",
                 f"{last['nll'][-1]:.3f}" if last["nll"] else "",
             ]
         )
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _median(rounds: list[dict[str, Any]], key: str) -> float:
-    return statistics.median(one[key] for one in rounds)
+    return markdown(titles, rows)
 
 
 if __name__ == "__main__":

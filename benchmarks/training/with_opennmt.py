@@ -2,9 +2,16 @@
 
 import sys
 from importlib.metadata import version
-from unittest.mock import MagicMock
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import opennmt_model  # first: without it the next do not import
+from onmt.model_builder import build_model
+from onmt.trainer import Trainer
+from onmt.utils import Optimizer, Statistics
+from onmt.utils.loss import LossCompute
 from timing import (
     ADAM_BETAS,
     DROPOUT,
@@ -16,25 +23,13 @@ from timing import (
     read_settings,
 )
 
-# Of OpenNMT-py's transforms of text, which it imports with the rest: token ids need none.
-sys.modules.update(dict.fromkeys(("ahocorasick", "fasttext", "rapidfuzz", "spacy"), MagicMock()))
-
-import onmt.opts  # noqa: E402
-import pyonmttok  # noqa: E402
-from onmt.constants import DefaultTokens  # noqa: E402
-from onmt.model_builder import build_model  # noqa: E402
-from onmt.trainer import Trainer  # noqa: E402
-from onmt.utils import Optimizer, Statistics  # noqa: E402
-from onmt.utils.loss import LossCompute  # noqa: E402
-from onmt.utils.parse import ArgumentParser  # noqa: E402
-
 
 def main() -> None:
     """Run it."""
     settings = read_settings(__doc__)
     torch.manual_seed(settings.seed)
     options = _options(settings)
-    vocabulary = _vocabulary(settings.vocab_size)
+    vocabulary = opennmt_model.made_up_vocabulary(settings.vocab_size)
     vocabularies = {"src": vocabulary, "tgt": vocabulary}
     model = build_model(options, options, vocabularies, None, -1)
     optimizer = Optimizer.from_opt(model, options)
@@ -76,49 +71,28 @@ def main() -> None:
 
 
 def _options(settings: Settings) -> object:
-    """OpenNMT-py's options: what its Transformer recipe sets, else its defaults."""
     shape = settings.shape
-    parser = ArgumentParser()
-    onmt.opts.train_opts(parser)
-    given = {  # None: a switch
-        "encoder_type": "transformer",
-        "decoder_type": "transformer",
-        "position_encoding": None,
-        "max_relative_positions": 0,
-        "layers": shape.num_layers,
-        "hidden_size": shape.d_model,
-        "word_vec_size": shape.d_model,
-        "transformer_ff": shape.d_ff,
-        "heads": shape.num_heads,
-        "dropout": DROPOUT,
-        "attention_dropout": DROPOUT,
-        "label_smoothing": LABEL_SMOOTHING,
-        "param_init": 0,
-        "param_init_glorot": None,
-        "share_embeddings": None,
-        "share_decoder_embeddings": None,
-        "share_vocab": None,
-        "optim": "adam",
-        "adam_beta1": ADAM_BETAS[0],
-        "adam_beta2": ADAM_BETAS[1],
-        "learning_rate": 1.0,
-        "decay_method": "none",
-        "max_grad_norm": 0,
-        "normalization": "tokens",
-    }
-    words = ["-data", "none", "-src_vocab", "none"]  # which it insists on
-    for name, value in given.items():
-        words += [f"-{name}"] if value is None else [f"-{name}", str(value)]
-    options = parser.parse_args(words)
-    ArgumentParser.update_model_opts(options)
-    ArgumentParser.validate_model_opts(options)
-    return options
-
-
-def _vocabulary(size: int) -> pyonmttok.Vocab:
-    specials = [DefaultTokens.PAD, DefaultTokens.BOS, DefaultTokens.EOS, DefaultTokens.UNK]
-    pieces = [f"piece{number}" for number in range(len(specials), size)]
-    return pyonmttok.build_vocab_from_tokens(pieces, special_tokens=specials)
+    return opennmt_model.model_options(
+        {
+            "layers": shape.num_layers,
+            "hidden_size": shape.d_model,
+            "word_vec_size": shape.d_model,
+            "transformer_ff": shape.d_ff,
+            "heads": shape.num_heads,
+            "dropout": DROPOUT,
+            "attention_dropout": DROPOUT,
+            "label_smoothing": LABEL_SMOOTHING,
+            "param_init": 0,
+            "param_init_glorot": None,
+            "optim": "adam",
+            "adam_beta1": ADAM_BETAS[0],
+            "adam_beta2": ADAM_BETAS[1],
+            "learning_rate": 1.0,
+            "decay_method": "none",
+            "max_grad_norm": 0,
+            "normalization": "tokens",
+        }
+    )
 
 
 if __name__ == "__main__":

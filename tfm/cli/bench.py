@@ -1,24 +1,28 @@
-"""Commands that time the others: bench train."""
+"""Commands that time the others: bench train and bench generate."""
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import typer
 
-from tfm.cli.app import app
+from tfm.cli.app import RUNS_ROOT, app
 from tfm.cli.options import Given, with_settings
 from tfm.config import (
     PRESETS,
     BatchingConfig,
+    InferenceConfig,
     OptimizerConfig,
     RecurrentConfig,
     RunConfig,
+    SearchConfig,
     TrainingConfig,
     TransformerConfig,
     read_toml,
     run_config,
+    settings_from,
 )
 from tfm.errors import UsageError
 
@@ -45,15 +49,10 @@ _OF_THE_LOOP = ("log_steps", "background_saving")
 
 bench = typer.Typer(
     help="How fast tfm is on this machine, beside what the machine could do.\n\n"
-    "Example: tfm bench train --arch base",
+    "Examples: tfm bench train --arch base; tfm bench generate --beam 4",
     rich_markup_mode="rich",
 )
 app.add_typer(bench, name="bench", rich_help_panel=SPEED_PANEL)
-
-
-@bench.callback()
-def _group() -> None:
-    """Keeps `train` a name of its own, even while it is the only one."""
 
 
 @bench.command()
@@ -102,6 +101,67 @@ def train(
 
     plan = Plan(steps=steps, untimed_steps=untimed_steps, rounds=rounds, loop=loop)
     print_train_bench(bench_train(data, settings, plan, started=started), as_json=as_json)
+
+
+@bench.command()
+@with_settings(SearchConfig, InferenceConfig)
+def generate(
+    model: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads the type
+        typer.Argument(
+            metavar="MODEL", help="Model or run folder; the newest run below runs/ if not given."
+        ),
+    ] = None,
+    input_: Annotated[
+        Path | None, typer.Option("--input", help="File to translate, a sentence a line.")
+    ] = None,
+    split: Annotated[
+        Literal["test", "valid"] | None,
+        typer.Option(
+            help="Translate this split of the model's dataset (default test, without --input)."
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Repeats of all that is timed, in turn; medians count.")
+    ] = 3,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Translate the text so many times over in each round.")
+    ] = 1,
+    latency: Annotated[
+        bool, typer.Option("--latency", help="Time one sentence at a time, too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    *,
+    given: Given,
+) -> None:
+    """Time translation: sentences and tokens a second, from text to text, the model loaded.
+
+    Target tokens are those of the best translation of each sentence, its end included.
+
+    Examples:
+      tfm bench generate runs/multi30k-en-de-small --beam 4
+
+      tfm bench generate --input news.en --repeat 5 --precision bf16 --json
+
+      tfm bench generate --beam 1 --latency
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as tfm generate has it
+    from tfm.cli.bench_output import print_generate_bench
+    from tfm.stages.bench.generate import Plan, bench_generate
+    from tfm.stages.generate import plan_generation
+
+    if input_ is None and split is None:
+        split = "test"  # and not standard input, which cannot be read twice
+    generation = plan_generation(
+        [] if model is None else [model], input_path=input_, split=split, runs_dir=RUNS_ROOT
+    )
+    result = bench_generate(
+        generation,
+        SearchConfig.for_model(generation.search, given.get("search", {})),
+        Plan(rounds=rounds, repeat=repeat, latency=latency),
+        settings_from(InferenceConfig, given.get("inference", {})),
+    )
+    print_generate_bench(result, as_json=as_json)
 
 
 def _refuse_without_effect(training: Mapping[str, Any], *, loop: bool) -> None:

@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from tfm.runtime.measurement import PeakMemory
+    from tfm.stages.bench.generate import GenerateBench, Milliseconds
     from tfm.stages.bench.train import TrainBench
 
 
@@ -19,6 +21,17 @@ def print_train_bench(result: "TrainBench", *, as_json: bool) -> None:
     _add_what_was_timed(table, result)
     _add_speed(table, result)
     _add_cost(table, result)
+    Console(highlight=False).print(table)
+
+
+def print_generate_bench(result: "GenerateBench", *, as_json: bool) -> None:
+    """Print how fast a model translates."""
+    if as_json:
+        print(json.dumps(result.to_json()))  # noqa: T201
+        return
+    table = Table.grid(padding=(0, 2))
+    _add_what_was_translated(table, result)
+    _add_rates(table, result)
     Console(highlight=False).print(table)
 
 
@@ -68,19 +81,59 @@ def _add_speed(table: Table, result: "TrainBench") -> None:
 
 
 def _add_cost(table: Table, result: "TrainBench") -> None:
-    share, memory = result.real_share, result.peak_memory
+    share = result.real_share
     table.add_row("seconds to the first step", f"{result.seconds_to_first_step:.1f}")
     table.add_row(
         "tokens that are no padding",
         f"{share.both:.1%} of all computed ones; source {share.source:.1%}, "
         f"target {share.target:.1%}",
     )
-    on_gpu = "" if memory.device is None else f"{memory.device / 2**30:.2f} GiB on the GPU, "
-    table.add_row("peak memory", f"{on_gpu}{memory.process / 2**30:.2f} GiB of the process")
+    _add_memory(table, result.peak_memory)
     if result.skipped_steps:
         table.add_row("steps that changed nothing", f"{result.skipped_steps:,}")
     if result.out_of_memory:
         table.add_row("batches split further", f"{result.out_of_memory:,}, as memory ran out")
+
+
+def _add_what_was_translated(table: Table, result: "GenerateBench") -> None:
+    search, plan = result.search, result.plan
+    how = f"beam {search['beam_size']}" if search["search"] == "beam" else search["search"]
+    times = f", {plan.repeat:,} times over" if plan.repeat > 1 else ""
+    table.add_row("model", f"{result.model}, {result.num_parameters:,} parameters")
+    table.add_row(
+        "text",
+        f"{result.text}{times}: {result.num_sentences:,} sentences, "
+        f"{result.num_source_tokens:,} tokens to {result.num_target_tokens:,}, ends counted",
+    )
+    table.add_row("search", f"{how}, length penalty {search['length_penalty']:g}")
+    table.add_row("device", result.device)
+    table.add_row("arithmetic", f"{result.compute}; torch {result.torch}")
+    table.add_row("timed", f"{plan.rounds} rounds, after one that was not")
+
+
+def _add_rates(table: Table, result: "GenerateBench") -> None:
+    table.add_row(
+        "target tokens a second",
+        f"{result.target_tokens_per_second:,.0f} "
+        f"(by round {_figures(result.target_tokens_per_second_by_round)})",
+        style="bold",
+    )
+    table.add_row("source tokens a second", f"{result.source_tokens_per_second:,.0f}")
+    table.add_row("sentences a second", f"{result.sentences_per_second:,.1f}")
+    if result.latency is not None:
+        table.add_row("ms a sentence, one at a time", _quantiles(result.latency.sentence))
+        table.add_row("ms a token, one at a time", _quantiles(result.latency.token))
+    table.add_row("seconds to load", f"{result.seconds_to_load:.2f}")
+    _add_memory(table, result.peak_memory)
+
+
+def _add_memory(table: Table, memory: "PeakMemory") -> None:
+    on_gpu = "" if memory.device is None else f"{memory.device / 2**30:.2f} GiB on the GPU, "
+    table.add_row("peak memory", f"{on_gpu}{memory.process / 2**30:.2f} GiB of the process")
+
+
+def _quantiles(times: "Milliseconds") -> str:
+    return f"median {times.median:.4g}, p90 {times.p90:.4g}, p99 {times.p99:.4g}"
 
 
 def _figures(rates: list[float]) -> str:

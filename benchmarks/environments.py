@@ -11,10 +11,11 @@ import torch
 
 
 class Library(NamedTuple):
-    """What a library needs to be trained with.
+    """What a library needs to train or translate.
 
     Attributes:
-        package: It, installed without what it asks for: some ask for a torch of years ago.
+        package: It, installed without what it asks for: some ask for a torch of years ago. None if
+            tfm's own environment has it.
         needs: What it does need, besides torch and what comes with it in tfm's environment.
         from_source: Whether its source is laid beside the packages as it is, without a build.
     """
@@ -51,6 +52,7 @@ LIBRARIES = {
     ),
     "marian": Library("transformers==5.23.0", ("huggingface-hub", "regex", "tokenizers")),
     "torch": Library(None),
+    "ctranslate2": Library(None),  # which tfm export writes with
 }
 
 

@@ -1,0 +1,347 @@
+"""Time the translation of a text by tfm and by other libraries with the same weights, in turn.
+
+    pip install 'tfm[export]'
+    python benchmarks/decoding/compare.py --model runs/small --envs /tmp/envs --out /tmp/speed
+    python benchmarks/decoding/compare.py --model runs/small --envs … --out … --latency --beam 4 1
+
+Marian (of Hugging Face transformers) knows post-norm models alone and OpenNMT-py pre-norm ones: the
+other is left out, and said to be. CTranslate2 takes what `tfm export` writes, the two a state dict
+made by hand; both are seen to compute tfm's own log probabilities first.
+
+Each library first finds its best setting on some sentences: how the threads are shared among
+batches that run at once, and the size of batches (tfm keeps its default). Then all translate the
+text, each run in a process of its own, one after another, round after round. The clock runs while
+sentences are translated with a loaded model that has translated some before. tfm is given text, and
+cuts and joins it while the clock runs; the others are given, and give, pieces or token ids. Target
+tokens are those of the translations, ends counted. At --length-penalty 0 all search for the same;
+other values are each library's own: Wu et al.'s formula in tfm and OpenNMT-py, a power of the
+length in the other two. tfm's longest translation is 50 tokens longer than its source; the others
+have one limit for all, that of the longest source: a model that repeats itself runs into it.
+
+The table goes to stdout as Markdown; --out keeps one JSON file a run, and what the run said.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import sacrebleu
+from environments import environment
+from preparation import Text, export_to_ctranslate2, read_text, write_setup
+from runs import markdown, median, run
+
+from tfm.data.subword import Vocabulary
+from tfm.runtime.checkpoint import find_model
+
+_HERE = Path(__file__).parent
+_OURS = "tfm"
+# By library: the arithmetic that it has.
+_PRECISIONS = {
+    _OURS: ("fp32", "bf16", "fp16", "int8"),
+    "ctranslate2": ("fp32", "bf16", "fp16", "int8"),
+    "marian": ("fp32", "bf16", "fp16"),
+    "opennmt": ("fp32", "int8"),
+}
+_PEERS = tuple(name for name in _PRECISIONS if name != _OURS)
+
+
+class Contestant(NamedTuple):
+    """A library, and what it is to do."""
+
+    name: str
+    precision: str
+    beam_size: int
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.precision}-beam{self.beam_size}"
+
+
+class Setting(NamedTuple):
+    """What a library is free to choose."""
+
+    processes: int
+    threads: int
+    batch_size: int
+    batch_type: str
+
+    def __str__(self) -> str:
+        batches = f", {self.batch_size:,} {self.batch_type}" if self.batch_size > 1 else ""
+        return f"{self.processes} × {self.threads}{batches}"
+
+
+# By contestant: its setting, and what its rounds came to; those that failed are missing.
+Results = dict[Contestant, tuple[Setting, list[dict[str, Any]]]]
+
+
+def main() -> None:
+    """Run it."""
+    started = time.monotonic()
+    options = _options()
+    options.model = find_model(options.model)
+    text = read_text(options.model, options.input, options.reference)
+    setup = options.out / "setup"
+    write_setup(setup, options.model, text)
+    if "ctranslate2" in options.only:
+        export_to_ctranslate2(options.model, setup / "ctranslate2")
+    bench = _Bench(options, text)
+    tuned = {contestant: bench.tuned(contestant) for contestant in _contestants(options)}
+    results: Results = {}
+    for number in range(1, options.rounds + 1):
+        for contestant, found in tuned.items():
+            if found is None:
+                continue
+            result = bench.timed(contestant, *found, number=number)
+            if result is not None:
+                results.setdefault(contestant, (found[0], []))[1].append(result)
+    vocabulary = Vocabulary.load(options.model)
+    print(_latency_table(results) if options.latency else _table(results, text, vocabulary))
+    print(f"{(time.monotonic() - started) / 60:.1f} minutes", file=sys.stderr)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True, help="a model or run folder of tfm")
+    parser.add_argument("--input", type=Path, help="the text (default: the dataset's test split)")
+    parser.add_argument("--reference", type=Path, help="its translation")
+    parser.add_argument("--envs", type=Path, required=True, help="folder of the environments")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--only", nargs="*", choices=_PEERS, default=list(_PEERS))
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        choices=["fp32", "bf16", "fp16", "int8"],
+        default=["fp32", "bf16", "int8"],
+    )
+    parser.add_argument("--beam", type=int, nargs="+", default=[4], help="beam sizes")
+    parser.add_argument("--length-penalty", type=float, default=0.0, help="each library's own α")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--repeat", type=int, default=5, help="times over that a round has the text"
+    )
+    parser.add_argument(
+        "--max-seconds",
+        type=float,
+        default=20.0,
+        help="of a run, by which slow libraries have the text fewer times over, but once",
+    )
+    parser.add_argument("--sample", type=int, default=400, help="sentences to choose settings by")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument(
+        "--batch-tokens",
+        type=int,
+        nargs="+",
+        default=[1024, 2048, 4096],
+        help="sizes in tokens, which CTranslate2 knows, too",
+    )
+    parser.add_argument("--latency", action="store_true", help="translate one sentence at a time")
+    parser.add_argument(
+        "--latency-sentences", type=int, default=100, help="how many of the text, so"
+    )
+    return parser.parse_args()
+
+
+def _contestants(options: argparse.Namespace) -> Iterator[Contestant]:
+    for beam_size, precision, name in product(
+        options.beam, options.precisions, (_OURS, *options.only)
+    ):
+        if precision in _PRECISIONS[name]:
+            yield Contestant(name, precision, beam_size)
+
+
+def _settings(name: str, options: argparse.Namespace) -> Iterator[Setting]:
+    """What to choose from."""
+    num_threads = options.threads
+    divisors = [n for n in range(1, num_threads + 1) if num_threads % n == 0]
+    if options.latency:
+        for threads in divisors:
+            yield Setting(1, threads, 0 if name == _OURS else 1, "examples")
+        return
+    one_batch = name not in (_OURS, "ctranslate2") or options.device == "cuda"
+    for processes in [1] if one_batch else divisors:
+        threads = num_threads // processes
+        if name == _OURS:
+            yield Setting(processes, threads, 0, "tokens")
+            continue
+        for size in options.batch_sizes:
+            yield Setting(processes, threads, size, "examples")
+        for size in options.batch_tokens if name == "ctranslate2" else ():
+            yield Setting(processes, threads, size, "tokens")
+
+
+class _Bench:
+    """Runs runners.
+
+    Args:
+        options: What to run.
+        text: What they translate.
+    """
+
+    def __init__(self, options: argparse.Namespace, text: Text) -> None:
+        self._options = options
+        self._text = text
+        self._pythons = {_OURS: Path(sys.executable)}
+        for name in options.only:
+            self._pythons[name] = environment(name, options.envs)
+
+    def tuned(self, contestant: Contestant) -> tuple[Setting, int] | None:
+        """The fastest setting, and how often it has the text in time; None if it fails."""
+        options = self._options
+        num_sentences = min(30, options.sample) if options.latency else options.sample
+        found: dict[Setting, dict[str, Any]] = {}
+        for setting in _settings(contestant.name, options):
+            name = f"{contestant}-{'-'.join(map(str, setting))}"
+            result = self._run(contestant, setting, name, num_sentences=num_sentences, copies=1)
+            if result is not None:
+                found[setting] = result
+            elif not found:
+                return None  # nor would it with another
+        best = max(found, key=lambda setting: found[setting]["tokens_per_second"])
+        share = len(found[best]["translations"]) / len(self._text.lines)
+        seconds = sum(found[best]["seconds"]) / share
+        copies = max(1, min(options.repeat, int(options.max_seconds / seconds)))
+        return best, copies
+
+    def timed(
+        self, contestant: Contestant, setting: Setting, copies: int, *, number: int
+    ) -> dict[str, Any] | None:
+        """What a round comes to; None if it fails, which is said."""
+        return self._run(
+            contestant,
+            setting,
+            f"{contestant}-{number}",
+            num_sentences=(
+                self._options.latency_sentences if self._options.latency else len(self._text.lines)
+            ),
+            copies=1 if self._options.latency else copies,
+        )
+
+    def _run(
+        self,
+        contestant: Contestant,
+        setting: Setting,
+        name: str,
+        *,
+        num_sentences: int,
+        copies: int,
+    ) -> dict[str, Any] | None:
+        options = self._options
+        settings = {
+            "setup": options.out / "setup",
+            "model": options.model,
+            "device": options.device,
+            "precision": contestant.precision,
+            "beam-size": contestant.beam_size,
+            "length-penalty": options.length_penalty,
+            "max-length": self._text.max_length,
+            "processes": setting.processes,
+            "threads": setting.threads,
+            "batch-size": setting.batch_size,
+            "batch-type": setting.batch_type,
+            "num-sentences": num_sentences,
+            "copies": copies,
+            "one-at-a-time": str(options.latency).lower(),
+        }
+        result = run(
+            self._pythons[contestant.name],
+            _HERE / f"with_{contestant.name}.py",
+            settings,
+            options.out / name,
+            threads=setting.processes * setting.threads,
+            limit_seconds=300 + 10 * options.max_seconds,
+        )
+        if result is not None:
+            print(f"{name}: {result['tokens_per_second']:,.0f} target tokens/s", file=sys.stderr)
+        return result
+
+
+def _table(results: Results, text: Text, vocabulary: Vocabulary) -> str:
+    """The results in Markdown, the slowest last."""
+    speeds = {
+        contestant: median(rounds, "tokens_per_second")
+        for contestant, (_, rounds) in results.items()
+    }
+    ours = [each for each in speeds if each.name == _OURS]
+    titles = ["library", "precision", "beam", "threads and batches", "target tokens/s", "rounds"]
+    titles += [f"{_OURS} {one.precision} to it" for one in ours]
+    titles += ["BLEU", "as tfm fp32", "peak MB"]
+    rows = []
+    for contestant in sorted(speeds, key=lambda each: -speeds[each]):
+        setting, rounds = results[contestant]
+        last = rounds[-1]
+        plain = results.get(Contestant(_OURS, "fp32", contestant.beam_size))
+        rows.append(
+            [
+                last["version"],
+                contestant.precision,
+                str(contestant.beam_size),
+                str(setting),
+                f"{speeds[contestant]:,.0f}",
+                " ".join(f"{one['tokens_per_second']:,.0f}" for one in rounds),
+                *(
+                    f"{speeds[one] / speeds[contestant]:.2f}"
+                    if one.beam_size == contestant.beam_size
+                    else ""
+                    for one in ours
+                ),
+                f"{_bleu(last['translations'], text, vocabulary):.2f}",
+                _share_of_equals(last, plain[1][-1]) if plain else "",
+                f"{median(rounds, 'peak_memory_mb'):,.0f}",
+            ]
+        )
+    return markdown(titles, rows)
+
+
+def _latency_table(results: Results) -> str:
+    """What one sentence takes, in Markdown, the slowest last."""
+    milliseconds = {
+        contestant: [1e3 * value for one in rounds for value in one["seconds"]]
+        for contestant, (_, rounds) in results.items()
+    }
+    titles = ["library", "precision", "beam", "threads", "ms a sentence", "p90", "rounds"]
+    titles += ["ms a token"]
+    rows = []
+    for contestant in sorted(
+        results, key=lambda each: (-each.beam_size, statistics.median(milliseconds[each]))
+    ):
+        setting, rounds = results[contestant]
+        values = milliseconds[contestant]
+        num_tokens = [number for one in rounds for number in one["num_tokens"]]
+        by_token = [value / number for value, number in zip(values, num_tokens, strict=True)]
+        rows.append(
+            [
+                rounds[-1]["version"],
+                contestant.precision,
+                str(contestant.beam_size),
+                str(setting.threads),
+                f"{statistics.median(values):.2f}",
+                f"{statistics.quantiles(values, n=10)[-1]:.2f}",
+                " ".join(f"{1e3 * statistics.median(one['seconds']):.2f}" for one in rounds),
+                f"{statistics.median(by_token):.3f}",
+            ]
+        )
+    return markdown(titles, rows)
+
+
+def _bleu(translations: Iterable[list[int]], text: Text, vocabulary: Vocabulary) -> float:
+    """That of sacreBLEU, by its defaults (13a, cased)."""
+    lines = vocabulary.target.decode(translations)
+    return float(sacrebleu.corpus_bleu(lines, [text.references]).score)
+
+
+def _share_of_equals(result: dict[str, Any], plain: dict[str, Any]) -> str:
+    pairs = list(zip(result["translations"], plain["translations"], strict=True))
+    return f"{sum(one == other for one, other in pairs) / len(pairs):.1%}"
+
+
+if __name__ == "__main__":
+    main()

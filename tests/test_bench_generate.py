@@ -1,0 +1,262 @@
+"""tfm bench generate: figures that can be, of what `tfm generate` would write."""
+
+import json
+import os
+import re
+import sys
+import tempfile
+from contextlib import nullcontext
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import typer
+
+from tfm.cli import main as cli
+from tfm.config import InferenceConfig, SearchConfig
+from tfm.errors import DataError, UsageError
+from tfm.search.hypothesis import Hypothesis
+from tfm.stages.bench import generate as stage
+from tfm.stages.bench.generate import Milliseconds, Plan, bench_generate
+from tfm.stages.generate import Generation, Source, plan_generation
+from tfm.translator.models import Models
+from tfm.translator.sentences import SentenceBatch
+
+CPU = InferenceConfig(device="cpu", precision="fp32")
+
+PLAN = Plan(rounds=2, repeat=1, latency=False)
+
+
+@pytest.fixture
+def bench(trained_run):
+    """Time a text, the test split of the dataset if none is given, with the tiny model."""
+
+    def call(text=None, *, plan=PLAN, config=None):
+        generation = plan_generation(
+            [trained_run], input_path=text, split=None if text else "test", runs_dir=trained_run
+        )
+        config = config or SearchConfig(beam_size=2)
+        return bench_generate(generation, config, plan, CPU)
+
+    return call
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Run the command line in this process: its exit code, stdout and stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tfm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code, *capfd.readouterr()
+
+    return call
+
+
+def hypothesis(*tokens):
+    return Hypothesis(tokens=tokens, log_prob=-1.0, score=-1.0)
+
+
+# --- what is counted
+
+
+def test_tokens_are_those_of_the_best_translation_ends_included():
+    class Engine:
+        max_positions = None
+
+        def map(self, task, take, config):
+            while (batch := take(True)) is not None:
+                yield batch, [[hypothesis(*range(10, 10 + n)), hypothesis(7)] for n in (3, 0)]
+
+    engine = stage._CountingEngine(Engine())
+    batch = SentenceBatch(line_numbers=[1, 2], sources=[[8, 9], [8]], targets=[[], []])
+    batches = iter([batch] * 2)
+    assert [
+        len(each)
+        for _, each in engine.map(Models.search, lambda wait: next(batches, None), SearchConfig())
+    ] == [2] * 2
+    assert engine.counts == stage._Counts(sentences=4, source_tokens=10, target_tokens=10)
+
+
+def test_figures_are_plausible_and_fit_each_other(bench, data_dir, trained_run):
+    result = bench()
+    assert result.text == str(data_dir / "test.en")
+    assert result.model.startswith(str(trained_run))
+    assert result.num_sentences == 12
+    assert result.num_source_tokens > 12 < result.num_target_tokens
+    by_round = result.target_tokens_per_second_by_round
+    assert len(by_round) == 2
+    assert min(by_round) > 0
+    assert result.target_tokens_per_second == pytest.approx(np.median(by_round))
+    seconds = np.median([result.num_target_tokens / rate for rate in by_round])
+    assert result.sentences_per_second == pytest.approx(12 / seconds, rel=0.5)
+    assert result.source_tokens_per_second / result.sentences_per_second == pytest.approx(
+        result.num_source_tokens / 12
+    )
+    assert 0 < result.seconds_to_load < 60
+    assert 1e7 < result.peak_memory.process < 1e11
+    assert result.num_parameters > 400 * 16
+    assert result.latency is None
+
+
+def test_a_text_several_times_over_has_as_many_times_the_tokens(bench, tmp_path):
+    text = tmp_path / "in.en"
+    text.write_text("the dog\n\na cat sees it")  # the last line is not closed
+    once, thrice = (bench(text, plan=Plan(rounds=1, repeat=n, latency=False)) for n in (1, 3))
+    assert once.num_sentences == 2  # the empty line is none
+    for name in ("num_sentences", "num_source_tokens", "num_target_tokens"):
+        assert getattr(thrice, name) == 3 * getattr(once, name)
+
+
+def test_each_sentence_is_timed_alone_in_each_round(bench, monkeypatch):
+    sizes = []
+    in_full = Models.map
+
+    def watched(*arguments):
+        for batch, found in in_full(*arguments):
+            sizes.append(len(batch))
+            yield batch, found
+
+    monkeypatch.setattr(Models, "map", watched)
+    result = bench(plan=Plan(rounds=2, repeat=1, latency=True))
+    assert sizes.count(1) >= 2 * 12
+    assert sum(sizes) == 12 + 2 * (12 + 12)  # one pass more, which is not timed
+    latency = result.latency
+    for times in (latency.sentence, latency.token):
+        assert 0 < times.median <= times.p90 <= times.p99 < 60_000
+    assert latency.token.median < latency.sentence.median
+
+
+def test_quantiles_are_in_milliseconds():
+    assert Milliseconds.of([n / 1e3 for n in range(1, 102)]) == Milliseconds(
+        median=pytest.approx(51), p90=pytest.approx(91), p99=pytest.approx(100)
+    )
+
+
+def test_all_of_it_is_json(bench):
+    result = bench(plan=Plan(rounds=1, repeat=1, latency=True))
+    assert json.loads(json.dumps(result.to_json())) == result.to_json()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_nothing_is_left_behind(bench, tmp_path, monkeypatch, interrupted):
+    def interrupt(*args, **kwargs):
+        assert list(tmp_path.glob("tfm-bench-*"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if interrupted:
+        monkeypatch.setattr(stage, "search_chunks", interrupt)
+    with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
+        bench()
+    assert not list(tmp_path.iterdir())
+
+
+# --- what cannot be timed
+
+
+def test_several_processes_are_refused(bench, monkeypatch):
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2,
+                        "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():  # fmt: skip
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UsageError, match="a single process, but torchrun has started 2"):
+        bench()
+
+
+def test_a_text_without_words_is_refused(bench, tmp_path):
+    (tmp_path / "empty").write_text("\n \n")
+    with pytest.raises(DataError, match="no line to translate"):
+        bench(tmp_path / "empty")
+
+
+def test_standard_input_is_refused():
+    generation = Generation(
+        models=[], source=Source(path=None), prefixes=None, targets=None, data_dir="", search={}
+    )
+    with pytest.raises(UsageError, match="give the text with --input"):
+        bench_generate(generation, SearchConfig(), PLAN, CPU)
+
+
+# --- the command line
+
+
+def test_json_is_one_object(run, trained_run):
+    flags = ["--beam", 2, "--rounds", 2, "--repeat", 2, "--device", "cpu", "--latency", "--json"]
+    code, out, err = run("bench", "generate", trained_run, *flags)
+    assert code == 0, err
+    [record] = map(json.loads, out.splitlines())
+    assert record["plan"] == {"rounds": 2, "repeat": 2, "latency": True}
+    assert record["search"]["beam_size"] == 2
+    assert record["num_sentences"] == 24
+    assert record["latency"].keys() == {"sentence", "token"}
+    assert record["latency"]["token"].keys() == {"median", "p90", "p99"}
+    assert {
+        "target_tokens_per_second",
+        "source_tokens_per_second",
+        "sentences_per_second",
+        "num_source_tokens",
+        "num_target_tokens",
+        "seconds_to_load",
+        "peak_memory",
+        "device",
+        "num_threads",
+        "torch",
+    } <= record.keys()
+    assert err.startswith("bench generate: ")
+
+
+def test_the_table_says_the_same(run, trained_run, data_dir):
+    code, out, err = run(
+        "bench", "generate", trained_run, "--split", "valid", "--device", "cpu", "--rounds", 1
+    )
+    assert code == 0, err
+    for word in ("target tokens a second", "sentences a second", "peak memory", "beam 4"):
+        assert word in out
+    assert "one at a time" not in out
+    assert "valid.en" in " ".join(out.split())
+
+
+def test_standard_input_is_left_alone(run, trained_run, data_dir, monkeypatch):
+    monkeypatch.setattr("tfm.stages.generate._standard_input_has_text", lambda: True)
+    code, out, err = run(
+        "bench", "generate", trained_run, "--beam", 1, "--device", "cpu", "--rounds", 1, "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["text"] == str(data_dir / "test.en")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ("--foo", 2, "No such option: --foo"),
+        ("--rounds 0", 2, "Invalid value for '--rounds'"),
+        ("--repeat 0", 2, "Invalid value for '--repeat'"),
+        ("--beam 0", 2, "beam_size is 0"),
+        ("--temperature 2", 2, "temperature has no effect on search beam"),
+        ("--input nowhere", 1, "nowhere does not exist"),
+        ("--input nowhere --split test", 2, "--input and --split exclude each other"),
+    ],
+)
+def test_mistakes_are_one_line(run, trained_run, arguments, code, message):
+    got, out, err = run("bench", "generate", trained_run, *arguments.split())
+    assert (got, out) == (code, "")
+    assert len(err.splitlines()) == 1
+    assert re.match(f"tfm: {message}", err)
+
+
+def test_a_model_that_is_not_there_is_one_line(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in ([], [tmp_path / "nothing"]):
+        code, out, err = run("bench", "generate", *arguments)
+        assert (code, out) == (1, "")
+        assert len(err.splitlines()) == 1
+        assert os.sep in err
+
+
+def test_every_setting_of_a_search_is_one_of_the_benchmark():
+    group = typer.main.get_command(cli.app)
+    generate, timed = group.commands["generate"], group.commands["bench"].commands["generate"]
+    settings = {item.name for item in fields(SearchConfig)}
+    assert settings <= {p.name for p in generate.params}
+    assert settings <= {p.name for p in timed.params}
