@@ -89,8 +89,10 @@ def test_heads_project_to_any_width_and_back(d_k, d_v):
     heads_of = MultiHeadAttention(config).double().eval()
     nn.init.normal_(heads_of.input.bias)
     x = torch.randn(B, T, 8, dtype=torch.float64)
-    joined = heads_of.attend(*heads_of.queries_keys_values(x), AttentionMask())
-    found = heads_of.output(joined)
+    query, key, value = heads_of.split_heads(heads_of.project(x).flatten(0, 1), B)
+    found = heads_of.output(heads_of.attend(query, key, value, AttentionMask()))
+    of_rows = heads_of.output(heads_of.attend_hidden(query, key.mT, value, None))
+    torch.testing.assert_close(of_rows, found.flatten(0, 1))
 
     heads = []
     d_k, d_v = config.key_width, config.value_width
@@ -111,10 +113,35 @@ def test_separate_projections_equal_the_joint_one():
     heads = MultiHeadAttention(TransformerConfig(d_model=8, num_heads=2, d_k=3, d_v=5))
     nn.init.normal_(heads.input.bias)
     x = torch.randn(B, T, 8)
-    joint = heads.queries_keys_values(x)
-    separate = (heads.queries(x), *heads.keys_values(x))
+    joint = heads.split_heads(heads.project(x).flatten(0, 1), B)
+    query = heads.heads(heads.project_queries(x).flatten(0, 1), B)
+    separate = (query, *heads.keys_values(x))
     for one, other in zip(joint, separate, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("function", ["dot-product", "additive"])
+@pytest.mark.parametrize("for_each_query", [True, False])
+@pytest.mark.parametrize("num_keys", [3, 40])
+def test_what_is_hidden_from_queries_that_share_keys_weighs_nothing(
+    function, for_each_query, num_keys
+):
+    torch.manual_seed(0)
+    config = TransformerConfig(d_model=8, num_heads=H, d_k=D_K, d_v=D_K, attention=function)
+    heads = MultiHeadAttention(config).double()
+    query, key, value = (
+        torch.randn(B, H, length, width, dtype=torch.float64)
+        for length, width in ((T, D_K), (num_keys, D_K), (num_keys, D_K))
+    )
+    allowed = torch.rand(B, T if for_each_query else 1, num_keys) < 0.5
+    allowed[:, :, 2] = True
+    hidden = torch.zeros(allowed.shape).masked_fill_(~allowed, -math.inf)
+    scores = query @ key.transpose(-1, -2) / math.sqrt(D_K)
+    if function == "additive":
+        scores = plain_additive_scores(query, key, heads.additive_weight)
+    weights = scores.masked_fill(~allowed[:, None], -math.inf).softmax(dim=-1)
+    expected = (weights @ value).transpose(1, 2).reshape(B * T, H * D_K)
+    torch.testing.assert_close(heads.attend_hidden(query, key.mT, value, hidden), expected)
 
 
 def plain_window(length, window, *, causal):

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.model.transformer import Transformer
-from tfm.search.beam import beam_search
+from tfm.search import beam as beam_module
+from tfm.search.beam import Beams, beam_search, finished_beams
 from tfm.search.hypothesis import length_penalty
+from tfm.search.unfinished import Unfinished
 
 V = 7  # 4, 5 and 6 are words
 
@@ -36,14 +38,18 @@ class Table:
         sources = [row[:n].tolist() for row, n in zip(source, lengths.tolist(), strict=True)]
         return TableState([[(sentence, ())] for sentence in sources])
 
-    def step(self, tokens, state):
+    def step(self, tokens, state, rows=None):
         for beam, newest in zip(state.beams, tokens.tolist(), strict=True):
             for row, token in enumerate(newest):
                 source, prefix = beam[row]
                 beam[row] = (source, (*prefix, token))
-        return torch.stack(
-            [torch.stack([self.log_probs(*row) for row in beam]) for beam in state.beams]
-        )
+        flat = list(itertools.chain.from_iterable(state.beams))
+        if rows is not None:
+            return torch.stack([self.log_probs(*flat[row]) for row in rows.tolist()])
+        return torch.stack([self.log_probs(*row) for row in flat]).view(*tokens.shape, V)
+
+    def step_together(self, each_step):
+        return torch.cat([self.step(*each) for each in each_step])
 
 
 class TableState:
@@ -80,12 +86,15 @@ class TransformerTable(Table):
             return self.model.logits(hidden)[0, -1].float().log_softmax(dim=-1)
 
 
-def find(model, sources, **config):
-    lengths = torch.tensor([len(source) for source in sources])
+def batch_of(sources):
     rows = [torch.tensor(source) for source in sources]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    return padded, torch.tensor([len(source) for source in sources])
+
+
+def find(model, sources, **config):
     with torch.inference_mode():
-        return beam_search(model, padded, lengths, SearchConfig(**config))
+        return beam_search(model, *batch_of(sources), SearchConfig(**config))
 
 
 def slow_search(table, source, *, beam_size, alpha, max_length, n_best=1):
@@ -171,6 +180,52 @@ def test_stopping_early_never_changes_the_result(seed, beam_size, alpha, spread,
         assert_same(best, expected)
 
 
+class Counted(Table):
+    """Counts the hypotheses that it is asked to extend."""
+
+    num_rows = 0
+
+    def step(self, tokens, state, rows=None):
+        self.num_rows += tokens.numel() if rows is None else len(rows)
+        return super().step(tokens, state, rows)
+
+
+def find_with(model, config, *, prune):
+    hypotheses = Unfinished(model, *batch_of(SOURCES), config, None)
+    only = [Beams(hypotheses, config, prune=prune)]
+    [beams] = finished_beams(model, lambda wait: only.pop() if only else None)
+    return beams.finished
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    beam_size=st.integers(1, 6),
+    alpha=st.sampled_from(ALPHAS),
+    spread=st.sampled_from([0.5, 1.5, 4.0]),
+    data=st.data(),
+)
+def test_leaving_out_what_cannot_win_changes_nothing_in_what_does(
+    seed, beam_size, alpha, spread, data
+):
+    config = SearchConfig(
+        beam_size=beam_size,
+        n_best=data.draw(st.integers(1, beam_size)),
+        length_penalty=alpha,
+        max_extra_length=4,
+    )
+    pruned, whole = Counted(seed, spread=spread), Counted(seed, spread=spread)
+    assert find_with(pruned, config, prune=True) == find_with(whole, config, prune=False)
+    assert pruned.num_rows <= whole.num_rows
+
+
+def test_what_cannot_win_is_not_extended():
+    config = SearchConfig(beam_size=5, length_penalty=0.0, max_extra_length=10)
+    pruned, whole = (Counted(spread=4.0) for _ in range(2))
+    assert find_with(pruned, config, prune=True) == find_with(whole, config, prune=False)
+    assert pruned.num_rows < 0.9 * whole.num_rows
+
+
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_beam_of_one_is_greedy(alpha, seed):
@@ -210,6 +265,36 @@ def test_n_best_are_sorted_distinct_and_as_many_as_asked_for(seed, alpha):
         assert len({hypothesis.tokens for hypothesis in best}) == len(best) == 4
         scores = [hypothesis.score for hypothesis in best]
         assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 12, 512])
+@pytest.mark.parametrize("patient", [True, False])
+@pytest.mark.parametrize("model", [Table(), new_transformer()], ids=["table", "transformer"])
+def test_batches_that_are_searched_side_by_side_are_those_searched_alone(
+    model, patient, rows_at_once, monkeypatch
+):
+    monkeypatch.setattr(beam_module, "_ROWS_AT_ONCE", rows_at_once)
+    config = SearchConfig(beam_size=3, n_best=3, max_extra_length=5)
+    batches = [SOURCES[:1], SOURCES, SOURCES[2:3], SOURCES[1:], SOURCES[::-1]]
+    remaining = iter(batches)
+    asked = 0
+
+    def take(wait):
+        nonlocal asked
+        asked += 1
+        if not wait and not patient and asked % 3:
+            return None
+        batch = next(remaining, None)
+        return batch and Beams(Unfinished(model, *batch_of(batch), config, None), config)
+
+    with torch.inference_mode():
+        together = [beams.finished for beams in finished_beams(model, take)]
+    assert len(together) == len(batches)
+    for found, batch in zip(together, batches, strict=True):
+        for best, expected in zip(found, find(model, batch, beam_size=3, n_best=3,
+                                              max_extra_length=5), strict=True):  # fmt: skip
+            assert [h.tokens for h in best] == [h.tokens for h in expected]
+            assert [h.score for h in best] == pytest.approx([h.score for h in expected])
 
 
 class Endless(Table):

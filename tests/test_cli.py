@@ -43,6 +43,7 @@ COMMANDS = [
     "binarize",
     "train",
     "average",
+    "export",
     "generate",
     "attend",
     "score",

@@ -174,9 +174,12 @@ def test_no_step_has_more_rows_than_memory_is_planned_for(monkeypatch):
             self.model = model
             self.start = model.start
 
-        def step(self, tokens, state):
+        def step(self, tokens, state, rows=None):
             sizes.append(tokens.numel())
-            return self.model.step(tokens, state)
+            return self.model.step(tokens, state, rows)
+
+        def step_together(self, each_step):
+            return torch.cat([self.step(*each) for each in each_step])
 
     monkeypatch.setattr(exact, "_MOST_ROWS", 5)
     model = Watched(transformer(1, sharpness=0.1))

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from tfm.cli import main as cli
-from tfm.config import SearchConfig
+from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.runtime.checkpoint import checkpoints
 from tfm.stages import text_chunks
 from tfm.stages.generate import generate, plan_generation, score_targets
 from tfm.translator import Translator
+
+CPU = InferenceConfig(device="cpu", precision="fp32")
 
 CONFIG = SearchConfig(max_extra_length=3)
 
@@ -26,7 +28,7 @@ def run(trained_run, tmp_path):
 
     def translate(path, config=CONFIG):
         plan = plan_generation([trained_run], input_path=path, split=None, runs_dir=tmp_path)
-        return list(generate(plan, config, device="cpu", precision="fp32", runs_dir=tmp_path))
+        return list(generate(plan, config, inference=CPU, runs_dir=tmp_path))
 
     return translate
 
@@ -72,7 +74,7 @@ def test_standard_input_is_read_when_it_has_text(trained_run, tmp_path, monkeypa
         monkeypatch.setattr("sys.stdin", file)
         plan = plan_generation([trained_run], input_path=None, split=None, runs_dir=tmp_path)
         assert (plan.source.path, str(plan.source)) == (None, "standard input")
-        found = generate(plan, CONFIG, device="cpu", precision="fp32", runs_dir=tmp_path)
+        found = generate(plan, CONFIG, inference=CPU, runs_dir=tmp_path)
         assert [line for line, _ in found] == ["seven", "", "8"]
 
 
@@ -90,7 +92,7 @@ def test_without_text_the_test_set_of_the_newest_run_is_translated(trained_run, 
     assert plan.models == [checkpoints(trained_run)[-1]]
     assert (plan.source.path, plan.source.split) == (data_dir / "test.en", "test")
     assert plan.source.reference == data_dir / "test.de"
-    found = list(generate(plan, CONFIG, device="cpu", precision="fp32", runs_dir=tmp_path))
+    found = list(generate(plan, CONFIG, inference=CPU, runs_dir=tmp_path))
     assert len(found) == 12
     note = json.loads((tmp_path / "last-generation.json").read_text())
     assert (note["split"], note["reference"]) == ("test", str(data_dir / "test.de"))
@@ -142,7 +144,7 @@ def test_translations_start_with_what_a_file_says_across_buffers(
     plan = plan_generation(
         [trained_run], input_path=text, split=None, runs_dir=tmp_path, prefixes=prefixes
     )
-    found = list(generate(plan, CONFIG, device="cpu", precision="fp32", runs_dir=tmp_path))
+    found = list(generate(plan, CONFIG, inference=CPU, runs_dir=tmp_path))
     starts = ["Ich", "", "zwölf Katzen", "", "Die"]
     assert all(best[0].text.startswith(s) for (_, best), s in zip(found, starts, strict=True))
     assert found[3][1][0].text == ""
@@ -158,7 +160,7 @@ def test_targets_are_scored_as_the_library_does_and_summed_up(
         [trained_run], input_path=text, split=None, runs_dir=tmp_path,
         targets=write(tmp_path / "targets", "\n".join(targets).encode()),
     )  # fmt: skip
-    found = list(score_targets(plan, CONFIG, device="cpu", precision="fp32"))
+    found = list(score_targets(plan, CONFIG, inference=CPU))
     expected = Translator.load(trained_run, device="cpu").score_targets(lines, targets, CONFIG)
     assert [line for line, _ in found] == lines
     for (_, scored), other in zip(found, expected, strict=True):
@@ -200,7 +202,7 @@ def test_a_pipe_of_another_length_is_refused_where_it_shows(
             [trained_run], input_path=None, split=None, runs_dir=tmp_path, prefixes=other
         )
         with pytest.raises(DataError, match=message):
-            list(generate(plan, CONFIG, device="cpu", precision="fp32", runs_dir=tmp_path))
+            list(generate(plan, CONFIG, inference=CPU, runs_dir=tmp_path))
 
 
 def test_what_is_drawn_for_a_line_does_not_depend_on_buffers(run, tmp_path, monkeypatch):
@@ -222,7 +224,7 @@ def test_processes_change_nothing_in_what_comes_out(trained_run, tmp_path, monke
     config = SearchConfig(search="exact", max_extra_length=1, node_limit=3)
     each: list[list[object]] = []
     for num_processes in (1, 2):
-        how = {"device": "cpu", "precision": "fp32", "num_processes": num_processes}
+        how = {"inference": CPU, "num_processes": num_processes}
         found = [best[0].text for _, best in generate(plan, config, runs_dir=tmp_path, **how)]
         scored = [pieces.pieces for _, pieces in score_targets(plan, CONFIG, **how)]
         each.append([found, scored, capsys.readouterr().err])

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from tfm.config import AverageConfig, ScoreConfig, SearchConfig, run_config
+from tfm.config import AverageConfig, InferenceConfig, ScoreConfig, SearchConfig, run_config
 from tfm.data.corpus import GeneratedText, Recipe
 from tfm.data.subword import EOS, PAD
 from tfm.data.trees import tree_of_line, words_of
@@ -20,6 +20,8 @@ from tfm.stages.prepare import prepare
 from tfm.stages.score import score
 from tfm.stages.train import train
 from tfm.translator import Translator, load_model
+
+CPU = InferenceConfig(device="cpu", precision="fp32")
 
 
 def test_it_learns_to_copy(tmp_path, make_dataset):
@@ -101,7 +103,7 @@ def test_what_a_parser_writes_becomes_a_tree_of_each_sentence_and_is_scored(
         [Path("runs/trees")], input_path=None, split="test", runs_dir=Path("runs")
     )
     config = SearchConfig.for_model({**plan.search, "max_extra_length": 20}, {"beam_size": 2})
-    outputs = list(generate(plan, config, device="cpu", precision="fp32", runs_dir=Path("runs")))
+    outputs = list(generate(plan, config, inference=CPU, runs_dir=Path("runs")))
     assert len(outputs) == 9
     for sentence, [best] in outputs:
         tree = tree_of_line(best.text, where="output")

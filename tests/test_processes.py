@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tfm
-from tfm.config import SearchConfig
+from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, DataError
 from tfm.runtime.checkpoint import checkpoints
@@ -21,6 +21,8 @@ from tfm.translator.chunks import score_chunks, search_chunks
 from tfm.translator.models import Models, load_models
 from tfm.translator.processes import LostProcessError, ModelProcesses, _Job
 from tfm.translator.sentences import Chunk, SentenceBatch
+
+CPU = InferenceConfig(device="cpu", precision="fp32")
 
 LINES = [
     "seven",
@@ -48,8 +50,14 @@ def one_process(trained_run):
     torch.set_num_threads(num_threads)
 
 
+def taking(batches):
+    """Takes one batch after another."""
+    remaining = iter(batches)
+    return lambda wait: next(remaining, None)
+
+
 def in_processes(folder, num_processes=2):
-    return ModelProcesses([folder], device="cpu", precision="fp32", num_processes=num_processes)
+    return ModelProcesses([folder], inference=CPU, num_processes=num_processes)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +103,7 @@ def test_text_is_read_only_as_far_ahead_as_there_is_work(processes):
         for num_read in itertools.count(1):
             yield SentenceBatch(line_numbers=[num_read], sources=[[5, 6]], targets=[[]])
 
-    results = processes.map(Models.search, endless(), SearchConfig(max_extra_length=1))
+    results = processes.map(Models.search, taking(endless()), SearchConfig(max_extra_length=1))
     numbers = [batch.line_numbers for batch, _ in itertools.islice(results, 50)]
     assert numbers == [[number] for number in range(1, 51)]
     assert num_read <= 50 + 4 * 2
@@ -153,7 +161,7 @@ def test_a_process_that_dies_ends_the_work_at_once_and_is_named(trained_run, pip
 def test_a_bug_in_a_process_keeps_its_traceback(trained_run, capfd):
     batch = SentenceBatch(line_numbers=[1], sources=[[10**6]], targets=[[]])
     with in_processes(checkpoints(trained_run)[-1]) as started:
-        results = started.map(Models.search, [batch], SearchConfig())
+        results = started.map(Models.search, taking([batch]), SearchConfig())
         with pytest.raises(LostProcessError, match=r"ended with exit code 1 while it had 1 "):
             next(results)
     assert "IndexError" in capfd.readouterr().err

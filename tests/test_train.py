@@ -284,7 +284,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
 def test_newest_and_best_checkpoints_are_kept(data_dir, tiny_run, tmp_path):
     # So high a learning rate that an early checkpoint is the best.
     run = tiny_run(
-        optimizer={"learning_rate": 0.3, "warmup_steps": 10},
+        optimizer={"learning_rate": 1.0, "warmup_steps": 10},
         training={"checkpoint_steps": 2, "keep_last": 2, "keep_best": 1, "average_last": 1,
                   "max_steps": 14},
     )  # fmt: skip

@@ -12,6 +12,8 @@ from torch import nn
 
 from tfm.config import TransformerConfig
 from tfm.errors import UsageError
+from tfm.kernels.operations import PlainOperations
+from tfm.model.build import use_operations
 from tfm.model.embedding import sinusoidal_encoding
 from tfm.model.transformer import Transformer
 
@@ -254,14 +256,22 @@ def test_a_sentence_longer_than_the_learned_positions_is_an_error_that_says_so(s
         model(*batch)
 
 
-def test_a_window_keeps_no_more_keys_than_it_can_see():
+def test_a_window_reads_no_more_keys_than_it_can_see():
+    class Watched(PlainOperations):
+        def attend(self, query, key, value, hidden):
+            num_keys.append(value.size(2))
+            return super().attend(query, key, value, hidden)
+
+    num_keys = []
     model = new_model(attention_window=2).eval()
+    use_operations(model, Watched())
     source, lengths, target = new_batch()
     with torch.no_grad():
         state = model.start(source, lengths)
         for t in range(5):
+            num_keys.clear()
             model.step(target[:, t : t + 1], state)
-            assert state.past[0][0].size(2) == min(t + 1, 2)
+            assert num_keys == [min(t + 1, 2), source.size(1)] * SHAPE["num_decoder_layers"]
 
 
 def test_cached_decoding_goes_beyond_the_table_of_positions():

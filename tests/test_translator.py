@@ -256,7 +256,7 @@ def test_a_translation_that_spells_the_end_of_a_line_stays_in_one(translator, mo
     found = [Hypothesis(tokens=(*end_of_line, *end_of_line), log_prob=-1.0, score=-1.0)]
     monkeypatch.setattr(models, "search", lambda *_, **__: [found])
     assert len(end_of_line) == 1
-    assert translator.translate(["seven"]) == ["  "]
+    assert translator.translate(["seven"], SearchConfig(search="sample")) == ["  "]
 
 
 def test_targets_that_would_take_all_memory_are_refused(translator):
@@ -279,14 +279,17 @@ def memory_for_two(request, monkeypatch):
     """A device whose memory is too small to search for more than two sentences."""
     sizes = []
 
-    def search(model, source, *rest, **settings):
-        sizes.append(len(source))
-        if len(source) > 2:
-            raise request.param
-        return in_full(model, source, *rest, **settings)
+    def limited(in_full):
+        def search(model, source, *rest, **settings):
+            sizes.append(len(source))
+            if len(source) > 2:
+                raise request.param
+            return in_full(model, source, *rest, **settings)
 
-    in_full = models.search
-    monkeypatch.setattr(models, "search", search)
+        return search
+
+    for name in ("search", "Unfinished"):  # by itself, and side by side with others
+        monkeypatch.setattr(models, name, limited(getattr(models, name)))
     return sizes
 
 
@@ -295,7 +298,7 @@ def test_a_batch_that_memory_is_too_small_for_is_translated_in_halves(
 ):
     lines = ["seven", "on Monday", "8", "nine", "ten"]
     found = translator.search(lines, SHORT) + translator.search(lines, SHORT)
-    assert memory_for_two == 2 * [5, 3, 2, 1, 2]
+    assert memory_for_two == 2 * [5, 5, 3, 2, 1, 2]
     assert capsys.readouterr().err.count("too little memory for a batch") <= 1
     monkeypatch.undo()
     expected = 2 * translator.search(lines, SHORT)
@@ -308,7 +311,8 @@ def test_a_sentence_that_memory_is_too_small_for_is_named(translator, monkeypatc
     def search(*_, **__):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(models, "search", search)
+    for name in ("search", "Unfinished"):
+        monkeypatch.setattr(models, name, search)
     with pytest.raises(DataError, match=r"^line 7 with its \d tokens needs more memory than"):
         translator.search(["", "seven"], SHORT, first_line=6)
 
@@ -317,7 +321,7 @@ def test_other_failures_are_not_taken_for_a_lack_of_memory(translator, monkeypat
     def search(*_, **__):
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(models, "search", search)
+    monkeypatch.setattr(models, "Unfinished", search)
     with pytest.raises(RuntimeError, match="shapes differ"):
         translator.search(["seven", "eight"], SHORT)
 

@@ -9,9 +9,10 @@ from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import EOS, PAD, UNK
 from tfm.model.build import new_model
 from tfm.search import search
+from tfm.search.continuations import NextTokens
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
-from tfm.search.unfinished import Unfinished
+from tfm.search.unfinished import NEVER_PRODUCED, Unfinished
 
 WORDS = (4, 5, 6)
 V = 7
@@ -55,6 +56,12 @@ def find(kind, model, sources=SOURCES, prefixes=None, **config):
             line_numbers=range(len(sources)),
             prefixes=prefixes,
         )
+
+
+def next_continuations(hypotheses, size):
+    step = hypotheses.next_step()
+    next_tokens = NextTokens.of(hypotheses.model.step_together([step]), NEVER_PRODUCED)
+    return hypotheses.continuations(next_tokens, step[2], size)
 
 
 def force(models, source, outputs, **config):
@@ -118,14 +125,18 @@ def test_the_best_outputs_with_a_prefix_are_found(kind, alpha):
 @pytest.mark.parametrize("length", [6, 7, 20])
 def test_a_prefix_that_fills_the_greatest_length_is_all_there_is(kind, length):
     prefix = [4, 6] * 10
-    for hypothesis in find(kind, transformer(), [[4, 5, EOS]], [prefix[:length]])[0]:
+    [found] = find(kind, transformer(), [[4, 5, EOS]], [prefix[:length]])
+    assert found
+    for hypothesis in found:
         # Three source tokens and three more, with EOS: there is room for five.
         assert list(hypothesis.tokens) == prefix[:length]
 
 
 @EVERY_SEARCH
 def test_a_prefix_may_hold_an_unknown_word(kind):
-    for hypothesis in find(kind, transformer(), [[4, 5, EOS]], [[UNK, 5]])[0]:
+    [found] = find(kind, transformer(), [[4, 5, EOS]], [[UNK, 5]])
+    assert found
+    for hypothesis in found:
         assert hypothesis.tokens[:2] == (UNK, 5)
         assert UNK not in hypothesis.tokens[2:]
 
@@ -163,18 +174,71 @@ def test_an_ensemble_of_models_without_limit_has_none():
     assert Ensemble([transformer(0), transformer(1)]).max_positions is None
 
 
+@pytest.mark.parametrize("prefixes", [None, PREFIXES])
+def test_the_best_continuations_are_the_best_of_all_log_probabilities(prefixes):
+    """At the start, where a prefix or the greatest length says what comes, and in between."""
+    config = SearchConfig(max_extra_length=3)
+    with torch.inference_mode():
+        hypotheses = Unfinished(transformer(), *batch_of(SOURCES), config, prefixes)
+        while hypotheses.num_open:
+            size = int(torch.randint(1, 9, ()))
+            log_probs = hypotheses.copy().next_log_probs()
+            totals = (hypotheses.log_probs[:, :, None] + log_probs).flatten(1)
+            found = next_continuations(hypotheses, size)
+            best = totals.topk(min(size, totals.size(1))).values
+            torch.testing.assert_close(found.totals, best)
+            of_places = totals.gather(1, found.parents * V + found.tokens)
+            is_possible = best.isfinite()  # what fills up a row may be anything
+            torch.testing.assert_close(of_places[is_possible], best[is_possible])
+            open_totals = found.totals.masked_fill(found.tokens == EOS, -torch.inf)
+            hypotheses.advance(open_totals, found.parents, found.tokens)
+        assert hypotheses.tokens.size(2) >= max(map(len, SOURCES)) + 3
+
+
+@pytest.mark.parametrize("vocab_size", [V, 65, 130])
+def test_a_prefix_for_one_sentence_of_many_leaves_only_tokens_that_exist(vocab_size):
+    """What fills up its beam is computed along with the others, and must have an embedding."""
+    config = TransformerConfig(
+        num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2
+    )
+    torch.manual_seed(0)
+    model = new_model(config, source_vocab_size=vocab_size, target_vocab_size=vocab_size).eval()
+    sources, beam = SOURCES * 5, SearchConfig(beam_size=6, n_best=2, max_extra_length=4)
+    with torch.inference_mode():
+        hypotheses = Unfinished(model, *batch_of(sources), beam, [[5, 4, 6], *[[]] * 19])
+        for _ in range(3):
+            found = next_continuations(hypotheses, 200)
+            assert (found.tokens < vocab_size).all()
+            open_totals = found.totals.masked_fill(found.tokens == EOS, -torch.inf)
+            hypotheses.advance(open_totals, found.parents, found.tokens)
+
+
+def test_sentences_leave_as_others_go_on():
+    sizes = []
+    config = SearchConfig(max_extra_length=1, beam_size=1)
+    with torch.inference_mode():
+        hypotheses = Unfinished(transformer(), *batch_of(SOURCES * 3), config, None)
+        while hypotheses.num_open:
+            sizes.append(len(hypotheses.tokens))
+            assert len(hypotheses.sentences) == sizes[-1]
+            assert hypotheses.num_open > sizes[-1] / 2
+            found = next_continuations(hypotheses, 1)
+            open_totals = found.totals.masked_fill(found.tokens == EOS, -torch.inf)
+            hypotheses.advance(open_totals, found.parents, found.tokens)
+    assert sizes[0] == 12 > sizes[-1]
+
+
 def test_a_copy_goes_on_independently():
     with torch.inference_mode():
         one = Unfinished(transformer(), *batch_of(SOURCES), SearchConfig(), None)
         other = one.copy()
         first = one.next_log_probs()
         assert torch.equal(other.next_log_probs(), first)
-        everything = torch.ones(4, dtype=torch.bool)
         parents, zeros = torch.zeros(4, 2, dtype=torch.long), torch.zeros(4, 2)
-        one.advance(zeros, parents, torch.full((4, 2), 5), still_open=everything)
+        one.advance(zeros, parents, torch.full((4, 2), 5))
         another = other.copy()
-        other.advance(zeros, parents, torch.full((4, 2), 6), still_open=everything)
-        another.advance(zeros, parents, torch.full((4, 2), 5), still_open=everything)
+        other.advance(zeros, parents, torch.full((4, 2), 6))
+        another.advance(zeros, parents, torch.full((4, 2), 5))
         after_six, after_five = other.next_log_probs(), one.next_log_probs()
         assert not torch.equal(after_six, after_five)
         assert torch.equal(another.next_log_probs(), after_five)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -9,7 +10,7 @@ import typer
 
 from tfm.cli.app import RUNS_ROOT, TRANSLATIONS_PANEL, app, say
 from tfm.cli.options import Given, with_settings
-from tfm.config import ScoreConfig, SearchConfig, settings_from
+from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
 from tfm.errors import UsageError
 from tfm.runtime.world import Layout
 
@@ -33,7 +34,7 @@ _METRICS_ABOUT: dict[str, tuple["MetricName", ...]] = {
 
 
 @app.command(rich_help_panel=TRANSLATIONS_PANEL)
-@with_settings(SearchConfig)
+@with_settings(SearchConfig, InferenceConfig)
 def generate(
     models: Annotated[
         list[Path] | None,
@@ -49,9 +50,6 @@ def generate(
         Literal["test", "valid"] | None,
         typer.Option(help="Translate this split of the model's dataset."),
     ] = None,
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")
-    ] = "auto",
     gpus: Annotated[
         str | None,
         typer.Option(
@@ -63,9 +61,6 @@ def generate(
         int | None,
         typer.Option(help="Share the work, and the cores, among so many processes on the CPU."),
     ] = None,
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16"], typer.Option(help="Arithmetic of matrix products.")
-    ] = "auto",
     prefix: Annotated[
         Path | None,
         typer.Option(
@@ -116,7 +111,9 @@ def generate(
 
     settings = given.get("search", {})
     _check_forced(settings, is_forced=score_target is not None, per_token=per_token, json=json)
-    layout = Layout.from_flags(gpus=gpus, processes=processes, device=device)
+    inference = settings_from(InferenceConfig, given.get("inference", {}))
+    layout = Layout.from_flags(gpus=gpus, processes=processes, device=inference.device)
+    inference = replace(inference, device=layout.device or inference.device)
     num_processes = num_local_processes(layout)
     plan = plan_generation(
         models or [],
@@ -133,8 +130,7 @@ def generate(
         scored = score_targets(
             plan,
             config,
-            device=layout.device or device,
-            precision=precision,
+            inference=inference,
             num_processes=num_processes,
         )
         print_scored_targets(scored, as_json=json, per_token=per_token)
@@ -143,8 +139,7 @@ def generate(
     translations = run_stage(
         plan,
         config,
-        device=layout.device or device,
-        precision=precision,
+        inference=inference,
         runs_dir=RUNS_ROOT,
         num_processes=num_processes,
     )

@@ -14,6 +14,7 @@ from tfm.errors import UsageError
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Kernels = Literal["auto", "fast", "plain"]
 
 
@@ -251,6 +252,28 @@ class SearchConfig(Settings):
             searches = cls._SEARCHES.get(name, (search,))
             if search not in searches:
                 yield f"{name} has no effect on search {search}, only on {' and '.join(searches)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceConfig(Settings):
+    """Where a trained model is computed, and how."""
+
+    section: ClassVar[str] = "inference"
+
+    device: DeviceName = setting("auto", "Where to compute.")
+    precision: InferencePrecision = setting(
+        "auto",
+        "Of matrix products; auto is bf16 or fp16 on GPUs, fp32 on CPUs; int8 is for CPUs, and "
+        "depends on what is translated together.",
+    )
+    kernels: Literal["auto", "plain"] = setting(
+        "auto", "Operations of the layers: plain, or on CPUs those made for inference (auto)."
+    )
+    threads: int | None = setting(
+        None,
+        "Threads on a CPU, of all processes together; all of its cores if unset.",
+        at_least=1,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

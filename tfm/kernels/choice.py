@@ -4,15 +4,19 @@ import torch
 
 from tfm.config import Kernels
 from tfm.errors import UsageError
-from tfm.kernels import has_triton
+from tfm.kernels import cpu_inference, has_triton
+from tfm.kernels.cpu_inference import CpuInference
 from tfm.kernels.cpu_operations import CpuOperations
 from tfm.kernels.operations import PLAIN, Operations
 from tfm.runtime.device import Compute
+from tfm.runtime.products import multiplies_by_onednn
 
 # A CPU imitates fp16, and slowly.
 _CPU_TYPES = (torch.float32, torch.bfloat16)
 # Of NVIDIA's Ampere, the first with matrix products in bf16.
 _GPU_CAPABILITY = (8, 0)
+# Of rows in bf16 or int8, whose products cost little beside copies: measured.
+_NARROW_ROWS = 0.7
 
 
 def choose_operations(compute: Compute, kernels: Kernels) -> Operations:
@@ -33,6 +37,42 @@ def choose_operations(compute: Compute, kernels: Kernels) -> Operations:
     if kernels == "auto":
         return PLAIN
     return _gpu_operations(compute)
+
+
+def inference_operations(compute: Compute, *, plain: bool = False) -> Operations:
+    """Choose what to compute a model with that learns nothing.
+
+    Args:
+        compute: Device and arithmetic.
+        plain: Whether to do without those that are made for it.
+
+    Raises:
+        UsageError: The arithmetic is int8, and this CPU or this torch cannot do it.
+    """
+    is_cpu = compute.device.type == "cpu"
+    match compute.dtype:
+        case torch.int8:
+            if plain:
+                raise UsageError("plain kernels have no int8: use --kernels auto")
+            if "onednn" not in torch.backends.quantized.supported_engines:
+                raise UsageError("torch has no int8 for this CPU: use another --precision")
+            return CpuInference(
+                cpu_inference.int8_by_onednn,
+                torch.float32,
+                worth_computing=_NARROW_ROWS,
+                keeps_sizes=True,
+            )
+        case torch.bfloat16 if is_cpu and not plain and cpu_inference.HAS_ONEDNN:
+            return CpuInference(
+                cpu_inference.bf16_by_onednn,
+                torch.bfloat16,
+                worth_computing=_NARROW_ROWS,
+                keeps_sizes=True,
+            )
+        case torch.float32 if is_cpu and not plain:
+            keeps_sizes = multiplies_by_onednn()
+            return CpuInference(cpu_inference.fp32_product, torch.float32, keeps_sizes=keeps_sizes)
+    return PLAIN
 
 
 def _gpu_operations(compute: Compute) -> Operations:

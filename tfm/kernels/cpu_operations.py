@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfm.kernels.operations import PlainOperations
 from tfm.kernels.random_masks import RandomMasks, kept_scale
 from tfm.kernels.sentence_attention import SentenceAttention
 
@@ -13,7 +14,7 @@ from tfm.kernels.sentence_attention import SentenceAttention
 _FUSED_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
-class CpuOperations:
+class CpuOperations(PlainOperations):
     """See `Operations`: fused where that saves passes over memory, with fast draws of dropout.
 
     Args:

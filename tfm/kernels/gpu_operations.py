@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tfm.kernels.cross_entropy import PADDING
 from tfm.kernels.cross_entropy_triton import cross_entropy_
-from tfm.kernels.operations import PLAIN
+from tfm.kernels.operations import PlainOperations
 from tfm.kernels.packed_attention_triton import packed_cross_attention, packed_self_attention
 from tfm.kernels.packing import Packing
 
@@ -20,7 +20,7 @@ _CHUNK_ELEMENTS = 1 << 28
 _NUM_SEEDS = 64
 
 
-class GpuOperations:
+class GpuOperations(PlainOperations):
     """See `Operations`: attention and loss in kernels of their own, all else as torch has it.
 
     Matrix products, and what is made of them, are in the arithmetic that autocast says; weights,
@@ -39,26 +39,6 @@ class GpuOperations:
     def activations(self, x: Tensor) -> Tensor:
         """See `Operations`."""
         return x.to(_arithmetic(x))
-
-    def dropout(self, x: Tensor, dropout: float) -> Tensor:
-        """See `Operations`."""
-        return PLAIN.dropout(x, dropout)
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """See `Operations`."""
-        return PLAIN.linear(x, weight, bias)
-
-    def linear_relu_dropout(
-        self, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
-    ) -> Tensor:
-        """See `Operations`."""
-        return PLAIN.linear_relu_dropout(x, weight, bias, dropout)
-
-    def add_linear_dropout(
-        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
-    ) -> Tensor:
-        """See `Operations`."""
-        return PLAIN.add_linear_dropout(residual, x, weight, bias, dropout)
 
     def label_smoothed_cross_entropy(
         self, hidden: Tensor, weight: Tensor, targets: Tensor, *, smoothing: float, num_tokens: int

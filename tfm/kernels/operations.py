@@ -82,11 +82,35 @@ class Operations(Protocol):
     ) -> Tensor:
         """Residual + dropout(x Wᵀ + b)."""
 
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """X Wᵀ of the output embedding, whose rows are tokens."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> Tensor:
+        """softmax(Q Kᵀ / √d_k) V of few queries, as in decoding, heads joined.
+
+        Args:
+            query: [G, h, n, d_k], perhaps of another type than keys and values.
+            key: [G, h, d_k, C].
+            value: [G, h, C, d_v].
+            hidden: [G, 1, n or 1, C] what is added to scores.
+
+        Returns:
+            [G · n, h · d_v], of the type of the query.
+        """
+
+    def num_rows(self, needed: int) -> int:
+        """Rows to compute for so many: as many or a few more, so that sizes repeat."""
+
+    @property
+    def worth_computing(self) -> float:
+        """The share of rows from which on leaving out the others costs more than it saves."""
+
 
 class PlainOperations:
     """torch's own operations, one by one, on padded batches: what all others are held against."""
 
-    packed_attention = None
+    packed_attention: PackedAttention | None = None
+    worth_computing = 1.0
 
     def seed(self, seed: int) -> None:
         """See `Operations`."""
@@ -115,6 +139,23 @@ class PlainOperations:
     ) -> Tensor:
         """See `Operations`."""
         return residual + F.dropout(self.linear(x, weight, bias), dropout)
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """See `Operations`."""
+        return F.linear(x, weight)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> Tensor:
+        """See `Operations`."""
+        if hidden is not None:
+            hidden = hidden.to(key.dtype)  # a CPU reads an fp32 mask of fp64 scores as fp64
+        attended = F.scaled_dot_product_attention(
+            query.to(key.dtype), key.mT, value, attn_mask=hidden
+        )
+        return attended.to(query.dtype).transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def num_rows(self, needed: int) -> int:
+        """See `Operations`."""
+        return needed
 
 
 PLAIN = PlainOperations()

@@ -219,8 +219,8 @@ class MultiHeadAttention(nn.Module):
         ]
         self.input = nn.Linear(config.d_model, sum(self.widths))
         self.output = nn.Linear(self.widths[2], config.d_model)
-        for part in torch.split(self.input.weight, self.widths):
-            nn.init.xavier_uniform_(part)
+        # Drawn as the one matrix that it is: as three, with their larger weights, it learns later.
+        nn.init.xavier_uniform_(self.input.weight)
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.input.bias)
         nn.init.zeros_(self.output.bias)
@@ -228,17 +228,31 @@ class MultiHeadAttention(nn.Module):
         if config.attention == "additive":
             self.additive_weight = new_additive_weight(config.num_heads, config.key_width)
 
-    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project [B, T, d_model] to queries, keys [B, h, T, d_k] and values [B, h, T, d_v]."""
-        query, key, value = torch.split(self.operations.linear(x, *self._input), self.widths, -1)
-        return self._heads(query), self._heads(key), self._heads(value)
+    def project(self, x: Tensor) -> Tensor:
+        """[…, d_model] → […, h · (2 d_k + d_v)] queries, keys and values."""
+        return self.operations.linear(x, *self._input)
 
-    def queries(self, x: Tensor) -> Tensor:
-        """Project [B, T, d_model] to queries [B, h, T, d_k]."""
+    def project_queries(self, x: Tensor) -> Tensor:
+        """[…, d_model] → […, h · d_k]."""
         rows = self.widths[0]
-        return self._heads(
-            self.operations.linear(x, self.input.weight[:rows], self.input.bias[:rows])
-        )
+        return self.operations.linear(x, self.input.weight[:rows], self.input.bias[:rows])
+
+    def split_heads(self, projected: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+        """[G · n, …] what `project` returned → queries, keys and values [G, h, n, …]."""
+        if len(set(self.widths)) == 1:
+            parts = projected.view(
+                num_groups, -1, 3, self.num_heads, self.widths[0] // self.num_heads
+            )
+            query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            each = torch.split(projected, self.widths, dim=-1)
+            query, key, value = (self.heads(part, num_groups) for part in each)
+        return query, key, value
+
+    def heads(self, projected: Tensor, num_groups: int) -> Tensor:
+        """[G · n, h · d] → [G, h, n, d]."""
+        width = projected.size(-1) // self.num_heads
+        return projected.view(num_groups, -1, self.num_heads, width).transpose(1, 2)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Project [B, S, d_model] to keys [B, h, S, d_k] and values [B, h, S, d_v]."""
@@ -246,6 +260,28 @@ class MultiHeadAttention(nn.Module):
         both = self.operations.linear(x, self.input.weight[rows:], self.input.bias[rows:])
         key, value = torch.split(both, self.widths[1:], dim=-1)
         return self._heads(key), self._heads(value)
+
+    def attend_hidden(
+        self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None
+    ) -> Tensor:
+        """Attend in each head, in groups of queries that share their keys, and join the heads.
+
+        Args:
+            query: [G, h, n, d_k].
+            key: [G, h, d_k, C].
+            value: [G, h, C, d_v].
+            hidden: [G, n or 1, C] what is added to scores: -inf where a key must not be seen.
+
+        Returns:
+            [G · n, h · d_v], which `output` projects.
+        """
+        bias = None if hidden is None else hidden[:, None]
+        if self.additive_weight is None:
+            return self.operations.attend(query, key, value, bias)
+        scores = additive_scores(query.to(key.dtype), key.mT, self.additive_weight)
+        scores = scores if bias is None else scores + bias
+        attended = scores.softmax(dim=-1).to(value.dtype) @ value
+        return attended.to(query.dtype).transpose(1, 2).reshape(-1, self.widths[2])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
         """Attend in each head and join the heads to [B, T, h · d_v], which `output` projects."""

@@ -54,13 +54,28 @@ def use_operations(model: HasModules, operations: Operations) -> None:
 
 
 @contextlib.contextmanager
-def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Switch dropout off for a while."""
+def evaluation_mode(
+    models: Sequence[nn.Module], operations: Operations | None = None
+) -> Iterator[None]:
+    """Switch dropout off for a while, and perhaps take other operations.
+
+    Args:
+        models: The models.
+        operations: What to compute their layers with meanwhile; as before if not given.
+    """
     were_training = [model.training for model in models]
+    modules = [module for model in models for module in model.modules()]
+    were = [(module, vars(module).get("operations")) for module in modules]
     for model in models:
         model.eval()
+        if operations is not None:
+            use_operations(model, operations)
     try:
         yield
     finally:
         for model, training in zip(models, were_training, strict=True):
             model.train(training)
+        for module, before in were:
+            vars(module).pop("operations", None)
+            if before is not None:
+                vars(module)["operations"] = before

@@ -51,7 +51,9 @@ class Embedding(nn.Module):
         self.dropout = dropout
         self.max_positions = learned_positions
         if learned_positions is None:
-            table = sinusoidal_encoding(torch.arange(_INITIAL_POSITIONS), weight.size(1))
+            # On the CPU even where a model is built without memory for its weights.
+            first = torch.arange(_INITIAL_POSITIONS, device="cpu")
+            table = sinusoidal_encoding(first, weight.size(1))
             self.register_buffer("positions", table, persistent=False)
         else:
             self.positions = new_embedding_weight(learned_positions, weight.size(1))

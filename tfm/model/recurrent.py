@@ -367,20 +367,32 @@ class Recurrent(nn.Module):
         memory = self.decoder.attention.memory(outputs, lengths)
         return RecurrentState(memory, states, torch.zeros_like(states[0][0]))
 
-    def step(self, tokens: Tensor, state: RecurrentState) -> Tensor:
+    def step(self, tokens: Tensor, state: RecurrentState, rows: Tensor | None = None) -> Tensor:
         """Take in the newest token of each hypothesis.
 
         Args:
             tokens: [B, K] token ids.
             state: Where decoding stands; moves on by one.
+            rows: [R] index among the B·K hypotheses of those that are asked for.
 
         Returns:
-            [B, K, V] logits of the next token.
+            [B, K, V] logits of the next token; of some hypotheses, [R, V].
         """
         x = self.target_embedding(tokens)
         outputs, state.layers = self.decoder.step(x, state.output, state.layers, state.memory)
         state.output = outputs.flatten(0, 1)
-        return self.logits(outputs)
+        return self.logits(outputs if rows is None else state.output[rows])
+
+    def step_together(self, each_step: Sequence[tuple[Tensor, RecurrentState, Tensor]]) -> Tensor:
+        """Take several steps in turn.
+
+        Args:
+            each_step: Tokens, state and rows as of `step`.
+
+        Returns:
+            [R, V] logits of the hypotheses that are asked for, step by step.
+        """
+        return torch.cat([self.step(*each) for each in each_step])
 
     def _decode(
         self, source: Tensor, lengths: Tensor, target_input: Tensor

@@ -1,19 +1,16 @@
 """The Transformer (Vaswani et al. 2017, §3.1 and §3.3)."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
 from tfm.kernels.operations import PLAIN, Operations
 from tfm.kernels.packing import Packing
-from tfm.model.attention import AttentionMask, MultiHeadAttention, Sentences
+from tfm.model.attention import MultiHeadAttention, Sentences
+from tfm.model.decoding import Step, StepRows, TransformerState
 from tfm.model.embedding import Embedding, new_embedding_weights
-
-_EVERYWHERE = AttentionMask()
 
 
 class Residual(nn.Module):
@@ -91,9 +88,6 @@ class EncoderLayer(nn.Module):
         return self.feed_forward_residual.after(x, fed, self.feed_forward.outer)
 
 
-KeysValues = tuple[Tensor, Tensor]
-
-
 class DecoderLayer(nn.Module):
     """Self-attention to what came before, attention to the source, a feed-forward network."""
 
@@ -131,77 +125,38 @@ class DecoderLayer(nn.Module):
         )
         return self._after_attention(x, attended)
 
-    def step(
-        self,
-        x: Tensor,
-        past: KeysValues | None,
-        memory: KeysValues,
-        memory_mask: AttentionMask,
-    ) -> tuple[Tensor, KeysValues]:
-        """Decode the next position of K hypotheses for each of B sentences.
-
-        Hypotheses of a sentence share its memory: to cross-attention they are K queries.
+    def step(self, x: Tensor, rows: StepRows, index: int) -> Tensor:
+        """Decode the next position of hypotheses.
 
         Args:
-            x: [B, K, d_model].
-            past: Keys and values [B·K, h, t, …] of the positions before; None at the first.
-            memory: This layer's keys [B, h, S, d_k] and values [B, h, S, d_v] of the source.
-            memory_mask: As in `forward`.
+            x: [R, d_model].
+            rows: Whose they are; their states take in this position's keys and values.
+            index: Number of this layer.
 
         Returns:
-            [B, K, d_model], and the keys and values with this position.
+            [R, d_model].
         """
-        rows = self.self_attention_residual.before(x).reshape(-1, 1, x.size(-1))
-        query, key, value = self.self_attention.queries_keys_values(rows)
-        if past is not None:
-            key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
-        if (window := self.attention_window) is not None:
-            key, value = key[:, :, -window:], value[:, :, -window:]
-        attended = self.self_attention.attend(query, key, value, _EVERYWHERE)
-        attended = attended.view(*x.shape[:2], -1)
-        x = self.self_attention_residual.after(x, attended, self.self_attention.output)
-        query = self.cross_attention.queries(self.cross_attention_residual.before(x))
-        attended = self.cross_attention.attend(query, *memory, memory_mask)
-        return self._after_attention(x, attended), (key, value)
+        attention, residual = self.self_attention, self.self_attention_residual
+        attended = []
+        for step, projected in rows.parted(attention.project(residual.before(x))):
+            state = step.state
+            query, key, value = attention.split_heads(projected, state.num_groups)
+            past = state.extend(index, key, value, self.attention_window)
+            attended.append(step.computed(attention.attend_hidden(query, *past)))
+        x = residual.after(x, rows.joined(attended), attention.output)
+        attention, residual = self.cross_attention, self.cross_attention_residual
+        attended = []
+        for step, projected in rows.parted(attention.project_queries(residual.before(x))):
+            state = step.state
+            query = attention.heads(projected, state.num_sentences)
+            seen = attention.attend_hidden(query, *state.memory[index], state.hidden_memory)
+            attended.append(step.computed(seen))
+        return self._after_attention(x, rows.joined(attended))
 
     def _after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         x = self.cross_attention_residual.after(x, attended, self.cross_attention.output)
         fed = self.feed_forward(self.feed_forward_residual.before(x))
         return self.feed_forward_residual.after(x, fed, self.feed_forward.outer)
-
-
-@dataclass
-class TransformerState:
-    """Where decoding stands: the source of each sentence, the past of each hypothesis.
-
-    Attributes:
-        memory: For each layer, the source's keys and values, [B, h, S, …].
-        memory_lengths: [B] source lengths.
-        past: For each layer, the keys and values [B·K, h, t, …] of the tokens so far, or of those
-            that a window can still see.
-        position: Number of tokens so far.
-    """
-
-    memory: list[KeysValues]
-    memory_lengths: Tensor
-    past: list[KeysValues | None]
-    position: int = 0
-
-    def reorder(self, rows: Tensor) -> None:
-        """Go on with some hypotheses only, in another order.
-
-        Args:
-            rows: [B', K'] index among the B·K present hypotheses of each that goes on; those
-                in one row belong to one sentence.
-        """
-        num_sentences = len(self.memory_lengths)
-        hypotheses_each = 1 if self.past[0] is None else len(self.past[0][0]) // num_sentences
-        if len(rows) < num_sentences:
-            sentences = rows[:, 0] // hypotheses_each
-            self.memory = [(k[sentences], v[sentences]) for k, v in self.memory]
-            self.memory_lengths = self.memory_lengths[sentences]
-        flat = rows.flatten()
-        self.past = [kv and (kv[0][flat], kv[1][flat]) for kv in self.past]
 
 
 class Transformer(nn.Module):
@@ -291,32 +246,66 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project […, d_model] to unnormalised log probabilities […, V] (§3.4)."""
-        return nn.functional.linear(hidden, self.output_weight)
+        return self.operations.project(hidden, self.output_weight)
 
     def start(self, source: Tensor, lengths: Tensor) -> TransformerState:
         """Encode sources and stand before their first target token, one hypothesis each."""
-        encoded = self.encode(source, lengths)
+        encode = self._encode_without_padding if self.packs else self.encode
+        encoded = encode(source, lengths)
         memory = [each.cross_attention.keys_values(encoded) for each in self._decoder_layers()]
-        return TransformerState(memory, lengths, [None] * len(self.decoder))
+        return TransformerState.before_first(memory, lengths)
 
-    def step(self, tokens: Tensor, state: TransformerState) -> Tensor:
+    def step(self, tokens: Tensor, state: TransformerState, rows: Tensor | None = None) -> Tensor:
         """Take in the newest token of each hypothesis.
 
         Args:
             tokens: [B, K] token ids.
             state: Where decoding stands; moves on by one.
+            rows: [R] index among the B·K hypotheses of those that are asked for; the others need
+                not be computed, and nothing that goes on may come from them.
 
         Returns:
-            [B, K, V] logits of the next token.
+            [B, K, V] logits of the next token; of some hypotheses, [R, V].
         """
-        mask = AttentionMask(key_lengths=state.memory_lengths)
-        # Hypotheses of a sentence are at the same position: embed them as rows of length one.
-        flat = self.target_embedding(tokens.reshape(-1, 1), first_position=state.position)
-        x = flat.view(*tokens.shape, -1)
+        logits = self.step_together([(tokens, state, rows)])
+        return logits.view(*tokens.shape, -1) if rows is None else logits
+
+    def step_together(
+        self, each_step: Sequence[tuple[Tensor, TransformerState, Tensor | None]]
+    ) -> Tensor:
+        """Take several steps at a time, which have their matrix products in common.
+
+        Args:
+            each_step: Tokens, state and rows as of `step`.
+
+        Returns:
+            [R, V] logits of the hypotheses that are asked for, step by step.
+        """
+        worth_computing = self.operations.worth_computing
+        steps = [Step.of(*each, worth_computing) for each in each_step]
+        rows = StepRows(steps, self.operations.num_rows)
+        for each in steps:
+            each.state.begin_step()
+        x = rows.joined(
+            self.target_embedding(
+                each.computed(each.tokens.reshape(-1, 1)), first_position=each.state.position
+            ).flatten(0, 1)
+            for each in steps
+        )
         for index, layer in enumerate(self._decoder_layers()):
-            x, state.past[index] = layer.step(x, state.past[index], state.memory[index], mask)
-        state.position += 1
-        return self.logits(self.decoder_norm(x))
+            x = layer.step(x, rows, index)
+        for each in steps:
+            each.state.end_step()
+        return self.logits(self.decoder_norm(rows.asked_for(x)))
+
+    def _encode_without_padding(self, source: Tensor, lengths: Tensor) -> Tensor:
+        """The same as `encode`."""
+        on_cpu = lengths.cpu()
+        num_rows = self.operations.num_rows(int(on_cpu.sum()) + 1)
+        packing = Packing(on_cpu, num_rows, source.device)
+        tokens = packing.gather(source[:, : packing.longest])
+        x = self.source_embedding.packed(tokens, packing)
+        return packing.spread(self._encode(x, packing))
 
     def _encode(self, x: Tensor, sentences: Sentences) -> Tensor:
         for layer in self.encoder:

@@ -1,5 +1,6 @@
 """Where to compute, and in what arithmetic."""
 
+import contextlib
 import statistics
 import time
 from contextlib import AbstractContextManager
@@ -7,11 +8,19 @@ from dataclasses import dataclass
 
 import torch
 
-from tfm.config import DeviceName, Precision
+from tfm.config import DeviceName, InferencePrecision
 from tfm.errors import UsageError
 from tfm.runtime.memory import keep_freed_memory
+from tfm.runtime.products import multiply_fast
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": torch.int8,
+}
+# Those that torch can be told to compute all products in.
+_AUTOCAST_TYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -23,10 +32,9 @@ class Compute:
 
     def autocast(self) -> AbstractContextManager[None]:
         """Run matrix products in this arithmetic."""
-        enabled = self.dtype != torch.float32
-        context: AbstractContextManager[None] = torch.autocast(
-            self.device.type, self.dtype, enabled=enabled
-        )
+        if self.dtype not in _AUTOCAST_TYPES:
+            return contextlib.nullcontext()
+        context: AbstractContextManager[None] = torch.autocast(self.device.type, self.dtype)
         return context
 
     def __str__(self) -> str:
@@ -37,7 +45,11 @@ class Compute:
 
 
 def choose_compute(
-    device: DeviceName, precision: Precision, *, local_rank: int = 0, trains: bool = False
+    device: DeviceName,
+    precision: InferencePrecision,
+    *,
+    local_rank: int = 0,
+    trains: bool = False,
 ) -> Compute:
     """Settle what "auto" means here.
 
@@ -48,7 +60,7 @@ def choose_compute(
         trains: Whether it is for training.
 
     Raises:
-        UsageError: A GPU is asked for where there is none.
+        UsageError: A GPU is asked for where there is none, or int8 on one.
     """
     has_gpu = torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
@@ -59,6 +71,8 @@ def choose_compute(
             f"a process is to use GPU {local_rank}, but torch sees {torch.cuda.device_count()}: "
             "start fewer processes"
         )
+    if use_gpu and precision == "int8":
+        raise UsageError("int8 is for CPUs alone: use --precision bf16, or --device cpu")
     if precision == "auto":
         precision = _native_precision() if use_gpu else _cpu_precision(trains=trains)
     if use_gpu:
@@ -69,6 +83,7 @@ def choose_compute(
         # Its backward pass is slow on sentences: plain products train 1.7 times as fast.
         torch.backends.cuda.enable_flash_sdp(False)
         keep_freed_memory()
+        multiply_fast()
     chosen = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
     return Compute(chosen, _DTYPES[precision])
 
@@ -78,12 +93,12 @@ def num_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _native_precision() -> Precision:
+def _native_precision() -> InferencePrecision:
     """bf16 on a GPU that has it, not merely imitates it; else fp16."""
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def _cpu_precision(*, trains: bool) -> Precision:
+def _cpu_precision(*, trains: bool) -> InferencePrecision:
     """bf16 for training where the CPU has units that multiply such matrices (AMX)."""
     has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     return "bf16" if trains and has_amx() else "fp32"

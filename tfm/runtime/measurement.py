@@ -7,9 +7,10 @@ import sys
 import time
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import torch
+
+from tfm.runtime.products import cpu_info
 
 _REPETITIONS = 5
 
@@ -124,10 +125,4 @@ def device_name(device: torch.device) -> str:
     """The name that the maker of a device gave it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    cpu_info = Path("/proc/cpuinfo")
-    if cpu_info.is_file():
-        for line in cpu_info.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
+    return cpu_info("model name") or platform.processor() or platform.machine()

@@ -1,15 +1,20 @@
 """Beam search with the GNMT length penalty (Vaswani et al. 2017, §6.1; Wu et al. 2016)."""
 
 import math
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
+from tfm.search.continuations import Continuations, NextTokens
 from tfm.search.hypothesis import Hypothesis, keep_best, nth_score
 from tfm.search.model import SearchableModel
-from tfm.search.unfinished import Prefixes, Unfinished
+from tfm.search.unfinished import NEVER_PRODUCED, Prefixes, Unfinished
+
+# Searches go on side by side until they have so many hypotheses: few make slow matrix products.
+_ROWS_AT_ONCE = 512
 
 
 def beam_search(
@@ -36,19 +41,48 @@ def beam_search(
     Returns:
         For each source its `n_best` hypotheses, best first.
     """
-    beams = Beams(Unfinished(model, source, lengths, config, prefixes), config)
-    while beams.hypotheses.num_open:
-        log_probs = beams.hypotheses.next_log_probs()
-        beams.extend(beams.choose(log_probs))
+    only = [Beams(Unfinished(model, source, lengths, config, prefixes), config)]
+    [beams] = finished_beams(model, lambda wait: only.pop() if only else None)
     return beams.finished
 
 
-class Continuations(NamedTuple):
-    """The continuations that a beam goes on with or ends by; K' of them for each sentence."""
+def finished_beams(
+    model: SearchableModel, take: Callable[[bool], "Beams | None"]
+) -> Iterator["Beams"]:
+    """Search for the outputs of batches, side by side: as one runs out, the next joins in.
 
-    totals: Tensor  # [B, K'] log probability
-    parents: Tensor  # [B, K'] which of the K hypotheses it continues
-    tokens: Tensor  # [B, K'] by which token
+    What is found is the same as of each by itself, but for the rounding of matrix products.
+
+    Args:
+        model: Anything that can encode and step, in evaluation mode.
+        take: Returns the beams of the next batch; None if there is none, or if it is told not to
+            wait, and would have to.
+
+    Yields:
+        Beams that are finished, in the order in which they were taken.
+    """
+    underway: deque[Beams] = deque()
+    while True:
+        num_rows = sum(beams.hypotheses.num_rows for beams in underway)
+        while num_rows < _ROWS_AT_ONCE and (taken := take(not underway)) is not None:
+            underway.append(taken)
+            num_rows += taken.hypotheses.num_rows * taken.size
+        if not underway:
+            return
+        _take_step(model, [beams for beams in underway if beams.hypotheses.num_open])
+        while underway and not underway[0].hypotheses.num_open:
+            yield underway.popleft()
+
+
+def _take_step(model: SearchableModel, searches: Sequence["Beams"]) -> None:
+    if not searches:
+        return
+    steps = [beams.hypotheses.next_step() for beams in searches]
+    next_tokens = NextTokens.of(model.step_together(steps), NEVER_PRODUCED)
+    each_rows = [rows for _, _, rows in steps]
+    parts = next_tokens.parts([len(rows) for rows in each_rows])
+    for beams, part, rows in zip(searches, parts, each_rows, strict=True):
+        beams.extend(beams.hypotheses.continuations(part, rows, beams.size))
 
 
 class Beams:
@@ -57,27 +91,32 @@ class Beams:
     Attributes:
         hypotheses: What is being extended.
         finished: For each sentence of the batch its n best finished hypotheses, best first.
+        size: Of the beam.
 
     Args:
         hypotheses: Where to start.
         config: Beam and penalty.
+        prune: Whether to leave out single hypotheses that cannot enter the n best. It changes
+            nothing in these: what takes the place of such a one is less probable still.
     """
 
-    def __init__(self, hypotheses: Unfinished, config: SearchConfig) -> None:
+    def __init__(self, hypotheses: Unfinished, config: SearchConfig, *, prune: bool = True) -> None:
         self.hypotheses = hypotheses
         self.finished: list[list[Hypothesis]] = [[] for _ in hypotheses.sentences]
+        self.size = config.beam_size
         self._config = config
+        self._prune = prune
 
-    def choose(self, log_probs: Tensor, handicaps: Tensor | None = None) -> Continuations:
-        """The most probable continuations of each sentence.
+    def choose(self, log_probs: Tensor, handicaps: Tensor) -> Continuations:
+        """The most probable continuations of each sentence, some tokens being at a disadvantage.
 
         Args:
             log_probs: [B, K, V] of the next token.
             handicaps: [B, V] nats that a token loses in this choice, and in nothing else.
         """
         totals = self.hypotheses.log_probs[:, :, None] + log_probs
-        ranked = totals if handicaps is None else totals - handicaps[:, None, :]
-        size = min(self._config.beam_size, totals[0].numel())
+        ranked = totals - handicaps[:, None, :]
+        size = min(self.size, totals[0].numel())
         index = ranked.flatten(1).topk(size, dim=1).indices
         num_tokens = totals.size(2)
         return Continuations(
@@ -90,13 +129,15 @@ class Beams:
         ends = tokens == EOS
         for sentence, hypothesis in self.hypotheses.ended(totals, parents, ends):
             keep_best(self.finished[sentence], hypothesis, self._config.n_best)
-        # Those that ended stay for one more step, as impossible ones, to keep the rows equal.
         log_probs = totals.masked_fill(ends, -math.inf)
-        still_open = self._can_improve(log_probs.amax(dim=1))
-        self.hypotheses.advance(log_probs, parents, tokens, still_open=still_open)
+        can_improve = log_probs > self._needed()[:, None]
+        if not self._prune:
+            can_improve = can_improve.any(dim=1, keepdim=True)
+        log_probs = log_probs.masked_fill(~can_improve, -math.inf)
+        self.hypotheses.advance(log_probs, parents, tokens)
 
-    def _can_improve(self, log_probs: Tensor) -> Tensor:
-        """[B] whether the best hypothesis that goes on may still enter the n best."""
+    def _needed(self) -> Tensor:
+        """[B] the log probability above which a hypothesis may still enter the n best."""
         found = (self.finished[sentence] for sentence in self.hypotheses.sentences.tolist())
         worst = [nth_score(best, self._config.n_best) for best in found]
-        return log_probs > self.hypotheses.needed_log_probs(worst)
+        return self.hypotheses.needed_log_probs(worst)

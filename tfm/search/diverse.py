@@ -43,7 +43,7 @@ def diverse_beam_search(
     # A group finishes as many as it holds, whatever n_best: else that would change what is chosen.
     group_config = replace(config, beam_size=size, n_best=size, num_groups=1)
     start = Unfinished(model, source, lengths, config, prefixes)
-    groups = [Beams(start.copy(), group_config) for _ in range(config.num_groups)]
+    groups = [Beams(start.copy(), group_config, prune=False) for _ in range(config.num_groups)]
     while any(group.hypotheses.num_open for group in groups):
         _step(groups, len(lengths), config.diversity_strength)
     return [

@@ -94,7 +94,7 @@ class _Branch:
         totals, parents, tokens = (
             part[None, :num] for part in (self.totals, self.parents, self.tokens)
         )
-        taken.advance(totals, parents, tokens, still_open=totals.new_ones(1, dtype=torch.bool))
+        taken.advance(totals, parents, tokens)
         self.keep(slice(num, None))
         return taken
 

@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+
+# What `SearchableModel.step` is given, rows and all.
+Step: TypeAlias = tuple[Tensor, Any, Tensor]
 
 
 class DecoderState(Protocol):
@@ -35,8 +38,15 @@ class SearchableModel(Protocol):
     def start(self, source: Tensor, lengths: Tensor) -> DecoderState:
         """Encode [B, S] sources of [B] lengths and stand before the first token, K = 1."""
 
-    def step(self, tokens: Tensor, state: Any) -> Tensor:
-        """Take in the newest tokens [B, K]; return [B, K, V] logits of the next."""
+    def step(self, tokens: Tensor, state: Any, rows: Tensor | None = None) -> Tensor:
+        """Take in the newest tokens [B, K]; return [B, K, V] logits of the next.
+
+        If [R] rows among the B·K hypotheses are given, return [R, V] logits of these: nothing that
+        goes on comes from the others.
+        """
+
+    def step_together(self, steps: Sequence[Step]) -> Tensor:
+        """Take steps of several states in turn; return [R, V] logits of all their rows."""
 
 
 class Ensemble:
@@ -55,11 +65,23 @@ class Ensemble:
         """Start every model."""
         return EnsembleState([model.start(source, lengths) for model in self._models])
 
-    def step(self, tokens: Tensor, state: "EnsembleState") -> Tensor:
-        """Step every model; return [B, K, V] logarithms of the mean probabilities."""
+    def step(self, tokens: Tensor, state: "EnsembleState", rows: Tensor | None = None) -> Tensor:
+        """Step every model; return [B, K, V] or [R, V] logarithms of the mean probabilities."""
         log_probs = [
-            model.step(tokens, part).float().log_softmax(dim=-1)
+            model.step(tokens, part, rows).float().log_softmax(dim=-1)
             for model, part in zip(self._models, state.parts, strict=True)
+        ]
+        return mean_probability(torch.stack(log_probs))
+
+    def step_together(self, steps: Sequence[Step]) -> Tensor:
+        """Step every model; return [R, V] logarithms of the mean probabilities."""
+        log_probs = [
+            model.step_together(
+                [(tokens, state.parts[index], rows) for tokens, state, rows in steps]
+            )
+            .float()
+            .log_softmax(dim=-1)
+            for index, model in enumerate(self._models)
         ]
         return mean_probability(torch.stack(log_probs))
 

@@ -70,9 +70,7 @@ def _step(
     ends = tokens == EOS
     for sentence, hypothesis in unfinished.ended(totals, parents, ends):
         finished[sentence].append(hypothesis)
-    # Those that ended stay, as impossible ones, until all samples of their sentence have.
-    totals = totals.masked_fill(ends, -math.inf)
-    unfinished.advance(totals, parents, tokens, still_open=totals.isfinite().any(dim=1))
+    unfinished.advance(totals.masked_fill(ends, -math.inf), parents, tokens)
 
 
 def _distribution(log_probs: Tensor, config: SearchConfig) -> Tensor:

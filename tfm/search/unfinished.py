@@ -10,28 +10,34 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.search.continuations import Continuations, NextTokens
 from tfm.search.hypothesis import Hypothesis, length_penalty
-from tfm.search.model import SearchableModel
+from tfm.search.model import SearchableModel, Step
 
 # For each source the token ids that its output must start with.
 Prefixes: TypeAlias = Sequence[Sequence[int]]
 
-_NEVER_PRODUCED = [PAD, BOS, UNK]
+NEVER_PRODUCED = [PAD, BOS, UNK]
 _ANY = -1
+# Sentences leave when no more than this share goes on: the others' past is copied then.
+_WORTH_KEEPING = 0.75
 
 
 class Unfinished:
     """Hypotheses that a search goes on with, all of one length.
 
-    B counts the sentences that are still open, K the hypotheses of each, t their tokens with BOS.
+    B counts the sentences, K the hypotheses of each, t their tokens with BOS. A hypothesis that
+    cannot go on stays as a row that is not computed; so do the sentences that have no other, until
+    they are enough to be worth removing.
 
     Attributes:
         model: What extends them.
         state: Where the model stands.
+        num_open: Number of sentences with a hypothesis that goes on.
         max_lengths: [B] the most tokens of an output, with EOS, as in `lengths`.
         sentences: [B] their places in the batch, on the CPU.
         tokens: [B, K, t] token ids, BOS first.
-        log_probs: [B, K] log probabilities; -inf for one that cannot go on, which only fills a row.
+        log_probs: [B, K] log probabilities; -inf for one that cannot go on.
 
     Args:
         model: Anything that can encode and step, in evaluation mode.
@@ -63,11 +69,14 @@ class Unfinished:
         if model.max_positions is not None:
             max_lengths = max_lengths.clamp(max=model.max_positions)
         self.max_lengths = max_lengths.maximum((self._forced != _ANY).sum(dim=1) + 1)
+        self.num_open = len(lengths)
+        # Up to where a prefix says what is next, and from where a greatest length does.
+        self._free = self._forced.size(1), int(self.max_lengths.min()) if len(lengths) else 0
 
     @property
-    def num_open(self) -> int:
-        """B: the number of open sentences."""
-        return len(self.sentences)
+    def num_rows(self) -> int:
+        """About how many hypotheses go on."""
+        return self.num_open * self.tokens.size(1)
 
     def copy(self) -> "Unfinished":
         """The same hypotheses, to go on with independently of these."""
@@ -83,13 +92,42 @@ class Unfinished:
         """
         logits = self.model.step(self.tokens[:, :, -1], self.state)
         log_probs = logits.float().log_softmax(dim=-1)
+        rows, only = self._forced_rows()
+        kept = log_probs[rows, :, only]
+        log_probs[:, :, NEVER_PRODUCED] = -math.inf
+        log_probs[rows] = -math.inf
+        log_probs[rows, :, only] = kept
+        return log_probs
+
+    def next_step(self) -> Step:
+        """What the model is to take in: the newest tokens of the hypotheses that go on."""
+        rows = self.log_probs.flatten().isfinite().nonzero()[:, 0]
+        return self.tokens[:, :, -1], self.state, rows
+
+    def continuations(self, next_tokens: NextTokens, rows: Tensor, size: int) -> Continuations:
+        """The most probable continuations, best first.
+
+        Args:
+            next_tokens: What the model made of `next_step`.
+            rows: [R] index among the B·K hypotheses of those that it made something of.
+            size: How many to return for each sentence, if there are so many.
+        """
+        forced, only = self._forced_rows()
+        if len(forced):
+            places = torch.full_like(self.max_lengths, _ANY).index_copy_(0, forced, only)
+            of_rows = places[rows // self.tokens.size(1)]
+            next_tokens.force((of_rows != _ANY).nonzero()[:, 0], of_rows[of_rows != _ANY])
+        return next_tokens.best(self.log_probs, rows, size)
+
+    def _forced_rows(self) -> tuple[Tensor, Tensor]:
+        """Which of the B sentences have only one token that may come next, and which it is."""
+        length = self.tokens.size(2)
+        if self._free[0] < length < self._free[1]:
+            nothing = self.max_lengths.new_empty(0)
+            return nothing, nothing
         only = self._only_tokens()
         rows = (only != _ANY).nonzero()[:, 0]
-        kept = log_probs[rows, :, only[rows]]
-        log_probs[:, :, _NEVER_PRODUCED] = -math.inf
-        log_probs[rows] = -math.inf
-        log_probs[rows, :, only[rows]] = kept
-        return log_probs
+        return rows, only[rows]
 
     def _only_tokens(self) -> Tensor:
         """[B] the only token that may come next: EOS at the greatest length, or the prefix's."""
@@ -141,24 +179,27 @@ class Unfinished:
         length = self.max_lengths if self._alpha >= 0 else next_length
         return to_beat * ((5 + length.double()) / 6) ** self._alpha
 
-    def advance(
-        self, log_probs: Tensor, parents: Tensor, tokens: Tensor, *, still_open: Tensor
-    ) -> None:
+    def advance(self, log_probs: Tensor, parents: Tensor, tokens: Tensor) -> None:
         """Go on with chosen continuations.
 
         Args:
-            log_probs: [B, K'] of each continuation.
+            log_probs: [B, K'] of each continuation; -inf if it does not go on.
             parents: [B, K'] which of the K hypotheses it continues.
             tokens: [B, K'] by which token.
-            still_open: [B] of which sentences.
         """
+        is_open = log_probs.isfinite().any(dim=1)
+        self.num_open = int(is_open.sum())
         first_rows = torch.arange(len(parents), device=parents.device) * self.tokens.size(1)
-        rows = (first_rows[:, None] + parents)[still_open]
+        rows = first_rows[:, None] + parents
+        if self.num_open <= _WORTH_KEEPING * len(rows):
+            rows, tokens, log_probs = rows[is_open], tokens[is_open], log_probs[is_open]
+            self.max_lengths = self.max_lengths[is_open]
+            self._forced = self._forced[is_open]
+            self.sentences = self.sentences[is_open.cpu()]
         past = self.tokens.flatten(0, 1)[rows]
-        self.tokens = torch.cat([past, tokens[still_open][:, :, None]], dim=2)
-        self.log_probs = log_probs[still_open]
-        self.max_lengths = self.max_lengths[still_open]
-        self._forced = self._forced[still_open]
-        self.sentences = self.sentences[still_open.cpu()]
+        self.tokens = torch.cat([past, tokens[:, :, None]], dim=2)
+        self.log_probs = log_probs
         if self.num_open:
             self.state.reorder(rows)
+        else:
+            del self.state  # what is finished may wait for others, but not with its caches

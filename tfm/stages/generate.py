@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tfm.config import DeviceName, Precision, SearchConfig
+from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.trees import Repairs, bracketed, restore
 from tfm.errors import DataError, UsageError
 from tfm.runtime.checkpoint import ModelInfo, find_model, load_info, newest_run
-from tfm.runtime.device import choose_compute
 from tfm.runtime.files import write_json
 from tfm.runtime.reporting import Progress, say
 from tfm.stages.text_chunks import TextChunks, count_lines
@@ -28,7 +27,7 @@ from tfm.translator.chunks import (
     score_chunks,
     search_chunks,
 )
-from tfm.translator.models import Models, load_models
+from tfm.translator.models import load_engine
 from tfm.translator.processes import ModelProcesses
 from tfm.translator.sentences import Chunk
 
@@ -135,8 +134,7 @@ def generate(
     plan: Generation,
     config: SearchConfig,
     *,
-    device: DeviceName,
-    precision: Precision,
+    inference: InferenceConfig,
     runs_dir: Path,
     num_processes: int = 1,
 ) -> Iterator[tuple[str, list[Translation]]]:
@@ -145,8 +143,7 @@ def generate(
     Args:
         plan: Models and text.
         config: How to search.
-        device: Where to compute.
-        precision: Arithmetic of matrix products.
+        inference: Where to compute, and how.
         runs_dir: Where to note what is translated, for `tfm score`.
         num_processes: How many processes share the work, each on a GPU of its own if the device is
             cuda; they change nothing in what comes out.
@@ -158,8 +155,14 @@ def generate(
     _note(plan, runs_dir)
     proofs: Counter[bool | None] = Counter()
     repairs = Repairs()
-    with _opened(plan, plan.prefixes, device, precision, num_processes) as work:
-        for chunk, found in search_chunks(work.engine, work.vocabulary, work.chunks, config):
+    with _opened(plan, plan.prefixes, inference, num_processes) as work:
+        for chunk, found in search_chunks(
+            work.engine,
+            work.vocabulary,
+            work.chunks,
+            config,
+            read_ahead=work.is_at_hand,
+        ):
             proofs.update(best[0].proven for best in found)
             if plan.task == "parsing":
                 found = [
@@ -193,8 +196,7 @@ def score_targets(
     plan: Generation,
     config: SearchConfig,
     *,
-    device: DeviceName,
-    precision: Precision,
+    inference: InferenceConfig,
     num_processes: int = 1,
 ) -> Iterator[tuple[str, ScoredTarget]]:
     """Compute how probable the models find the targets of a plan, and say it of all together.
@@ -202,8 +204,7 @@ def score_targets(
     Args:
         plan: Models, text and targets.
         config: Length penalty, longest source and size of batches.
-        device: Where to compute.
-        precision: Arithmetic of matrix products.
+        inference: Where to compute, and how.
         num_processes: How many processes share the work, as in `generate`.
 
     Yields:
@@ -211,7 +212,7 @@ def score_targets(
     """
     num_lines = num_pieces = 0
     log_prob = 0.0
-    with _opened(plan, plan.targets, device, precision, num_processes) as work:
+    with _opened(plan, plan.targets, inference, num_processes) as work:
         for chunk, targets in score_chunks(work.engine, work.vocabulary, work.chunks, config):
             for line, scored in zip(chunk.lines, targets, strict=True):
                 num_lines += 1
@@ -234,6 +235,7 @@ class _Work:
     engine: Engine
     vocabulary: Vocabulary
     chunks: Iterator[Chunk]
+    is_at_hand: bool
     bar: Progress
 
 
@@ -241,8 +243,7 @@ class _Work:
 def _opened(
     plan: Generation,
     beside: Path | None,
-    device: DeviceName,
-    precision: Precision,
+    inference: InferenceConfig,
     num_processes: int,
 ) -> Iterator[_Work]:
     """Open the files of a plan and load its models, in this process or in others."""
@@ -253,17 +254,26 @@ def _opened(
         text = stack.enter_context(TextChunks(path, beside))
         bar = stack.enter_context(Progress("generate", total=total, unit="lines"))
         if num_processes == 1:
-            compute = choose_compute(device, precision)
-            engine: Engine = Models(load_models(plan.models, compute), compute)
-            yield _Work(engine=engine, vocabulary=vocabulary, chunks=text.read(), bar=bar)
+            engine: Engine = load_engine(plan.models, inference)
+            yield _Work(
+                engine=engine,
+                vocabulary=vocabulary,
+                chunks=text.read(),
+                is_at_hand=text.is_at_hand,
+                bar=bar,
+            )
             return
         processes = stack.enter_context(
-            ModelProcesses(
-                plan.models, device=device, precision=precision, num_processes=num_processes
-            )
+            ModelProcesses(plan.models, inference=inference, num_processes=num_processes)
         )
         chunks = text.read(processes.wait_for)
-        yield _Work(engine=processes, vocabulary=vocabulary, chunks=chunks, bar=bar)
+        yield _Work(
+            engine=processes,
+            vocabulary=vocabulary,
+            chunks=chunks,
+            is_at_hand=text.is_at_hand,
+            bar=bar,
+        )
 
 
 def _standard_input_has_text() -> bool:

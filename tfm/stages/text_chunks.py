@@ -1,6 +1,8 @@
 """Text to translate, and what goes along with it, read some lines at a time."""
 
 import io
+import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -54,6 +56,11 @@ class TextChunks:
         trace: TracebackType | None,
     ) -> None:
         self._opened.close()
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether all of it can be read without waiting for anybody."""
+        return all(stat.S_ISREG(os.fstat(file.fileno()).st_mode) for file in self._files)
 
     def read(self, wait: Wait | None = None) -> Iterator[Chunk]:
         """Read all lines.

@@ -21,7 +21,7 @@ from tfm.translator import Translator
 
 # So many sentences are translated at first before a look at signals; twice as many each time that
 # this takes no longer than it may.
-_FIRST_CHUNK = 32
+_FIRST_CHUNK = 256
 _CHUNK_SECONDS = 2.0
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tfm.config import DeviceName, Precision, SearchConfig
+from tfm.config import DeviceName, InferencePrecision, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError
 from tfm.model.build import Model
@@ -44,7 +44,7 @@ class Translator:
         path: Path | str,
         *more_paths: Path | str,
         device: DeviceName = "auto",
-        precision: Precision = "auto",
+        precision: InferencePrecision = "auto",
     ) -> "Translator":
         """Read models from disk.
 

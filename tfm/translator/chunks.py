@@ -3,13 +3,14 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS, SubwordModel, Vocabulary
+from tfm.errors import TfmError
 from tfm.search.forced import ForcedOutput
 from tfm.search.hypothesis import Hypothesis
-from tfm.translator.models import Models, Output, Task
+from tfm.translator.models import Models, Output, Take, Task
 from tfm.translator.sentences import Chunk, SentenceBatch, SentenceEncoder
 
 
@@ -57,21 +58,35 @@ class Engine(Protocol):
         """The most tokens that the models take in on a side; None if there is no limit."""
 
     def map(
-        self, task: Task[Output], batches: Iterable[SentenceBatch], config: SearchConfig
+        self, task: Task[Output], take: Take, config: SearchConfig
     ) -> Iterator[tuple[SentenceBatch, list[Output]]]:
-        """Do a task to batches, which are asked for as they are needed; the results in order."""
+        """Do a task to batches, which are taken as they are needed; the results in order."""
 
 
 def search_chunks(
-    engine: Engine, vocabulary: Vocabulary, chunks: Iterable[Chunk], config: SearchConfig
+    engine: Engine,
+    vocabulary: Vocabulary,
+    chunks: Iterable[Chunk],
+    config: SearchConfig,
+    *,
+    read_ahead: bool = False,
 ) -> Iterator[tuple[Chunk, list[list[Translation]]]]:
     """Translate chunks of lines; see `Translator.search`.
+
+    Args:
+        engine: What computes.
+        vocabulary: Of its models.
+        chunks: The lines.
+        config: How to search.
+        read_ahead: Whether the next chunk may be asked for while one is being translated: not if
+            it may be long in coming, as the one before would wait for it.
 
     Yields:
         Each chunk, in order, and for each of its lines the `n_best` translations, best first.
     """
     encoder = SentenceEncoder(vocabulary, engine.max_positions, config)
-    for chunk, found in _outputs(engine, Models.search, chunks, encoder.to_search, config):
+    source = _Batches(chunks, encoder.to_search, read_ahead=read_ahead)
+    for chunk, found in _outputs(engine, Models.search, source, config):
         translations = [[Translation(text="", score=0.0, log_prob=0.0)] for _ in chunk.lines]
         for number, hypotheses in found.items():
             translations[number - chunk.first_line] = _translations(hypotheses, vocabulary.target)
@@ -87,7 +102,8 @@ def score_chunks(
         Each chunk, in order, and the target of each of its lines.
     """
     encoder = SentenceEncoder(vocabulary, engine.max_positions, config)
-    for chunk, found in _outputs(engine, Models.score, chunks, encoder.to_score, config):
+    source = _Batches(chunks, encoder.to_score)
+    for chunk, found in _outputs(engine, Models.score, source, config):
         yield (
             chunk,
             [
@@ -106,28 +122,64 @@ class _Underway(Generic[Output]):
     found: dict[int, Output] = field(default_factory=dict)
 
 
+class _Batches:
+    """The batches of chunks, which are read as batches are taken.
+
+    Args:
+        chunks: The chunks.
+        encode: Makes batches of one.
+        read_ahead: Whether one may be read before it must.
+
+    Attributes:
+        underway: The chunks that batches were taken of, until someone removes them.
+    """
+
+    def __init__(
+        self,
+        chunks: Iterable[Chunk],
+        encode: Callable[[Chunk], list[SentenceBatch]],
+        *,
+        read_ahead: bool = False,
+    ) -> None:
+        self.underway: deque[_Underway[Any]] = deque()
+        self._unread = iter(chunks)
+        self._encode = encode
+        self._read_ahead = read_ahead
+        self._ready: deque[SentenceBatch] = deque()
+        self._failure: TfmError | None = None
+
+    def take(self, wait: bool) -> SentenceBatch | None:
+        """See `Take`. What goes wrong is raised when nothing before it is left to do."""
+        while not self._ready:
+            if wait and self._failure is not None:
+                raise self._failure
+            if not wait and (self._failure is not None or not self._read_ahead):
+                return None
+            try:
+                chunk = next(self._unread, None)
+                if chunk is None:
+                    return None
+                self._ready.extend(self._encode(chunk))
+            except TfmError as error:
+                self._failure = error
+                continue
+            num_sentences = sum(map(len, self._ready))
+            self.underway.append(_Underway(chunk=chunk, num_sentences=num_sentences))
+        return self._ready.popleft()
+
+
 def _outputs(
-    engine: Engine,
-    task: Task[Output],
-    chunks: Iterable[Chunk],
-    encode: Callable[[Chunk], list[SentenceBatch]],
-    config: SearchConfig,
+    engine: Engine, task: Task[Output], batches: _Batches, config: SearchConfig
 ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
     """Yield each chunk, with the output of its sentences by line number, once it has them all."""
-    underway: deque[_Underway[Output]] = deque()
-
-    def batches() -> Iterator[SentenceBatch]:
-        for chunk in chunks:
-            encoded = encode(chunk)
-            underway.append(_Underway(chunk=chunk, num_sentences=sum(map(len, encoded))))
-            yield from encoded
+    underway = batches.underway
 
     def finished() -> Iterator[tuple[Chunk, dict[int, Output]]]:
         while underway and len(underway[0].found) == underway[0].num_sentences:
             done = underway.popleft()
             yield done.chunk, done.found
 
-    for batch, outputs in engine.map(task, batches(), config):
+    for batch, outputs in engine.map(task, batches.take, config):
         yield from finished()  # those without any sentence, before the one that this belongs to
         underway[0].found.update(zip(batch.line_numbers, outputs, strict=True))
         yield from finished()

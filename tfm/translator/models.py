@@ -1,28 +1,36 @@
 """Models on a device: batches of token ids to hypotheses."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tfm.config import SearchConfig
+from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import EOS, PAD, Vocabulary
 from tfm.errors import CheckpointError, DataError
+from tfm.kernels.choice import inference_operations
+from tfm.kernels.operations import PLAIN
 from tfm.model.build import Model, evaluation_mode, new_model
 from tfm.runtime.checkpoint import ModelInfo, load_info, load_weights
-from tfm.runtime.device import Compute, is_out_of_memory, release_memory
+from tfm.runtime.device import Compute, choose_compute, is_out_of_memory, release_memory
 from tfm.runtime.reporting import say
 from tfm.search import search
+from tfm.search.beam import Beams, finished_beams
 from tfm.search.forced import ForcedOutput, forced_decoding
 from tfm.search.hypothesis import Hypothesis
 from tfm.search.model import Ensemble, SearchableModel
+from tfm.search.unfinished import Unfinished
 from tfm.translator.sentences import SentenceBatch
 
 Output = TypeVar("Output")
 # What is done to a batch: `Models.search` or `Models.score`. It has an output for each sentence.
 Task = Callable[["Models", SentenceBatch, SearchConfig], list[Output]]
+# Returns the next batch; None if there is none, or if it is told not to wait, and would have to.
+Take = Callable[[bool], SentenceBatch | None]
 
 
 class Models:
@@ -31,28 +39,51 @@ class Models:
     Args:
         models: At least one model, on the device.
         compute: Device and arithmetic.
+        plain: Whether to do without operations that are made for inference. With them, weights
+            must not change meanwhile.
         tell: Where to say what the user should know.
 
     Attributes:
+        compute: Device and arithmetic.
         max_positions: The most tokens that all of them take in on a side; None if there is no
             limit.
     """
 
     def __init__(
-        self, models: Sequence[Model], compute: Compute, *, tell: Callable[[str], None] = say
+        self,
+        models: Sequence[Model],
+        compute: Compute,
+        *,
+        plain: bool = False,
+        tell: Callable[[str], None] = say,
     ) -> None:
         self._models = models
         self._model: SearchableModel = models[0] if len(models) == 1 else Ensemble(models)
-        self._compute = compute
+        self.compute = compute
+        self._operations = inference_operations(compute, plain=plain)
         self._tell = tell
         self._told_of_memory = False
         self.max_positions = self._model.max_positions
 
+    @property
+    def num_parameters(self) -> int:
+        """Of all of them together."""
+        return sum(each.numel() for model in self._models for each in model.parameters())
+
     def map(
-        self, task: Task[Output], batches: Iterable[SentenceBatch], config: SearchConfig
+        self, task: Task[Output], take: Take, config: SearchConfig
     ) -> Iterator[tuple[SentenceBatch, list[Output]]]:
-        """Do a task to one batch after another."""
-        for batch in batches:
+        """Do a task to batches, one after another or, in beam search, side by side.
+
+        Yields:
+            Each batch, in order, and its outputs.
+        """
+        if task is Models.search and config.search == "beam" and config.num_groups == 1:
+            yield from cast(
+                "Iterator[tuple[SentenceBatch, list[Output]]]", self._search_together(take, config)
+            )
+            return
+        while (batch := take(True)) is not None:
             yield batch, self.run(task, batch, config)
 
     def run(self, task: Task[Output], batch: SentenceBatch, config: SearchConfig) -> list[Output]:
@@ -61,8 +92,52 @@ class Models:
         Raises:
             DataError: The memory is too small for a single sentence.
         """
-        with evaluation_mode(self._models), torch.inference_mode(), self._compute.autocast():
+        with self._ready():
             return self._in_parts(task, batch, config)
+
+    @contextlib.contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Have the models compute as they should."""
+        # What is made for an arithmetic needs no autocast, which would go through all operations.
+        autocast = (
+            self.compute.autocast() if self._operations is PLAIN else contextlib.nullcontext()
+        )
+        with evaluation_mode(self._models, self._operations), torch.inference_mode(), autocast:
+            yield
+
+    def _search_together(
+        self, take: Take, config: SearchConfig
+    ) -> Iterator[tuple[SentenceBatch, list[list[Hypothesis]]]]:
+        """Search the batches that there are side by side."""
+        underway: deque[SentenceBatch] = deque()
+
+        def take_beams(wait: bool) -> Beams | None:
+            batch = take(wait)
+            if batch is None:
+                return None
+            underway.append(batch)
+            start = Unfinished(self._model, *self._padded(batch.sources), config, batch.targets)
+            return Beams(start, config)
+
+        searches = finished_beams(self._model, take_beams)
+        while True:
+            try:
+                with self._ready():
+                    beams = next(searches, None)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                beams = None
+            if beams is not None:
+                yield underway.popleft(), beams.finished
+            elif underway:
+                # The memory was too small for what was underway: all of it anew, one by one.
+                searches = finished_beams(self._model, take_beams)
+                while underway:
+                    batch = underway.popleft()
+                    yield batch, self.run(Models.search, batch, config)
+            else:
+                return
 
     def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
         """The `n_best` hypotheses of each sentence, best first."""
@@ -89,7 +164,7 @@ class Models:
             if len(batch) == 1:
                 raise _too_large(batch) from error
         # Only here, where the error is gone, are the tensors of the attempt.
-        release_memory(self._compute.device)
+        release_memory(self.compute.device)
         if not self._told_of_memory:
             self._told_of_memory = True
             self._tell(
@@ -105,7 +180,35 @@ class Models:
         rows = [torch.tensor([*ids, EOS]) for ids in sources]
         padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
         lengths = torch.tensor([len(row) for row in rows])
-        return padded.to(self._compute.device), lengths.to(self._compute.device)
+        return padded.to(self.compute.device), lengths.to(self.compute.device)
+
+
+def load_engine(
+    folders: Sequence[Path],
+    inference: InferenceConfig,
+    *,
+    index: int = 0,
+    num_processes: int = 1,
+    tell: Callable[[str], None] = say,
+) -> Models:
+    """Read models that translate together, and set this process up to compute them.
+
+    Args:
+        folders: Model folders; several make an ensemble.
+        inference: Where to compute, and how.
+        index: Number of this process among those that share the work, and of its GPU.
+        num_processes: How many do.
+        tell: Where to say what the user should know.
+
+    Raises:
+        CheckpointError: A folder holds no sound model, or models differ in vocabulary.
+        UsageError: The settings do not suit this machine.
+    """
+    num_threads = inference.threads or torch.get_num_threads()
+    torch.set_num_threads(max(1, num_threads // num_processes))
+    compute = choose_compute(inference.device, inference.precision, local_rank=index)
+    plain = inference.kernels == "plain"
+    return Models(load_models(folders, compute), compute, plain=plain, tell=tell)
 
 
 def load_models(folders: Sequence[Path], compute: Compute) -> list[Model]:
@@ -139,15 +242,22 @@ def load_model(folder: Path, info: ModelInfo) -> Model:
         CheckpointError: The weights are damaged, or not those of this model.
     """
     source_size, target_size = info.vocab_sizes
-    model = new_model(info.run.model, source_vocab_size=source_size, target_vocab_size=target_size)
+    with torch.device("meta"):  # nothing is drawn that would be overwritten
+        model = new_model(
+            info.run.model, source_vocab_size=source_size, target_vocab_size=target_size
+        )
     weights = load_weights(folder)
     parameters = dict(model.named_parameters())
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     if shapes != {name: parameter.shape for name, parameter in parameters.items()}:
         raise CheckpointError(f"{folder}: weights and config.json are not of one model")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
+    # Those that are tied are one parameter, in several modules.
+    loaded = {
+        parameter: nn.Parameter(weights[name].clone()) for name, parameter in parameters.items()
+    }
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, loaded[parameter])
     return model
 
 

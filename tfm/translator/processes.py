@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -15,13 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-
-from tfm.config import DeviceName, Precision, SearchConfig
+from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import TfmError
-from tfm.runtime.device import choose_compute
 from tfm.runtime.reporting import say
-from tfm.translator.models import Models, Output, Task, load_models
+from tfm.translator.models import Models, Output, Take, Task, load_engine
 from tfm.translator.sentences import SentenceBatch
 
 # Batches, for each process, that may be finished before one that comes earlier in the text.
@@ -39,15 +36,13 @@ class _Share:
 
     Attributes:
         folders: Model folders.
-        device: Where to compute.
-        precision: Arithmetic of matrix products.
+        inference: Where to compute, and how.
         index: Its number among the processes, from 0, and that of its GPU.
         num_processes: How many there are.
     """
 
     folders: Sequence[Path]
-    device: DeviceName
-    precision: Precision
+    inference: InferenceConfig
     index: int
     num_processes: int
 
@@ -78,8 +73,7 @@ class ModelProcesses:
 
     Args:
         folders: Model folders; several make an ensemble.
-        device: Where to compute.
-        precision: Arithmetic of matrix products.
+        inference: Where to compute, and how.
         num_processes: How many processes to start.
     """
 
@@ -87,15 +81,13 @@ class ModelProcesses:
         self,
         folders: Sequence[Path],
         *,
-        device: DeviceName,
-        precision: Precision,
+        inference: InferenceConfig,
         num_processes: int,
     ) -> None:
         self._shares = [
             _Share(
                 folders=folders,
-                device=device,
-                precision=precision,
+                inference=inference,
                 index=index,
                 num_processes=num_processes,
             )
@@ -140,9 +132,9 @@ class ModelProcesses:
         return self._max_positions
 
     def map(
-        self, task: Task[Output], batches: Iterable[SentenceBatch], config: SearchConfig
+        self, task: Task[Output], take: Take, config: SearchConfig
     ) -> Iterator[tuple[SentenceBatch, list[Output]]]:
-        """Do a task to batches, which are asked for as processes become idle.
+        """Do a task to batches, which are taken as processes become idle.
 
         Yields:
             Each batch, in order, and its outputs. What goes wrong is raised in its turn, too.
@@ -150,22 +142,24 @@ class ModelProcesses:
         Raises:
             LostProcessError: A process has ended; this is raised at once.
         """
-        remaining: Iterator[SentenceBatch] | None = iter(batches)
+        are_left = True
         underway: deque[_Job] = deque()
-        while underway or remaining is not None:
+        while underway or are_left:
             if underway and underway[0].is_done:
                 yield _result(underway.popleft())
-            elif remaining is not None and (idle := self._idle(len(underway))):
+            elif are_left and (idle := self._idle(len(underway))):
                 try:
-                    job = _Job(batch=next(remaining))
-                except StopIteration:
-                    remaining = None
+                    batch = take(True)
                 except TfmError as error:
-                    remaining = None
+                    are_left = False
                     underway.append(_Job(batch=_NOTHING, error=error))
-                else:
-                    underway.append(job)
-                    self._give(idle, job, task, config)
+                    continue
+                if batch is None:
+                    are_left = False
+                    continue
+                job = _Job(batch=batch)
+                underway.append(job)
+                self._give(idle, job, task, config)
             else:
                 self._receive()
 
@@ -284,10 +278,13 @@ def _serve(connection: Connection, share: _Share) -> None:
 
 
 def _loaded(share: _Share, connection: Connection) -> Models:
-    torch.set_num_threads(max(1, torch.get_num_threads() // share.num_processes))
-    compute = choose_compute(share.device, share.precision, local_rank=share.index)
-    models = load_models(share.folders, compute)
-    return Models(models, compute, tell=lambda text: connection.send(("told", text)))
+    return load_engine(
+        share.folders,
+        share.inference,
+        index=share.index,
+        num_processes=share.num_processes,
+        tell=lambda text: connection.send(("told", text)),
+    )
 
 
 def _end_with_parent() -> None:

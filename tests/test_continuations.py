@@ -1,0 +1,143 @@
+"""The best continuations: against a softmax and a sort of the whole vocabulary."""
+
+import math
+
+import pytest
+import torch
+
+from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.search import continuations
+from tfm.search.continuations import NextTokens
+
+NEVER = [PAD, BOS, UNK]
+# Below a block of the vocabulary, exactly one or two, and what does not fill the last.
+VOCAB_SIZES = [5, 7, 63, 64, 65, 128, 200, 1_001]
+ROUNDING = 1e-4
+
+
+def random_logits(num_rows, vocab_size, *, kind, dtype):
+    logits = torch.randn(num_rows, vocab_size) * 2
+    if kind == "ties":
+        logits = logits.round()
+    elif kind == "some impossible":
+        logits[torch.rand(logits.shape) < 0.4] = -math.inf
+        logits[:, EOS] = 0.5
+    elif kind == "extreme":
+        logits = torch.where(torch.rand(logits.shape) < 0.5, 200.0, -200.0) + logits
+    elif kind == "nearly sure":
+        logits[torch.arange(num_rows), torch.randint(vocab_size, (num_rows,))] = 200.0
+    return logits.to(dtype)
+
+
+def new_case(seed, vocab_size, *, kind="plain", dtype=torch.float32, beside=False):
+    """Logits of some hypotheses, which these are, and the log probabilities of all."""
+    torch.manual_seed(seed)
+    num_sentences, num_hypotheses = (int(torch.randint(1, 6, ())) for _ in range(2))
+    log_probs = -torch.rand(num_sentences, num_hypotheses) * 5
+    if beside:
+        log_probs[torch.rand(log_probs.shape) < 0.5] = -math.inf
+        log_probs[0, -1] = -1.0
+    rows = log_probs.flatten().isfinite().nonzero()[:, 0]
+    return random_logits(len(rows), vocab_size, kind=kind, dtype=dtype), log_probs, rows
+
+
+def every_total(logits, log_probs, rows, forced=()):
+    """[B, K · V] log probabilities of all continuations, from a softmax in double precision."""
+    totals = torch.full((log_probs.numel(), logits.size(1)), -math.inf, dtype=torch.float64)
+    totals[rows] = logits.double().log_softmax(dim=1) + log_probs.flatten()[rows, None]
+    kept = [(row, token, float(totals[rows[row], token])) for row, token in forced]
+    totals[:, NEVER] = -math.inf
+    for row, token, total in kept:
+        totals[rows[row]] = -math.inf
+        totals[rows[row], token] = total
+    return totals.view(len(log_probs), -1)
+
+
+def best_of(logits, log_probs, rows, size):
+    return NextTokens.of(logits.clone(), NEVER).best(log_probs, rows, size)
+
+
+def assert_best(found, expected, *, vocab_size, size):
+    """Whether those found are the best there are, whichever of equal ones."""
+    best = expected.topk(min(size, expected.size(1)), dim=1).values
+    torch.testing.assert_close(found.totals.double(), best, rtol=0, atol=ROUNDING)
+    assert (found.tokens < vocab_size).all()
+    places = found.parents * vocab_size + found.tokens
+    is_possible = found.totals.isfinite()
+    of_places = expected.gather(1, places)
+    torch.testing.assert_close(
+        found.totals[is_possible].double(), of_places[is_possible], rtol=0, atol=ROUNDING
+    )
+    for row, possible in zip(places, is_possible, strict=True):
+        assert len(row[possible].unique()) == possible.sum()
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "some impossible", "extreme", "nearly sure"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_they_are_those_of_a_softmax_and_a_sort_of_everything(vocab_size, dtype, kind):
+    for seed in range(6):
+        logits, log_probs, rows = new_case(
+            seed, vocab_size, kind=kind, dtype=dtype, beside=seed % 2 == 1
+        )
+        expected = every_total(logits, log_probs, rows)
+        for size in (1, 4, 17):
+            found = best_of(logits, log_probs, rows, size)
+            assert_best(found, expected, vocab_size=vocab_size, size=size)
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_a_forced_token_keeps_its_probability_and_is_alone(vocab_size):
+    for seed in range(6):
+        logits, log_probs, rows = new_case(seed, vocab_size, beside=seed % 2 == 1)
+        forced_rows = (torch.rand(len(rows)) < 0.5).nonzero()[:, 0]
+        tokens = torch.randint(EOS, vocab_size, forced_rows.shape)
+        forced = list(zip(forced_rows.tolist(), tokens.tolist(), strict=True))
+        expected = every_total(logits, log_probs, rows, forced)
+        next_tokens = NextTokens.of(logits, NEVER)
+        next_tokens.force(forced_rows, tokens)
+        found = next_tokens.best(log_probs, rows, 4)
+        assert_best(found, expected, vocab_size=vocab_size, size=4)
+
+
+def test_they_come_best_first():
+    logits, log_probs, rows = new_case(0, 200)
+    totals = best_of(logits, log_probs, rows, 20).totals
+    assert torch.equal(totals, totals.sort(dim=1, descending=True).values)
+
+
+def test_where_a_hypothesis_is_in_the_batch_changes_no_bit():
+    logits, log_probs, rows = new_case(3, 1_001)
+    together = best_of(logits, log_probs, rows, 4)
+    num_hypotheses = log_probs.size(1)
+    for sentence in range(len(log_probs)):
+        own = slice(sentence * num_hypotheses, (sentence + 1) * num_hypotheses)
+        alone = best_of(
+            logits[own], log_probs[sentence : sentence + 1], torch.arange(num_hypotheses), 4
+        )
+        for one, other in zip(alone, together, strict=True):
+            assert torch.equal(one[0], other[sentence])
+
+
+@pytest.mark.parametrize("elements_at_once", [1, 450, 2_000])
+def test_looking_through_a_few_rows_at_a_time_changes_nothing(elements_at_once, monkeypatch):
+    logits, log_probs, rows = new_case(4, 200)
+    whole = best_of(logits, log_probs, rows, 4)
+    monkeypatch.setattr(continuations, "_ELEMENTS_AT_ONCE", elements_at_once)
+    for part, expected in zip(best_of(logits, log_probs, rows, 4), whole, strict=True):
+        assert torch.equal(part, expected)
+
+
+def test_parts_of_many_are_those_of_each_alone_and_are_forced_alone():
+    cases = [new_case(seed, 130) for seed in range(4)]
+    everything = NextTokens.of(torch.cat([logits for logits, *_ in cases]), NEVER)
+    parts = list(everything.parts([len(logits) for logits, *_ in cases]))
+    parts[1].force(torch.tensor([0]), torch.tensor([7]))
+    for index, (logits, log_probs, rows) in enumerate(cases):
+        alone = NextTokens.of(logits.clone(), NEVER)
+        if index == 1:
+            alone.force(torch.tensor([0]), torch.tensor([7]))
+        for found, expected in zip(
+            parts[index].best(log_probs, rows, 5), alone.best(log_probs, rows, 5), strict=True
+        ):
+            assert torch.equal(found, expected)

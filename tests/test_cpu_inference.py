@@ -1,0 +1,252 @@
+"""Products made ready for inference: against float64, and whole models against plain ones."""
+
+import pytest
+import torch
+
+from tfm.config import SearchConfig, TransformerConfig
+from tfm.data.subword import BOS, EOS
+from tfm.kernels.cpu_inference import (
+    CpuInference,
+    bf16_by_onednn,
+    fp32_product,
+    int8_by_onednn,
+)
+from tfm.kernels.operations import PLAIN
+from tfm.model.build import evaluation_mode, new_model
+from tfm.search.beam import beam_search
+
+V = 70
+NEEDS_ONEDNN = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="needs torch with oneDNN"
+)
+NEEDS_INT8 = pytest.mark.skipif(
+    "onednn" not in torch.backends.quantized.supported_engines,
+    reason="needs torch with quantized products of oneDNN",
+)
+# How to make weights ready, the type of activations, and the greatest error by the norm.
+KINDS = [
+    pytest.param(fp32_product, torch.float32, 1e-5, id="fp32"),
+    pytest.param(bf16_by_onednn, torch.bfloat16, 1e-2, id="bf16", marks=NEEDS_ONEDNN),
+    pytest.param(int8_by_onednn, torch.float32, 3e-2, id="int8", marks=NEEDS_INT8),
+]
+EVERY_KIND = pytest.mark.parametrize(("make_ready", "dtype", "most_error"), KINDS)
+MODELS = [
+    {},
+    {"norm": "pre"},
+    {"attention": "additive"},
+    {"attention_window": 3},
+    {"learned_positions": 20},
+    {"d_k": 8, "d_v": 24},
+    {"tied_embeddings": "none"},
+]
+
+
+def error(found, exact):
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+@EVERY_KIND
+@pytest.mark.parametrize(
+    ("num_rows", "width", "num_outputs"),
+    [(1, 8, 5), (4, 24, 70), (8, 64, 256), (37, 256, 33), (200, 128, 1)],
+)
+def test_products_are_those_of_float64_but_for_rounding(
+    num_rows, width, num_outputs, make_ready, dtype, most_error
+):
+    torch.manual_seed(0)
+    # Part of a larger tensor, which is not contiguous.
+    x, weight = torch.randn(num_rows, width + 3)[:, 3:], torch.randn(num_outputs, width)
+    bias, residual = torch.randn(num_outputs), torch.randn(num_rows, num_outputs)
+    exact = x.double() @ weight.double().T
+    results = {
+        exact: lambda ops: ops.project(x, weight),
+        exact + bias: lambda ops: ops.linear(x, weight, bias),
+        (exact + bias).relu(): lambda ops: ops.linear_relu_dropout(x, weight, bias, 0.0),
+        exact + bias + residual: lambda ops: ops.add_linear_dropout(residual, x, weight, bias, 0.0),
+    }
+    for expected, operation in results.items():
+        with torch.inference_mode():
+            found = operation(CpuInference(make_ready, dtype))
+        assert found.dtype == dtype
+        assert found.shape == expected.shape
+        assert (found - expected).norm() <= most_error * exact.norm()
+
+
+@EVERY_KIND
+def test_rows_and_columns_of_a_weight_of_zeros_are_no_trouble(make_ready, dtype, most_error):
+    operations = CpuInference(make_ready, dtype)
+    bias = torch.tensor([1.0, -2.0, 0.5])
+    with torch.inference_mode():
+        found = operations.linear(torch.randn(4, 8), torch.zeros(3, 8), bias)
+        of_nothing = operations.linear(torch.zeros(4, 8), torch.randn(3, 8), bias)
+    for each in (found, of_nothing):
+        assert each.float().tolist() == [bias.tolist()] * 4
+
+
+@EVERY_KIND
+def test_parts_of_a_weight_are_weights_of_their_own(make_ready, dtype, most_error):
+    """As the projections to queries, and to keys and values, are of that to all of them."""
+    torch.manual_seed(0)
+    operations = CpuInference(make_ready, dtype)
+    x, weight, bias = torch.randn(6, 32), torch.randn(48, 32), torch.randn(48)
+    with torch.inference_mode():
+        for part in (slice(None), slice(16), slice(16, None), slice(32), slice(None)):
+            exact = x.double() @ weight[part].double().T + bias[part]
+            found = operations.linear(x, weight[part], bias[part])
+            assert error(found, exact) <= most_error
+
+
+@EVERY_KIND
+def test_dropout_is_refused(make_ready, dtype, most_error):
+    operations = CpuInference(make_ready, dtype)
+    x, weight, bias = torch.randn(2, 3), torch.randn(3, 3), torch.randn(3)
+    for attempt in (
+        lambda: operations.dropout(x, 0.1),
+        lambda: operations.linear_relu_dropout(x, weight, bias, 0.1),
+        lambda: operations.add_linear_dropout(x, x, weight, bias, 0.1),
+    ):
+        with pytest.raises(ValueError, match="no dropout"):
+            attempt()
+    assert operations.dropout(x, 0.0) is x
+
+
+def test_rows_to_compute_are_never_fewer_and_rarely_many_more_and_few_numbers_do():
+    needed = range(1, 5_000)
+    for keeps_sizes in (True, False):
+        operations = CpuInference(fp32_product, torch.float32, keeps_sizes=keeps_sizes)
+        numbers = [operations.num_rows(rows) for rows in needed]
+        assert all(
+            rows <= number <= max(8, rows * 1.25)
+            for rows, number in zip(needed, numbers, strict=True)
+        )
+        assert numbers == sorted(numbers)
+        assert [operations.num_rows(number) for number in numbers] == numbers
+        assert len(set(numbers)) < 100 or not keeps_sizes
+    assert operations.num_rows(4_999) == 4_999
+
+
+@pytest.mark.parametrize("for_each_query", [None, False, True])
+@pytest.mark.parametrize(
+    ("query_type", "key_type"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+@pytest.mark.parametrize(
+    "operations", [CpuInference(fp32_product, torch.float32), PLAIN], ids=["inference", "plain"]
+)
+def test_attention_of_few_queries_is_the_formula(operations, query_type, key_type, for_each_query):
+    torch.manual_seed(0)
+    groups, num_heads, num_queries, num_keys = 3, 2, 4, 40
+    query = torch.randn(groups, num_heads, num_queries, 6).to(query_type)
+    key, value = (
+        torch.randn(groups, num_heads, num_keys, width, dtype=key_type) for width in (6, 5)
+    )
+    scores = query.double() @ key.double().mT / 6**0.5
+    hidden = None
+    if for_each_query is not None:
+        is_hidden = torch.rand(groups, 1, num_queries if for_each_query else 1, num_keys) < 0.5
+        is_hidden[..., 7] = False
+        hidden = torch.zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
+        scores = scores + hidden
+    expected = (scores.softmax(dim=-1) @ value.double()).transpose(1, 2)
+    found = operations.attend(query, key.mT, value, hidden)
+    torch.testing.assert_close(found, expected.reshape(groups * num_queries, -1).to(query_type))
+
+
+# --- whole models
+
+
+def transformer(**changes):
+    torch.manual_seed(0)
+    config = TransformerConfig(
+        **{
+            "num_encoder_layers": 2,
+            "num_decoder_layers": 2,
+            "d_model": 32,
+            "d_ff": 64,
+            "num_heads": 2,
+            **changes,
+        }
+    )
+    model = new_model(config, source_vocab_size=V, target_vocab_size=V)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 1.0)
+    return model
+
+
+def new_batch():
+    torch.manual_seed(1)
+    lengths = torch.tensor([4, 9, 1, 7])
+    source = torch.randint(4, V, (4, 9))
+    source[torch.arange(4), lengths - 1] = EOS
+    return source, lengths
+
+
+def stepped(model, operations):
+    """[…, V] log probabilities of several steps, of all hypotheses and of some."""
+    torch.manual_seed(2)
+    found = []
+    with evaluation_mode([model], operations), torch.inference_mode():
+        state = model.start(*new_batch())
+        tokens = torch.full((4, 1), BOS)
+        for step in range(5):
+            rows = torch.randperm(tokens.numel())[:6].sort().values if step > 2 else None
+            found.append(model.step(tokens, state, rows).float().log_softmax(dim=-1).view(-1, V))
+            if rows is None:
+                parents = torch.randint(tokens.size(1), (4, 5))
+                state.reorder(torch.arange(4)[:, None] * tokens.size(1) + parents)
+                tokens = torch.randint(4, V, (4, 5))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+@pytest.mark.parametrize(
+    ("make_ready", "dtype", "most_difference"),
+    [
+        pytest.param(fp32_product, torch.float32, 1e-5, id="fp32"),
+        pytest.param(bf16_by_onednn, torch.bfloat16, 0.1, id="bf16", marks=NEEDS_ONEDNN),
+        pytest.param(int8_by_onednn, torch.float32, 0.15, id="int8", marks=NEEDS_INT8),
+    ],
+)
+def test_a_models_log_probabilities_are_near_the_plain_ones(
+    changes, make_ready, dtype, most_difference
+):
+    model = transformer(**changes)
+    operations = CpuInference(make_ready, dtype, keeps_sizes=True)
+    found, expected = stepped(model, operations), stepped(model, PLAIN)
+    assert found.isfinite().all()
+    assert (found - expected).abs().max() <= most_difference
+    # Not for being all alike.
+    assert expected.std(dim=0).mean() > 2 * (found - expected).std()
+
+
+@pytest.mark.parametrize("keeps_sizes", [True, False])
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_in_fp32_beam_search_finds_what_it_finds_with_plain_operations(changes, keeps_sizes):
+    model = transformer(**changes)
+    config = SearchConfig(beam_size=4, n_best=3, max_extra_length=8)
+    results = []
+    for operations in (CpuInference(fp32_product, torch.float32, keeps_sizes=keeps_sizes), PLAIN):
+        with evaluation_mode([model], operations), torch.inference_mode():
+            results.append(beam_search(model, *new_batch(), config))
+    for found, expected in zip(*results, strict=True):
+        assert [h.tokens for h in found] == [h.tokens for h in expected]
+        assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-4)
+
+
+def test_each_weight_is_made_ready_once():
+    made = []
+
+    def make_ready(weight, bias):
+        made.append((weight.data_ptr(), len(weight)))
+        return fp32_product(weight, bias)
+
+    model = transformer()
+    operations = CpuInference(make_ready, torch.float32)
+    first, second = stepped(model, operations), stepped(model, operations)
+    assert torch.equal(first, second)
+    assert len(made) == len(set(made)) > 0

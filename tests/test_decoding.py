@@ -1,0 +1,249 @@
+"""Step-by-step decoding: its shared cache against teacher forcing of whole prefixes."""
+
+import copy
+
+import pytest
+import torch
+
+from tfm.config import TransformerConfig
+from tfm.kernels.operations import PlainOperations
+from tfm.model.build import new_model, use_operations
+from tfm.model.decoding import Step, StepRows
+
+V = 13
+MODELS = {
+    "post-norm": {},
+    "pre-norm": {"norm": "pre"},
+    "widths": {"d_k": 3, "d_v": 5},
+    "window": {"attention_window": 3},
+    "additive": {"attention": "additive"},
+    "additive window": {"attention": "additive", "attention_window": 2},
+    "learned positions": {"learned_positions": 20},
+}
+EVERY_MODEL = pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+# Hypotheses of each sentence after each step; more than eight do not share a cache.
+BEAMS = {
+    "greedy": [1] * 14,
+    "beam": [4] * 14,
+    "wide": [8] * 14,  # fills a cache's first columns
+    "widest": [16] * 8,
+    "changing": [1, 3, 3, 2, 5, 16, 7, 1, 4, 9, 8],
+    "parts and meets": [4, 4, 12, 4, 1, 2, 2, 20, 20, 1],
+}
+EVERY_BEAM = pytest.mark.parametrize("beam", BEAMS.values(), ids=BEAMS)
+
+
+class Rounding(PlainOperations):
+    """Computes a few rows more than are asked for."""
+
+    def num_rows(self, needed):
+        return -(-needed // 3) * 3
+
+
+def transformer(seed=0, **changes):
+    torch.manual_seed(seed)
+    config = TransformerConfig(
+        num_encoder_layers=1, num_decoder_layers=2, d_model=8, d_ff=16, num_heads=2, **changes
+    )
+    model = new_model(config, source_vocab_size=V, target_vocab_size=V).double().eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+class Decoding:
+    """Hypotheses with their whole prefixes, beside what a model makes of them step by step."""
+
+    def __init__(self, model, lengths):
+        self.model = model
+        self.lengths = torch.tensor(lengths)
+        self.source = torch.randint(4, V, (len(lengths), max(lengths)))
+        self.tokens = torch.randint(4, V, (len(lengths), 1, 1))  # [B, K, t]
+        self.state = model.start(self.source, self.lengths)
+
+    def copy(self):
+        other = copy.copy(self)
+        other.state = copy.deepcopy(self.state)
+        return other
+
+    def teacher_forced(self):
+        """[B · K, V] logits after each prefix."""
+        size = self.tokens.size(1)
+        hidden = self.model(
+            self.source.repeat_interleave(size, dim=0),
+            self.lengths.repeat_interleave(size),
+            self.tokens.flatten(0, 1),
+        )
+        return self.model.logits(hidden[:, -1])
+
+    def step(self, rows=None):
+        """Compare the next logits, of all or of those in rows."""
+        found = self.model.step(self.tokens[:, :, -1], self.state, rows)
+        expected = self.teacher_forced()
+        expected = expected.view(*self.tokens.shape[:2], V) if rows is None else expected[rows]
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+    def some_rows(self, share):
+        """Of such a share of the hypotheses, but at least one of each sentence; and which."""
+        num_sentences, size, _ = self.tokens.shape
+        is_asked = torch.rand(num_sentences, size) < share
+        is_asked[torch.arange(num_sentences), torch.randint(size, (num_sentences,))] = True
+        return is_asked.flatten().nonzero()[:, 0], is_asked
+
+    def go_on(self, num_hypotheses, *, parents=None, sentences=None):
+        """Choose at random what goes on, among some parents, in some of the sentences."""
+        num_sentences, size, _ = self.tokens.shape
+        if sentences is None:
+            sentences = torch.arange(num_sentences)
+        if parents is None:
+            parents = torch.randint(size, (num_sentences, num_hypotheses))
+        rows = (torch.arange(num_sentences)[:, None] * size + parents)[sentences]
+        newest = torch.randint(4, V, (*rows.shape, 1))
+        self.tokens = torch.cat([self.tokens.flatten(0, 1)[rows], newest], dim=2)
+        self.source, self.lengths = self.source[sentences], self.lengths[sentences]
+        self.state.reorder(rows)
+
+
+def some_sentences(num_sentences):
+    """Two thirds of them, in order."""
+    return torch.randperm(num_sentences)[: -(-num_sentences * 2 // 3)].sort().values
+
+
+@torch.inference_mode()
+@EVERY_BEAM
+@EVERY_MODEL
+def test_whatever_hypotheses_go_on_their_logits_are_those_of_their_whole_prefix(changes, beam):
+    decoding = Decoding(transformer(**changes), [5, 2, 6, 1])
+    for size in beam:
+        decoding.step()
+        decoding.go_on(size)
+    decoding.step()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("padded", [True, False])
+@EVERY_BEAM
+def test_sentences_may_leave_at_any_step(beam, padded):
+    for seed in range(4):
+        lengths = [3, 1, 5, 4, 2, 5, 1, 3, 2] if padded else [3] * 9
+        decoding = Decoding(transformer(seed, attention_window=[None, 3][seed % 2]), lengths)
+        for step, size in enumerate(beam):
+            decoding.step()
+            leaves = step % 3 == seed % 3
+            num_sentences = len(decoding.tokens)
+            decoding.go_on(size, sentences=some_sentences(num_sentences) if leaves else None)
+        decoding.step()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("operations", [PlainOperations(), Rounding()], ids=["plain", "rounding"])
+@EVERY_BEAM
+@EVERY_MODEL
+def test_hypotheses_that_nothing_goes_on_from_need_not_be_computed(changes, beam, operations):
+    model = transformer(**changes)
+    use_operations(model, operations)
+    decoding = Decoding(model, [5, 2, 6, 1])
+    for step, size in enumerate(beam):
+        rows, is_asked = decoding.some_rows([0.3, 0.9][step % 2])
+        decoding.step(rows)
+        parents = torch.multinomial(is_asked.double(), size, replacement=True)
+        decoding.go_on(size, parents=parents)
+    decoding.step()
+
+
+@torch.inference_mode()
+def test_a_sentence_of_which_nothing_is_asked_says_nothing_to_the_others():
+    decoding = Decoding(transformer(), [5, 2, 6, 1])
+    for _ in range(6):
+        size = decoding.tokens.size(1)
+        decoding.step(torch.arange(2 * size, 4 * size))
+        decoding.go_on(4)
+
+
+@torch.inference_mode()
+@EVERY_MODEL
+def test_a_deep_copy_goes_on_independently(changes):
+    decoding = Decoding(transformer(**changes), [5, 2, 6])
+    others = []
+    for size in (4, 4, 12, 3, 3, 1):
+        decoding.step()
+        others.append(decoding.copy())
+        decoding.go_on(size)
+        for other in others:
+            other.go_on(3)
+            other.step()
+
+
+@torch.inference_mode()
+def test_another_order_of_hypotheses_that_share_a_cache_copies_none_of_it():
+    decoding = Decoding(transformer(), [5, 2, 6])
+    decoding.step()
+    before = [part.data_ptr() for layer in decoding.state.past for part in layer]
+    for size in (4, 4, 2, 8, 4):
+        decoding.go_on(size)
+        decoding.step()
+        assert [part.data_ptr() for layer in decoding.state.past for part in layer] == before
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("operations", [PlainOperations(), Rounding()], ids=["plain", "rounding"])
+@EVERY_MODEL
+def test_steps_taken_together_are_those_taken_alone(changes, operations):
+    """Of batches of any size, which began at different times."""
+    model = transformer(**changes)
+    use_operations(model, operations)
+    batches = []
+    for turn, size in enumerate((4, 1, 3, 12, 2, 5)):
+        if turn % 2 == 0:
+            batches.append(Decoding(model, [[5, 2, 6], [4, 4], [1]][turn // 2]))
+        asked = [
+            (None, torch.ones(each.tokens.shape[:2], dtype=torch.bool))
+            if number == 1
+            else each.some_rows(0.5)
+            for number, each in enumerate(batches)
+        ]
+        found = model.step_together(
+            [
+                (each.tokens[:, :, -1], each.state, rows)
+                for each, (rows, _) in zip(batches, asked, strict=True)
+            ]
+        )
+        expected = [
+            each.teacher_forced()[is_asked.flatten()]
+            for each, (_, is_asked) in zip(batches, asked, strict=True)
+        ]
+        torch.testing.assert_close(found, torch.cat(expected), rtol=1e-9, atol=1e-9)
+        for each, (_, is_asked) in zip(batches, asked, strict=True):
+            parents = torch.multinomial(is_asked.double(), size, replacement=True)
+            each.go_on(size, parents=parents)
+
+
+@pytest.mark.parametrize("to_multiple_of", [1, 4, 100])
+def test_rows_of_several_steps_stand_one_after_another_and_find_back(to_multiple_of):
+    torch.manual_seed(0)
+    for _ in range(100):
+        steps, grids, all_asked = [], [], []
+        for _ in range(int(torch.randint(1, 4, ()))):
+            tokens = torch.zeros(2, int(torch.randint(1, 6, ())), dtype=torch.long)
+            num_asked = int(torch.randint(1, tokens.numel() + 1, ()))
+            rows = torch.randperm(tokens.numel())[:num_asked].sort().values
+            steps.append(Step.of(tokens, None, rows, worth_computing=0.7))
+            grids.append(torch.randn(tokens.numel(), 3))
+            all_asked.append(rows)
+        rows = StepRows(steps, lambda needed: -(-needed // to_multiple_of) * to_multiple_of)
+        computed = [step.computed(grid) for step, grid in zip(steps, grids, strict=True)]
+        joined = rows.joined(computed)
+        assert len(joined) % to_multiple_of == 0
+        num_computed = sum(step.num_rows for step in steps)
+        assert torch.equal(joined[:num_computed], torch.cat(computed))
+        assert not joined[num_computed:].any()
+        asked = [grid[each] for grid, each in zip(grids, all_asked, strict=True)]
+        assert torch.equal(rows.asked_for(joined), torch.cat(asked))
+        parted = list(rows.parted(joined))
+        assert [step for step, _ in parted] == steps
+        for (step, spread), grid in zip(parted, grids, strict=True):
+            assert torch.equal(step.computed(spread), step.computed(grid))
+            is_asked = (spread == grid).all(dim=1)
+            assert is_asked.sum() == step.num_rows
+            assert not spread[~is_asked].any()

@@ -1,0 +1,180 @@
+"""The operations of a model's layers as a CPU computes them fastest if nothing is learned."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tfm.kernels.operations import PlainOperations
+from tfm.kernels.random_masks import RandomMasks
+from tfm.kernels.sentence_attention import SentenceAttention
+
+# Of so few rows a product takes as long as reading the weight. Fewer are made as many.
+_FEW_ROWS = (4, 8)
+
+HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+_HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+# Their own operations; torch offers no other way to them.
+_REORDER_FOR_MKL: Any = getattr(torch.ops.mkl, "_mkl_reorder_linear_weight", None)
+_MULTIPLY_BY_MKL: Any = getattr(torch.ops.mkl, "_mkl_linear", None)
+_REORDER: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+_MULTIPLY: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+# X, and whether to cut off what is below zero → X Wᵀ + b, of a weight and a bias made ready.
+Product = Callable[[Tensor, bool], Tensor]
+MakeReady = Callable[[Tensor, Tensor | None], Product]
+
+
+class CpuInference(PlainOperations):
+    """See `Operations`: weights are put into the order that products read them in, once.
+
+    Weights are known by where they are, so they must not change.
+
+    Args:
+        make_ready: Makes a weight [out, in] and a bias [out] ready.
+        dtype: Of activations.
+        worth_computing: See `Operations`.
+        keeps_sizes: Whether each new number of rows costs preparations, as it does oneDNN: then
+            few numbers are used.
+    """
+
+    def __init__(
+        self,
+        make_ready: MakeReady,
+        dtype: torch.dtype,
+        *,
+        worth_computing: float = 1.0,
+        keeps_sizes: bool = False,
+    ) -> None:
+        self._make_ready = make_ready
+        self._dtype = dtype
+        self._keeps_sizes = keeps_sizes
+        self.worth_computing = worth_computing
+        self._ready: dict[tuple[int, int], tuple[Tensor, Product]] = {}
+        self.packed_attention = SentenceAttention(RandomMasks())
+
+    def activations(self, x: Tensor) -> Tensor:
+        """See `Operations`."""
+        return x.to(self._dtype)
+
+    def dropout(self, x: Tensor, dropout: float) -> Tensor:
+        """See `Operations`."""
+        _refuse_dropout(dropout)
+        return x
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """See `Operations`."""
+        return self._product(x, weight, bias)
+
+    def linear_relu_dropout(
+        self, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        """See `Operations`."""
+        _refuse_dropout(dropout)
+        return self._product(x, weight, bias, relu=True)
+
+    def add_linear_dropout(
+        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        """See `Operations`."""
+        _refuse_dropout(dropout)
+        return self._product(x, weight, bias).add_(residual)
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """See `Operations`."""
+        return self._product(x, weight, None)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> Tensor:
+        """See `Operations`."""
+        groups, num_heads, num_queries, width = query.shape
+        # In one pass: the type of the keys, and heads foremost.
+        queries = torch.empty(query.shape, dtype=key.dtype).copy_(query).flatten(0, 1)
+        keys, values = key.flatten(0, 1), value.flatten(0, 1)
+        # What is read of the first argument, if it counts for nothing, is its shape.
+        unread = queries.new_empty(len(queries), num_queries, keys.size(2))
+        scores = torch.baddbmm(unread, queries, keys, beta=0, alpha=1 / math.sqrt(width))
+        if hidden is not None:
+            scores.view(groups, num_heads, num_queries, -1).add_(hidden)
+        attended = torch.bmm(scores.softmax(-1), values).view(groups, num_heads, num_queries, -1)
+        joined = query.new_empty(groups, num_queries, num_heads, values.size(-1))
+        return joined.copy_(attended.transpose(1, 2)).view(groups * num_queries, -1)
+
+    def num_rows(self, needed: int) -> int:
+        """See `Operations`."""
+        if needed <= _FEW_ROWS[-1]:
+            return next(size for size in _FEW_ROWS if size >= needed)
+        if not self._keeps_sizes:
+            return needed
+        # Of four significant bits.
+        step = 1 << max(0, needed.bit_length() - 4)
+        return -(-needed // step) * step
+
+    def _product(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
+    ) -> Tensor:
+        key = weight.data_ptr(), len(weight)
+        if key not in self._ready:
+            # With the weight, so that nothing else takes its place.
+            self._ready[key] = weight, self._make_ready(weight.detach(), bias)
+        return self._ready[key][1](x.to(self._dtype), relu)
+
+
+def fp32_product(weight: Tensor, bias: Tensor | None) -> Product:
+    """As torch does it, but for few rows, of which MKL reads the weight in an order of its own."""
+    ready: dict[int, Tensor] = {}
+
+    def product(x: Tensor, relu: bool) -> Tensor:
+        num_rows = x.numel() // x.size(-1)
+        if num_rows not in _FEW_ROWS or not _HAS_MKL:
+            out = F.linear(x, weight, bias)
+        else:
+            if num_rows not in ready:
+                ready[num_rows] = _REORDER_FOR_MKL(weight, num_rows)
+            out = _MULTIPLY_BY_MKL(x, ready[num_rows], weight, bias, num_rows)
+        return out.relu_() if relu else out
+
+    return product
+
+
+def bf16_by_onednn(weight: Tensor, bias: Tensor | None) -> Product:
+    """In units for such matrices, where the CPU has them."""
+    ready = _REORDER(weight.bfloat16())
+    narrow_bias = None if bias is None else bias.bfloat16()
+
+    def product(x: Tensor, relu: bool) -> Tensor:
+        activation = "relu" if relu else "none"
+        return cast("Tensor", _MULTIPLY(x, ready, narrow_bias, activation, [], ""))
+
+    return product
+
+
+def int8_by_onednn(weight: Tensor, bias: Tensor | None) -> Product:
+    """Weights have a scale for each output, what they multiply one of its own each time."""
+    scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
+    zeros = torch.zeros(len(weight), dtype=torch.long)
+    with warnings.catch_warnings():
+        # What is to take its place has no product that scales what it multiplies by itself.
+        warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
+        quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = "onednn"
+    try:
+        ready = torch.ops.quantized.linear_prepack(quantized, bias)
+    finally:
+        torch.backends.quantized.engine = before
+
+    def product(x: Tensor, relu: bool) -> Tensor:
+        if relu:
+            return cast("Tensor", torch.ops.quantized.linear_relu_dynamic(x, ready, False))
+        return cast("Tensor", torch.ops.quantized.linear_dynamic(x, ready, False))
+
+    return product
+
+
+def _refuse_dropout(dropout: float) -> None:
+    if dropout:
+        raise ValueError("operations for inference have no dropout")
