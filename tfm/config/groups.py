@@ -271,7 +271,7 @@ class InferenceConfig(Settings):
     )
     threads: int | None = setting(
         None,
-        "Threads on a CPU, of all processes together; all of its cores if unset.",
+        "Threads on a CPU, of all processes; OMP_NUM_THREADS or all of its cores if unset.",
         at_least=1,
     )
 

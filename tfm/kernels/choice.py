@@ -15,7 +15,7 @@ from tfm.runtime.products import multiplies_by_onednn
 _CPU_TYPES = (torch.float32, torch.bfloat16)
 # Of NVIDIA's Ampere, the first with matrix products in bf16.
 _GPU_CAPABILITY = (8, 0)
-# Of rows in bf16 or int8, whose products cost little beside copies: measured.
+# Of rows in bf16 or int8, whose products cost little beside copies: measured in bf16.
 _NARROW_ROWS = 0.7
 
 
