@@ -37,6 +37,14 @@ def test_what_symbols_need_to_be_a_tree_is_counted():
     assert mended.value == bracket_f1(SYMBOLS, [GOLD]).value
 
 
+@pytest.mark.parametrize("line", ["(S (NP (NP (NP", "(S (S XX XX XX XX", "XX", "(S"])
+def test_a_parser_that_has_not_learned_to_close_brackets_yet_is_scored_all_the_same(line):
+    result = bracket_f1([line, line], [GOLD])
+    assert result.details["repairs"] > 0
+    assert 0 <= result.value < 100
+    assert bracket_f1([line, ""], [GOLD]).details["repairs"] > 0
+
+
 def test_other_words_are_an_error_and_an_empty_line_is_no_parse():
     result = bracket_f1([BRACKETS[0], "(S (NP (XX it) (XX snows)) (XX .))"], [GOLD])
     assert (result.value, result.details["errors"]) == (100, 1)

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Sequence
 
-from tfm.data.trees import TRACE, Leaf, Repairs, Tree, restore, tree_of_line, walk
+from tfm.data.trees import TRACE, UNTAGGED, Leaf, Repairs, Tree, restore, tree_of_line, walk
 from tfm.errors import DataError, UsageError
 from tfm.scoring.brackets import CUTOFF_LENGTH, BracketScore, score_brackets
 from tfm.scoring.metric import Comparison, MetricScore
 
-# Of the two ways to write trees, only symbols have labels behind closing brackets.
+# Of the two ways to write trees, only symbols have labels behind closing brackets,
 _CLOSING_SYMBOL = re.compile(r"\)[^\s()]")
+# and only brackets close without one. A parser's first tries may close nothing at all.
+_OPENING_SYMBOL = re.compile(rf"\([^\s()]+(?!\S)|(?<!\S){UNTAGGED}(?!\S)")
 
 
 def bracket_f1(
@@ -54,7 +56,7 @@ def _scored(
     lines: Sequence[str], gold: Sequence[Tree], name: str
 ) -> tuple[BracketScore, Repairs | None]:
     """The score, and what had to be mended; None for trees in brackets, which are not."""
-    if not any(map(_CLOSING_SYMBOL.search, lines)):
+    if not _are_symbols(lines):
         trees = [
             tree_of_line(line, where=f"{name}, line {number:,}")
             for number, line in enumerate(lines, start=1)
@@ -67,6 +69,13 @@ def _scored(
         restored.append(tree)
         repairs.add(mended)
     return score_brackets(gold, restored), repairs
+
+
+def _are_symbols(lines: Sequence[str]) -> bool:
+    """Whether lines that a parser wrote are symbols, not trees in brackets."""
+    if any(")" in line for line in lines):
+        return any(map(_CLOSING_SYMBOL.search, lines))
+    return any(map(_OPENING_SYMBOL.search, lines))
 
 
 def _gold_tree(line: str, number: int) -> Tree:
