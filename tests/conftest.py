@@ -13,7 +13,7 @@ from tfm.data.synthetic import generate_pairs
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 
-# As `tfm generate` has it: the same sums in every process, wherever its memory lies.
+# The same sums in every process, however many threads it has, wherever its memory lies.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 TINY: dict[str, dict[str, Any]] = {

@@ -3,7 +3,7 @@
 import pytest
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.model.build import evaluation_mode, new_model
+from tfm.model.build import EvaluationMode, new_model
 from tfm.model.recurrent import Recurrent
 from tfm.model.transformer import Transformer
 
@@ -34,7 +34,7 @@ def test_evaluation_mode_ends_as_it_began_even_after_an_error():
     seen = []
 
     def look_and_fail():
-        with evaluation_mode(models):
+        with EvaluationMode(models):
             seen.extend(model.training for model in models)
             raise KeyError
 

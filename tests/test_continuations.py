@@ -11,8 +11,15 @@ from tfm.search.continuations import NextTokens
 
 NEVER = [PAD, BOS, UNK]
 # Below a block of the vocabulary, exactly one or two, and what does not fill the last.
-VOCAB_SIZES = [5, 7, 63, 64, 65, 128, 200, 1_001]
+VOCAB_SIZES = [5, 7, 63, 64, 65, 128, 131, 200, 1_001]
 ROUNDING = 1e-4
+
+
+@pytest.fixture(params=["few", "many"], autouse=True)
+def how_many(request, monkeypatch):
+    """Whether so few logits are treated as few."""
+    if request.param == "many":
+        monkeypatch.setattr(continuations, "_FEW_ELEMENTS", 0)
 
 
 def random_logits(num_rows, vocab_size, *, kind, dtype):
@@ -98,6 +105,19 @@ def test_a_forced_token_keeps_its_probability_and_is_alone(vocab_size):
         next_tokens.force(forced_rows, tokens)
         found = next_tokens.best(log_probs, rows, 4)
         assert_best(found, expected, vocab_size=vocab_size, size=4)
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "some impossible", "extreme"])
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_the_one_best_of_one_hypothesis_is_found_too(vocab_size, kind):
+    for num_sentences in (1, 2, 9):
+        torch.manual_seed(num_sentences)
+        logits = random_logits(num_sentences, vocab_size, kind=kind, dtype=torch.float32)
+        log_probs, rows = -torch.rand(num_sentences, 1) * 5, torch.arange(num_sentences)
+        expected = every_total(logits, log_probs, rows)
+        found = best_of(logits, log_probs, rows, 1)
+        assert_best(found, expected, vocab_size=vocab_size, size=1)
+        assert [each.shape for each in found] == 3 * [(num_sentences, 1)]
 
 
 def test_they_come_best_first():

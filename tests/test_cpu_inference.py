@@ -12,7 +12,7 @@ from tfm.kernels.cpu_inference import (
     int8_by_onednn,
 )
 from tfm.kernels.operations import PLAIN
-from tfm.model.build import evaluation_mode, new_model
+from tfm.model.build import EvaluationMode, new_model
 from tfm.search.beam import beam_search
 
 V = 70
@@ -178,28 +178,28 @@ def transformer(**changes):
     return model
 
 
-def new_batch():
+def new_batch(num_sentences=4):
     torch.manual_seed(1)
-    lengths = torch.tensor([4, 9, 1, 7])
-    source = torch.randint(4, V, (4, 9))
-    source[torch.arange(4), lengths - 1] = EOS
+    lengths = torch.tensor([9, 4, 1, 7][:num_sentences])
+    source = torch.randint(4, V, (num_sentences, 9))
+    source[torch.arange(num_sentences), lengths - 1] = EOS
     return source, lengths
 
 
-def stepped(model, operations):
+def stepped(model, operations, num_sentences=4):
     """[…, V] log probabilities of several steps, of all hypotheses and of some."""
     torch.manual_seed(2)
     found = []
-    with evaluation_mode([model], operations), torch.inference_mode():
-        state = model.start(*new_batch())
-        tokens = torch.full((4, 1), BOS)
+    with EvaluationMode([model], operations), torch.inference_mode():
+        state = model.start(*new_batch(num_sentences))
+        tokens = torch.full((num_sentences, 1), BOS)
         for step in range(5):
             rows = torch.randperm(tokens.numel())[:6].sort().values if step > 2 else None
             found.append(model.step(tokens, state, rows).float().log_softmax(dim=-1).view(-1, V))
             if rows is None:
-                parents = torch.randint(tokens.size(1), (4, 5))
-                state.reorder(torch.arange(4)[:, None] * tokens.size(1) + parents)
-                tokens = torch.randint(4, V, (4, 5))
+                parents = torch.randint(tokens.size(1), (num_sentences, 5))
+                state.reorder(torch.arange(num_sentences)[:, None] * tokens.size(1) + parents)
+                tokens = torch.randint(4, V, (num_sentences, 5))
     return torch.cat(found)
 
 
@@ -212,27 +212,31 @@ def stepped(model, operations):
         pytest.param(int8_by_onednn, torch.float32, 0.15, id="int8", marks=NEEDS_INT8),
     ],
 )
+@pytest.mark.parametrize("num_sentences", [4, 1])
 def test_a_models_log_probabilities_are_near_the_plain_ones(
-    changes, make_ready, dtype, most_difference
+    changes, make_ready, dtype, most_difference, num_sentences
 ):
     model = transformer(**changes)
     operations = CpuInference(make_ready, dtype, keeps_sizes=True)
-    found, expected = stepped(model, operations), stepped(model, PLAIN)
+    found, expected = (stepped(model, each, num_sentences) for each in (operations, PLAIN))
     assert found.isfinite().all()
     assert (found - expected).abs().max() <= most_difference
     # Not for being all alike.
     assert expected.std(dim=0).mean() > 2 * (found - expected).std()
 
 
+@pytest.mark.parametrize("num_sentences", [4, 1])
 @pytest.mark.parametrize("keeps_sizes", [True, False])
 @pytest.mark.parametrize("changes", MODELS, ids=str)
-def test_in_fp32_beam_search_finds_what_it_finds_with_plain_operations(changes, keeps_sizes):
+def test_in_fp32_beam_search_finds_what_it_finds_with_plain_operations(
+    changes, keeps_sizes, num_sentences
+):
     model = transformer(**changes)
     config = SearchConfig(beam_size=4, n_best=3, max_extra_length=8)
     results = []
     for operations in (CpuInference(fp32_product, torch.float32, keeps_sizes=keeps_sizes), PLAIN):
-        with evaluation_mode([model], operations), torch.inference_mode():
-            results.append(beam_search(model, *new_batch(), config))
+        with EvaluationMode([model], operations), torch.inference_mode():
+            results.append(beam_search(model, *new_batch(num_sentences), config))
     for found, expected in zip(*results, strict=True):
         assert [h.tokens for h in found] == [h.tokens for h in expected]
         assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-4)

@@ -247,3 +247,149 @@ def test_rows_of_several_steps_stand_one_after_another_and_find_back(to_multiple
             is_asked = (spread == grid).all(dim=1)
             assert is_asked.sum() == step.num_rows
             assert not spread[~is_asked].any()
+
+
+# --- a sentence by itself
+
+BY_ITSELF = pytest.mark.parametrize(
+    "changes", [MODELS[name] for name in ("post-norm", "pre-norm", "widths", "learned positions")]
+)
+
+
+class FewAtATime(PlainOperations):
+    """Has single sentences made ready for, and computes a few rows more than are asked for."""
+
+    few_at_a_time = True
+
+    def num_rows(self, needed):
+        return -(-needed // 3) * 3
+
+
+def new_decoding(changes, *, length=5, seed=0):
+    model = transformer(seed, **changes)
+    use_operations(model, FewAtATime())
+    return Decoding(model, [length])
+
+
+@torch.inference_mode()
+@EVERY_BEAM
+@EVERY_MODEL
+def test_by_itself_it_is_decoded_as_in_company(changes, beam):
+    decoding = new_decoding(changes)
+    for size in beam:
+        decoding.step()
+        decoding.go_on(size)
+    decoding.step()
+    goes_alone = not {"attention", "attention_window"} & changes.keys()
+    assert (decoding.state.alone is not None) == goes_alone
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_what_leaves_a_full_cache_was_nobodys_past(size):
+    """Of hypotheses whose common past grows, and of those that never meet again."""
+    decoding = new_decoding({"norm": "pre"}, length=3)
+    for step in range(90):
+        decoding.step()
+        meets = step % 10 == 0 and step < 60
+        decoding.go_on(size, parents=None if meets or step == 0 else torch.arange(size)[None])
+    own = decoding.tokens.size(2) - 1
+    assert decoding.state.alone.num_kept <= own * size
+
+
+@torch.inference_mode()
+def test_the_cache_grows_with_what_hypotheses_have_not_in_common():
+    decoding = new_decoding({}, length=2)
+    for _ in range(150):
+        decoding.model.step(decoding.tokens[:, :, -1], decoding.state)
+        decoding.go_on(6, parents=torch.zeros(1, 6, dtype=torch.long))
+    assert decoding.state.alone.num_kept < 2 * 150
+    decoding.step()
+
+
+@torch.inference_mode()
+def test_spare_rows_are_numbers_too():
+    """What is nobody's may still be looked at: for the scale of int8, say."""
+    model = transformer(norm="pre")
+    seen = []
+
+    class Watching(FewAtATime):
+        def ready_product(self, weight, bias):
+            product = super().ready_product(weight, bias)
+            return lambda x, relu: seen.append(x) or product(x, relu)
+
+    use_operations(model, Watching())
+    decoding = Decoding(model, [3])
+    for size in (3, 3, 2, 1, 2, 3, *[2] * 80, 1, *[1] * 80):
+        model.step(decoding.tokens[:, :, -1], decoding.state)
+        decoding.go_on(size)
+    assert {len(x) for x in seen} == {3}
+    assert all(x.isfinite().all() for x in seen)
+
+
+@torch.inference_mode()
+@EVERY_BEAM
+@BY_ITSELF
+def test_hypotheses_that_nothing_goes_on_from_need_not_be_asked_for(changes, beam):
+    decoding = new_decoding(changes)
+    for step, size in enumerate(beam):
+        rows, is_asked = decoding.some_rows([0.3, 0.9][step % 2])
+        decoding.step(rows)
+        decoding.go_on(size, parents=torch.multinomial(is_asked.double(), size, replacement=True))
+    decoding.step()
+
+
+@torch.inference_mode()
+@BY_ITSELF
+def test_a_deep_copy_of_one_by_itself_goes_on_independently(changes):
+    decoding = new_decoding(changes)
+    others = []
+    for size in (1, 4, 4, 12, 3, 3, 1):
+        decoding.step()
+        others.append(decoding.copy())
+        decoding.go_on(size)
+        for other in others:
+            other.go_on(3)
+            other.step()
+
+
+@torch.inference_mode()
+def test_a_deep_copy_has_the_weights_in_common():
+    decoding = new_decoding({})
+    decoding.step()
+    alone, other = decoding.state.alone, copy.deepcopy(decoding.state).alone
+    assert other is not alone
+    assert other.layers is alone.layers
+
+
+@torch.inference_mode()
+def test_sentences_that_have_company_are_not_by_themselves():
+    model = transformer()
+    use_operations(model, FewAtATime())
+    together = [Decoding(model, [4]), Decoding(model, [6])]
+    for size in (3, 3, 1):
+        found = model.step_together(
+            [(each.tokens[:, :, -1], each.state, None) for each in together]
+        )
+        expected = torch.cat([each.teacher_forced() for each in together])
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        for each in together:
+            each.go_on(size)
+    assert [each.state.alone for each in together] == [None, None]
+
+
+@torch.inference_mode()
+def test_one_that_is_by_itself_may_be_joined():
+    model = transformer()
+    use_operations(model, FewAtATime())
+    first, second = Decoding(model, [4]), Decoding(model, [6, 2])
+    first.step()
+    first.go_on(4)
+    for size in (4, 2, 1):
+        steps = [(each.tokens[:, :, -1], each.state, None) for each in (first, second)]
+        found = model.step_together(steps)
+        expected = torch.cat([first.teacher_forced(), second.teacher_forced()])
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        assert found.shape == (len(expected), V)
+        for each in (first, second):
+            each.go_on(size)

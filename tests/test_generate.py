@@ -248,7 +248,6 @@ def test_exact_search_says_at_the_end_how_much_is_proven(run, tmp_path, capsys):
 def command(trained_run, tmp_path, monkeypatch, capfd):
     """Run tfm generate on a file of two lines: its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MKL_CBWR", "AUTO")  # what the command sets is gone afterwards
     write(tmp_path / "in.en", b"seven\non Monday\n")
     write(tmp_path / "out.de", b"sieben\nam Montag\n")
     (tmp_path / "model").symlink_to(checkpoints(trained_run)[-1])

@@ -5,17 +5,21 @@ import math
 import pytest
 import torch
 
+from tfm import stages
+from tfm.config import SearchConfig
 from tfm.model.build import new_model
 from tfm.runtime.device import Compute
+from tfm.scoring.scores import corpus_scores
 from tfm.stages.training_data import open_data
 from tfm.stages.validation import Validator
+from tfm.translator import Translator
 
 
 @pytest.fixture
 def validate(data_dir, tiny_run):
     """Validate an untrained model with a beam."""
 
-    def call(beam):
+    def call(beam, check=lambda model, data: None):
         metric = "score" if beam else "loss"
         run = tiny_run(training={"validation_beam": beam, "best_metric": metric})
         data = open_data(data_dir, run)
@@ -30,7 +34,9 @@ def validate(data_dir, tiny_run):
             info=data.info,
             compute=Compute(torch.device("cpu"), torch.float32),
         )
-        return validator.validate(model)
+        validation = validator.validate(model)
+        check(model, data)
+        return validation
 
     return call
 
@@ -47,3 +53,24 @@ def test_with_a_beam_bleu_comes_with_its_signature(validate):
     assert 0 <= validation.metrics["bleu"] <= 100
     assert "tok:13a" in str(validation)
     assert validation.metrics["loss"] == validate(0).metrics["loss"]
+
+
+def test_outputs_are_scored_in_the_order_of_their_sources(validate, monkeypatch):
+    scored = []
+
+    def score(outputs, *others):
+        scored.append(outputs)
+        return corpus_scores(outputs, *others)
+
+    def check(model, data):
+        lengths = [len(source) for source in data.valid_sources]
+        assert lengths != sorted(lengths, reverse=True)
+        translator = Translator(
+            [model], data.vocabulary, Compute(torch.device("cpu"), torch.float32)
+        )
+        assert scored == [translator.translate(data.valid_sources, SearchConfig(beam_size=1))]
+        assert len(set(scored[0])) > 1
+
+    monkeypatch.setattr(stages.validation, "corpus_scores", score)
+    monkeypatch.setattr(stages.validation, "_CHUNK", 3)
+    validate(1, check)

@@ -1,6 +1,5 @@
 """Translate with tfm: from text to text, by what `tfm generate` does it with."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -45,7 +44,6 @@ class Recording:
 
 def main() -> None:
     """Run it."""
-    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as tfm generate has it
     settings = read_settings(__doc__)
     vocabulary = Vocabulary.load(settings.model)
     given: dict[str, Any] = {

@@ -1,6 +1,5 @@
 """Commands that time the others: bench train and bench generate."""
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -145,7 +144,6 @@ def generate(
 
       tfm bench generate --beam 1 --latency
     """
-    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as tfm generate has it
     from tfm.cli.bench_output import print_generate_bench
     from tfm.stages.bench.generate import Plan, bench_generate
     from tfm.stages.generate import plan_generation

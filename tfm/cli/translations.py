@@ -101,9 +101,6 @@ def generate(
 
       tfm generate --gpus 8 < in.en > out.de
     """
-    # MKL's sums otherwise depend, in their last bits, on the number of threads: then N processes
-    # would not find the very scores that one finds. It reads this when it first computes.
-    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     from tfm.cli.output import print_scored_targets, print_translations
     from tfm.runtime.launch import num_local_processes
     from tfm.stages.generate import generate as run_stage

@@ -70,10 +70,15 @@ class SubwordModel:
             DataError: A line holds half a surrogate pair, which cannot be written as UTF-8.
         """
         texts = [_escaped(line) for line in lines]
+        encode = self._processor.EncodeAsIds
+        ids: list[list[int]]
         try:
-            ids: list[list[int]] = self._processor.EncodeAsIds(texts, num_threads=-1)
-        except TypeError as error:
-            [broken, *_] = filter(_LONE_SURROGATE.search, texts)
+            # A list is for threads to encode: a single line would wait for one to start.
+            ids = [encode(texts[0])] if len(texts) == 1 else encode(texts, num_threads=-1)
+        except (TypeError, RuntimeError) as error:
+            broken = next(filter(_LONE_SURROGATE.search, texts), None)
+            if broken is None:
+                raise
             raise DataError(
                 f"{broken[:40]!r} holds half a surrogate pair, which is no Unicode text: correct it"
             ) from error
@@ -104,7 +109,9 @@ class SubwordModel:
         It is the text that was encoded, to the last character, but for characters that the model
         does not know; padding and the ends of sentences leave no trace.
         """
-        texts: list[str] = self._processor.DecodeIds([list(ids) for ids in token_ids])
+        sequences = [list(ids) for ids in token_ids]
+        decode = self._processor.DecodeIds
+        texts: list[str] = [decode(sequences[0])] if len(sequences) == 1 else decode(sequences)
         return [_unescaped(text) for text in texts]
 
     def pieces(self, token_ids: Iterable[int]) -> list[str]:

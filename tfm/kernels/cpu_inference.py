@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.kernels.operations import PlainOperations
+from tfm.kernels.operations import PlainOperations, Product
 from tfm.kernels.random_masks import RandomMasks
 from tfm.kernels.sentence_attention import SentenceAttention
 
-# Of so few rows a product takes as long as reading the weight. Fewer are made as many.
-_FEW_ROWS = (4, 8)
+# Of so few rows a product takes as long as reading the weight. A few less are made as many.
+_FEW_ROWS = (1, 4, 8)
 
 HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
@@ -24,8 +24,6 @@ _MULTIPLY_BY_MKL: Any = getattr(torch.ops.mkl, "_mkl_linear", None)
 _REORDER: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
 _MULTIPLY: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
-# X, and whether to cut off what is below zero → X Wᵀ + b, of a weight and a bias made ready.
-Product = Callable[[Tensor, bool], Tensor]
 MakeReady = Callable[[Tensor, Tensor | None], Product]
 
 
@@ -41,6 +39,8 @@ class CpuInference(PlainOperations):
         keeps_sizes: Whether each new number of rows costs preparations, as it does oneDNN: then
             few numbers are used.
     """
+
+    few_at_a_time = True
 
     def __init__(
         self,
@@ -113,14 +113,18 @@ class CpuInference(PlainOperations):
         step = 1 << max(0, needed.bit_length() - 4)
         return -(-needed // step) * step
 
-    def _product(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
-    ) -> Tensor:
+    def ready_product(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """See `Operations`."""
         key = weight.data_ptr(), len(weight)
         if key not in self._ready:
             # With the weight, so that nothing else takes its place.
             self._ready[key] = weight, self._make_ready(weight.detach(), bias)
-        return self._ready[key][1](x.to(self._dtype), relu)
+        return self._ready[key][1]
+
+    def _product(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
+    ) -> Tensor:
+        return self.ready_product(weight, bias)(x, relu)
 
 
 def fp32_product(weight: Tensor, bias: Tensor | None) -> Product:
@@ -129,7 +133,7 @@ def fp32_product(weight: Tensor, bias: Tensor | None) -> Product:
 
     def product(x: Tensor, relu: bool) -> Tensor:
         num_rows = x.numel() // x.size(-1)
-        if num_rows not in _FEW_ROWS or not _HAS_MKL:
+        if num_rows == 1 or num_rows not in _FEW_ROWS or not _HAS_MKL:
             out = F.linear(x, weight, bias)
         else:
             if num_rows not in ready:
@@ -147,7 +151,7 @@ def bf16_by_onednn(weight: Tensor, bias: Tensor | None) -> Product:
 
     def product(x: Tensor, relu: bool) -> Tensor:
         activation = "relu" if relu else "none"
-        return cast("Tensor", _MULTIPLY(x, ready, narrow_bias, activation, [], ""))
+        return cast("Tensor", _MULTIPLY(x.bfloat16(), ready, narrow_bias, activation, [], ""))
 
     return product
 

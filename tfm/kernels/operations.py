@@ -1,5 +1,6 @@
 """What a model is computed with: the operations of its layers, which are chosen from outside."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -7,6 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfm.kernels.packing import Packing
+
+# X, and whether to cut off what is below zero → X Wᵀ + b, of a weight and a bias made ready.
+Product = Callable[[Tensor, bool], Tensor]
 
 
 class PackedAttention(Protocol):
@@ -98,6 +102,13 @@ class Operations(Protocol):
             [G · n, h · d_v], of the type of the query.
         """
 
+    def ready_product(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """A product with a weight that is made ready for it, if there is such a thing."""
+
+    @property
+    def few_at_a_time(self) -> bool:
+        """Whether a sentence that is decoded by itself is worth making ready for."""
+
     def num_rows(self, needed: int) -> int:
         """Rows to compute for so many: as many or a few more, so that sizes repeat."""
 
@@ -111,6 +122,7 @@ class PlainOperations:
 
     packed_attention: PackedAttention | None = None
     worth_computing = 1.0
+    few_at_a_time = False
 
     def seed(self, seed: int) -> None:
         """See `Operations`."""
@@ -152,6 +164,15 @@ class PlainOperations:
             query.to(key.dtype), key.mT, value, attn_mask=hidden
         )
         return attended.to(query.dtype).transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def ready_product(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """See `Operations`."""
+
+        def product(x: Tensor, relu: bool) -> Tensor:
+            out = F.linear(x, weight, bias)
+            return torch.relu(out) if relu else out
+
+        return product
 
     def num_rows(self, needed: int) -> int:
         """See `Operations`."""

@@ -11,6 +11,7 @@ from tfm.config import TransformerConfig
 from tfm.kernels.operations import PLAIN, Operations, PackedAttention
 from tfm.kernels.packing import Packing
 from tfm.model.additive import additive_scores, new_additive_weight
+from tfm.model.one_sentence import SourceAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +254,18 @@ class MultiHeadAttention(nn.Module):
         """[G · n, h · d] → [G, h, n, d]."""
         width = projected.size(-1) // self.num_heads
         return projected.view(num_groups, -1, self.num_heads, width).transpose(1, 2)
+
+    def to_source(self, key: Tensor, value: Tensor) -> SourceAttention:
+        """Multiply its projections into keys [h, S, d_k] and values [h, S, d_v] of a source."""
+        rows = self.widths[0]
+        return SourceAttention.of(
+            key,
+            value,
+            query_weight=self.input.weight[:rows],
+            query_bias=self.input.bias[:rows],
+            output_weight=self.output.weight,
+            output_bias=self.output.bias,
+        )
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Project [B, S, d_model] to keys [B, h, S, d_k] and values [B, h, S, d_v]."""

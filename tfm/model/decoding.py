@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tfm.model.one_sentence import SentencePast
+
 KeysValues = tuple[Tensor, Tensor]
 
 # Looking at the columns of other hypotheses costs more than copies of one's own, if these are many.
@@ -26,16 +28,18 @@ class TransformerState:
 
     Keys and values lie in groups: of all hypotheses of a sentence, which share columns and see
     those that `hidden` does not hide; or, if `hidden` is None, each of a hypothesis of its own. All
-    groups have as many columns. Keys are kept transposed, as products with queries read them.
+    groups have as many columns.
 
     Attributes:
         memory: For each layer, the source's keys [B, h, d_k, S] and values [B, h, S, d_v].
         hidden_memory: [B, 1, S] what is added to scores: -inf at padding; None if there is none.
-        past: For each layer, keys [G, h, d_k, capacity] and values [G, h, capacity, d_v].
+        past: For each layer, keys [G, h, capacity, d_k] and values [G, h, capacity, d_v].
         hidden: [B, K, C] what is added to scores: -inf where a column is another hypothesis' past.
         num_sentences: B.
         num_hypotheses: K.
         position: Number of tokens so far.
+        alone: The past, and the source, if it is one sentence that is decoded by itself: `memory`
+            and `past` are empty then.
         starts: The first column of each position, and the end of the last.
     """
 
@@ -46,6 +50,7 @@ class TransformerState:
     hidden: Tensor | None = None
     num_hypotheses: int = 1
     position: int = 0
+    alone: SentencePast | None = None
     starts: list[int] = field(default_factory=lambda: [0])
 
     @classmethod
@@ -98,16 +103,16 @@ class TransformerState:
         """
         start, end = self.starts[-2:]
         if index == len(self.past):
-            self.past.append((_with_capacity(key.mT, 3), _with_capacity(value, 2)))
-        elif end > self.past[index][0].size(3):
+            self.past.append((_with_capacity(key), _with_capacity(value)))
+        elif end > self.past[index][0].size(2):
             keys, values = self.past[index]
-            self.past[index] = _lengthened(keys, 3, end), _lengthened(values, 2, end)
+            self.past[index] = _lengthened(keys, end), _lengthened(values, end)
         keys, values = self.past[index]
-        keys[:, :, :, start:end] = key.mT
+        keys[:, :, start:end] = key
         values[:, :, start:end] = value
         first = 0 if window is None else self.starts[max(0, len(self.starts) - 1 - window)]
         hidden = None if self.hidden is None else self.hidden[:, :, first:]
-        return keys[:, :, :, first:end], values[:, :, first:end], hidden
+        return keys[:, :, first:end].mT, values[:, :, first:end], hidden
 
     def reorder(self, rows: Tensor) -> None:
         """Go on with some hypotheses only, in another order.
@@ -116,6 +121,9 @@ class TransformerState:
             rows: [B', K'] index among the B·K present hypotheses of each that goes on; those
                 in one row belong to one sentence.
         """
+        if self.alone is not None:
+            self.alone.reorder(rows[0])
+            return
         if len(rows) < self.num_sentences:
             self._keep_sentences(rows[:, 0] // self.num_hypotheses)
             sentences = torch.arange(len(rows), device=rows.device)[:, None]
@@ -163,8 +171,8 @@ class TransformerState:
         sentences = (rows // self.num_hypotheses)[:, None]
         self.past = [
             (
-                _with_capacity(keys.mT[sentences, :, own].permute(0, 2, 3, 1), 3),
-                _with_capacity(values[sentences, :, own].transpose(1, 2), 2),
+                _with_capacity(keys[sentences, :, own].transpose(1, 2)),
+                _with_capacity(values[sentences, :, own].transpose(1, 2)),
             )
             for keys, values in self.past
         ]
@@ -279,19 +287,18 @@ def _cached_type(x: Tensor) -> torch.dtype:
     return x.dtype if x.is_cuda or x.dtype == torch.float64 else torch.float32
 
 
-def _with_capacity(x: Tensor, dim: int) -> Tensor:
-    """Put columns, which lie along a dimension, into a cache with room for more."""
-    return _copied(x, dim, max(_FIRST_CAPACITY, x.size(dim)))
+def _with_capacity(x: Tensor) -> Tensor:
+    """Put columns [G, h, C, d] into a cache with room for more."""
+    return _copied(x, max(_FIRST_CAPACITY, x.size(2)))
 
 
-def _lengthened(cache: Tensor, dim: int, num_columns: int) -> Tensor:
+def _lengthened(cache: Tensor, num_columns: int) -> Tensor:
     """A cache with as many columns, and as many again as room for more: so it happens seldom."""
-    return _copied(cache, dim, 2 * num_columns)
+    return _copied(cache, 2 * num_columns)
 
 
-def _copied(x: Tensor, dim: int, capacity: int) -> Tensor:
-    size = list(x.shape)
-    size[dim] = capacity
-    cache = x.new_empty(size, dtype=_cached_type(x))
-    cache.narrow(dim, 0, x.size(dim)).copy_(x)
+def _copied(x: Tensor, capacity: int) -> Tensor:
+    groups, num_heads, num_columns, width = x.shape
+    cache = x.new_empty(groups, num_heads, capacity, width, dtype=_cached_type(x))
+    cache[:, :, :num_columns] = x
     return cache

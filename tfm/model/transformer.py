@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
@@ -11,6 +13,7 @@ from tfm.kernels.packing import Packing
 from tfm.model.attention import MultiHeadAttention, Sentences
 from tfm.model.decoding import Step, StepRows, TransformerState
 from tfm.model.embedding import Embedding, new_embedding_weights
+from tfm.model.one_sentence import SentenceLayer, SentencePast, as_function
 
 
 class Residual(nn.Module):
@@ -56,8 +59,8 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(config.d_model, config.d_ff)
         self.outer = nn.Linear(config.d_ff, config.d_model)
         self.dropout = config.relu_dropout
+        # Weights stay as torch draws them, from ±1/√fan_in: with Glorot's rule it learns later.
         for linear in (self.inner, self.outer):
-            nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -153,6 +156,32 @@ class DecoderLayer(nn.Module):
             attended.append(step.computed(seen))
         return self._after_attention(x, rows.joined(attended))
 
+    def for_sentence(self, key: Tensor, value: Tensor) -> SentenceLayer:
+        """Make ready for one sentence.
+
+        Args:
+            key: [h, S, d_k] of its source.
+            value: [h, S, d_v].
+        """
+        attention, feed_forward = self.self_attention, self.feed_forward
+        linears = (attention.input, attention.output, feed_forward.inner, feed_forward.outer)
+        projection, output, inner, outer = (
+            attention.operations.ready_product(linear.weight, linear.bias) for linear in linears
+        )
+        return SentenceLayer(
+            norms=(
+                as_function(self.self_attention_residual.norm),
+                as_function(self.cross_attention_residual.norm),
+                as_function(self.feed_forward_residual.norm),
+            ),
+            norm_first=self.self_attention_residual.norm_first,
+            projection=projection,
+            output=output,
+            source=self.cross_attention.to_source(key, value),
+            inner=inner,
+            outer=outer,
+        )
+
     def _after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         x = self.cross_attention_residual.after(x, attended, self.cross_attention.output)
         fed = self.feed_forward(self.feed_forward_residual.before(x))
@@ -177,6 +206,7 @@ class Transformer(nn.Module):
         source_weight, target_weight, output_weight = new_embedding_weights(
             config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
         )
+        self.attends_plainly = config.attention == "dot-product" and not config.attention_window
         self.max_positions = config.learned_positions  # the most tokens a side; None is endless
         self.source_embedding, self.target_embedding = (
             Embedding(
@@ -281,6 +311,10 @@ class Transformer(nn.Module):
         Returns:
             [R, V] logits of the hypotheses that are asked for, step by step.
         """
+        if len(each_step) == 1 and self._is_alone(each_step[0][1]):
+            return self._step_by_itself(*each_step[0])
+        if any(state.alone is not None for _, state, _ in each_step):
+            return torch.cat([self.step_together([each]) for each in each_step])
         worth_computing = self.operations.worth_computing
         steps = [Step.of(*each, worth_computing) for each in each_step]
         rows = StepRows(steps, self.operations.num_rows)
@@ -298,8 +332,46 @@ class Transformer(nn.Module):
             each.state.end_step()
         return self.logits(self.decoder_norm(rows.asked_for(x)))
 
+    def _is_alone(self, state: TransformerState) -> bool:
+        """Whether it is one sentence, which is decoded by itself if it is from the start."""
+        if (
+            state.alone is None
+            and state.num_sentences == state.num_hypotheses == 1
+            and state.position == 0
+            and self.operations.few_at_a_time
+            and self.attends_plainly
+        ):
+            layers = list(self._decoder_layers())
+            state.alone = SentencePast(
+                [
+                    layer.for_sentence(key[0].mT, value[0])
+                    for layer, (key, value) in zip(layers, state.memory, strict=True)
+                ],
+                num_heads=layers[0].self_attention.num_heads,
+                widths=layers[0].self_attention.widths,
+                num_rows=self.operations.num_rows,
+            )
+            state.memory = []  # it is in the layers now
+        return state.alone is not None
+
+    def _step_by_itself(
+        self, tokens: Tensor, state: TransformerState, rows: Tensor | None
+    ) -> Tensor:
+        assert state.alone is not None  # noqa: S101 - as `_is_alone` has found
+        embedded = self.target_embedding(tokens.view(-1, 1), first_position=state.position)
+        x = state.alone.step(embedded[:, 0])
+        state.end_step()
+        if rows is not None and rows.numel() < x.size(0):
+            x = x.index_select(0, rows)
+        return self.logits(self.decoder_norm(x))
+
     def _encode_without_padding(self, source: Tensor, lengths: Tensor) -> Tensor:
         """The same as `encode`."""
+        if len(lengths) == 1:
+            length = source.size(1)
+            spare = self.operations.num_rows(length) - length
+            x = self.source_embedding(F.pad(source, (0, spare)) if spare else source)
+            return self._encode(x, lengths if spare else None)[:, :length]
         on_cpu = lengths.cpu()
         num_rows = self.operations.num_rows(int(on_cpu.sum()) + 1)
         packing = Packing(on_cpu, num_rows, source.device)

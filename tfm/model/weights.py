@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tfm.model.attention import AttentionMask, MultiHeadAttention
-from tfm.model.build import Model, evaluation_mode
+from tfm.model.build import EvaluationMode, Model
 from tfm.model.recurrent import Recurrent
 from tfm.model.transformer import DecoderLayer, EncoderLayer
 
@@ -48,7 +48,7 @@ def record_attention(
     Returns:
         Float32 weights on the model's device; rows at the source's padding mean nothing.
     """
-    with evaluation_mode([model]), torch.no_grad():
+    with EvaluationMode([model]), torch.no_grad():
         if isinstance(model, Recurrent):
             weights = model.attention_weights(source, lengths, target_input)
             return AttentionWeights(encoder=None, decoder=None, cross=weights[None, :, None])

@@ -80,7 +80,7 @@ def _take_step(model: SearchableModel, searches: Sequence["Beams"]) -> None:
     steps = [beams.hypotheses.next_step() for beams in searches]
     next_tokens = NextTokens.of(model.step_together(steps), NEVER_PRODUCED)
     each_rows = [rows for _, _, rows in steps]
-    parts = next_tokens.parts([len(rows) for rows in each_rows])
+    parts = next_tokens.parts([rows.numel() for rows in each_rows])
     for beams, part, rows in zip(searches, parts, each_rows, strict=True):
         beams.extend(beams.hypotheses.continuations(part, rows, beams.size))
 
@@ -127,17 +127,14 @@ class Beams:
         """Make each hypothesis a token longer, and close the sentences that are done."""
         totals, parents, tokens = chosen
         ends = tokens == EOS
+        log_probs = totals.masked_fill(ends, -math.inf)
         for sentence, hypothesis in self.hypotheses.ended(totals, parents, ends):
             keep_best(self.finished[sentence], hypothesis, self._config.n_best)
-        log_probs = totals.masked_fill(ends, -math.inf)
-        can_improve = log_probs > self._needed()[:, None]
-        if not self._prune:
-            can_improve = can_improve.any(dim=1, keepdim=True)
-        log_probs = log_probs.masked_fill(~can_improve, -math.inf)
-        self.hypotheses.advance(log_probs, parents, tokens)
-
-    def _needed(self) -> Tensor:
-        """[B] the log probability above which a hypothesis may still enter the n best."""
         found = (self.finished[sentence] for sentence in self.hypotheses.sentences.tolist())
-        worst = [nth_score(best, self._config.n_best) for best in found]
-        return self.hypotheses.needed_log_probs(worst)
+        to_beat = [nth_score(best, self._config.n_best) for best in found]
+        if max(to_beat) > -math.inf:
+            can_improve = log_probs > self.hypotheses.needed_log_probs(to_beat)[:, None]
+            if not self._prune:
+                can_improve = can_improve.any(dim=1, keepdim=True)
+            log_probs = log_probs.masked_fill(~can_improve, -math.inf)
+        self.hypotheses.advance(log_probs, parents, tokens)

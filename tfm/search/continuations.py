@@ -1,17 +1,21 @@
 """The most probable continuations of hypotheses, without sorting the vocabulary."""
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-# The vocabulary is looked through in blocks of so many tokens.
+# The vocabulary is looked through in blocks of about so many tokens.
 _BLOCK = 64
-# So many elements of it at a time, which a CPU's cache holds.
+# So many logits at a time, which a CPU's cache holds.
 _ELEMENTS_AT_ONCE = 1 << 18
+# All of so few are made log probabilities: it is fewer operations, but more to write.
+_FEW_ELEMENTS = 1 << 18
 
 
 class Continuations(NamedTuple):
@@ -30,45 +34,64 @@ class NextTokens:
     these the best tokens. No token of another block can be among them.
 
     Attributes:
-        logits: [R, V] of the next token, of any type; -inf where a token is ruled out.
+        vocab_size: V.
+        logits: [R, blocks, block] of the next token, as fp32 if they are few, else of any type;
+            -inf where a token is ruled out, and behind the last.
         greatest: [R, blocks] the greatest logit of each block.
-        log_sums: [R] logarithm of the sum of their exponentials, of those ruled out, too.
+        log_sums: [R, 1] logarithm of the sum of their exponentials, of those ruled out, too; None
+            if that is zero.
         never: [N] tokens that are ruled out.
         never_logits: [R, N] what their logits were.
     """
 
+    vocab_size: int
     logits: Tensor
     greatest: Tensor
-    log_sums: Tensor
+    log_sums: Tensor | None
     never: Tensor
     never_logits: Tensor
 
     @classmethod
     def of(cls, logits: Tensor, never: Sequence[int]) -> "NextTokens":
-        """Look through logits [R, V], which are changed.
+        """Look through logits [R, V], which may be changed.
 
         Args:
             logits: Of the next token.
             never: Tokens that are not to be produced; they have their share of the probability.
         """
-        columns = torch.tensor(never, device=logits.device)
+        num_rows, vocab_size = logits.shape
+        are_few = logits.numel() <= _FEW_ELEMENTS
+        if are_few:
+            logits = logits.float().log_softmax(dim=1)
+        columns = _on_device(tuple(never), logits.device)
         never_logits = logits.index_select(1, columns)
         logits.index_fill_(1, columns, -math.inf)
-        greatest, others = _greatest_and_sums(logits)
-        log_sums = torch.logaddexp(others, never_logits.float().logsumexp(dim=1))
-        return cls(logits, greatest, log_sums, columns, never_logits)
+        size = _block_size(vocab_size)
+        if vocab_size % size:
+            logits = F.pad(logits, (0, -vocab_size % size), value=-math.inf)
+        logits = logits.view(num_rows, -1, size)
+        log_sums = None
+        if are_few:
+            greatest = logits.amax(dim=2)
+        else:
+            greatest, others = _greatest_and_sums(logits)
+            log_sums = torch.logaddexp(others, never_logits.float().logsumexp(dim=1))[:, None]
+        return cls(vocab_size, logits, greatest, log_sums, columns, never_logits)
 
     def parts(self, sizes: Sequence[int]) -> "Iterator[NextTokens]":
         """Those of the first so many hypotheses, those of the next, and so on."""
+        if len(sizes) == 1:
+            yield self
+            return
         start = 0
         for size in sizes:
             rows = slice(start, start + size)
-            yield NextTokens(
-                self.logits[rows],
-                self.greatest[rows],
-                self.log_sums[rows],
-                self.never,
-                self.never_logits[rows],
+            yield replace(
+                self,
+                logits=self.logits[rows],
+                greatest=self.greatest[rows],
+                log_sums=None if self.log_sums is None else self.log_sums[rows],
+                never_logits=self.never_logits[rows],
             )
             start += size
 
@@ -79,76 +102,109 @@ class NextTokens:
             rows: [N] which of the R distributions.
             tokens: [N] the token of each.
         """
-        kept = self.logits[rows, tokens]
+        block_size = self.logits.size(2)
+        blocks, places = tokens // block_size, tokens % block_size
+        kept = self.logits[rows, blocks, places]
         for token, logits in zip(self.never, self.never_logits[rows].mT, strict=True):
             kept = torch.where(tokens == token, logits, kept)
         self.logits[rows] = -math.inf
-        self.logits[rows, tokens] = kept
+        self.logits[rows, blocks, places] = kept
         self.greatest[rows] = -math.inf
-        self.greatest[rows, tokens // _BLOCK] = kept.float()
+        self.greatest[rows, blocks] = kept.float()
 
     def best(self, log_probs: Tensor, rows: Tensor, size: int) -> Continuations:
-        """The most probable continuations of each sentence.
+        """The most probable continuations of each sentence, best first.
 
         Args:
             log_probs: [B, K] of all hypotheses.
-            rows: [R] index among the B·K of those that the distributions are of.
+            rows: [R] index among the B·K of those that the distributions are of, in order.
             size: How many to return, if there are so many.
         """
-        num_blocks = self.greatest.size(1)
-        before = log_probs.flatten()[rows, None]
-        best = torch.full(
-            (log_probs.numel(), num_blocks), -math.inf, device=log_probs.device
-        ).index_copy_(0, rows, (self.greatest - self.log_sums[:, None]) + before)
-        best = best.view(len(log_probs), -1)
-        index = best.topk(min(size, best.size(1)), dim=1, sorted=False).indices
-        parents, blocks = index // num_blocks, index % num_blocks
-        # Rows that nothing is known of have only blocks of -inf: any row does for them.
-        place = torch.zeros_like(log_probs, dtype=torch.long).flatten()
-        place[rows] = torch.arange(len(rows), device=rows.device)
-        chosen = place.view_as(log_probs).gather(1, parents)
-        return self._best_of_blocks(log_probs, parents, chosen, blocks, size)
+        (num_sentences, num_hypotheses), num_slots = log_probs.shape, log_probs.numel()
+        num_rows, num_blocks, block_size = self.logits.shape
+        size = min(size, num_hypotheses * self.vocab_size)
+        before = log_probs.view(-1, 1)
+        if size == num_hypotheses == 1 and num_rows == num_sentences:
+            return self._most_probable(before)
+        # The best blocks of each sentence, [B, n] among its K · blocks.
+        if num_rows == num_slots:
+            best = self._normalised(self.greatest) + before
+        else:
+            best = before.new_full((num_slots, num_blocks), -math.inf)
+            known = self._normalised(self.greatest) + before.index_select(0, rows)
+            best.index_copy_(0, rows, known)
+        best = best.view(num_sentences, -1)
+        chosen = best.topk(min(size, best.size(1)), dim=1, sorted=False).indices
+        # The same among the R · blocks that there are logits of.
+        blocks = chosen
+        if num_sentences > 1:
+            firsts = torch.arange(0, num_slots * num_blocks, best.size(1), device=rows.device)
+            blocks = blocks + firsts[:, None]
+        blocks = blocks.flatten()
+        if num_rows < num_slots:
+            # Slots that nothing is known of have only blocks of -inf: any row does for them.
+            places = rows.new_zeros(num_slots)
+            places[rows] = torch.arange(num_rows, device=rows.device)
+            blocks = places.index_select(0, blocks // num_blocks) * num_blocks + blocks % num_blocks
+        # Their tokens, [B, n · block], and the best of these.
+        logits = self.logits.view(-1, block_size).index_select(0, blocks).float()
+        if self.log_sums is not None:
+            logits = logits - self.log_sums.index_select(0, blocks // num_blocks)
+        past = log_probs.gather(1, chosen // num_blocks)[:, :, None]
+        totals = (logits.view(*chosen.shape, -1) + past).flatten(1)
+        best, places = totals.topk(min(size, totals.size(1)), dim=1)
+        chosen = chosen.gather(1, places // block_size)
+        tokens = chosen % num_blocks * block_size + places % block_size
+        if self.vocab_size % block_size:
+            tokens = tokens.clamp(max=self.vocab_size - 1)  # what is behind them cannot go on
+        return Continuations(best, chosen // num_blocks, tokens)
 
-    def _best_of_blocks(
-        self, log_probs: Tensor, parents: Tensor, chosen: Tensor, blocks: Tensor, size: int
-    ) -> Continuations:
-        """The best continuations by the tokens of some blocks.
+    def _most_probable(self, before: Tensor) -> Continuations:
+        """What `best` finds by hypotheses [R, 1] each of its own sentence, if one is wanted."""
+        num_rows, num_blocks, block_size = self.logits.shape
+        chosen = blocks = self.greatest.argmax(dim=1)
+        if num_rows > 1:
+            blocks = blocks + torch.arange(
+                0, num_rows * num_blocks, num_blocks, device=blocks.device
+            )
+        logits = self.logits.view(-1, block_size).index_select(0, blocks).float()
+        best, place = self._normalised(logits).max(dim=1, keepdim=True)
+        parents = torch.zeros_like(place)
+        return Continuations(best + before, parents, chosen[:, None] * block_size + place)
 
-        Args:
-            log_probs: [B, K] of all hypotheses.
-            parents: [B, n] which of the K hypotheses each block belongs to.
-            chosen: [B, n] which of the R distributions.
-            blocks: [B, n] which blocks of it.
-            size: How many.
-        """
-        vocab_size = self.logits.size(1)
-        tokens = blocks[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=blocks.device)
-        there = tokens.clamp(max=vocab_size - 1)
-        logits = self.logits[chosen[:, :, None], there].float()
-        before = log_probs.gather(1, parents)[:, :, None]
-        totals = (logits - self.log_sums[chosen][:, :, None]) + before
-        totals = totals.masked_fill_(tokens >= vocab_size, -math.inf).flatten(1)
-        size = min(size, log_probs.size(1) * vocab_size)
-        best, index = totals.topk(min(size, totals.size(1)), dim=1)
-        return Continuations(
-            best, parents.gather(1, index // _BLOCK), there.flatten(1).gather(1, index)
-        )
+    def _normalised(self, logits: Tensor) -> Tensor:
+        """Log probabilities of logits [R, …]."""
+        return logits if self.log_sums is None else logits - self.log_sums
+
+
+@functools.cache
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, device=device)
+
+
+@functools.cache
+def _block_size(vocab_size: int) -> int:
+    """About `_BLOCK`, and if there is such a number, one that divides the vocabulary."""
+    sizes = sorted(range(_BLOCK // 2, 2 * _BLOCK + 1), key=lambda size: abs(size - _BLOCK))
+    return next((size for size in sizes if vocab_size % size == 0), _BLOCK)
 
 
 def _greatest_and_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The greatest logit of each block, [R, blocks], and the logarithm of the sum of all, [R]."""
-    num_rows, vocab_size = logits.shape
-    num_whole = vocab_size // _BLOCK
-    greatest = logits.new_empty((num_rows, -(-vocab_size // _BLOCK)), dtype=torch.float32)
+    """The greatest logit of each block, [R, blocks], and the logarithm of the sum of all, [R].
+
+    Args:
+        logits: [R, blocks, block].
+    """
+    num_rows = len(logits)
+    greatest = logits.new_empty(logits.shape[:2], dtype=torch.float32)
     log_sums = logits.new_empty(num_rows, dtype=torch.float32)
-    at_once = num_rows if logits.is_cuda else max(1, _ELEMENTS_AT_ONCE // vocab_size)
+    at_once = num_rows if logits.is_cuda else max(1, _ELEMENTS_AT_ONCE // logits[0].numel())
     for start in range(0, num_rows, at_once):
         part = slice(start, start + at_once)
         values = logits[part].float()
-        whole = values[:, : num_whole * _BLOCK].view(len(values), num_whole, _BLOCK)
-        greatest[part, :num_whole] = whole.amax(dim=2)
-        if num_whole < greatest.size(1):
-            greatest[part, num_whole] = values[:, num_whole * _BLOCK :].amax(dim=1)
+        greatest[part] = values.amax(dim=2)
         most = greatest[part].amax(dim=1)
-        log_sums[part] = (values - most[:, None]).exp_().sum(dim=1).log_() + most
+        exponentials = (values - most[:, None, None]).exp_()
+        log_sums[part] = exponentials.flatten(1).sum(dim=1).log_() + most
     return greatest, log_sums

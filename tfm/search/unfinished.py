@@ -60,6 +60,7 @@ class Unfinished:
         self.sentences = torch.arange(len(lengths))
         self.tokens = torch.full((len(lengths), 1, 1), BOS, device=device)
         self.log_probs = torch.zeros(len(lengths), 1, device=device)
+        self._going_on = torch.arange(len(lengths), device=device)  # [R] index among the B·K
         self.state = model.start(source, lengths)
         self._alpha = config.length_penalty
         forced = [torch.tensor(ids, dtype=torch.long) for ids in prefixes or [()] * len(lengths)]
@@ -101,8 +102,7 @@ class Unfinished:
 
     def next_step(self) -> Step:
         """What the model is to take in: the newest tokens of the hypotheses that go on."""
-        rows = self.log_probs.flatten().isfinite().nonzero()[:, 0]
-        return self.tokens[:, :, -1], self.state, rows
+        return self.tokens[:, :, -1], self.state, self._going_on
 
     def continuations(self, next_tokens: NextTokens, rows: Tensor, size: int) -> Continuations:
         """The most probable continuations, best first.
@@ -113,7 +113,7 @@ class Unfinished:
             size: How many to return for each sentence, if there are so many.
         """
         forced, only = self._forced_rows()
-        if len(forced):
+        if forced.numel():
             places = torch.full_like(self.max_lengths, _ANY).index_copy_(0, forced, only)
             of_rows = places[rows // self.tokens.size(1)]
             next_tokens.force((of_rows != _ANY).nonzero()[:, 0], of_rows[of_rows != _ANY])
@@ -151,8 +151,10 @@ class Unfinished:
         Yields:
             The place of the sentence in the batch, and a hypothesis.
         """
+        rows, columns = (ends & (totals > -math.inf)).nonzero().unbind(1)
+        if not rows.numel():
+            return
         penalty = length_penalty(self.tokens.size(2), self._alpha)
-        rows, columns = (ends & totals.isfinite()).nonzero(as_tuple=True)
         sentences = self.sentences[rows.cpu()].tolist()
         tokens = self.tokens[rows, parents[rows, columns], 1:].tolist()
         log_probs = totals[rows, columns].tolist()
@@ -187,18 +189,22 @@ class Unfinished:
             parents: [B, K'] which of the K hypotheses it continues.
             tokens: [B, K'] by which token.
         """
-        is_open = log_probs.isfinite().any(dim=1)
+        goes_on = log_probs > -math.inf
+        is_open = goes_on.any(dim=1)
         self.num_open = int(is_open.sum())
-        first_rows = torch.arange(len(parents), device=parents.device) * self.tokens.size(1)
-        rows = first_rows[:, None] + parents
-        if self.num_open <= _WORTH_KEEPING * len(rows):
+        firsts = torch.arange(0, self.log_probs.numel(), self.tokens.size(1), device=parents.device)
+        rows = firsts[:, None] + parents
+        if self.num_open <= _WORTH_KEEPING * rows.size(0):
             rows, tokens, log_probs = rows[is_open], tokens[is_open], log_probs[is_open]
+            goes_on = goes_on[is_open]
             self.max_lengths = self.max_lengths[is_open]
             self._forced = self._forced[is_open]
             self.sentences = self.sentences[is_open.cpu()]
-        past = self.tokens.flatten(0, 1)[rows]
-        self.tokens = torch.cat([past, tokens[:, :, None]], dim=2)
+        past = self.tokens.flatten(0, 1).index_select(0, rows.flatten())
+        longer = torch.cat([past, tokens.reshape(-1, 1)], dim=1)
+        self.tokens = longer.view(*tokens.shape, longer.size(1))
         self.log_probs = log_probs
+        self._going_on = goes_on.flatten().nonzero().flatten()
         if self.num_open:
             self.state.reorder(rows)
         else:

@@ -1,6 +1,5 @@
 """How good a model is on the validation split, while it is being trained."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,12 +16,12 @@ from tfm.scoring.scores import corpus_scores
 from tfm.training.loss import perplexity
 from tfm.training.progress import Beat, unwatched
 from tfm.training.trainer import evaluate
-from tfm.translator import Translator
+from tfm.translator.chunks import search_chunks
+from tfm.translator.models import Models
+from tfm.translator.sentences import Chunk
 
-# So many sentences are translated at first before a look at signals; twice as many each time that
-# this takes no longer than it may.
-_FIRST_CHUNK = 256
-_CHUNK_SECONDS = 2.0
+# After so many sentences there is a look at signals.
+_CHUNK = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,17 +124,24 @@ class Validator:
         return [everyone[i % world.size][i // world.size] for i in range(len(self._sources))]
 
     def _translate_share(self, model: Model, sources: Sequence[str]) -> list[str] | None:
-        translator = Translator([model], self._vocabulary, self._compute)
         beam = {"beam_size": self._info.run.training.validation_beam}
-        search = SearchConfig.for_model({**self._info.search, **beam}, {})
+        config = SearchConfig.for_model({**self._info.search, **beam}, {})
+        # Those that are translated together are about as long.
+        order = sorted(range(len(sources)), key=lambda number: -len(sources[number]))
+        chunks = (
+            Chunk(first_line=start + 1, lines=[sources[i] for i in order[start : start + _CHUNK]])
+            for start in range(0, len(order), _CHUNK)
+        )
+        models = Models([model], self._compute)
         outputs: list[str] = []
-        size = _FIRST_CHUNK
-        while len(outputs) < len(sources):
-            self._beat(f"the outputs of the validation, {len(outputs):,} of {len(sources):,}")
+        self._beat_for(outputs, sources)
+        for _, found in search_chunks(models, self._vocabulary, chunks, config, read_ahead=True):
+            outputs += [best[0].text for best in found]
+            self._beat_for(outputs, sources)
             if self._stopped():
                 return None
-            started = time.monotonic()
-            outputs += translator.translate(sources[len(outputs) : len(outputs) + size], search)
-            if time.monotonic() - started < _CHUNK_SECONDS:
-                size *= 2
-        return outputs
+        translations = dict(zip(order, outputs, strict=True))
+        return [translations[number] for number in range(len(sources))]
+
+    def _beat_for(self, outputs: Sequence[str], sources: Sequence[str]) -> None:
+        self._beat(f"the outputs of the validation, {len(outputs):,} of {len(sources):,}")

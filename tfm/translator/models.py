@@ -14,7 +14,7 @@ from tfm.data.subword import EOS, PAD, Vocabulary
 from tfm.errors import CheckpointError, DataError
 from tfm.kernels.choice import inference_operations
 from tfm.kernels.operations import PLAIN
-from tfm.model.build import Model, evaluation_mode, new_model
+from tfm.model.build import EvaluationMode, Model, new_model
 from tfm.runtime.checkpoint import ModelInfo, load_info, load_weights
 from tfm.runtime.device import Compute, choose_compute, is_out_of_memory, release_memory
 from tfm.runtime.reporting import say
@@ -61,6 +61,7 @@ class Models:
         self._model: SearchableModel = models[0] if len(models) == 1 else Ensemble(models)
         self.compute = compute
         self._operations = inference_operations(compute, plain=plain)
+        self._evaluation = EvaluationMode(models, self._operations)
         self._tell = tell
         self._told_of_memory = False
         self.max_positions = self._model.max_positions
@@ -102,7 +103,7 @@ class Models:
         autocast = (
             self.compute.autocast() if self._operations is PLAIN else contextlib.nullcontext()
         )
-        with evaluation_mode(self._models, self._operations), torch.inference_mode(), autocast:
+        with self._evaluation, torch.inference_mode(), autocast:
             yield
 
     def _search_together(

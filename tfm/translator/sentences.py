@@ -78,11 +78,11 @@ class SentenceEncoder:
                 prefixes than lines, or fewer.
         """
         sources = self._sources(chunk)
-        given = [""] * len(sources) if chunk.beside is None else chunk.beside
-        prefixes = self._targets(
-            [text if text.strip() else "" for text in given], "prefix", chunk.first_line
-        )
-        _check_same_number(len(sources), len(prefixes), "prefixes")
+        prefixes: list[list[int]] = [[] for _ in sources]
+        if chunk.beside is not None:
+            texts = [text if text.strip() else "" for text in chunk.beside]
+            prefixes = self._targets(texts, "prefix", chunk.first_line)
+            _check_same_number(len(sources), len(prefixes), "prefixes")
         wanted = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
         batches = _batches(wanted, map(len, sources), max_tokens=self._config.max_tokens)
         return _sentence_batches(batches, chunk.first_line, sources, prefixes)
