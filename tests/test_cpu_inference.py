@@ -72,6 +72,23 @@ def test_products_are_those_of_float64_but_for_rounding(
         assert (found - expected).norm() <= most_error * exact.norm()
 
 
+def test_products_meet_no_more_sizes_than_rows_are_rounded_to():
+    seen = set()
+
+    def make_ready(weight, bias):
+        product = fp32_product(weight, bias)
+        return lambda x, relu: seen.add(x.numel() // x.size(-1)) or product(x, relu)
+
+    operations = CpuInference(make_ready, torch.float32, keeps_sizes=True)
+    weight, bias = torch.randn(5, 8), torch.randn(5)
+    with torch.inference_mode():
+        for shape in [(num_rows, 8) for num_rows in range(1, 200)] + [(3, 37, 8), (1, 1, 8)]:
+            x = torch.randn(shape)
+            torch.testing.assert_close(operations.linear(x, weight, bias), x @ weight.T + bias)
+    assert {operations.num_rows(size) for size in seen} == seen
+    assert len(seen) < 50
+
+
 @EVERY_KIND
 def test_rows_and_columns_of_a_weight_of_zeros_are_no_trouble(make_ready, dtype, most_error):
     operations = CpuInference(make_ready, dtype)

@@ -124,7 +124,13 @@ class CpuInference(PlainOperations):
     def _product(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
     ) -> Tensor:
-        return self.ready_product(weight, bias)(x, relu)
+        product = self.ready_product(weight, bias)
+        rows = x.flatten(0, -2)
+        spare = self.num_rows(len(rows)) - len(rows) if self._keeps_sizes else 0
+        if not spare:
+            return product(x, relu)
+        out = product(F.pad(rows, (0, 0, 0, spare)), relu)[: len(rows)]
+        return out.view(*x.shape[:-1], out.size(1))
 
 
 def fp32_product(weight: Tensor, bias: Tensor | None) -> Product:
