@@ -162,11 +162,12 @@ def test_a_sentence_of_which_nothing_is_asked_says_nothing_to_the_others():
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("by_itself", [False, True])
 @EVERY_MODEL
-def test_a_deep_copy_goes_on_independently(changes):
-    decoding = Decoding(transformer(**changes), [5, 2, 6])
+def test_a_deep_copy_goes_on_independently(changes, by_itself):
+    decoding = new_decoding(changes) if by_itself else Decoding(transformer(**changes), [5, 2, 6])
     others = []
-    for size in (4, 4, 12, 3, 3, 1):
+    for size in (1, 4, 4, 12, 3, 3, 1):
         decoding.step()
         others.append(decoding.copy())
         decoding.go_on(size)
@@ -337,20 +338,6 @@ def test_hypotheses_that_nothing_goes_on_from_need_not_be_asked_for(changes, bea
         decoding.step(rows)
         decoding.go_on(size, parents=torch.multinomial(is_asked.double(), size, replacement=True))
     decoding.step()
-
-
-@torch.inference_mode()
-@BY_ITSELF
-def test_a_deep_copy_of_one_by_itself_goes_on_independently(changes):
-    decoding = new_decoding(changes)
-    others = []
-    for size in (1, 4, 4, 12, 3, 3, 1):
-        decoding.step()
-        others.append(decoding.copy())
-        decoding.go_on(size)
-        for other in others:
-            other.go_on(3)
-            other.step()
 
 
 @torch.inference_mode()
