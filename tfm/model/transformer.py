@@ -311,8 +311,12 @@ class Transformer(nn.Module):
         Returns:
             [R, V] logits of the hypotheses that are asked for, step by step.
         """
-        if len(each_step) == 1 and self._is_alone(each_step[0][1]):
-            return self._step_by_itself(*each_step[0])
+        if len(each_step) == 1:
+            [(_, state, _)] = each_step
+            if self._may_leave(state):
+                self._leave_alone(state)
+            if state.alone is not None:
+                return self._step_by_itself(state.alone, *each_step[0])
         if any(state.alone is not None for _, state, _ in each_step):
             return torch.cat([self.step_together([each]) for each in each_step])
         worth_computing = self.operations.worth_computing
@@ -332,34 +336,33 @@ class Transformer(nn.Module):
             each.state.end_step()
         return self.logits(self.decoder_norm(rows.asked_for(x)))
 
-    def _is_alone(self, state: TransformerState) -> bool:
-        """Whether it is one sentence, which is decoded by itself if it is from the start."""
-        if (
-            state.alone is None
-            and state.num_sentences == state.num_hypotheses == 1
+    def _may_leave(self, state: TransformerState) -> bool:
+        """Whether it is one sentence before its first step, and better decoded by itself."""
+        return (
+            state.num_sentences == state.num_hypotheses == 1
             and state.position == 0
             and self.operations.few_at_a_time
             and self.attends_plainly
-        ):
-            layers = list(self._decoder_layers())
-            state.alone = SentencePast(
-                [
-                    layer.for_sentence(key[0].mT, value[0])
-                    for layer, (key, value) in zip(layers, state.memory, strict=True)
-                ],
-                num_heads=layers[0].self_attention.num_heads,
-                widths=layers[0].self_attention.widths,
-                num_rows=self.operations.num_rows,
-            )
-            state.memory = []  # it is in the layers now
-        return state.alone is not None
+        )
+
+    def _leave_alone(self, state: TransformerState) -> None:
+        layers = list(self._decoder_layers())
+        state.alone = SentencePast(
+            [
+                layer.for_sentence(key[0].mT, value[0])
+                for layer, (key, value) in zip(layers, state.memory, strict=True)
+            ],
+            num_heads=layers[0].self_attention.num_heads,
+            widths=layers[0].self_attention.widths,
+            num_rows=self.operations.num_rows,
+        )
+        state.memory = []  # it is in the layers now
 
     def _step_by_itself(
-        self, tokens: Tensor, state: TransformerState, rows: Tensor | None
+        self, past: SentencePast, tokens: Tensor, state: TransformerState, rows: Tensor | None
     ) -> Tensor:
-        assert state.alone is not None  # noqa: S101 - as `_is_alone` has found
         embedded = self.target_embedding(tokens.view(-1, 1), first_position=state.position)
-        x = state.alone.step(embedded[:, 0])
+        x = past.step(embedded[:, 0])
         state.end_step()
         if rows is not None and rows.numel() < x.size(0):
             x = x.index_select(0, rows)
