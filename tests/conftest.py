@@ -1,14 +1,20 @@
-"""What several test files share: a tiny dataset, and settings of a tiny run."""
+"""What several test files share: tiny data, runs and models, the command line, a server."""
 
 import os
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tfm.cli import main as cli
 from tfm.config import BinarizeConfig, RunConfig, SubwordConfig, run_config
 from tfm.data.manifest import Manifest
+from tfm.data.subword import BOS, PAD, UNK, Vocabulary
 from tfm.data.synthetic import generate_pairs
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
@@ -86,3 +92,132 @@ def trained_run(
     run_dir = tmp_path_factory.mktemp("runs") / "tiny"
     train(data_dir, run_dir, tiny_run(training={"average_last": 2}))
     return run_dir
+
+
+@pytest.fixture
+def new_trainer(data_dir: Path, tiny_run: Callable[..., RunConfig]) -> Callable[..., Any]:
+    """Make a trainer of a tiny run on the CPU, with some settings changed."""
+    import torch
+
+    from tfm.data.dataset import ParallelDataset
+    from tfm.model.cost import model_cost
+    from tfm.model.transformer import Transformer
+    from tfm.runtime.device import choose_compute
+    from tfm.training.trainer import Trainer
+
+    real_data = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
+
+    def make(dataset: ParallelDataset = real_data, **changes: Any) -> Trainer:
+        run = tiny_run(**changes)
+        torch.manual_seed(run.training.seed)
+        model = Transformer(run.model, source_vocab_size=400, target_vocab_size=400)
+        compute = choose_compute("cpu", run.training.precision)
+        cost = model_cost(run.model, source_vocab_size=400, target_vocab_size=400, max_tokens=1000)
+        return Trainer(model, dataset, run, compute, cost=cost)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def separate_data_dir(
+    make_dataset: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A dataset whose languages have vocabularies of their own, of different sizes."""
+    pairs = [(f"{i} cars", f"{i} Autos und {i % 7} Räder zu Ä Ö Ü") for i in range(60)]
+    folder = tmp_path_factory.mktemp("data") / "separate"
+    splits = {"train": pairs, "valid": pairs[:3], "test": pairs[:3]}
+    return make_dataset(folder, splits, separate=True, vocab_size=290)
+
+
+def _make_ready(model: Any) -> None:
+    """Let biases and norms matter, and let nothing be produced that never is."""
+    from torch import nn
+
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    norms = [module for module in model.decoder.modules() if isinstance(module, nn.LayerNorm)]
+    last = model.decoder_norm if isinstance(model.decoder_norm, nn.LayerNorm) else norms[-1]
+    model.output_weight[[PAD, BOS, UNK]] -= 20 * last.bias / last.bias.square().sum()
+
+
+@pytest.fixture
+def make_model(
+    data_dir: Path,
+    separate_data_dir: Path,
+    tiny_run: Callable[..., RunConfig],
+    tmp_path: Path,
+) -> Callable[..., Path]:
+    """Write a model of random weights, with the vocabularies that its embeddings ask for."""
+    import torch
+
+    from tfm.model.build import new_model
+    from tfm.runtime.checkpoint import ModelInfo, save_checkpoint
+
+    def make(*, seed: int = 0, task: str = "translation", **shape: Any) -> Path:
+        path = tmp_path / "model"
+        tied = shape.get("tied_embeddings", "three-way")
+        dataset = data_dir if tied == "three-way" else separate_data_dir
+        vocabulary = Vocabulary.load(dataset)
+        run = tiny_run(model={"num_encoder_layers": 2, "num_decoder_layers": 2, **shape})
+        sizes = (len(vocabulary.source), len(vocabulary.target))
+        torch.manual_seed(seed)
+        model = new_model(run.model, source_vocab_size=sizes[0], target_vocab_size=sizes[1])
+        with torch.no_grad():
+            _make_ready(model)
+        info = ModelInfo(
+            run=run,
+            source="en",
+            target="de",
+            vocab_sizes=sizes,
+            fingerprint=vocabulary.fingerprint,
+            data_dir=str(dataset),
+            step=1,
+            task=task,
+        )
+        weights = dict(model.named_parameters())
+        save_checkpoint(path, info, weights, subword_files=vocabulary.files())
+        return path
+
+    return make
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, and help as wide as it likes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[Any, str, str]]:
+    """Run the command line in this process: its exit code, stdout and stderr."""
+
+    def call(*arguments: Any) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tfm", *map(str, arguments)])
+        monkeypatch.setattr(os, "_exit", sys.exit)  # which would be the end of pytest
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code, *capfd.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[type[BaseHTTPRequestHandler]], str]]:
+    """Answer on this machine as a handler does, until the test ends; returns the address."""
+    with ExitStack() as stack:
+
+        def start(handler: type[BaseHTTPRequestHandler]) -> str:
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield start

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 import tempfile
 from contextlib import nullcontext
 from dataclasses import fields
@@ -37,19 +36,6 @@ def bench(trained_run):
         )
         config = config or SearchConfig(beam_size=2)
         return bench_generate(generation, config, plan, CPU)
-
-    return call
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    """Run the command line in this process: its exit code, stdout and stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["tfm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return stopped.value.code, *capfd.readouterr()
 
     return call
 

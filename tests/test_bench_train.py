@@ -1,9 +1,7 @@
 """tfm bench train: figures that can be, of what was asked for."""
 
 import json
-import os
 import re
-import sys
 import tempfile
 import time
 from contextlib import nullcontext
@@ -39,20 +37,6 @@ def small(monkeypatch):
     monkeypatch.setattr(measurement, "_matrix_size", lambda device: 256)
     monkeypatch.setattr(stage, "_NUM_MADE_UP_PAIRS", 500)
     monkeypatch.setattr("tfm.stages.session.write_report", lambda _: None)
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    """Run the command line in this process: its exit code, stdout and stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["tfm", *map(str, arguments)])
-        monkeypatch.setattr(os, "_exit", sys.exit)  # which would be the end of pytest
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return stopped.value.code, *capfd.readouterr()
-
-    return call
 
 
 # --- figures

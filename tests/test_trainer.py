@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from tfm.config import RecurrentConfig
 from tfm.data.batching import Batcher
 from tfm.data.dataset import DatasetIndex, ParallelDataset
-from tfm.errors import TrainingError, UsageError
+from tfm.errors import UsageError
 from tfm.kernels.packing import Packing
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
-from tfm.model.transformer import Transformer
-from tfm.runtime.device import Compute, choose_compute
+from tfm.runtime.device import Compute
 from tfm.runtime.files import sha256_of
-from tfm.training.loss import PartLoss, batch_loss
+from tfm.training.loss import batch_loss
 from tfm.training.progress import Wishes
 from tfm.training.trainer import Trainer, evaluate
 
@@ -46,21 +45,6 @@ def counting_data(tmp_path_factory):
         source="en", target="de", fingerprint="", num_pairs={"train": 200}, sha256=sha256
     ).save(folder)
     return ParallelDataset(folder, "train", vocab_sizes=VOCAB_SIZES)
-
-
-@pytest.fixture
-def new_trainer(data_dir, tiny_run):
-    real_data = ParallelDataset(data_dir / "bin", "train", vocab_sizes=VOCAB_SIZES)
-
-    def make(dataset=real_data, **changes):
-        run = tiny_run(**changes)
-        torch.manual_seed(run.training.seed)
-        model = Transformer(run.model, source_vocab_size=400, target_vocab_size=400)
-        compute = choose_compute("cpu", run.training.precision)
-        cost = model_cost(run.model, source_vocab_size=400, target_vocab_size=400, max_tokens=1000)
-        return Trainer(model, dataset, run, compute, cost=cost)
-
-    return make
 
 
 def take(trainer, num_steps):
@@ -210,106 +194,6 @@ def test_training_goes_on_after_steps_that_were_skipped(new_trainer):
     assert trainer.state()["updates"] == 2
 
 
-def test_in_fp16_too_a_loss_that_is_not_finite_is_skipped(new_trainer):
-    trainer = new_trainer(training={"precision": "fp16"})
-    take(trainer, 2)
-    with torch.no_grad():
-        trainer.model.output_weight[5] = math.nan
-    assert take(trainer, 1)[0].skipped
-
-
-def scale_of(trainer):
-    return trainer.state()["gradient"]["loss_scale"]
-
-
-def with_scale(trainer, value):
-    state = trainer.state()
-    state["gradient"]["loss_scale"] = {"value": value, "good_steps": 0}
-    trainer.load_state(state)
-    return trainer
-
-
-def test_a_gradient_that_overflows_in_fp16_is_computed_again_at_a_smaller_scale(new_trainer):
-    trainer, plain = (new_trainer(training={"precision": "fp16"}) for _ in range(2))
-    with_scale(trainer, 2.0**24)
-    [report], [expected] = take(trainer, 1), take(plain, 1)
-    assert trainer.gradient.overflows > 0
-    assert not report.skipped
-    assert scale_of(trainer)["value"] == 2.0 ** (24 - trainer.gradient.overflows)
-    assert report.loss == expected.loss
-    assert report.gradient_norm == pytest.approx(expected.gradient_norm, rel=0.01)
-
-
-def test_where_fp16_overflows_at_any_scale_fp32_takes_its_place(new_trainer):
-    trainer = new_trainer(training={"precision": "fp16"})
-    exact = new_trainer(training={"kernels": "plain"})
-    for each in (trainer, exact):
-        with torch.no_grad():  # beyond 65,504, the largest number of fp16, but in one sum
-            each.model.encoder[0].feed_forward.inner.weight *= 1e6
-    [report], [expected] = take(trainer, 1), take(exact, 1)
-    assert report.loss == expected.loss
-    assert not report.skipped
-    assert trainer.gradient.overflows == 1
-    assert scale_of(trainer)["value"] == 2.0**16
-
-
-class OutOfMemory:
-    """Makes a device's memory too small for parts beyond some size."""
-
-    def __init__(self, monkeypatch, most_rows):
-        original = PartLoss.forward
-
-        def forward(module, part):
-            if len(part.source_lengths) > most_rows:
-                raise torch.OutOfMemoryError("tried to allocate")
-            return original(module, part)
-
-        monkeypatch.setattr(PartLoss, "forward", forward)
-
-
-def test_a_step_that_is_out_of_memory_is_done_again_in_smaller_parts(new_trainer, monkeypatch):
-    changes = {
-        "model": NO_DROPOUT,
-        "batching": {"max_tokens": 10_000},
-        "optimizer": {"adam_epsilon": 1e-3},  # else what rounding leaves of zero counts as much
-    }
-    plain = new_trainer(**changes)
-    expected = take(plain, 3)
-    OutOfMemory(monkeypatch, most_rows=8)
-    small = new_trainer(**changes)
-    assert len(small.batcher.split(small.batcher.epoch(1)[0])) == 1
-    found = take(small, 3)
-    assert [report.loss for report in found] == pytest.approx(
-        [report.loss for report in expected], rel=1e-5
-    )
-    for ours, theirs in zip(weights(small), weights(plain), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
-    assert small.gradient.out_of_memory >= 1
-    # What was learnt about the device is not forgotten.
-    take(small, 1)
-    again = new_trainer(**changes)
-    again.load_state(small.state())
-    before = again.gradient.out_of_memory
-    take(again, 3)
-    assert again.gradient.out_of_memory == before
-
-
-def test_a_sentence_that_memory_is_too_small_for_ends_the_run(new_trainer, monkeypatch):
-    OutOfMemory(monkeypatch, most_rows=0)
-    trainer = new_trainer()
-    with pytest.raises(TrainingError, match=r"step 1: out of memory with a part of \d+ tokens"):
-        take(trainer, 1)
-
-
-def test_other_errors_are_not_taken_for_memory(new_trainer, monkeypatch):
-    def broken(module, part):
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(PartLoss, "forward", broken)
-    with pytest.raises(RuntimeError, match="a bug"):
-        take(new_trainer(), 1)
-
-
 @pytest.mark.parametrize("asked_before_part", [1, 2, 3])
 def test_a_stop_in_the_middle_of_a_step_leaves_everything_as_before_it(
     new_trainer, asked_before_part
@@ -342,21 +226,6 @@ def test_draws_of_dropout_follow_from_step_and_part_alone(new_trainer):
     other = new_trainer()
     torch.manual_seed(0)
     assert other.step(rows).loss == one.loss
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_learns_as_fp32_does(new_trainer, precision):
-    exact = take(new_trainer(), 12)
-    rounded = take(new_trainer(training={"precision": precision}), 12)
-    assert rounded[-1].loss == pytest.approx(exact[-1].loss, rel=0.02)
-
-
-@pytest.mark.parametrize("precisions", [("fp32", "fp16"), ("fp16", "fp32"), ("fp16", "fp16")])
-def test_a_run_may_go_on_in_another_precision(new_trainer, precisions):
-    before, after = (new_trainer(training={"precision": precision}) for precision in precisions)
-    take(before, 2)
-    after.load_state(before.state())
-    assert take(after, 1)[0].step == 3
 
 
 def test_evaluation_is_the_plain_loss_over_all_pairs_without_dropout(new_trainer, data_dir):

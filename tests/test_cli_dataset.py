@@ -1,0 +1,102 @@
+"""Commands on a dataset: it keeps its settings, and nothing is left half done."""
+
+import json
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfm.data.synthetic import generate_pairs
+
+TFM = [sys.executable, "-m", "tfm"]
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+@pytest.fixture
+def dataset(elsewhere, run):
+    """The text of a dataset, and its subword model."""
+    for side, language in enumerate(("en", "de")):
+        lines = [pair[side] for pair in generate_pairs("train", num_pairs=60, seed=1)]
+        (elsewhere / f"my.{language}").write_text("".join(f"{line}\n" for line in lines))
+    code, _, err = run(
+        "prepare",
+        "--train",
+        "my.en",
+        "my.de",
+        "--out",
+        "data/mine",
+        "--vocab-size",
+        330,
+        "--text-only",
+    )
+    assert code == 0, err
+    assert run("learn-bpe", "data/mine")[0] == 0
+    return elsewhere / "data" / "mine"
+
+
+def test_settings_of_a_recipe_hold_for_later_commands_unless_flags_say_otherwise(dataset, run):
+    assert json.loads((dataset / "manifest.json").read_text())["settings"]["subword"] == {
+        "vocab_size": 330
+    }
+    assert len((dataset / "bpe.vocab").read_text().splitlines()) == 330
+    assert run("learn-bpe", "data/mine", "--vocab-size", 335)[0] == 0
+    assert len((dataset / "bpe.vocab").read_text().splitlines()) == 335
+
+
+def test_a_switch_can_be_turned_off(dataset, run):
+    assert run("learn-bpe", "--no-byte-fallback", "--vocab-size", 90)[0] == 0
+    assert "<0x00>" not in (dataset / "bpe.vocab").read_text()
+
+
+def test_commands_name_the_dataset_they_choose(dataset, run):
+    code, out, err = run("binarize")
+    assert (code, out) == (0, "")
+    assert err.startswith("dataset: data/mine\n")
+
+
+def test_ctrl_c_stops_learning_at_once_and_leaves_nothing_half_done(dataset):
+    text = (dataset / "train.en").read_text() * 3_000
+    (dataset / "train.en").write_text(text)
+    before = (dataset / "bpe.model").read_bytes()
+    with subprocess.Popen(
+        [*TFM, "learn-bpe", "data/mine", "--model-type", "unigram"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr.readline().startswith("learn-bpe: learning from")
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=5)
+    assert (process.returncode, out, err) == (130, "", "tfm: stopped\n")
+    assert (dataset / "bpe.model").read_bytes() == before
+    assert not list(dataset.glob(".*"))
+
+
+def _allow_small_files_only():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
+
+
+@pytest.mark.parametrize("command", ["learn-bpe", "binarize"])
+def test_a_full_disk_is_one_line_and_leaves_the_old_output(dataset, command, run):
+    assert run("binarize", "data/mine")[0] == 0
+    before = {path: path.read_bytes() for path in dataset.iterdir() if path.is_file()}
+    done = subprocess.run(
+        [*TFM, command, "data/mine", "--force"],
+        preexec_fn=_allow_small_files_only,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last_line = done.stderr.splitlines()[-1]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"tfm: data/mine/\S+: File too large", last_line), last_line
+    assert "Traceback" not in done.stderr
+    assert {path: path.read_bytes() for path in dataset.iterdir() if path.is_file()} == before
+    assert not list(dataset.rglob("*.partial"))

@@ -1,0 +1,242 @@
+"""The command line: every mistake and every failure is one line and an exit code."""
+
+import errno
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tfm.cli import main as cli
+from tfm.errors import (
+    CheckpointError,
+    DataError,
+    DownloadError,
+    TfmError,
+    TrainingError,
+    UsageError,
+)
+
+TFM = [sys.executable, "-m", "tfm"]
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+def complains(result, code, pattern):
+    """Whether a command ended with a code, nothing on stdout and one line on stderr."""
+    got, out, err = result
+    assert got == code, err
+    assert out == ""
+    [line] = err.splitlines()
+    assert re.fullmatch(f"tfm: {pattern}", line), line
+
+
+# --- mistakes: exit code 2, one line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        ("foo", r"No such command 'foo' \(see tfm --help\)"),
+        ("--foo", r"No such option: --foo \(see tfm --help\)"),
+        ("train --max-step 3", r"No such option: --max-step .*--max-steps.*"),
+        ("train --d-model wide", r"Invalid value for '--d-model': .*"),
+        ("train --device gpu", r"Invalid value for '--device': 'gpu' is not one of .*"),
+        ("train a b", r".*extra argument.*\(b\).*"),
+        ("train --seed", r"Option '--seed' requires an argument"),
+        ("train --max-steps 0", "max_steps is 0, but must be at least 1"),
+        ("train --num-heads 0", "num_heads is 0, but must be at least 1"),
+        ("train --dropout nan", "dropout is nan, but must be a finite number"),
+        (
+            "train --warmup-steps 0 --d-model 7",
+            r"d_model is 7, .*; warmup_steps is 0, but must be at least 1",
+        ),
+        ("train --arch huge", r"there is no arch 'huge': choose one of base, big.*"),
+        ("train --config none.toml", "none.toml does not exist"),
+        ("prepare", r"name a recipe \(.*wmt14-en-de.*"),
+        ("prepare nonsense", "there is no recipe 'nonsense'.*"),
+        ("prepare --train a.en a.de --no-verify", "--mirror, .* need a recipe that downloads"),
+        ("score --bootstrap-samples 9", "the paired bootstrap needs a --baseline .*"),
+        ("prepare --train a.en", r"Option '--train' requires 2 arguments"),
+        ("prepare --train a.en b.de", "say where your dataset goes, such as --out data/mine"),
+        ("prepare wmt14-en-de --test a b", "a recipe names its own text: leave out .*"),
+        ("prepare wmt14-en-de --max-length 0", "max_length is 0, but must be at least 1"),
+        ("average --last 2 --best 2", "last and best exclude each other: give one"),
+        ("generate --input a --split test", "--input and --split exclude each other: give one"),
+        ("train --gpus all", "--gpus is all, but must be auto or at least 1"),
+        ("train --gpus 0", "--gpus is 0, but must be auto or at least 1"),
+        ("train --processes 0", "--processes is 0, but must be at least 1"),
+        ("train --gpus 2 --processes 2", "--gpus and --processes exclude each other: give one"),
+        ("train --gpus 2 --device cpu", "--gpus contradicts --device cpu: leave one out"),
+        ("train --processes 2 --device cuda", "--processes are of the CPU: .* say --gpus"),
+        ("train --nodes 2", "--nodes 2 needs, on each machine, its --node-rank and .*"),
+        ("train --nodes 2 --node-rank 0", "--nodes 2 needs, on each machine, its .*"),
+        ("train --node-rank 0", "--node-rank and --rendezvous are about several machines: .*"),
+        (
+            "train --nodes 2 --node-rank 2 --rendezvous a:1",
+            "--node-rank is 2, but must be from 0 to 1",
+        ),
+        (
+            "train --nodes 2 --node-rank 0 --rendezvous a",
+            "--rendezvous is a, but must be HOST:PORT, such as .*",
+        ),
+        ("train --gpus 99 nowhere", "--gpus.*torch sees .*"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(run, arguments, pattern):
+    complains(run(*arguments.split()), 2, pattern)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        ("--beam 0", "beam_size is 0, but must be at least 1.*"),
+        ("--n-best 9", "n_best 9 needs a beam of at least that size, not 4"),
+        ("--temperature 0.5", "temperature has no effect on search beam, only on sample"),
+        ("--search sample --beam 4", "beam_size has no effect on search sample, .*"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(run, trained_run, elsewhere, arguments, pattern):
+    (elsewhere / "in.en").write_text("one\n")
+    complains(run("generate", trained_run, "--input", "in.en", *arguments.split()), 2, pattern)
+
+
+def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):
+    (elsewhere / "x.toml").write_text("[model]\nwidth = 3\ndropout = 2\n[optimiser]\na = 1\n")
+    complains(
+        run("train", "--config", "x.toml", "--warmup-steps", 0),
+        2,
+        r"unknown section 'optimiser'.*unknown setting 'width' in \[model\].*"
+        r"dropout is 2\.0.*warmup_steps is 0.*",
+    )
+
+
+def test_a_file_that_is_no_toml_is_named(run, elsewhere):
+    (elsewhere / "x.toml").write_text("[model\n")
+    complains(run("train", "--config", "x.toml"), 2, r"x\.toml is not a TOML file: .*line 1.*")
+
+
+def test_a_preset_that_contradicts_the_file_is_refused(run, elsewhere):
+    (elsewhere / "x.toml").write_text('arch = "big"\n')
+    result = run("train", "--config", "x.toml", "--arch", "base")
+    complains(result, 2, "arch base contradicts arch big in the file: leave one out")
+
+
+# --- failures: exit code 1, one line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        ("train", 'data/ holds no dataset: make one with "tfm prepare"'),
+        ("learn-bpe", 'data/ holds no dataset: make one with "tfm prepare"'),
+        ("binarize", 'data/ holds no dataset: make one with "tfm prepare"'),
+        ("learn-bpe nowhere", "nowhere is no dataset .*"),
+        ("binarize nowhere", "nowhere is no dataset .*"),
+        ("train nowhere", "nowhere is no dataset .*"),
+        ("train --dry-run nowhere", "nowhere is no dataset .*"),
+        ("average", 'runs/ holds no run with a checkpoint: start with "tfm train"'),
+        ("average nowhere", "nowhere .*"),
+        ("generate", 'runs/ holds no run with a checkpoint: start with "tfm train"'),
+        ("generate nowhere", "nowhere is no run or model folder: .*"),
+        ("score --hypotheses nowhere", "nowhere does not exist: .*"),
+    ],
+)
+def test_a_wrong_path_is_one_line_and_exit_code_1(run, arguments, pattern):
+    complains(run(*arguments.split()), 1, pattern)
+
+
+def test_settings_that_are_no_file_are_wrong_usage(run):
+    complains(run("train", "--config", "."), 2, r"\. cannot be read: Is a directory")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TfmError, 1),
+        (DataError, 1),
+        (DownloadError, 1),
+        (CheckpointError, 1),
+        (TrainingError, 1),
+        (UsageError, 2),
+    ],
+)
+def test_every_kind_of_error_is_one_line_and_its_exit_code(run, monkeypatch, error, code):
+    def fail(*args, **kwargs):
+        raise error("what and where: what to do")
+
+    monkeypatch.setattr("tfm.stages.quickstart.quickstart", fail)
+    complains(run("quickstart"), code, "what and where: what to do")
+
+
+@pytest.mark.parametrize(
+    ("error", "pattern"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "a/b"), "a/b: No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (PermissionError(errno.EACCES, "Permission denied", "a"), "a: Permission denied"),
+        (OSError("odd"), "odd"),
+    ],
+)
+def test_an_error_of_the_system_is_one_line(run, monkeypatch, error, pattern):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr("tfm.stages.quickstart.quickstart", fail)
+    complains(run("quickstart"), 1, pattern)
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    def fail(*args, **kwargs):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("tfm.stages.quickstart.quickstart", fail)
+    monkeypatch.setattr(sys, "argv", ["tfm", "quickstart"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(run, monkeypatch):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tfm.stages.quickstart.quickstart", stop)
+    complains(run("quickstart"), 130, "stopped")
+
+
+# --- full disks and closed pipes
+
+
+def test_output_to_a_full_disk_is_one_line():
+    for arguments in (["--version"], ["train", "--print-config"], ["train", "--help"]):
+        with open("/dev/full", "w") as full:  # noqa: PTH123
+            done = subprocess.run(
+                [*TFM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert (done.returncode, done.stderr) == (1, "tfm: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["train", "--print-config"], ["-h"]])
+def test_a_closed_pipe_is_quiet(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*TFM, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_a_closed_standard_stream_is_as_good_as_an_empty_one(stream):
+    done = subprocess.run(
+        [*TFM, "score", "--hypotheses", "nowhere"],
+        preexec_fn=lambda: os.close(stream),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr

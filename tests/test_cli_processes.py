@@ -1,0 +1,120 @@
+"""tfm train in several processes: launched by one, and one line for all of them."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from tfm.cli import main as cli
+from tfm.config.toml import tomllib
+from tfm.runtime.interruption import InterruptedRunError
+from tfm.runtime.world import Layout
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What would be launched, as (layout, command)."""
+    from tfm.runtime import launch
+
+    calls = []
+    monkeypatch.setattr(launch, "launch", lambda *call: calls.append(call) or 0)
+    monkeypatch.setattr(launch, "num_local_processes", lambda layout: layout.local_size or 3)
+    return calls
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The device of each training that is done in this process."""
+    from tfm.stages import train
+
+    devices = []
+
+    def note(data_dir, run_dir, settings):
+        devices.append(settings.training.device)
+        return train.TrainResult(run_dir=run_dir, step=1, metrics={})
+
+    monkeypatch.setattr(train, "train", note)
+    return devices
+
+
+@pytest.mark.parametrize(
+    ("flags", "layout"),
+    [
+        ("--processes 2", Layout(local_size=2, device="cpu")),
+        ("--gpus auto", Layout(local_size=None, device="cuda")),
+        (
+            "--nodes 2 --node-rank 1 --rendezvous a:1",
+            Layout(nodes=2, node_rank=1, host="a", port=1),
+        ),
+    ],
+)
+def test_several_processes_run_the_same_command(run, launched, trained, flags, layout):
+    flags = ["train", "nowhere", "--max-steps", "3", *flags.split()]
+    assert run(*flags) == (0, "", "")
+    assert launched == [(layout, [sys.executable, "-m", "tfm", *flags])]
+    assert not trained
+
+
+@pytest.mark.parametrize(
+    ("flags", "device"),
+    [("", "auto"), ("--processes 1", "cpu"), ("--gpus 1", "cuda"), ("--nodes 1", "auto")],
+)
+def test_a_single_process_is_this_one(run, launched, trained, flags, device):
+    assert run("train", "nowhere", *flags.split())[0] == 0
+    assert (launched, trained) == ([], [device])
+
+
+@pytest.mark.parametrize(("flag", "device"), [("--gpus", "cuda"), ("--processes", "cpu")])
+def test_printing_settings_launches_nothing(run, launched, flag, device):
+    _, out, _ = run("train", flag, 2, "--print-config")
+    assert tomllib.loads(out)["training"]["device"] == device
+    code, out, err = run("train", flag, 2, "--dry-run", "nowhere")
+    assert (code, out) == (1, "")
+    [line] = err.splitlines()
+    assert re.fullmatch(r"tfm: nowhere is no dataset .*", line), line
+    assert not launched
+
+
+@pytest.fixture
+def one_of_two(monkeypatch, elsewhere):
+    """Make this process one of two; its launcher reads the file that is returned."""
+
+    def make(rank):
+        (elsewhere / "elastic").mkdir()
+        variables = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2,
+                     "MASTER_ADDR": "a", "MASTER_PORT": 1,
+                     "TORCHELASTIC_ERROR_FILE": elsewhere / "elastic" / "error.json"}  # fmt: skip
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr(cli, "stop_with_launcher", lambda: None)
+        return elsewhere / "elastic" / "error.json"
+
+    return make
+
+
+def test_one_of_several_processes_launches_no_more(run, launched, trained, one_of_two):
+    one_of_two(0)
+    assert run("train", "nowhere", "--processes", 2)[0] == 0
+    assert (launched, trained) == ([], ["cpu"])
+
+
+def test_one_of_several_processes_leaves_its_failure_with_the_launcher(run, launched, one_of_two):
+    error_file = one_of_two(1)
+    assert run("train", "nowhere", "--processes", 3) == (2, "", "")
+    message = json.loads(error_file.read_text())["message"]
+    assert message["message"].startswith("torchrun has started 2 processes")
+    assert message["extraInfo"]["exit_code"] == 2
+
+
+@pytest.mark.parametrize(("rank", "err"), [(0, "tfm: saved at step 3\n"), (1, "")])
+def test_processes_that_stop_in_order_say_so_once(run, monkeypatch, one_of_two, rank, err):
+    def stop(*args, **kwargs):
+        raise InterruptedRunError("saved at step 3", exit_code=130)
+
+    error_file = one_of_two(rank)
+    monkeypatch.setattr("tfm.stages.train.train", stop)
+    assert run("train", "nowhere") == (0, "", err)
+    assert not error_file.exists()

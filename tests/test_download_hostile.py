@@ -1,0 +1,117 @@
+"""Downloads from a server that sends what it likes: an end to it, and nothing kept."""
+
+import contextlib
+import hashlib
+import itertools
+import time
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from tfm.data import download
+from tfm.data.corpus import Archive
+from tfm.data.download import fetch
+from tfm.errors import DownloadError
+
+CONTENT = bytes(range(256)) * 2000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+class Site:
+    """What the server sends in place of an HTTP answer, and what it was asked."""
+
+    def __init__(self):
+        self.raw = None  # gives one part after another
+        self.requests = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    site: Site
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        self.site.requests.append(dict(self.headers))
+        with contextlib.suppress(OSError):  # the client has had enough
+            for part in self.site.raw():
+                self.wfile.write(part)
+        self.close_connection = True
+
+
+@pytest.fixture
+def site(serve, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(download, "_PAUSES_SECONDS", (0.0, 0.0, 0.0))
+    site = Site()
+    site.url = serve(type("SiteHandler", (Handler,), {"site": site}))
+    return site
+
+
+@pytest.fixture
+def archive(site):
+    return Archive(url=f"{site.url}/data/file.tgz", sha256=SHA256, md5=MD5, size=len(CONTENT))
+
+
+def files_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def drops(part, seconds=0.02):
+    """The same part again and again, with pauses."""
+    while True:
+        yield part
+        time.sleep(seconds)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    for name in ("_TIMEOUT_SECONDS", "_ANSWER_SECONDS"):
+        monkeypatch.setattr(download, name, 0.2)
+    monkeypatch.setattr(download, "_PAUSES_SECONDS", (0.0,))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"],
+    ids=["status", "headers", "patience"],
+)
+def test_a_server_that_never_comes_to_the_point_is_given_up(
+    archive, site, tmp_path, impatient, head
+):
+    site.raw = lambda: itertools.chain([head], drops(head or b"H"))
+    with pytest.raises(DownloadError, match=r"TimeoutError|LineTooLong|HTTPException|BadStatus"):
+        fetch(archive, tmp_path)
+
+
+def test_a_body_that_only_trickles_is_given_up(archive, site, tmp_path, impatient):
+    site.raw = lambda: itertools.chain([b"HTTP/1.1 200 OK\r\n\r\n"], drops(b"x"))
+    with pytest.raises(DownloadError, match=r"TimeoutError: only [0-9]+ bytes in 0.2 s"):
+        fetch(archive, tmp_path)
+
+
+@pytest.mark.parametrize("head", [b"", b"Content-Length: 99999999\r\n"])
+def test_a_body_without_end_is_not_kept(archive, site, tmp_path, monkeypatch, head):
+    monkeypatch.setattr(download, "_ALLOWANCE_BYTES", 1000)
+    site.raw = lambda: itertools.chain(
+        [b"HTTP/1.1 200 OK\r\n" + head + b"\r\n"], drops(CONTENT, 0.0)
+    )
+    limit = f"{2 * len(CONTENT) + 1000:,}"
+    with pytest.raises(DownloadError, match=f"sends more than {limit} bytes"):
+        fetch(archive, tmp_path)
+    assert files_in(tmp_path) == []
+    assert len(site.requests) == 1
+
+
+def test_what_a_server_says_does_not_reach_the_terminal_as_it_is(archive, site, tmp_path):
+    site.raw = lambda: [b"HTTP/1.1 404 \x1b[2J gone\r\nContent-Length: 0\r\n\r\n"]
+    with pytest.raises(DownloadError) as caught:
+        fetch(archive, tmp_path)
+    assert str(caught.value).isprintable()
+
+
+def test_a_server_that_refuses_a_part_that_nobody_asked_for_has_no_file(archive, site, tmp_path):
+    site.raw = lambda: [b"HTTP/1.1 416 No\r\nContent-Range: bytes */0\r\n\r\n"]
+    with pytest.raises(DownloadError, match="could not fetch"):
+        fetch(archive, tmp_path)

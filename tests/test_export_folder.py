@@ -1,0 +1,162 @@
+"""tfm export: a folder that is all that is needed, or one line and no folder."""
+
+import errno
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from tfm.config import SearchConfig, run_config
+from tfm.data.subword import Vocabulary
+from tfm.errors import CheckpointError, UsageError
+from tfm.runtime.checkpoint import checkpoints, load_info, load_weights, save_checkpoint
+from tfm.stages.export import export
+from tfm.translator import Translator
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+specification = pytest.importorskip("tfm.stages.export.specification")
+
+
+@pytest.mark.parametrize(
+    ("tied", "subword_files", "vocabularies"),
+    [
+        ("three-way", ["bpe.model"] * 2, ["shared_vocabulary.json"]),
+        (
+            "none",
+            ["bpe.source.model", "bpe.target.model"],
+            ["source_vocabulary.json", "target_vocabulary.json"],
+        ),
+    ],
+)
+def test_the_folder_is_all_that_is_needed(make_model, tmp_path, tied, subword_files, vocabularies):
+    model = make_model(tied_embeddings=tied)
+    config = SearchConfig(length_penalty=0.0, max_extra_length=9, beam_size=1)
+    [expected] = Translator.load(model, device="cpu", precision="fp32").translate(["7"], config)
+    result = export(model)
+    files = list(result.out_dir.iterdir())
+    names = {"config.json", "model.bin", *subword_files, *vocabularies}
+    assert {path.name for path in files} == names
+    assert result.num_bytes == sum(path.stat().st_size for path in files)
+    moved = shutil.move(result.out_dir, tmp_path / "elsewhere")
+    shutil.rmtree(model)
+    source, target = (f"{moved}/{name}" for name in subword_files)
+    # As the README has it.
+    script = f"""
+import sys, ctranslate2, sentencepiece
+source = sentencepiece.SentencePieceProcessor({source!r})
+target = sentencepiece.SentencePieceProcessor({target!r})
+pieces = source.encode("7", out_type=str)
+[found] = ctranslate2.Translator({str(moved)!r}).translate_batch(
+    [pieces], beam_size=1, max_decoding_length=len(pieces) + 9, min_decoding_length=0
+)
+print(target.decode(found.hypotheses[0]))
+assert "torch" not in sys.modules
+"""
+    found = subprocess.check_output([sys.executable, "-c", script], text=True)
+    assert found.strip() == expected.strip() != ""
+
+
+def test_without_a_name_an_export_is_in_the_run_or_beside_the_model(trained_run, tmp_path):
+    run = shutil.copytree(trained_run, tmp_path / "run")
+    model = checkpoints(run)[0]
+    assert export(run).out_dir == run / "ctranslate2"
+    assert export(run, quantization="int8").out_dir == run / "ctranslate2-int8"
+    assert export(model).out_dir == model.with_name(f"{model.name}-ctranslate2")
+    assert len(checkpoints(run)) == len(checkpoints(trained_run))
+
+
+def test_an_export_is_replaced_only_by_force(make_model, tmp_path):
+    model = make_model()
+    before = export(model).out_dir / "model.bin"
+    content = before.read_bytes()
+    make_model(seed=1)
+    with pytest.raises(UsageError, match="is there: replace it with --force, or choose another"):
+        export(model)
+    assert before.read_bytes() == content
+    export(model, force=True)
+    assert before.read_bytes() != content
+
+
+@pytest.mark.parametrize("name", ["model", "thesis", "file"])
+def test_what_is_no_export_is_never_replaced(make_model, tmp_path, name):
+    model = make_model()
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="holds no exported model: choose another folder"):
+        export(model, out_dir=tmp_path / name, force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "model", "thesis"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_interrupted_leaves_nothing_new(make_model, tmp_path, monkeypatch, force):
+    model = make_model()
+    if force:
+        export(model)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def fail(self, folder):
+        (Path(folder) / "model.bin").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(specification.TransformerSpec, "save", fail)
+    with pytest.raises(OSError, match="No space left") as raised:
+        export(model, force=force)
+    assert raised.value.filename == str(tmp_path / "model-ctranslate2")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "missing"),
+    [
+        ("base", {"attention_window": 5}, "attention_window 5"),
+        (
+            "base",
+            {"attention": "additive", "attention_window": 3},
+            "attention additive, attention_window 3",
+        ),
+        ("rnn", {"attention": "dot-product"}, "arch rnn"),
+        ("rnn", {}, "arch rnn, attention additive"),
+    ],
+)
+def test_all_settings_without_a_counterpart_are_named(arch, changes, missing):
+    config = run_config(arch, {}, {"model": changes}).model
+    with pytest.raises(UsageError, match=f"no counterpart to {missing}: translate with tfm"):
+        specification.supported(config)
+
+
+def test_a_model_without_a_counterpart_leaves_nothing(make_model, tmp_path):
+    model = make_model(attention_window=3)
+    with pytest.raises(UsageError, match="no counterpart to attention_window 3"):
+        export(model)
+    assert list(tmp_path.iterdir()) == [model]
+
+
+def test_a_missing_library_is_named_with_what_to_install(make_model, monkeypatch):
+    model = make_model()
+    monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
+    with pytest.raises(UsageError, match=r'pip install "tfm\[export\]"'):
+        export(model)
+
+
+@pytest.mark.parametrize(("version", "is_known"), [("4.6.3", False), ("4.10.0", True)])
+def test_a_library_that_is_too_old_is_refused(make_model, monkeypatch, version, is_known):
+    model = make_model()
+    monkeypatch.setattr(ctranslate2, "__version__", version)
+    with nullcontext() if is_known else pytest.raises(UsageError, match=r"4\.6\.3 is too old"):
+        export(model)
+
+
+def test_another_subword_model_is_refused(make_model, data_dir):
+    model = make_model(tied_embeddings="none")
+    info = load_info(model)
+    save_checkpoint(
+        model, info, load_weights(model), subword_files=Vocabulary.load(data_dir).files()
+    )
+    with pytest.raises(CheckpointError, match="models translate only with their own"):
+        export(model)

@@ -1,0 +1,104 @@
+"""tfm train: when a run ends, and which of its checkpoints are left."""
+
+import itertools
+import json
+
+import pytest
+
+from tfm.errors import TrainingError
+from tfm.runtime.checkpoint import checkpoints, load_info, load_weights
+from tfm.stages.forecast import forecast
+from tfm.stages.train import train
+
+
+def records(run_dir, kind):
+    """The lines of one kind in metrics.jsonl."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def steps(run_dir):
+    return [load_info(path).step for path in checkpoints(run_dir)]
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    """Drawing takes longer than training here."""
+    monkeypatch.setattr("tfm.stages.session.write_report", lambda _: None)
+
+
+def test_newest_and_best_checkpoints_are_kept(data_dir, tiny_run, tmp_path):
+    # So high a learning rate that an early checkpoint is the best.
+    run = tiny_run(
+        optimizer={"learning_rate": 1.0, "warmup_steps": 10},
+        training={"checkpoint_steps": 2, "keep_last": 2, "keep_best": 1, "average_last": 1,
+                  "max_steps": 14},
+    )  # fmt: skip
+    train(data_dir, tmp_path / "run", run)
+    validations = records(tmp_path / "run", "validation")
+    best = min(validations, key=lambda line: line["loss"])["step"]
+    assert best < 12
+    assert steps(tmp_path / "run") == [best, 12, 14]
+
+
+def test_patience_stops_a_run_that_gets_no_better(data_dir, tiny_run, tmp_path):
+    run = tiny_run(
+        optimizer={"learning_rate": 0.3, "warmup_steps": 10},
+        training={"checkpoint_steps": 2, "patience": 3, "max_steps": 100},
+    )
+    result = train(data_dir, tmp_path / "run", run)
+    found = [line["loss"] for line in records(tmp_path / "run", "validation")]
+    assert result.step == 2 * len(found) < 100
+    assert found.index(min(found)) == len(found) - 4
+    assert train(data_dir, tmp_path / "run", run).step == result.step
+
+
+@pytest.mark.parametrize(
+    ("limit", "epochs"), [({"max_epochs": 1}, 1), ({"max_epochs": 2}, 2), ({"max_minutes": 0}, 0)]
+)
+def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, limit, epochs):
+    run = tiny_run(training={**limit, "max_steps": 1000, "checkpoint_steps": 500})
+    result = train(data_dir, tmp_path / "run", run)
+    assert result.step == epochs * forecast(data_dir, run).steps_per_epoch
+    assert train(data_dir, tmp_path / "run", run).step == result.step
+
+
+def test_checkpoints_come_by_the_minute_too(data_dir, tiny_run, tmp_path, monkeypatch):
+    clock = itertools.count(step=0.5)  # seconds; it is read several times a step
+    monkeypatch.setattr("tfm.stages.session.time.monotonic", lambda: next(clock))
+    # The watchdog's clock runs as fast.
+    tables = {"training": {"checkpoint_minutes": 0.1, "max_steps": 20, "stall_minutes": 1e6}}
+    run = tiny_run(**tables)
+    object.__setattr__(run.training, "checkpoint_steps", None)
+    train(data_dir, tmp_path / "run", run)
+    assert 2 <= len(steps(tmp_path / "run")) < 20
+
+
+def test_bleu_is_measured_with_its_signature_and_decides_on_the_best(data_dir, tiny_run, tmp_path):
+    run = tiny_run(
+        training={"validation_beam": 2, "best_metric": "score", "max_steps": 2,
+                  "checkpoint_steps": 2}
+    )  # fmt: skip
+    result = train(data_dir, tmp_path / "run", run)
+    [validation] = records(tmp_path / "run", "validation")
+    assert validation["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    assert 0 <= validation["bleu"] == result.metrics["bleu"] <= 100
+
+
+def test_steps_that_are_not_finite_are_skipped_and_too_many_end_the_run(
+    data_dir, tiny_run, tmp_path
+):
+    run = tiny_run(
+        optimizer={"learning_rate": 1e30},
+        training={"checkpoint_steps": 1, "max_skipped_steps": 3},
+    )
+    with pytest.raises(TrainingError) as stopped:
+        train(data_dir, tmp_path / "run", run)
+    skipped = records(tmp_path / "run", "skipped")
+    assert [line["step"] for line in skipped] == [2, 3, 4]
+    kept = checkpoints(tmp_path / "run")[-1]
+    pairs = ", ".join(map(str, sorted(skipped[-1]["pairs"])[:10]))
+    for said in ("step 4: loss", "3 steps in a row", pairs, str(kept), "learning rate"):
+        assert said in str(stopped.value)
+    assert load_info(kept).step == 3
+    assert all(tensor.isfinite().all() for tensor in load_weights(kept).values())
