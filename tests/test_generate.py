@@ -87,6 +87,12 @@ def terminal(monkeypatch):
 
 
 @pytest.mark.usefixtures("terminal")
+def test_a_terminal_is_read_where_it_is_asked_for(trained_run, tmp_path):
+    plan = plan_generation([trained_run], input_path=Path("-"), split=None, runs_dir=tmp_path)
+    assert (plan.source.path, str(plan.source)) == (None, "standard input")
+
+
+@pytest.mark.usefixtures("terminal")
 def test_without_text_the_test_set_of_the_newest_run_is_translated(trained_run, data_dir, tmp_path):
     plan = plan_generation([], input_path=None, split=None, runs_dir=trained_run.parent)
     assert plan.models == [checkpoints(trained_run)[-1]]

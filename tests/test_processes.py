@@ -3,9 +3,11 @@
 import itertools
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -143,11 +145,11 @@ def test_a_model_that_cannot_be_loaded_is_named_as_in_one_process(tmp_path):
 
 @pytest.fixture
 def pipe():
-    """A pipe into which nothing is written: the end to read from."""
-    reading, writing = os.pipe()
-    yield reading
-    os.close(reading)
-    os.close(writing)
+    """The end of a pipe to read from, and that to write to."""
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
 
 
 def test_a_process_that_dies_ends_the_work_at_once_and_is_named(trained_run, pipe):
@@ -163,9 +165,37 @@ def test_a_process_that_dies_ends_the_work_at_once_and_is_named(trained_run, pip
             r"\(out of memory\?\) while it had 3 of the lines 3 to 9$"
         )
         with pytest.raises(LostProcessError, match=message):
-            started.wait_for(pipe)
+            started.is_ready(pipe[0], True)
         assert second.is_alive()
     assert (first.exitcode, second.exitcode) == (-signal.SIGKILL, -signal.SIGKILL)
+
+
+def test_an_idle_process_takes_what_arrives_while_another_is_busy(trained_run, pipe):
+    reading, writing = pipe
+    taken = []
+    with in_processes(checkpoints(trained_run)[-1]) as started:
+        while not all(worker.is_ready for worker in started._workers):
+            started._receive()
+        first = started._workers[0].process.pid
+        os.kill(first, signal.SIGSTOP)  # until the second has something to do
+        too_late = threading.Timer(30, os.kill, (first, signal.SIGCONT))
+        too_late.start()
+
+        def take(wait):
+            if len(taken) == 1:
+                if not started.is_ready(reading, wait):
+                    threading.Timer(0.1, os.write, (writing, b"x")).start()
+                    return None
+                os.kill(first, signal.SIGCONT)
+            if len(taken) == 2:
+                return None
+            taken.append((wait, too_late.is_alive()))
+            return SentenceBatch(line_numbers=[len(taken)], sources=[[5]], targets=[[]])
+
+        results = started.map(Models.search, take, SearchConfig(max_extra_length=1))
+        assert [batch.line_numbers for batch, _ in results] == [[1], [2]]
+        too_late.cancel()
+    assert taken == [(True, True), (False, True)]
 
 
 def test_a_bug_in_a_process_keeps_its_traceback(trained_run, capfd):
@@ -213,6 +243,30 @@ def test_the_output_of_processes_is_that_of_one_but_for_rounding(folder):
         assert line == other_line
         for each, other_each in zip(translations, others, strict=True):
             assert each == pytest.approx(other_each)
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("flags", [[], ["--processes", "2"]], ids=["one", "two"])
+def test_each_line_is_answered_before_the_next_is_there(folder, flags):
+    with subprocess.Popen(
+        command("--json", *flags), cwd=folder, bufsize=0,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            for text, sources in [
+                ("seven\n", ["seven"]),
+                ("\n", [""]),
+                ("\non Monday\neig", ["", "on Monday"]),
+                ("ht\n", ["eight"]),
+            ]:
+                process.stdin.write(text.encode())
+                for source in sources:
+                    assert select.select([process.stdout], [], [], 60)[0], "no answer"
+                    assert json.loads(process.stdout.readline())["source"] == source
+            process.stdin.close()
+            assert (process.wait(30), process.stdout.read()) == (0, b"")
+        finally:
+            process.kill()
 
 
 def children(pid):

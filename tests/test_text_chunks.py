@@ -1,7 +1,8 @@
 """Reading of text to translate: whatever is in it, line by line and within bounds."""
 
 import os
-import threading
+import select
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -124,30 +125,127 @@ def test_any_bytes_are_lines_or_one_clear_error(write, content):
         assert count_lines(path) == len(rows)
 
 
-def test_before_each_reading_the_caller_may_wait(write, tmp_path):
-    """A pipe is read as it fills, and only after the caller let it."""
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    parts = [b"se", b"ven\nei", b"ght\n"]
-    allowed = threading.Semaphore(0)
-    waited_for = []
+# --- text that arrives little by little
 
-    def fill():
-        with path.open("wb", buffering=0) as file:
-            for part in parts:
-                allowed.acquire()
-                file.write(part)
-            allowed.acquire()
 
-    def wait(descriptor):
-        assert os.get_blocking(descriptor)
-        waited_for.append(descriptor)
-        allowed.release()
+@contextmanager
+def pipe():
+    """A path to read from, and what to write to."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "wb", buffering=0) as file:
+        yield Path(f"/dev/fd/{reading}"), file
 
-    writer = threading.Thread(target=fill)
-    writer.start()
-    with TextChunks(path, None) as text:
-        [chunk] = text.read(wait)
-    writer.join()
-    assert chunk.lines == ["seven", "eight"]
-    assert len(waited_for) == len(parts) + 1
+
+def is_readable(descriptor):
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def without_waiting(descriptor, wait):
+    assert is_readable(descriptor) or not wait, "it waits"
+    return is_readable(descriptor)
+
+
+CONTENT = st.lists(st.sampled_from(["\n", "\r", "a", "long", "ä", "b\nc\n"])).map("".join)
+
+
+@settings(max_examples=200)
+@given(content=CONTENT, size=st.integers(1, 9), chunk_lines=st.integers(1, 4))
+def test_what_has_arrived_is_handed_on_before_anything_is_waited_for(content, size, chunk_lines):
+    parts = [content.encode()[i:][:size] for i in range(0, len(content.encode()), size)]
+    written = b""
+    lines = []
+
+    def is_ready(descriptor, wait):
+        nonlocal written
+        if wait and not is_readable(descriptor):
+            assert len(lines) == written.count(b"\n")
+            if parts:
+                written += parts[0]
+                file.write(parts.pop(0))
+            else:
+                file.close()
+        return is_readable(descriptor)
+
+    with pipe() as (path, file), TextChunks(path, None) as text:
+        text._chunk_lines = chunk_lines
+        for chunk in text.read(is_ready):
+            assert (chunk.first_line, len(chunk.lines) <= chunk_lines) == (len(lines) + 1, True)
+            lines += chunk.lines
+    rows = content.removesuffix("\n").split("\n") if content else []
+    assert lines == [row.rstrip("\r") for row in rows]
+
+
+def test_a_line_comes_with_what_goes_along_as_soon_as_both_are_there():
+    with (
+        pipe() as (path, file),
+        pipe() as (other_path, other),
+        TextChunks(path, other_path) as text,
+    ):
+        chunks = text.read(without_waiting)
+        file.write(b"a\nb\nc\n")
+        assert not text.has_lines()
+        other.write(b"A\nB")
+        assert text.has_lines()
+        assert next(chunks).beside == ["A"]
+        assert not text.has_lines()
+        other.write(b"\nC\n")
+        assert next(chunks).beside == ["B", "C"]
+        file.close()
+        assert not text.has_lines()
+        other.close()
+        assert text.has_lines()
+        assert list(chunks) == []
+
+
+def test_a_chunk_is_there_when_it_is_whole_or_the_text_has_ended(monkeypatch):
+    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
+    with pipe() as (path, file), TextChunks(path, None) as text:
+        seen = []
+        for part in (b"", b"a", b"\nb", b"\n"):
+            file.write(part)
+            seen.append((text.has_lines(), text.has_chunk()))
+        assert seen == [(False, False), (False, False), (True, False), (True, True)]
+        chunks = text.read(without_waiting)
+        assert next(chunks).lines == ["a", "b"]
+        file.write(b"c")
+        assert not text.has_chunk()
+        file.close()
+        assert text.has_chunk()
+        assert [chunk.lines for chunk in chunks] == [["c"]]
+
+
+def test_no_more_is_kept_than_a_chunk_may_have(monkeypatch):
+    monkeypatch.setattr(text_chunks, "_CHUNK_CHARACTERS", 10)
+    with pipe() as (path, file), TextChunks(path, None) as text:
+        for part in (b"12345", b"67890", b"1234"):
+            file.write(part)
+            assert not text.has_chunk()
+        file.write(b"\n1\n")
+        file.close()
+        assert [chunk.lines for chunk in text.read(without_waiting)] == [["12345678901234"], ["1"]]
+
+
+def test_what_another_program_was_faster_to_read_is_waited_for_again():
+    with pipe() as (path, file), TextChunks(path, None) as text:
+
+        def is_ready(descriptor, wait):
+            os.set_blocking(descriptor, False)  # as one of the others may have done
+            if wait and parts:
+                file.write(parts.pop(0))
+            elif wait:
+                file.close()
+            return wait or is_readable(descriptor)
+
+        parts = [b"se", b"", b"ven\nei", b"", b"ght"]
+        assert [chunk.lines for chunk in text.read(is_ready)] == [["seven"], ["eight"]]
+
+
+def test_many_lines_are_sorted_together_where_that_is_wanted(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
+    monkeypatch.setattr(text_chunks, "_MANY_LINES", 5)
+    (tmp_path / "text").write_text("a\n" * 8)
+    for takes_many, sizes in [(False, [2, 2, 2, 2]), (True, [5, 3])]:
+        with TextChunks(tmp_path / "text", None) as text:
+            if takes_many:
+                text.take_many()
+            assert [len(chunk.lines) for chunk in text.read()] == sizes

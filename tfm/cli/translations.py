@@ -44,7 +44,10 @@ def generate(
         ),
     ] = None,
     input_: Annotated[
-        Path | None, typer.Option("--input", help="File to translate, a sentence a line.")
+        Path | None,
+        typer.Option(
+            "--input", help="File to translate, a sentence a line; - is what you type or pipe."
+        ),
     ] = None,
     split: Annotated[
         Literal["test", "valid"] | None,

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from tfm.errors import DataError
 
@@ -134,7 +134,14 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def decoded_lines(file: IO[bytes], name: str) -> Iterator[str]:
+class LineReader(Protocol):
+    """An open file, or what reads one."""
+
+    def readline(self, limit: int, /) -> bytes:
+        """The next line, or its start if it is longer than so many bytes; nothing at the end."""
+
+
+def decoded_lines(file: LineReader, name: str) -> Iterator[str]:
     """The lines of an open plain text; what ends a line is what ends it for `read_lines`.
 
     Args:
@@ -148,7 +155,7 @@ def decoded_lines(file: IO[bytes], name: str) -> Iterator[str]:
         yield line.removeprefix(_BYTE_ORDER_MARK if number == 1 else b"").decode()
 
 
-def _plain_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
+def _plain_lines(file: LineReader, name: str) -> Iterator[bytes]:
     number = 0
     while line := file.readline(_MAX_LINE_BYTES):
         number += 1

@@ -1,14 +1,13 @@
 """Text to translate, and what goes along with it, read some lines at a time."""
 
-import io
-import os
-import stat
+import select
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from tfm.data.text import decoded_lines
 from tfm.errors import DataError
@@ -16,9 +15,12 @@ from tfm.translator.sentences import Chunk
 
 # Lines that are sorted by length together: enough for full batches, few enough to come soon.
 _CHUNK_LINES = 1_000
+_MANY_LINES = 8_000
 _CHUNK_CHARACTERS = 1 << 24
+_BLOCK_BYTES = 1 << 16  # what a pipe holds
 
-Wait = Callable[[int], None]
+# Returns whether there is something to read from a file, or its end; told to, it waits for that.
+IsReady = Callable[[int, bool], bool]
 
 
 class TextChunks:
@@ -34,18 +36,17 @@ class TextChunks:
     def __init__(self, path: Path | None, beside: Path | None) -> None:
         self._path = path
         self._beside = beside
-        self._files: list[_PatientFile] = []
         self._names = [str(each) for each in (path or "standard input", beside) if each]
-        self._readers: list[io.BufferedReader] = []
+        self._columns: list[_ArrivingLines] = []
+        self._chunk_lines = _CHUNK_LINES
         self._opened = ExitStack()
 
     def __enter__(self) -> "TextChunks":
         with self._opened:
             for path in (self._path, *([self._beside] if self._beside else [])):
                 source = sys.stdin.fileno() if path is None else path
-                file = _PatientFile(source, closefd=path is not None)
-                self._files.append(file)
-                self._readers.append(self._opened.enter_context(io.BufferedReader(file)))
+                file = self._opened.enter_context(FileIO(source, closefd=path is not None))
+                self._columns.append(_ArrivingLines(file))
             self._opened = self._opened.pop_all()
         return self
 
@@ -57,17 +58,23 @@ class TextChunks:
     ) -> None:
         self._opened.close()
 
-    @property
-    def is_at_hand(self) -> bool:
-        """Whether all of it can be read without waiting for anybody."""
-        return all(stat.S_ISREG(os.fstat(file.fileno()).st_mode) for file in self._files)
+    def take_many(self) -> None:
+        """Sort more lines together, for what is done with few in no time."""
+        self._chunk_lines = _MANY_LINES
 
-    def read(self, wait: Wait | None = None) -> Iterator[Chunk]:
-        """Read all lines.
+    def has_lines(self) -> bool:
+        """Whether there are lines, or the end, to be read without waiting."""
+        return all(column.has(1) for column in self._columns)
+
+    def has_chunk(self) -> bool:
+        """Whether there is as much as `read` yields at once, or all that is left."""
+        return all(column.has(self._chunk_lines) for column in self._columns)
+
+    def read(self, is_ready: IsReady | None = None) -> Iterator[Chunk]:
+        """Read all lines, those that have arrived as soon as others would have to be waited for.
 
         Args:
-            wait: To be called, with a file's descriptor, before each reading from it, which may
-                take long: returns when there is something to read.
+            is_ready: To be asked before each reading from a file; the system is if not given.
 
         Yields:
             Lines, and those of the other file.
@@ -75,9 +82,9 @@ class TextChunks:
         Raises:
             DataError: A line is not UTF-8 or too long to be one, or one file has more lines.
         """
-        for file in self._files:
-            file.wait = wait
-        texts, *others = map(decoded_lines, self._readers, self._names)
+        for column in self._columns:
+            column.is_ready = is_ready or _is_ready
+        texts, *others = map(decoded_lines, self._columns, self._names)
         first_line = 1
         while True:
             lines, beside = self._take(texts, others, first_line)
@@ -93,7 +100,9 @@ class TextChunks:
         lines: list[str] = []
         beside: list[str] = []
         size = 0
-        while len(lines) < _CHUNK_LINES and size < _CHUNK_CHARACTERS:
+        while not lines or (
+            len(lines) < self._chunk_lines and size < _CHUNK_CHARACTERS and self.has_lines()
+        ):
             row = [next(each, None) for each in (texts, *others)]
             if None in row:
                 self._check_ended(row, first_line + len(lines) - 1)
@@ -123,12 +132,60 @@ def count_lines(path: Path) -> int:
     return num_ends + (last != b"\n")
 
 
-class _PatientFile(io.FileIO):
-    """A file that can be waited for before each reading."""
+class _ArrivingLines:
+    """The lines of a file, of which one can know whether they are there.
 
-    wait: Wait | None = None
+    Attributes:
+        is_ready: Asked before each reading.
 
-    def readinto(self, buffer: Any) -> int | None:
-        if self.wait is not None:
-            self.wait(self.fileno())
-        return super().readinto(buffer)
+    Args:
+        file: The file, without a buffer of its own.
+    """
+
+    def __init__(self, file: FileIO) -> None:
+        self.is_ready: IsReady = _is_ready
+        self._file = file
+        self._whole: deque[bytes] = deque()
+        self._begun = bytearray()  # the line whose end is yet to come
+        self._size = 0  # of all that was read and not handed on
+        self._has_ended = False
+
+    def has(self, num_lines: int) -> bool:
+        """Whether so many lines, or all that are left, or very long ones, are there."""
+        while (
+            len(self._whole) < num_lines and self._size < _CHUNK_CHARACTERS and not self._has_ended
+        ):
+            if not self.is_ready(self._file.fileno(), False):
+                return False
+            self._read()
+        return self._has_ended or bool(self._whole)
+
+    def readline(self, limit: int, /) -> bytes:
+        """Wait for the next line; of one that is longer than the limit, its start."""
+        while not self._whole and len(self._begun) < limit and not self._has_ended:
+            self.is_ready(self._file.fileno(), True)
+            self._read()
+        if not self._whole:
+            self._whole.append(bytes(self._begun))
+            self._begun.clear()
+        line = self._whole.popleft()
+        self._size -= len(line)
+        return line[:limit]
+
+    def _read(self) -> None:
+        data = self._file.read(_BLOCK_BYTES)
+        if data is None:  # another program was faster
+            return
+        self._has_ended = not data
+        self._size += len(data)
+        lines = data.split(b"\n")
+        self._begun += lines[0]
+        if len(lines) > 1:
+            lines[0] = bytes(self._begun)
+            self._begun = bytearray(lines.pop())
+            self._whole.extend(line + b"\n" for line in lines)
+
+
+def _is_ready(descriptor: int, wait: bool) -> bool:
+    readable, _, _ = select.select([descriptor], [], [], None if wait else 0)
+    return bool(readable)

@@ -69,7 +69,7 @@ def search_chunks(
     chunks: Iterable[Chunk],
     config: SearchConfig,
     *,
-    read_ahead: bool = False,
+    read_ahead: Callable[[], bool] = lambda: True,
 ) -> Iterator[tuple[Chunk, list[list[Translation]]]]:
     """Translate chunks of lines; see `Translator.search`.
 
@@ -78,8 +78,8 @@ def search_chunks(
         vocabulary: Of its models.
         chunks: The lines.
         config: How to search.
-        read_ahead: Whether the next chunk may be asked for while one is being translated: not if
-            it may be long in coming, as the one before would wait for it.
+        read_ahead: Asked while a chunk is being translated, whether the next may be read: not if
+            that may be long in coming, as those before would wait for it.
 
     Yields:
         Each chunk, in order, and for each of its lines the `n_best` translations, best first.
@@ -94,15 +94,27 @@ def search_chunks(
 
 
 def score_chunks(
-    engine: Engine, vocabulary: Vocabulary, chunks: Iterable[Chunk], config: SearchConfig
+    engine: Engine,
+    vocabulary: Vocabulary,
+    chunks: Iterable[Chunk],
+    config: SearchConfig,
+    *,
+    read_ahead: Callable[[], bool] = lambda: True,
 ) -> Iterator[tuple[Chunk, list[ScoredTarget]]]:
     """Compute how probable the translations are that go along; see `Translator.score_targets`.
+
+    Args:
+        engine: What computes.
+        vocabulary: Of its models.
+        chunks: The lines.
+        config: How to score.
+        read_ahead: As in `search_chunks`.
 
     Yields:
         Each chunk, in order, and the target of each of its lines.
     """
     encoder = SentenceEncoder(vocabulary, engine.max_positions, config)
-    source = _Batches(chunks, encoder.to_score)
+    source = _Batches(chunks, encoder.to_score, read_ahead=read_ahead)
     for chunk, found in _outputs(engine, Models.score, source, config):
         yield (
             chunk,
@@ -128,10 +140,11 @@ class _Batches:
     Args:
         chunks: The chunks.
         encode: Makes batches of one.
-        read_ahead: Whether one may be read before it must.
+        read_ahead: Whether one may be read now, before it must.
 
     Attributes:
-        underway: The chunks that batches were taken of, until someone removes them.
+        underway: The chunks that were read, until someone removes them.
+        have_ended: Whether there are no more.
     """
 
     def __init__(
@@ -139,25 +152,32 @@ class _Batches:
         chunks: Iterable[Chunk],
         encode: Callable[[Chunk], list[SentenceBatch]],
         *,
-        read_ahead: bool = False,
+        read_ahead: Callable[[], bool],
     ) -> None:
         self.underway: deque[_Underway[Any]] = deque()
+        self.have_ended = False
         self._unread = iter(chunks)
         self._encode = encode
-        self._read_ahead = read_ahead
+        self._may_read_ahead = read_ahead
         self._ready: deque[SentenceBatch] = deque()
         self._failure: TfmError | None = None
 
     def take(self, wait: bool) -> SentenceBatch | None:
-        """See `Take`. What goes wrong is raised when nothing before it is left to do."""
+        """See `Take`. What goes wrong is raised when nothing before it is left to do.
+
+        A chunk may have nothing to do: it is let out before the next is waited for.
+        """
         while not self._ready:
+            if wait and self.underway:
+                return None
             if wait and self._failure is not None:
                 raise self._failure
-            if not wait and (self._failure is not None or not self._read_ahead):
+            if not wait and (self._failure is not None or not self._may_read_ahead()):
                 return None
             try:
                 chunk = next(self._unread, None)
                 if chunk is None:
+                    self.have_ended = True
                     return None
                 self._ready.extend(self._encode(chunk))
             except TfmError as error:
@@ -179,11 +199,12 @@ def _outputs(
             done = underway.popleft()
             yield done.chunk, done.found
 
-    for batch, outputs in engine.map(task, batches.take, config):
-        yield from finished()  # those without any sentence, before the one that this belongs to
-        underway[0].found.update(zip(batch.line_numbers, outputs, strict=True))
+    while not batches.have_ended:
+        for batch, outputs in engine.map(task, batches.take, config):
+            yield from finished()  # those without any sentence, before the one that this belongs to
+            underway[0].found.update(zip(batch.line_numbers, outputs, strict=True))
+            yield from finished()
         yield from finished()
-    yield from finished()
 
 
 def _translations(hypotheses: list[Hypothesis], subword_model: SubwordModel) -> list[Translation]:

@@ -8,8 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing import connection, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import TracebackType
@@ -96,6 +96,7 @@ class ModelProcesses:
         self._workers: list[_Worker] = []
         self._max_positions: int | None = None
         self._told: set[str] = set()
+        self._awaited: set[int] = set()
 
     def __enter__(self) -> "ModelProcesses":
         # Processes inherit what is blocked: Ctrl-C, which goes to all of them, is this one's alone.
@@ -142,35 +143,36 @@ class ModelProcesses:
         Raises:
             LostProcessError: A process has ended; this is raised at once.
         """
-        are_left = True
         underway: deque[_Job] = deque()
-        while underway or are_left:
+        while True:
             if underway and underway[0].is_done:
                 yield _result(underway.popleft())
-            elif are_left and (idle := self._idle(len(underway))):
-                try:
-                    batch = take(True)
-                except TfmError as error:
-                    are_left = False
-                    underway.append(_Job(batch=_NOTHING, error=error))
-                    continue
-                if batch is None:
-                    are_left = False
-                    continue
-                job = _Job(batch=batch)
-                underway.append(job)
-                self._give(idle, job, task, config)
-            else:
+            elif (idle := self._idle(len(underway))) is None:
                 self._receive()
+            elif (batch := take(not underway)) is not None:
+                underway.append(_Job(batch=batch))
+                self._give(idle, underway[-1], task, config)
+            elif underway:
+                self._receive()
+            else:
+                return
 
-    def wait_for(self, descriptor: int) -> None:
-        """Return when there is something to read from a file, or its end.
+    def is_ready(self, descriptor: int, wait: bool) -> bool:
+        """Whether there is something to read from a file, or its end.
+
+        Args:
+            descriptor: The file's.
+            wait: Whether to wait for it. If not, `map` takes a batch again once it is there.
 
         Raises:
             LostProcessError: A process ended meanwhile.
         """
-        while descriptor not in self._receive(descriptor):
-            pass
+        while not connection.wait([descriptor], timeout=0):
+            self._awaited.add(descriptor)
+            if not wait:
+                return False
+            self._receive()
+        return True
 
     def _idle(self, num_underway: int) -> _Worker | None:
         """A process to give the next batch to, if it is time to."""
@@ -185,14 +187,14 @@ class ModelProcesses:
         except ConnectionError:
             raise self._lost(worker) from None
 
-    def _receive(self, *descriptors: int) -> list[Any]:
-        """Wait until there is news of processes, which is noted, or something to read."""
+    def _receive(self) -> None:
+        """Wait until there is news of processes, which is noted, or something that is awaited."""
         by_connection = {worker.connection: worker for worker in self._workers}
-        ready = wait([*by_connection, *descriptors])
-        for connection, worker in by_connection.items():
-            if connection in ready:
+        ready = connection.wait([*by_connection, *self._awaited])
+        self._awaited.clear()
+        for each, worker in by_connection.items():
+            if each in ready:
                 self._note(worker)
-        return ready
 
     def _note(self, worker: _Worker) -> None:
         try:
@@ -237,9 +239,6 @@ def _end(exit_code: int | None) -> str:
     if exit_code == -signal.SIGKILL:
         return "was killed by SIGKILL (out of memory?)"
     return f"was killed by signal {-exit_code} ({signal.strsignal(-exit_code)})"
-
-
-_NOTHING = SentenceBatch(line_numbers=[], sources=[], targets=[])
 
 
 def _result(job: _Job) -> tuple[SentenceBatch, list[Any]]:
