@@ -19,13 +19,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tfm.config import InferenceConfig, SearchConfig
+from tfm.config import DeviceName, SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
 from tfm.data.text import read_lines
+from tfm.kernels.choice import inference_operations
+from tfm.kernels.operations import PlainOperations
 from tfm.model.transformer import Transformer
 from tfm.runtime.checkpoint import find_model, load_info
+from tfm.runtime.device import choose_compute
 from tfm.search.hypothesis import Hypothesis, length_penalty
-from tfm.translator.models import Models, load_engine, load_model
+from tfm.translator.models import Models, load_model, load_models
 from tfm.translator.sentences import Chunk, SentenceEncoder
 
 _TIE = 1e-4  # scores that differ by less than this share are equal but for rounding
@@ -41,7 +44,7 @@ def main() -> None:
     folder = find_model(arguments.model)
     lines = (line.decode() for line in read_lines(arguments.text, strict=True))
     text = list(islice((line for line in lines if line.strip()), arguments.lines))
-    engine = Engine(folder)
+    engine = Engine(folder, device=arguments.device, in_slots=arguments.in_slots)
     plain = PlainSearch(folder)
     print(f"{arguments.model}, {len(text):,} sentences of {arguments.text}, fp32\n")
     print("| beam | differ | of these float ties | plain, seconds | tfm, seconds |")
@@ -68,15 +71,25 @@ def main() -> None:
     print("\n".join(again))
 
 
+class InSlots(PlainOperations):
+    """torch's own operations, with which sentences are decoded in slots as on a GPU."""
+
+    decodes_in_slots = True
+
+
 class Engine:
     """What `tfm generate` translates with.
 
     Args:
         folder: A model folder.
+        device: Where to compute: on cuda with its kernels, and in slots.
+        in_slots: Whether to search in slots on a CPU, too.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._models = load_engine([folder], InferenceConfig(device="cpu", precision="fp32"))
+    def __init__(self, folder: Path, *, device: DeviceName, in_slots: bool) -> None:
+        compute = choose_compute(device, "fp32")
+        operations = InSlots() if in_slots else inference_operations(compute, "fast")
+        self._models = Models(load_models([folder], compute), compute, operations=operations)
         self._vocabulary = Vocabulary.load(folder)
 
     def best(self, text: list[str], config: SearchConfig) -> list[Hypothesis]:
@@ -196,6 +209,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--text", type=Path, required=True, help="sentences, one a line")
     parser.add_argument("--lines", type=int, default=500, help="take so many of them")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4, 8], help="beams to compare")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of tfm's search")
+    parser.add_argument("--in-slots", action="store_true", help="search as on a GPU, but on a CPU")
     parser.add_argument("--length-penalty", type=float, default=0.6, help="α, not negative")
     return parser.parse_args()
 

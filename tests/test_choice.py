@@ -5,7 +5,8 @@ import torch
 
 from tfm.errors import UsageError
 from tfm.kernels import choice, has_triton
-from tfm.kernels.choice import choose_operations
+from tfm.kernels.choice import choose_operations, inference_operations
+from tfm.kernels.cpu_inference import CpuInference
 from tfm.kernels.cpu_operations import CpuOperations
 from tfm.kernels.operations import PLAIN
 from tfm.runtime.device import Compute
@@ -25,42 +26,60 @@ def use_gpu(monkeypatch):
     return use
 
 
+@pytest.fixture(params=[choose_operations, inference_operations])
+def choose(request):
+    return request.param
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kernels", ["auto", "fast"])
 def test_a_cpu_is_fast_unless_it_is_to_be_plain(dtype, kernels):
     assert isinstance(choose_operations(Compute(CPU, dtype), kernels), CpuOperations)
     assert choose_operations(Compute(CPU, dtype), "plain") is PLAIN
+    assert isinstance(inference_operations(Compute(CPU, dtype), kernels), CpuInference)
+    assert inference_operations(Compute(CPU, dtype), "plain") is PLAIN
 
 
-def test_arithmetic_that_a_cpu_imitates_is_plain():
+def test_arithmetic_that_a_cpu_imitates_is_plain(choose):
     compute = Compute(CPU, torch.float16)
-    assert choose_operations(compute, "auto") is PLAIN
+    assert choose(compute, "auto") is PLAIN
     with pytest.raises(UsageError, match=r"no fast kernels for cpu in fp16.*--kernels auto"):
-        choose_operations(compute, "fast")
+        choose(compute, "fast")
+
+
+def test_int8_is_never_plain():
+    with pytest.raises(UsageError, match="plain kernels have no int8"):
+        inference_operations(Compute(CPU, torch.int8), "plain")
 
 
 @pytest.mark.parametrize("kernels", ["auto", "plain"])
-def test_a_gpu_is_plain_unless_it_is_to_be_fast(kernels, use_gpu):
+def test_a_gpu_is_plain_unless_it_is_to_be_fast(choose, kernels, use_gpu):
     use_gpu((9, 0))
-    assert choose_operations(Compute(GPU, torch.bfloat16), kernels) is PLAIN
+    assert choose(Compute(GPU, torch.bfloat16), kernels) is PLAIN
 
 
-def test_a_gpu_that_is_too_old_is_refused_by_name(use_gpu):
+def test_a_gpu_that_is_too_old_is_refused_by_name(choose, use_gpu):
     use_gpu((7, 5))
     with pytest.raises(UsageError, match=r"capability 8\.0.* a GPU in fp16 is 7\.5: use"):
-        choose_operations(Compute(GPU, torch.float16), "fast")
+        choose(Compute(GPU, torch.float16), "fast")
 
 
-def test_a_gpu_without_triton_is_told_what_to_install(use_gpu):
+def test_a_gpu_without_triton_is_told_what_to_install(choose, use_gpu):
     use_gpu((9, 0), triton=False)
     with pytest.raises(UsageError, match="pip install triton"):
-        choose_operations(Compute(GPU, torch.bfloat16), "fast")
+        choose(Compute(GPU, torch.bfloat16), "fast")
 
 
 @pytest.mark.skipif(not has_triton(), reason="Triton is not installed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_gpu_that_is_asked_for_it_is_fast(dtype, use_gpu):
+    from tfm.kernels.gpu_inference import GpuInference
     from tfm.kernels.gpu_operations import GpuOperations
 
     use_gpu((8, 0))
-    assert isinstance(choose_operations(Compute(GPU, dtype), "fast"), GpuOperations)
+    compute = Compute(GPU, dtype)
+    assert isinstance(choose_operations(compute, "fast"), GpuOperations)
+    operations = inference_operations(compute, "fast")
+    assert isinstance(operations, GpuInference)
+    assert operations.weights_dtype == dtype
+    assert operations.decodes_in_slots

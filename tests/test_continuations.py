@@ -139,15 +139,6 @@ def test_where_a_hypothesis_is_in_the_batch_changes_no_bit():
             assert torch.equal(one[0], other[sentence])
 
 
-@pytest.mark.parametrize("elements_at_once", [1, 450, 2_000])
-def test_looking_through_a_few_rows_at_a_time_changes_nothing(elements_at_once, monkeypatch):
-    logits, log_probs, rows = new_case(4, 200)
-    whole = best_of(logits, log_probs, rows, 4)
-    monkeypatch.setattr(continuations, "_ELEMENTS_AT_ONCE", elements_at_once)
-    for part, expected in zip(best_of(logits, log_probs, rows, 4), whole, strict=True):
-        assert torch.equal(part, expected)
-
-
 def test_parts_of_many_are_those_of_each_alone_and_are_forced_alone():
     cases = [new_case(seed, 130) for seed in range(4)]
     everything = NextTokens.of(torch.cat([logits for logits, *_ in cases]), NEVER)

@@ -21,6 +21,10 @@ from tfm.kernels import (  # noqa: E402
     dropout_add_norm_triton,
     packed_attention,
     packed_attention_triton,
+    slot_attention,
+    slot_attention_triton,
+    token_blocks,
+    token_blocks_triton,
 )
 from tfm.kernels.packed_attention import attention_spans  # noqa: E402
 
@@ -145,6 +149,171 @@ def test_attention_refuses_spans_of_other_rows_and_heads_too_wide():
     wide = random(4 + SPARE, 1, 600, dtype=torch.float32, seed=0)
     with pytest.raises(ValueError, match="2400 bytes"):
         packed_attention_triton.packed_attention(wide, wide, wide, spans)
+
+
+def slots_of(*, num_hypotheses, num_columns, dtype, heads=2, widths=(16, 16), with_past=False):
+    """Queries, keys and values as the model has them, and four slots with room to spare."""
+    query_width, key_width, value_width = heads * widths[0], heads * widths[0], heads * widths[1]
+    joined = random(4 * num_hypotheses, query_width + 7, dtype=dtype, seed=0)
+    query = joined[:, :query_width].view(4, num_hypotheses, heads, -1)
+    room = random(4, num_columns, key_width + value_width, dtype=dtype, seed=1)
+    key, value = (
+        part.view(4, num_columns, heads, -1)
+        for part in torch.split(room, [key_width, value_width], dim=2)
+    )
+    if not with_past:
+        return query, key, value, torch.tensor([1, num_columns - 9, 17, 3], device=DEVICE), None
+    capacity = num_columns // num_hypotheses
+    generator = torch.Generator().manual_seed(2)
+    ancestors = torch.randint(
+        num_hypotheses, (4, num_hypotheses, capacity), generator=generator, dtype=torch.int16
+    )
+    ends = torch.tensor([1, capacity - 2, 2, capacity], device=DEVICE)
+    return query, key, value, ends, ancestors.to(DEVICE)
+
+
+def check_slots(slots, dtype):
+    query, key, value, ends, ancestors = slots
+    close(
+        [slot_attention_triton.slot_attention(*slots)],
+        [
+            slot_attention.slot_attention(
+                query.double(), key.double(), value.double(), ends, ancestors
+            )
+        ],
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", MULTIPLIED)
+@pytest.mark.parametrize("num_hypotheses", [1, 5, 64])
+@pytest.mark.parametrize("with_past", [False, True])
+def test_slot_attention_equals_its_twin(dtype, num_hypotheses, with_past):
+    num_columns = 7 * num_hypotheses if with_past and num_hypotheses > 1 else 80
+    check_slots(
+        slots_of(
+            num_hypotheses=num_hypotheses,
+            num_columns=num_columns,
+            dtype=dtype,
+            with_past=with_past,
+        ),
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("widths", [(24, 40), (8, 5), (256, 256)])
+@pytest.mark.parametrize("with_past", [False, True])
+def test_slot_attention_takes_heads_of_any_width(widths, with_past):
+    # So wide heads leave room for 16 columns and hypotheses at a time.
+    slots = slots_of(
+        num_hypotheses=20,
+        num_columns=100,
+        dtype=torch.float32,
+        heads=3,
+        widths=widths,
+        with_past=with_past,
+    )
+    check_slots(slots, torch.float32)
+
+
+@pytest.mark.parametrize("with_past", [False, True])
+def test_slot_attention_reads_nothing_behind_the_ends(with_past):
+    slots = slots_of(num_hypotheses=3, num_columns=90, dtype=torch.float32, with_past=with_past)
+    _query, key, value, ends, ancestors = slots
+    ends[0] = 0
+    expected = slot_attention_triton.slot_attention(*slots)
+    for slot, end in enumerate(ends.tolist()):
+        used = end * 3 if with_past else end
+        key[slot, used:] = torch.nan
+        value[slot, used:] = torch.nan
+        if with_past:
+            ancestors[slot, :, end:] = 999
+    attended = slot_attention_triton.slot_attention(*slots)
+    assert torch.equal(attended, expected)
+    assert not attended[0].any()
+    assert attended[1:].all()
+
+
+def test_slot_attention_reads_nothing_behind_its_room():
+    slots = slots_of(num_hypotheses=3, num_columns=60, dtype=torch.float32)
+    query, key, value, ends, _ancestors = slots
+    too_far = torch.full_like(ends, 70)
+    attended = slot_attention_triton.slot_attention(query, key, value, too_far)
+    full = slot_attention_triton.slot_attention(query, key, value, torch.full_like(ends, 60))
+    assert torch.equal(attended, full)
+
+
+def test_slot_attention_refuses_other_ancestors_and_heads_too_wide():
+    query, key, value, ends, ancestors = slots_of(
+        num_hypotheses=3, num_columns=60, dtype=torch.float32, with_past=True
+    )
+    with pytest.raises(ValueError, match=r"ancestors \[4, 3, 19\]"):
+        slot_attention_triton.slot_attention(query, key, value, ends, ancestors[:, :, 1:])
+    wide = random(1, 1, 1, 600, dtype=torch.float32, seed=0)
+    with pytest.raises(ValueError, match="2400 bytes"):
+        slot_attention_triton.slot_attention(wide, wide, wide, ends[:1])
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has no CUDA graphs")
+def test_slot_attention_in_a_cuda_graph_follows_ends_and_ancestors():
+    slots = slots_of(num_hypotheses=5, num_columns=100, dtype=torch.float32, with_past=True)
+    slot_attention_triton.slot_attention(*slots)  # compiled before it is captured
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attended = slot_attention_triton.slot_attention(*slots)
+    *_inputs, ends, ancestors = slots
+    ends.add_(2).clamp_(max=20)
+    ancestors.copy_(ancestors.flip(1))
+    graph.replay()
+    assert torch.equal(attended, slot_attention_triton.slot_attention(*slots))
+
+
+# The interpreter says so where a row has no logit but -inf.
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape", [(3, 1, 64), (2, 125, 64), (3, 200, 74), (2, 300, 33), (0, 4, 64)]
+)
+def test_token_blocks_equal_their_twin(dtype, shape):
+    logits = 5 * random(*shape, dtype=dtype, seed=0)
+    if len(logits):
+        logits[0, :, ::3] = -torch.inf
+        logits[0, -1] = -torch.inf
+        logits[1] = -torch.inf
+    greatest, log_sums = token_blocks_triton.greatest_and_log_sums(logits)
+    exact, exact_sums = token_blocks.greatest_and_log_sums(logits.double())
+    assert (greatest.dtype, log_sums.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(greatest.double(), exact)
+    torch.testing.assert_close(log_sums.double(), exact_sums, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("level", [-1e4, 1e4])
+def test_token_blocks_of_extreme_logits_keep_their_differences(level):
+    logits = random(2, 150, 64, dtype=torch.float32, seed=0) + level
+    found, expected = (
+        module.greatest_and_log_sums(x)[1].double()
+        for module, x in ((token_blocks_triton, logits), (token_blocks, logits.double()))
+    )
+    torch.testing.assert_close(found, expected, rtol=2e-7, atol=0.0)
+
+
+def test_token_blocks_with_a_logit_that_is_no_number_have_no_sum():
+    logits = random(2, 150, 64, dtype=torch.float32, seed=0)
+    logits[1, 70, 3] = torch.nan
+    for module in (token_blocks_triton, token_blocks):
+        assert module.greatest_and_log_sums(logits)[1].isnan().tolist() == [False, True]
+
+
+def test_token_blocks_may_be_parts_of_wider_rows():
+    joined = random(3, 700, dtype=torch.float32, seed=0)
+    joined[:, 640:] = torch.nan
+    logits = joined[:, :640].unflatten(1, (10, 64))
+    for found, expected in zip(
+        token_blocks_triton.greatest_and_log_sums(logits),
+        token_blocks_triton.greatest_and_log_sums(logits.contiguous()),
+        strict=True,
+    ):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,7 +11,7 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.stages.text_chunks import TextChunks
 from tfm.translator.chunks import Engine, search_chunks
-from tfm.translator.models import Take, load_engine
+from tfm.translator.models import Models, Take, load_engine
 from tfm.translator.processes import ModelProcesses
 from tfm.translator.sentences import Chunk, SentenceBatch
 
@@ -64,9 +64,9 @@ def main() -> None:
                 path = settings.out.with_suffix(".txt")
                 path.write_text("".join(f"{each.text}\n" for each in sentences))
                 with TextChunks(path, None) as text:
-                    for _ in search_chunks(
-                        recording, vocabulary, text.read(), config, read_ahead=True
-                    ):
+                    if isinstance(engine, Models) and engine.decodes_in_slots:
+                        text.take_many()
+                    for _ in search_chunks(recording, vocabulary, text.read(), config):
                         pass
             return [recording.found.get(number, []) for number in range(1, len(sentences) + 1)]
 
@@ -78,7 +78,7 @@ def opened(settings: Settings) -> Iterator[Engine]:
     """The model, in this process or in several."""
     device: Any = settings.device
     precision: Any = settings.precision
-    inference = InferenceConfig(device=device, precision=precision)
+    inference = InferenceConfig(device=device, precision=precision, kernels="fast")
     if settings.processes == 1:
         yield load_engine([settings.model], inference)
         return

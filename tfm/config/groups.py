@@ -266,8 +266,9 @@ class InferenceConfig(Settings):
         "Of matrix products; auto is bf16 or fp16 on GPUs, fp32 on CPUs; int8 is for CPUs, and "
         "depends on what is translated together.",
     )
-    kernels: Literal["auto", "plain"] = setting(
-        "auto", "Operations of the layers: plain, or on CPUs those made for inference (auto)."
+    kernels: Kernels = setting(
+        "auto",
+        "Operations of the layers: fast ones, made for inference, or plain; auto: fast on CPUs.",
     )
     threads: int | None = setting(
         None,

@@ -39,21 +39,35 @@ def choose_operations(compute: Compute, kernels: Kernels) -> Operations:
     return _gpu_operations(compute)
 
 
-def inference_operations(compute: Compute, *, plain: bool = False) -> Operations:
+def inference_operations(compute: Compute, kernels: Kernels = "auto") -> Operations:
     """Choose what to compute a model with that learns nothing.
 
     Args:
         compute: Device and arithmetic.
-        plain: Whether to do without those that are made for it.
+        kernels: As for `choose_operations`.
 
     Raises:
-        UsageError: The arithmetic is int8, and this CPU or this torch cannot do it.
+        UsageError: There are no fast ones for the device; or the arithmetic is int8, and this CPU
+            or this torch cannot do it.
     """
-    is_cpu = compute.device.type == "cpu"
+    if kernels == "plain":
+        if compute.dtype == torch.int8:
+            raise UsageError("plain kernels have no int8: use --kernels auto")
+        return PLAIN
+    operations: Operations = PLAIN
+    if compute.device.type == "cpu":
+        operations = _cpu_inference(compute)
+    if kernels == "auto" or operations is not PLAIN:
+        return operations
+    _check_has_kernels(compute)
+    from tfm.kernels.gpu_inference import GpuInference
+
+    return GpuInference(compute.dtype)
+
+
+def _cpu_inference(compute: Compute) -> Operations:
     match compute.dtype:
         case torch.int8:
-            if plain:
-                raise UsageError("plain kernels have no int8: use --kernels auto")
             if "onednn" not in torch.backends.quantized.supported_engines:
                 raise UsageError("torch has no int8 for this CPU: use another --precision")
             return CpuInference(
@@ -62,25 +76,28 @@ def inference_operations(compute: Compute, *, plain: bool = False) -> Operations
                 worth_computing=_NARROW_ROWS,
                 keeps_sizes=True,
             )
-        case torch.bfloat16 if is_cpu and not plain and cpu_inference.HAS_ONEDNN:
+        case torch.bfloat16 if cpu_inference.HAS_ONEDNN:
             return CpuInference(
                 cpu_inference.bf16_by_onednn,
                 torch.bfloat16,
                 worth_computing=_NARROW_ROWS,
                 keeps_sizes=True,
             )
-        case torch.float32 if is_cpu and not plain:
+        case torch.float32:
             keeps_sizes = multiplies_by_onednn()
             return CpuInference(cpu_inference.fp32_product, torch.float32, keeps_sizes=keeps_sizes)
     return PLAIN
 
 
 def _gpu_operations(compute: Compute) -> Operations:
-    """Those of a GPU.
+    _check_has_kernels(compute)
+    from tfm.kernels.gpu_operations import GpuOperations
 
-    Raises:
-        UsageError: There is none that can compute them.
-    """
+    return GpuOperations()
+
+
+def _check_has_kernels(compute: Compute) -> None:
+    """Raise UsageError if a device cannot compute the kernels for GPUs."""
     if compute.device.type != "cuda":
         raise UsageError(f"there are no fast kernels for {compute}: use --kernels auto")
     capability = torch.cuda.get_device_capability(compute.device)
@@ -95,6 +112,3 @@ def _gpu_operations(compute: Compute) -> Operations:
             "fast kernels on a GPU need Triton, which is not installed: install it (pip install "
             "triton), or use --kernels auto"
         )
-    from tfm.kernels.gpu_operations import GpuOperations
-
-    return GpuOperations()

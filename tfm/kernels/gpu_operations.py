@@ -28,7 +28,7 @@ class GpuOperations(PlainOperations):
     """
 
     def __init__(self) -> None:
-        self._seeds = _Seeds()
+        self._seeds = Seeds()
         self.packed_attention = FusedAttention(self._seeds)
 
     def seed(self, seed: int) -> None:
@@ -70,7 +70,7 @@ class FusedAttention:
         seeds: Of dropout.
     """
 
-    def __init__(self, seeds: "_Seeds") -> None:
+    def __init__(self, seeds: "Seeds") -> None:
         self._seeds = seeds
 
     def within(
@@ -106,7 +106,7 @@ class FusedAttention:
         return attended.flatten(1)
 
 
-class _Seeds:
+class Seeds:
     """A seed for each use of dropout in a kernel: drawn on the device, which nobody waits for."""
 
     def __init__(self) -> None:

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfm.kernels.packing import Packing
+from tfm.kernels.slot_attention import slot_attention
+from tfm.kernels.token_blocks import greatest_and_log_sums
 
 # X, and whether to cut off what is below zero → X Wᵀ + b, of a weight and a bias made ready.
 Product = Callable[[Tensor, bool], Tensor]
@@ -102,8 +104,24 @@ class Operations(Protocol):
             [G · n, h · d_v], of the type of the query.
         """
 
+    def attend_slots(
+        self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None
+    ) -> Tensor:
+        """Attention of hypotheses in slots; see `slot_attention`."""
+
+    def greatest_and_log_sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Look through logits [R, blocks, block]; see `tfm.kernels.token_blocks`."""
+
     def ready_product(self, weight: Tensor, bias: Tensor | None) -> Product:
         """A product with a weight that is made ready for it, if there is such a thing."""
+
+    @property
+    def decodes_in_slots(self) -> bool:
+        """Whether sentences are best decoded in slots of fixed shape."""
+
+    @property
+    def weights_dtype(self) -> torch.dtype | None:
+        """The type that they need weights to have; None if they take any."""
 
     @property
     def few_at_a_time(self) -> bool:
@@ -121,8 +139,10 @@ class PlainOperations:
     """torch's own operations, one by one, on padded batches: what all others are held against."""
 
     packed_attention: PackedAttention | None = None
+    weights_dtype: torch.dtype | None = None
     worth_computing = 1.0
     few_at_a_time = False
+    decodes_in_slots = False
 
     def seed(self, seed: int) -> None:
         """See `Operations`."""
@@ -164,6 +184,16 @@ class PlainOperations:
             query.to(key.dtype), key.mT, value, attn_mask=hidden
         )
         return attended.to(query.dtype).transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def attend_slots(
+        self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None
+    ) -> Tensor:
+        """See `Operations`."""
+        return slot_attention(query, key, value, ends, ancestors)
+
+    def greatest_and_log_sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Operations`."""
+        return greatest_and_log_sums(logits)
 
     def ready_product(self, weight: Tensor, bias: Tensor | None) -> Product:
         """See `Operations`."""

@@ -267,11 +267,14 @@ class MultiHeadAttention(nn.Module):
             output_bias=self.output.bias,
         )
 
+    def project_memory(self, x: Tensor) -> Tensor:
+        """[…, d_model] → […, h · (d_k + d_v)] keys and values."""
+        rows = self.widths[0]
+        return self.operations.linear(x, self.input.weight[rows:], self.input.bias[rows:])
+
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Project [B, S, d_model] to keys [B, h, S, d_k] and values [B, h, S, d_v]."""
-        rows = self.widths[0]
-        both = self.operations.linear(x, self.input.weight[rows:], self.input.bias[rows:])
-        key, value = torch.split(both, self.widths[1:], dim=-1)
+        key, value = torch.split(self.project_memory(x), self.widths[1:], dim=-1)
         return self._heads(key), self._heads(value)
 
     def attend_hidden(

@@ -1,9 +1,11 @@
 """The model that a configuration describes."""
 
 import contextlib
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import torch
 from torch import nn
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
@@ -51,6 +53,14 @@ def use_operations(model: HasModules, operations: Operations) -> None:
     for module in model.modules():
         if hasattr(type(module), "operations"):
             vars(module)["operations"] = operations
+
+
+def converted(model: Model, dtype: torch.dtype) -> Model:
+    """A copy of a model whose weights are of another type; its sinusoids stay as they are."""
+    copied = copy.deepcopy(model)
+    for parameter in copied.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return copied
 
 
 class EvaluationMode(contextlib.AbstractContextManager[None]):

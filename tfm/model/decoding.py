@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tfm.model.attention import MultiHeadAttention
 from tfm.model.one_sentence import SentencePast
 
 KeysValues = tuple[Tensor, Tensor]
@@ -158,9 +159,10 @@ class TransformerState:
         self.num_sentences = len(sentences)
 
     def _select(self, groups: Tensor) -> None:
-        """Go on with the caches of some groups."""
+        """Go on with the caches of some groups: of their columns, those in use."""
+        num_columns = self.starts[-1]
         self.past = [
-            (keys.index_select(0, groups), values.index_select(0, groups))
+            (_selected(keys, groups, num_columns), _selected(values, groups, num_columns))
             for keys, values in self.past
         ]
 
@@ -234,6 +236,8 @@ class Step:
 class StepRows:
     """The rows of steps that are taken together, one step after another, and spare ones behind.
 
+    To the layers it is their past; see `Past`.
+
     Args:
         steps: The steps.
         rounded: How many rows to compute for so many: as many or a few more.
@@ -252,10 +256,26 @@ class StepRows:
             whole.append(whole[0].new_zeros(spare, *whole[0].shape[1:]))
         return whole[0] if len(whole) == 1 else torch.cat(whole)
 
-    def parted(self, x: Tensor) -> Iterable[tuple[Step, Tensor]]:
-        """[all rows, …] → each step and its [B·K, …]."""
-        parts = self._split(x)
-        return ((step, step.spread(part)) for step, part in zip(self.steps, parts, strict=True))
+    def attend(
+        self, index: int, attention: MultiHeadAttention, projected: Tensor, window: int | None
+    ) -> Tensor:
+        """See `Past`."""
+        attended = []
+        for step, part in self.parted(projected):
+            query, key, value = attention.split_heads(part, step.state.num_groups)
+            past = step.state.extend(index, key, value, window)
+            attended.append(step.computed(attention.attend_hidden(query, *past)))
+        return self.joined(attended)
+
+    def attend_source(self, index: int, attention: MultiHeadAttention, queries: Tensor) -> Tensor:
+        """See `Past`."""
+        attended = []
+        for step, part in self.parted(queries):
+            state = step.state
+            query = attention.heads(part, state.num_sentences)
+            seen = attention.attend_hidden(query, *state.memory[index], state.hidden_memory)
+            attended.append(step.computed(seen))
+        return self.joined(attended)
 
     def asked_for(self, x: Tensor) -> Tensor:
         """[all rows, …] → those that the steps ask for, step by step."""
@@ -267,6 +287,11 @@ class StepRows:
                 for step, part in zip(self.steps, self._split(x), strict=True)
             ]
         )
+
+    def parted(self, x: Tensor) -> Iterable[tuple[Step, Tensor]]:
+        """[all rows, …] → each step and its [B·K, …]."""
+        parts = self._split(x)
+        return ((step, step.spread(part)) for step, part in zip(self.steps, parts, strict=True))
 
     def _split(self, x: Tensor) -> Sequence[Tensor]:
         if len(self._sizes) == 1 and len(x) == self._num_used:
@@ -285,6 +310,13 @@ def _as_cached(x: Tensor) -> Tensor:
 
 def _cached_type(x: Tensor) -> torch.dtype:
     return x.dtype if x.is_cuda or x.dtype == torch.float64 else torch.float32
+
+
+def _selected(cache: Tensor, groups: Tensor, num_columns: int) -> Tensor:
+    selected = cache.new_empty(len(groups), *cache.shape[1:])
+    used = cache[:, :, :num_columns]
+    torch.index_select(used, 0, groups, out=selected[:, :, :num_columns])
+    return selected
 
 
 def _with_capacity(x: Tensor) -> Tensor:

@@ -79,6 +79,18 @@ class Embedding(nn.Module):
         positions = self._positions(0, packing.longest).index_select(0, packing.positions)
         return self._sum(tokens, positions)
 
+    def at(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Embed tokens [R] at positions [R], for which `reserve` made room: [R, d_model]."""
+        return self._sum(tokens, self.positions.index_select(0, positions))
+
+    def reserve(self, num_positions: int) -> None:
+        """Have so many positions ready.
+
+        Raises:
+            UsageError: There are not as many learned ones.
+        """
+        self._positions(0, num_positions)
+
     def _sum(self, tokens: Tensor, positions: Tensor) -> Tensor:
         embedded = nn.functional.embedding(tokens, self.weight)
         summed = torch.add(positions, embedded, alpha=self.scale)

@@ -28,7 +28,7 @@ Norm = Callable[[Tensor], Tensor]
 def as_function(norm: nn.LayerNorm) -> Norm:
     """A norm that is no module: to call one takes longer than a few rows do."""
     return functools.partial(
-        F.layer_norm,
+        torch.layer_norm,
         normalized_shape=norm.normalized_shape,
         weight=norm.weight,
         bias=norm.bias,

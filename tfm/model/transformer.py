@@ -1,4 +1,4 @@
-"""The Transformer (Vaswani et al. 2017, §3.1 and §3.3)."""
+"""The Transformer (Vaswani et al. 2017, §3.1)."""
 
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -10,182 +10,12 @@ from torch import Tensor, nn
 from tfm.config import TransformerConfig
 from tfm.kernels.operations import PLAIN, Operations
 from tfm.kernels.packing import Packing
-from tfm.model.attention import MultiHeadAttention, Sentences
+from tfm.model.attention import Sentences
 from tfm.model.decoding import Step, StepRows, TransformerState
 from tfm.model.embedding import Embedding, new_embedding_weights
-from tfm.model.one_sentence import SentenceLayer, SentencePast, as_function
-
-
-class Residual(nn.Module):
-    """The residual connection, dropout and layer normalisation around a sub-layer (§3.1).
-
-    Post-norm, as in the paper: LayerNorm(x + Dropout(sublayer(x))).
-    Pre-norm: x + Dropout(sublayer(LayerNorm(x))).
-    """
-
-    operations: Operations = PLAIN
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(config.d_model)
-        self.dropout = config.dropout
-        self.norm_first = config.norm == "pre"
-
-    def before(self, x: Tensor) -> Tensor:
-        """What the sub-layer is given, for x […, d_model]."""
-        given: Tensor = self.norm(x) if self.norm_first else x
-        return given
-
-    def after(self, x: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Add the sub-layer to x […, d_model].
-
-        Args:
-            x: What the sub-layer started from.
-            hidden: […, in] the sub-layer but for its last projection.
-            output: That projection.
-        """
-        dropout = self.dropout if self.training else 0.0
-        summed = self.operations.add_linear_dropout(x, hidden, output.weight, output.bias, dropout)
-        return summed if self.norm_first else cast("Tensor", self.norm(summed))
-
-
-class FeedForward(nn.Module):
-    """max(0, x W₁ + b₁) W₂ + b₂ at each position (§3.3)."""
-
-    operations: Operations = PLAIN
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.inner = nn.Linear(config.d_model, config.d_ff)
-        self.outer = nn.Linear(config.d_ff, config.d_model)
-        self.dropout = config.relu_dropout
-        # Weights stay as torch draws them, from ±1/√fan_in: with Glorot's rule it learns later.
-        for linear in (self.inner, self.outer):
-            nn.init.zeros_(linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map […, d_model] to […, d_ff], which `outer` projects back."""
-        dropout = self.dropout if self.training else 0.0
-        inner = self.inner
-        return self.operations.linear_relu_dropout(x, inner.weight, inner.bias, dropout)
-
-
-class EncoderLayer(nn.Module):
-    """Self-attention and a feed-forward network."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.self_attention = MultiHeadAttention(config)
-        self.self_attention_residual = Residual(config)
-        self.attention_window = config.attention_window
-        self.feed_forward = FeedForward(config)
-        self.feed_forward_residual = Residual(config)
-
-    def forward(self, x: Tensor, sentences: Sentences) -> Tensor:
-        """Map [B, S, d_model], or packed [num_rows, d_model], to the same shape."""
-        attended = self.self_attention.within(
-            self.self_attention_residual.before(x), sentences, window=self.attention_window
-        )
-        x = self.self_attention_residual.after(x, attended, self.self_attention.output)
-        fed = self.feed_forward(self.feed_forward_residual.before(x))
-        return self.feed_forward_residual.after(x, fed, self.feed_forward.outer)
-
-
-class DecoderLayer(nn.Module):
-    """Self-attention to what came before, attention to the source, a feed-forward network."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.self_attention = MultiHeadAttention(config)
-        self.self_attention_residual = Residual(config)
-        self.attention_window = config.attention_window
-        self.cross_attention = MultiHeadAttention(config)
-        self.cross_attention_residual = Residual(config)
-        self.feed_forward = FeedForward(config)
-        self.feed_forward_residual = Residual(config)
-
-    def forward(self, x: Tensor, encoded: Tensor, targets: Sentences, sources: Sentences) -> Tensor:
-        """Decode all positions at once.
-
-        Args:
-            x: [B, T, d_model], or packed [num_rows, d_model].
-            encoded: What the encoder made of the sources.
-            targets: Where the sentences of x are.
-            sources: Where their sources are.
-
-        Returns:
-            The same shape as x.
-        """
-        attended = self.self_attention.within(
-            self.self_attention_residual.before(x),
-            targets,
-            causal=True,
-            window=self.attention_window,
-        )
-        x = self.self_attention_residual.after(x, attended, self.self_attention.output)
-        attended = self.cross_attention.across(
-            self.cross_attention_residual.before(x), encoded, targets, sources
-        )
-        return self._after_attention(x, attended)
-
-    def step(self, x: Tensor, rows: StepRows, index: int) -> Tensor:
-        """Decode the next position of hypotheses.
-
-        Args:
-            x: [R, d_model].
-            rows: Whose they are; their states take in this position's keys and values.
-            index: Number of this layer.
-
-        Returns:
-            [R, d_model].
-        """
-        attention, residual = self.self_attention, self.self_attention_residual
-        attended = []
-        for step, projected in rows.parted(attention.project(residual.before(x))):
-            state = step.state
-            query, key, value = attention.split_heads(projected, state.num_groups)
-            past = state.extend(index, key, value, self.attention_window)
-            attended.append(step.computed(attention.attend_hidden(query, *past)))
-        x = residual.after(x, rows.joined(attended), attention.output)
-        attention, residual = self.cross_attention, self.cross_attention_residual
-        attended = []
-        for step, projected in rows.parted(attention.project_queries(residual.before(x))):
-            state = step.state
-            query = attention.heads(projected, state.num_sentences)
-            seen = attention.attend_hidden(query, *state.memory[index], state.hidden_memory)
-            attended.append(step.computed(seen))
-        return self._after_attention(x, rows.joined(attended))
-
-    def for_sentence(self, key: Tensor, value: Tensor) -> SentenceLayer:
-        """Make ready for one sentence.
-
-        Args:
-            key: [h, S, d_k] of its source.
-            value: [h, S, d_v].
-        """
-        attention, feed_forward = self.self_attention, self.feed_forward
-        linears = (attention.input, attention.output, feed_forward.inner, feed_forward.outer)
-        projection, output, inner, outer = (
-            attention.operations.ready_product(linear.weight, linear.bias) for linear in linears
-        )
-        return SentenceLayer(
-            norms=(
-                as_function(self.self_attention_residual.norm),
-                as_function(self.cross_attention_residual.norm),
-                as_function(self.feed_forward_residual.norm),
-            ),
-            norm_first=self.self_attention_residual.norm_first,
-            projection=projection,
-            output=output,
-            source=self.cross_attention.to_source(key, value),
-            inner=inner,
-            outer=outer,
-        )
-
-    def _after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        x = self.cross_attention_residual.after(x, attended, self.cross_attention.output)
-        fed = self.feed_forward(self.feed_forward_residual.before(x))
-        return self.feed_forward_residual.after(x, fed, self.feed_forward.outer)
+from tfm.model.layers import DecoderLayer, EncoderLayer
+from tfm.model.one_sentence import SentencePast
+from tfm.model.slots import DecoderSlots
 
 
 class Transformer(nn.Module):
@@ -335,6 +165,59 @@ class Transformer(nn.Module):
         for each in steps:
             each.state.end_step()
         return self.logits(self.decoder_norm(rows.asked_for(x)))
+
+    @property
+    def decodes_in_slots(self) -> bool:
+        """Whether it can, and its operations are such that it is best decoded in slots."""
+        return self.attends_plainly and self.operations.decodes_in_slots
+
+    def new_slots(
+        self, *, num_slots: int, num_hypotheses: int, source_capacity: int, capacity: int
+    ) -> DecoderSlots:
+        """Make room for decoding, in the type that activations have now; see `DecoderSlots`."""
+        # After the last position that was learned nothing goes on.
+        self.target_embedding.reserve(min(capacity, self.max_positions or capacity))
+        layers = list(self._decoder_layers())
+        weight = self.output_weight
+        return DecoderSlots(
+            num_slots=num_slots,
+            num_hypotheses=num_hypotheses,
+            source_capacity=source_capacity,
+            capacity=capacity,
+            num_layers=len(layers),
+            num_heads=layers[0].self_attention.num_heads,
+            widths=layers[0].self_attention.widths,
+            dtype=self.operations.activations(weight.new_empty(0)).dtype,
+            device=weight.device,
+        )
+
+    def occupy(self, slots: DecoderSlots, places: Tensor, source: Tensor, lengths: Tensor) -> None:
+        """Encode sources [B, S] of [B] lengths and put them into the [B] slots of these places."""
+        encode = self._encode_without_padding if self.packs else self.encode
+        encoded = encode(source, lengths)
+        memory = [layer.cross_attention.project_memory(encoded) for layer in self._decoder_layers()]
+        slots.occupy(places, memory, lengths)
+
+    def step_slots(self, tokens: Tensor, slots: DecoderSlots) -> Tensor:
+        """Take in the newest token of each hypothesis.
+
+        Args:
+            tokens: [N, K] token ids.
+            slots: Where they are; `reorder` is to follow.
+
+        Returns:
+            [N · K, V] logits of the next token.
+        """
+        positions = slots.positions[:, None].expand_as(tokens)
+        slots.begin_step()
+        x = self.target_embedding.at(tokens.flatten(), positions.flatten())
+        for index, layer in enumerate(self._decoder_layers()):
+            x = layer.step(x, slots, index)
+        return self.logits(self.decoder_norm(x))
+
+    def look_through(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, blocks, block] → the greatest of each block, and the logarithm of the sum of all."""
+        return self.operations.greatest_and_log_sums(logits)
 
     def _may_leave(self, state: TransformerState) -> bool:
         """Whether it is one sentence before its first step, and better decoded by itself."""

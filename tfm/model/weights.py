@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tfm.model.attention import AttentionMask, MultiHeadAttention
 from tfm.model.build import EvaluationMode, Model
+from tfm.model.layers import DecoderLayer, EncoderLayer
 from tfm.model.recurrent import Recurrent
-from tfm.model.transformer import DecoderLayer, EncoderLayer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,12 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfm.kernels.token_blocks import greatest_and_log_sums
+
 # The vocabulary is looked through in blocks of about so many tokens.
 _BLOCK = 64
-# So many logits at a time, which a CPU's cache holds.
-_ELEMENTS_AT_ONCE = 1 << 18
 # All of so few are made log probabilities: it is fewer operations, but more to write.
 _FEW_ELEMENTS = 1 << 18
+
+# [R, blocks, block] logits → the greatest of each block, and the logarithm of the sum of all.
+Look = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Continuations(NamedTuple):
@@ -52,12 +55,15 @@ class NextTokens:
     never_logits: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, never: Sequence[int]) -> "NextTokens":
+    def of(
+        cls, logits: Tensor, never: Sequence[int], look: Look = greatest_and_log_sums
+    ) -> "NextTokens":
         """Look through logits [R, V], which may be changed.
 
         Args:
             logits: Of the next token.
             never: Tokens that are not to be produced; they have their share of the probability.
+            look: Looks through them if they are many.
         """
         num_rows, vocab_size = logits.shape
         are_few = logits.numel() <= _FEW_ELEMENTS
@@ -74,7 +80,7 @@ class NextTokens:
         if are_few:
             greatest = logits.amax(dim=2)
         else:
-            greatest, others = _greatest_and_sums(logits)
+            greatest, others = (each.float() for each in look(logits))
             log_sums = torch.logaddexp(others, never_logits.float().logsumexp(dim=1))[:, None]
         return cls(vocab_size, logits, greatest, log_sums, columns, never_logits)
 
@@ -104,13 +110,16 @@ class NextTokens:
         """
         block_size = self.logits.size(2)
         blocks, places = tokens // block_size, tokens % block_size
-        kept = self.logits[rows, blocks, places]
-        for token, logits in zip(self.never, self.never_logits[rows].mT, strict=True):
-            kept = torch.where(tokens == token, logits, kept)
+        kept = self._logits_of(tokens, rows)
         self.logits[rows] = -math.inf
         self.logits[rows, blocks, places] = kept
         self.greatest[rows] = -math.inf
         self.greatest[rows, blocks] = kept.float()
+
+    def log_probs_of(self, tokens: Tensor) -> Tensor:
+        """[R] log probability of one token [R] of each distribution, even if it is ruled out."""
+        logits = self._logits_of(tokens, torch.arange(len(tokens), device=tokens.device))
+        return self._normalised(logits.float()[:, None])[:, 0]
 
     def best(self, log_probs: Tensor, rows: Tensor, size: int) -> Continuations:
         """The most probable continuations of each sentence, best first.
@@ -172,6 +181,14 @@ class NextTokens:
         parents = torch.zeros_like(place)
         return Continuations(best + before, parents, chosen[:, None] * block_size + place)
 
+    def _logits_of(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """[N] what the logits of tokens [N] of rows [N] are, or were before they were ruled out."""
+        block_size = self.logits.size(2)
+        logits = self.logits[rows, tokens // block_size, tokens % block_size]
+        for token, before in zip(self.never, self.never_logits[rows].mT, strict=True):
+            logits = torch.where(tokens == token, before, logits)
+        return logits
+
     def _normalised(self, logits: Tensor) -> Tensor:
         """Log probabilities of logits [R, …]."""
         return logits if self.log_sums is None else logits - self.log_sums
@@ -188,23 +205,3 @@ def _block_size(vocab_size: int) -> int:
     """About `_BLOCK`, and if there is such a number, one that divides the vocabulary."""
     sizes = sorted(range(_BLOCK // 2, 2 * _BLOCK + 1), key=lambda size: abs(size - _BLOCK))
     return next((size for size in sizes if vocab_size % size == 0), _BLOCK)
-
-
-def _greatest_and_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The greatest logit of each block, [R, blocks], and the logarithm of the sum of all, [R].
-
-    Args:
-        logits: [R, blocks, block].
-    """
-    num_rows = len(logits)
-    greatest = logits.new_empty(logits.shape[:2], dtype=torch.float32)
-    log_sums = logits.new_empty(num_rows, dtype=torch.float32)
-    at_once = num_rows if logits.is_cuda else max(1, _ELEMENTS_AT_ONCE // logits[0].numel())
-    for start in range(0, num_rows, at_once):
-        part = slice(start, start + at_once)
-        values = logits[part].float()
-        greatest[part] = values.amax(dim=2)
-        most = greatest[part].amax(dim=1)
-        exponentials = (values - most[:, None, None]).exp_()
-        log_sums[part] = exponentials.flatten(1).sum(dim=1).log_() + most
-    return greatest, log_sums

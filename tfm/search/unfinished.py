@@ -18,7 +18,8 @@ from tfm.search.model import SearchableModel, Step
 Prefixes: TypeAlias = Sequence[Sequence[int]]
 
 NEVER_PRODUCED = [PAD, BOS, UNK]
-_ANY = -1
+# Stands for no token where one may be forced.
+ANY = -1
 # Sentences leave when no more than this share goes on: the others' past is copied then.
 _WORTH_KEEPING = 0.75
 
@@ -63,13 +64,8 @@ class Unfinished:
         self._going_on = torch.arange(len(lengths), device=device)  # [R] index among the B·K
         self.state = model.start(source, lengths)
         self._alpha = config.length_penalty
-        forced = [torch.tensor(ids, dtype=torch.long) for ids in prefixes or [()] * len(lengths)]
-        padded = torch.nn.utils.rnn.pad_sequence(forced, batch_first=True, padding_value=_ANY)
-        self._forced = padded.to(device)  # [B, P] the token that is forced at each position
-        max_lengths = lengths + config.max_extra_length
-        if model.max_positions is not None:
-            max_lengths = max_lengths.clamp(max=model.max_positions)
-        self.max_lengths = max_lengths.maximum((self._forced != _ANY).sum(dim=1) + 1)
+        self._forced = forced_tokens(prefixes, len(lengths)).to(device)
+        self.max_lengths = greatest_lengths(lengths, self._forced, config, model.max_positions)
         self.num_open = len(lengths)
         # Up to where a prefix says what is next, and from where a greatest length does.
         self._free = self._forced.size(1), int(self.max_lengths.min()) if len(lengths) else 0
@@ -114,9 +110,9 @@ class Unfinished:
         """
         forced, only = self._forced_rows()
         if forced.numel():
-            places = torch.full_like(self.max_lengths, _ANY).index_copy_(0, forced, only)
+            places = torch.full_like(self.max_lengths, ANY).index_copy_(0, forced, only)
             of_rows = places[rows // self.tokens.size(1)]
-            next_tokens.force((of_rows != _ANY).nonzero()[:, 0], of_rows[of_rows != _ANY])
+            next_tokens.force((of_rows != ANY).nonzero()[:, 0], of_rows[of_rows != ANY])
         return next_tokens.best(self.log_probs, rows, size)
 
     def _forced_rows(self) -> tuple[Tensor, Tensor]:
@@ -126,16 +122,16 @@ class Unfinished:
             nothing = self.max_lengths.new_empty(0)
             return nothing, nothing
         only = self._only_tokens()
-        rows = (only != _ANY).nonzero()[:, 0]
+        rows = (only != ANY).nonzero()[:, 0]
         return rows, only[rows]
 
     def _only_tokens(self) -> Tensor:
         """[B] the only token that may come next: EOS at the greatest length, or the prefix's."""
         length = self.tokens.size(2)  # of an output that ends now: EOS makes up for BOS
-        only = torch.where(self.max_lengths <= length, EOS, _ANY)
+        only = torch.where(self.max_lengths <= length, EOS, ANY)
         if length <= self._forced.size(1):
             forced = self._forced[:, length - 1]
-            only = torch.where(forced == _ANY, only, forced)
+            only = torch.where(forced == ANY, only, forced)
         return only
 
     def ended(
@@ -151,9 +147,9 @@ class Unfinished:
         Yields:
             The place of the sentence in the batch, and a hypothesis.
         """
-        rows, columns = (ends & (totals > -math.inf)).nonzero().unbind(1)
-        if not rows.numel():
+        if not ends.any():
             return
+        rows, columns = (ends & (totals > -math.inf)).nonzero().unbind(1)
         penalty = length_penalty(self.tokens.size(2), self._alpha)
         sentences = self.sentences[rows.cpu()].tolist()
         tokens = self.tokens[rows, parents[rows, columns], 1:].tolist()
@@ -190,22 +186,51 @@ class Unfinished:
             tokens: [B, K'] by which token.
         """
         goes_on = log_probs > -math.inf
-        is_open = goes_on.any(dim=1)
-        self.num_open = int(is_open.sum())
-        firsts = torch.arange(0, self.log_probs.numel(), self.tokens.size(1), device=parents.device)
-        rows = firsts[:, None] + parents
-        if self.num_open <= _WORTH_KEEPING * rows.size(0):
-            rows, tokens, log_probs = rows[is_open], tokens[is_open], log_probs[is_open]
-            goes_on = goes_on[is_open]
-            self.max_lengths = self.max_lengths[is_open]
-            self._forced = self._forced[is_open]
-            self.sentences = self.sentences[is_open.cpu()]
+        going_on = goes_on.flatten().nonzero().flatten()
+        rows = parents  # [B, K'] index among the B·K
+        if len(parents) > 1:
+            num_slots, num_hypotheses = self.log_probs.numel(), self.log_probs.size(1)
+            firsts = torch.arange(0, num_slots, num_hypotheses, device=parents.device)
+            rows = firsts[:, None] + parents
+        self.num_open = len(rows)
+        if len(going_on) < goes_on.numel():
+            is_open = goes_on.any(dim=1)
+            self.num_open = int(is_open.sum())
+            if self.num_open <= _WORTH_KEEPING * len(rows):
+                rows, tokens, log_probs = rows[is_open], tokens[is_open], log_probs[is_open]
+                going_on = goes_on[is_open].flatten().nonzero().flatten()
+                self.max_lengths = self.max_lengths[is_open]
+                self._forced = self._forced[is_open]
+                self.sentences = self.sentences[is_open.cpu()]
         past = self.tokens.flatten(0, 1).index_select(0, rows.flatten())
         longer = torch.cat([past, tokens.reshape(-1, 1)], dim=1)
         self.tokens = longer.view(*tokens.shape, longer.size(1))
         self.log_probs = log_probs
-        self._going_on = goes_on.flatten().nonzero().flatten()
+        self._going_on = going_on
         if self.num_open:
             self.state.reorder(rows)
         else:
             del self.state  # what is finished may wait for others, but not with its caches
+
+
+def forced_tokens(prefixes: Prefixes | None, num_sentences: int) -> Tensor:
+    """[B, P] the token that is forced at each position of outputs; `ANY` where none is."""
+    forced = [torch.tensor(ids, dtype=torch.long) for ids in prefixes or [()] * num_sentences]
+    return torch.nn.utils.rnn.pad_sequence(forced, batch_first=True, padding_value=ANY)
+
+
+def greatest_lengths(
+    lengths: Tensor, forced: Tensor, config: SearchConfig, max_positions: int | None
+) -> Tensor:
+    """The most tokens of outputs, EOS included.
+
+    Args:
+        lengths: [B] those of the sources.
+        forced: [B, P] see `forced_tokens`.
+        config: Limits.
+        max_positions: The most tokens that the model takes in on a side; None if there is no limit.
+    """
+    greatest = lengths + config.max_extra_length
+    if max_positions is not None:
+        greatest = greatest.clamp(max=max_positions)
+    return greatest.maximum((forced != ANY).sum(dim=1) + 1)

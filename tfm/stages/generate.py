@@ -5,7 +5,7 @@ import os
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from tfm.translator.processes import ModelProcesses
 from tfm.translator.sentences import Chunk
 
 RECORD_FORMAT = 1
+STANDARD_INPUT = Path("-")
 
 Split = Literal["test", "valid"]
 
@@ -90,7 +91,7 @@ def plan_generation(
 
     Args:
         models: Model or run folders; none means the newest run below `runs_dir`.
-        input_path: Text to translate.
+        input_path: Text to translate; "-" is standard input, a terminal too.
         split: A split of the model's dataset instead.
         runs_dir: Where runs are looked for, and where `tfm score` finds what was translated.
         prefixes: What translations must start with, line by line.
@@ -108,7 +109,7 @@ def plan_generation(
     folders = [find_model(path) for path in models or [newest_run(runs_dir)]]
     info = load_info(folders[0])
     if input_path is not None:
-        source = Source(path=input_path)
+        source = Source(path=None if input_path == STANDARD_INPUT else input_path)
     elif split is None and _standard_input_has_text():
         source = Source(path=None)
     else:
@@ -161,7 +162,7 @@ def generate(
             work.vocabulary,
             work.chunks,
             config,
-            read_ahead=work.is_at_hand,
+            read_ahead=work.may_read_ahead,
         ):
             proofs.update(best[0].proven for best in found)
             if plan.task == "parsing":
@@ -213,7 +214,13 @@ def score_targets(
     num_lines = num_pieces = 0
     log_prob = 0.0
     with _opened(plan, plan.targets, inference, num_processes) as work:
-        for chunk, targets in score_chunks(work.engine, work.vocabulary, work.chunks, config):
+        for chunk, targets in score_chunks(
+            work.engine,
+            work.vocabulary,
+            work.chunks,
+            config,
+            read_ahead=work.may_read_ahead,
+        ):
             for line, scored in zip(chunk.lines, targets, strict=True):
                 num_lines += 1
                 num_pieces += len(scored.pieces)
@@ -235,7 +242,7 @@ class _Work:
     engine: Engine
     vocabulary: Vocabulary
     chunks: Iterator[Chunk]
-    is_at_hand: bool
+    may_read_ahead: Callable[[], bool]
     bar: Progress
 
 
@@ -254,24 +261,26 @@ def _opened(
         text = stack.enter_context(TextChunks(path, beside))
         bar = stack.enter_context(Progress("generate", total=total, unit="lines"))
         if num_processes == 1:
-            engine: Engine = load_engine(plan.models, inference)
+            engine = load_engine(plan.models, inference)
+            if engine.decodes_in_slots:
+                text.take_many()
             yield _Work(
                 engine=engine,
                 vocabulary=vocabulary,
                 chunks=text.read(),
-                is_at_hand=text.is_at_hand,
+                # What comes slowly is better translated together, when all before it is done.
+                may_read_ahead=text.has_chunk,
                 bar=bar,
             )
             return
         processes = stack.enter_context(
             ModelProcesses(plan.models, inference=inference, num_processes=num_processes)
         )
-        chunks = text.read(processes.wait_for)
         yield _Work(
             engine=processes,
             vocabulary=vocabulary,
-            chunks=chunks,
-            is_at_hand=text.is_at_hand,
+            chunks=text.read(processes.is_ready),
+            may_read_ahead=text.has_lines,
             bar=bar,
         )
 

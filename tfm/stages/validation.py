@@ -7,6 +7,7 @@ from tfm.config import ScoreConfig, SearchConfig
 from tfm.data.batching import Batcher
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import Vocabulary
+from tfm.kernels.choice import inference_operations
 from tfm.model.build import Model
 from tfm.runtime.checkpoint import SCORES, ModelInfo
 from tfm.runtime.device import Compute
@@ -132,10 +133,11 @@ class Validator:
             Chunk(first_line=start + 1, lines=[sources[i] for i in order[start : start + _CHUNK]])
             for start in range(0, len(order), _CHUNK)
         )
-        models = Models([model], self._compute)
+        operations = inference_operations(self._compute, self._info.run.training.kernels)
+        models = Models([model], self._compute, operations=operations)
         outputs: list[str] = []
         self._beat_for(outputs, sources)
-        for _, found in search_chunks(models, self._vocabulary, chunks, config, read_ahead=True):
+        for _, found in search_chunks(models, self._vocabulary, chunks, config):
             outputs += [best[0].text for best in found]
             self._beat_for(outputs, sources)
             if self._stopped():

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tfm.config import DeviceName, InferencePrecision, SearchConfig
+from tfm.config import DeviceName, InferencePrecision, Kernels, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError
+from tfm.kernels.choice import inference_operations
+from tfm.kernels.operations import Operations
 from tfm.model.build import Model
 from tfm.runtime.checkpoint import find_model, load_info
 from tfm.runtime.device import Compute, choose_compute
@@ -24,6 +26,8 @@ class Translator:
         vocabulary: The vocabulary of all of them.
         compute: Device and arithmetic.
         default_search: How to search where nobody says otherwise.
+        operations: What to compute the models' layers with; those made for inference on the device
+            if not given.
     """
 
     def __init__(
@@ -33,8 +37,9 @@ class Translator:
         compute: Compute,
         *,
         default_search: SearchConfig | None = None,
+        operations: Operations | None = None,
     ) -> None:
-        self._models = Models(models, compute)
+        self._models = Models(models, compute, operations=operations)
         self._vocabulary = vocabulary
         self._default_search = default_search or SearchConfig()
 
@@ -45,6 +50,7 @@ class Translator:
         *more_paths: Path | str,
         device: DeviceName = "auto",
         precision: InferencePrecision = "auto",
+        kernels: Kernels = "auto",
     ) -> "Translator":
         """Read models from disk.
 
@@ -53,15 +59,25 @@ class Translator:
             *more_paths: Others, which make an ensemble with it.
             device: Where to compute.
             precision: Arithmetic of matrix products.
+            kernels: Operations of the layers: "fast" ones, "plain" ones, or "auto", which takes
+                fast ones where they have been measured to be.
 
         Raises:
             CheckpointError: A folder holds no sound model, or models differ in vocabulary.
+            UsageError: The settings do not suit this machine.
         """
         compute = choose_compute(device, precision)
+        operations = inference_operations(compute, kernels)
         folders = [find_model(Path(folder)) for folder in (path, *more_paths)]
         models = load_models(folders, compute)
         default_search = SearchConfig.for_model(load_info(folders[0]).search, {})
-        return cls(models, Vocabulary.load(folders[0]), compute, default_search=default_search)
+        return cls(
+            models,
+            Vocabulary.load(folders[0]),
+            compute,
+            default_search=default_search,
+            operations=operations,
+        )
 
     def translate(self, lines: Iterable[str], config: SearchConfig | None = None) -> list[str]:
         """Translate sentences.

@@ -13,23 +13,28 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import EOS, PAD, Vocabulary
 from tfm.errors import CheckpointError, DataError
 from tfm.kernels.choice import inference_operations
-from tfm.kernels.operations import PLAIN
-from tfm.model.build import EvaluationMode, Model, new_model
+from tfm.kernels.operations import PLAIN, Operations
+from tfm.model.build import EvaluationMode, Model, converted, new_model
+from tfm.model.transformer import Transformer
 from tfm.runtime.checkpoint import ModelInfo, load_info, load_weights
 from tfm.runtime.device import Compute, choose_compute, is_out_of_memory, release_memory
+from tfm.runtime.graphs import recorded
 from tfm.runtime.reporting import say
 from tfm.search import search
 from tfm.search.beam import Beams, finished_beams
 from tfm.search.forced import ForcedOutput, forced_decoding
 from tfm.search.hypothesis import Hypothesis
 from tfm.search.model import Ensemble, SearchableModel
+from tfm.search.slot_beams import SlotSentences
+from tfm.search.slot_search import MOST_HYPOTHESES, SlotSearch
 from tfm.search.unfinished import Unfinished
 from tfm.translator.sentences import SentenceBatch
 
 Output = TypeVar("Output")
 # What is done to a batch: `Models.search` or `Models.score`. It has an output for each sentence.
 Task = Callable[["Models", SentenceBatch, SearchConfig], list[Output]]
-# Returns the next batch; None if there is none, or if it is told not to wait, and would have to.
+# Returns the next batch; None if there is none, or if it is told not to wait, and would have to. It
+# is told to wait, and raises what went wrong, only when all before is done and yielded.
 Take = Callable[[bool], SentenceBatch | None]
 
 
@@ -39,14 +44,16 @@ class Models:
     Args:
         models: At least one model, on the device.
         compute: Device and arithmetic.
-        plain: Whether to do without operations that are made for inference. With them, weights
-            must not change meanwhile.
+        operations: What to compute their layers with; those made for inference on the device if
+            not given. With others than plain ones, weights must not change meanwhile.
         tell: Where to say what the user should know.
 
     Attributes:
         compute: Device and arithmetic.
         max_positions: The most tokens that all of them take in on a side; None if there is no
             limit.
+        decodes_in_slots: Whether sentences are put into slots, where they can be: then many lines
+            are best sorted together.
     """
 
     def __init__(
@@ -54,14 +61,18 @@ class Models:
         models: Sequence[Model],
         compute: Compute,
         *,
-        plain: bool = False,
+        operations: Operations | None = None,
         tell: Callable[[str], None] = say,
     ) -> None:
+        self.compute = compute
+        self._operations = operations or inference_operations(compute)
+        if (dtype := self._operations.weights_dtype) is not None:
+            models = [converted(model, dtype) for model in models]
         self._models = models
         self._model: SearchableModel = models[0] if len(models) == 1 else Ensemble(models)
-        self.compute = compute
-        self._operations = inference_operations(compute, plain=plain)
         self._evaluation = EvaluationMode(models, self._operations)
+        self._slots = self._slot_search()
+        self.decodes_in_slots = self._slots is not None
         self._tell = tell
         self._told_of_memory = False
         self.max_positions = self._model.max_positions
@@ -79,7 +90,7 @@ class Models:
         Yields:
             Each batch, in order, and its outputs.
         """
-        if task is Models.search and config.search == "beam" and config.num_groups == 1:
+        if task is Models.search and _is_plain_beam(config):
             yield from cast(
                 "Iterator[tuple[SentenceBatch, list[Output]]]", self._search_together(take, config)
             )
@@ -112,36 +123,73 @@ class Models:
         """Search the batches that there are side by side."""
         underway: deque[SentenceBatch] = deque()
 
-        def take_beams(wait: bool) -> Beams | None:
+        def take_batch(wait: bool) -> SentenceBatch | None:
             batch = take(wait)
-            if batch is None:
-                return None
-            underway.append(batch)
-            start = Unfinished(self._model, *self._padded(batch.sources), config, batch.targets)
-            return Beams(start, config)
+            if batch is not None:
+                underway.append(batch)
+            return batch
 
-        searches = finished_beams(self._model, take_beams)
+        searches = self._searches(take_batch, config)
         while True:
             try:
                 with self._ready():
-                    beams = next(searches, None)
+                    found = next(searches, None)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                beams = None
-            if beams is not None:
-                yield underway.popleft(), beams.finished
+                found = None
+            if found is not None:
+                yield underway.popleft(), found
             elif underway:
                 # The memory was too small for what was underway: all of it anew, one by one.
-                searches = finished_beams(self._model, take_beams)
+                self._release_memory()
+                searches = self._searches(take_batch, config)
                 while underway:
                     batch = underway.popleft()
                     yield batch, self.run(Models.search, batch, config)
             else:
                 return
 
+    def _searches(self, take: Take, config: SearchConfig) -> Iterator[list[list[Hypothesis]]]:
+        """What is found for batches that are searched side by side, in order."""
+        if self._slots is not None and config.beam_size <= MOST_HYPOTHESES:
+            return self._slots.found(lambda wait: self._sentences(take(wait), config), config)
+
+        def take_beams(wait: bool) -> Beams | None:
+            batch = take(wait)
+            if batch is None:
+                return None
+            start = Unfinished(self._model, *self._padded(batch.sources), config, batch.targets)
+            return Beams(start, config)
+
+        return (beams.finished for beams in finished_beams(self._model, take_beams))
+
+    def _sentences(self, batch: SentenceBatch | None, config: SearchConfig) -> SlotSentences | None:
+        """A batch, as slots take it."""
+        if batch is None:
+            return None
+        return SlotSentences.of(
+            *_padded(batch.sources),
+            config,
+            max_positions=self._model.max_positions,
+            prefixes=batch.targets,
+        )
+
+    def _slot_search(self) -> SlotSearch | None:
+        """Search in slots, if they are how the model is best decoded."""
+        [model, *others] = self._models
+        with self._evaluation:
+            if others or not isinstance(model, Transformer) or not model.decodes_in_slots:
+                return None
+        device = self.compute.device
+        return SlotSearch(model, device, record=lambda step: recorded(step, device))
+
     def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
         """The `n_best` hypotheses of each sentence, best first."""
+        if _is_plain_beam(config):
+            only = [batch]
+            [found] = self._searches(lambda _: only.pop() if only else None, config)
+            return found
         return search(
             self._model,
             *self._padded(batch.sources),
@@ -165,7 +213,7 @@ class Models:
             if len(batch) == 1:
                 raise _too_large(batch) from error
         # Only here, where the error is gone, are the tensors of the attempt.
-        release_memory(self.compute.device)
+        self._release_memory()
         if not self._told_of_memory:
             self._told_of_memory = True
             self._tell(
@@ -176,11 +224,14 @@ class Models:
         halves = batch.part(slice(0, middle)), batch.part(slice(middle, None))
         return [output for half in halves for output in self._in_parts(task, half, config)]
 
+    def _release_memory(self) -> None:
+        if self._slots is not None:
+            self._slots.release()
+        release_memory(self.compute.device)
+
     def _padded(self, sources: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-        """Sources with EOS as [B, S] token ids, padded at the end, and their [B] lengths."""
-        rows = [torch.tensor([*ids, EOS]) for ids in sources]
-        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-        lengths = torch.tensor([len(row) for row in rows])
+        """Sources as `_padded` returns them, on the device."""
+        padded, lengths = _padded(sources)
         return padded.to(self.compute.device), lengths.to(self.compute.device)
 
 
@@ -208,8 +259,8 @@ def load_engine(
     num_threads = inference.threads or torch.get_num_threads()
     torch.set_num_threads(max(1, num_threads // num_processes))
     compute = choose_compute(inference.device, inference.precision, local_rank=index)
-    plain = inference.kernels == "plain"
-    return Models(load_models(folders, compute), compute, plain=plain, tell=tell)
+    operations = inference_operations(compute, inference.kernels)
+    return Models(load_models(folders, compute), compute, operations=operations, tell=tell)
 
 
 def load_models(folders: Sequence[Path], compute: Compute) -> list[Model]:
@@ -260,6 +311,17 @@ def load_model(folder: Path, info: ModelInfo) -> Model:
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, loaded[parameter])
     return model
+
+
+def _padded(sources: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Sources with EOS as [B, S] token ids, padded at the end, and their [B] lengths."""
+    rows = [torch.tensor([*ids, EOS]) for ids in sources]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    return padded, torch.tensor([len(row) for row in rows])
+
+
+def _is_plain_beam(config: SearchConfig) -> bool:
+    return config.search == "beam" and config.num_groups == 1
 
 
 def _too_large(batch: SentenceBatch) -> DataError:

@@ -240,7 +240,7 @@ class _Bench:
         self._seconds_to_load = time.perf_counter() - started
         forget_peak_memory(self._compute.device)
         say(f"bench generate: {folder} translates, {self._compute}")
-        with TextChunks(once, None) as text:
+        with self._opened(once) as text:
             self._once = list(text.read())
         if not self._translate(self._once).sentences:
             raise DataError("the text has no line to translate: give another with --input")
@@ -250,7 +250,7 @@ class _Bench:
     def time_all(self, path: Path, *, name: str) -> None:
         """Time the translation of a file."""
         with (
-            TextChunks(path, None) as text,
+            self._opened(path) as text,
             Progress(f"bench generate, {name}", total=None, unit="lines") as bar,
         ):
             started = time.perf_counter()
@@ -312,12 +312,16 @@ class _Bench:
             token=Milliseconds.of([seconds / num_tokens for num_tokens, seconds in self._each]),
         )
 
+    def _opened(self, path: Path) -> TextChunks:
+        text = TextChunks(path, None)
+        if self._engine.decodes_in_slots:
+            text.take_many()
+        return text
+
     def _translate(self, chunks: Iterable[Chunk], bar: Progress | None = None) -> _Counts:
         """Translate chunks of lines; returns what there was to translate."""
         engine = _CountingEngine(self._engine)
-        for chunk, _ in search_chunks(
-            engine, self._vocabulary, chunks, self._config, read_ahead=True
-        ):
+        for chunk, _ in search_chunks(engine, self._vocabulary, chunks, self._config):
             if bar is not None:
                 bar.update(len(chunk.lines))
         return engine.counts

@@ -1,0 +1,143 @@
+"""Every kernel compiles for a GPU and fits it, which takes none: this file is the compiler, too.
+
+Triton is imported in another process: here its kernels may be those of its interpreter.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tfm.kernels import has_triton
+
+# The most memory, in bytes, that a program may share. What is compiled for 8.0 is the same for the
+# smaller cards of 8.6 and 8.9, and these have the least.
+SHARED_MEMORY = {80: 99 * 1024, 90: 227 * 1024}
+KERNELS = {
+    "cross_entropy_triton._rows",
+    "dropout_add_norm_triton._backward",
+    "dropout_add_norm_triton._forward",
+    "packed_attention_kernels.backward_keys",
+    "packed_attention_kernels.backward_queries",
+    "packed_attention_kernels.forward",
+    "slot_attention_triton._attend_slots",
+    "token_blocks_triton._look_through",
+}
+
+
+@pytest.mark.skipif(not has_triton(), reason="there is no Triton")
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_every_kernel_compiles_and_fits_a_processor(capability, tmp_path):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    compiler = subprocess.run(
+        [sys.executable, __file__, str(capability)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert compiler.returncode == 0, compiler.stderr
+    shared_memory = json.loads(compiler.stdout)
+    assert set(shared_memory) == KERNELS
+    assert max(shared_memory.values()) <= SHARED_MEMORY[capability], shared_memory
+
+
+class Driver:
+    """What Triton asks of a GPU before it compiles for it."""
+
+    def __init__(self, capability):
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self):
+        return self._target
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, _device):
+        return 0
+
+
+def compile_instead_of_launching(capability):
+    """The most memory in bytes that each kernel shares, as calls on the CPU compile them."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(Driver(capability))
+    run = JITFunction.run
+    shared_memory = {}
+
+    def compile_only(kernel, *inputs, **options):
+        compiled = run(kernel, *inputs, **{**options, "warmup": True})
+        assert compiled.asm["cubin"]
+        name = f"{kernel.fn.__module__.split('.')[-1]}.{kernel.fn.__name__}"
+        shared_memory[name] = max(compiled.metadata.shared, shared_memory.get(name, 0))
+
+    JITFunction.run = compile_only
+    return shared_memory
+
+
+def call_all(dtype):
+    call_packed_attention(dtype)
+    call_dropout_add_norm(dtype)
+    call_cross_entropy(dtype)
+    for num_hypotheses, width in [(5, 64), (64, 128), (5, 256)]:
+        call_slot_attention(dtype, num_hypotheses, width)
+    for block_size in (64, 74):
+        call_token_blocks(dtype, block_size)
+
+
+def call_packed_attention(dtype):
+    from tfm.kernels.packed_attention import Spans
+    from tfm.kernels.packed_attention_triton import packed_self_attention
+
+    projected = torch.zeros(70, 3, 2, 64, dtype=dtype, requires_grad=True)
+    spans = Spans(*(torch.zeros(70, 2, dtype=torch.int32) for _ in range(2)))
+    attended = packed_self_attention(projected, spans, dropout=0.1, seed=torch.tensor([1]))
+    attended.sum().backward()
+
+
+def call_dropout_add_norm(dtype):
+    from tfm.kernels.dropout_add_norm_triton import dropout_add_norm
+
+    shapes = [(40, 512), (40, 512), (512,), (512,)]
+    inputs = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+    total, normed = dropout_add_norm(*inputs, eps=1e-5, dropout=0.1, seed=torch.tensor([1]))
+    (total + normed).sum().backward()
+
+
+def call_cross_entropy(dtype):
+    from tfm.kernels.cross_entropy_triton import cross_entropy_
+
+    targets = torch.zeros(4, dtype=torch.long)
+    cross_entropy_(torch.zeros(4, 37_000, dtype=dtype), targets, smoothing=0.1)
+
+
+def call_slot_attention(dtype, num_hypotheses, width):
+    from tfm.kernels.slot_attention_triton import slot_attention
+
+    query = torch.zeros(3, num_hypotheses, 2, width, dtype=dtype)
+    key, value = torch.zeros(3, 50 * num_hypotheses, 4, width, dtype=dtype).split(2, dim=2)
+    ends = torch.ones(3, dtype=torch.long)
+    slot_attention(query, key, value, ends)
+    ancestors = torch.zeros(3, num_hypotheses, 50, dtype=torch.int16)
+    slot_attention(query, key, value, ends, ancestors)
+
+
+def call_token_blocks(dtype, block_size):
+    from tfm.kernels.token_blocks_triton import greatest_and_log_sums
+
+    greatest_and_log_sums(torch.zeros(4, 500, block_size, dtype=dtype))
+
+
+if __name__ == "__main__":
+    shared_memory_of_kernels = compile_instead_of_launching(int(sys.argv[1]))
+    for dtype in (torch.float32, torch.bfloat16):  # fp16 is compiled as bf16 is
+        call_all(dtype)
+    print(json.dumps(shared_memory_of_kernels))

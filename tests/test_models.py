@@ -1,0 +1,150 @@
+"""Models that are decoded in slots, as on a GPU: the translations are those of any other way."""
+
+import pytest
+import torch
+
+from tfm.config import SearchConfig
+from tfm.data.subword import Vocabulary
+from tfm.errors import DataError
+from tfm.kernels.operations import PlainOperations
+from tfm.model.build import converted
+from tfm.runtime.checkpoint import checkpoints, load_info
+from tfm.runtime.device import choose_compute
+from tfm.search.slot_beams import SlotBeams
+from tfm.translator import Translator
+from tfm.translator.models import Models, load_model
+from tfm.translator.sentences import SentenceBatch
+
+LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven", "a b c d e f"]
+
+
+class InSlots(PlainOperations):
+    """What a GPU computes with, but for the kernels."""
+
+    decodes_in_slots = True
+
+    def __init__(self, dtype):
+        self.weights_dtype = dtype
+
+    def activations(self, x):
+        return x.to(self.weights_dtype)
+
+
+@pytest.fixture(scope="module")
+def plain(trained_run):
+    return Translator.load(trained_run, device="cpu")
+
+
+@pytest.fixture
+def folder(trained_run):
+    return checkpoints(trained_run)[-1]
+
+
+@pytest.fixture
+def new_translator(folder):
+    """A translator of some models, whose weights are of a type, in slots."""
+
+    def make(dtype=torch.float32, num_models=1):
+        loaded = [load_model(folder, load_info(folder)) for _ in range(num_models)]
+        compute = choose_compute("cpu", "fp32")
+        return Translator(loaded, Vocabulary.load(folder), compute, operations=InSlots(dtype))
+
+    return make
+
+
+@pytest.fixture
+def num_steps(monkeypatch):
+    """How many steps are taken in slots."""
+    steps = []
+    step = SlotBeams.step
+    monkeypatch.setattr(SlotBeams, "step", lambda self: steps.append(step(self)))
+    return steps
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("max_tokens", [8, 4096])
+def test_translations_are_the_same_in_slots(
+    plain, new_translator, num_steps, beam_size, max_tokens
+):
+    config = SearchConfig(beam_size=beam_size, n_best=beam_size, max_tokens=max_tokens)
+    prefixes = ["", "Haus", "", "", "Haus", "sieben", ""]
+    found, expected = (
+        translator.search(LINES, config, prefixes=prefixes)
+        for translator in (new_translator(), plain)
+    )
+    assert num_steps
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [each.text for each in ours] == [each.text for each in theirs]
+        assert [each.score for each in ours] == pytest.approx([each.score for each in theirs])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_groups": 2}, {"search": "sample"}, {"beam_size": 65}],
+    ids=["diverse", "sample", "wide"],
+)
+def test_other_searches_and_ensembles_do_without_slots(plain, new_translator, num_steps, settings):
+    config = SearchConfig(max_extra_length=5, **settings)
+    assert new_translator().translate(LINES, config) == plain.translate(LINES, config)
+    ensemble = new_translator(num_models=2)
+    assert ensemble.translate(LINES) == plain.translate(LINES)
+    assert not num_steps
+
+
+@pytest.mark.parametrize("largest", [2, 0])
+def test_what_memory_is_too_small_for_is_done_in_fewer_slots(
+    plain, new_translator, monkeypatch, largest
+):
+    translator = new_translator()
+    step = SlotBeams.step
+
+    def fail_if_large(beams):
+        if len(beams.is_open) > largest:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(beams)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SlotBeams, "step", fail_if_large)
+        if largest:
+            assert translator.translate(LINES) == plain.translate(LINES)
+        else:
+            with pytest.raises(DataError, match=r"^line \d with its .* needs more memory"):
+                translator.translate(LINES)
+    # Nothing of it is left.
+    assert translator.translate(LINES) == plain.translate(LINES)
+
+
+def test_the_batches_of_a_process_are_searched_in_slots_one_by_one(
+    plain, new_translator, num_steps
+):
+    engine = new_translator()._models
+    batch = SentenceBatch(line_numbers=[1, 2], sources=[[5, 6], [7]], targets=[[], []])
+    found = engine.run(Models.search, batch, SearchConfig())
+    assert num_steps
+    for [ours], [theirs] in zip(
+        found, plain._models.run(Models.search, batch, SearchConfig()), strict=True
+    ):
+        assert ours.tokens == theirs.tokens
+        assert ours.score == pytest.approx(theirs.score)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_are_of_the_type_that_operations_need_and_the_models_own_stay(
+    folder, num_steps, dtype
+):
+    model = load_model(folder, load_info(folder))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    compute = choose_compute("cpu", "fp32")
+    translator = Translator([model], Vocabulary.load(folder), compute, operations=InSlots(dtype))
+    assert len(translator.translate(LINES)) == len(LINES)
+    assert num_steps
+    [used] = translator._models._models
+    assert {parameter.dtype for parameter in used.parameters()} == {dtype}
+    assert used.target_embedding.positions.dtype == torch.float32
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_what_is_tied_stays_tied_when_a_model_is_converted(folder):
+    model = converted(load_model(folder, load_info(folder)), torch.bfloat16)
+    assert model.output_weight is model.source_embedding.weight is model.target_embedding.weight

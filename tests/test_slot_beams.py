@@ -1,0 +1,184 @@
+"""Beam search in slots, step by step: nothing in a step depends on what the host knows."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tfm.config import SearchConfig, TransformerConfig
+from tfm.data.subword import EOS, PAD
+from tfm.model.transformer import Transformer
+from tfm.search.beam import beam_search
+from tfm.search.slot_beams import SlotBeams, SlotSentences, SlotShape, hypotheses
+
+V = 9
+CPU = torch.device("cpu")
+SOURCES = [[4, 5, 8, EOS], [6, EOS], [EOS], [5, 5, 6, 7, 4, EOS]]
+SHAPE = {"num_slots": 4, "source_capacity": 6, "capacity": 16}
+
+
+def new_transformer(seed=0, *, vocab_size=V, **settings):
+    torch.manual_seed(seed)
+    config = TransformerConfig(
+        num_encoder_layers=1, num_decoder_layers=2, d_model=8, d_ff=16, num_heads=2, **settings
+    )
+    model = Transformer(config, source_vocab_size=vocab_size, target_vocab_size=vocab_size)
+    with torch.no_grad():
+        model.output_weight.mul_(4)  # makes it decided
+    return model.double().eval()
+
+
+def batch_of(sources):
+    rows = [torch.tensor(source) for source in sources]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    return padded, torch.tensor([len(source) for source in sources])
+
+
+def sentences_of(sources, config, prefixes=None, max_positions=None):
+    return SlotSentences.of(
+        *batch_of(sources), config, max_positions=max_positions, prefixes=prefixes
+    )
+
+
+def new_beams(model, config):
+    shape = SlotShape(num_hypotheses=config.beam_size, **SHAPE)
+    return SlotBeams(model, config, shape, CPU)
+
+
+class Recording(TorchDispatchMode):
+    """What a GPU records: operations and the memory they work on, no value of any tensor."""
+
+    WAITS = (
+        torch.ops.aten._local_scalar_dense.default,
+        torch.ops.aten.nonzero.default,
+        torch.ops.aten.masked_select.default,
+        torch.ops.aten.equal.default,
+        torch.ops.aten.is_nonzero.default,
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        is_masked = operation == torch.ops.aten.index.Tensor and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        waits = operation in self.WAITS or is_masked
+        assert not waits, f"{operation} waits for the device"
+        kwargs = kwargs or {}
+        with self:
+            result = operation.decompose(*args, **kwargs)
+        if result is NotImplemented:
+            result = operation(*args, **kwargs)
+            self.calls.append((operation, args, kwargs, result))
+        return result
+
+    def replay(self):
+        for operation, args, kwargs, result in self.calls:
+            again = operation(*args, **kwargs)
+            for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                assert old.shape == new.shape
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def recorded(step):
+    recording = Recording()
+    with recording:
+        step()
+    return recording.replay
+
+
+def run(beams, step, places):
+    for _ in range(100):
+        if not beams.is_open[places].any():
+            return hypotheses(beams.outputs(places))
+        step()
+    raise AssertionError("it never ends")
+
+
+def assert_same(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [each.tokens for each in ours] == [each.tokens for each in theirs]
+        for name in ("log_prob", "score"):
+            assert [getattr(each, name) for each in ours] == pytest.approx(
+                [getattr(each, name) for each in theirs], rel=1e-5
+            )
+
+
+@pytest.mark.parametrize("vocab_size", [V, 70_001])
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_recorded_step_finds_what_beam_search_finds_whatever_comes_into_the_slots(
+    beam_size, vocab_size
+):
+    model = new_transformer(vocab_size=vocab_size)
+    config = SearchConfig(beam_size=beam_size, n_best=beam_size, max_extra_length=5)
+    with torch.inference_mode():
+        beams = new_beams(model, config)
+        step = recorded(beams.step)  # with nothing in the slots
+        for sources, prefixes, places in [
+            (SOURCES, [[], [4, 5], [7], []], [2, 0, 3, 1]),
+            (SOURCES[:2], None, [1, 3]),
+        ]:
+            beams.occupy(places, sentences_of(sources, config, prefixes))
+            expected = beam_search(model, *batch_of(sources), config, prefixes=prefixes)
+            assert_same(run(beams, step, places), expected)
+
+
+def test_a_step_that_asks_for_a_value_is_no_recording():
+    x = torch.ones(2)
+    with pytest.raises(AssertionError, match="waits for the device"):
+        recorded(lambda: x[x > 0])
+    with pytest.raises(AssertionError, match="waits for the device"):
+        recorded(lambda: x.sum().item())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, -1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_slot_goes_its_own_way(seed, alpha):
+    model = new_transformer(seed, norm="pre")
+    config = SearchConfig(beam_size=4, n_best=2, length_penalty=alpha, max_extra_length=4)
+    with torch.inference_mode():
+        expected = beam_search(model, *batch_of(SOURCES), config)
+        beams = new_beams(model, config)
+        # One after another, while those before go on.
+        for place, source in enumerate(SOURCES):
+            beams.occupy([place], sentences_of([source], config))
+            beams.step()
+        assert_same(run(beams, beams.step, list(range(len(SOURCES)))), expected)
+
+
+def test_outputs_end_where_the_learned_positions_do():
+    model = new_transformer(learned_positions=6)
+    config = SearchConfig(beam_size=2, max_extra_length=10, length_penalty=3.0)
+    with torch.inference_mode():
+        expected = beam_search(model, *batch_of(SOURCES), config)
+        beams = new_beams(model, config)
+        sentences = sentences_of(SOURCES, config, max_positions=model.max_positions)
+        beams.occupy([0, 1, 2, 3], sentences)
+        assert_same(run(beams, beams.step, [0, 1, 2, 3]), expected)
+    assert max(len(best[0].tokens) for best in expected) == 5
+
+
+def test_what_is_done_stays_as_it_is_until_it_is_replaced():
+    model = new_transformer()
+    config = SearchConfig(beam_size=3, max_extra_length=2)
+    with torch.inference_mode():
+        beams = new_beams(model, config)
+        beams.occupy([1], sentences_of(SOURCES[:1], config))
+        [found] = run(beams, beams.step, [1])
+        for _ in range(20):
+            beams.step()
+        assert hypotheses(beams.outputs([1])) == [found]
+
+
+def test_a_part_of_a_batch_has_no_more_padding_than_its_longest_source():
+    config = SearchConfig(max_extra_length=7)
+    prefixes = [[4, 5], [], [6], []]
+    whole = sentences_of(SOURCES, config, prefixes)
+    part, alone = whole.part(slice(1, 3)), sentences_of(SOURCES[1:3], config, prefixes[1:3])
+    assert torch.equal(part.source, alone.source)
+    assert torch.equal(part.lengths, alone.lengths)
+    assert torch.equal(part.max_lengths, alone.max_lengths)
+    assert part.forced[:, :1].tolist() == alone.forced.tolist()

@@ -1,0 +1,51 @@
+"""The greatest logits of blocks and the sums of all: against a logsumexp of whole rows."""
+
+import math
+
+import pytest
+import torch
+
+from tfm.kernels import token_blocks
+from tfm.kernels.token_blocks import greatest_and_log_sums
+
+
+def random_logits(*shape, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return (5 * torch.randn(shape, generator=generator)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("at_once", [1, 2 * 7 * 64, 1 << 18])
+def test_blocks_have_their_greatest_and_rows_their_logarithm_of_a_sum(dtype, at_once, monkeypatch):
+    monkeypatch.setattr(token_blocks, "_ELEMENTS_AT_ONCE", at_once)
+    logits = random_logits(5, 7, 64, dtype=dtype)
+    before = logits.clone()
+    greatest, log_sums = greatest_and_log_sums(logits)
+    precision = torch.float64 if dtype == torch.float64 else torch.float32
+    assert (greatest.dtype, log_sums.dtype) == (precision, precision)
+    assert torch.equal(greatest, logits.amax(dim=2).to(precision))
+    torch.testing.assert_close(log_sums, logits.to(precision).flatten(1).logsumexp(dim=1))
+    assert torch.equal(logits, before)
+
+
+def test_what_is_ruled_out_has_no_share_even_if_it_is_whole_blocks():
+    logits = random_logits(2, 3, 37)
+    logits[0, 1] = -math.inf
+    logits[1, :, 5:] = -math.inf
+    greatest, log_sums = greatest_and_log_sums(logits)
+    assert greatest[0, 1] == -math.inf
+    torch.testing.assert_close(log_sums, logits.flatten(1).logsumexp(dim=1))
+
+
+def test_a_row_in_which_all_is_ruled_out_sums_to_zero():
+    logits = random_logits(3, 4, 32)
+    logits[1] = -math.inf
+    greatest, log_sums = greatest_and_log_sums(logits)
+    assert greatest[1].eq(-math.inf).all()
+    assert log_sums.tolist()[1] == -math.inf
+    assert log_sums[[0, 2]].isfinite().all()
+
+
+def test_there_may_be_no_rows():
+    greatest, log_sums = greatest_and_log_sums(random_logits(0, 4, 32))
+    assert (greatest.shape, log_sums.shape) == ((0, 4), (0,))

@@ -1,0 +1,204 @@
+"""The layers of the Transformer (Vaswani et al. 2017, §3.1 and §3.3)."""
+
+from typing import Protocol, cast
+
+from torch import Tensor, nn
+
+from tfm.config import TransformerConfig
+from tfm.kernels.operations import PLAIN, Operations
+from tfm.model.attention import MultiHeadAttention, Sentences
+from tfm.model.one_sentence import SentenceLayer, as_function
+
+
+class Past(Protocol):
+    """What the next position of hypotheses attends to: what they are so far, and their sources."""
+
+    def attend(
+        self, index: int, attention: MultiHeadAttention, projected: Tensor, window: int | None
+    ) -> Tensor:
+        """Take in a position's keys and values, and attend to all up to them.
+
+        Args:
+            index: Number of the layer.
+            attention: Its self-attention.
+            projected: [R, h · (2 d_k + d_v)] queries, keys and values.
+            window: How many positions a query sees, its own among them; None for all.
+
+        Returns:
+            [R, h · d_v].
+        """
+
+    def attend_source(self, index: int, attention: MultiHeadAttention, queries: Tensor) -> Tensor:
+        """Attend to the source.
+
+        Args:
+            index: Number of the layer.
+            attention: Its attention to the source.
+            queries: [R, h · d_k].
+
+        Returns:
+            [R, h · d_v].
+        """
+
+
+class Residual(nn.Module):
+    """The residual connection, dropout and layer normalisation around a sub-layer (§3.1).
+
+    Post-norm, as in the paper: LayerNorm(x + Dropout(sublayer(x))).
+    Pre-norm: x + Dropout(sublayer(LayerNorm(x))).
+    """
+
+    operations: Operations = PLAIN
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.d_model)
+        self.dropout = config.dropout
+        self.norm_first = config.norm == "pre"
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the sub-layer is given, for x […, d_model]."""
+        given: Tensor = self.norm(x) if self.norm_first else x
+        return given
+
+    def after(self, x: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Add the sub-layer to x […, d_model].
+
+        Args:
+            x: What the sub-layer started from.
+            hidden: […, in] the sub-layer but for its last projection.
+            output: That projection.
+        """
+        dropout = self.dropout if self.training else 0.0
+        summed = self.operations.add_linear_dropout(x, hidden, output.weight, output.bias, dropout)
+        return summed if self.norm_first else cast("Tensor", self.norm(summed))
+
+
+class FeedForward(nn.Module):
+    """max(0, x W₁ + b₁) W₂ + b₂ at each position (§3.3)."""
+
+    operations: Operations = PLAIN
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.d_model, config.d_ff)
+        self.outer = nn.Linear(config.d_ff, config.d_model)
+        self.dropout = config.relu_dropout
+        # Weights stay as torch draws them, from ±1/√fan_in: with Glorot's rule it learns later.
+        for linear in (self.inner, self.outer):
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map […, d_model] to […, d_ff], which `outer` projects back."""
+        dropout = self.dropout if self.training else 0.0
+        inner = self.inner
+        return self.operations.linear_relu_dropout(x, inner.weight, inner.bias, dropout)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and a feed-forward network."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.self_attention = MultiHeadAttention(config)
+        self.self_attention_residual = Residual(config)
+        self.attention_window = config.attention_window
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(self, x: Tensor, sentences: Sentences) -> Tensor:
+        """Map [B, S, d_model], or packed [num_rows, d_model], to the same shape."""
+        attended = self.self_attention.within(
+            self.self_attention_residual.before(x), sentences, window=self.attention_window
+        )
+        x = self.self_attention_residual.after(x, attended, self.self_attention.output)
+        fed = self.feed_forward(self.feed_forward_residual.before(x))
+        return self.feed_forward_residual.after(x, fed, self.feed_forward.outer)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention to what came before, attention to the source, a feed-forward network."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.self_attention = MultiHeadAttention(config)
+        self.self_attention_residual = Residual(config)
+        self.attention_window = config.attention_window
+        self.cross_attention = MultiHeadAttention(config)
+        self.cross_attention_residual = Residual(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(self, x: Tensor, encoded: Tensor, targets: Sentences, sources: Sentences) -> Tensor:
+        """Decode all positions at once.
+
+        Args:
+            x: [B, T, d_model], or packed [num_rows, d_model].
+            encoded: What the encoder made of the sources.
+            targets: Where the sentences of x are.
+            sources: Where their sources are.
+
+        Returns:
+            The same shape as x.
+        """
+        attended = self.self_attention.within(
+            self.self_attention_residual.before(x),
+            targets,
+            causal=True,
+            window=self.attention_window,
+        )
+        x = self.self_attention_residual.after(x, attended, self.self_attention.output)
+        attended = self.cross_attention.across(
+            self.cross_attention_residual.before(x), encoded, targets, sources
+        )
+        return self._after_attention(x, attended)
+
+    def step(self, x: Tensor, past: Past, index: int) -> Tensor:
+        """Decode the next position of hypotheses.
+
+        Args:
+            x: [R, d_model].
+            past: Theirs, which takes in this position's keys and values.
+            index: Number of this layer.
+
+        Returns:
+            [R, d_model].
+        """
+        attention, residual = self.self_attention, self.self_attention_residual
+        projected = attention.project(residual.before(x))
+        attended = past.attend(index, attention, projected, self.attention_window)
+        x = residual.after(x, attended, attention.output)
+        attention, residual = self.cross_attention, self.cross_attention_residual
+        queries = attention.project_queries(residual.before(x))
+        return self._after_attention(x, past.attend_source(index, attention, queries))
+
+    def for_sentence(self, key: Tensor, value: Tensor) -> SentenceLayer:
+        """Make ready for one sentence.
+
+        Args:
+            key: [h, S, d_k] of its source.
+            value: [h, S, d_v].
+        """
+        attention, feed_forward = self.self_attention, self.feed_forward
+        linears = (attention.input, attention.output, feed_forward.inner, feed_forward.outer)
+        projection, output, inner, outer = (
+            attention.operations.ready_product(linear.weight, linear.bias) for linear in linears
+        )
+        return SentenceLayer(
+            norms=(
+                as_function(self.self_attention_residual.norm),
+                as_function(self.cross_attention_residual.norm),
+                as_function(self.feed_forward_residual.norm),
+            ),
+            norm_first=self.self_attention_residual.norm_first,
+            projection=projection,
+            output=output,
+            source=self.cross_attention.to_source(key, value),
+            inner=inner,
+            outer=outer,
+        )
+
+    def _after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = self.cross_attention_residual.after(x, attended, self.cross_attention.output)
+        fed = self.feed_forward(self.feed_forward_residual.before(x))
+        return self.feed_forward_residual.after(x, fed, self.feed_forward.outer)
