@@ -14,7 +14,7 @@ quickstart: .venv/installed
 	$(BIN)/tfm quickstart
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 test-kernels: .venv/installed-kernels
 	$(BIN)/python -m pytest tests/test_kernels_*.py tests/test_gpu_*.py tests/test_choice.py tests/test_graphs.py

@@ -16,11 +16,14 @@ from tfm.config import BinarizeConfig, RunConfig, SubwordConfig, run_config
 from tfm.data.manifest import Manifest
 from tfm.data.subword import BOS, PAD, UNK, Vocabulary
 from tfm.data.synthetic import generate_pairs
+from tfm.runtime.cpu import this_cpu
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 
 # The same sums in every process, however many threads it has, wherever its memory lies.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+# Tests run side by side, and threads that wait for each other would slow all of them down.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TINY: dict[str, dict[str, Any]] = {
     "model": {
@@ -43,6 +46,12 @@ TINY: dict[str, dict[str, Any]] = {
         "precision": "fp32",
     },
 }
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what this CPU has no units for."""
+    if item.get_closest_marker("needs_bf16") and not this_cpu().has_bf16:
+        pytest.skip("this CPU has no bf16 units")
 
 
 @pytest.fixture(scope="session")

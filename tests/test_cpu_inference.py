@@ -5,29 +5,26 @@ import torch
 
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS
+from tfm.kernels import cpu_inference
 from tfm.kernels.cpu_inference import (
     CpuInference,
-    bf16_by_onednn,
+    bf16_product,
     fp32_product,
-    int8_by_onednn,
+    int8_product,
 )
 from tfm.kernels.operations import PLAIN
 from tfm.model.build import EvaluationMode, new_model
 from tfm.search.beam import beam_search
 
 V = 70
-NEEDS_ONEDNN = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available(), reason="needs torch with oneDNN"
-)
 NEEDS_INT8 = pytest.mark.skipif(
-    "onednn" not in torch.backends.quantized.supported_engines,
-    reason="needs torch with quantized products of oneDNN",
+    not cpu_inference.HAS_INT8, reason="needs a torch with int8 products of oneDNN"
 )
 # How to make weights ready, the type of activations, and the greatest error by the norm.
 KINDS = [
     pytest.param(fp32_product, torch.float32, 1e-5, id="fp32"),
-    pytest.param(bf16_by_onednn, torch.bfloat16, 1e-2, id="bf16", marks=NEEDS_ONEDNN),
-    pytest.param(int8_by_onednn, torch.float32, 3e-2, id="int8", marks=NEEDS_INT8),
+    pytest.param(bf16_product, torch.bfloat16, 1e-2, id="bf16", marks=pytest.mark.needs_bf16),
+    pytest.param(int8_product, torch.float32, 3e-2, id="int8", marks=NEEDS_INT8),
 ]
 EVERY_KIND = pytest.mark.parametrize(("make_ready", "dtype", "most_error"), KINDS)
 MODELS = [
@@ -70,6 +67,16 @@ def test_products_are_those_of_float64_but_for_rounding(
         assert found.dtype == dtype
         assert found.shape == expected.shape
         assert (found - expected).norm() <= most_error * exact.norm()
+
+
+@NEEDS_INT8
+@pytest.mark.parametrize("num_rows", [1, 4, 37])
+def test_sums_of_large_int8_products_do_not_overflow(num_rows):
+    """As they would in 16 bits, which a CPU without units for int8 adds two products up in."""
+    x, weight = torch.ones(num_rows, 64), torch.ones(48, 64)
+    with torch.inference_mode():
+        found = CpuInference(int8_product, torch.float32).project(x, weight)
+    torch.testing.assert_close(found, torch.full((num_rows, 48), 64.0), rtol=0.01, atol=0)
 
 
 def test_products_meet_no_more_sizes_than_rows_are_rounded_to():
@@ -225,8 +232,8 @@ def stepped(model, operations, num_sentences=4):
     ("make_ready", "dtype", "most_difference"),
     [
         pytest.param(fp32_product, torch.float32, 1e-5, id="fp32"),
-        pytest.param(bf16_by_onednn, torch.bfloat16, 0.1, id="bf16", marks=NEEDS_ONEDNN),
-        pytest.param(int8_by_onednn, torch.float32, 0.15, id="int8", marks=NEEDS_INT8),
+        pytest.param(bf16_product, torch.bfloat16, 0.1, id="bf16", marks=pytest.mark.needs_bf16),
+        pytest.param(int8_product, torch.float32, 0.15, id="int8", marks=NEEDS_INT8),
     ],
 )
 @pytest.mark.parametrize("num_sentences", [4, 1])

@@ -89,6 +89,7 @@ def test_what_is_kept_is_scaled_up_and_the_residual_is_left_alone():
         assert 0 < int(is_kept.sum()) < found.numel()
 
 
+@pytest.mark.needs_bf16
 def test_activations_have_the_type_of_the_arithmetic_and_gradients_that_of_the_weights():
     operations = new_operations(dtype=torch.bfloat16)
     inputs = new_inputs(torch.float32)

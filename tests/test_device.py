@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tfm.errors import UsageError
+from tfm.runtime.cpu import Cpu
 from tfm.runtime.device import choose_compute, single_precision_flops
 
 
@@ -20,13 +21,41 @@ def test_without_a_gpu_the_cpu_computes_in_fp32():
         assert str(compute).startswith("cpu in fp32, ")
 
 
+@pytest.fixture
+def this_cpu_has(monkeypatch):
+    """Pretend that the CPU has certain units."""
+
+    def have(*flags):
+        cpu = Cpu(model="a CPU", flags=frozenset(flags))
+        monkeypatch.setattr("tfm.runtime.device.this_cpu", lambda: cpu)
+
+    return have
+
+
 @pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize(("has_amx", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_a_cpu_trains_in_bf16_where_it_has_the_units_for_it(monkeypatch, has_amx, dtype):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        (["avx2"], torch.float32),
+        (["avx512f", "avx512_bf16"], torch.float32),
+        (["avx512f", "avx512_bf16", "amx_bf16"], torch.bfloat16),
+    ],
+)
+def test_a_cpu_trains_in_bf16_where_it_multiplies_such_matrices(this_cpu_has, flags, dtype):
+    this_cpu_has(*flags)
     assert choose_compute("cpu", "auto", trains=True).dtype == dtype
     assert choose_compute("cpu", "auto").dtype == torch.float32
     assert choose_compute("cpu", "fp32", trains=True).dtype == torch.float32
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("trains", "advice"), [(True, "fp32"), (False, r"fp32 \(or int8\)")], ids=["train", "translate"]
+)
+def test_bf16_is_refused_without_units_for_it(this_cpu_has, trains, advice):
+    this_cpu_has("avx2", "avx512f", "avx512_vnni")
+    with pytest.raises(UsageError, match=f"^this CPU has no bf16 units: use --precision {advice}$"):
+        choose_compute("auto", "bf16", trains=trains)
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -46,7 +75,11 @@ def test_fp32_products_stay_exact():
 
 @pytest.mark.parametrize(
     ("precision", "dtype"),
-    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+    [
+        ("fp32", torch.float32),
+        pytest.param("bf16", torch.bfloat16, marks=pytest.mark.needs_bf16),
+        ("fp16", torch.float16),
+    ],
 )
 def test_matrix_products_have_the_precision_asked_for(precision, dtype):
     compute = choose_compute("cpu", precision)

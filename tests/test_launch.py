@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tfm.errors import UsageError
+from tfm.runtime.cpu import num_cores
 from tfm.runtime.failures import FailedProcessError
 from tfm.runtime.interruption import InterruptedRunError
 from tfm.runtime.launch import launch, num_local_processes
@@ -82,8 +83,7 @@ def test_each_process_is_told_which_it_is(elsewhere, monkeypatch):
     assert [each["LOCAL_RANK"] for each in told] == ["0", "1", "2"]
     assert {each["WORLD_SIZE"] for each in told} == {"3"}
     assert {each["MASTER_ADDR"] for each in told} == {"127.0.0.1"}
-    num_cores = len(os.sched_getaffinity(0))
-    assert {each["OMP_NUM_THREADS"] for each in told} == {str(max(1, num_cores // 3))}
+    assert {each["OMP_NUM_THREADS"] for each in told} == {str(max(1, num_cores() // 3))}
     assert dict(os.environ) == before
 
 
@@ -278,6 +278,7 @@ sys.exit(1)
 _LAUNCHES = """
 import sys
 from tfm.runtime.launch import launch
+from tfm.runtime.cpu import num_cores
 from tfm.runtime.world import Layout
 launch(Layout(local_size=2), [sys.executable, "-c", sys.argv[1]])
 """

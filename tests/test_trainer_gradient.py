@@ -63,7 +63,7 @@ def test_where_fp16_overflows_at_any_scale_fp32_takes_its_place(new_trainer):
     assert scale_of(trainer)["value"] == 2.0**16
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", [pytest.param("bf16", marks=pytest.mark.needs_bf16), "fp16"])
 def test_half_precision_learns_as_fp32_does(new_trainer, precision):
     exact = take(new_trainer(), 12)
     rounded = take(new_trainer(training={"precision": precision}), 12)

@@ -326,7 +326,7 @@ def test_other_failures_are_not_taken_for_a_lack_of_memory(translator, monkeypat
         translator.search(["seven", "eight"], SHORT)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", [pytest.param("bf16", marks=pytest.mark.needs_bf16), "fp16"])
 def test_half_precision_translates(trained_run, precision):
     found = Translator.load(trained_run, device="cpu", precision=precision).search(LINES, SHORT)
     exact = Translator.load(trained_run, device="cpu").search(LINES, SHORT)

@@ -12,12 +12,20 @@ if TYPE_CHECKING:
     from tfm.stages.bench.train import TrainBench
 
 
+def _two_columns() -> Table:
+    """Return an empty table of names and values; long values take several lines."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    return table
+
+
 def print_train_bench(result: "TrainBench", *, as_json: bool) -> None:
     """Print how fast a model trains."""
     if as_json:
         print(json.dumps(result.to_json()))  # noqa: T201
         return
-    table = Table.grid(padding=(0, 2))
+    table = _two_columns()
     _add_what_was_timed(table, result)
     _add_speed(table, result)
     _add_cost(table, result)
@@ -29,7 +37,7 @@ def print_generate_bench(result: "GenerateBench", *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.to_json()))  # noqa: T201
         return
-    table = Table.grid(padding=(0, 2))
+    table = _two_columns()
     _add_what_was_translated(table, result)
     _add_rates(table, result)
     Console(highlight=False).print(table)

@@ -18,6 +18,15 @@ InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Kernels = Literal["auto", "fast", "plain"]
 
 
+def _threads() -> int | None:
+    """Return the setting of threads, which all that computes shares."""
+    return setting(
+        None,
+        "Threads on a CPU, of all processes; if unset OMP_NUM_THREADS, or one for each idle core.",
+        at_least=1,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Settings):
     """Adam, its schedule (§5.3) and the loss (§5.4)."""
@@ -125,6 +134,7 @@ class TrainingConfig(Settings):
         "auto",
         "Of matrix products; auto is bf16 on GPUs and CPUs with AMX, fp16 on old GPUs, else fp32.",
     )
+    threads: int | None = _threads()
 
     def problems(self) -> Iterator[str]:
         """Name each value that cannot be, and what would do."""
@@ -270,11 +280,7 @@ class InferenceConfig(Settings):
         "auto",
         "Operations of the layers: fast ones, made for inference, or plain; auto: fast on CPUs.",
     )
-    threads: int | None = setting(
-        None,
-        "Threads on a CPU, of all processes; OMP_NUM_THREADS or all of its cores if unset.",
-        at_least=1,
-    )
+    threads: int | None = _threads()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,7 +334,9 @@ class SubwordConfig(Settings):
         at_least=101,
         at_most=1_000_000_000,
     )
-    num_threads: int = setting(16, "Threads to learn with.", at_least=1, at_most=1024)
+    num_threads: int | None = setting(
+        None, "Threads to learn with; one for each core if unset.", at_least=1, at_most=1024
+    )
 
     def problems(self) -> Iterator[str]:
         """Name each value that cannot be, and what would do."""

@@ -17,6 +17,7 @@ import sentencepiece
 from tfm.config import SubwordConfig
 from tfm.data.text import read_lines
 from tfm.errors import DataError, TfmError, UsageError
+from tfm.runtime.cpu import num_cores
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
@@ -74,7 +75,7 @@ class SubwordModel:
         ids: list[list[int]]
         try:
             # A list is for threads to encode: a single line would wait for one to start.
-            ids = [encode(texts[0])] if len(texts) == 1 else encode(texts, num_threads=-1)
+            ids = [encode(texts[0])] if len(texts) == 1 else encode(texts, num_threads=num_cores())
         except (TypeError, RuntimeError) as error:
             broken = next(filter(_LONE_SURROGATE.search, texts), None)
             if broken is None:
@@ -212,7 +213,7 @@ def learn_subword_model(
         "byte_fallback": config.byte_fallback,
         "input_sentence_size": config.sample_sentences,
         "shuffle_input_sentence": True,
-        "num_threads": config.num_threads,
+        "num_threads": config.num_threads or num_cores(),
     }
     return _learn(texts, options, vocab_size=vocab_size)
 

@@ -1,15 +1,20 @@
 """Which operations a model is computed with."""
 
+from dataclasses import replace
+
 import torch
 
-from tfm.config import Kernels
+from tfm.config import DeviceName, InferencePrecision, Kernels
 from tfm.errors import UsageError
 from tfm.kernels import cpu_inference, has_triton
 from tfm.kernels.cpu_inference import CpuInference
 from tfm.kernels.cpu_operations import CpuOperations
 from tfm.kernels.operations import PLAIN, Operations
-from tfm.runtime.device import Compute
-from tfm.runtime.products import multiplies_by_onednn
+from tfm.kernels.verification import MAX_ERRORS, inference_error, training_error
+from tfm.runtime.cpu import this_cpu
+from tfm.runtime.device import Compute, choose_compute
+from tfm.runtime.matmul import uses_onednn
+from tfm.runtime.reporting import say
 
 # A CPU imitates fp16, and slowly.
 _CPU_TYPES = (torch.float32, torch.bfloat16)
@@ -17,6 +22,52 @@ _CPU_TYPES = (torch.float32, torch.bfloat16)
 _GPU_CAPABILITY = (8, 0)
 # Of rows in bf16 or int8, whose products cost little beside copies: measured in bf16.
 _NARROW_ROWS = 0.7
+
+
+def verified_compute(
+    device: DeviceName,
+    precision: InferencePrecision,
+    *,
+    local_rank: int = 0,
+    trains: bool = False,
+) -> Compute:
+    """Choose where to compute and in what arithmetic; fp32 if another one is wrong on this CPU.
+
+    Args:
+        device: Where to compute.
+        precision: Arithmetic of matrix products.
+        local_rank: Number of the GPU.
+        trains: Whether it is for training.
+
+    Raises:
+        UsageError: This machine cannot do what is asked for.
+    """
+    compute = choose_compute(device, precision, local_rank=local_rank, trains=trains)
+    dtype = compute.dtype
+    if compute.device.type != "cpu" or dtype not in (torch.bfloat16, torch.int8):
+        return compute
+    if dtype == torch.int8:
+        if not cpu_inference.HAS_INT8:
+            raise UsageError("torch has no int8 for this CPU: use --precision fp32")
+        if not this_cpu().has_int8:
+            say(
+                "warning: this CPU has no int8 units (VNNI): weights are rounded to 7 bits, and "
+                "little speed is gained over fp32"
+            )
+    error = training_error(dtype) if trains else inference_error(dtype)
+    if error <= MAX_ERRORS[dtype]:
+        return compute
+    say(f"warning: {_wrong(dtype, error)}: computing in fp32 instead")
+    return replace(compute, dtype=torch.float32)
+
+
+def _wrong(dtype: torch.dtype, error: float) -> str:
+    """Say how wrong products are."""
+    name = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float32: "prepacked fp32"}[dtype]
+    return (
+        f"{name} matrix products are wrong on this CPU (relative error {error:.1g}, at most "
+        f"{MAX_ERRORS[dtype]:g} expected)"
+    )
 
 
 def choose_operations(compute: Compute, kernels: Kernels) -> Operations:
@@ -68,24 +119,26 @@ def inference_operations(compute: Compute, kernels: Kernels = "auto") -> Operati
 def _cpu_inference(compute: Compute) -> Operations:
     match compute.dtype:
         case torch.int8:
-            if "onednn" not in torch.backends.quantized.supported_engines:
-                raise UsageError("torch has no int8 for this CPU: use another --precision")
             return CpuInference(
-                cpu_inference.int8_by_onednn,
+                cpu_inference.int8_product,
                 torch.float32,
                 worth_computing=_NARROW_ROWS,
                 keeps_sizes=True,
             )
-        case torch.bfloat16 if cpu_inference.HAS_ONEDNN:
+        case torch.bfloat16:
             return CpuInference(
-                cpu_inference.bf16_by_onednn,
+                cpu_inference.bf16_product,
                 torch.bfloat16,
                 worth_computing=_NARROW_ROWS,
                 keeps_sizes=True,
             )
         case torch.float32:
-            keeps_sizes = multiplies_by_onednn()
-            return CpuInference(cpu_inference.fp32_product, torch.float32, keeps_sizes=keeps_sizes)
+            error = inference_error(torch.float32)
+            if error <= MAX_ERRORS[torch.float32]:
+                return CpuInference(
+                    cpu_inference.fp32_product, torch.float32, keeps_sizes=uses_onednn()
+                )
+            say(f"warning: {_wrong(torch.float32, error)}: computing with plain kernels instead")
     return PLAIN
 
 

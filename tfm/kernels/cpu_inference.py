@@ -12,17 +12,28 @@ from torch import Tensor
 from tfm.kernels.operations import PlainOperations, Product
 from tfm.kernels.random_masks import RandomMasks
 from tfm.kernels.sentence_attention import SentenceAttention
+from tfm.runtime.cpu import this_cpu
 
 # Of so few rows a product takes as long as reading the weight. A few less are made as many.
 _FEW_ROWS = (1, 4, 8)
 
-HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-_HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-# Their own operations; torch offers no other way to them.
+# Operations of MKL's and oneDNN's own; torch offers no other way to them, and not on all CPUs.
 _REORDER_FOR_MKL: Any = getattr(torch.ops.mkl, "_mkl_reorder_linear_weight", None)
 _MULTIPLY_BY_MKL: Any = getattr(torch.ops.mkl, "_mkl_linear", None)
 _REORDER: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
 _MULTIPLY: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+_HAS_MKL: bool = torch.backends.mkl.is_available() and None not in (  # type: ignore[no-untyped-call]
+    _REORDER_FOR_MKL,
+    _MULTIPLY_BY_MKL,
+)
+HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and None not in (  # type: ignore[no-untyped-call]
+    _REORDER,
+    _MULTIPLY,
+)
+HAS_INT8 = "onednn" in torch.backends.quantized.supported_engines
+# The largest of 8-bit weights, and of 7-bit ones: two products of these with 8-bit activations,
+# which a CPU without units for int8 adds up in 16 bits, do not overflow.
+_LARGEST_WEIGHTS = {True: 127, False: 63}
 
 MakeReady = Callable[[Tensor, Tensor | None], Product]
 
@@ -150,10 +161,18 @@ def fp32_product(weight: Tensor, bias: Tensor | None) -> Product:
     return product
 
 
-def bf16_by_onednn(weight: Tensor, bias: Tensor | None) -> Product:
-    """In units for such matrices, where the CPU has them."""
-    ready = _REORDER(weight.bfloat16())
+def bf16_product(weight: Tensor, bias: Tensor | None) -> Product:
+    """Multiply in bf16, by oneDNN if torch has it."""
+    narrow_weight = weight.bfloat16()
     narrow_bias = None if bias is None else bias.bfloat16()
+    if not HAS_ONEDNN:
+
+        def plain_product(x: Tensor, relu: bool) -> Tensor:
+            out = F.linear(x.bfloat16(), narrow_weight, narrow_bias)
+            return out.relu_() if relu else out
+
+        return plain_product
+    ready = _REORDER(narrow_weight)
 
     def product(x: Tensor, relu: bool) -> Tensor:
         activation = "relu" if relu else "none"
@@ -162,9 +181,13 @@ def bf16_by_onednn(weight: Tensor, bias: Tensor | None) -> Product:
     return product
 
 
-def int8_by_onednn(weight: Tensor, bias: Tensor | None) -> Product:
-    """Weights have a scale for each output, what they multiply one of its own each time."""
-    scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
+def int8_product(weight: Tensor, bias: Tensor | None) -> Product:
+    """Multiply in int8: a scale for each output of the weight, one for all of x each time.
+
+    Weights have 8 bits, or 7 on a CPU without units for int8.
+    """
+    largest = _LARGEST_WEIGHTS[this_cpu().has_int8]
+    scales = weight.abs().amax(dim=1).clamp(min=1e-12) / largest
     zeros = torch.zeros(len(weight), dtype=torch.long)
     with warnings.catch_warnings():
         # What is to take its place has no product that scales what it multiplies by itself.
@@ -183,6 +206,14 @@ def int8_by_onednn(weight: Tensor, bias: Tensor | None) -> Product:
         return cast("Tensor", torch.ops.quantized.linear_dynamic(x, ready, False))
 
     return product
+
+
+# How a weight is made ready for products in an arithmetic.
+PREPARE: dict[torch.dtype, MakeReady] = {
+    torch.float32: fp32_product,
+    torch.bfloat16: bf16_product,
+    torch.int8: int8_product,
+}
 
 
 def _refuse_dropout(dropout: float) -> None:

@@ -10,8 +10,9 @@ import torch
 
 from tfm.config import DeviceName, InferencePrecision
 from tfm.errors import UsageError
+from tfm.runtime.cpu import this_cpu
+from tfm.runtime.matmul import choose_fp32_library
 from tfm.runtime.memory import keep_freed_memory
-from tfm.runtime.products import multiply_fast
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -60,7 +61,8 @@ def choose_compute(
         trains: Whether it is for training.
 
     Raises:
-        UsageError: A GPU is asked for where there is none, or int8 on one.
+        UsageError: A GPU is asked for where there is none, or int8 on one, or bf16 on a CPU
+            without units for it.
     """
     has_gpu = torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
@@ -75,6 +77,9 @@ def choose_compute(
         raise UsageError("int8 is for CPUs alone: use --precision bf16, or --device cpu")
     if precision == "auto":
         precision = _native_precision() if use_gpu else _cpu_precision(trains=trains)
+    elif precision == "bf16" and not use_gpu and not this_cpu().has_bf16:
+        others = "fp32" if trains else "fp32 (or int8)"
+        raise UsageError(f"this CPU has no bf16 units: use --precision {others}")
     if use_gpu:
         torch.cuda.set_device(local_rank)
         # Some cuDNN attention kernels round the dropout probability.
@@ -83,7 +88,7 @@ def choose_compute(
         # Its backward pass is slow on sentences: plain products train 1.7 times as fast.
         torch.backends.cuda.enable_flash_sdp(not trains)
         keep_freed_memory()
-        multiply_fast()
+        choose_fp32_library()
     chosen = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
     return Compute(chosen, _DTYPES[precision])
 
@@ -99,9 +104,8 @@ def _native_precision() -> InferencePrecision:
 
 
 def _cpu_precision(*, trains: bool) -> InferencePrecision:
-    """bf16 for training where the CPU has units that multiply such matrices (AMX)."""
-    has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    return "bf16" if trains and has_amx() else "fp32"
+    """Return bf16 for training where the CPU has units that multiply such matrices (AMX)."""
+    return "bf16" if trains and this_cpu().has_amx else "fp32"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -15,11 +15,12 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from tfm.errors import UsageError
 from tfm.runtime.bounded_store import POLL_SECONDS
+from tfm.runtime.cpu import num_cores
 from tfm.runtime.failures import GO_ON, Failure, cause
 from tfm.runtime.interruption import InterruptedRunError, StopRequests
 from tfm.runtime.meeting import NEWS_SECONDS, Meeting
 from tfm.runtime.reporting import say
-from tfm.runtime.world import Layout, num_cores
+from tfm.runtime.world import Layout
 
 _JOIN_SECONDS = 600.0
 # For processes that can save no more, as others are gone, or that must stop at once.

@@ -1,6 +1,5 @@
 """What a benchmark reads of a device: its clock, its memory, the rate of its matrix products."""
 
-import platform
 import resource
 import statistics
 import sys
@@ -10,7 +9,7 @@ from itertools import pairwise
 
 import torch
 
-from tfm.runtime.products import cpu_info
+from tfm.runtime.cpu import this_cpu
 
 _REPETITIONS = 5
 
@@ -125,4 +124,4 @@ def device_name(device: torch.device) -> str:
     """The name that the maker of a device gave it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return cpu_info("model name") or platform.processor() or platform.machine()
+    return this_cpu().model

@@ -217,10 +217,3 @@ def _endpoint(rendezvous: str) -> tuple[str, int] | None:
     if found is None or not 0 < int(found[3]) <= _LARGEST_PORT:
         return None
     return found[1] or found[2], int(found[3])
-
-
-def num_cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -17,9 +17,9 @@ from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary
 from tfm.data.text import Block, read_blocks
 from tfm.errors import DataError
+from tfm.runtime.cpu import num_cores
 from tfm.runtime.files import atomic_write
 from tfm.runtime.reporting import Progress, say
-from tfm.runtime.world import num_cores
 from tfm.stages.learn_bpe import STEP as LEARNING
 
 STEP = "binarize"

@@ -8,8 +8,8 @@ import numpy as np
 
 from tfm.config import RunConfig
 from tfm.data.batching import Batcher
+from tfm.kernels.choice import verified_compute
 from tfm.model.cost import Cost, model_cost
-from tfm.runtime.device import choose_compute
 from tfm.stages.training_data import open_data
 
 
@@ -57,7 +57,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         UsageError: Settings do not suit dataset or device.
     """
     data = open_data(data_dir, run)
-    compute = choose_compute(run.training.device, run.training.precision, trains=True)
+    compute = verified_compute(run.training.device, run.training.precision, trains=True)
     source_size, target_size = data.info.vocab_sizes
     cost = model_cost(
         run.model,

@@ -19,6 +19,7 @@ from tfm.runtime.metrics import MetricsLog
 from tfm.runtime.report import write_report
 from tfm.runtime.reporting import Progress, say
 from tfm.runtime.saving import Saver
+from tfm.runtime.threads import ComputeThreads
 from tfm.stages.training_data import TrainingData
 from tfm.stages.validation import Validator
 from tfm.training.progress import Beat, StepReport, Wishes
@@ -95,6 +96,9 @@ class Session:
             ),
             group=group,
             beat=beat,
+            threads=ComputeThreads(
+                self._run.training.threads, num_processes=group.world.local_size
+            ),
         )
         self.metrics: dict[str, float] = {}  # of the newest validation
         self._best: float | None = None

@@ -8,8 +8,9 @@ from pathlib import Path
 from tfm import __version__
 from tfm.config import RunConfig, run_toml
 from tfm.errors import CheckpointError, UsageError
+from tfm.kernels.choice import verified_compute
 from tfm.runtime.checkpoint import ModelInfo, load_info, newest_whole_checkpoint
-from tfm.runtime.device import choose_compute, num_gpus
+from tfm.runtime.device import num_gpus
 from tfm.runtime.distributed import Group, joined
 from tfm.runtime.files import write_text
 from tfm.runtime.interruption import StopRequests
@@ -60,13 +61,13 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
         raise UsageError(
             "shard has no effect on a single process: start several, or use --no-shard"
         )
-    data = open_data(data_dir, run)
-    compute = choose_compute(
+    compute = verified_compute(
         run.training.device,
         run.training.precision,
         local_rank=_gpu_index(world),
         trains=True,
     )
+    data = open_data(data_dir, run)
     timeout = 60 * run.training.stall_minutes
     with (
         joined(

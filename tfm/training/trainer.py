@@ -19,6 +19,7 @@ from tfm.model.build import use_operations
 from tfm.model.cost import Cost
 from tfm.runtime.device import Compute
 from tfm.runtime.distributed import Group
+from tfm.runtime.threads import ComputeThreads
 from tfm.training.batch_gradient import BatchGradient
 from tfm.training.gradients import like, scale_gradient, whole
 from tfm.training.loss import PackedModel, PartLoss, TrainableModel, batch_loss
@@ -42,6 +43,7 @@ class Trainer:
         cost: What the model costs.
         group: The processes that train together.
         beat: Told where a step stands, so that a process which stalls is noticed.
+        threads: Adapted between steps; None leaves the threads of torch as they are.
 
     Raises:
         UsageError: Fast kernels are asked for where there are none.
@@ -57,8 +59,10 @@ class Trainer:
         cost: Cost,
         group: Group | None = None,
         beat: Beat = unwatched,
+        threads: ComputeThreads | None = None,
     ) -> None:
         self.model = model
+        self._threads = threads
         self.batcher = Batcher(dataset, run.batching, seed=run.training.seed)
         self.position = Position()
         if run.training.kernels == "fast" and not isinstance(model, PackedModel):
@@ -105,6 +109,8 @@ class Trainer:
             LostPeersError: The other processes are gone.
         """
         started = time.perf_counter()
+        if self._threads is not None:
+            self._threads.adapt()
         position = self.position
         step = position.step + 1
         num_tokens = int(self.batcher.lengths(rows)[1].sum())

@@ -6,11 +6,11 @@ from pathlib import Path
 from tfm.config import DeviceName, InferencePrecision, Kernels, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError
-from tfm.kernels.choice import inference_operations
+from tfm.kernels.choice import inference_operations, verified_compute
 from tfm.kernels.operations import Operations
 from tfm.model.build import Model
 from tfm.runtime.checkpoint import find_model, load_info
-from tfm.runtime.device import Compute, choose_compute
+from tfm.runtime.device import Compute
 from tfm.translator.chunks import ScoredTarget, Translation, score_chunks, search_chunks
 from tfm.translator.models import Models, load_model, load_models
 from tfm.translator.sentences import Chunk
@@ -66,7 +66,7 @@ class Translator:
             CheckpointError: A folder holds no sound model, or models differ in vocabulary.
             UsageError: The settings do not suit this machine.
         """
-        compute = choose_compute(device, precision)
+        compute = verified_compute(device, precision)
         operations = inference_operations(compute, kernels)
         folders = [find_model(Path(folder)) for folder in (path, *more_paths)]
         models = load_models(folders, compute)

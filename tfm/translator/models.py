@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import EOS, PAD, Vocabulary
 from tfm.errors import CheckpointError, DataError
-from tfm.kernels.choice import inference_operations
+from tfm.kernels.choice import inference_operations, verified_compute
 from tfm.kernels.operations import PLAIN, Operations
 from tfm.model.build import EvaluationMode, Model, converted, new_model
 from tfm.model.transformer import Transformer
 from tfm.runtime.checkpoint import ModelInfo, load_info, load_weights
-from tfm.runtime.device import Compute, choose_compute, is_out_of_memory, release_memory
+from tfm.runtime.device import Compute, is_out_of_memory, release_memory
 from tfm.runtime.graphs import recorded
 from tfm.runtime.reporting import say
+from tfm.runtime.threads import ComputeThreads
 from tfm.search import search
 from tfm.search.beam import Beams, finished_beams
 from tfm.search.forced import ForcedOutput, forced_decoding
@@ -46,6 +47,7 @@ class Models:
         compute: Device and arithmetic.
         operations: What to compute their layers with; those made for inference on the device if
             not given. With others than plain ones, weights must not change meanwhile.
+        threads: Adapted between batches; None leaves the threads of torch as they are.
         tell: Where to say what the user should know.
 
     Attributes:
@@ -62,9 +64,11 @@ class Models:
         compute: Compute,
         *,
         operations: Operations | None = None,
+        threads: ComputeThreads | None = None,
         tell: Callable[[str], None] = say,
     ) -> None:
         self.compute = compute
+        self._threads = threads
         self._operations = operations or inference_operations(compute)
         if (dtype := self._operations.weights_dtype) is not None:
             models = [converted(model, dtype) for model in models]
@@ -110,6 +114,8 @@ class Models:
     @contextlib.contextmanager
     def _ready(self) -> Iterator[None]:
         """Have the models compute as they should."""
+        if self._threads is not None:
+            self._threads.adapt()
         # What is made for an arithmetic needs no autocast, which would go through all operations.
         autocast = (
             self.compute.autocast() if self._operations is PLAIN else contextlib.nullcontext()
@@ -256,11 +262,14 @@ def load_engine(
         CheckpointError: A folder holds no sound model, or models differ in vocabulary.
         UsageError: The settings do not suit this machine.
     """
-    num_threads = inference.threads or torch.get_num_threads()
-    torch.set_num_threads(max(1, num_threads // num_processes))
-    compute = choose_compute(inference.device, inference.precision, local_rank=index)
-    operations = inference_operations(compute, inference.kernels)
-    return Models(load_models(folders, compute), compute, operations=operations, tell=tell)
+    compute = verified_compute(inference.device, inference.precision, local_rank=index)
+    return Models(
+        load_models(folders, compute),
+        compute,
+        operations=inference_operations(compute, inference.kernels),
+        threads=ComputeThreads(inference.threads, num_processes=num_processes),
+        tell=tell,
+    )
 
 
 def load_models(folders: Sequence[Path], compute: Compute) -> list[Model]:

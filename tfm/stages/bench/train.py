@@ -18,7 +18,8 @@ from tfm.data.batching import Batcher
 from tfm.data.dataset import Rows
 from tfm.data.synthetic.token_dataset import write_token_dataset
 from tfm.errors import UsageError
-from tfm.runtime.device import Compute, choose_compute
+from tfm.kernels.choice import verified_compute
+from tfm.runtime.device import Compute
 from tfm.runtime.distributed import Group
 from tfm.runtime.interruption import StopRequests
 from tfm.runtime.measurement import (
@@ -194,7 +195,7 @@ def bench_train(data_dir: Path | None, run: RunConfig, plan: Plan, *, started: f
             f"{world.size}: start it without"
         )
     run = _without_limits(run)
-    compute = choose_compute(run.training.device, run.training.precision, trains=True)
+    compute = verified_compute(run.training.device, run.training.precision, trains=True)
     with tempfile.TemporaryDirectory(prefix="tfm-bench-") as scratch:
         made_up = Path(scratch) / "data"
         if data_dir is None:

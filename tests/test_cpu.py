@@ -1,0 +1,121 @@
+"""What a CPU can do follows from what Linux says of it, and from what oneDNN is told to use."""
+
+import os
+
+import pytest
+
+from tfm.runtime import cpu
+from tfm.runtime.cpu import num_cores, this_cpu
+
+ZEN_3 = "fpu avx avx2 fma f16c bmi2"
+ZEN_4 = f"{ZEN_3} avx512f avx512bw avx512_vnni avx512_bf16"
+SKYLAKE = f"{ZEN_3} avx512f avx512bw"
+SAPPHIRE_RAPIDS = f"{ZEN_4} avx_vnni amx_bf16 amx_tile amx_int8"
+ALDER_LAKE = f"{ZEN_3} avx_vnni"
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Pretend to run on a machine: folders for /proc and /sys/fs/cgroup, empty."""
+    monkeypatch.setattr(cpu, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(cpu, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    this_cpu.cache_clear()
+    yield tmp_path
+    this_cpu.cache_clear()
+
+
+@pytest.fixture
+def has_cores(monkeypatch):
+    """Pretend that this process may run on a number of cores."""
+
+    def have(number):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)), raising=False)
+
+    return have
+
+
+def describe(machine, flags, *, key="flags"):
+    core = f"processor : 0\nvendor_id : Maker\nmodel name : A: CPU\n{key} : {flags}\n"
+    (machine / "proc" / "cpuinfo").write_text(f"{core}\n{core.replace(': 0', ': 1')}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit", "avx512", "amx", "bf16", "int8"),
+    [
+        (ZEN_3, "", False, False, False, False),
+        (ALDER_LAKE, "", False, False, False, True),
+        (SKYLAKE, "", True, False, False, False),
+        (ZEN_4, "", True, False, True, True),
+        (SAPPHIRE_RAPIDS, "", True, True, True, True),
+        (SAPPHIRE_RAPIDS, "AVX2", False, False, False, False),
+        (SAPPHIRE_RAPIDS, "avx2_vnni", False, False, False, True),
+        (SAPPHIRE_RAPIDS, "AVX512_CORE", True, False, False, False),
+        (SAPPHIRE_RAPIDS, "AVX512_CORE_VNNI", True, False, False, True),
+        (SAPPHIRE_RAPIDS, "AVX512_CORE_BF16", True, False, True, True),
+        (SAPPHIRE_RAPIDS, "DEFAULT", True, True, True, True),
+        (ZEN_3, "AVX512_CORE_AMX", False, False, False, False),
+    ],
+)
+def test_units_are_those_of_the_cpu_that_onednn_may_use(
+    machine, monkeypatch, flags, limit, avx512, amx, bf16, int8
+):
+    describe(machine, flags)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    found = this_cpu()
+    assert (found.model, found.vendor) == ("A: CPU", "Maker")
+    assert (found.has_avx512, found.has_amx, found.has_bf16, found.has_int8) == (
+        avx512,
+        amx,
+        bf16,
+        int8,
+    )
+
+
+def test_an_arm_cpu_is_described_in_its_own_words(machine):
+    describe(machine, "fp asimd asimddp bf16", key="Features")
+    assert this_cpu().has_bf16
+    assert this_cpu().has_int8
+
+
+def test_a_system_that_is_not_linux_has_a_model_and_no_units(machine):
+    assert this_cpu().model
+    assert not this_cpu().flags
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("", {}, 8),
+        ("0::/\n", {"cpu.max": "max 100000"}, 8),
+        ("0::/\n", {"cpu.max": "300000 100000"}, 3),
+        ("0::/job\n", {"cpu.max": "max 100000", "job/cpu.max": "250000 100000"}, 2),
+        ("0::/job/step\n", {"cpu.max": "400000 100000", "job/step/cpu.max": "max 100000"}, 4),
+        ("0::/gone\n", {"cpu.max": "50000 100000"}, 1),
+        ("0::/\n", {"cpu.max": "6400000 100000"}, 8),
+        (
+            "4:memory:/job\n1:cpu,cpuacct:/job\n",
+            {"cpu/job/cpu.cfs_quota_us": "200000\n", "cpu/job/cpu.cfs_period_us": "100000\n"},
+            2,
+        ),
+        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ("1:cpuset:/\n", {"cpu/cpu.cfs_quota_us": "1\n", "cpu/cpu.cfs_period_us": "1\n"}, 8),
+    ],
+)
+def test_cores_are_those_of_affinity_and_of_the_smallest_quota(
+    machine, has_cores, groups, files, expected
+):
+    has_cores(8)
+    (machine / "proc" / "self" / "cgroup").write_text(groups)
+    for name, content in files.items():
+        path = machine / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    assert num_cores() == expected
+
+
+def test_a_system_without_affinity_has_all_its_cores(machine, monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    assert num_cores() == 5

@@ -1,0 +1,42 @@
+"""oneDNN multiplies fp32 matrices only where that pays, and only if it is exact."""
+
+import pytest
+import torch
+
+from tfm.runtime import matmul
+from tfm.runtime.cpu import Cpu
+from tfm.runtime.matmul import choose_fp32_library, uses_onednn
+
+MATMUL = torch.backends.mkldnn.matmul
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    before = MATMUL.fp32_precision
+    MATMUL.fp32_precision = "none"
+    yield
+    MATMUL.fp32_precision = before
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "error", "taken"),
+    [
+        ("AuthenticAMD", {"avx2", "avx512f"}, 1e-6, True),
+        ("AuthenticAMD", {"avx2", "avx512f"}, 1e-2, False),  # it multiplies in bf16
+        ("AuthenticAMD", {"avx2"}, 1e-6, False),  # torch would go on to take MKL
+        ("GenuineIntel", {"avx2", "avx512f"}, 1e-6, False),
+        ("", set(), 1e-6, False),
+    ],
+)
+def test_onednn_multiplies_where_mkl_is_slow_and_it_is_exact(
+    monkeypatch, vendor, flags, error, taken
+):
+    cpu = Cpu(model="a CPU", vendor=vendor, flags=frozenset(flags))
+    monkeypatch.setattr(matmul, "this_cpu", lambda: cpu)
+    monkeypatch.setattr(matmul, "_error", lambda: error)
+    choose_fp32_library()
+    assert uses_onednn() == taken
+
+
+def test_products_as_they_come_are_those_of_fp32():
+    assert matmul._error() < matmul._MAX_ERROR

@@ -1,0 +1,131 @@
+"""What this CPU can do: its model, its units for each arithmetic, the cores a process may use."""
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+
+# What oneDNN may use of a CPU, by the values of ONEDNN_MAX_CPU_ISA. What is not listed limits
+# nothing that matters here.
+_AVX2 = frozenset({"avx2"})
+_AVX512 = _AVX2 | {"avx512f"}
+_AVX512_VNNI = _AVX512 | {"avx512_vnni"}
+_AVX512_BF16 = _AVX512_VNNI | {"avx512_bf16"}
+_ISA_LIMITS = {
+    "SSE41": frozenset[str](),
+    "AVX": frozenset[str](),
+    "AVX2": _AVX2,
+    "AVX2_VNNI": _AVX2 | {"avx_vnni"},
+    "AVX2_VNNI_2": _AVX2 | {"avx_vnni", "avx_ne_convert"},
+    "AVX512_CORE": _AVX512,
+    "AVX512_CORE_VNNI": _AVX512_VNNI,
+    "AVX512_CORE_BF16": _AVX512_BF16,
+    "AVX10_1_512": _AVX512_BF16,
+    "AVX512_CORE_FP16": _AVX512_BF16,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cpu:
+    """A CPU, as its operating system describes it.
+
+    Attributes:
+        model: Its name.
+        vendor: Who made it, in the words of the CPUID instruction; empty if not known.
+        flags: The instruction sets that it has and oneDNN may use, in Linux's names.
+    """
+
+    model: str
+    vendor: str = ""
+    flags: frozenset[str] = frozenset()
+
+    @property
+    def has_avx512(self) -> bool:
+        """Whether it has 512-bit vectors."""
+        return "avx512f" in self.flags
+
+    @property
+    def has_amx(self) -> bool:
+        """Whether it has units that multiply matrices in bf16."""
+        return "amx_bf16" in self.flags
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it has units that multiply, or at least read, bf16."""
+        return not self.flags.isdisjoint({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
+
+    @property
+    def has_int8(self) -> bool:
+        """Whether it adds products of 8-bit numbers up in 32 bits, with no 16 bits between."""
+        return not self.flags.isdisjoint({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
+
+
+@cache
+def this_cpu() -> Cpu:
+    """Return the CPU of this machine, limited to what ONEDNN_MAX_CPU_ISA allows."""
+    info = _proc_info()
+    flags = frozenset((info.get("flags") or info.get("Features") or "").split())
+    limit = _ISA_LIMITS.get(os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper())
+    return Cpu(
+        model=info.get("model name") or platform.processor() or platform.machine(),
+        vendor=info.get("vendor_id", ""),
+        flags=flags if limit is None else flags & limit,
+    )
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use: by affinity, and by the quota of its cgroups.
+
+    A quota of 2.5 cores counts as 2: threads beyond it are stopped while others wait for them.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return max(1, min([cores, *map(int, _cgroup_quotas())]))
+
+
+def _proc_info() -> dict[str, str]:
+    """Return what Linux says of the first core; nothing on other systems."""
+    path = _PROC / "cpuinfo"
+    if not path.is_file():
+        return {}
+    text = path.read_text(encoding="utf-8", errors="replace")
+    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _cgroup_quotas() -> list[float]:
+    """Return the quotas, in cores, of this process's control groups and of those above them."""
+    path = _PROC / "self" / "cgroup"
+    if not path.is_file():
+        return []
+    quotas: list[float | None] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # Version 2 has no names of controllers. In a container, a group's own folder is the root.
+        root = _CGROUP / "cpu" if controllers else _CGROUP
+        folder = root / group.lstrip("/")
+        folders = [each for each in (folder, *folder.parents) if each.is_relative_to(root)]
+        quotas += map(_cgroup_quota, folders)
+    return [quota for quota in quotas if quota is not None]
+
+
+def _cgroup_quota(folder: Path) -> float | None:
+    """Return the quota of one control group, in cores; None if it has none."""
+    try:
+        if (path := folder / "cpu.max").is_file():
+            quota, period = path.read_text(encoding="utf-8").split()
+        else:
+            quota, period = (
+                (folder / f"cpu.cfs_{name}_us").read_text(encoding="utf-8").strip()
+                for name in ("quota", "period")
+            )
+    except OSError:
+        return None
+    return None if quota in ("max", "-1") else float(quota) / float(period)
