@@ -1,8 +1,11 @@
 """What several test files share: tiny data, runs and models, the command line, a server."""
 
+import multiprocessing
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +27,8 @@ from tfm.stages.learn_bpe import learn_bpe
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # Tests run side by side, and threads that wait for each other would slow all of them down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As the command line has it, for processes that load torch before they become one.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 TINY: dict[str, dict[str, Any]] = {
     "model": {
@@ -214,6 +219,88 @@ def run(
         return stopped.value.code, *capfd.readouterr()
 
     return call
+
+
+_FORKED = """
+import os, sys
+for number, path in ((1, stdout), (2, stderr)):
+    os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
+os.environ.update(environment)
+sys.argv = ["-c", *arguments]
+exec(source, {"__name__": "__main__"})
+"""
+
+
+class ForkedPython:
+    """`python -c` in a process that finds torch and tfm loaded; used as a `subprocess.Popen` is."""
+
+    def __init__(
+        self, folder: Path, source: str, arguments: list[str], environment: dict[str, str]
+    ) -> None:
+        folder.mkdir()
+        self._files = folder / "stdout", folder / "stderr"
+        for path in self._files:
+            path.touch()
+        facts = {
+            "stdout": str(self._files[0]),
+            "stderr": str(self._files[1]),
+            "environment": environment,
+            "arguments": arguments,
+            "source": source,
+        }
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(
+            ["tfm.stages.train", "tfm.runtime.report", "torch._dynamo", "torch.distributed.fsdp"]
+        )
+        self._process = context.Process(target=exec, args=(_FORKED, facts), daemon=True)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+        self._lines_read = 0
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self._process.join(timeout)
+        assert self._process.exitcode is not None, "it has not ended in time"
+        out, err = (path.read_text(encoding="utf-8") for path in self._files)
+        return out, err
+
+    def readline(self) -> str:
+        """The next line of its output, which is waited for; empty if it has ended without one."""
+        while True:
+            is_over = self.poll() is not None
+            lines = self._files[0].read_text(encoding="utf-8").splitlines(keepends=True)
+            if len(lines) > self._lines_read and lines[self._lines_read].endswith("\n"):
+                self._lines_read += 1
+                return lines[self._lines_read - 1]
+            if is_over:
+                return ""
+            time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def fork_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ForkedPython]:
+    """Run Python code in a process of its own, which need not wait for torch to load."""
+    root = tmp_path_factory.mktemp("forked")
+    numbers = iter(range(1_000_000))
+
+    def fork(source: str, *arguments: Any, **environment: str) -> ForkedPython:
+        return ForkedPython(root / str(next(numbers)), source, [*map(str, arguments)], environment)
+
+    return fork
 
 
 @pytest.fixture

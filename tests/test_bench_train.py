@@ -36,7 +36,7 @@ def small(monkeypatch):
     """Matrices and made-up datasets that take no time."""
     monkeypatch.setattr(measurement, "_matrix_size", lambda device: 256)
     monkeypatch.setattr(stage, "_NUM_MADE_UP_PAIRS", 500)
-    monkeypatch.setattr("tfm.stages.session.write_report", lambda _: None)
+    monkeypatch.setattr("tfm.runtime.report.write_report", lambda _: None)
 
 
 # --- figures

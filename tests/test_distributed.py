@@ -1,11 +1,8 @@
 """Several processes train as one does, agree, and say so when one of them is lost."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
@@ -33,31 +30,34 @@ def tell(**facts):
 """
 
 
-def start(arguments, size=2, **options):
+# What `python -m tfm` runs.
+TFM = "from tfm.cli.main import main; main()"
+
+
+@pytest.fixture(scope="module")
+def start(fork_python):
     """Start processes as torchrun does."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
-        for rank in range(size)
-    ]
+
+    def start_all(source, *arguments, size=2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        return [
+            fork_python(
+                source,
+                *arguments,
+                RANK=str(rank),
+                WORLD_SIZE=str(size),
+                LOCAL_RANK=str(rank),
+                LOCAL_WORLD_SIZE=str(size),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+                OMP_NUM_THREADS="1",
+            )
+            for rank in range(size)
+        ]
+
+    return start_all
 
 
 def finish(processes):
@@ -70,24 +70,26 @@ def finish(processes):
     return [process.returncode for process in processes], *zip(*outputs, strict=True)
 
 
-def run_script(script, *arguments, size=2):
+@pytest.fixture(scope="module")
+def run_script(start):
     """What each of some processes tells, by rank."""
-    codes, told, complaints = finish(start(["-c", JOIN + script, *arguments], size))
-    assert codes == [0] * size, complaints
-    return [json.loads(each) for each in told]
+
+    def run(script, *arguments, size=2):
+        codes, told, complaints = finish(start(JOIN + script, *arguments, size=size))
+        assert codes == [0] * size, complaints
+        return [json.loads(each) for each in told]
+
+    return run
 
 
 @pytest.fixture
-def run_processes(data_dir, tmp_path):
+def run_processes(data_dir, tmp_path, start):
     """Train by several processes, as a user would; returns exit codes and complaints."""
 
     def run(run_dir, settings, size=2, meanwhile=None):
         config = tmp_path / f"{run_dir.name}.toml"
         config.write_text(run_toml(settings))
-        processes = start(
-            ["-m", "tfm", "train", str(data_dir), "--run", str(run_dir), "--config", str(config)],
-            size,
-        )
+        processes = start(TFM, "train", data_dir, "--run", run_dir, "--config", config, size=size)
         if meanwhile is not None:
             meanwhile(processes)
         codes, _, complaints = finish(processes)
@@ -215,7 +217,7 @@ def test_a_process_that_dies_is_missed(run_processes, scored_run, tmp_path):
     assert "Traceback" not in complaints[0]
 
 
-def test_groups_sum_agree_and_hear_of_each_other():
+def test_groups_sum_agree_and_hear_of_each_other(run_script):
     script = """
 with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     tell(
@@ -241,7 +243,7 @@ def test_a_process_alone_agrees_with_itself():
     assert group.store is None
 
 
-def test_processes_that_were_not_given_the_same_are_refused():
+def test_processes_that_were_not_given_the_same_are_refused(run_script):
     script = """
 from tfm.errors import UsageError
 with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
@@ -319,7 +321,7 @@ tell(**told)
 
 
 @pytest.fixture(scope="module")
-def memory_problems(data_dir, tiny_run, tmp_path_factory):
+def memory_problems(data_dir, tiny_run, tmp_path_factory, run_script):
     """What one process without a problem tells, and two with one each, by place."""
     config = tmp_path_factory.mktemp("config") / "run.toml"
     no_dropout = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
@@ -330,7 +332,7 @@ def memory_problems(data_dir, tiny_run, tmp_path_factory):
     assert len(batcher.split(batcher.epoch(1)[2], multiple_of=2)) == 4  # two for each process
 
     def told(places, size):
-        return run_script(OUT_OF_MEMORY, str(data_dir), str(config), *places, size=size)
+        return run_script(OUT_OF_MEMORY, data_dir, config, *places, size=size)
 
     [alone] = told(["nowhere"], 1)
     return alone["nowhere"], told(WHERE, 2)

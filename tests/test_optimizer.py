@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tfm.config import OptimizerConfig
-from tfm.training.optimizer import adam, learning_rate, peak_learning_rate
+from tfm.training.optimizer import Adam, learning_rate, peak_learning_rate
 
 
 @given(st.integers(1, 1_000_000), st.integers(1, 10_000), st.sampled_from([16, 512, 1024]))
@@ -35,7 +35,7 @@ def test_a_learning_rate_that_is_set_is_the_peak():
 def test_adam_moves_a_parameter_as_the_formulas_say():
     config = OptimizerConfig(adam_beta1=0.9, adam_beta2=0.98, adam_epsilon=1e-2)
     parameter = nn.Parameter(torch.tensor([1.0]))
-    optimizer = adam([parameter], config)
+    optimizer = Adam([parameter], config)
     value, first, second = 1.0, 0.0, 0.0
     for step, gradient in enumerate((0.5, -0.25, 2.0), start=1):
         rate = 0.1 / step
@@ -45,11 +45,33 @@ def test_adam_moves_a_parameter_as_the_formulas_say():
         value -= rate * unbiased_first / (math.sqrt(unbiased_second) + 1e-2)
 
         parameter.grad = torch.tensor([gradient])
-        optimizer.param_groups[0]["lr"] = rate
-        optimizer.step()
+        optimizer.step(rate)
         assert parameter.item() == pytest.approx(value, rel=1e-5)
 
 
-def test_the_defaults_are_those_of_the_paper():
-    [group] = adam([nn.Parameter(torch.zeros(1))], OptimizerConfig()).param_groups
-    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)
+def test_it_is_torchs_adam_with_the_defaults_of_the_paper():
+    torch.manual_seed(0)
+    shapes = [(3, 4), (5,), (2, 2)]
+    ours, theirs = ([nn.Parameter(torch.ones(shape)) for shape in shapes] for _ in range(2))
+    adam = Adam(ours, OptimizerConfig())
+    reference = torch.optim.Adam(theirs, lr=1e-2, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    for _ in range(4):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        adam.step(1e-2)
+        reference.step()
+    adam.zero_grad()
+    assert all(parameter.grad is None for parameter in ours)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_parameter_without_a_gradient_stays_as_it_is():
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    adam = Adam([first, second], OptimizerConfig())
+    first.grad = torch.ones(2)
+    adam.step(0.1)
+    assert first.tolist() != [1, 1]
+    assert second.tolist() == [1, 1]
+    assert set(adam.moments) == {first}

@@ -83,7 +83,7 @@ def straight(data_dir, tiny_run, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_report(straight, monkeypatch):
     """One run with a report is enough: drawing takes longer than training here."""
-    monkeypatch.setattr("tfm.stages.session.write_report", lambda _: None)
+    monkeypatch.setattr("tfm.runtime.report.write_report", lambda _: None)
 
 
 def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(straight):

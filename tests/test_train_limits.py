@@ -24,7 +24,7 @@ def steps(run_dir):
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
     """Drawing takes longer than training here."""
-    monkeypatch.setattr("tfm.stages.session.write_report", lambda _: None)
+    monkeypatch.setattr("tfm.runtime.report.write_report", lambda _: None)
 
 
 def test_newest_and_best_checkpoints_are_kept(data_dir, tiny_run, tmp_path):

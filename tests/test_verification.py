@@ -5,7 +5,7 @@ import torch
 
 from tfm.config import InferenceConfig
 from tfm.errors import UsageError
-from tfm.kernels import choice, cpu_inference, verification
+from tfm.kernels import cpu_inference, verification
 from tfm.kernels.choice import inference_operations, verified_compute
 from tfm.kernels.cpu_inference import CpuInference, fp32_product
 from tfm.kernels.operations import PLAIN
@@ -34,11 +34,9 @@ def verify_anew():
 
 
 @pytest.fixture
-def told(monkeypatch):
+def told():
     """The lines that were said."""
-    lines = []
-    monkeypatch.setattr(choice, "say", lines.append)
-    return lines
+    return []
 
 
 @pytest.fixture
@@ -86,7 +84,6 @@ def test_the_products_of_this_cpu_are_right(dtype):
 
 
 @NEEDS_INT8
-@pytest.mark.usefixtures("told")
 def test_8_bit_weights_are_found_out_where_sums_have_16_bits(monkeypatch, this_cpu_has):
     this_cpu_has("avx2")
     monkeypatch.setattr(cpu_inference, "_LARGEST_WEIGHTS", {True: 127, False: 127})
@@ -107,7 +104,7 @@ def test_a_wrong_arithmetic_gives_way_to_fp32_and_is_named(
 ):
     this_cpu_has("avx512_bf16", "avx512_vnni")
     multiply(dtype, change)
-    assert verified_compute("cpu", precision).dtype == FP32
+    assert verified_compute("cpu", precision, tell=told.append).dtype == FP32
     [line] = told
     limit = f"{MAX_ERRORS[dtype]:g}"
     assert line == (
@@ -116,25 +113,24 @@ def test_a_wrong_arithmetic_gives_way_to_fp32_and_is_named(
     )
 
 
-@pytest.mark.usefixtures("told")
 @NARROW
 def test_a_right_arithmetic_is_taken(multiply, this_cpu_has, told, precision, dtype):
     this_cpu_has("avx512_bf16", "avx512_vnni")
     multiply(dtype, lambda out: out * (1 + MAX_ERRORS[dtype] / 2))
-    assert verified_compute("cpu", precision).dtype == dtype
+    assert verified_compute("cpu", precision, tell=told.append).dtype == dtype
     assert told == []
 
 
 def test_training_in_a_wrong_arithmetic_gives_way_to_fp32(monkeypatch, this_cpu_has, told):
     this_cpu_has("amx_bf16")
     monkeypatch.setattr(verification.CpuOperations, "linear", lambda _, x, weight, bias: x * 1.0)
-    assert verified_compute("cpu", "auto", trains=True).dtype == FP32
+    assert verified_compute("cpu", "auto", trains=True, tell=told.append).dtype == FP32
     assert "computing in fp32 instead" in told[0]
 
 
 def test_wrong_fast_products_in_fp32_give_way_to_plain_ones(multiply, told):
     multiply(FP32, lambda out: out + 1)
-    assert inference_operations(Compute(torch.device("cpu"), FP32)) is PLAIN
+    assert inference_operations(Compute(torch.device("cpu"), FP32), tell=told.append) is PLAIN
     [line] = told
     assert "prepacked fp32 matrix products are wrong" in line
     assert line.endswith("computing with plain kernels instead")
@@ -147,7 +143,9 @@ def test_a_model_whose_int8_is_wrong_translates_in_fp32(
     this_cpu_has("avx512_vnni")
     multiply(INT8, lambda out: out * 0)
     [folder] = (trained_run / "checkpoints").glob("*12")
-    engine = load_engine([folder], InferenceConfig(device="cpu", precision="int8"))
+    engine = load_engine(
+        [folder], InferenceConfig(device="cpu", precision="int8"), tell=told.append
+    )
     assert engine.compute.dtype == FP32
     assert len(told) == 1
 
@@ -155,7 +153,7 @@ def test_a_model_whose_int8_is_wrong_translates_in_fp32(
 @NEEDS_INT8
 def test_without_units_int8_says_what_it_is_worth(this_cpu_has, told):
     this_cpu_has("avx2")
-    assert verified_compute("cpu", "int8").dtype == INT8
+    assert verified_compute("cpu", "int8", tell=told.append).dtype == INT8
     [line] = told
     assert line.startswith("warning: this CPU has no int8 units (VNNI): weights are rounded to 7")
 

@@ -1,10 +1,8 @@
 """A watch over the processes of a run: who does not come on is named, once."""
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -150,18 +148,12 @@ def test_an_error_of_collectives_stands_if_nobody_is_gone():
 
 
 @pytest.fixture
-def start():
+def start(fork_python):
     """Start a process of a run; returns it and the port where the processes meet."""
     processes = []
 
     def start_rank(rank, port):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(port)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = fork_python(WORKER, rank, port)
         processes.append(process)
         return process
 
@@ -172,12 +164,12 @@ def start():
 
 
 def port_of(process):
-    return int(process.stdout.readline())
+    return int(process.readline())
 
 
 def wait_until_at_work(*processes):
     for process in processes:
-        while process.stdout.readline() != "together\n":
+        while process.readline() != "together\n":
             assert process.poll() is None
     time.sleep(0.5)
 
@@ -200,7 +192,7 @@ def test_a_stopped_process_is_named_by_the_one_that_is_left(start):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="states of processes are Linux's")
 @pytest.mark.parametrize(
-    ("number", "state"), [(signal.SIGSTOP, "is stopped by a signal"), (signal.SIGKILL, "is dead")]
+    ("number", "state"), [(signal.SIGSTOP, "is stopped by a signal"), (signal.SIGKILL, "is gone")]
 )
 def test_losing_the_process_where_all_meet_hangs_nobody(start, number, state):
     first = start(0, 0)

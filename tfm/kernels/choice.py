@@ -1,5 +1,6 @@
 """Which operations a model is computed with."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -30,6 +31,7 @@ def verified_compute(
     *,
     local_rank: int = 0,
     trains: bool = False,
+    tell: Callable[[str], None] = say,
 ) -> Compute:
     """Choose where to compute and in what arithmetic; fp32 if another one is wrong on this CPU.
 
@@ -38,6 +40,7 @@ def verified_compute(
         precision: Arithmetic of matrix products.
         local_rank: Number of the GPU.
         trains: Whether it is for training.
+        tell: Where to say what the user should know.
 
     Raises:
         UsageError: This machine cannot do what is asked for.
@@ -50,14 +53,14 @@ def verified_compute(
         if not cpu_inference.HAS_INT8:
             raise UsageError("torch has no int8 for this CPU: use --precision fp32")
         if not this_cpu().has_int8:
-            say(
+            tell(
                 "warning: this CPU has no int8 units (VNNI): weights are rounded to 7 bits, and "
                 "little speed is gained over fp32"
             )
     error = training_error(dtype) if trains else inference_error(dtype)
     if error <= MAX_ERRORS[dtype]:
         return compute
-    say(f"warning: {_wrong(dtype, error)}: computing in fp32 instead")
+    tell(f"warning: {_wrong(dtype, error)}: computing in fp32 instead")
     return replace(compute, dtype=torch.float32)
 
 
@@ -90,12 +93,15 @@ def choose_operations(compute: Compute, kernels: Kernels) -> Operations:
     return _gpu_operations(compute)
 
 
-def inference_operations(compute: Compute, kernels: Kernels = "auto") -> Operations:
+def inference_operations(
+    compute: Compute, kernels: Kernels = "auto", *, tell: Callable[[str], None] = say
+) -> Operations:
     """Choose what to compute a model with that learns nothing.
 
     Args:
         compute: Device and arithmetic.
         kernels: As for `choose_operations`.
+        tell: Where to say what the user should know.
 
     Raises:
         UsageError: There are no fast ones for the device; or the arithmetic is int8, and this CPU
@@ -107,7 +113,7 @@ def inference_operations(compute: Compute, kernels: Kernels = "auto") -> Operati
         return PLAIN
     operations: Operations = PLAIN
     if compute.device.type == "cpu":
-        operations = _cpu_inference(compute)
+        operations = _cpu_inference(compute, tell)
     if kernels == "auto" or operations is not PLAIN:
         return operations
     _check_has_kernels(compute)
@@ -116,7 +122,7 @@ def inference_operations(compute: Compute, kernels: Kernels = "auto") -> Operati
     return GpuInference(compute.dtype)
 
 
-def _cpu_inference(compute: Compute) -> Operations:
+def _cpu_inference(compute: Compute, tell: Callable[[str], None]) -> Operations:
     match compute.dtype:
         case torch.int8:
             return CpuInference(
@@ -138,7 +144,7 @@ def _cpu_inference(compute: Compute) -> Operations:
                 return CpuInference(
                     cpu_inference.fp32_product, torch.float32, keeps_sizes=uses_onednn()
                 )
-            say(f"warning: {_wrong(torch.float32, error)}: computing with plain kernels instead")
+            tell(f"warning: {_wrong(torch.float32, error)}: computing with plain kernels instead")
     return PLAIN
 
 

@@ -75,4 +75,4 @@ def _chunks(query: Tensor, key: Tensor) -> Iterator[tuple[Any, ...]]:
 
 def new_additive_weight(num_heads: int, key_width: int) -> nn.Parameter:
     """[h, d_k] v of additive attention, so drawn that scores start with unit variance or less."""
-    return nn.Parameter(torch.randn(num_heads, key_width) * key_width**-0.5)
+    return nn.Parameter(torch.empty(num_heads, key_width).normal_(std=key_width**-0.5))

@@ -3,10 +3,11 @@
 import contextlib
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.kernels.operations import Operations
@@ -34,6 +35,33 @@ def new_model(config: ModelConfig, *, source_vocab_size: int, target_vocab_size:
                 config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
             )
     raise TypeError(f"{type(config).__name__} describes no model")
+
+
+class _DrawNothing(TorchFunctionMode):
+    """Leaves tensors as they are that would be filled with random numbers."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function in (Tensor.normal_, Tensor.uniform_):
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+def empty_model(config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int) -> Model:
+    """Make a model without weights, on the meta device.
+
+    To draw them there would load torch's compiler, which takes two seconds.
+
+    Args:
+        config: Its kind and shape.
+        source_vocab_size: Number of source pieces.
+        target_vocab_size: Number of target pieces; with three-way tied embeddings, the same.
+    """
+    with torch.device("meta"), _DrawNothing():
+        return new_model(
+            config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
+        )
 
 
 class HasModules(Protocol):

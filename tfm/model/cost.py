@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import nn
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.model.build import new_model
+from tfm.model.build import empty_model
 
 # fp32 weight, gradient and Adam's two moments.
 _BYTES_A_PARAMETER = 4 * 4
@@ -94,10 +93,9 @@ def model_cost(
         target_vocab_size: Number of target pieces.
         max_tokens: Tokens a side that are computed at once.
     """
-    with torch.device("meta"):
-        model = new_model(
-            config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
-        )
+    model = empty_model(
+        config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
+    )
     parameters = {"embeddings and output": 0, "encoder": 0, "decoder": 0}
     for name, parameter in model.named_parameters():
         parameters[_part_of(name)] += parameter.numel()

@@ -115,7 +115,7 @@ class Embedding(nn.Module):
 
 def new_embedding_weight(vocab_size: int, d_model: int) -> nn.Parameter:
     """[V, d_model] drawn from N(0, 1/d_model), so that scaled embeddings have unit variance."""
-    return nn.Parameter(torch.randn(vocab_size, d_model) * d_model**-0.5)
+    return nn.Parameter(torch.empty(vocab_size, d_model).normal_(std=d_model**-0.5))
 
 
 def new_embedding_weights(

@@ -16,7 +16,6 @@ from tfm.runtime.device import Compute, single_precision_flops
 from tfm.runtime.distributed import Group
 from tfm.runtime.interruption import InterruptedRunError, StopRequests
 from tfm.runtime.metrics import MetricsLog
-from tfm.runtime.report import write_report
 from tfm.runtime.reporting import Progress, say
 from tfm.runtime.saving import Saver
 from tfm.runtime.threads import ComputeThreads
@@ -393,6 +392,9 @@ class Session:
             return
         self._beat("drawing the report")
         try:
+            # It loads matplotlib, for which a run need not wait at its start.
+            from tfm.runtime.report import write_report
+
             write_report(self._run_dir)
         except OSError as error:  # a full disk, say: training is worth more than its picture
             if self._has_report:

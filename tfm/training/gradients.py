@@ -1,17 +1,13 @@
 """The gradient of a batch whose parts are computed by several processes."""
 
-import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tfm.data.batching import Batch
@@ -58,6 +54,9 @@ def gradients_of(loss: nn.Module, group: Group, example: Batch, *, shard: bool) 
     if group.is_alone:
         return LocalGradients(loss)
     if shard:
+        # FSDP takes seconds to load, which only those wait for who use it.
+        from tfm.training.sharding import ShardedGradients
+
         return ShardedGradients(loss, group)
     return ReplicatedGradients(loss, group, example)
 
@@ -152,46 +151,10 @@ class ReplicatedGradients:
         return future.then(lambda done: done.value()[0])
 
 
-class ShardedGradients:
-    """Each process has a share of all weights, gradients and optimiser state (FSDP).
-
-    Args:
-        module: Computes the loss of a part; its layers are gathered one by one as they are needed.
-        group: The processes.
-    """
-
-    can_give_up = False  # the others need its weights
-
-    def __init__(self, module: nn.Module, group: Group) -> None:
-        device = next(module.parameters()).device.type
-        mesh = init_device_mesh(device, (group.world.size,))
-        for stack in list(module.modules()):
-            if isinstance(stack, nn.ModuleList):
-                for layer in stack:
-                    fully_shard(layer, mesh=mesh)
-        self._group = group
-        self._sharded: FSDPModule = fully_shard(module, mesh=mesh)
-        self.divisor = group.world.size  # gloo can only sum, and FSDP divides afterwards
-        self.loss: LossFunction = module
-
-    @contextlib.contextmanager
-    def sharing(self, *, is_last: bool) -> Iterator[None]:
-        """See the protocol; raises LostPeersError if the others are gone."""
-        self._sharded.set_requires_gradient_sync(is_last)
-        with self._group.reaching_peers():
-            yield
-
-    def release(self) -> None:
-        """There is no going on."""
-
-    def reset(self, example: Batch) -> None:
-        """There is no going on."""
-
-
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
     """The norm of the whole gradient, wherever its parts are."""
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    norm: Any = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return float(norm.full_tensor() if _is_sharded(norm) else norm)
 
 
 def scale_gradient(parameters: Sequence[nn.Parameter], factor: float) -> None:
@@ -200,7 +163,7 @@ def scale_gradient(parameters: Sequence[nn.Parameter], factor: float) -> None:
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
 
 
-def whole(tensor: Tensor, *, keep: bool = True) -> Tensor:
+def whole(tensor: Any, *, keep: bool = True) -> Tensor:
     """A tensor of which each process may have a share only; all must ask for it together.
 
     Args:
@@ -209,15 +172,22 @@ def whole(tensor: Tensor, *, keep: bool = True) -> Tensor:
             as a device that had no room for all of them would not have it now; or empty.
     """
     tensor = tensor.detach()
-    if not isinstance(tensor, DTensor):
-        return tensor
-    full = tensor.full_tensor()
+    if not _is_sharded(tensor):
+        return cast("Tensor", tensor)
+    full: Tensor = tensor.full_tensor()
     return full.cpu() if keep else full.new_empty(0)
 
 
-def like(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
+def like(tensor: Tensor, parameter: Any) -> Tensor:
     """A whole tensor laid out as a parameter of the same shape: on its device, shared as it is."""
     tensor = tensor.to(parameter.device)
-    if isinstance(parameter, DTensor):
-        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
-    return tensor
+    if not _is_sharded(parameter):
+        return tensor
+    from tfm.training.sharding import shard_like
+
+    return shard_like(tensor, parameter)
+
+
+def _is_sharded(tensor: Any) -> bool:
+    """Whether a tensor is a DTensor, told without loading what that takes."""
+    return hasattr(tensor, "full_tensor")

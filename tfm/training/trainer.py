@@ -23,10 +23,10 @@ from tfm.runtime.threads import ComputeThreads
 from tfm.training.batch_gradient import BatchGradient
 from tfm.training.gradients import like, scale_gradient, whole
 from tfm.training.loss import PackedModel, PartLoss, TrainableModel, batch_loss
-from tfm.training.optimizer import adam, learning_rate, peak_learning_rate
+from tfm.training.optimizer import Adam, learning_rate, peak_learning_rate
 from tfm.training.progress import Beat, Position, StepReport, Wishes, no_wishes, unwatched
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # what torch's Adam calls them
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # what checkpoints call them, as torch does
 
 
 class Trainer:
@@ -81,7 +81,7 @@ class Trainer:
         self._run = run
         self._cost = cost
         self._peak = peak_learning_rate(run.optimizer, run.model.d_model)
-        self._optimizer = adam(self.gradient.parameters, run.optimizer)
+        self._optimizer = Adam(self.gradient.parameters, run.optimizer)
 
     def batches(self) -> Iterator[Rows]:
         """The batches to come, epoch after epoch, without end."""
@@ -164,13 +164,16 @@ class Trainer:
             keep: Whether this process has a use for it.
         """
         moments = {
-            name: {key: whole(self._optimizer.state[parameter][key], keep=keep) for key in _MOMENTS}
+            name: {
+                key: whole(moment, keep=keep)
+                for key, moment in zip(_MOMENTS, self._optimizer.moments[parameter], strict=True)
+            }
             for name, parameter in self.model.named_parameters()
-            if parameter in self._optimizer.state
+            if parameter in self._optimizer.moments
         }
         return {
             "moments": moments,
-            "updates": self.position.step - self.position.skipped,
+            "updates": self._optimizer.num_updates,
             "gradient": self.gradient.state(),
             "position": asdict(self.position),
         }
@@ -179,10 +182,9 @@ class Trainer:
         """Go on from a state that `state` returned."""
         for name, parameter in self.model.named_parameters():
             if name in state["moments"]:
-                self._optimizer.state[parameter] = {
-                    "step": torch.tensor(float(state["updates"]), device=parameter.device),
-                    **{key: like(state["moments"][name][key], parameter) for key in _MOMENTS},
-                }
+                first, second = (like(state["moments"][name][key], parameter) for key in _MOMENTS)
+                self._optimizer.moments[parameter] = first, second
+        self._optimizer.num_updates = state["updates"]
         self.gradient.load_state(state["gradient"])
         self.position = Position(**state["position"])
 
@@ -190,9 +192,7 @@ class Trainer:
         limit = self._run.optimizer.clip_norm
         if limit and norm > limit:
             scale_gradient(self.gradient.parameters, limit / norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
+        self._optimizer.step(rate)
 
 
 def evaluate(

@@ -14,7 +14,7 @@ from tfm.data.subword import EOS, PAD, Vocabulary
 from tfm.errors import CheckpointError, DataError
 from tfm.kernels.choice import inference_operations, verified_compute
 from tfm.kernels.operations import PLAIN, Operations
-from tfm.model.build import EvaluationMode, Model, converted, new_model
+from tfm.model.build import EvaluationMode, Model, converted, empty_model
 from tfm.model.transformer import Transformer
 from tfm.runtime.checkpoint import ModelInfo, load_info, load_weights
 from tfm.runtime.device import Compute, is_out_of_memory, release_memory
@@ -262,11 +262,11 @@ def load_engine(
         CheckpointError: A folder holds no sound model, or models differ in vocabulary.
         UsageError: The settings do not suit this machine.
     """
-    compute = verified_compute(inference.device, inference.precision, local_rank=index)
+    compute = verified_compute(inference.device, inference.precision, local_rank=index, tell=tell)
     return Models(
         load_models(folders, compute),
         compute,
-        operations=inference_operations(compute, inference.kernels),
+        operations=inference_operations(compute, inference.kernels, tell=tell),
         threads=ComputeThreads(inference.threads, num_processes=num_processes),
         tell=tell,
     )
@@ -303,10 +303,9 @@ def load_model(folder: Path, info: ModelInfo) -> Model:
         CheckpointError: The weights are damaged, or not those of this model.
     """
     source_size, target_size = info.vocab_sizes
-    with torch.device("meta"):  # nothing is drawn that would be overwritten
-        model = new_model(
-            info.run.model, source_vocab_size=source_size, target_vocab_size=target_size
-        )
+    model = empty_model(
+        info.run.model, source_vocab_size=source_size, target_vocab_size=target_size
+    )
     weights = load_weights(folder)
     parameters = dict(model.named_parameters())
     shapes = {name: tensor.shape for name, tensor in weights.items()}
