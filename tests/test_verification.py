@@ -166,3 +166,23 @@ def test_a_torch_without_int8_is_named(monkeypatch):
 
 def test_fp32_is_computed_by_products_made_for_inference():
     assert isinstance(inference_operations(Compute(torch.device("cpu"), FP32)), CpuInference)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_training_in_bf16_without_units_is_refused_before_data_are_looked_for(run, this_cpu_has):
+    this_cpu_has("avx2")
+    code, out, err = run("train", "data", "--device", "cpu", "--precision", "bf16")
+    assert (code, out) == (2, "")
+    assert err == "tfm: this CPU has no bf16 units: use --precision fp32\n"
+
+
+def test_translating_in_bf16_without_units_is_refused_in_one_line(
+    run, elsewhere, trained_run, this_cpu_has
+):
+    this_cpu_has("avx2")
+    (elsewhere / "text").write_text("one\n")
+    code, out, err = run(
+        "generate", trained_run, "--input", "text", "--device", "cpu", "--precision", "bf16"
+    )
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == "tfm: this CPU has no bf16 units: use --precision fp32 (or int8)"

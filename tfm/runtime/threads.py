@@ -49,6 +49,21 @@ def read_cpu_times() -> CpuTimes | None:
     return CpuTimes(wall=time.monotonic(), own=time.process_time(), idle=idle)
 
 
+def set_num_threads(asked: int | None, *, num_processes: int = 1) -> None:
+    """Set how many threads this process computes with on a CPU.
+
+    Args:
+        asked: Threads of all processes together; None leaves OMP_NUM_THREADS as it is, or takes one
+            for each core.
+        num_processes: The processes of this machine that share them.
+    """
+    if asked is None and "OMP_NUM_THREADS" in os.environ:
+        return
+    # torch does not know of quotas, but of cores that share their units.
+    together = asked or min(torch.get_num_threads(), num_cores())
+    torch.set_num_threads(max(1, together // num_processes))
+
+
 class ComputeThreads:
     """The threads that this process computes with on a CPU.
 
@@ -68,17 +83,11 @@ class ComputeThreads:
         num_processes: int = 1,
         read_times: Callable[[], CpuTimes | None] = read_cpu_times,
     ) -> None:
-        if asked is not None:
-            torch.set_num_threads(max(1, asked // num_processes))
-        elif "OMP_NUM_THREADS" not in os.environ:
-            # torch does not know of quotas, but of cores that share their units.
-            torch.set_num_threads(
-                max(1, min(torch.get_num_threads(), num_cores()) // num_processes)
-            )
-        self._most = torch.get_num_threads()
+        set_num_threads(asked, num_processes=num_processes)
+        self._max_threads = torch.get_num_threads()
         self._read_times = read_times
         is_fixed = asked is not None or "OMP_NUM_THREADS" in os.environ or num_processes > 1
-        self._before = None if is_fixed or self._most == 1 else read_times()
+        self._before = None if is_fixed or self._max_threads == 1 else read_times()
         self._has_told = False
 
     def adapt(self) -> None:
@@ -95,7 +104,7 @@ class ComputeThreads:
         used_or_free = (now.own - before.own + now.idle - before.idle) / (now.wall - before.wall)
         current = torch.get_num_threads()
         if used_or_free < current - _MISSING or used_or_free > current + _FREE:
-            wanted = max(1, min(self._most, round(used_or_free)))
+            wanted = max(1, min(self._max_threads, round(used_or_free)))
             if wanted != current:
                 torch.set_num_threads(wanted)
                 self._tell(wanted)
@@ -104,7 +113,8 @@ class ComputeThreads:
         """Say once that the number of threads changes."""
         if not self._has_told:
             self._has_told = True
+            everything = self._max_threads
             say(
-                f"other programs are using this CPU: computing with {number} of {self._most} "
-                f"threads until they are done (--threads {self._most} keeps all of them)"
+                f"other programs are using this CPU: computing with {number} of {everything} "
+                f"threads until they are done (--threads {everything} keeps all of them)"
             )

@@ -10,6 +10,7 @@ from tfm.config import RunConfig
 from tfm.data.batching import Batcher
 from tfm.kernels.choice import verified_compute
 from tfm.model.cost import Cost, model_cost
+from tfm.runtime.threads import set_num_threads
 from tfm.stages.training_data import open_data
 
 
@@ -56,8 +57,9 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         DataError: The dataset cannot be used.
         UsageError: Settings do not suit dataset or device.
     """
-    data = open_data(data_dir, run)
     compute = verified_compute(run.training.device, run.training.precision, trains=True)
+    set_num_threads(run.training.threads, num_processes=num_processes)
+    data = open_data(data_dir, run)
     source_size, target_size = data.info.vocab_sizes
     cost = model_cost(
         run.model,

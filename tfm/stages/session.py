@@ -81,6 +81,7 @@ class Session:
                 beat=beat,
                 stopped=lambda: stop.received is not None,
             )
+        threads = ComputeThreads(self._run.training.threads, num_processes=group.world.local_size)
         beat("the start of the trainers", waits=True)
         self.trainer = Trainer(
             self._model,
@@ -95,9 +96,7 @@ class Session:
             ),
             group=group,
             beat=beat,
-            threads=ComputeThreads(
-                self._run.training.threads, num_processes=group.world.local_size
-            ),
+            threads=threads if compute.device.type == "cpu" else None,
         )
         self.metrics: dict[str, float] = {}  # of the newest validation
         self._best: float | None = None

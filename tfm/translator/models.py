@@ -262,12 +262,13 @@ def load_engine(
         CheckpointError: A folder holds no sound model, or models differ in vocabulary.
         UsageError: The settings do not suit this machine.
     """
+    threads = ComputeThreads(inference.threads, num_processes=num_processes)
     compute = verified_compute(inference.device, inference.precision, local_rank=index, tell=tell)
     return Models(
         load_models(folders, compute),
         compute,
         operations=inference_operations(compute, inference.kernels, tell=tell),
-        threads=ComputeThreads(inference.threads, num_processes=num_processes),
+        threads=threads if compute.device.type == "cpu" else None,
         tell=tell,
     )
 

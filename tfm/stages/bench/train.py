@@ -33,6 +33,7 @@ from tfm.runtime.measurement import (
     wait_for,
 )
 from tfm.runtime.reporting import Progress, say
+from tfm.runtime.threads import set_num_threads
 from tfm.runtime.world import World
 from tfm.stages.bench.train_loop import LoopTime, time_loop
 from tfm.stages.session import Session
@@ -204,6 +205,7 @@ def bench_train(data_dir: Path | None, run: RunConfig, plan: Plan, *, started: f
             started += time.perf_counter() - before  # which `tfm train` need not do
         data = replace(open_data(data_dir or made_up, run), valid=None)
         on = "made-up pairs" if data_dir is None else data_dir
+        set_num_threads(run.training.threads)
         say(f"bench train: {run.arch} on {on}, {compute}")
         bench = _Bench(data, compute, plan, scratch=Path(scratch), started=started)
         bench.measure()
