@@ -57,9 +57,9 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         DataError: The dataset cannot be used.
         UsageError: Settings do not suit dataset or device.
     """
+    data = open_data(data_dir, run)
     compute = verified_compute(run.training.device, run.training.precision, trains=True)
     set_num_threads(run.training.threads, num_processes=num_processes)
-    data = open_data(data_dir, run)
     source_size, target_size = data.info.vocab_sizes
     cost = model_cost(
         run.model,
