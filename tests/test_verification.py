@@ -121,9 +121,15 @@ def test_a_right_arithmetic_is_taken(multiply, this_cpu_has, told, precision, dt
     assert told == []
 
 
-def test_training_in_a_wrong_arithmetic_gives_way_to_fp32(monkeypatch, this_cpu_has, told):
+@pytest.mark.parametrize("what", ["training", "validation"])
+def test_training_in_a_wrong_arithmetic_gives_way_to_fp32(
+    monkeypatch, multiply, this_cpu_has, told, what
+):
     this_cpu_has("amx_bf16")
-    monkeypatch.setattr(verification.CpuOperations, "linear", lambda _, x, weight, bias: x * 1.0)
+    multiply(BF16, lambda out: out * (1.3 if what == "validation" else 1.0))
+    if what == "training":
+        wrong = verification.CpuOperations
+        monkeypatch.setattr(wrong, "linear", lambda _, x, weight, bias: x * 1.0)
     assert verified_compute("cpu", "auto", trains=True, tell=told.append).dtype == FP32
     assert "computing in fp32 instead" in told[0]
 

@@ -57,7 +57,9 @@ def verified_compute(
                 "warning: this CPU has no int8 units (VNNI): weights are rounded to 7 bits, and "
                 "little speed is gained over fp32"
             )
-    error = training_error(dtype) if trains else inference_error(dtype)
+    error = inference_error(dtype)  # of validation, too
+    if trains:
+        error = max(error, training_error(dtype))
     if error <= MAX_ERRORS[dtype]:
         return compute
     tell(f"warning: {_wrong(dtype, error)}: computing in fp32 instead")
