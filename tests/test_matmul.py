@@ -23,7 +23,7 @@ def as_before():
     [
         ("AuthenticAMD", {"avx2", "avx512f"}, 1e-6, True),
         ("AuthenticAMD", {"avx2", "avx512f"}, 1e-2, False),  # it multiplies in bf16
-        ("AuthenticAMD", {"avx2"}, 1e-6, False),  # torch would go on to take MKL
+        ("AuthenticAMD", {"avx2"}, 1e-6, False),  # torch would still take MKL
         ("GenuineIntel", {"avx2", "avx512f"}, 1e-6, False),
         ("", set(), 1e-6, False),
     ],

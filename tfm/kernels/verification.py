@@ -10,7 +10,7 @@ from tfm.kernels.cpu_operations import CpuOperations
 
 # The largest relative errors, by the Frobenius norm. Sound products stay below half of them.
 MAX_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 4e-2}
-# A number of rows that has a kernel of its own, and one that has not.
+# The first number of rows has a prepacked fp32 kernel, the second has none.
 _NUM_ROWS = (4, 33)
 _WIDTH, _NUM_OUTPUTS = 64, 48
 

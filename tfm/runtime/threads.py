@@ -18,7 +18,7 @@ from tfm.runtime.reporting import say
 
 _STAT = Path("/proc/stat")
 _WINDOW_SECONDS = 2.0
-# Threads are taken away if so many cores are missing, and added if so many are free beside them.
+# Fewer threads if this many cores are missing, more if this many are free beside those in use.
 _MISSING, _FREE = 0.4, 0.75
 
 
