@@ -293,7 +293,7 @@ class ForkedPython:
 
 @pytest.fixture(scope="session")
 def fork_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ForkedPython]:
-    """Run Python code in a process of its own, which need not wait for torch to load."""
+    """Start Python code in a new process forked from one that has already loaded torch."""
     root = tmp_path_factory.mktemp("forked")
     numbers = iter(range(1_000_000))
 

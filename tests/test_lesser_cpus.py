@@ -50,9 +50,9 @@ def units():
 
 
 def run_tests(command, files, **environment):
-    """Run files in a process of its own; returns the line that counts outcomes.
+    """Run test files in a new process; returns the line that counts outcomes.
 
-    But for a test that trains a model first, to see what becomes of an outcome.
+    The one test that trains a model first is left out.
     """
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", "not a_model_whose"]
     ended = subprocess.run(

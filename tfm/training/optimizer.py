@@ -31,7 +31,7 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int) -> float:
 class Adam:
     """Adam (§5.3): one fused operation for all parameters.
 
-    torch's own class does the same, but loads torch's compiler at its first step, which takes two
+    torch's own class does the same, but loads torch's compiler when it is made, which takes two
     seconds.
 
     Args:
