@@ -17,7 +17,7 @@ test: .venv/installed-dev
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 test-kernels: .venv/installed-kernels
-	$(BIN)/python -m pytest tests/test_kernels_*.py tests/test_gpu_*.py tests/test_choice.py tests/test_graphs.py
+	$(BIN)/python -m pytest tests/test_kernels_*.py tests/test_gpu_*.py tests/test_selection.py tests/test_cuda_graphs.py
 
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check

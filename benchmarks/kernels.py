@@ -17,14 +17,14 @@ import torch.nn.functional as F
 import typer
 from torch import Tensor
 
+from tfm.backends import has_triton
+from tfm.backends.spans import Spans, attention_spans
 from tfm.config import PRESETS, TransformerConfig, run_config
-from tfm.kernels import has_triton
-from tfm.kernels.packed_attention import Spans, attention_spans
 
 Step = Callable[[], Tensor]
 
 _SOURCE_PIECES, _TARGET_PIECES = 29.5, 30.6
-_DROPOUT, _SMOOTHING, _EPS = 0.1, 0.1, 1e-5
+_DROPOUT, _SMOOTHING = 0.1, 0.1
 _WARM_UP = 5
 
 
@@ -52,7 +52,6 @@ def main(
     ):
         _report(name, _attention_ways(model, tokens, queries, keys, causal=causal), rounds)
     _report("cross-entropy", _cross_entropy_ways(tokens, pieces), rounds)
-    _report("dropout, sum and norm", _norm_ways(model.d_model, tokens), rounds)
 
 
 def _pairs(tokens: int) -> tuple[Tensor, Tensor]:
@@ -70,7 +69,7 @@ def _pairs(tokens: int) -> tuple[Tensor, Tensor]:
 def _attention_ways(
     model: TransformerConfig, tokens: int, queries: Tensor, keys: Tensor, *, causal: bool
 ) -> Iterator[tuple[str, Step, list[Tensor]]]:
-    from tfm.kernels.packed_attention_triton import packed_attention
+    from tfm.backends.triton.packed_attention import packed_attention
 
     shape = (tokens, model.num_heads, model.d_model // model.num_heads)
     heads = [_random(*shape) for _ in range(3)]
@@ -107,7 +106,7 @@ def _attention_ways(
 
 
 def _cross_entropy_ways(tokens: int, pieces: int) -> Iterator[tuple[str, Step, list[Tensor]]]:
-    from tfm.kernels.cross_entropy_triton import cross_entropy_
+    from tfm.backends.triton.cross_entropy import cross_entropy_
 
     logits = _random(tokens, pieces)
     targets = torch.randint(pieces, (tokens,), device="cuda")
@@ -126,31 +125,6 @@ def _cross_entropy_ways(tokens: int, pieces: int) -> Iterator[tuple[str, Step, l
 
     yield "torch's cross_entropy in fp32", plain, [logits]
     yield "the same, compiled", torch.compile(plain), [logits]
-
-
-def _norm_ways(d_model: int, tokens: int) -> Iterator[tuple[str, Step, list[Tensor]]]:
-    from tfm.kernels.dropout_add_norm_triton import dropout_add_norm
-
-    inputs = [
-        _random(tokens, d_model),
-        _random(tokens, d_model),
-        _random(d_model),
-        _random(d_model),
-    ]
-    seed = torch.tensor([1], device="cuda")
-    yield (
-        "tfm",
-        lambda: dropout_add_norm(*inputs, eps=_EPS, dropout=_DROPOUT, seed=seed)[1],
-        inputs,
-    )
-
-    def plain() -> Tensor:
-        residual, branch, weight, bias = inputs
-        total = residual + F.dropout(branch, _DROPOUT)
-        return F.layer_norm(total, (d_model,), weight, bias, _EPS)
-
-    yield "torch", plain, inputs
-    yield "the same, compiled", torch.compile(plain), inputs
 
 
 def _random(*shape: int) -> Tensor:

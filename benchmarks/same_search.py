@@ -19,17 +19,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tfm.backends.plain import PlainBackend
+from tfm.backends.selection import inference_backend
 from tfm.config import DeviceName, SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
 from tfm.data.text import read_lines
-from tfm.kernels.choice import inference_operations
-from tfm.kernels.operations import PlainOperations
+from tfm.device.compute import choose_compute
+from tfm.inference.models import Models, load_model, load_models
+from tfm.inference.sentences import Chunk, SentenceEncoder
 from tfm.model.transformer import Transformer
-from tfm.runtime.checkpoint import find_model, load_info
-from tfm.runtime.device import choose_compute
 from tfm.search.hypothesis import Hypothesis, length_penalty
-from tfm.translator.models import Models, load_model, load_models
-from tfm.translator.sentences import Chunk, SentenceEncoder
+from tfm.storage.checkpoint import find_model, load_info
 
 _TIE = 1e-4  # scores that differ by less than this share are equal but for rounding
 _MAX_TOKENS = (100, 1_000, 20_000)
@@ -71,7 +71,7 @@ def main() -> None:
     print("\n".join(again))
 
 
-class InSlots(PlainOperations):
+class InSlots(PlainBackend):
     """torch's own operations, with which sentences are decoded in slots as on a GPU."""
 
     decodes_in_slots = True
@@ -88,8 +88,8 @@ class Engine:
 
     def __init__(self, folder: Path, *, device: DeviceName, in_slots: bool) -> None:
         compute = choose_compute(device, "fp32")
-        operations = InSlots() if in_slots else inference_operations(compute, "fast")
-        self._models = Models(load_models([folder], compute), compute, operations=operations)
+        backend = InSlots() if in_slots else inference_backend(compute, "fast")
+        self._models = Models(load_models([folder], compute), compute, backend=backend)
         self._vocabulary = Vocabulary.load(folder)
 
     def best(self, text: list[str], config: SearchConfig) -> list[Hypothesis]:

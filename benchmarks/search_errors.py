@@ -22,11 +22,11 @@ from tfm.config import SearchConfig
 from tfm.data.subword import EOS, Vocabulary
 from tfm.data.synthetic import generate_pairs
 from tfm.data.text import read_lines
-from tfm.runtime.checkpoint import find_model, load_info
+from tfm.model.build import load_model
 from tfm.search.beam import beam_search
 from tfm.search.exact import ExactResult, exact_search
 from tfm.search.hypothesis import Hypothesis
-from tfm.translator import load_model
+from tfm.storage.checkpoint import find_model, load_info
 
 _ROUNDING = 1e-4  # scores closer than this are equal
 

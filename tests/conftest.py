@@ -19,7 +19,7 @@ from tfm.config import BinarizeConfig, RunConfig, SubwordConfig, run_config
 from tfm.data.manifest import Manifest
 from tfm.data.subword import BOS, PAD, UNK, Vocabulary
 from tfm.data.synthetic import generate_pairs
-from tfm.runtime.cpu import this_cpu
+from tfm.device.cpu import this_cpu
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 
@@ -114,9 +114,9 @@ def new_trainer(data_dir: Path, tiny_run: Callable[..., RunConfig]) -> Callable[
     import torch
 
     from tfm.data.dataset import ParallelDataset
+    from tfm.device.compute import choose_compute
     from tfm.model.cost import model_cost
     from tfm.model.transformer import Transformer
-    from tfm.runtime.device import choose_compute
     from tfm.training.trainer import Trainer
 
     real_data = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
@@ -166,7 +166,7 @@ def make_model(
     import torch
 
     from tfm.model.build import new_model
-    from tfm.runtime.checkpoint import ModelInfo, save_checkpoint
+    from tfm.storage.checkpoint import ModelInfo, save_checkpoint
 
     def make(*, seed: int = 0, task: str = "translation", **shape: Any) -> Path:
         path = tmp_path / "model"
@@ -250,7 +250,12 @@ class ForkedPython:
         }
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["tfm.stages.train", "tfm.runtime.report", "torch._dynamo", "torch.distributed.fsdp"]
+            [
+                "tfm.stages.train",
+                "tfm.visualization.report",
+                "torch._dynamo",
+                "torch.distributed.fsdp",
+            ]
         )
         self._process = context.Process(target=exec, args=(_FORKED, facts), daemon=True)
         self._process.start()

@@ -17,11 +17,11 @@ from tfm.cli.main import main
 from tfm.config import SearchConfig, run_config
 from tfm.data.subword import BOS, EOS, Vocabulary
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.model.build import new_model
+from tfm.inference.translator import Translator
+from tfm.model.build import load_model, new_model
 from tfm.model.weights import record_attention
-from tfm.runtime.checkpoint import checkpoints, find_model, load_info, save_checkpoint
 from tfm.stages.attend import Choice, attend
-from tfm.translator import Translator, load_model
+from tfm.storage.checkpoint import checkpoints, find_model, load_info, save_checkpoint
 
 SENTENCE = "I am buying the red cars on Monday"
 SHORT = SearchConfig(max_extra_length=5)

@@ -7,8 +7,8 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from tfm.runtime.attention_figure import write_figure
-from tfm.runtime.attention_maps import AttentionMaps
+from tfm.visualization.attention_figure import write_figure
+from tfm.visualization.attention_maps import AttentionMaps
 
 SVG = "{http://www.w3.org/2000/svg}"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

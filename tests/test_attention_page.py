@@ -9,8 +9,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from tfm.runtime.attention_maps import AttentionMaps
-from tfm.runtime.attention_page import Sentence, View, write_page
+from tfm.visualization.attention_maps import AttentionMaps
+from tfm.visualization.attention_page import Sentence, View, write_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 SOURCES, TARGETS = ["▁two", "▁dogs", "</s>"], ["▁zwei", "</script><b>", "Hunde", "</s>"]

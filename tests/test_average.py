@@ -7,15 +7,15 @@ import torch
 
 from tfm.config import AverageConfig
 from tfm.errors import CheckpointError, UsageError
-from tfm.runtime.checkpoint import (
+from tfm.inference.translator import Translator
+from tfm.stages import average as average_module
+from tfm.stages.average import average
+from tfm.storage.checkpoint import (
     best_checkpoints,
     checkpoints,
     load_info,
     load_weights,
 )
-from tfm.stages import average as average_module
-from tfm.stages.average import average
-from tfm.translator import Translator
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import typer
 from tfm.cli import main as cli
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import DataError, UsageError
+from tfm.inference.models import Models
+from tfm.inference.sentences import SentenceBatch
 from tfm.search.hypothesis import Hypothesis
 from tfm.stages.bench import generate as stage
 from tfm.stages.bench.generate import Milliseconds, Plan, bench_generate
 from tfm.stages.generate import Generation, Source, plan_generation
-from tfm.translator.models import Models
-from tfm.translator.sentences import SentenceBatch
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 

@@ -17,14 +17,14 @@ from tfm.cli import main as cli
 from tfm.config import TrainingConfig
 from tfm.data.batching import Batcher
 from tfm.data.dataset import ParallelDataset
+from tfm.device.compute import choose_compute
 from tfm.errors import UsageError
-from tfm.runtime import measurement
-from tfm.runtime.checkpoint import checkpoints, load_info
-from tfm.runtime.device import choose_compute
+from tfm.stages.bench import measurement
 from tfm.stages.bench import train as stage
 from tfm.stages.bench.train import Plan, bench_train
 from tfm.stages.bench.train_loop import time_loop
 from tfm.stages.training_data import open_data
+from tfm.storage.checkpoint import checkpoints, load_info
 
 PLAN = Plan(steps=4, untimed_steps=2, rounds=2, loop=False)
 TINY_FLAGS = ["--d-model", 16, "--d-ff", 32, "--num-heads", 2, "--batch-tokens", 600,
@@ -36,7 +36,7 @@ def small(monkeypatch):
     """Matrices and made-up datasets that take no time."""
     monkeypatch.setattr(measurement, "_matrix_size", lambda device: 256)
     monkeypatch.setattr(stage, "_NUM_MADE_UP_PAIRS", 500)
-    monkeypatch.setattr("tfm.runtime.report.write_report", lambda _: None)
+    monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
 
 
 # --- figures

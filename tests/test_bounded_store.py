@@ -12,8 +12,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.utils.store import barrier
 
-from tfm.runtime.bounded_store import BoundedStore, answer_within
-from tfm.runtime.failures import FailedProcessError
+from tfm.distributed.bounded_store import BoundedStore, answer_within
+from tfm.distributed.failures import FailedProcessError
 
 
 def bounded(store, seconds=20.0):
@@ -96,7 +96,7 @@ def test_what_a_request_raises_is_raised():
 
 _ASKS = """
 import sys
-from tfm.runtime.bounded_store import answer_within
+from tfm.distributed.bounded_store import answer_within
 print("asks", flush=True)
 print(answer_within(2, sys.stdin.readline), flush=True)
 """

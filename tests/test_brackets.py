@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tfm.data.trees import bracketed, linearize, restore, tree_of_line, words_of
 from tfm.errors import DataError
-from tfm.scoring.brackets import BracketCounts, _Sentence, score_brackets
+from tfm.metrics.brackets import BracketCounts, _Sentence, score_brackets
 
 # What counts of it: S 0-4, NP 0-2, VP 2-4 and ADVP 3-4; PRN holds nothing but punctuation.
 GOLD = "(S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (RB home))) (PRN (: --)) (. .))"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tfm.config import run_config
 from tfm.errors import CheckpointError
-from tfm.runtime.checkpoint import (
+from tfm.storage.checkpoint import (
     DamagedCheckpointError,
     ModelInfo,
     average_weights,
@@ -24,8 +24,8 @@ from tfm.runtime.checkpoint import (
     model_folder,
     save_checkpoint,
 )
-from tfm.runtime.checkpoint.model_folder import _checksum
-from tfm.runtime.files import sha256_of
+from tfm.storage.checkpoint.model_folder import _checksum
+from tfm.storage.files import sha256_of
 
 FILES = ["model.safetensors", "training.safetensors", "config.json", "bpe.model"]
 

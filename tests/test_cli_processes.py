@@ -8,8 +8,8 @@ import pytest
 
 from tfm.cli import main as cli
 from tfm.config.toml import tomllib
-from tfm.runtime.interruption import InterruptedRunError
-from tfm.runtime.world import Layout
+from tfm.distributed.interruption import InterruptedRunError
+from tfm.distributed.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 @pytest.fixture
 def launched(monkeypatch):
     """What would be launched, as (layout, command)."""
-    from tfm.runtime import launch
+    from tfm.distributed import launch
 
     calls = []
     monkeypatch.setattr(launch, "launch", lambda *call: calls.append(call) or 0)

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from tfm.runtime import cpu
-from tfm.runtime.cpu import num_cores, this_cpu
+from tfm.device import cpu
+from tfm.device.cpu import num_cores, this_cpu
 
 ZEN_3 = "fpu avx avx2 fma f16c bmi2"
 ZEN_4 = f"{ZEN_3} avx512f avx512bw avx512_vnni avx512_bf16"

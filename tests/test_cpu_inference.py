@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from tfm.config import SearchConfig, TransformerConfig
-from tfm.data.subword import BOS, EOS
-from tfm.kernels import cpu_inference
-from tfm.kernels.cpu_inference import (
-    CpuInference,
+from tfm.backends import cpu_inference
+from tfm.backends.cpu_inference import (
+    CpuInferenceBackend,
     bf16_product,
     fp32_product,
     int8_product,
 )
-from tfm.kernels.operations import PLAIN
+from tfm.backends.plain import PLAIN
+from tfm.config import SearchConfig, TransformerConfig
+from tfm.data.subword import BOS, EOS
 from tfm.model.build import EvaluationMode, new_model
 from tfm.search.beam import beam_search
 
@@ -63,7 +63,7 @@ def test_products_are_those_of_float64_but_for_rounding(
     }
     for expected, operation in results.items():
         with torch.inference_mode():
-            found = operation(CpuInference(make_ready, dtype))
+            found = operation(CpuInferenceBackend(make_ready, dtype))
         assert found.dtype == dtype
         assert found.shape == expected.shape
         assert (found - expected).norm() <= most_error * exact.norm()
@@ -75,7 +75,7 @@ def test_sums_of_large_int8_products_do_not_overflow(num_rows):
     """As they would in 16 bits, which a CPU without units for int8 adds two products up in."""
     x, weight = torch.ones(num_rows, 64), torch.ones(48, 64)
     with torch.inference_mode():
-        found = CpuInference(int8_product, torch.float32).project(x, weight)
+        found = CpuInferenceBackend(int8_product, torch.float32).project(x, weight)
     torch.testing.assert_close(found, torch.full((num_rows, 48), 64.0), rtol=0.01, atol=0)
 
 
@@ -86,23 +86,23 @@ def test_products_meet_no_more_sizes_than_rows_are_rounded_to():
         product = fp32_product(weight, bias)
         return lambda x, relu: seen.add(x.numel() // x.size(-1)) or product(x, relu)
 
-    operations = CpuInference(make_ready, torch.float32, keeps_sizes=True)
+    backend = CpuInferenceBackend(make_ready, torch.float32, keeps_sizes=True)
     weight, bias = torch.randn(5, 8), torch.randn(5)
     with torch.inference_mode():
         for shape in [(num_rows, 8) for num_rows in range(1, 200)] + [(3, 37, 8), (1, 1, 8)]:
             x = torch.randn(shape)
-            torch.testing.assert_close(operations.linear(x, weight, bias), x @ weight.T + bias)
-    assert {operations.num_rows(size) for size in seen} == seen
+            torch.testing.assert_close(backend.linear(x, weight, bias), x @ weight.T + bias)
+    assert {backend.num_rows(size) for size in seen} == seen
     assert len(seen) < 50
 
 
 @EVERY_KIND
 def test_rows_and_columns_of_a_weight_of_zeros_are_no_trouble(make_ready, dtype, most_error):
-    operations = CpuInference(make_ready, dtype)
+    backend = CpuInferenceBackend(make_ready, dtype)
     bias = torch.tensor([1.0, -2.0, 0.5])
     with torch.inference_mode():
-        found = operations.linear(torch.randn(4, 8), torch.zeros(3, 8), bias)
-        of_nothing = operations.linear(torch.zeros(4, 8), torch.randn(3, 8), bias)
+        found = backend.linear(torch.randn(4, 8), torch.zeros(3, 8), bias)
+        of_nothing = backend.linear(torch.zeros(4, 8), torch.randn(3, 8), bias)
     for each in (found, of_nothing):
         assert each.float().tolist() == [bias.tolist()] * 4
 
@@ -111,42 +111,42 @@ def test_rows_and_columns_of_a_weight_of_zeros_are_no_trouble(make_ready, dtype,
 def test_parts_of_a_weight_are_weights_of_their_own(make_ready, dtype, most_error):
     """As the projections to queries, and to keys and values, are of that to all of them."""
     torch.manual_seed(0)
-    operations = CpuInference(make_ready, dtype)
+    backend = CpuInferenceBackend(make_ready, dtype)
     x, weight, bias = torch.randn(6, 32), torch.randn(48, 32), torch.randn(48)
     with torch.inference_mode():
         for part in (slice(None), slice(16), slice(16, None), slice(32), slice(None)):
             exact = x.double() @ weight[part].double().T + bias[part]
-            found = operations.linear(x, weight[part], bias[part])
+            found = backend.linear(x, weight[part], bias[part])
             assert error(found, exact) <= most_error
 
 
 @EVERY_KIND
 def test_dropout_is_refused(make_ready, dtype, most_error):
-    operations = CpuInference(make_ready, dtype)
+    backend = CpuInferenceBackend(make_ready, dtype)
     x, weight, bias = torch.randn(2, 3), torch.randn(3, 3), torch.randn(3)
     for attempt in (
-        lambda: operations.dropout(x, 0.1),
-        lambda: operations.linear_relu_dropout(x, weight, bias, 0.1),
-        lambda: operations.add_linear_dropout(x, x, weight, bias, 0.1),
+        lambda: backend.dropout(x, 0.1),
+        lambda: backend.linear_relu_dropout(x, weight, bias, 0.1),
+        lambda: backend.add_linear_dropout(x, x, weight, bias, 0.1),
     ):
         with pytest.raises(ValueError, match="no dropout"):
             attempt()
-    assert operations.dropout(x, 0.0) is x
+    assert backend.dropout(x, 0.0) is x
 
 
 def test_rows_to_compute_are_never_fewer_and_rarely_many_more_and_few_numbers_do():
     needed = range(1, 5_000)
     for keeps_sizes in (True, False):
-        operations = CpuInference(fp32_product, torch.float32, keeps_sizes=keeps_sizes)
-        numbers = [operations.num_rows(rows) for rows in needed]
+        backend = CpuInferenceBackend(fp32_product, torch.float32, keeps_sizes=keeps_sizes)
+        numbers = [backend.num_rows(rows) for rows in needed]
         assert all(
             rows <= number <= max(8, rows * 1.25)
             for rows, number in zip(needed, numbers, strict=True)
         )
         assert numbers == sorted(numbers)
-        assert [operations.num_rows(number) for number in numbers] == numbers
+        assert [backend.num_rows(number) for number in numbers] == numbers
         assert len(set(numbers)) < 100 or not keeps_sizes
-    assert operations.num_rows(4_999) == 4_999
+    assert backend.num_rows(4_999) == 4_999
 
 
 @pytest.mark.parametrize("for_each_query", [None, False, True])
@@ -159,9 +159,9 @@ def test_rows_to_compute_are_never_fewer_and_rarely_many_more_and_few_numbers_do
     ],
 )
 @pytest.mark.parametrize(
-    "operations", [CpuInference(fp32_product, torch.float32), PLAIN], ids=["inference", "plain"]
+    "backend", [CpuInferenceBackend(fp32_product, torch.float32), PLAIN], ids=["inference", "plain"]
 )
-def test_attention_of_few_queries_is_the_formula(operations, query_type, key_type, for_each_query):
+def test_attention_of_few_queries_is_the_formula(backend, query_type, key_type, for_each_query):
     torch.manual_seed(0)
     groups, num_heads, num_queries, num_keys = 3, 2, 4, 40
     query = torch.randn(groups, num_heads, num_queries, 6).to(query_type)
@@ -176,7 +176,7 @@ def test_attention_of_few_queries_is_the_formula(operations, query_type, key_typ
         hidden = torch.zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
         scores = scores + hidden
     expected = (scores.softmax(dim=-1) @ value.double()).transpose(1, 2)
-    found = operations.attend(query, key.mT, value, hidden)
+    found = backend.attend(query, key.mT, value, hidden)
     torch.testing.assert_close(found, expected.reshape(groups * num_queries, -1).to(query_type))
 
 
@@ -210,11 +210,11 @@ def new_batch(num_sentences=4):
     return source, lengths
 
 
-def stepped(model, operations, num_sentences=4):
+def stepped(model, backend, num_sentences=4):
     """[…, V] log probabilities of several steps, of all hypotheses and of some."""
     torch.manual_seed(2)
     found = []
-    with EvaluationMode([model], operations), torch.inference_mode():
+    with EvaluationMode([model], backend), torch.inference_mode():
         state = model.start(*new_batch(num_sentences))
         tokens = torch.full((num_sentences, 1), BOS)
         for step in range(5):
@@ -241,8 +241,8 @@ def test_a_models_log_probabilities_are_near_the_plain_ones(
     changes, make_ready, dtype, most_difference, num_sentences
 ):
     model = transformer(**changes)
-    operations = CpuInference(make_ready, dtype, keeps_sizes=True)
-    found, expected = (stepped(model, each, num_sentences) for each in (operations, PLAIN))
+    backend = CpuInferenceBackend(make_ready, dtype, keeps_sizes=True)
+    found, expected = (stepped(model, each, num_sentences) for each in (backend, PLAIN))
     assert found.isfinite().all()
     assert (found - expected).abs().max() <= most_difference
     # Not for being all alike.
@@ -258,8 +258,11 @@ def test_in_fp32_beam_search_finds_what_it_finds_with_plain_operations(
     model = transformer(**changes)
     config = SearchConfig(beam_size=4, n_best=3, max_extra_length=8)
     results = []
-    for operations in (CpuInference(fp32_product, torch.float32, keeps_sizes=keeps_sizes), PLAIN):
-        with EvaluationMode([model], operations), torch.inference_mode():
+    for backend in (
+        CpuInferenceBackend(fp32_product, torch.float32, keeps_sizes=keeps_sizes),
+        PLAIN,
+    ):
+        with EvaluationMode([model], backend), torch.inference_mode():
             results.append(beam_search(model, *new_batch(num_sentences), config))
     for found, expected in zip(*results, strict=True):
         assert [h.tokens for h in found] == [h.tokens for h in expected]
@@ -274,7 +277,7 @@ def test_each_weight_is_made_ready_once():
         return fp32_product(weight, bias)
 
     model = transformer()
-    operations = CpuInference(make_ready, torch.float32)
-    first, second = stepped(model, operations), stepped(model, operations)
+    backend = CpuInferenceBackend(make_ready, torch.float32)
+    first, second = stepped(model, backend), stepped(model, backend)
     assert torch.equal(first, second)
     assert len(made) == len(set(made)) > 0

@@ -14,8 +14,8 @@ from tfm.config import BinarizeConfig
 from tfm.data.dataset import ArrayWriter, DatasetIndex, ParallelDataset, TokenSequences, id_dtype
 from tfm.data.subword import PAD, Vocabulary
 from tfm.errors import DataError
-from tfm.runtime.files import sha256_of
 from tfm.stages.binarize import binarize
+from tfm.storage.files import sha256_of
 
 VOCAB_SIZE = 400
 FILES = [f"train.{lang}.{kind}.npy" for lang in ("en", "de") for kind in ("tokens", "offsets")]

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
+from tfm.backends.plain import PlainBackend
 from tfm.config import TransformerConfig
-from tfm.kernels.operations import PlainOperations
-from tfm.model.build import new_model, use_operations
+from tfm.model.build import new_model, use_backend
 from tfm.model.decoding import Step, StepRows
 
 V = 13
@@ -33,7 +33,7 @@ BEAMS = {
 EVERY_BEAM = pytest.mark.parametrize("beam", BEAMS.values(), ids=BEAMS)
 
 
-class Rounding(PlainOperations):
+class Rounding(PlainBackend):
     """Computes a few rows more than are asked for."""
 
     def num_rows(self, needed):
@@ -137,12 +137,12 @@ def test_sentences_may_leave_at_any_step(beam, padded):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("operations", [PlainOperations(), Rounding()], ids=["plain", "rounding"])
+@pytest.mark.parametrize("backend", [PlainBackend(), Rounding()], ids=["plain", "rounding"])
 @EVERY_BEAM
 @EVERY_MODEL
-def test_hypotheses_that_nothing_goes_on_from_need_not_be_computed(changes, beam, operations):
+def test_hypotheses_that_nothing_goes_on_from_need_not_be_computed(changes, beam, backend):
     model = transformer(**changes)
-    use_operations(model, operations)
+    use_backend(model, backend)
     decoding = Decoding(model, [5, 2, 6, 1])
     for step, size in enumerate(beam):
         rows, is_asked = decoding.some_rows([0.3, 0.9][step % 2])
@@ -188,12 +188,12 @@ def test_another_order_of_hypotheses_that_share_a_cache_copies_none_of_it():
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("operations", [PlainOperations(), Rounding()], ids=["plain", "rounding"])
+@pytest.mark.parametrize("backend", [PlainBackend(), Rounding()], ids=["plain", "rounding"])
 @EVERY_MODEL
-def test_steps_taken_together_are_those_taken_alone(changes, operations):
+def test_steps_taken_together_are_those_taken_alone(changes, backend):
     """Of batches of any size, which began at different times."""
     model = transformer(**changes)
-    use_operations(model, operations)
+    use_backend(model, backend)
     batches = []
     for turn, size in enumerate((4, 1, 3, 12, 2, 5)):
         if turn % 2 == 0:
@@ -257,7 +257,7 @@ BY_ITSELF = pytest.mark.parametrize(
 )
 
 
-class FewAtATime(PlainOperations):
+class FewAtATime(PlainBackend):
     """Has single sentences made ready for, and computes a few rows more than are asked for."""
 
     few_at_a_time = True
@@ -268,7 +268,7 @@ class FewAtATime(PlainOperations):
 
 def new_decoding(changes, *, length=5, seed=0):
     model = transformer(seed, **changes)
-    use_operations(model, FewAtATime())
+    use_backend(model, FewAtATime())
     return Decoding(model, [length])
 
 
@@ -319,7 +319,7 @@ def test_spare_rows_are_numbers_too():
             product = super().ready_product(weight, bias)
             return lambda x, relu: seen.append(x) or product(x, relu)
 
-    use_operations(model, Watching())
+    use_backend(model, Watching())
     decoding = Decoding(model, [3])
     for size in (3, 3, 2, 1, 2, 3, *[2] * 80, 1, *[1] * 80):
         model.step(decoding.tokens[:, :, -1], decoding.state)
@@ -352,7 +352,7 @@ def test_a_deep_copy_has_the_weights_in_common():
 @torch.inference_mode()
 def test_sentences_that_have_company_are_not_by_themselves():
     model = transformer()
-    use_operations(model, FewAtATime())
+    use_backend(model, FewAtATime())
     together = [Decoding(model, [4]), Decoding(model, [6])]
     for size in (3, 3, 1):
         found = model.step_together(
@@ -368,7 +368,7 @@ def test_sentences_that_have_company_are_not_by_themselves():
 @torch.inference_mode()
 def test_one_that_is_by_itself_may_be_joined():
     model = transformer()
-    use_operations(model, FewAtATime())
+    use_backend(model, FewAtATime())
     first, second = Decoding(model, [4]), Decoding(model, [6, 2])
     first.step()
     first.go_on(4)

@@ -10,7 +10,7 @@ from tfm.data import download
 from tfm.data.corpus import Archive
 from tfm.data.download import fetch
 from tfm.errors import DownloadError
-from tfm.runtime.files import write_json
+from tfm.storage.files import write_json
 
 CONTENT = bytes(range(256)) * 2000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -14,10 +14,10 @@ from tfm.config import SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic import generate_pairs
 from tfm.errors import CheckpointError, DataError
-from tfm.runtime.checkpoint import checkpoints, load_info, load_weights, save_checkpoint
+from tfm.inference.translator import Translator
 from tfm.stages.export import Quantization, check, export, folder
 from tfm.stages.train import train
-from tfm.translator import Translator
+from tfm.storage.checkpoint import checkpoints, load_info, load_weights, save_checkpoint
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 specification = pytest.importorskip("tfm.stages.export.specification")

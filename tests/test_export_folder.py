@@ -12,9 +12,9 @@ import pytest
 from tfm.config import SearchConfig, run_config
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
-from tfm.runtime.checkpoint import checkpoints, load_info, load_weights, save_checkpoint
+from tfm.inference.translator import Translator
 from tfm.stages.export import export
-from tfm.translator import Translator
+from tfm.storage.checkpoint import checkpoints, load_info, load_weights, save_checkpoint
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 specification = pytest.importorskip("tfm.stages.export.specification")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfm.runtime.failures import Failure, cause, has_launcher, report_failure
+from tfm.distributed.failures import Failure, cause, has_launcher, report_failure
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_torchrun_understands_it(error_file):
     assert int(message["extraInfo"]["timestamp"]) > 0
 
 
-_ENDS = "import sys; from tfm.runtime.failures import end_process; end_process({message!r})"
+_ENDS = "import sys; from tfm.distributed.failures import end_process; end_process({message!r})"
 
 
 @pytest.mark.parametrize(("message", "printed"), [("what", "tfm: what\n"), (None, "")])

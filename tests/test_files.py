@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tfm.errors import DataError
-from tfm.runtime import files
-from tfm.runtime.files import (
+from tfm.storage import files
+from tfm.storage.files import (
     atomic_directory,
     atomic_write,
     make_directory,

@@ -8,7 +8,7 @@ import pytest
 # Replaces a folder again and again, killed just before it changes anything for the n-th time.
 KILLED_WHILE_REPLACING = """
 import errno, os, pathlib, signal, sys
-from tfm.runtime import files
+from tfm.storage import files
 
 path = pathlib.Path(sys.argv[1]) / "folder"
 changes = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "ctypes.dlsym"}

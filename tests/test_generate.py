@@ -12,10 +12,10 @@ import pytest
 from tfm.cli import main as cli
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.runtime.checkpoint import checkpoints
+from tfm.inference.translator import Translator
 from tfm.stages import text_chunks
 from tfm.stages.generate import generate, plan_generation, score_targets
-from tfm.translator import Translator
+from tfm.storage.checkpoint import checkpoints
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 

@@ -14,13 +14,13 @@ if DEVICE.type == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 pytest.importorskip("triton", minversion="3.7")
 
+from tfm.backends.gpu_inference import GpuInferenceBackend  # noqa: E402
+from tfm.backends.plain import PLAIN  # noqa: E402
 from tfm.config import SearchConfig, TransformerConfig  # noqa: E402
-from tfm.kernels.gpu_inference import GpuInference  # noqa: E402
-from tfm.kernels.operations import PLAIN  # noqa: E402
+from tfm.device.compute import Compute  # noqa: E402
+from tfm.inference.models import Models  # noqa: E402
+from tfm.inference.sentences import SentenceBatch  # noqa: E402
 from tfm.model.build import new_model  # noqa: E402
-from tfm.runtime.device import Compute  # noqa: E402
-from tfm.translator.models import Models  # noqa: E402
-from tfm.translator.sentences import SentenceBatch  # noqa: E402
 
 V = 90
 NARROW = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
@@ -43,8 +43,8 @@ def model(request):
     return model
 
 
-def new_models(model, operations, dtype=torch.float32):
-    return Models([model], Compute(DEVICE, dtype), operations=operations)
+def new_models(model, backend, dtype=torch.float32):
+    return Models([model], Compute(DEVICE, dtype), backend=backend)
 
 
 def new_batches(*each_lengths):
@@ -68,7 +68,7 @@ def found_by(models, batches, config):
 def test_the_best_outputs_are_those_of_plain_operations(model, beam_size):
     config = SearchConfig(beam_size=beam_size, n_best=beam_size, max_extra_length=2, max_tokens=32)
     batches = new_batches([5, 2], [3, 4, 1])
-    models = new_models(model, GpuInference(torch.float32))
+    models = new_models(model, GpuInferenceBackend(torch.float32))
     expected = found_by(new_models(model, PLAIN), batches, config)
     for _ in range(2 if DEVICE.type == "cuda" else 1):  # in the rooms of the first time, too
         found = found_by(models, batches, config)
@@ -82,7 +82,7 @@ def test_the_best_outputs_are_those_of_plain_operations(model, beam_size):
 def test_half_precision_comes_close(model):
     config = SearchConfig(max_extra_length=4)
     [batch] = new_batches([7, 3, 5])
-    models = new_models(model, GpuInference(NARROW), NARROW)
+    models = new_models(model, GpuInferenceBackend(NARROW), NARROW)
     found = found_by(models, [batch], config)
     outputs = [list(best[0].tokens) for best in found]
     scored = new_models(model, PLAIN).run(
@@ -99,7 +99,7 @@ def test_other_searches_work_as_well(model, settings):
     config = SearchConfig(max_extra_length=4, **settings)
     [batch] = new_batches([7, 3, 5])
     found, expected = (
-        new_models(model, operations).run(Models.search, batch, config)
-        for operations in (GpuInference(torch.float32), PLAIN)
+        new_models(model, backend).run(Models.search, batch, config)
+        for backend in (GpuInferenceBackend(torch.float32), PLAIN)
     )
     assert [best[0].tokens for best in found] == [best[0].tokens for best in expected]

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tfm.runtime.interruption import StopRequests
+from tfm.distributed.interruption import StopRequests
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]
 
@@ -73,7 +73,7 @@ def test_a_signal_that_is_ignored_stays_so():
 
 _WRITES_TO_A_LOST_TERMINAL = """
 import os, sys, time
-from tfm.runtime.interruption import StopRequests
+from tfm.distributed.interruption import StopRequests
 with StopRequests() as stop:
     print("ready", file=sys.stderr, flush=True)
     while stop.received is None:
@@ -102,7 +102,7 @@ def test_a_run_saves_though_its_terminal_is_closed(tmp_path):
 
 _FOLLOWS = """
 import os, sys, time
-from tfm.runtime.interruption import StopRequests, stop_with_launcher
+from tfm.distributed.interruption import StopRequests, stop_with_launcher
 stop_with_launcher()
 with StopRequests() as stop:
     open(sys.argv[1] + "/started", "w").close()

@@ -11,20 +11,18 @@ import sys
 import pytest
 import torch
 
-from tfm.kernels import has_triton
+from tfm.backends import has_triton
 
 # The most memory, in bytes, that a program may share. What is compiled for 8.0 is the same for the
 # smaller cards of 8.6 and 8.9, and these have the least.
 SHARED_MEMORY = {80: 99 * 1024, 90: 227 * 1024}
 KERNELS = {
-    "cross_entropy_triton._rows",
-    "dropout_add_norm_triton._backward",
-    "dropout_add_norm_triton._forward",
+    "cross_entropy._rows",
     "packed_attention_kernels.backward_keys",
     "packed_attention_kernels.backward_queries",
     "packed_attention_kernels.forward",
-    "slot_attention_triton._attend_slots",
-    "token_blocks_triton._look_through",
+    "slot_attention._attend_slots",
+    "token_blocks._look_through",
 }
 
 
@@ -85,7 +83,6 @@ def compile_instead_of_launching(capability):
 
 def call_all(dtype):
     call_packed_attention(dtype)
-    call_dropout_add_norm(dtype)
     call_cross_entropy(dtype)
     for num_hypotheses, width in [(5, 64), (64, 128), (5, 256)]:
         call_slot_attention(dtype, num_hypotheses, width)
@@ -94,8 +91,8 @@ def call_all(dtype):
 
 
 def call_packed_attention(dtype):
-    from tfm.kernels.packed_attention import Spans
-    from tfm.kernels.packed_attention_triton import packed_self_attention
+    from tfm.backends.spans import Spans
+    from tfm.backends.triton.packed_attention import packed_self_attention
 
     projected = torch.zeros(70, 3, 2, 64, dtype=dtype, requires_grad=True)
     spans = Spans(*(torch.zeros(70, 2, dtype=torch.int32) for _ in range(2)))
@@ -103,24 +100,15 @@ def call_packed_attention(dtype):
     attended.sum().backward()
 
 
-def call_dropout_add_norm(dtype):
-    from tfm.kernels.dropout_add_norm_triton import dropout_add_norm
-
-    shapes = [(40, 512), (40, 512), (512,), (512,)]
-    inputs = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
-    total, normed = dropout_add_norm(*inputs, eps=1e-5, dropout=0.1, seed=torch.tensor([1]))
-    (total + normed).sum().backward()
-
-
 def call_cross_entropy(dtype):
-    from tfm.kernels.cross_entropy_triton import cross_entropy_
+    from tfm.backends.triton.cross_entropy import cross_entropy_
 
     targets = torch.zeros(4, dtype=torch.long)
     cross_entropy_(torch.zeros(4, 37_000, dtype=dtype), targets, smoothing=0.1)
 
 
 def call_slot_attention(dtype, num_hypotheses, width):
-    from tfm.kernels.slot_attention_triton import slot_attention
+    from tfm.backends.triton.slot_attention import slot_attention
 
     query = torch.zeros(3, num_hypotheses, 2, width, dtype=dtype)
     key, value = torch.zeros(3, 50 * num_hypotheses, 4, width, dtype=dtype).split(2, dim=2)
@@ -131,7 +119,7 @@ def call_slot_attention(dtype, num_hypotheses, width):
 
 
 def call_token_blocks(dtype, block_size):
-    from tfm.kernels.token_blocks_triton import greatest_and_log_sums
+    from tfm.backends.triton.token_blocks import greatest_and_log_sums
 
     greatest_and_log_sums(torch.zeros(4, 500, block_size, dtype=dtype))
 

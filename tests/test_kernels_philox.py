@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from plain_kernels import _philox, kept
 
-from tfm.kernels.philox import _philox, drop_below, keep_scale, kept
+from tfm.backends.philox import drop_below, keep_scale
 
 
 def seed(number):

@@ -13,18 +13,18 @@ import time
 import pytest
 import torch
 
+from tfm.device.cpu import num_cores
+from tfm.distributed.failures import FailedProcessError
+from tfm.distributed.interruption import InterruptedRunError
+from tfm.distributed.launch import launch, num_local_processes
+from tfm.distributed.layout import Layout
 from tfm.errors import UsageError
-from tfm.runtime.cpu import num_cores
-from tfm.runtime.failures import FailedProcessError
-from tfm.runtime.interruption import InterruptedRunError
-from tfm.runtime.launch import launch, num_local_processes
-from tfm.runtime.world import Layout
 
 # What the programs have at hand. `ready` waits until both processes have come so far.
 _START = """
 import json, os, signal, sys, time
 from pathlib import Path
-from tfm.runtime.failures import report_failure
+from tfm.distributed.failures import report_failure
 rank, here = int(os.environ["RANK"]), Path.cwd()
 def ready():
     (here / f"ready{rank}").write_text(str(os.getpid()))
@@ -35,7 +35,7 @@ def ready():
 """
 # Stops as a training does: saves, and ends in order.
 _STOPS = """
-from tfm.runtime.interruption import StopRequests
+from tfm.distributed.interruption import StopRequests
 with StopRequests() as stop:
     ready()
     while stop.received is None:
@@ -277,15 +277,15 @@ sys.exit(1)
 
 _LAUNCHES = """
 import sys
-from tfm.runtime.launch import launch
-from tfm.runtime.cpu import num_cores
-from tfm.runtime.world import Layout
+from tfm.distributed.launch import launch
+from tfm.device.cpu import num_cores
+from tfm.distributed.layout import Layout
 launch(Layout(local_size=2), [sys.executable, "-c", sys.argv[1]])
 """
 
 
 def test_the_processes_save_and_end_if_their_launcher_is_killed(elsewhere):
-    text = "from tfm.runtime.interruption import stop_with_launcher\nstop_with_launcher()\n"
+    text = "from tfm.distributed.interruption import stop_with_launcher\nstop_with_launcher()\n"
     command = [sys.executable, "-c", _LAUNCHES, _START + text + _STOPS]
     environment = os.environ | {"TMPDIR": str(elsewhere)}
     with subprocess.Popen(command, env=environment) as launcher:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tfm.runtime.cpu import this_cpu
+from tfm.device.cpu import this_cpu
 
 HERE = Path(__file__).parent
 # Of units that some CPUs with vectors of a certain width have.
 UNITS = ["test_cpu_inference.py", "test_verification.py"]
 FILES = [
     *UNITS,
-    "test_choice.py",
-    "test_cpu_operations.py",
-    "test_device.py",
+    "test_selection.py",
+    "test_cpu_backend.py",
+    "test_compute.py",
     "test_matmul.py",
     "test_sentence_attention.py",
 ]
@@ -33,12 +33,13 @@ import sys
 
 import pytest
 
-from tfm.kernels import cpu_inference, cpu_operations
+from tfm.backends import cpu_inference
+from tfm.backends import cpu
 
 for name in ("_REORDER", "_MULTIPLY", "_REORDER_FOR_MKL", "_MULTIPLY_BY_MKL"):
     setattr(cpu_inference, name, None)
 cpu_inference._HAS_MKL = cpu_inference.HAS_ONEDNN = cpu_inference.HAS_INT8 = False
-cpu_operations._FUSED_LINEAR = None
+cpu._FUSED_LINEAR = None
 sys.exit(pytest.main(sys.argv[1:]))
 """
 

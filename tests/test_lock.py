@@ -11,13 +11,13 @@ import sys
 import pytest
 
 from tfm.errors import TfmError
-from tfm.runtime import lock
-from tfm.runtime.lock import FolderLock, LockedFolderError
+from tfm.storage import lock
+from tfm.storage.lock import FolderLock, LockedFolderError
 
 # Takes the lock, says so, and waits; with a child of its own if asked to.
 HOLDER = """
 import os, pathlib, sys, time
-from tfm.runtime.lock import FolderLock
+from tfm.storage.lock import FolderLock
 
 with FolderLock(pathlib.Path(sys.argv[1])):
     if sys.argv[2] == "child" and os.fork() == 0:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tfm.runtime import matmul
-from tfm.runtime.cpu import Cpu
-from tfm.runtime.matmul import choose_fp32_library, uses_onednn
+from tfm.device import matmul
+from tfm.device.cpu import Cpu
+from tfm.device.matmul import choose_fp32_library, uses_onednn
 
 MATMUL = torch.backends.mkldnn.matmul
 

@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tfm.runtime import measurement
-from tfm.runtime.measurement import MatrixRate, StepClock, device_name, matrix_rates, peak_memory
+from tfm.stages.bench import measurement
+from tfm.stages.bench.measurement import (
+    MatrixRate,
+    StepClock,
+    device_name,
+    matrix_rates,
+    peak_memory,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -12,12 +12,12 @@ from datetime import timedelta
 
 import pytest
 
+from tfm.distributed import meeting as module
+from tfm.distributed.failures import FailedProcessError
+from tfm.distributed.interruption import InterruptedRunError, StopRequests
+from tfm.distributed.layout import Layout
+from tfm.distributed.meeting import Meeting
 from tfm.errors import UsageError
-from tfm.runtime import meeting as module
-from tfm.runtime.failures import FailedProcessError
-from tfm.runtime.interruption import InterruptedRunError, StopRequests
-from tfm.runtime.meeting import Meeting
-from tfm.runtime.world import Layout
 
 _MEETINGS = []
 
@@ -268,11 +268,11 @@ _LAUNCHES = """
 import os, signal, sys, time
 from datetime import timedelta
 from tfm.cli import main
-from tfm.runtime.world import Layout
+from tfm.distributed.layout import Layout
 rank, port, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 def app(**_):
-    from tfm.runtime import meeting
-    from tfm.runtime.launch import launch
+    from tfm.distributed import meeting
+    from tfm.distributed.launch import launch
     meeting._STORE_TIMEOUT = timedelta(seconds=float(sys.argv[4]))
     layout = Layout(local_size=2, nodes=2, node_rank=rank, host="127.0.0.1", port=port)
     return launch(layout, [sys.executable, "-c", program])

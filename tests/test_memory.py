@@ -5,7 +5,7 @@ import pytest
 
 MAPPED_ANEW = """
 import resource, sys
-from tfm.runtime.memory import keep_freed_memory
+from tfm.device.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 def fill():

@@ -3,22 +3,22 @@
 import pytest
 import torch
 
+from tfm.backends.plain import PlainBackend
 from tfm.config import SearchConfig
 from tfm.data.subword import Vocabulary
+from tfm.device.compute import choose_compute
 from tfm.errors import DataError
-from tfm.kernels.operations import PlainOperations
+from tfm.inference.models import Models, load_model
+from tfm.inference.sentences import SentenceBatch
+from tfm.inference.translator import Translator
 from tfm.model.build import converted
-from tfm.runtime.checkpoint import checkpoints, load_info
-from tfm.runtime.device import choose_compute
 from tfm.search.slot_beams import SlotBeams
-from tfm.translator import Translator
-from tfm.translator.models import Models, load_model
-from tfm.translator.sentences import SentenceBatch
+from tfm.storage.checkpoint import checkpoints, load_info
 
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven", "a b c d e f"]
 
 
-class InSlots(PlainOperations):
+class InSlots(PlainBackend):
     """What a GPU computes with, but for the kernels."""
 
     decodes_in_slots = True
@@ -47,7 +47,7 @@ def new_translator(folder):
     def make(dtype=torch.float32, num_models=1):
         loaded = [load_model(folder, load_info(folder)) for _ in range(num_models)]
         compute = choose_compute("cpu", "fp32")
-        return Translator(loaded, Vocabulary.load(folder), compute, operations=InSlots(dtype))
+        return Translator(loaded, Vocabulary.load(folder), compute, backend=InSlots(dtype))
 
     return make
 
@@ -135,7 +135,7 @@ def test_weights_are_of_the_type_that_operations_need_and_the_models_own_stay(
     model = load_model(folder, load_info(folder))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     compute = choose_compute("cpu", "fp32")
-    translator = Translator([model], Vocabulary.load(folder), compute, operations=InSlots(dtype))
+    translator = Translator([model], Vocabulary.load(folder), compute, backend=InSlots(dtype))
     assert len(translator.translate(LINES)) == len(LINES)
     assert num_steps
     [used] = translator._models._models

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.kernels.packing import Packing
+from tfm.backends.packing import Packing
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 

@@ -6,8 +6,8 @@ import pytest
 
 from tfm.config import ScoreConfig
 from tfm.errors import UsageError
-from tfm.scoring.paper import MosesWords, paper_bleu, split_compounds
-from tfm.scoring.scores import corpus_scores
+from tfm.metrics.paper import MosesWords, paper_bleu, split_compounds
+from tfm.metrics.scores import corpus_scores
 
 CONFIG = ScoreConfig()
 

@@ -11,7 +11,8 @@ from tfm.config import AverageConfig, InferenceConfig, ScoreConfig, SearchConfig
 from tfm.data.corpus import GeneratedText, Recipe
 from tfm.data.subword import EOS, PAD
 from tfm.data.trees import tree_of_line, words_of
-from tfm.runtime.checkpoint import checkpoints, find_model, load_info, load_weights
+from tfm.inference.translator import Translator
+from tfm.model.build import load_model
 from tfm.search.beam import beam_search
 from tfm.search.forced import forced_decoding
 from tfm.stages.average import average
@@ -19,7 +20,7 @@ from tfm.stages.generate import generate, plan_generation
 from tfm.stages.prepare import prepare
 from tfm.stages.score import score
 from tfm.stages.train import train
-from tfm.translator import Translator, load_model
+from tfm.storage.checkpoint import checkpoints, find_model, load_info, load_weights
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 

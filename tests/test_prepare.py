@@ -13,8 +13,8 @@ import pytest
 from tfm.data.corpus import Archive, Recipe, TextFiles, load_recipe, recipe_from_files
 from tfm.data.manifest import Manifest
 from tfm.errors import DataError, DownloadError, UsageError
-from tfm.runtime.files import sha256_of
 from tfm.stages.prepare import prepare
+from tfm.storage.files import sha256_of
 
 WMT14_MINI = Path(__file__).parents[1].parent / "shared" / "data" / "wmt14-mini"
 

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tfm.data.synthetic import generate_pairs
-from tfm.runtime.files import sha256_of
+from tfm.storage.files import sha256_of
 
 # The real command, which kills itself just before it changes anything on disk for the n-th time.
 SELF_KILLER = """

@@ -16,7 +16,7 @@ from tfm.data.subword import UNK, Vocabulary
 from tfm.data.synthetic import generate_trees
 from tfm.data.trees import bracketed, linearize, normalize, restore, tree_of_line, words_of
 from tfm.errors import DataError, UsageError
-from tfm.scoring.brackets import score_brackets
+from tfm.metrics.brackets import score_brackets
 from tfm.stages.prepare import prepare
 
 SMALL = {"subword": {"vocab_size": 300, "byte_fallback": False, "num_threads": 1}}

@@ -17,13 +17,13 @@ import torch
 import tfm
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
+from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError
-from tfm.runtime.checkpoint import checkpoints
-from tfm.runtime.device import choose_compute
-from tfm.translator.chunks import score_chunks, search_chunks
-from tfm.translator.models import Models, load_models
-from tfm.translator.processes import LostProcessError, ModelProcesses, _Job
-from tfm.translator.sentences import Chunk, SentenceBatch
+from tfm.inference.chunks import score_chunks, search_chunks
+from tfm.inference.models import Models, load_models
+from tfm.inference.processes import LostProcessError, ModelProcesses, _Job
+from tfm.inference.sentences import Chunk, SentenceBatch
+from tfm.storage.checkpoint import checkpoints
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 

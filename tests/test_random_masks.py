@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from tfm.kernels.random_masks import RandomMasks, kept_scale
+from tfm.backends.random_masks import RandomMasks, kept_scale
 
 TYPES = [torch.float32, torch.bfloat16, torch.float64]
 

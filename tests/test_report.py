@@ -9,7 +9,7 @@ import matplotlib as mpl
 import pytest
 
 from tfm.errors import DataError
-from tfm.runtime.report import write_report
+from tfm.visualization.report import write_report
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 

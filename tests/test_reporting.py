@@ -5,8 +5,8 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from tfm.runtime import reporting
-from tfm.runtime.reporting import Progress, say
+from tfm import reporting
+from tfm.reporting import Progress, say
 
 
 class Terminal(io.StringIO):

@@ -8,7 +8,7 @@ import torch
 
 from tfm.config import run_config
 from tfm.errors import CheckpointError
-from tfm.runtime.checkpoint import (
+from tfm.storage.checkpoint import (
     ModelInfo,
     best_checkpoints,
     checkpoint_path,

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tfm.config import ScoreConfig
-from tfm.scoring.scores import corpus_scores
+from tfm.metrics.scores import corpus_scores
 
 REFERENCE = [
     "Der alte Mann sitzt auf einer grünen Bank.",

@@ -11,8 +11,8 @@ import torch
 
 from tfm.config import run_config
 from tfm.errors import CheckpointError
-from tfm.runtime import saving
-from tfm.runtime.checkpoint import (
+from tfm.storage import saving
+from tfm.storage.checkpoint import (
     ModelInfo,
     checkpoint_path,
     checkpoints,
@@ -22,7 +22,7 @@ from tfm.runtime.checkpoint import (
     newest_whole_checkpoint,
     save_checkpoint,
 )
-from tfm.runtime.saving import Saver
+from tfm.storage.saving import Saver
 
 
 def info(step):
@@ -264,8 +264,8 @@ KILLED_WHILE_SAVING = """
 import os, pathlib, signal, sys
 sys.path.insert(0, sys.argv[2])
 import test_saving as given
-from tfm.runtime.checkpoint import check_model, checkpoints, newest_whole_checkpoint
-from tfm.runtime.saving import Saver
+from tfm.storage.checkpoint import check_model, checkpoints, newest_whole_checkpoint
+from tfm.storage.saving import Saver
 
 run_dir = pathlib.Path(sys.argv[1])
 changes = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}

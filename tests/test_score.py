@@ -17,8 +17,8 @@ from tfm.cli import main as cli
 from tfm.cli.translations import _METRICS_ABOUT
 from tfm.config import ScoreConfig
 from tfm.errors import DataError, UsageError
-from tfm.scoring.metric import MetricName
-from tfm.scoring.scores import corpus_scores
+from tfm.metrics.metric import MetricName
+from tfm.metrics.scores import corpus_scores
 from tfm.stages.score import default_reference, read_lines, score
 
 CONFIG = ScoreConfig()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tfm.config import ScoreConfig
 from tfm.errors import DataError, UsageError
-from tfm.scoring.scores import check_metrics, corpus_scores
+from tfm.metrics.scores import check_metrics, corpus_scores
 
 CONFIG = ScoreConfig()
 
@@ -57,7 +57,7 @@ def test_trees_are_not_scored_as_text():
 def test_bleu_while_training_does_not_wait_for_moses():
     code = (
         "import sys; from tfm.config import ScoreConfig; "
-        "from tfm.scoring.scores import corpus_scores; "
+        "from tfm.metrics.scores import corpus_scores; "
         "corpus_scores(['a'], [['a']], ['bleu', 'chrf', 'ter', 'exact'], ScoreConfig()); "
         "sys.exit('sacremoses' in sys.modules or 'torch' in sys.modules)"
     )

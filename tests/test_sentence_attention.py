@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from tfm.kernels.packing import Packing
-from tfm.kernels.random_masks import RandomMasks, kept_scale
-from tfm.kernels.sentence_attention import SentenceAttention
+from tfm.backends.packing import Packing
+from tfm.backends.random_masks import RandomMasks, kept_scale
+from tfm.backends.sentence_attention import SentenceAttention
 from tfm.model.attention import AttentionMask, attention
 
 H, D = 3, 4

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tfm.kernels.slot_attention import slot_attention
+from tfm.backends.slot_attention import slot_attention
 
 N, K, H, T = 3, 4, 2, 6
 KEY_WIDTH, VALUE_WIDTH = 5, 3

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from tfm.backends.plain import PlainBackend
 from tfm.config import TransformerConfig
-from tfm.kernels.operations import PlainOperations
-from tfm.model.build import use_operations
+from tfm.model.build import use_backend
 from tfm.model.transformer import Transformer
 
 V = 11
@@ -89,7 +89,7 @@ def test_a_step_gives_the_logits_of_each_prefix_wherever_a_slot_stands(settings)
 
 
 def test_only_dot_product_attention_to_everything_is_decoded_in_slots():
-    class InSlots(PlainOperations):
+    class InSlots(PlainBackend):
         decodes_in_slots = True
 
     for settings, expected in [
@@ -99,5 +99,5 @@ def test_only_dot_product_attention_to_everything_is_decoded_in_slots():
     ]:
         model = new_model(**settings)
         assert not model.decodes_in_slots
-        use_operations(model, InSlots())
+        use_backend(model, InSlots())
         assert model.decodes_in_slots == expected

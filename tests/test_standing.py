@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tfm.runtime.standing import Standing, Watched, not_coming_on, process_state, stack_of
+from tfm.distributed.standing import Standing, Watched, not_coming_on, process_state, stack_of
 
 
 def watched(rank, *, posted, beaten, waits=False, left=False):
@@ -64,7 +64,7 @@ def test_a_stack_is_the_innermost_call_and_those_of_this_package():
     within_a_call_of_the_package()
     innermost, *callers = stack_of(frames[0]).split(" ← ")
     assert innermost.startswith("tests/test_standing.py:")
-    assert [caller.split(":")[0] for caller in callers] == ["tfm/runtime/standing.py"]
+    assert [caller.split(":")[0] for caller in callers] == ["tfm/distributed/standing.py"]
     assert stack_of(None) == "its end"
 
 

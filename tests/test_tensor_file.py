@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.runtime.checkpoint.tensor_file import read_state, write_state, write_tensors
-from tfm.runtime.files import sha256_of
+from tfm.storage.checkpoint.tensor_file import read_state, write_state, write_tensors
+from tfm.storage.files import sha256_of
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,

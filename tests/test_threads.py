@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
-from tfm.runtime import threads
-from tfm.runtime.threads import ComputeThreads, CpuTimes, read_cpu_times
+from tfm.device import threads
+from tfm.device.threads import ComputeThreads, CpuTimes, read_cpu_times
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from tfm.kernels import token_blocks
-from tfm.kernels.token_blocks import greatest_and_log_sums
+from tfm.backends import token_blocks
+from tfm.backends.token_blocks import greatest_and_log_sums
 
 
 def random_logits(*shape, dtype=torch.float32):

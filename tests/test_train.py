@@ -12,17 +12,17 @@ import torch
 
 from tfm.config import BinarizeConfig, read_toml, run_config
 from tfm.data.synthetic import generate_pairs
+from tfm.distributed.interruption import InterruptedRunError
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.runtime import saving
-from tfm.runtime.checkpoint import checkpoints, load_info, load_weights
-from tfm.runtime.interruption import InterruptedRunError
-from tfm.runtime.lock import FolderLock, LockedFolderError
+from tfm.inference.translator import Translator
 from tfm.stages.binarize import binarize
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
 from tfm.stages.training_data import open_data
+from tfm.storage import saving
+from tfm.storage.checkpoint import checkpoints, load_info, load_weights
+from tfm.storage.lock import FolderLock, LockedFolderError
 from tfm.training.trainer import Trainer
-from tfm.translator import Translator
 
 _TIMES = (
     "minutes",
@@ -83,7 +83,7 @@ def straight(data_dir, tiny_run, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_report(straight, monkeypatch):
     """One run with a report is enough: drawing takes longer than training here."""
-    monkeypatch.setattr("tfm.runtime.report.write_report", lambda _: None)
+    monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
 
 
 def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(straight):

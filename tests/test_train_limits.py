@@ -6,9 +6,9 @@ import json
 import pytest
 
 from tfm.errors import TrainingError
-from tfm.runtime.checkpoint import checkpoints, load_info, load_weights
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
+from tfm.storage.checkpoint import checkpoints, load_info, load_weights
 
 
 def records(run_dir, kind):
@@ -24,7 +24,7 @@ def steps(run_dir):
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
     """Drawing takes longer than training here."""
-    monkeypatch.setattr("tfm.runtime.report.write_report", lambda _: None)
+    monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
 
 
 def test_newest_and_best_checkpoints_are_kept(data_dir, tiny_run, tmp_path):

@@ -9,15 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tfm.backends.packing import Packing
 from tfm.config import RecurrentConfig
 from tfm.data.batching import Batcher
 from tfm.data.dataset import DatasetIndex, ParallelDataset
+from tfm.device.compute import Compute
 from tfm.errors import UsageError
-from tfm.kernels.packing import Packing
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
-from tfm.runtime.device import Compute
-from tfm.runtime.files import sha256_of
+from tfm.storage.files import sha256_of
 from tfm.training.loss import batch_loss
 from tfm.training.progress import Wishes
 from tfm.training.trainer import Trainer, evaluate

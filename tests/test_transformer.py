@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tfm.backends.plain import PlainBackend
 from tfm.config import TransformerConfig
 from tfm.errors import UsageError
-from tfm.kernels.operations import PlainOperations
-from tfm.model.build import use_operations
+from tfm.model.build import use_backend
 from tfm.model.embedding import sinusoidal_encoding
 from tfm.model.transformer import Transformer
 
@@ -257,14 +257,14 @@ def test_a_sentence_longer_than_the_learned_positions_is_an_error_that_says_so(s
 
 
 def test_a_window_reads_no_more_keys_than_it_can_see():
-    class Watched(PlainOperations):
+    class Watched(PlainBackend):
         def attend(self, query, key, value, hidden):
             num_keys.append(value.size(2))
             return super().attend(query, key, value, hidden)
 
     num_keys = []
     model = new_model(attention_window=2).eval()
-    use_operations(model, Watched())
+    use_backend(model, Watched())
     source, lengths, target = new_batch()
     with torch.no_grad():
         state = model.start(source, lengths)

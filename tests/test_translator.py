@@ -9,13 +9,14 @@ import torch
 import tfm
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import Vocabulary
+from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
+from tfm.inference import models
+from tfm.inference.translator import Translator
 from tfm.model.build import new_model
-from tfm.runtime.checkpoint import checkpoints
-from tfm.runtime.device import choose_compute
-from tfm.runtime.files import sha256_of
 from tfm.search.hypothesis import Hypothesis
-from tfm.translator import Translator, models
+from tfm.storage.checkpoint import checkpoints
+from tfm.storage.files import sha256_of
 
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven"]
 SHORT = SearchConfig(max_extra_length=5)

@@ -7,12 +7,12 @@ import torch
 
 from tfm import stages
 from tfm.config import SearchConfig
+from tfm.device.compute import Compute
+from tfm.inference.translator import Translator
+from tfm.metrics.scores import corpus_scores
 from tfm.model.build import new_model
-from tfm.runtime.device import Compute
-from tfm.scoring.scores import corpus_scores
 from tfm.stages.training_data import open_data
 from tfm.stages.validation import Validator
-from tfm.translator import Translator
 
 
 @pytest.fixture

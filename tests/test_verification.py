@@ -3,16 +3,16 @@
 import pytest
 import torch
 
+from tfm.backends import cpu_inference, verification
+from tfm.backends.cpu_inference import CpuInferenceBackend, fp32_product
+from tfm.backends.plain import PLAIN
+from tfm.backends.selection import inference_backend, verified_compute
+from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
 from tfm.config import InferenceConfig
+from tfm.device.compute import Compute
+from tfm.device.cpu import Cpu
 from tfm.errors import UsageError
-from tfm.kernels import cpu_inference, verification
-from tfm.kernels.choice import inference_operations, verified_compute
-from tfm.kernels.cpu_inference import CpuInference, fp32_product
-from tfm.kernels.operations import PLAIN
-from tfm.kernels.verification import MAX_ERRORS, inference_error, training_error
-from tfm.runtime.cpu import Cpu
-from tfm.runtime.device import Compute
-from tfm.translator.models import load_engine
+from tfm.inference.models import load_engine
 
 FP32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
 NEEDS_INT8 = pytest.mark.skipif(
@@ -45,7 +45,11 @@ def this_cpu_has(monkeypatch):
 
     def have(*flags):
         cpu = Cpu(model="a CPU", flags=frozenset(flags))
-        for module in ("tfm.runtime.device", "tfm.kernels.choice", "tfm.kernels.cpu_inference"):
+        for module in (
+            "tfm.device.compute",
+            "tfm.backends.selection",
+            "tfm.backends.cpu_inference",
+        ):
             monkeypatch.setattr(f"{module}.this_cpu", lambda: cpu)
 
     return have
@@ -128,7 +132,7 @@ def test_training_in_a_wrong_arithmetic_gives_way_to_fp32(
     this_cpu_has("amx_bf16")
     multiply(BF16, lambda out: out * (1.3 if what == "validation" else 1.0))
     if what == "training":
-        wrong = verification.CpuOperations
+        wrong = verification.CpuBackend
         monkeypatch.setattr(wrong, "linear", lambda _, x, weight, bias: x * 1.0)
     assert verified_compute("cpu", "auto", trains=True, tell=told.append).dtype == FP32
     assert "computing in fp32 instead" in told[0]
@@ -136,7 +140,7 @@ def test_training_in_a_wrong_arithmetic_gives_way_to_fp32(
 
 def test_wrong_fast_products_in_fp32_give_way_to_plain_ones(multiply, told):
     multiply(FP32, lambda out: out + 1)
-    assert inference_operations(Compute(torch.device("cpu"), FP32), tell=told.append) is PLAIN
+    assert inference_backend(Compute(torch.device("cpu"), FP32), tell=told.append) is PLAIN
     [line] = told
     assert "prepacked fp32 matrix products are wrong" in line
     assert line.endswith("computing with plain kernels instead")
@@ -171,7 +175,7 @@ def test_a_torch_without_int8_is_named(monkeypatch):
 
 
 def test_fp32_is_computed_by_products_made_for_inference():
-    assert isinstance(inference_operations(Compute(torch.device("cpu"), FP32)), CpuInference)
+    assert isinstance(inference_backend(Compute(torch.device("cpu"), FP32)), CpuInferenceBackend)
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -11,10 +11,10 @@ from dataclasses import asdict
 import pytest
 import torch.distributed as dist
 
+from tfm.distributed.standing import Standing
+from tfm.distributed.watchdog import Watchdog
 from tfm.errors import LostPeersError
-from tfm.runtime.standing import Standing
-from tfm.runtime.watchdog import Watchdog
-from tfm.runtime.world import World
+from tfm.world import World
 
 TIMEOUT = 0.5
 
@@ -22,8 +22,8 @@ TIMEOUT = 0.5
 WORKER = """
 import sys, time
 from torch.distributed import TCPStore
-from tfm.runtime.watchdog import Watchdog
-from tfm.runtime.world import World
+from tfm.distributed.watchdog import Watchdog
+from tfm.world import World
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 store = TCPStore("127.0.0.1", port, is_master=port == 0, wait_for_workers=False)

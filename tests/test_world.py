@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from tfm.distributed.layout import Layout
 from tfm.errors import UsageError
-from tfm.runtime.world import Layout, World
+from tfm.world import World
 
 TORCHRUN = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}
 SLURM = {

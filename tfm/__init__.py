@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tfm.translator import Translator
+    from tfm.inference.translator import Translator
 
 __all__ = ["Translator", "__version__"]
 
@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     """Load `Translator` on first use, so that `import tfm` does not import torch."""
     if name == "Translator":
-        from tfm.translator import Translator
+        from tfm.inference.translator import Translator
 
         return Translator
     raise AttributeError(f"module 'tfm' has no attribute {name!r}")

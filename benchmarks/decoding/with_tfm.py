@@ -9,11 +9,11 @@ from timing import Sentence, Settings, measure, read_settings
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
-from tfm.stages.text_chunks import TextChunks
-from tfm.translator.chunks import Engine, search_chunks
-from tfm.translator.models import Models, Take, load_engine
-from tfm.translator.processes import ModelProcesses
-from tfm.translator.sentences import Chunk, SentenceBatch
+from tfm.inference.chunks import Engine, search_chunks
+from tfm.inference.models import Models, Take, load_engine
+from tfm.inference.processes import ModelProcesses
+from tfm.inference.reader import TextChunks
+from tfm.inference.sentences import Chunk, SentenceBatch
 
 
 class Recording:

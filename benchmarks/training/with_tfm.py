@@ -8,9 +8,9 @@ from timing import DROPOUT, LABEL_SMOOTHING, Loss, Pairs, measure, read_settings
 from tfm.config import run_config
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import Vocabulary
+from tfm.device.compute import choose_compute
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
-from tfm.runtime.device import choose_compute
 from tfm.training.trainer import Trainer
 
 

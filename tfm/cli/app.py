@@ -7,7 +7,7 @@ import typer
 
 from tfm import __version__
 from tfm.errors import UsageError
-from tfm.runtime.world import World
+from tfm.world import World
 
 DATA_ROOT = Path("data")
 RUNS_ROOT = Path("runs")

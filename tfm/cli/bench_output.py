@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from tfm.runtime.measurement import PeakMemory
     from tfm.stages.bench.generate import GenerateBench, Milliseconds
+    from tfm.stages.bench.measurement import PeakMemory
     from tfm.stages.bench.train import TrainBench
 
 

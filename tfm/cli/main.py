@@ -10,10 +10,10 @@ from typing import NoReturn
 import typer
 
 from tfm.cli.commands import app
+from tfm.distributed.failures import has_launcher, report_failure
+from tfm.distributed.interruption import InterruptedRunError, stop_with_launcher
 from tfm.errors import LostPeersError, TfmError, UsageError
-from tfm.runtime.failures import has_launcher, report_failure
-from tfm.runtime.interruption import InterruptedRunError, stop_with_launcher
-from tfm.runtime.world import World
+from tfm.world import World
 
 _INTERRUPTED = 130  # what typer makes of Ctrl-C
 

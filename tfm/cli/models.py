@@ -22,8 +22,9 @@ from tfm.config import (
     run_toml,
     settings_from,
 )
+from tfm.distributed.layout import Layout
 from tfm.errors import UsageError
-from tfm.runtime.world import Layout, World
+from tfm.world import World
 
 if TYPE_CHECKING:
     from tfm.stages.export import Agreement
@@ -116,7 +117,7 @@ def train(
     folder = dataset(data)
     if dry_run:
         from tfm.cli.output import print_forecast
-        from tfm.runtime.launch import num_local_processes
+        from tfm.distributed.launch import num_local_processes
         from tfm.stages.forecast import forecast
 
         num_processes = layout.nodes * num_local_processes(layout)
@@ -147,7 +148,7 @@ def _launch_if_asked(layout: Layout) -> None:
         return
     if layout.local_size == layout.nodes == 1:
         return
-    from tfm.runtime.launch import launch, num_local_processes
+    from tfm.distributed.launch import launch, num_local_processes
 
     if layout.nodes > 1 or num_local_processes(layout) > 1:
         # What the first process has said of its end is enough.
@@ -171,8 +172,8 @@ def average(
 
     Example: tfm average runs/wmt14-en-de-base --last 5
     """
-    from tfm.runtime.checkpoint import newest_run
     from tfm.stages.average import average as run_stage
+    from tfm.storage.checkpoint import newest_run
 
     settings = settings_from(AverageConfig, given.get("average", {}))
     result = run_stage(run or newest_run(RUNS_ROOT), settings, out_dir=out)
@@ -227,8 +228,8 @@ def export(
 
       tfm export --format ctranslate2 --quantization int8 --out model-int8
     """
-    from tfm.runtime.checkpoint import newest_run
     from tfm.stages.export import export as run_stage
+    from tfm.storage.checkpoint import newest_run
 
     if models and len(models) > 1:
         raise UsageError(

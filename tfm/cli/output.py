@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from tfm.scoring.metric import Comparison
+    from tfm.inference.chunks import ScoredTarget, Translation
+    from tfm.metrics.metric import Comparison
     from tfm.stages.forecast import Forecast
     from tfm.stages.score import ScoreResult
-    from tfm.translator import ScoredTarget, Translation
 
 
 def print_forecast(forecast: "Forecast") -> None:

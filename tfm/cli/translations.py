@@ -11,11 +11,11 @@ import typer
 from tfm.cli.app import RUNS_ROOT, TRANSLATIONS_PANEL, app, say
 from tfm.cli.options import Given, with_settings
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
+from tfm.distributed.layout import Layout
 from tfm.errors import UsageError
-from tfm.runtime.world import Layout
 
 if TYPE_CHECKING:
-    from tfm.scoring.metric import MetricName
+    from tfm.metrics.metric import MetricName
 
 # The settings of a search that matter where nothing is searched for.
 _FORCED_DECODING = ("length_penalty", "max_source_length", "max_tokens")
@@ -105,7 +105,7 @@ def generate(
       tfm generate --gpus 8 < in.en > out.de
     """
     from tfm.cli.output import print_scored_targets, print_translations
-    from tfm.runtime.launch import num_local_processes
+    from tfm.distributed.launch import num_local_processes
     from tfm.stages.generate import generate as run_stage
     from tfm.stages.generate import plan_generation, score_targets
 
@@ -284,9 +284,9 @@ def attend(
 
       tfm attend runs/wmt14-en-de-base "The law." --target "Das Gesetz." --layer 5 --out law.svg
     """
-    from tfm.runtime.checkpoint import newest_run
     from tfm.stages.attend import Choice
     from tfm.stages.attend import attend as run_stage
+    from tfm.storage.checkpoint import newest_run
 
     if sentence is None:
         model, sentence = None, model

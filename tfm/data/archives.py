@@ -16,8 +16,8 @@ from typing import Any
 
 from tfm.data.tar import Member, Readable, TarDamageError, read_members
 from tfm.errors import DataError
-from tfm.runtime.files import atomic_write
-from tfm.runtime.reporting import Progress
+from tfm.reporting import Progress
+from tfm.storage.files import atomic_write
 
 _BLOCK_BYTES = 1 << 20
 _OPENERS: Mapping[bytes, Callable[[Any], Readable]] = {

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tfm.data.manifest import LANGUAGE
 from tfm.data.subword import PAD
 from tfm.errors import DataError
-from tfm.runtime.files import read_json, sha256_of, write_json
+from tfm.storage.files import read_json, sha256_of, write_json
 
 FORMAT = 2
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfm.errors import DataError
-from tfm.runtime.reporting import say
+from tfm.reporting import say
 
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 

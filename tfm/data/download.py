@@ -16,8 +16,8 @@ from typing import IO, Any, TypeGuard
 
 from tfm.data.corpus import Archive, is_url
 from tfm.errors import DataError, DownloadError
-from tfm.runtime.files import read_json, sync_directory, write_json
-from tfm.runtime.reporting import Progress, say
+from tfm.reporting import Progress, say
+from tfm.storage.files import read_json, sync_directory, write_json
 
 _TIMEOUT_SECONDS = 60.0
 _ANSWER_SECONDS = 240.0  # until the body starts, redirects included

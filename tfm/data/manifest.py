@@ -8,7 +8,7 @@ from typing import Any
 
 from tfm.config import Table
 from tfm.errors import DataError
-from tfm.runtime.files import read_json, sha256_of, write_json
+from tfm.storage.files import read_json, sha256_of, write_json
 
 FORMAT = 1
 SPLITS = ("train", "valid", "test")

@@ -12,7 +12,7 @@ from tfm.data.download import Fetched, fetch, part_path
 from tfm.data.manifest import SPLITS
 from tfm.data.text import read_pairs
 from tfm.data.trees import Tree, linearize, normalize, read_trees, words_of
-from tfm.runtime.files import sha256_of
+from tfm.storage.files import sha256_of
 
 if typing.TYPE_CHECKING:
     from tfm.data.synthetic import Split

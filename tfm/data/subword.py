@@ -16,8 +16,8 @@ import sentencepiece
 
 from tfm.config import SubwordConfig
 from tfm.data.text import read_lines
+from tfm.device.cpu import num_cores
 from tfm.errors import DataError, TfmError, UsageError
-from tfm.runtime.cpu import num_cores
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 

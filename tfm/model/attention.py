@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tfm.backends.packing import Packing
+from tfm.backends.plain import PLAIN, Backend, PackedAttention
 from tfm.config import TransformerConfig
-from tfm.kernels.operations import PLAIN, Operations, PackedAttention
-from tfm.kernels.packing import Packing
 from tfm.model.additive import additive_scores, new_additive_weight
 from tfm.model.one_sentence import SourceAttention
 
@@ -208,7 +208,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     additive_weight: nn.Parameter | None
-    operations: Operations = PLAIN
+    backend: Backend = PLAIN
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -231,12 +231,12 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: Tensor) -> Tensor:
         """[…, d_model] → […, h · (2 d_k + d_v)] queries, keys and values."""
-        return self.operations.linear(x, *self._input)
+        return self.backend.linear(x, *self._input)
 
     def project_queries(self, x: Tensor) -> Tensor:
         """[…, d_model] → […, h · d_k]."""
         rows = self.widths[0]
-        return self.operations.linear(x, self.input.weight[:rows], self.input.bias[:rows])
+        return self.backend.linear(x, self.input.weight[:rows], self.input.bias[:rows])
 
     def split_heads(self, projected: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
         """[G · n, …] what `project` returned → queries, keys and values [G, h, n, …]."""
@@ -270,7 +270,7 @@ class MultiHeadAttention(nn.Module):
     def project_memory(self, x: Tensor) -> Tensor:
         """[…, d_model] → […, h · (d_k + d_v)] keys and values."""
         rows = self.widths[0]
-        return self.operations.linear(x, self.input.weight[rows:], self.input.bias[rows:])
+        return self.backend.linear(x, self.input.weight[rows:], self.input.bias[rows:])
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Project [B, S, d_model] to keys [B, h, S, d_k] and values [B, h, S, d_v]."""
@@ -293,7 +293,7 @@ class MultiHeadAttention(nn.Module):
         """
         bias = None if hidden is None else hidden[:, None]
         if self.additive_weight is None:
-            return self.operations.attend(query, key, value, bias)
+            return self.backend.attend(query, key, value, bias)
         scores = additive_scores(query.to(key.dtype), key.mT, self.additive_weight)
         scores = scores if bias is None else scores + bias
         attended = scores.softmax(dim=-1).to(value.dtype) @ value
@@ -325,7 +325,7 @@ class MultiHeadAttention(nn.Module):
         Returns:
             […, h · d_v] the joined heads, which `output` projects.
         """
-        projected = self.operations.linear(x, *self._input)
+        projected = self.backend.linear(x, *self._input)
         fused = self._fused_attention
         if fused is not None and window is None and isinstance(sentences, Packing):
             return fused.within(
@@ -357,8 +357,8 @@ class MultiHeadAttention(nn.Module):
         widths = [self.widths[0], sum(self.widths[1:])]
         [for_query, for_memory] = torch.split(self.input.weight, widths)
         [query_bias, memory_bias] = torch.split(self.input.bias, widths)
-        query = self.operations.linear(x, for_query, query_bias)
-        key_value = self.operations.linear(memory, for_memory, memory_bias)
+        query = self.backend.linear(x, for_query, query_bias)
+        key_value = self.backend.linear(memory, for_memory, memory_bias)
         fused = self._fused_attention
         if fused is not None and isinstance(targets, Packing) and isinstance(sources, Packing):
             return fused.across(
@@ -384,7 +384,7 @@ class MultiHeadAttention(nn.Module):
     def _fused_attention(self) -> PackedAttention | None:
         """Where it can compute what this module is set to."""
         has_usual_heads = self.additive_weight is None and len(set(self.widths)) == 1
-        return self.operations.packed_attention if has_usual_heads else None
+        return self.backend.packed_attention if has_usual_heads else None
 
     @property
     def _input(self) -> tuple[Tensor, Tensor]:

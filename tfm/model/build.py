@@ -1,18 +1,21 @@
-"""The model that a configuration describes."""
+"""The model that a configuration describes, or a model folder holds."""
 
 import contextlib
 import copy
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from tfm.backends.plain import Backend
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.kernels.operations import Operations
+from tfm.errors import CheckpointError
 from tfm.model.recurrent import Recurrent
 from tfm.model.transformer import Transformer
+from tfm.storage.checkpoint import ModelInfo, load_weights
 
 Model = Transformer | Recurrent
 
@@ -64,6 +67,31 @@ def empty_model(config: ModelConfig, *, source_vocab_size: int, target_vocab_siz
         )
 
 
+def load_model(folder: Path, info: ModelInfo) -> Model:
+    """Build a model and read its weights.
+
+    Raises:
+        CheckpointError: The weights are damaged, or not those of this model.
+    """
+    source_size, target_size = info.vocab_sizes
+    model = empty_model(
+        info.run.model, source_vocab_size=source_size, target_vocab_size=target_size
+    )
+    weights = load_weights(folder)
+    parameters = dict(model.named_parameters())
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    if shapes != {name: parameter.shape for name, parameter in parameters.items()}:
+        raise CheckpointError(f"{folder}: weights and config.json are not of one model")
+    # Those that are tied are one parameter, in several modules.
+    loaded = {
+        parameter: nn.Parameter(weights[name].clone()) for name, parameter in parameters.items()
+    }
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, loaded[parameter])
+    return model
+
+
 class HasModules(Protocol):
     """Part of what a torch module is."""
 
@@ -71,16 +99,16 @@ class HasModules(Protocol):
         """All modules, its own among them."""
 
 
-def use_operations(model: HasModules, operations: Operations) -> None:
+def use_backend(model: HasModules, backend: Backend) -> None:
     """Have a model computed with other operations; modules that have none of them stay as they are.
 
     Args:
         model: The model.
-        operations: What to compute its layers with.
+        backend: What to compute its layers with.
     """
     for module in model.modules():
-        if hasattr(type(module), "operations"):
-            vars(module)["operations"] = operations
+        if hasattr(type(module), "backend"):
+            vars(module)["backend"] = backend
 
 
 def converted(model: Model, dtype: torch.dtype) -> Model:
@@ -98,28 +126,28 @@ class EvaluationMode(contextlib.AbstractContextManager[None]):
 
     Args:
         models: The models.
-        operations: What to compute their layers with meanwhile; as before if not given.
+        backend: What to compute their layers with meanwhile; as before if not given.
     """
 
-    def __init__(self, models: Sequence[nn.Module], operations: Operations | None = None) -> None:
+    def __init__(self, models: Sequence[nn.Module], backend: Backend | None = None) -> None:
         self._modules = [module for model in models for module in model.modules()]
-        self._operations = operations
-        self._before: list[tuple[bool, Operations | None]] = []
+        self._backend = backend
+        self._before: list[tuple[bool, Backend | None]] = []
 
     def __enter__(self) -> None:
         """Switch over."""
         of_modules = [vars(module) for module in self._modules]
-        self._before = [(each["training"], each.get("operations")) for each in of_modules]
+        self._before = [(each["training"], each.get("backend")) for each in of_modules]
         for module, attributes in zip(self._modules, of_modules, strict=True):
             attributes["training"] = False
-            if self._operations is not None and hasattr(type(module), "operations"):
-                attributes["operations"] = self._operations
+            if self._backend is not None and hasattr(type(module), "backend"):
+                attributes["backend"] = self._backend
 
     def __exit__(self, *_: object) -> None:
         """Switch back."""
-        for module, (training, operations) in zip(self._modules, self._before, strict=True):
+        for module, (training, backend) in zip(self._modules, self._before, strict=True):
             attributes = vars(module)
             attributes["training"] = training
-            attributes.pop("operations", None)
-            if operations is not None:
-                attributes["operations"] = operations
+            attributes.pop("backend", None)
+            if backend is not None:
+                attributes["backend"] = backend

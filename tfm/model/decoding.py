@@ -208,7 +208,7 @@ class Step:
             tokens: [B, K] token ids.
             state: Where the decoding of these sentences stands.
             rows: [R] index of those that are asked for; None for all.
-            worth_computing: See `Operations`.
+            worth_computing: See `Backend`.
         """
         num_slots = tokens.numel()
         if rows is None or len(rows) == num_slots:

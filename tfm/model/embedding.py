@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tfm.backends.packing import Packing
+from tfm.backends.plain import PLAIN, Backend
 from tfm.config import ModelConfig
 from tfm.errors import UsageError
-from tfm.kernels.operations import PLAIN, Operations
-from tfm.kernels.packing import Packing
 
 _WAVELENGTH_BASE = 10_000.0
 _INITIAL_POSITIONS = 256
@@ -39,7 +39,7 @@ class Embedding(nn.Module):
         learned_positions: Number of positions to learn (table 3, row E); None for sinusoids.
     """
 
-    operations: Operations = PLAIN
+    backend: Backend = PLAIN
     positions: Tensor
 
     def __init__(
@@ -94,8 +94,8 @@ class Embedding(nn.Module):
     def _sum(self, tokens: Tensor, positions: Tensor) -> Tensor:
         embedded = nn.functional.embedding(tokens, self.weight)
         summed = torch.add(positions, embedded, alpha=self.scale)
-        activations = self.operations.activations(summed)
-        return self.operations.dropout(activations, self.dropout if self.training else 0.0)
+        activations = self.backend.activations(summed)
+        return self.backend.dropout(activations, self.dropout if self.training else 0.0)
 
     def _positions(self, start: int, end: int) -> Tensor:
         if end > len(self.positions):

@@ -4,8 +4,8 @@ from typing import Protocol, cast
 
 from torch import Tensor, nn
 
+from tfm.backends.plain import PLAIN, Backend
 from tfm.config import TransformerConfig
-from tfm.kernels.operations import PLAIN, Operations
 from tfm.model.attention import MultiHeadAttention, Sentences
 from tfm.model.one_sentence import SentenceLayer, as_function
 
@@ -48,7 +48,7 @@ class Residual(nn.Module):
     Pre-norm: x + Dropout(sublayer(LayerNorm(x))).
     """
 
-    operations: Operations = PLAIN
+    backend: Backend = PLAIN
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -70,14 +70,14 @@ class Residual(nn.Module):
             output: That projection.
         """
         dropout = self.dropout if self.training else 0.0
-        summed = self.operations.add_linear_dropout(x, hidden, output.weight, output.bias, dropout)
+        summed = self.backend.add_linear_dropout(x, hidden, output.weight, output.bias, dropout)
         return summed if self.norm_first else cast("Tensor", self.norm(summed))
 
 
 class FeedForward(nn.Module):
     """max(0, x W₁ + b₁) W₂ + b₂ at each position (§3.3)."""
 
-    operations: Operations = PLAIN
+    backend: Backend = PLAIN
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class FeedForward(nn.Module):
         """Map […, d_model] to […, d_ff], which `outer` projects back."""
         dropout = self.dropout if self.training else 0.0
         inner = self.inner
-        return self.operations.linear_relu_dropout(x, inner.weight, inner.bias, dropout)
+        return self.backend.linear_relu_dropout(x, inner.weight, inner.bias, dropout)
 
 
 class EncoderLayer(nn.Module):
@@ -182,7 +182,7 @@ class DecoderLayer(nn.Module):
         attention, feed_forward = self.self_attention, self.feed_forward
         linears = (attention.input, attention.output, feed_forward.inner, feed_forward.outer)
         projection, output, inner, outer = (
-            attention.operations.ready_product(linear.weight, linear.bias) for linear in linears
+            attention.backend.ready_product(linear.weight, linear.bias) for linear in linears
         )
         return SentenceLayer(
             norms=(

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tfm.kernels.operations import Product
+from tfm.backends.plain import Product
 
 _FIRST_CAPACITY = 64
 

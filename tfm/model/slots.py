@@ -136,5 +136,5 @@ class DecoderSlots:
             part.view(*part.shape[:2], num_heads, -1)
             for part in torch.split(keys_values, self._widths[1:], dim=2)
         )
-        attended = attention.operations.attend_slots(query, key, value, ends, ancestors)
+        attended = attention.backend.attend_slots(query, key, value, ends, ancestors)
         return attended.flatten(0, 1)

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tfm.backends.packing import Packing
+from tfm.backends.plain import PLAIN, Backend
 from tfm.config import TransformerConfig
-from tfm.kernels.operations import PLAIN, Operations
-from tfm.kernels.packing import Packing
 from tfm.model.attention import Sentences
 from tfm.model.decoding import Step, StepRows, TransformerState
 from tfm.model.embedding import Embedding, new_embedding_weights
@@ -27,7 +27,7 @@ class Transformer(nn.Module):
         target_vocab_size: Number of target pieces; with three-way tied embeddings, the same.
     """
 
-    operations: Operations = PLAIN
+    backend: Backend = PLAIN
 
     def __init__(
         self, config: TransformerConfig, *, source_vocab_size: int, target_vocab_size: int
@@ -83,7 +83,7 @@ class Transformer(nn.Module):
     @property
     def packs(self) -> bool:
         """Whether its operations are such that it is better off without padding."""
-        return self.operations.packed_attention is not None
+        return self.backend.packed_attention is not None
 
     def forward_packed(
         self, source: Tensor, sources: Packing, target_input: Tensor, targets: Packing
@@ -106,7 +106,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project […, d_model] to unnormalised log probabilities […, V] (§3.4)."""
-        return self.operations.project(hidden, self.output_weight)
+        return self.backend.project(hidden, self.output_weight)
 
     def start(self, source: Tensor, lengths: Tensor) -> TransformerState:
         """Encode sources and stand before their first target token, one hypothesis each."""
@@ -149,9 +149,9 @@ class Transformer(nn.Module):
                 return self._step_by_itself(state.alone, *each_step[0])
         if any(state.alone is not None for _, state, _ in each_step):
             return torch.cat([self.step_together([each]) for each in each_step])
-        worth_computing = self.operations.worth_computing
+        worth_computing = self.backend.worth_computing
         steps = [Step.of(*each, worth_computing) for each in each_step]
-        rows = StepRows(steps, self.operations.num_rows)
+        rows = StepRows(steps, self.backend.num_rows)
         for each in steps:
             each.state.begin_step()
         x = rows.joined(
@@ -169,7 +169,7 @@ class Transformer(nn.Module):
     @property
     def decodes_in_slots(self) -> bool:
         """Whether it can, and its operations are such that it is best decoded in slots."""
-        return self.attends_plainly and self.operations.decodes_in_slots
+        return self.attends_plainly and self.backend.decodes_in_slots
 
     def new_slots(
         self, *, num_slots: int, num_hypotheses: int, source_capacity: int, capacity: int
@@ -187,7 +187,7 @@ class Transformer(nn.Module):
             num_layers=len(layers),
             num_heads=layers[0].self_attention.num_heads,
             widths=layers[0].self_attention.widths,
-            dtype=self.operations.activations(weight.new_empty(0)).dtype,
+            dtype=self.backend.activations(weight.new_empty(0)).dtype,
             device=weight.device,
         )
 
@@ -217,14 +217,14 @@ class Transformer(nn.Module):
 
     def look_through(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """[R, blocks, block] → the greatest of each block, and the logarithm of the sum of all."""
-        return self.operations.greatest_and_log_sums(logits)
+        return self.backend.greatest_and_log_sums(logits)
 
     def _may_leave(self, state: TransformerState) -> bool:
         """Whether it is one sentence before its first step, and better decoded by itself."""
         return (
             state.num_sentences == state.num_hypotheses == 1
             and state.position == 0
-            and self.operations.few_at_a_time
+            and self.backend.few_at_a_time
             and self.attends_plainly
         )
 
@@ -237,7 +237,7 @@ class Transformer(nn.Module):
             ],
             num_heads=layers[0].self_attention.num_heads,
             widths=layers[0].self_attention.widths,
-            num_rows=self.operations.num_rows,
+            num_rows=self.backend.num_rows,
         )
         state.memory = []  # it is in the layers now
 
@@ -255,11 +255,11 @@ class Transformer(nn.Module):
         """The same as `encode`."""
         if len(lengths) == 1:
             length = source.size(1)
-            spare = self.operations.num_rows(length) - length
+            spare = self.backend.num_rows(length) - length
             x = self.source_embedding(F.pad(source, (0, spare)) if spare else source)
             return self._encode(x, lengths if spare else None)[:, :length]
         on_cpu = lengths.cpu()
-        num_rows = self.operations.num_rows(int(on_cpu.sum()) + 1)
+        num_rows = self.backend.num_rows(int(on_cpu.sum()) + 1)
         packing = Packing(on_cpu, num_rows, source.device)
         tokens = packing.gather(source[:, : packing.longest])
         x = self.source_embedding.packed(tokens, packing)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.kernels.token_blocks import greatest_and_log_sums
+from tfm.backends.token_blocks import greatest_and_log_sums
 
 # The vocabulary is looked through in blocks of about so many tokens.
 _BLOCK = 64

@@ -8,16 +8,15 @@ import torch
 
 from tfm.config import DeviceName, SearchConfig
 from tfm.data.subword import BOS, EOS, SubwordModel, Vocabulary
+from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, UsageError
-from tfm.model.build import Model
+from tfm.model.build import Model, load_model
 from tfm.model.weights import record_attention
-from tfm.runtime.attention_figure import write_figure
-from tfm.runtime.attention_maps import GENERATOR, AttentionKind, AttentionMaps
-from tfm.runtime.attention_page import Sentence, View, write_page
-from tfm.runtime.checkpoint import ModelInfo, find_model, load_info
-from tfm.runtime.device import choose_compute
 from tfm.search.beam import beam_search
-from tfm.translator import load_model
+from tfm.storage.checkpoint import ModelInfo, find_model, load_info
+from tfm.visualization.attention_figure import write_figure
+from tfm.visualization.attention_maps import GENERATOR, AttentionKind, AttentionMaps
+from tfm.visualization.attention_page import Sentence, View, write_page
 
 _FORMATS = (".html", ".png", ".svg")
 _DEFAULT_NAME = "attention.html"

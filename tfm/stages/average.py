@@ -6,7 +6,7 @@ from pathlib import Path
 from tfm.config import AverageConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
-from tfm.runtime.checkpoint import (
+from tfm.storage.checkpoint import (
     average_weights,
     best_checkpoints,
     checkpoints,

@@ -16,11 +16,11 @@ from tfm.data.dataset import FORMAT, ArrayWriter, DatasetIndex, id_dtype
 from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary
 from tfm.data.text import Block, read_blocks
+from tfm.device.cpu import num_cores
 from tfm.errors import DataError
-from tfm.runtime.cpu import num_cores
-from tfm.runtime.files import atomic_write
-from tfm.runtime.reporting import Progress, say
+from tfm.reporting import Progress, say
 from tfm.stages.learn_bpe import STEP as LEARNING
+from tfm.storage.files import atomic_write
 
 STEP = "binarize"
 _UNKNOWN_WARNING_RATE = 0.001

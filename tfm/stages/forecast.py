@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig
 from tfm.data.batching import Batcher
-from tfm.kernels.choice import verified_compute
+from tfm.device.threads import set_num_threads
 from tfm.model.cost import Cost, model_cost
-from tfm.runtime.threads import set_num_threads
 from tfm.stages.training_data import open_data
 
 

@@ -16,20 +16,20 @@ from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.trees import Repairs, bracketed, restore
 from tfm.errors import DataError, UsageError
-from tfm.runtime.checkpoint import ModelInfo, find_model, load_info, newest_run
-from tfm.runtime.files import write_json
-from tfm.runtime.reporting import Progress, say
-from tfm.stages.text_chunks import TextChunks, count_lines
-from tfm.translator.chunks import (
+from tfm.inference.chunks import (
     Engine,
     ScoredTarget,
     Translation,
     score_chunks,
     search_chunks,
 )
-from tfm.translator.models import load_engine
-from tfm.translator.processes import ModelProcesses
-from tfm.translator.sentences import Chunk
+from tfm.inference.models import load_engine
+from tfm.inference.processes import ModelProcesses
+from tfm.inference.reader import TextChunks, count_lines
+from tfm.inference.sentences import Chunk
+from tfm.reporting import Progress, say
+from tfm.storage.checkpoint import ModelInfo, find_model, load_info, newest_run
+from tfm.storage.files import write_json
 
 RECORD_FORMAT = 1
 STANDARD_INPUT = Path("-")

@@ -15,8 +15,8 @@ from tfm.data.subword import (
 )
 from tfm.data.text import read_lines
 from tfm.errors import DataError
-from tfm.runtime.files import atomic_write, write_text
-from tfm.runtime.reporting import say
+from tfm.reporting import say
+from tfm.storage.files import atomic_write, write_text
 
 STEP = "learn-bpe"
 

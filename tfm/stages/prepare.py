@@ -23,10 +23,10 @@ from tfm.data.sources import TextSources
 from tfm.data.text import in_chunks
 from tfm.data.trees import bracketed
 from tfm.errors import DataError, UsageError
-from tfm.runtime.files import atomic_write, remove_leftovers
-from tfm.runtime.reporting import Progress, say
+from tfm.reporting import Progress, say
 from tfm.stages.binarize import BinarizeResult, binarize
 from tfm.stages.learn_bpe import LearnBpeResult, learn_bpe
+from tfm.storage.files import atomic_write, remove_leftovers
 
 if typing.TYPE_CHECKING:
     from tfm.data.synthetic import Split

@@ -15,8 +15,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tfm.errors import TfmError
-from tfm.runtime.files import read_json
 from tfm.stages.score import LAST_GENERATION, read_lines
+from tfm.storage.files import read_json
 
 _THIS_PROGRAM = (sys.executable, "-m", "tfm")
 _GENERATE = "generate --beam 4"

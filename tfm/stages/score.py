@@ -10,9 +10,9 @@ from tfm.config import ScoreConfig
 from tfm.data.manifest import GOLD
 from tfm.data.text import decoded_lines
 from tfm.errors import DataError, UsageError
-from tfm.runtime.files import read_json
-from tfm.scoring.metric import MetricName, MetricScore
-from tfm.scoring.scores import check_lengths, check_metrics, corpus_scores
+from tfm.metrics.metric import MetricName, MetricScore
+from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
+from tfm.storage.files import read_json
 
 DEFAULT_METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
 LAST_GENERATION = "last-generation.json"
@@ -75,7 +75,7 @@ def score(
     if references:
         _suitable(metrics, references[0])
     if metrics and "paper-bleu" in metrics and (language or references):
-        from tfm.scoring.paper import check_language
+        from tfm.metrics.paper import check_language
 
         check_language(language or _language_of(references[0]))
     # What is wrong with the command is said by now, before anything is waited for. Standard input

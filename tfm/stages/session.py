@@ -8,23 +8,22 @@ from typing import Any
 import torch
 
 from tfm.data.dataset import Rows
+from tfm.device.compute import Compute, single_precision_flops
+from tfm.device.threads import ComputeThreads
+from tfm.distributed.group import Group
+from tfm.distributed.interruption import InterruptedRunError, StopRequests
 from tfm.errors import CheckpointError, TrainingError, UsageError
-from tfm.model.build import Model, new_model
+from tfm.model.build import Model, load_model, new_model
 from tfm.model.cost import model_cost
-from tfm.runtime.checkpoint import checkpoint_path, load_info, load_training_state
-from tfm.runtime.device import Compute, single_precision_flops
-from tfm.runtime.distributed import Group
-from tfm.runtime.interruption import InterruptedRunError, StopRequests
-from tfm.runtime.metrics import MetricsLog
-from tfm.runtime.reporting import Progress, say
-from tfm.runtime.saving import Saver
-from tfm.runtime.threads import ComputeThreads
+from tfm.reporting import Progress, say
 from tfm.stages.training_data import TrainingData
 from tfm.stages.validation import Validator
+from tfm.storage.checkpoint import checkpoint_path, load_info, load_training_state
+from tfm.storage.metrics_log import MetricsLog
+from tfm.storage.saving import Saver
 from tfm.training.progress import Beat, StepReport, Wishes
 from tfm.training.trainer import Trainer
 from tfm.training.window import Window
-from tfm.translator import load_model
 
 _NUM_PAIRS_NAMED = 10
 
@@ -392,7 +391,7 @@ class Session:
         self._beat("drawing the report")
         try:
             # It loads matplotlib, for which a run need not wait at its start.
-            from tfm.runtime.report import write_report
+            from tfm.visualization.report import write_report
 
             write_report(self._run_dir)
         except OSError as error:  # a full disk, say: training is worth more than its picture

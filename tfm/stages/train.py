@@ -6,20 +6,20 @@ from datetime import timedelta
 from pathlib import Path
 
 from tfm import __version__
+from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig, run_toml
+from tfm.device.compute import num_gpus
+from tfm.distributed.group import Group, joined
+from tfm.distributed.interruption import StopRequests
+from tfm.distributed.watchdog import Watchdog
 from tfm.errors import CheckpointError, UsageError
-from tfm.kernels.choice import verified_compute
-from tfm.runtime.checkpoint import ModelInfo, load_info, newest_whole_checkpoint
-from tfm.runtime.device import num_gpus
-from tfm.runtime.distributed import Group, joined
-from tfm.runtime.files import write_text
-from tfm.runtime.interruption import StopRequests
-from tfm.runtime.lock import FolderLock
-from tfm.runtime.reporting import say
-from tfm.runtime.watchdog import Watchdog
-from tfm.runtime.world import World
+from tfm.reporting import say
 from tfm.stages.session import Session
 from tfm.stages.training_data import TrainingData, open_data
+from tfm.storage.checkpoint import ModelInfo, load_info, newest_whole_checkpoint
+from tfm.storage.files import write_text
+from tfm.storage.lock import FolderLock
+from tfm.world import World
 
 # A run that is resumed must not change these, or it would be another run; max_tokens may change,
 # with the devices.

@@ -3,23 +3,23 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tfm.backends.selection import inference_backend
 from tfm.config import ScoreConfig, SearchConfig
 from tfm.data.batching import Batcher
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import Vocabulary
-from tfm.kernels.choice import inference_operations
+from tfm.device.compute import Compute
+from tfm.distributed.group import Group
+from tfm.inference.chunks import search_chunks
+from tfm.inference.models import Models
+from tfm.inference.sentences import Chunk
+from tfm.metrics.metric import MetricScore
+from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model
-from tfm.runtime.checkpoint import SCORES, ModelInfo
-from tfm.runtime.device import Compute
-from tfm.runtime.distributed import Group
-from tfm.scoring.metric import MetricScore
-from tfm.scoring.scores import corpus_scores
+from tfm.storage.checkpoint import SCORES, ModelInfo
 from tfm.training.loss import perplexity
 from tfm.training.progress import Beat, unwatched
 from tfm.training.trainer import evaluate
-from tfm.translator.chunks import search_chunks
-from tfm.translator.models import Models
-from tfm.translator.sentences import Chunk
 
 # After so many sentences there is a look at signals.
 _CHUNK = 128
@@ -133,8 +133,8 @@ class Validator:
             Chunk(first_line=start + 1, lines=[sources[i] for i in order[start : start + _CHUNK]])
             for start in range(0, len(order), _CHUNK)
         )
-        operations = inference_operations(self._compute, self._info.run.training.kernels)
-        models = Models([model], self._compute, operations=operations)
+        backend = inference_backend(self._compute, self._info.run.training.kernels)
+        models = Models([model], self._compute, backend=backend)
         outputs: list[str] = []
         self._beat_for(outputs, sources)
         for _, found in search_chunks(models, self._vocabulary, chunks, config):

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tfm.backends.plain import Backend
 from tfm.config import RunConfig
 from tfm.data.batching import Batch, Batcher
 from tfm.data.dataset import Rows
+from tfm.device.compute import Compute, is_out_of_memory, release_memory
+from tfm.distributed.group import Group
 from tfm.errors import TrainingError
-from tfm.kernels.operations import Operations
-from tfm.runtime.device import Compute, is_out_of_memory, release_memory
-from tfm.runtime.distributed import Group
 from tfm.training.gradients import gradient_norm, gradients_of, scale_gradient
 from tfm.training.precision import LossScale
 from tfm.training.progress import Beat, Wishes
@@ -36,7 +36,7 @@ class BatchGradient:
         batcher: Of the batches.
         run: All settings.
         compute: Device and arithmetic.
-        operations: What the model is computed with; they draw dropout.
+        backend: What the model is computed with; they draw dropout.
         group: The processes that compute together.
         beat: Told where it stands, so that a process which stalls is noticed.
     """
@@ -48,7 +48,7 @@ class BatchGradient:
         run: RunConfig,
         compute: Compute,
         *,
-        operations: Operations,
+        backend: Backend,
         group: Group,
         beat: Beat,
     ) -> None:
@@ -57,7 +57,7 @@ class BatchGradient:
         self.out_of_memory = 0
         self._batcher = batcher
         self._compute = compute
-        self._operations = operations
+        self._backend = backend
         self._group = group
         self._beat = beat
         self._seed = run.training.seed
@@ -206,7 +206,7 @@ class BatchGradient:
             # In a batch of few sentences, a process without a part keeps the others company.
             is_real = index < len(parts)
             part = self._batcher.part(parts[index if is_real else 0]).to(compute.device)
-            self._operations.seed(_mixed_seed(self._seed, step, index))
+            self._backend.seed(_mixed_seed(self._seed, step, index))
             is_last = number == num_rounds - 1
             if is_last and not self._agree(wishes(), out_of_memory=False):
                 return

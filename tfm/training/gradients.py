@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tfm.data.batching import Batch
-from tfm.runtime.distributed import Group
+from tfm.distributed.group import Group
 
 # Of DDP, which settles how it buckets gradients in its first steps.
 _STEPS_TO_SETTLE = 3

@@ -7,9 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from tfm.backends.packing import Packing
+from tfm.backends.plain import Backend
 from tfm.data.batching import Batch
-from tfm.kernels.operations import Operations
-from tfm.kernels.packing import Packing
 
 # Logits of this many elements at a time: they stay in cache and memory stays small.
 _CHUNK_ELEMENTS = 1 << 22
@@ -155,7 +155,7 @@ class PackedModel(Protocol):
     """A model that can do without padding."""
 
     packs: bool
-    operations: Operations
+    backend: Backend
 
     def forward_packed(
         self, source: Tensor, sources: Packing, target_input: Tensor, targets: Packing
@@ -164,7 +164,7 @@ class PackedModel(Protocol):
 
 
 @runtime_checkable
-class LossOperations(Protocol):
+class BackendWithLoss(Protocol):
     """Operations that have a way of their own to the loss."""
 
     def label_smoothed_cross_entropy(
@@ -204,8 +204,8 @@ def batch_loss(model: TrainableModel, batch: Batch, *, smoothing: float) -> tupl
     targets = Packing(batch.target_lengths, len(batch.target_input), device)
     cross_entropy: Callable[..., tuple[Tensor, Tensor]] = label_smoothed_cross_entropy
     if isinstance(model, PackedModel) and model.packs:
-        if isinstance(model.operations, LossOperations):
-            cross_entropy = model.operations.label_smoothed_cross_entropy
+        if isinstance(model.backend, BackendWithLoss):
+            cross_entropy = model.backend.label_smoothed_cross_entropy
         hidden = model.forward_packed(batch.source, sources, batch.target_input, targets)
     else:
         padded = model(

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tfm.data.batching import Batch
-from tfm.runtime.distributed import Group
+from tfm.distributed.group import Group
 from tfm.training.gradients import LossFunction
 
 

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tfm.backends.selection import training_backend
 from tfm.config import RunConfig
 from tfm.data.batching import Batcher
 from tfm.data.dataset import ParallelDataset, Rows
+from tfm.device.compute import Compute
+from tfm.device.threads import ComputeThreads
+from tfm.distributed.group import Group
 from tfm.errors import UsageError
-from tfm.kernels.choice import choose_operations
-from tfm.model.build import use_operations
+from tfm.model.build import use_backend
 from tfm.model.cost import Cost
-from tfm.runtime.device import Compute
-from tfm.runtime.distributed import Group
-from tfm.runtime.threads import ComputeThreads
 from tfm.training.batch_gradient import BatchGradient
 from tfm.training.gradients import like, scale_gradient, whole
 from tfm.training.loss import PackedModel, PartLoss, TrainableModel, batch_loss
@@ -67,14 +67,14 @@ class Trainer:
         self.position = Position()
         if run.training.kernels == "fast" and not isinstance(model, PackedModel):
             raise UsageError("--kernels fast is for the Transformer alone: use --kernels auto")
-        operations = choose_operations(compute, run.training.kernels)
-        use_operations(model, operations)
+        backend = training_backend(compute, run.training.kernels)
+        use_backend(model, backend)
         self.gradient = BatchGradient(
             PartLoss(model, smoothing=run.optimizer.label_smoothing),
             self.batcher,
             run,
             compute,
-            operations=operations,
+            backend=backend,
             group=group or Group(),
             beat=beat,
         )

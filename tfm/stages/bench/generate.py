@@ -15,21 +15,21 @@ from tfm import __version__
 from tfm.config import InferenceConfig, SearchConfig, settings_to
 from tfm.data.subword import Vocabulary
 from tfm.errors import DataError, UsageError
-from tfm.runtime.measurement import (
+from tfm.inference.chunks import Engine, search_chunks
+from tfm.inference.models import Output, Take, Task, load_engine
+from tfm.inference.reader import TextChunks
+from tfm.inference.sentences import Chunk, SentenceBatch
+from tfm.reporting import Progress, say
+from tfm.search.hypothesis import Hypothesis
+from tfm.stages.bench.measurement import (
     PeakMemory,
     device_name,
     forget_peak_memory,
     peak_memory,
     wait_for,
 )
-from tfm.runtime.reporting import Progress, say
-from tfm.runtime.world import World
-from tfm.search.hypothesis import Hypothesis
 from tfm.stages.generate import Generation
-from tfm.stages.text_chunks import TextChunks
-from tfm.translator.chunks import Engine, search_chunks
-from tfm.translator.models import Output, Take, Task, load_engine
-from tfm.translator.sentences import Chunk, SentenceBatch
+from tfm.world import World
 
 
 @dataclass(frozen=True, kw_only=True)

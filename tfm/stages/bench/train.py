@@ -13,16 +13,18 @@ import numpy as np
 import torch
 
 from tfm import __version__
+from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig, run_table
 from tfm.data.batching import Batcher
 from tfm.data.dataset import Rows
 from tfm.data.synthetic.token_dataset import write_token_dataset
+from tfm.device.compute import Compute
+from tfm.device.threads import set_num_threads
+from tfm.distributed.group import Group
+from tfm.distributed.interruption import StopRequests
 from tfm.errors import UsageError
-from tfm.kernels.choice import verified_compute
-from tfm.runtime.device import Compute
-from tfm.runtime.distributed import Group
-from tfm.runtime.interruption import StopRequests
-from tfm.runtime.measurement import (
+from tfm.reporting import Progress, say
+from tfm.stages.bench.measurement import (
     MatrixRate,
     PeakMemory,
     StepClock,
@@ -32,13 +34,11 @@ from tfm.runtime.measurement import (
     peak_memory,
     wait_for,
 )
-from tfm.runtime.reporting import Progress, say
-from tfm.runtime.threads import set_num_threads
-from tfm.runtime.world import World
 from tfm.stages.bench.train_loop import LoopTime, time_loop
 from tfm.stages.session import Session
 from tfm.stages.training_data import TrainingData, open_data
 from tfm.training.progress import StepReport, unwatched
+from tfm.world import World
 
 # Enough that pairs of a bucket are as alike in length as in a large corpus.
 _NUM_MADE_UP_PAIRS = 200_000

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from tfm.runtime.device import Compute
-from tfm.runtime.distributed import Group
-from tfm.runtime.interruption import StopRequests
-from tfm.runtime.watchdog import Watchdog
-from tfm.runtime.world import World
+from tfm.device.compute import Compute
+from tfm.distributed.group import Group
+from tfm.distributed.interruption import StopRequests
+from tfm.distributed.watchdog import Watchdog
 from tfm.stages.session import Session
 from tfm.stages.training_data import TrainingData
+from tfm.world import World
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ from typing import Literal
 from tfm.config import TransformerConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
-from tfm.runtime.checkpoint import ModelInfo, find_model, load_info
-from tfm.runtime.files import atomic_directory
-from tfm.runtime.reporting import say
+from tfm.model.build import load_model
+from tfm.reporting import say
 from tfm.stages.export.check import Agreement, compare, lines_to_check
-from tfm.translator import load_model
+from tfm.storage.checkpoint import ModelInfo, find_model, load_info
+from tfm.storage.files import atomic_directory
 
 # What the weights are stored as, and computed with where the hardware can; "none" is float32.
 Quantization = Literal[

@@ -1,0 +1,94 @@
+"""Where to compute, and in what arithmetic."""
+
+import pytest
+import torch
+
+from tfm.device.compute import choose_compute, single_precision_flops
+from tfm.device.cpu import Cpu
+from tfm.errors import UsageError
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_the_cpu_computes_in_fp32():
+    for device in ("auto", "cpu"):
+        compute = choose_compute(device, "auto")
+        assert (compute.device.type, compute.dtype) == ("cpu", torch.float32)
+        assert str(compute).startswith("cpu in fp32, ")
+
+
+@pytest.fixture
+def this_cpu_has(monkeypatch):
+    """Pretend that the CPU has certain units."""
+
+    def have(*flags):
+        cpu = Cpu(model="a CPU", flags=frozenset(flags))
+        monkeypatch.setattr("tfm.device.compute.this_cpu", lambda: cpu)
+
+    return have
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        (["avx2"], torch.float32),
+        (["avx512f", "avx512_bf16"], torch.float32),
+        (["avx512f", "avx512_bf16", "amx_bf16"], torch.bfloat16),
+    ],
+)
+def test_a_cpu_trains_in_bf16_where_it_multiplies_such_matrices(this_cpu_has, flags, dtype):
+    this_cpu_has(*flags)
+    assert choose_compute("cpu", "auto", trains=True).dtype == dtype
+    assert choose_compute("cpu", "auto").dtype == torch.float32
+    assert choose_compute("cpu", "fp32", trains=True).dtype == torch.float32
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("trains", "advice"), [(True, "fp32"), (False, r"fp32 \(or int8\)")], ids=["train", "translate"]
+)
+def test_bf16_is_refused_without_units_for_it(this_cpu_has, trains, advice):
+    this_cpu_has("avx2", "avx512f", "avx512_vnni")
+    with pytest.raises(UsageError, match=f"^this CPU has no bf16 units: use --precision {advice}$"):
+        choose_compute("auto", "bf16", trains=trains)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(UsageError, match="torch sees no GPU: use --device cpu"):
+        choose_compute("cuda", "auto")
+
+
+def test_fp32_products_stay_exact():
+    choose_compute("cpu", "fp32")
+    torch.manual_seed(0)
+    for shape in ((300, 512), (64, 2048), (1, 512)):
+        left, right = torch.randn(shape), torch.randn(shape[1], 512)
+        exact = left.double() @ right.double()
+        assert ((left @ right).double() - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [
+        ("fp32", torch.float32),
+        pytest.param("bf16", torch.bfloat16, marks=pytest.mark.needs_bf16),
+        ("fp16", torch.float16),
+    ],
+)
+def test_matrix_products_have_the_precision_asked_for(precision, dtype):
+    compute = choose_compute("cpu", precision)
+    x = torch.ones(4, 4)
+    with compute.autocast():
+        assert (x @ x).dtype == dtype
+    assert f"in {precision}" in str(compute)
+
+
+def test_the_capacity_of_a_device_is_that_of_its_products():
+    # Between what no machine is too slow for and what none can do.
+    assert 1e8 < single_precision_flops(torch.device("cpu")) < 1e14

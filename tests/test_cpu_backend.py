@@ -1,0 +1,141 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tfm.backends.cpu import CpuBackend
+from tfm.backends.packing import Packing
+from tfm.backends.plain import PLAIN
+from tfm.backends.random_masks import kept_scale
+from tfm.config import TransformerConfig
+from tfm.model.build import new_model, use_backend
+
+N, IN, OUT = 6, 5, 7
+NO_DROPOUT = {"dropout": 0, "embedding_dropout": 0, "attention_dropout": 0, "relu_dropout": 0}
+SHAPE = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 16, "d_ff": 24}
+MODELS = [
+    {},
+    {"norm": "pre"},
+    {"attention": "additive"},
+    {"attention_window": 2},
+    {"learned_positions": 12},
+    {"d_k": 3, "d_v": 5},
+    {"tied_embeddings": "none"},
+]
+
+
+def new_operations(seed=0, dtype=torch.float64):
+    backend = CpuBackend(dtype)
+    backend.seed(seed)
+    return backend
+
+
+def new_inputs(dtype=torch.float64):
+    torch.manual_seed(0)
+    shapes = {"x": (N, IN), "weight": (OUT, IN), "bias": (OUT,), "residual": (N, OUT)}
+    return {
+        name: torch.randn(shape, dtype=dtype).requires_grad_() for name, shape in shapes.items()
+    }
+
+
+OPERATIONS = {
+    "linear": lambda ops, i, p: ops.linear(i["x"], i["weight"], i["bias"]),
+    "relu": lambda ops, i, p: ops.linear_relu_dropout(i["x"], i["weight"], i["bias"], p),
+    "add": lambda ops, i, p: ops.add_linear_dropout(
+        i["residual"], i["x"], i["weight"], i["bias"], p
+    ),
+    "dropout": lambda ops, i, p: ops.dropout(i["residual"], p),
+}
+EVERY = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+
+
+@EVERY
+def test_without_dropout_they_are_the_plain_ones(operation):
+    inputs = new_inputs()
+    found, expected = (operation(ops, inputs, 0.0) for ops in (new_operations(), PLAIN))
+    torch.testing.assert_close(found, expected)
+    wanted = list(inputs.values())
+    for ours, theirs in zip(
+        torch.autograd.grad(found.square().sum(), wanted, allow_unused=True),
+        torch.autograd.grad(expected.square().sum(), wanted, allow_unused=True),
+        strict=True,
+    ):
+        # Those of weights are made for fp32 weights.
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@EVERY
+def test_gradients_are_those_of_what_is_computed_with_dropout(operation):
+    inputs = new_inputs()
+
+    def of(*values):
+        return operation(new_operations(5), dict(zip(inputs, values, strict=True)), 0.3)
+
+    assert torch.autograd.gradcheck(of, tuple(inputs.values()))
+
+
+def test_what_is_kept_is_scaled_up_and_the_residual_is_left_alone():
+    inputs = {name: value.detach() for name, value in new_inputs().items()}
+    linear = PLAIN.linear(inputs["x"], inputs["weight"], inputs["bias"])
+    scale = kept_scale(0.3)
+    dropped = new_operations().dropout(linear, 0.3)
+    relu = OPERATIONS["relu"](new_operations(), inputs, 0.3)
+    added = OPERATIONS["add"](new_operations(), inputs, 0.3) - inputs["residual"]
+    for found, kept in ((dropped, linear), (relu, linear.relu()), (added, linear)):
+        is_kept = found.abs() > 1e-12
+        torch.testing.assert_close(found, torch.where(is_kept, kept * scale, 0.0))
+        assert 0 < int(is_kept.sum()) < found.numel()
+
+
+@pytest.mark.needs_bf16
+def test_activations_have_the_type_of_the_arithmetic_and_gradients_that_of_the_weights():
+    backend = new_operations(dtype=torch.bfloat16)
+    inputs = new_inputs(torch.float32)
+    inputs["x"] = backend.activations(inputs["x"])
+    inputs["residual"] = backend.activations(inputs["residual"])
+    for operation in OPERATIONS.values():
+        assert operation(backend, inputs, 0.1).dtype == torch.bfloat16
+    OPERATIONS["add"](backend, inputs, 0.1).sum().backward()
+    assert inputs["weight"].grad.dtype == inputs["bias"].grad.dtype == torch.float32
+
+
+def packed_and_padded(model):
+    """The same pairs through both paths: packed outputs of each, spare rows left out."""
+    torch.manual_seed(1)
+    source_lengths, target_lengths = torch.tensor([4, 9, 1]), torch.tensor([6, 2, 11])
+    sources, targets = Packing(source_lengths, 17), Packing(target_lengths, 20)
+    source, target = torch.randint(4, 20, (17,)), torch.randint(4, 20, (20,))
+    use_backend(model, new_operations())
+    packed = model.forward_packed(source, sources, target, targets)
+    use_backend(model, PLAIN)
+    padded = model(sources.spread(source), source_lengths, targets.spread(target))
+    return packed[: targets.num_tokens], targets.gather(padded)[: targets.num_tokens]
+
+
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_a_packed_batch_gives_what_a_padded_one_gives(changes):
+    torch.manual_seed(0)
+    config = TransformerConfig(**{**SHAPE, "num_heads": 4, **NO_DROPOUT, **changes})
+    model = new_model(config, source_vocab_size=20, target_vocab_size=20).double()
+    outputs = packed_and_padded(model)
+    torch.testing.assert_close(*outputs)
+    parameters = list(model.parameters())
+    gradients = [
+        torch.autograd.grad(
+            F.cosine_similarity(output, torch.ones_like(output)).sum(),
+            parameters,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        for output in outputs
+    ]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_only_modules_that_have_operations_take_them():
+    model = nn.Sequential(nn.Linear(2, 2))
+    use_backend(model, new_operations())
+    assert "backend" not in vars(model[0])

@@ -1,0 +1,269 @@
+"""A model computed with a GPU's operations is the plain one: on a GPU, or in Triton's interpreter.
+
+The interpreter takes the bits of bf16 for integers in matrix products: half precision is tried in
+fp16 there.
+"""
+
+import os
+
+import pytest
+import torch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
+pytest.importorskip("triton", minversion="3.7")
+
+from tfm.backends import gpu  # noqa: E402
+from tfm.backends.gpu import GpuBackend  # noqa: E402
+from tfm.backends.packing import Packing  # noqa: E402
+from tfm.backends.philox import drop_below, keep_scale  # noqa: E402
+from tfm.backends.plain import PLAIN  # noqa: E402
+from tfm.config import TransformerConfig  # noqa: E402
+from tfm.data.batching import Batch  # noqa: E402
+from tfm.data.dataset import ParallelDataset  # noqa: E402
+from tfm.device.compute import Compute  # noqa: E402
+from tfm.model.build import new_model, use_backend  # noqa: E402
+from tfm.model.cost import model_cost  # noqa: E402
+from tfm.training import trainer as trainer_module  # noqa: E402
+from tfm.training.loss import batch_loss, label_smoothed_cross_entropy  # noqa: E402
+from tfm.training.trainer import Trainer  # noqa: E402
+
+NO_DROPOUT = {"dropout": 0, "embedding_dropout": 0, "attention_dropout": 0, "relu_dropout": 0}
+SHAPE = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 16, "d_ff": 24}
+MODELS = [
+    {},
+    {"norm": "pre"},
+    {"attention": "additive"},
+    {"attention_window": 2},
+    {"d_k": 3, "d_v": 5},
+    {"tied_embeddings": "none"},
+]
+SOURCE_LENGTHS, TARGET_LENGTHS = [4, 9, 1], [6, 2, 11]
+N, D, V = 9, 16, 21  # rows, width and classes of the loss by itself
+
+
+def new_operations(seed=0):
+    backend = GpuBackend()
+    backend.seed(seed)
+    return backend
+
+
+def packing_of(lengths, spare=3):
+    return Packing(torch.tensor(lengths), sum(lengths) + spare, DEVICE)
+
+
+def model_and_tokens(**changes):
+    torch.manual_seed(0)
+    config = TransformerConfig(**{**SHAPE, "num_heads": 2, **NO_DROPOUT, **changes})
+    model = new_model(config, source_vocab_size=20, target_vocab_size=20).to(DEVICE)
+    sizes = (sum(SOURCE_LENGTHS) + 3, sum(TARGET_LENGTHS) + 3)
+    return model, [torch.randint(4, 20, (size,), device=DEVICE) for size in sizes]
+
+
+def packed_and_padded(model, source, target):
+    """The same pairs through both paths: packed outputs of each, spare rows left out."""
+    sources, targets = packing_of(SOURCE_LENGTHS), packing_of(TARGET_LENGTHS)
+    use_backend(model, new_operations())
+    packed = model.forward_packed(source, sources, target, targets)
+    use_backend(model, PLAIN)
+    padded = model(sources.spread(source), sources.device_lengths, targets.spread(target))
+    return packed[: targets.num_tokens], targets.gather(padded)[: targets.num_tokens]
+
+
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_a_packed_batch_gives_what_a_padded_one_gives(changes):
+    model, tokens = model_and_tokens(**changes)
+    outputs = packed_and_padded(model, *tokens)
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+    parameters = list(model.parameters())
+    direction = torch.randn_like(outputs[1])
+    gradients = [
+        torch.autograd.grad(
+            (output * direction).sum(), parameters, allow_unused=True, materialize_grads=True
+        )
+        for output in outputs
+    ]
+    for ours, theirs in zip(*gradients, strict=True):
+        assert float((ours - theirs).norm()) <= 1e-4 * float(theirs.norm()) + 1e-5
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU has bf16, with which training is tried")
+def test_autocast_decides_on_the_arithmetic():
+    model, tokens = model_and_tokens(norm="pre")
+    seen = []
+    model.encoder[0].register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
+    expected = packed_and_padded(model, *tokens)[1]
+    with torch.autocast("cpu", torch.float16):
+        found = packed_and_padded(model, *tokens)[0]
+        hidden, weight, targets = loss_inputs()
+        loss, _ = GpuBackend().label_smoothed_cross_entropy(
+            hidden, weight, targets, smoothing=0.1, num_tokens=N
+        )
+    assert [x.dtype for x in seen[-2]] == [torch.float16, torch.float16]  # the packed ones
+    torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)
+    plain, _ = label_smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
+    torch.testing.assert_close(loss, plain, rtol=2e-3, atol=0)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(each, (hidden, weight)) for each in (loss, plain)), strict=True
+    ):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, rtol=0.01, atol=0.01)
+
+
+def attended_values(backend, *, dropout, across=False, num_heads=8, width=8):
+    """[rows, h, width] where weights are alike and values one: what is kept of the softmax."""
+    packing = packing_of([40, 24])
+    projected = torch.zeros(packing.num_rows, 3, num_heads, width, device=DEVICE)
+    projected[:, 2] = 1
+    if across:
+        attended = backend.packed_attention.across(
+            projected[:, 0].flatten(1), projected[:, 1:].flatten(1), packing, packing,
+            num_heads=num_heads, dropout=dropout,
+        )  # fmt: skip
+    else:
+        attended = backend.packed_attention.within(
+            projected.flatten(1), packing, num_heads=num_heads, causal=False, dropout=dropout
+        )
+    return attended.view(packing.num_rows, num_heads, width)[: packing.num_tokens]
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_dropout_keeps_as_many_attention_weights_as_it_should_and_scales_them_up(across):
+    dropout = 0.2
+    kept = attended_values(new_operations(), dropout=dropout, across=across)[..., 0]
+    lengths = torch.tensor([40] * 40 + [24] * 24, device=DEVICE)[:, None]
+    counts = kept * lengths / keep_scale(dropout)
+    torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-3)
+    total = 8 * (40**2 + 24**2)
+    rate = 1 - drop_below(dropout) / 2**16
+    four_sigma = 4 * (total * rate * (1 - rate)) ** 0.5
+    assert abs(float(counts.sum()) - total * rate) < four_sigma
+
+
+def test_each_use_of_dropout_draws_anew_and_a_seed_draws_the_same_again(monkeypatch):
+    monkeypatch.setattr(gpu, "_NUM_SEEDS", 2)  # so that they run out
+    backend = new_operations(5)
+    draws = [attended_values(backend, dropout=0.3, across=bool(n % 2)) for n in range(5)]
+    for index, draw in enumerate(draws):
+        assert not any(torch.equal(draw, other) for other in draws[:index])
+    backend.seed(5)
+    again = [attended_values(backend, dropout=0.3, across=bool(n % 2)) for n in range(5)]
+    assert all(map(torch.equal, draws, again))
+    backend.seed(6)
+    assert not torch.equal(attended_values(backend, dropout=0.3), draws[0])
+
+
+def test_without_dropout_nothing_is_drawn():
+    state = torch.random.get_rng_state()
+    attended_values(GpuBackend(), dropout=0.0)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def loss_inputs():
+    torch.manual_seed(0)
+    hidden = torch.randn(N, D, device=DEVICE, requires_grad=True)
+    weight = torch.randn(V, D, device=DEVICE, requires_grad=True)
+    return hidden, weight, torch.randint(V, (N,), device=DEVICE)
+
+
+@pytest.mark.parametrize("rows_at_once", [4, N])
+@pytest.mark.parametrize("num_tokens", [7, N])
+def test_loss_and_gradients_are_the_plain_ones_however_it_is_chunked(
+    rows_at_once, num_tokens, monkeypatch
+):
+    monkeypatch.setattr(gpu, "_CHUNK_ELEMENTS", rows_at_once * V)
+    hidden, weight, targets = loss_inputs()
+    losses = [
+        function(hidden, weight, targets, smoothing=0.1, num_tokens=num_tokens)
+        for function in (
+            GpuBackend().label_smoothed_cross_entropy,
+            label_smoothed_cross_entropy,
+        )
+    ]
+    torch.testing.assert_close(*losses)
+    gradients = [torch.autograd.grad(smoothed / 3, (hidden, weight)) for smoothed, _ in losses]
+    torch.testing.assert_close(*gradients)
+    assert not gradients[0][0][num_tokens:].any()
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_the_loss_can_be_had_without_gradients(context):
+    hidden, weight, targets = loss_inputs()
+    loss = GpuBackend().label_smoothed_cross_entropy
+    expected, nll = loss(hidden, weight, targets, smoothing=0.1, num_tokens=N)
+    assert not nll.requires_grad
+    with context():
+        found, _ = loss(hidden, weight, targets, smoothing=0.1, num_tokens=N)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, expected.detach())
+
+
+def test_what_stands_in_spare_rows_counts_for_nothing():
+    model, (source, target) = model_and_tokens()
+    use_backend(model, new_operations())
+    lengths = [torch.tensor(each) for each in (SOURCE_LENGTHS, TARGET_LENGTHS)]
+    num_tokens = sum(TARGET_LENGTHS)
+    results = []
+    for spare in (4, 19):
+        source[sum(SOURCE_LENGTHS) :] = spare
+        target[num_tokens:] = spare
+        batch = Batch(
+            source=source,
+            source_lengths=lengths[0],
+            target_input=target,
+            target_output=target.roll(-1),
+            target_lengths=lengths[1],
+            num_tokens=num_tokens,
+        )
+        batch.target_output[num_tokens - 1] = 4
+        loss, _ = batch_loss(model, batch, smoothing=0.1)
+        results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
+    torch.testing.assert_close(*results)
+
+
+def test_training_comes_to_the_loss_that_it_comes_to_with_plain_operations(
+    data_dir, tiny_run, monkeypatch
+):
+    data = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
+    run = tiny_run(model=NO_DROPOUT, batching={"batch_tokens": 150}, optimizer={"warmup_steps": 4})
+    compute = Compute(DEVICE, torch.float32)
+    cost = model_cost(run.model, source_vocab_size=400, target_vocab_size=400, max_tokens=1000)
+    losses = []
+    for backend in (PLAIN, GpuBackend()):
+        monkeypatch.setattr(trainer_module, "training_backend", lambda *_, its=backend: its)
+        torch.manual_seed(1)
+        model = new_model(run.model, source_vocab_size=400, target_vocab_size=400).to(DEVICE)
+        trainer = Trainer(model, data, run, compute, cost=cost)
+        rows = next(trainer.batches())
+        losses.append([trainer.step(rows).loss for _ in range(4)])
+    assert losses[0][0] - losses[0][-1] > 0.5
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_no_operation_waits_for_the_device_or_mixes_devices(monkeypatch):
+    # Tensors without contents: whoever asks for one fails, and so does whoever mixes devices.
+    meta = torch.device("meta")
+    monkeypatch.setattr(gpu, "_arithmetic", lambda x: x.dtype)  # it has no autocast
+    model, _ = model_and_tokens(dropout=0.1, attention_dropout=0.1)
+    model.to(meta)
+    backend = GpuBackend()
+    use_backend(model, backend)
+    sources, targets = (
+        Packing(torch.tensor(lengths), sum(lengths) + 3, meta)
+        for lengths in (SOURCE_LENGTHS, TARGET_LENGTHS)
+    )
+    source, target = (
+        torch.zeros(packing.num_rows, dtype=torch.int64, device=meta)
+        for packing in (sources, targets)
+    )
+    loss, _ = backend.label_smoothed_cross_entropy(
+        model.forward_packed(source, sources, target, targets),
+        model.output_weight,
+        target,
+        smoothing=0.1,
+        num_tokens=targets.num_tokens,
+    )
+    loss.backward()
+    assert all(parameter.grad.device == meta for parameter in model.parameters())
+    assert backend.packed_attention._seeds.draw(meta).device == meta

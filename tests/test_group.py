@@ -1,0 +1,349 @@
+"""Several processes train as one does, agree, and say so when one of them is lost."""
+
+import json
+import signal
+import socket
+import time
+
+import pytest
+import torch
+
+from tfm.config import run_toml
+from tfm.data.batching import Batcher
+from tfm.data.dataset import ParallelDataset
+from tfm.distributed.group import Group
+from tfm.stages.train import train
+from tfm.storage.checkpoint import checkpoints, load_info, load_weights
+
+TIMEOUT_SECONDS = 180
+
+# What all scripts start with: two processes that have met.
+JOIN = """
+import json, sys
+from datetime import timedelta
+import torch
+from tfm.distributed.group import joined
+from tfm.world import World
+world = World.from_environment()
+def tell(**facts):
+    print(json.dumps(facts))
+"""
+
+
+# What `python -m tfm` runs.
+TFM = "from tfm.cli.main import main; main()"
+
+
+@pytest.fixture(scope="module")
+def start(fork_python):
+    """Start processes as torchrun does."""
+
+    def start_all(source, *arguments, size=2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        return [
+            fork_python(
+                source,
+                *arguments,
+                RANK=str(rank),
+                WORLD_SIZE=str(size),
+                LOCAL_RANK=str(rank),
+                LOCAL_WORLD_SIZE=str(size),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+                OMP_NUM_THREADS="1",
+            )
+            for rank in range(size)
+        ]
+
+    return start_all
+
+
+def finish(processes):
+    """Wait for processes; returns exit codes, what they said, and what they complained of."""
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT_SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], *zip(*outputs, strict=True)
+
+
+@pytest.fixture(scope="module")
+def run_script(start):
+    """What each of some processes tells, by rank."""
+
+    def run(script, *arguments, size=2):
+        codes, told, complaints = finish(start(JOIN + script, *arguments, size=size))
+        assert codes == [0] * size, complaints
+        return [json.loads(each) for each in told]
+
+    return run
+
+
+@pytest.fixture
+def run_processes(data_dir, tmp_path, start):
+    """Train by several processes, as a user would; returns exit codes and complaints."""
+
+    def run(run_dir, settings, size=2, meanwhile=None):
+        config = tmp_path / f"{run_dir.name}.toml"
+        config.write_text(run_toml(settings))
+        processes = start(TFM, "train", data_dir, "--run", run_dir, "--config", config, size=size)
+        if meanwhile is not None:
+            meanwhile(processes)
+        codes, _, complaints = finish(processes)
+        return codes, complaints
+
+    return run
+
+
+def losses(run_dir):
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return {(line["kind"], line["step"]): line["loss"] for line in lines}
+
+
+def bleus(run_dir):
+    return [load_info(path).metrics["bleu"] for path in checkpoints(run_dir)]
+
+
+@pytest.fixture(scope="module")
+def scored_run(tiny_run):
+    """Settings with dropout, several parts a step and BLEU."""
+
+    def make(**changes):
+        training = {"log_steps": 1, "validation_beam": 2, "best_metric": "score"}
+        training |= changes.pop("training", {})
+        # With a small ε, Adam makes as much of what rounding leaves of zero as of a gradient.
+        optimizer = {"adam_epsilon": 1e-4}
+        changes = {"batching": {"shares": 2}, "optimizer": optimizer, **changes}
+        return tiny_run(**changes, training=training)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def alone(data_dir, scored_run, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "alone"
+    train(data_dir, run_dir, scored_run())
+    return run_dir
+
+
+def assert_same_run(one, other):
+    """Up to the rounding of sums in another order."""
+    assert losses(one).keys() == losses(other).keys()
+    assert list(losses(one).values()) == pytest.approx(list(losses(other).values()), rel=1e-5)
+    assert bleus(one) == bleus(other)
+    ours, theirs = (load_weights(checkpoints(run)[-1]) for run in (one, other))
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+def test_two_processes_train_as_one_does(alone, run_processes, scored_run, tmp_path, shard):
+    codes, complaints = run_processes(tmp_path / "run", scored_run(training={"shard": shard}))
+    assert codes == [0, 0], complaints
+    assert_same_run(tmp_path / "run", alone)
+    assert "2 processes" in complaints[0]
+    assert complaints[1] == ""
+
+
+def test_two_processes_are_the_run_that_asks_for_two_shares(
+    alone, run_processes, scored_run, tmp_path
+):
+    """Without saying so: that is what the setting is for."""
+    codes, complaints = run_processes(tmp_path / "run", scored_run(batching={"shares": 1}))
+    assert codes == [0, 0], complaints
+    assert_same_run(tmp_path / "run", alone)
+
+
+def test_a_run_of_two_processes_goes_on_as_one(
+    alone, run_processes, scored_run, data_dir, tmp_path
+):
+    codes, complaints = run_processes(
+        tmp_path / "run", scored_run(batching={"shares": 1}, training={"max_steps": 8})
+    )
+    assert codes == [0, 0], complaints
+    # That batches were split for two is remembered, though nothing in the settings says so.
+    result = train(data_dir, tmp_path / "run", scored_run(batching={"shares": 1}))
+    assert result.step == 12
+    found, expected = losses(tmp_path / "run"), losses(alone)
+    assert [found[key] for key in expected] == pytest.approx(list(expected.values()), rel=1e-5)
+
+
+def test_a_sharded_run_that_is_resumed_is_the_same_run(alone, run_processes, scored_run, tmp_path):
+    for max_steps in (8, 12):
+        settings = scored_run(training={"shard": True, "max_steps": max_steps})
+        codes, complaints = run_processes(tmp_path / "run", settings)
+        assert codes == [0, 0], complaints
+    assert_same_run(tmp_path / "run", alone)
+
+
+def test_a_signal_to_one_process_stops_and_saves_both(run_processes, scored_run, tmp_path):
+    run_dir = tmp_path / "run"
+    settings = scored_run(training={"max_steps": 100_000, "checkpoint_steps": 100_000})
+
+    def stop(processes):
+        metrics = run_dir / "metrics.jsonl"
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        processes[1].send_signal(signal.SIGUSR1)
+
+    codes, complaints = run_processes(run_dir, settings, meanwhile=stop)
+    assert codes == [0, 0], complaints
+    [saved] = checkpoints(run_dir)
+    step = load_info(saved).step
+    assert f"stopped and saved at step {step:,}; the same command goes on" in complaints[0]
+    assert complaints[1] == ""
+
+
+def test_a_process_that_dies_is_missed(run_processes, scored_run, tmp_path):
+    run_dir = tmp_path / "run"
+
+    def kill(processes):
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not (run_dir / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        processes[1].kill()
+
+    settings = scored_run(training={"max_steps": 100_000, "checkpoint_steps": 100_000})
+    codes, complaints = run_processes(run_dir, settings, meanwhile=kill)
+    assert codes == [1, -signal.SIGKILL]
+    last = complaints[0].splitlines()[-1]
+    assert last.startswith("tfm: rank ")
+    assert "rank 1" in last
+    assert "the same command goes on from the last checkpoint" in last
+    assert "Traceback" not in complaints[0]
+
+
+def test_groups_sum_agree_and_hear_of_each_other(run_script):
+    script = """
+with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    tell(
+        sum=group.sum(torch.tensor([world.rank, 1.5])).tolist(),
+        largest=group.largest([world.rank, -world.rank]),
+        gathered=group.gather({"rank": world.rank, "text": "ä" * world.rank}),
+    )
+"""
+    expected = {
+        "sum": [1.0, 3.0],
+        "largest": [1, 0],
+        "gathered": [{"rank": 0, "text": ""}, {"rank": 1, "text": "ä"}],
+    }
+    assert run_script(script) == [expected, expected]
+
+
+def test_a_process_alone_agrees_with_itself():
+    group = Group()
+    assert group.sum(torch.tensor([2.0])).tolist() == [2.0]
+    assert group.largest([3, 4]) == [3, 4]
+    assert group.gather("a") == ["a"]
+    group.check_equal({"settings": "any"})
+    assert group.store is None
+
+
+def test_processes_that_were_not_given_the_same_are_refused(run_script):
+    script = """
+from tfm.errors import UsageError
+with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    try:
+        group.check_equal({"settings": world.rank, "dataset": 1})
+    except UsageError as error:
+        tell(error=str(error))
+"""
+    told = run_script(script)
+    assert told[0] == told[1]
+    assert told[0]["error"].startswith("rank 1 has other settings than rank 0:")
+
+
+# Rank 1 runs out of memory in a step of two parts each: in the forward or backward pass of the
+# first, which is its own affair, or of the last, in which all share their gradients.
+WHERE = ["nowhere", "forward 1", "backward 1", "forward 2", "backward 2"]
+OUT_OF_MEMORY = """
+from pathlib import Path
+from tfm.config import read_toml, run_config
+from tfm.data.dataset import ParallelDataset
+from tfm.model.build import new_model
+from tfm.model.cost import model_cost
+from tfm.device.compute import Compute
+from tfm.training.loss import PartLoss
+from tfm.training.trainer import Trainer
+
+data, config, *places = sys.argv[1:]
+run = run_config(None, read_toml(Path(config)))
+sizes = dict(source_vocab_size=400, target_vocab_size=400)
+dataset = ParallelDataset(Path(data) / "bin", "train", vocab_sizes=(400, 400))
+cost = model_cost(run.model, **sizes, max_tokens=1000)
+compute = Compute(torch.device("cpu"), torch.float32)
+
+class Explodes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise torch.OutOfMemoryError("tried to allocate")
+
+calls, where, original = 0, "", PartLoss.forward
+def forward(module, part):
+    global calls
+    calls += 1
+    loss, nll = original(module, part)
+    if world.rank == 1 and where == f"forward {calls}":
+        raise torch.OutOfMemoryError("tried to allocate")
+    if world.rank == 1 and where == f"backward {calls}":
+        loss = Explodes.apply(loss)
+    return loss, nll
+PartLoss.forward = forward
+
+told = {}
+with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    for place in places:
+        torch.manual_seed(1)
+        model = new_model(run.model, **sizes)
+        trainer = Trainer(model, dataset, run, compute, cost=cost, group=group)
+        batches = trainer.batches()
+        reports = []
+        for step in range(4):
+            rows = next(batches)
+            calls, where = 0, place if step == 2 else ""
+            reports.append(trainer.step(rows))
+        told[place] = dict(
+            losses=[report.loss for report in reports],
+            norm=reports[-1].gradient_norm,
+            weight=float(model.output_weight.square().sum()),
+            out_of_memory=trainer.gradient.out_of_memory,
+        )
+tell(**told)
+"""
+
+
+@pytest.fixture(scope="module")
+def memory_problems(data_dir, tiny_run, tmp_path_factory, run_script):
+    """What one process without a problem tells, and two with one each, by place."""
+    config = tmp_path_factory.mktemp("config") / "run.toml"
+    no_dropout = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
+    run = tiny_run(model=no_dropout)
+    config.write_text(run_toml(run))
+    dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
+    batcher = Batcher(dataset, run.batching, seed=run.training.seed)
+    assert len(batcher.split(batcher.epoch(1)[2], multiple_of=2)) == 4  # two for each process
+
+    def told(places, size):
+        return run_script(OUT_OF_MEMORY, data_dir, config, *places, size=size)
+
+    [alone] = told(["nowhere"], 1)
+    return alone["nowhere"], told(WHERE, 2)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_out_of_memory_in_one_process_makes_all_take_smaller_parts(memory_problems, where):
+    expected, (found, others) = memory_problems
+    found, others = found[where], others[where]
+    assert found == others
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert found["norm"] == pytest.approx(expected["norm"], rel=1e-3)
+    assert found["weight"] == pytest.approx(expected["weight"], rel=1e-4)
+    assert found["out_of_memory"] == (where != "nowhere")

@@ -1,0 +1,117 @@
+"""metrics.jsonl: appended to, and cut back to where a run resumes."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+
+import pytest
+
+from tfm.errors import DataError
+from tfm.storage.metrics_log import MetricsLog
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def steps(path):
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_lines_are_appended_as_they_come(tmp_path, path):
+    log = MetricsLog(tmp_path, step=0)
+    for step in (1, 2):
+        log.append({"step": step, "loss": 1.5})
+        assert steps(path)[-1] == step
+    assert steps(path) == [1, 2]
+
+
+def test_lines_after_the_resumed_step_are_removed(tmp_path, path):
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (5, 10, 10, 15, 12)))
+    MetricsLog(tmp_path, step=10).append({"step": 11})
+    assert steps(path) == [5, 10, 10, 11]
+
+
+@pytest.mark.parametrize(
+    "tail",
+    ['{"step": 1', '{"loss": 1}\n', "\0\0\0", "[]\n", "{}", "nul", '{"step": NaN}', "[" * 9_999,
+     '{"step": 1' + "0" * 400 + "}", '{"step": "x"}', '{"step": null}', "\n\n", "\u2028\n"],
+)  # fmt: skip
+def test_a_line_that_a_crash_cut_short_is_removed(tmp_path, path, tail):
+    path.write_text('{"step": 5}\n' + tail)
+    MetricsLog(tmp_path, step=10).append({"step": 11})
+    assert steps(path) == [5, 11]
+
+
+def test_a_line_without_its_end_gets_one(tmp_path, path):
+    path.write_text('{"step": 5}')
+    MetricsLog(tmp_path, step=10).append({"step": 11})
+    assert steps(path) == [5, 11]
+
+
+def test_a_log_that_fits_is_left_alone(tmp_path, path):
+    path.write_text('{"step": 5}\n')
+    before = path.stat()
+    MetricsLog(tmp_path, step=5)
+    assert path.stat().st_ino == before.st_ino
+
+
+def test_bytes_that_are_no_text_are_removed(tmp_path, path):
+    path.write_bytes(b'{"step": 5}\n{"step": 6, "kind": "tr\xffin"}\n{"step": 7}\n')
+    MetricsLog(tmp_path, step=10)
+    assert steps(path) == [5, 7]
+
+
+@contextlib.contextmanager
+def full_disk(path, *, room):
+    """For a while there is room for so many bytes more."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("room", [0, 1, 10, 13, 14, 25])
+def test_lines_without_room_are_kept_in_order_and_no_half_of_one_is_left(
+    tmp_path, path, capsys, room
+):
+    log = MetricsLog(tmp_path, step=0)
+    log.append({"step": 1})
+    with full_disk(path, room=room):
+        for step in (2, 3, 4):
+            log.append({"step": step})
+            assert steps(path) == [1, 2, 3][: min(step, 1 + room // len('{"step": 2}\n'))]
+    log.append({"step": 5})
+    assert steps(path) == [1, 2, 3, 4, 5]
+    assert path.read_bytes().endswith(b"}\n")
+    assert capsys.readouterr().err.count("cannot write") == 1
+
+
+def test_half_a_line_that_could_not_be_taken_back_goes_with_the_next(tmp_path, path):
+    log = MetricsLog(tmp_path, step=0)
+    log.append({"step": 1})
+    with path.open("a") as file:
+        file.write('{"st')
+    log.append({"step": 2})
+    assert steps(path) == [1, 2]
+
+
+def test_a_file_that_somebody_removes_is_begun_again(tmp_path, path):
+    log = MetricsLog(tmp_path, step=0)
+    log.append({"step": 1})
+    path.unlink()
+    log.append({"step": 2})
+    assert steps(path) == [2]
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(DataError, match=r"metrics\.jsonl is no file"):
+        MetricsLog(tmp_path, step=0)

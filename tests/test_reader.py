@@ -1,0 +1,251 @@
+"""Reading of text to translate: whatever is in it, line by line and within bounds."""
+
+import os
+import select
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tfm.errors import DataError
+from tfm.inference.reader import TextChunks, count_lines
+from tfm.stages import text_chunks
+
+
+@pytest.fixture
+def write(tmp_path):
+    def named(name: str, content: bytes) -> Path:
+        (tmp_path / name).write_bytes(content)
+        return tmp_path / name
+
+    return named
+
+
+def read(path, beside=None):
+    with TextChunks(path, beside) as text:
+        return list(text.read())
+
+
+def lines_of(path):
+    return [line for chunk in read(path) for line in chunk.lines]
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"a", ["a"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"a\rb\r\r\nc\r", ["a\rb", "c"]),
+        (b"a\0b\n\0\n", ["a\0b", "\0"]),
+        ("a\u2028b\x0cc\n".encode(), ["a\u2028b\x0cc"]),
+        ("\ufeffa\n\ufeffb\n".encode(), ["a", "\ufeffb"]),
+        (b"x" * 100_000 + b"\ny\n", ["x" * 100_000, "y"]),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_only_line_feeds_end_lines(write, content, lines):
+    path = write("in", content)
+    assert lines_of(path) == lines
+    assert count_lines(path) == len(lines)
+
+
+def test_lines_come_in_chunks_with_their_numbers_and_what_goes_along(write, monkeypatch):
+    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
+    chunks = read(write("in", b"a\nb\nc\n"), write("beside", b"A\n\nC"))
+    assert [(c.first_line, c.lines, c.beside) for c in chunks] == [
+        (1, ["a", "b"], ["A", ""]),
+        (3, ["c"], ["C"]),
+    ]
+    assert [chunk.beside for chunk in read(write("in", b"a\nb\nc\n"))] == [None, None]
+
+
+def test_long_lines_make_short_chunks(write, monkeypatch):
+    monkeypatch.setattr(text_chunks, "_CHUNK_CHARACTERS", 10)
+    chunks = read(write("in", b"12345\n12345\n12345\n1234567890\n1\n"))
+    assert [chunk.lines for chunk in chunks] == [["12345"] * 2, ["12345", "1234567890"], ["1"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "number", "byte"),
+    [
+        (b"a\n\xff\xfe\n", 2, 1),
+        # The third line ends in the bytes of the fifth, which alone are no text.
+        ("a\nb\nä\nc\n".encode() + b"\xa4\n", 5, 1),
+        (b"abc\xe4", 1, 4),
+    ],
+)
+def test_a_line_that_is_not_utf_8_is_named(write, content, number, byte):
+    message = rf"in, line {number} is not UTF-8 \(.* at its byte {byte}\): convert it to UTF-8"
+    with pytest.raises(DataError, match=message):
+        read(write("in", content))
+
+
+def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
+    path = tmp_path / "in"
+    with path.open("wb") as file:
+        file.write(b"a\n")
+        file.truncate(1 << 32)  # 4 GiB of nothing that take no room
+    with pytest.raises(DataError, match="in, line 2 has 16 MiB or more: this is no text of one"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "other", "message"),
+    [
+        (b"a\nb\nc\n", b"A\nB\n", "other ends after 2 lines, before .*in: line N of one"),
+        (b"a\nb\n", b"A\nB\n\n", "in ends after 2 lines, before .*other: line N of one"),
+        (b"", b"A\n", "in ends after 0 lines, before .*other"),
+    ],
+)
+@pytest.mark.parametrize("chunk_lines", [1, 2, 1000])
+def test_files_of_different_length_are_refused(
+    write, monkeypatch, content, other, message, chunk_lines
+):
+    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", chunk_lines)
+    with pytest.raises(DataError, match=message):
+        read(write("in", content), write("other", other))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(content=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_any_bytes_are_lines_or_one_clear_error(write, content):
+    path = write("in", content)
+    try:
+        text = content.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        with pytest.raises(DataError, match=r"^\S+in, line \d+ is not UTF-8 \([^\n]+$"):
+            lines_of(path)
+    else:
+        rows = text.removesuffix("\n").split("\n") if content else []
+        assert lines_of(path) == [row.rstrip("\r") for row in rows]
+        assert count_lines(path) == len(rows)
+
+
+# --- text that arrives little by little
+
+
+@contextmanager
+def pipe():
+    """A path to read from, and what to write to."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "wb", buffering=0) as file:
+        yield Path(f"/dev/fd/{reading}"), file
+
+
+def is_readable(descriptor):
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def without_waiting(descriptor, wait):
+    assert is_readable(descriptor) or not wait, "it waits"
+    return is_readable(descriptor)
+
+
+CONTENT = st.lists(st.sampled_from(["\n", "\r", "a", "long", "ä", "b\nc\n"])).map("".join)
+
+
+@settings(max_examples=200)
+@given(content=CONTENT, size=st.integers(1, 9), chunk_lines=st.integers(1, 4))
+def test_what_has_arrived_is_handed_on_before_anything_is_waited_for(content, size, chunk_lines):
+    parts = [content.encode()[i:][:size] for i in range(0, len(content.encode()), size)]
+    written = b""
+    lines = []
+
+    def is_ready(descriptor, wait):
+        nonlocal written
+        if wait and not is_readable(descriptor):
+            assert len(lines) == written.count(b"\n")
+            if parts:
+                written += parts[0]
+                file.write(parts.pop(0))
+            else:
+                file.close()
+        return is_readable(descriptor)
+
+    with pipe() as (path, file), TextChunks(path, None) as text:
+        text._chunk_lines = chunk_lines
+        for chunk in text.read(is_ready):
+            assert (chunk.first_line, len(chunk.lines) <= chunk_lines) == (len(lines) + 1, True)
+            lines += chunk.lines
+    rows = content.removesuffix("\n").split("\n") if content else []
+    assert lines == [row.rstrip("\r") for row in rows]
+
+
+def test_a_line_comes_with_what_goes_along_as_soon_as_both_are_there():
+    with (
+        pipe() as (path, file),
+        pipe() as (other_path, other),
+        TextChunks(path, other_path) as text,
+    ):
+        chunks = text.read(without_waiting)
+        file.write(b"a\nb\nc\n")
+        assert not text.has_lines()
+        other.write(b"A\nB")
+        assert text.has_lines()
+        assert next(chunks).beside == ["A"]
+        assert not text.has_lines()
+        other.write(b"\nC\n")
+        assert next(chunks).beside == ["B", "C"]
+        file.close()
+        assert not text.has_lines()
+        other.close()
+        assert text.has_lines()
+        assert list(chunks) == []
+
+
+def test_a_chunk_is_there_when_it_is_whole_or_the_text_has_ended(monkeypatch):
+    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
+    with pipe() as (path, file), TextChunks(path, None) as text:
+        seen = []
+        for part in (b"", b"a", b"\nb", b"\n"):
+            file.write(part)
+            seen.append((text.has_lines(), text.has_chunk()))
+        assert seen == [(False, False), (False, False), (True, False), (True, True)]
+        chunks = text.read(without_waiting)
+        assert next(chunks).lines == ["a", "b"]
+        file.write(b"c")
+        assert not text.has_chunk()
+        file.close()
+        assert text.has_chunk()
+        assert [chunk.lines for chunk in chunks] == [["c"]]
+
+
+def test_no_more_is_kept_than_a_chunk_may_have(monkeypatch):
+    monkeypatch.setattr(text_chunks, "_CHUNK_CHARACTERS", 10)
+    with pipe() as (path, file), TextChunks(path, None) as text:
+        for part in (b"12345", b"67890", b"1234"):
+            file.write(part)
+            assert not text.has_chunk()
+        file.write(b"\n1\n")
+        file.close()
+        assert [chunk.lines for chunk in text.read(without_waiting)] == [["12345678901234"], ["1"]]
+
+
+def test_what_another_program_was_faster_to_read_is_waited_for_again():
+    with pipe() as (path, file), TextChunks(path, None) as text:
+
+        def is_ready(descriptor, wait):
+            os.set_blocking(descriptor, False)  # as one of the others may have done
+            if wait and parts:
+                file.write(parts.pop(0))
+            elif wait:
+                file.close()
+            return wait or is_readable(descriptor)
+
+        parts = [b"se", b"", b"ven\nei", b"", b"ght"]
+        assert [chunk.lines for chunk in text.read(is_ready)] == [["seven"], ["eight"]]
+
+
+def test_many_lines_are_sorted_together_where_that_is_wanted(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
+    monkeypatch.setattr(text_chunks, "_MANY_LINES", 5)
+    (tmp_path / "text").write_text("a\n" * 8)
+    for takes_many, sizes in [(False, [2, 2, 2, 2]), (True, [5, 3])]:
+        with TextChunks(tmp_path / "text", None) as text:
+            if takes_many:
+                text.take_many()
+            assert [len(chunk.lines) for chunk in text.read()] == sizes

@@ -1,0 +1,42 @@
+"""The operations of a model's layers on a GPU if nothing is learned.
+
+To be imported only where `tfm.backends.has_triton`.
+"""
+
+import torch
+from torch import Tensor
+
+from tfm.backends.gpu import FusedAttention, Seeds
+from tfm.backends.plain import PlainBackend
+from tfm.backends.triton.slot_attention import slot_attention
+from tfm.backends.triton.token_blocks import greatest_and_log_sums
+
+
+class GpuInferenceBackend(PlainBackend):
+    """See `Backend`: attention, and the search through logits, in kernels of their own.
+
+    All else is as torch has it, in the arithmetic that weights have been given.
+
+    Args:
+        dtype: Of weights and activations.
+    """
+
+    decodes_in_slots = True
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.weights_dtype = dtype
+        self.packed_attention = FusedAttention(Seeds())
+
+    def activations(self, x: Tensor) -> Tensor:
+        """See `Backend`."""
+        return x.to(self.weights_dtype)
+
+    def attend_slots(
+        self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None
+    ) -> Tensor:
+        """See `Backend`."""
+        return slot_attention(query, key, value, ends, ancestors)
+
+    def greatest_and_log_sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        return greatest_and_log_sums(logits)

@@ -1,0 +1,212 @@
+"""What a model is computed with: the operations of its layers, which are chosen from outside."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tfm.backends.packing import Packing
+from tfm.backends.slot_attention import slot_attention
+from tfm.backends.token_blocks import greatest_and_log_sums
+
+# X, and whether to cut off what is below zero → X Wᵀ + b, of a weight and a bias made ready.
+Product = Callable[[Tensor, bool], Tensor]
+
+
+class PackedAttention(Protocol):
+    """Scaled dot-product attention of packed sentences, each by itself (§3.2.1)."""
+
+    def within(
+        self, projected: Tensor, packing: Packing, *, num_heads: int, causal: bool, dropout: float
+    ) -> Tensor:
+        """Attend to the own sentence.
+
+        Args:
+            projected: [num_rows, 3 · h · d_k] queries, keys and values.
+            packing: Of the rows.
+            num_heads: h.
+            causal: Whether a token sees only those up to itself.
+            dropout: Probability of dropping an attention weight.
+
+        Returns:
+            [num_rows, h · d_k].
+        """
+
+    def across(
+        self,
+        query: Tensor,
+        key_value: Tensor,
+        queries: Packing,
+        keys: Packing,
+        *,
+        num_heads: int,
+        dropout: float,
+    ) -> Tensor:
+        """Attend to the sentence of the same number on another axis.
+
+        Args:
+            query: [num_rows, h · d_k].
+            key_value: [num_rows of the keys, 2 · h · d_k].
+            queries: Packing of the queries.
+            keys: Packing of keys and values.
+            num_heads: h.
+            dropout: Probability of dropping an attention weight.
+
+        Returns:
+            [num_rows, h · d_k].
+        """
+
+
+class Backend(Protocol):
+    """The operations of a model's layers that have faster ways than the plain one."""
+
+    @property
+    def packed_attention(self) -> PackedAttention | None:
+        """Attention of packed sentences; None leaves batches padded."""
+
+    def seed(self, seed: int) -> None:
+        """Seed the draws of dropout."""
+
+    def activations(self, x: Tensor) -> Tensor:
+        """Give embeddings the type that activations have."""
+
+    def dropout(self, x: Tensor, dropout: float) -> Tensor:
+        """Drop elements, and scale up the others."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """X Wᵀ + b."""
+
+    def linear_relu_dropout(
+        self, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        """dropout(max(0, x Wᵀ + b))."""
+
+    def add_linear_dropout(
+        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        """Residual + dropout(x Wᵀ + b)."""
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """X Wᵀ of the output embedding, whose rows are tokens."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> Tensor:
+        """softmax(Q Kᵀ / √d_k) V of few queries, as in decoding, heads joined.
+
+        Args:
+            query: [G, h, n, d_k], perhaps of another type than keys and values.
+            key: [G, h, d_k, C].
+            value: [G, h, C, d_v].
+            hidden: [G, 1, n or 1, C] what is added to scores.
+
+        Returns:
+            [G · n, h · d_v], of the type of the query.
+        """
+
+    def attend_slots(
+        self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None
+    ) -> Tensor:
+        """Attention of hypotheses in slots; see `slot_attention`."""
+
+    def greatest_and_log_sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Look through logits [R, blocks, block]; see `tfm.backends.token_blocks`."""
+
+    def ready_product(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """A product with a weight that is made ready for it, if there is such a thing."""
+
+    @property
+    def decodes_in_slots(self) -> bool:
+        """Whether sentences are best decoded in slots of fixed shape."""
+
+    @property
+    def weights_dtype(self) -> torch.dtype | None:
+        """The type that they need weights to have; None if they take any."""
+
+    @property
+    def few_at_a_time(self) -> bool:
+        """Whether a sentence that is decoded by itself is worth making ready for."""
+
+    def num_rows(self, needed: int) -> int:
+        """Rows to compute for so many: as many or a few more, so that sizes repeat."""
+
+    @property
+    def worth_computing(self) -> float:
+        """The share of rows from which on leaving out the others costs more than it saves."""
+
+
+class PlainBackend:
+    """torch's own operations, one by one, on padded batches: what all others are held against."""
+
+    packed_attention: PackedAttention | None = None
+    weights_dtype: torch.dtype | None = None
+    worth_computing = 1.0
+    few_at_a_time = False
+    decodes_in_slots = False
+
+    def seed(self, seed: int) -> None:
+        """See `Backend`."""
+        torch.manual_seed(seed)
+
+    def activations(self, x: Tensor) -> Tensor:
+        """See `Backend`."""
+        return x
+
+    def dropout(self, x: Tensor, dropout: float) -> Tensor:
+        """See `Backend`."""
+        return F.dropout(x, dropout)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """See `Backend`."""
+        return F.linear(x, weight, bias)
+
+    def linear_relu_dropout(
+        self, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        """See `Backend`."""
+        return F.dropout(torch.relu(self.linear(x, weight, bias)), dropout)
+
+    def add_linear_dropout(
+        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        """See `Backend`."""
+        return residual + F.dropout(self.linear(x, weight, bias), dropout)
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """See `Backend`."""
+        return F.linear(x, weight)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> Tensor:
+        """See `Backend`."""
+        if hidden is not None:
+            hidden = hidden.to(key.dtype)  # a CPU reads an fp32 mask of fp64 scores as fp64
+        attended = F.scaled_dot_product_attention(
+            query.to(key.dtype), key.mT, value, attn_mask=hidden
+        )
+        return attended.to(query.dtype).transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def attend_slots(
+        self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None
+    ) -> Tensor:
+        """See `Backend`."""
+        return slot_attention(query, key, value, ends, ancestors)
+
+    def greatest_and_log_sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        return greatest_and_log_sums(logits)
+
+    def ready_product(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """See `Backend`."""
+
+        def product(x: Tensor, relu: bool) -> Tensor:
+            out = F.linear(x, weight, bias)
+            return torch.relu(out) if relu else out
+
+        return product
+
+    def num_rows(self, needed: int) -> int:
+        """See `Backend`."""
+        return needed
+
+
+PLAIN = PlainBackend()

@@ -1,0 +1,181 @@
+# mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
+"""`tfm.backends.slot_attention` in a fused kernel, which reads only those columns that are in use.
+
+It learns on the device how many these are: nothing waits for it, and a CUDA graph may hold it.
+"""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Below every score, yet finite: differences to it are numbers.
+_LOWEST = tl.constexpr(-1.0e30)
+_LOG2_E = tl.constexpr(math.log2(math.e))
+# Products of fp32 are sums of three that tensor cores can make; others are as they are.
+_PRECISION = tl.constexpr("tf32x3")
+# The widest row of a head that fits, and the widest of which tiles are read ahead.
+_MOST_BYTES, _MOST_BYTES_AHEAD = 2048, 1024
+_LAUNCH = {"num_warps": 4, "enable_fp_fusion": True}
+
+
+def slot_attention(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None = None
+) -> Tensor:
+    """softmax(QKᵀ / √d_k) V of the hypotheses of each slot, heads joined, in one kernel.
+
+    Sums are fp32, whatever the one type of queries, keys and values.
+
+    Args:
+        query: [N, K, h, d_k] of K hypotheses in each of N slots; like keys and values best a view
+            with the elements of a head side by side.
+        key: [N, C, h, d_k]; columns behind the ends are never read.
+        value: [N, C, h, d_v].
+        ends: [N] int64 how many columns a slot's hypotheses see: the first ones; or with ancestors,
+            so many positions.
+        ancestors: [N, K, T] int16 for C = T · K: at each position a hypothesis sees the column of
+            this one alone. If not given, all see all columns.
+
+    Returns:
+        [N, K, h · d_v], of the type of the query; zeros in slots that have no columns.
+
+    Raises:
+        ValueError: Ancestors of other hypotheses or positions, or heads too wide.
+    """
+    num_slots, num_hypotheses, num_heads = query.shape[:3]
+    num_columns, value_width = key.size(1), value.size(3)
+    if ancestors is not None:
+        num_positions, rest = divmod(num_columns, num_hypotheses)
+        if rest or ancestors.shape != (num_slots, num_hypotheses, num_positions):
+            raise ValueError(
+                f"ancestors {list(ancestors.shape)} for queries {list(query.shape)} and "
+                f"{num_columns} columns"
+            )
+    query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
+    attended = query.new_empty(num_slots, num_hypotheses, num_heads * value_width)
+    constants = _constants(query, key, value, ends)
+    _attend_slots[num_heads, num_slots, triton.cdiv(num_hypotheses, constants["tile"])](
+        query, key, value, attended, ends, ancestors, num_columns,
+        query.stride(0), key.stride(0), value.stride(0),
+        *((0, 0, 0) if ancestors is None else ancestors.stride()),
+        **constants,
+    )  # fmt: skip
+    return attended
+
+
+def _tiles(query: Tensor, value: Tensor) -> dict[str, int]:
+    """Hypotheses and columns of a tile, and how far ahead columns are read: as much as fits.
+
+    Raises:
+        ValueError: Heads too wide for any.
+    """
+    num_bytes = max(query.size(3), value.size(3)) * query.element_size()
+    if num_bytes > _MOST_BYTES:
+        raise ValueError(f"a row of a head takes {num_bytes} bytes, but {_MOST_BYTES} at most fit")
+    # With few slots no program hides another's waiting: two tiles of columns are on their way.
+    num_stages = 3 if num_bytes <= _MOST_BYTES_AHEAD else 1
+    if query.dtype == torch.float32:
+        num_bytes *= 2  # its products are made in pieces
+    column_tile = 64 if num_bytes <= 256 else 32 if num_bytes <= 512 else 16
+    tile = min(column_tile, max(16, triton.next_power_of_2(query.size(1))))
+    return {"tile": tile, "column_tile": column_tile, "num_stages": num_stages}
+
+
+def _constants(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> dict[str, Any]:
+    """What the kernel is compiled for: a model and a beam, but neither batch nor room in slots."""
+    num_hypotheses, num_heads, key_width = query.shape[1:]
+    value_width = value.size(3)
+    return {
+        "ends_stride": ends.stride(0),
+        "query_row": query.stride(1),
+        "query_head": query.stride(2),
+        "key_row": key.stride(1),
+        "key_head": key.stride(2),
+        "value_row": value.stride(1),
+        "value_head": value.stride(2),
+        "num_hypotheses": num_hypotheses,
+        "num_heads": num_heads,
+        "key_width": key_width,
+        "value_width": value_width,
+        "key_block": max(16, triton.next_power_of_2(key_width)),
+        "value_block": max(16, triton.next_power_of_2(value_width)),
+        "scale": 1.0 / math.sqrt(key_width),
+        **_tiles(query, value),
+        **_LAUNCH,
+    }
+
+
+# Compiled once, however much room there is: compiling would not do while a CUDA graph is captured.
+@triton.jit(
+    do_not_specialize=[
+        "num_columns", "ancestors_slot", "ancestors_hypothesis", "ancestors_position"
+    ]
+)  # fmt: skip
+def _attend_slots(
+    query: tl.tensor, key: tl.tensor, value: tl.tensor, attended: tl.tensor, ends: tl.tensor,
+    ancestors: tl.tensor, num_columns: tl.tensor, query_slot: tl.tensor, key_slot: tl.tensor,
+    value_slot: tl.tensor, ancestors_slot: tl.tensor, ancestors_hypothesis: tl.tensor,
+    ancestors_position: tl.tensor, ends_stride: tl.constexpr,
+    query_row: tl.constexpr, query_head: tl.constexpr, key_row: tl.constexpr,
+    key_head: tl.constexpr, value_row: tl.constexpr, value_head: tl.constexpr,
+    num_hypotheses: tl.constexpr, num_heads: tl.constexpr, key_width: tl.constexpr,
+    value_width: tl.constexpr, key_block: tl.constexpr, value_block: tl.constexpr,
+    tile: tl.constexpr, column_tile: tl.constexpr, scale: tl.constexpr,
+) -> None:  # fmt: skip
+    """One head of a tile of a slot's hypotheses: softmax over a tile of columns at a time."""
+    head = tl.program_id(0)
+    slot = tl.program_id(1).to(tl.int64)
+    hypotheses = tl.program_id(2) * tile + tl.arange(0, tile)
+    end = tl.load(ends + slot * ends_stride)
+    if ancestors is not None:
+        end *= num_hypotheses
+        ancestors += slot * ancestors_slot
+    end = tl.minimum(end, num_columns).to(tl.int32)
+    query += slot * query_slot + head * query_head
+    key += slot * key_slot + head * key_head
+    value += slot * value_slot + head * value_head
+    q = _rows(query, hypotheses, num_hypotheses, query_row, key_width, key_block)
+    highest = tl.full((tile,), _LOWEST, tl.float32)
+    total = tl.zeros((tile,), tl.float32)
+    sums = tl.zeros((tile, value_block), tl.float32)
+    for start in range(0, end, column_tile):
+        columns = start + tl.arange(0, column_tile)
+        k = _rows(key, columns, end, key_row, key_width, key_block)
+        v = _rows(value, columns, end, value_row, value_width, value_block)
+        visible = (columns < end)[None, :]
+        if ancestors is not None:
+            positions = columns // num_hypotheses * ancestors_position
+            places = hypotheses[:, None] * ancestors_hypothesis + positions[None, :]
+            exists = visible & (hypotheses < num_hypotheses)[:, None]
+            owners = tl.load(ancestors + places, mask=exists, other=-1)
+            visible = owners == (columns % num_hypotheses)[None, :]
+        # To the base 2, in which a GPU has its exponential.
+        scores = tl.dot(q, tl.trans(k), input_precision=_PRECISION) * (scale * _LOG2_E)
+        scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(highest - higher)
+        total = total * shrink + tl.sum(weights, axis=1)
+        sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None], input_precision=_PRECISION)
+        highest = higher
+    result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+    elements = tl.arange(0, value_block)
+    attended += (slot * num_hypotheses * num_heads + head) * value_width
+    pointers = attended + hypotheses[:, None] * (num_heads * value_width) + elements[None, :]
+    inside = (hypotheses < num_hypotheses)[:, None] & (elements < value_width)[None, :]
+    tl.store(pointers, result.to(attended.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rows(
+    pointer: tl.tensor, rows: tl.tensor, end: tl.tensor, row_stride: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """[rows, block] rows before an end; zeros behind it and beyond their width."""
+    elements = tl.arange(0, block)
+    pointers = pointer + rows.to(tl.int64)[:, None] * row_stride + elements[None, :]
+    inside = (rows < end)[:, None] & (elements < width)[None, :]
+    return tl.load(pointers, mask=inside, other=0.0)

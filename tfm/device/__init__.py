@@ -1,0 +1,1 @@
+"""What this machine can compute with: CPU, GPU, memory and threads."""

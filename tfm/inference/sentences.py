@@ -1,0 +1,181 @@
+"""Lines of text as batches of token ids, for search and for forced decoding."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tfm.config import SearchConfig
+from tfm.data.subword import Vocabulary
+from tfm.errors import DataError
+from tfm.reporting import say
+
+# Attention to a target takes memory by the square of its length: this much, some gigabytes.
+_MAX_TARGET_TOKENS = 4_096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Lines that are sorted by length together.
+
+    Attributes:
+        first_line: Number of the first, for messages and for what is drawn at random.
+        lines: Plain text, a sentence each.
+        beside: A text for each line that goes along with it: what its translation must start
+            with, or a translation whose probability is wanted; None if there is none.
+    """
+
+    first_line: int
+    lines: Sequence[str]
+    beside: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceBatch:
+    """Sentences that are translated together.
+
+    Attributes:
+        line_numbers: Where each is in the text.
+        sources: Token ids of each, without EOS.
+        targets: Token ids that its translation starts with, or is, without EOS.
+    """
+
+    line_numbers: Sequence[int]
+    sources: Sequence[list[int]]
+    targets: Sequence[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.line_numbers)
+
+    def part(self, rows: slice) -> "SentenceBatch":
+        """Some of the sentences."""
+        return SentenceBatch(
+            line_numbers=self.line_numbers[rows],
+            sources=self.sources[rows],
+            targets=self.targets[rows],
+        )
+
+
+class SentenceEncoder:
+    """Cuts text into batches of token ids.
+
+    Args:
+        vocabulary: Of the model.
+        max_positions: The most tokens that the model takes in on a side; None if there is no limit.
+        config: Longest source and size of batches.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, max_positions: int | None, config: SearchConfig
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._max_positions = max_positions
+        self._config = config
+
+    def to_search(self, chunk: Chunk) -> list[SentenceBatch]:
+        """Batches of the lines that are not empty or that have a prefix.
+
+        Raises:
+            DataError: A line or prefix has more tokens than the model can take, or there are more
+                prefixes than lines, or fewer.
+        """
+        sources = self._sources(chunk)
+        prefixes: list[list[int]] = [[] for _ in sources]
+        if chunk.beside is not None:
+            texts = [text if text.strip() else "" for text in chunk.beside]
+            prefixes = self._targets(texts, "prefix", chunk.first_line)
+            _check_same_number(len(sources), len(prefixes), "prefixes")
+        wanted = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
+        batches = _batches(wanted, map(len, sources), max_tokens=self._config.max_tokens)
+        return _sentence_batches(batches, chunk.first_line, sources, prefixes)
+
+    def to_score(self, chunk: Chunk) -> list[SentenceBatch]:
+        """Batches of all lines and their targets.
+
+        Raises:
+            DataError: A line or target has more tokens than the model can take, or there are more
+                targets than lines, or fewer.
+        """
+        sources = self._sources(chunk)
+        targets = self._targets(chunk.beside or [], "target", chunk.first_line)
+        _check_same_number(len(sources), len(targets), "targets")
+        sizes = [max(len(ids), len(target)) for ids, target in zip(sources, targets, strict=True)]
+        batches = _batches(range(len(sizes)), sizes, max_tokens=self._config.max_tokens)
+        return _sentence_batches(batches, chunk.first_line, sources, targets)
+
+    def _sources(self, chunk: Chunk) -> list[list[int]]:
+        sources = self._vocabulary.source.encode(chunk.lines)
+        limit = self._config.max_source_length
+        numbered = enumerate(zip(chunk.lines, sources, strict=True), chunk.first_line)
+        for number, (line, ids) in numbered:
+            if not line.strip():
+                ids.clear()
+            if len(ids) > limit:
+                say(
+                    f'warning: line {number:,} ("{line[:40]}…") has {len(ids):,} tokens: '
+                    f"cut after {limit:,}"
+                )
+                del ids[limit:]
+            self._check_positions(
+                ids, f"line {number:,}", "shorten it, or let max_source_length cut it"
+            )
+        return sources
+
+    def _targets(self, texts: Sequence[str], name: str, first_line: int) -> list[list[int]]:
+        targets = self._vocabulary.target.encode(texts)
+        for number, ids in enumerate(targets, first_line):
+            if len(ids) > _MAX_TARGET_TOKENS:
+                raise DataError(
+                    f"{name} {number:,} has {len(ids):,} tokens, more than {_MAX_TARGET_TOKENS:,}: "
+                    "shorten it"
+                )
+            self._check_positions(ids, f"{name} {number:,}", "shorten it")
+        return targets
+
+    def _check_positions(self, ids: list[int], name: str, remedy: str) -> None:
+        limit = self._max_positions
+        if limit is not None and len(ids) + 1 > limit:
+            raise DataError(
+                f"{name} has {len(ids):,} tokens, but the model learned positions for at most "
+                f"{limit - 1:,} and the end: {remedy}"
+            )
+
+
+def _sentence_batches(
+    batches: Iterable[list[int]],
+    first_line: int,
+    sources: list[list[int]],
+    targets: list[list[int]],
+) -> list[SentenceBatch]:
+    return [
+        SentenceBatch(
+            line_numbers=[first_line + i for i in batch],
+            sources=[sources[i] for i in batch],
+            targets=[targets[i] for i in batch],
+        )
+        for batch in batches
+    ]
+
+
+def _batches(
+    indices: Sequence[int], sizes: Iterable[int], *, max_tokens: int
+) -> Iterator[list[int]]:
+    """Put indices into batches of at most so many tokens, padding and ends included.
+
+    The longest come first: what memory is needed is known from the start.
+
+    Args:
+        indices: What to put into batches.
+        sizes: The tokens of every index there is.
+        max_tokens: Size of a batch, if it has more than one index.
+    """
+    tokens = [size + 1 for size in sizes]
+    order = sorted(indices, key=lambda index: -tokens[index])
+    start = 0
+    while start < len(order):
+        end = start + max(1, max_tokens // tokens[order[start]])
+        yield order[start:end]
+        start = end
+
+
+def _check_same_number(num_lines: int, num_others: int, name: str) -> None:
+    if num_lines != num_others:
+        raise DataError(f"there are {num_lines:,} lines, but {num_others:,} {name}: give as many")

@@ -1,0 +1,106 @@
+"""Translations and references to scores: one function for training and for `tfm score`."""
+
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+from tfm.config import ScoreConfig
+from tfm.errors import DataError, UsageError
+from tfm.metrics.exact import exact_score
+from tfm.metrics.metric import MetricName, MetricScore
+from tfm.metrics.sacre import sacrebleu_score
+
+
+def corpus_scores(
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    metrics: Sequence[MetricName],
+    config: ScoreConfig,
+    *,
+    baseline: Sequence[str] | None = None,
+    language: str | None = None,
+) -> list[MetricScore]:
+    """Score translations.
+
+    Args:
+        hypotheses: Detokenised text, one for each segment; trees for "bracket-f1".
+        references: One or more lists of the same, each as long as the hypotheses.
+        metrics: What to compute; a metric named twice is computed once.
+        config: How to compute it.
+        baseline: Other translations of the same segments, to test the difference.
+        language: Language of the text as a two-letter code; only "paper-bleu" needs it.
+
+    Raises:
+        DataError: The lists are empty or not of one length.
+        UsageError: There is no such metric, or it needs a language that it knows.
+    """
+    texts = {"hypotheses": hypotheses}
+    texts |= {f"reference {number}": lines for number, lines in enumerate(references, start=1)}
+    if baseline is not None:
+        texts["baseline"] = baseline
+    check_metrics(metrics)
+    check_lengths(texts)
+    return [
+        _score(name, hypotheses, references, config, baseline=baseline, language=language)
+        for name in dict.fromkeys(metrics)
+    ]
+
+
+def check_metrics(names: Sequence[str]) -> None:
+    """See that all metrics exist and can be computed of the same text.
+
+    Raises:
+        UsageError: One does not, or cannot.
+    """
+    for name in names:
+        if name not in get_args(MetricName):
+            known = ", ".join(get_args(MetricName))
+            raise UsageError(f'there is no metric "{name}": choose among {known}')
+    if "bracket-f1" in names and set(names) != {"bracket-f1"}:
+        raise UsageError("bracket-f1 is about trees, other metrics about text: ask for it alone")
+
+
+def check_lengths(texts: Mapping[str, Sequence[str]]) -> None:
+    """See that all texts have as many lines as the first, and any at all.
+
+    Args:
+        texts: Lines by the name of their text.
+
+    Raises:
+        DataError: They have not.
+    """
+    (first, lines), *others = texts.items()
+    if not lines:
+        raise DataError(f"{first} has no lines: there is nothing to score")
+    for name, other in others:
+        if len(other) != len(lines):
+            raise DataError(
+                f"{first} and {name} have {len(lines):,} and {len(other):,} lines: "
+                "both need one for each segment"
+            )
+
+
+def _score(
+    name: MetricName,
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    config: ScoreConfig,
+    *,
+    baseline: Sequence[str] | None,
+    language: str | None,
+) -> MetricScore:
+    match name:
+        case "bleu" | "chrf" | "ter":
+            return sacrebleu_score(name, hypotheses, references, config, baseline=baseline)
+        case "exact":
+            return exact_score(hypotheses, references, config, baseline=baseline)
+        case "bracket-f1":
+            from tfm.metrics.parsing import bracket_f1
+
+            return bracket_f1(hypotheses, references, baseline=baseline)
+        case "paper-bleu":
+            # Only here: what this imports takes longer than most scores.
+            from tfm.metrics.paper import paper_bleu
+
+            return paper_bleu(
+                hypotheses, references, config, language=language or "", baseline=baseline
+            )

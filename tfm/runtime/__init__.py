@@ -1,1 +1,0 @@
-"""Files, devices and what a person sees."""

@@ -1,0 +1,1 @@
+"""Checkpoints, and everything else that is written to disk."""

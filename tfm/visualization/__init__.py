@@ -1,0 +1,1 @@
+"""Training reports and pictures of attention, as self-contained HTML pages."""

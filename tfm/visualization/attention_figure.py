@@ -1,0 +1,216 @@
+"""Attention as heat maps in a PNG or SVG file: one head, or several in a grid."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, fontManager, get_font
+
+from tfm.reporting import say
+from tfm.storage.files import atomic_write
+from tfm.visualization.attention_maps import GENERATOR, AttentionMaps
+
+_CELL_INCHES = 0.2  # the side of a weight; less where the figure would become larger than this:
+_LARGEST_INCHES = 24.0
+_GAP_INCHES = 0.16
+_BAR_INCHES = (0.1, 1.0)
+_FONT_POINTS = 9.0
+_FONT_OF_CELL = 0.72
+_SMALL_PRINT_POINTS = 4.0
+_DPI = 200
+# A weight is a square, sharp at any size; so many squares are too many, and become an image.
+_MOST_SQUARES = 1_600
+_INK, _MUTED = "#1b1f27", "#5d6673"
+# One hue, light to dark, is read alike in any kind of colour vision, and in print.
+_COLOUR_SCALE = "Blues"
+# Families that have what Matplotlib's own font has not, where they are installed.
+_OWN_FAMILY = "DejaVu Sans"
+_OTHER_FAMILIES = (
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "WenQuanYi Zen Hei",
+    "Noto Sans Devanagari",
+    "Noto Sans Thai",
+    "Noto Sans",
+    "Hiragino Sans",
+    "PingFang SC",
+    "Apple SD Gothic Neo",
+    "Arial Unicode MS",
+)
+
+
+def write_figure(
+    path: Path, maps: AttentionMaps, *, layers: Sequence[int], heads: Sequence[int]
+) -> None:
+    """Draw heat maps of some heads: a row for each layer, a column for each head.
+
+    The same weights always give the same file.
+
+    Args:
+        path: The file; ".png" or ".svg" decides what it is.
+        maps: What to draw.
+        layers: Which layers, counted from 1.
+        heads: Which heads of them, counted from 1.
+    """
+    cell = _cell_inches(maps, num_rows=len(layers), num_columns=len(heads))
+    if _label_points(cell) < _SMALL_PRINT_POINTS:
+        say(f"warning: {path} is in small print: choose less of it with --layer and --head")
+    families = _families()
+    is_svg = path.suffix.lower() == ".svg"
+    if not is_svg:  # in an SVG text stays text, which each viewer draws with its own fonts
+        _warn_of_missing_characters({*"".join([*maps.queries, *maps.keys])}, families, path)
+    with (
+        mpl.rc_context(
+            {"font.family": families, "svg.fonttype": "none", "svg.hashsalt": GENERATOR}
+        ),
+        warnings.catch_warnings(),
+        atomic_write(path) as file,
+    ):
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        _drawn(maps, layers, heads, cell).savefig(
+            file,
+            format="svg" if is_svg else "png",
+            dpi=_DPI,
+            bbox_inches="tight",
+            pad_inches=0.1,
+            metadata={"Creator": GENERATOR, "Date": None} if is_svg else {"Software": GENERATOR},
+        )
+
+
+def _cell_inches(maps: AttentionMaps, *, num_rows: int, num_columns: int) -> float:
+    """The side of a cell, so that the figure has a bearable size."""
+    longest = max(num_rows * len(maps.queries), num_columns * len(maps.keys))
+    return min(_CELL_INCHES, _LARGEST_INCHES / longest)
+
+
+def _label_points(cell: float) -> float:
+    """Font size of the pieces beside cells of so many inches."""
+    return min(_FONT_POINTS, 72 * cell * _FONT_OF_CELL)
+
+
+def _families() -> list[str]:
+    """Font families to look for characters in, in this order."""
+    installed = set(fontManager.get_font_names())
+    return [_OWN_FAMILY, *(family for family in _OTHER_FAMILIES if family in installed)]
+
+
+def _warn_of_missing_characters(characters: set[str], families: list[str], path: Path) -> None:
+    fonts = [get_font(findfont(family)) for family in families]
+    missing = sorted(
+        character
+        for character in characters
+        if not any(font.get_char_index(ord(character)) for font in fonts)
+    )
+    if missing:
+        say(
+            f"warning: {path} shows boxes for {''.join(missing[:10])}, which no font here has: "
+            "install one, or look at the page (--out attention.html)"
+        )
+
+
+def _drawn(maps: AttentionMaps, layers: Sequence[int], heads: Sequence[int], cell: float) -> Figure:
+    """The figure, as large as its maps; what stands around them widens it when it is saved."""
+    height, width = cell * len(maps.queries), cell * len(maps.keys)
+    total_height = len(layers) * (height + _GAP_INCHES) - _GAP_INCHES
+    total_width = len(heads) * (width + _GAP_INCHES) - _GAP_INCHES
+    figure = Figure(figsize=(total_width, total_height), facecolor="white")
+
+    def add_axes(left: float, top: float, width: float, height: float) -> Axes:
+        bottom = total_height - top - height
+        return figure.add_axes(
+            (
+                left / total_width,
+                bottom / total_height,
+                width / total_width,
+                height / total_height,
+            )
+        )
+
+    is_image = len(layers) * len(heads) * len(maps.queries) * len(maps.keys) > _MOST_SQUARES
+    for row, layer in enumerate(layers):
+        for column, head in enumerate(heads):
+            left, top = column * (width + _GAP_INCHES), row * (height + _GAP_INCHES)
+            axes = add_axes(left, top, width, height)
+            _draw_map(axes, maps.weights[layer - 1, head - 1], is_image=is_image)
+            _label_pieces(
+                axes,
+                queries=maps.queries if column == 0 else None,
+                keys=maps.keys if row == len(layers) - 1 else None,
+                points=_label_points(cell),
+            )
+            if row == 0:
+                axes.set_title(f"head {head}", fontsize=_FONT_POINTS, color=_MUTED, pad=4)
+            if column == 0:
+                axes.set_ylabel(f"layer {layer}", fontsize=_FONT_POINTS, color=_MUTED, labelpad=8)
+    bar_width, bar_height = _BAR_INCHES
+    _draw_scale(add_axes(total_width + _GAP_INCHES, 0, bar_width, min(bar_height, total_height)))
+    _draw_heading(figure, maps)
+    return figure
+
+
+def _draw_map(axes: Axes, weights: np.ndarray, *, is_image: bool) -> None:
+    if is_image:
+        num_queries, num_keys = weights.shape
+        axes.imshow(
+            weights,
+            cmap=_COLOUR_SCALE,
+            vmin=0,
+            vmax=1,
+            interpolation="none",
+            aspect="auto",
+            extent=(0, num_keys, num_queries, 0),
+        )
+    else:
+        # Without lines of the same colour, viewers show seams between the squares.
+        axes.pcolormesh(
+            weights, cmap=_COLOUR_SCALE, vmin=0, vmax=1, edgecolors="face", linewidth=0.1
+        )
+        axes.invert_yaxis()
+    axes.spines[:].set(linewidth=0.5, color=_MUTED)
+
+
+def _label_pieces(
+    axes: Axes, *, queries: Sequence[str] | None, keys: Sequence[str] | None, points: float
+) -> None:
+    """Write the pieces beside a map; None leaves a side without."""
+    axes.tick_params(length=0, pad=2.5, labelsize=points, labelcolor=_INK)
+    axes.set_xticks(np.arange(len(keys or [])) + 0.5)
+    axes.set_yticks(np.arange(len(queries or [])) + 0.5)
+    # A piece may hold two dollar signs: it is no formula.
+    axes.set_xticklabels(
+        keys or [],
+        parse_math=False,
+        rotation=90,
+        rotation_mode="anchor",
+        horizontalalignment="right",
+        verticalalignment="center_baseline",
+    )
+    axes.set_yticklabels(queries or [], parse_math=False)
+
+
+def _draw_scale(axes: Axes) -> None:
+    """What the colours mean."""
+    colours = ScalarMappable(Normalize(0, 1), cmap=_COLOUR_SCALE)
+    bar = axes.figure.colorbar(colours, cax=axes, ticks=[0, 0.5, 1])
+    bar.outline.set(linewidth=0.5, color=_MUTED)
+    axes.tick_params(length=2, width=0.5, labelsize=7.5, colors=_MUTED)
+    axes.set_title("weight", fontsize=7.5, color=_MUTED, pad=8, loc="left")
+
+
+def _draw_heading(figure: Figure, maps: AttentionMaps) -> None:
+    """What is shown, above the maps."""
+    height = figure.get_figheight()
+    figure.text(0, 1 + 0.46 / height, maps.title, fontsize=10.5, fontweight="bold", color=_INK)
+    figure.text(
+        0,
+        1 + 0.29 / height,
+        f"rows: {maps.query_name}; columns: {maps.key_name} that they attend to",
+        fontsize=8,
+        color=_MUTED,
+    )
