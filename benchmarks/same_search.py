@@ -25,10 +25,12 @@ from tfm.config import DeviceName, SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
 from tfm.data.text import read_lines
 from tfm.device.compute import choose_compute
-from tfm.inference.models import Models, load_model, load_models
-from tfm.inference.sentences import Chunk, SentenceEncoder
+from tfm.inference import engine as inference
+from tfm.inference.batches import Chunk, SentenceEncoder
+from tfm.inference.engine import load_models
+from tfm.model.build import load_model
 from tfm.model.transformer import Transformer
-from tfm.search.hypothesis import Hypothesis, length_penalty
+from tfm.search.scoring import Hypothesis, length_penalty
 from tfm.storage.checkpoint import find_model, load_info
 
 _TIE = 1e-4  # scores that differ by less than this share are equal but for rounding
@@ -89,20 +91,17 @@ class Engine:
     def __init__(self, folder: Path, *, device: DeviceName, in_slots: bool) -> None:
         compute = choose_compute(device, "fp32")
         backend = InSlots() if in_slots else inference_backend(compute, "fast")
-        self._models = Models(load_models([folder], compute), compute, backend=backend)
+        self._engine = inference.Engine(load_models([folder], compute), compute, backend=backend)
         self._vocabulary = Vocabulary.load(folder)
 
     def best(self, text: list[str], config: SearchConfig) -> list[Hypothesis]:
         """The best translation of each line."""
-        encoder = SentenceEncoder(self._vocabulary, self._models.max_positions, config)
-        batches = iter(encoder.to_search(Chunk(first_line=0, lines=text)))
-        searched = self._models.map(Models.search, lambda wait: next(batches, None), config)
-        found = {
-            number: hypotheses[0]
-            for batch, results in searched
-            for number, hypotheses in zip(batch.line_numbers, results, strict=True)
-        }
-        return [found[number] for number in range(len(text))]
+        encoder = SentenceEncoder(self._vocabulary, self._engine.limits, config)
+        chunk = Chunk(first_line=0, lines=text)
+        [(_, found)] = self._engine.map(
+            inference.Engine.search, [(chunk, encoder.to_search(chunk))], config
+        )
+        return [found[number][0] for number in range(len(text))]
 
 
 class PlainSearch:

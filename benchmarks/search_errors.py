@@ -25,7 +25,7 @@ from tfm.data.text import read_lines
 from tfm.model.build import load_model
 from tfm.search.beam import beam_search
 from tfm.search.exact import ExactResult, exact_search
-from tfm.search.hypothesis import Hypothesis
+from tfm.search.scoring import Hypothesis
 from tfm.storage.checkpoint import find_model, load_info
 
 _ROUNDING = 1e-4  # scores closer than this are equal

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.model.transformer import Transformer
-from tfm.search import beam as beam_module
-from tfm.search.beam import Beams, beam_search, finished_beams
-from tfm.search.hypothesis import length_penalty
-from tfm.search.unfinished import Unfinished
+from tfm.search.active import ActiveHypotheses
+from tfm.search.beam import BeamSearchState, beam_search
+from tfm.search.scoring import length_penalty
 
 V = 7  # 4, 5 and 6 are words
 
@@ -47,9 +46,6 @@ class Table:
         if rows is not None:
             return torch.stack([self.log_probs(*flat[row]) for row in rows.tolist()])
         return torch.stack([self.log_probs(*row) for row in flat]).view(*tokens.shape, V)
-
-    def step_together(self, each_step):
-        return torch.cat([self.step(*each) for each in each_step])
 
 
 class TableState:
@@ -191,9 +187,10 @@ class Counted(Table):
 
 
 def find_with(model, config, *, prune):
-    hypotheses = Unfinished(model, *batch_of(SOURCES), config, None)
-    only = [Beams(hypotheses, config, prune=prune)]
-    [beams] = finished_beams(model, lambda wait: only.pop() if only else None)
+    hypotheses = ActiveHypotheses(model, *batch_of(SOURCES), config, None)
+    beams = BeamSearchState(hypotheses, config, prune=prune)
+    while hypotheses.num_open:
+        beams.extend(hypotheses.best_continuations(config.beam_size))
     return beams.finished
 
 
@@ -265,36 +262,6 @@ def test_n_best_are_sorted_distinct_and_as_many_as_asked_for(seed, alpha):
         assert len({hypothesis.tokens for hypothesis in best}) == len(best) == 4
         scores = [hypothesis.score for hypothesis in best]
         assert scores == sorted(scores, reverse=True)
-
-
-@pytest.mark.parametrize("rows_at_once", [1, 12, 512])
-@pytest.mark.parametrize("patient", [True, False])
-@pytest.mark.parametrize("model", [Table(), new_transformer()], ids=["table", "transformer"])
-def test_batches_that_are_searched_side_by_side_are_those_searched_alone(
-    model, patient, rows_at_once, monkeypatch
-):
-    monkeypatch.setattr(beam_module, "_ROWS_AT_ONCE", rows_at_once)
-    config = SearchConfig(beam_size=3, n_best=3, max_extra_length=5)
-    batches = [SOURCES[:1], SOURCES, SOURCES[2:3], SOURCES[1:], SOURCES[::-1]]
-    remaining = iter(batches)
-    asked = 0
-
-    def take(wait):
-        nonlocal asked
-        asked += 1
-        if not wait and not patient and asked % 3:
-            return None
-        batch = next(remaining, None)
-        return batch and Beams(Unfinished(model, *batch_of(batch), config, None), config)
-
-    with torch.inference_mode():
-        together = [beams.finished for beams in finished_beams(model, take)]
-    assert len(together) == len(batches)
-    for found, batch in zip(together, batches, strict=True):
-        for best, expected in zip(found, find(model, batch, beam_size=3, n_best=3,
-                                              max_extra_length=5), strict=True):  # fmt: skip
-            assert [h.tokens for h in best] == [h.tokens for h in expected]
-            assert [h.score for h in best] == pytest.approx([h.score for h in expected])
 
 
 class Endless(Table):

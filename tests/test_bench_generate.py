@@ -14,9 +14,9 @@ import typer
 from tfm.cli import main as cli
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import DataError, UsageError
-from tfm.inference.models import Models
-from tfm.inference.sentences import SentenceBatch
-from tfm.search.hypothesis import Hypothesis
+from tfm.inference import engine as inference
+from tfm.inference.batches import Chunk, SentenceBatch
+from tfm.search.scoring import Hypothesis
 from tfm.stages.bench import generate as stage
 from tfm.stages.bench.generate import Milliseconds, Plan, bench_generate
 from tfm.stages.generate import Generation, Source, plan_generation
@@ -49,19 +49,16 @@ def hypothesis(*tokens):
 
 def test_tokens_are_those_of_the_best_translation_ends_included():
     class Engine:
-        max_positions = None
-
-        def map(self, task, take, config):
-            while (batch := take(True)) is not None:
-                yield batch, [[hypothesis(*range(10, 10 + n)), hypothesis(7)] for n in (3, 0)]
+        def map(self, task, work, config):
+            for chunk, _ in work:
+                outputs = [[hypothesis(*range(10, 10 + n)), hypothesis(7)] for n in (3, 0)]
+                yield chunk, dict(enumerate(outputs, chunk.first_line))
 
     engine = stage._CountingEngine(Engine())
     batch = SentenceBatch(line_numbers=[1, 2], sources=[[8, 9], [8]], targets=[[], []])
-    batches = iter([batch] * 2)
-    assert [
-        len(each)
-        for _, each in engine.map(Models.search, lambda wait: next(batches, None), SearchConfig())
-    ] == [2] * 2
+    work = [(Chunk(first_line=1, lines=["a b", "a"]), [batch])] * 2
+    found = engine.map(inference.Engine.search, work, SearchConfig())
+    assert [len(each) for _, each in found] == [2] * 2
     assert engine.counts == stage._Counts(sentences=4, source_tokens=10, target_tokens=10)
 
 
@@ -98,14 +95,13 @@ def test_a_text_several_times_over_has_as_many_times_the_tokens(bench, tmp_path)
 
 def test_each_sentence_is_timed_alone_in_each_round(bench, monkeypatch):
     sizes = []
-    in_full = Models.map
+    in_full = inference.Engine.search
 
-    def watched(*arguments):
-        for batch, found in in_full(*arguments):
-            sizes.append(len(batch))
-            yield batch, found
+    def watched(engine, batch, config):
+        sizes.append(len(batch))
+        return in_full(engine, batch, config)
 
-    monkeypatch.setattr(Models, "map", watched)
+    monkeypatch.setattr(inference.Engine, "search", watched)
     result = bench(plan=Plan(rounds=2, repeat=1, latency=True))
     assert sizes.count(1) >= 2 * 12
     assert sum(sizes) == 12 + 2 * (12 + 12)  # one pass more, which is not timed
@@ -134,7 +130,7 @@ def test_nothing_is_left_behind(bench, tmp_path, monkeypatch, interrupted):
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if interrupted:
-        monkeypatch.setattr(stage, "search_chunks", interrupt)
+        monkeypatch.setattr(stage, "translate_lines", interrupt)
     with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
         bench()
     assert not list(tmp_path.iterdir())

@@ -178,9 +178,6 @@ def test_no_step_has_more_rows_than_memory_is_planned_for(monkeypatch):
             sizes.append(tokens.numel())
             return self.model.step(tokens, state, rows)
 
-        def step_together(self, each_step):
-            return torch.cat([self.step(*each) for each in each_step])
-
     monkeypatch.setattr(exact, "_MOST_ROWS", 5)
     model = Watched(transformer(1, sharpness=0.1))
     [result] = find([model], [[4, 5, EOS]], beam_size=2, length_penalty=3.0, max_extra_length=3)

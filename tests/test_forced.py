@@ -9,8 +9,8 @@ from tfm.model.build import new_model
 from tfm.search import forced
 from tfm.search.beam import beam_search
 from tfm.search.forced import forced_decoding
-from tfm.search.hypothesis import length_penalty
 from tfm.search.model import Ensemble
+from tfm.search.scoring import length_penalty
 
 V = 12
 SOURCES = [[5, 6, 7, EOS], [8, 9, EOS], [EOS], [4, 4, 5, 11, 6, EOS]]

@@ -12,8 +12,8 @@ import pytest
 from tfm.cli import main as cli
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.inference import engine
 from tfm.inference.translator import Translator
-from tfm.stages import text_chunks
 from tfm.stages.generate import generate, plan_generation, score_targets
 from tfm.storage.checkpoint import checkpoints
 
@@ -46,7 +46,7 @@ def edit(folder, **changes):
 
 
 def test_each_line_is_translated_in_order_and_empty_ones_are_kept(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 3)
+    monkeypatch.setattr(engine, "CHUNK_LINES", 3)
     lines = [
         "seven",
         "",
@@ -144,7 +144,7 @@ def test_without_any_run_the_user_is_told_to_train(tmp_path):
 def test_translations_start_with_what_a_file_says_across_buffers(
     trained_run, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
+    monkeypatch.setattr(engine, "CHUNK_LINES", 2)
     text = write(tmp_path / "in", b"seven\neight\nnine\n\nten\n")
     prefixes = write(tmp_path / "prefixes", "Ich\n\nzwölf Katzen\n\nDie\r\n".encode())
     plan = plan_generation(
@@ -159,7 +159,7 @@ def test_translations_start_with_what_a_file_says_across_buffers(
 def test_targets_are_scored_as_the_library_does_and_summed_up(
     trained_run, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
+    monkeypatch.setattr(engine, "CHUNK_LINES", 2)
     lines, targets = ["seven", "", "on Monday"], ["sieben", "x", "am Montag"]
     text = write(tmp_path / "in", "\n".join(lines).encode())
     plan = plan_generation(
@@ -200,7 +200,7 @@ def test_files_of_different_length_are_refused_before_any_work(trained_run, tmp_
 def test_a_pipe_of_another_length_is_refused_where_it_shows(
     trained_run, tmp_path, monkeypatch, content, message
 ):
-    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
+    monkeypatch.setattr(engine, "CHUNK_LINES", 2)
     other = write(tmp_path / "other", b"A\nB\nC\nD\n")
     with write(tmp_path / "in", content).open() as file:
         monkeypatch.setattr("sys.stdin", file)
@@ -215,13 +215,13 @@ def test_what_is_drawn_for_a_line_does_not_depend_on_buffers(run, tmp_path, monk
     text = write(tmp_path / "in", b"seven\nseven\nseven\nseven\nseven\n")
     config = SearchConfig(search="sample", max_extra_length=3)
     expected = [best[0].text for _, best in run(text, config)]
-    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
+    monkeypatch.setattr(engine, "CHUNK_LINES", 2)
     assert [best[0].text for _, best in run(text, config)] == expected
     assert len(set(expected)) > 1
 
 
 def test_processes_change_nothing_in_what_comes_out(trained_run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
+    monkeypatch.setattr(engine, "CHUNK_LINES", 2)
     text = write(tmp_path / "in", b"seven\non Monday\n\n8\nseven\n")
     targets = write(tmp_path / "targets", b"sieben\nam Montag\nx\n8\nacht\n")
     plan = plan_generation(

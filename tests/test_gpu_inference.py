@@ -18,8 +18,8 @@ from tfm.backends.gpu_inference import GpuInferenceBackend  # noqa: E402
 from tfm.backends.plain import PLAIN  # noqa: E402
 from tfm.config import SearchConfig, TransformerConfig  # noqa: E402
 from tfm.device.compute import Compute  # noqa: E402
-from tfm.inference.models import Models  # noqa: E402
-from tfm.inference.sentences import SentenceBatch  # noqa: E402
+from tfm.inference.batches import SentenceBatch  # noqa: E402
+from tfm.inference.engine import Engine  # noqa: E402
 from tfm.model.build import new_model  # noqa: E402
 
 V = 90
@@ -43,8 +43,8 @@ def model(request):
     return model
 
 
-def new_models(model, backend, dtype=torch.float32):
-    return Models([model], Compute(DEVICE, dtype), backend=backend)
+def new_engine(model, backend, dtype=torch.float32):
+    return Engine([model], Compute(DEVICE, dtype), backend=backend)
 
 
 def new_batches(*each_lengths):
@@ -58,20 +58,18 @@ def new_batches(*each_lengths):
     return batches
 
 
-def found_by(models, batches, config):
-    waiting = list(batches)
-    searched = models.map(Models.search, lambda _: waiting.pop(0) if waiting else None, config)
-    return [hypotheses for _, outputs in searched for hypotheses in outputs]
+def found_by(engine, batches, config):
+    return [hypotheses for batch in batches for hypotheses in engine.search(batch, config)]
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_the_best_outputs_are_those_of_plain_operations(model, beam_size):
     config = SearchConfig(beam_size=beam_size, n_best=beam_size, max_extra_length=2, max_tokens=32)
     batches = new_batches([5, 2], [3, 4, 1])
-    models = new_models(model, GpuInferenceBackend(torch.float32))
-    expected = found_by(new_models(model, PLAIN), batches, config)
+    engine = new_engine(model, GpuInferenceBackend(torch.float32))
+    expected = found_by(new_engine(model, PLAIN), batches, config)
     for _ in range(2 if DEVICE.type == "cuda" else 1):  # in the rooms of the first time, too
-        found = found_by(models, batches, config)
+        found = found_by(engine, batches, config)
         for ours, theirs in zip(found, expected, strict=True):
             assert [each.tokens for each in ours] == [each.tokens for each in theirs]
             assert [each.score for each in ours] == pytest.approx(
@@ -82,11 +80,10 @@ def test_the_best_outputs_are_those_of_plain_operations(model, beam_size):
 def test_half_precision_comes_close(model):
     config = SearchConfig(max_extra_length=4)
     [batch] = new_batches([7, 3, 5])
-    models = new_models(model, GpuInferenceBackend(NARROW), NARROW)
-    found = found_by(models, [batch], config)
+    engine = new_engine(model, GpuInferenceBackend(NARROW), NARROW)
+    found = found_by(engine, [batch], config)
     outputs = [list(best[0].tokens) for best in found]
-    scored = new_models(model, PLAIN).run(
-        Models.score,
+    scored = new_engine(model, PLAIN).score(
         SentenceBatch(line_numbers=batch.line_numbers, sources=batch.sources, targets=outputs),
         config,
     )
@@ -99,7 +96,7 @@ def test_other_searches_work_as_well(model, settings):
     config = SearchConfig(max_extra_length=4, **settings)
     [batch] = new_batches([7, 3, 5])
     found, expected = (
-        new_models(model, backend).run(Models.search, batch, config)
+        new_engine(model, backend).search(batch, config)
         for backend in (GpuInferenceBackend(torch.float32), PLAIN)
     )
     assert [best[0].tokens for best in found] == [best[0].tokens for best in expected]

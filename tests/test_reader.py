@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfm.errors import DataError
-from tfm.inference.reader import TextChunks, count_lines
-from tfm.stages import text_chunks
+from tfm.inference import reader
+from tfm.inference.reader import LineReader, count_lines
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def write(tmp_path):
     return named
 
 
-def read(path, beside=None):
-    with TextChunks(path, beside) as text:
-        return list(text.read())
+def read(path, beside=None, chunk_lines=1000):
+    with LineReader(path, beside, chunk_lines=chunk_lines) as lines:
+        return list(lines)
 
 
 def lines_of(path):
@@ -53,18 +53,18 @@ def test_only_line_feeds_end_lines(write, content, lines):
     assert count_lines(path) == len(lines)
 
 
-def test_lines_come_in_chunks_with_their_numbers_and_what_goes_along(write, monkeypatch):
-    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
-    chunks = read(write("in", b"a\nb\nc\n"), write("beside", b"A\n\nC"))
+def test_lines_come_in_chunks_with_their_numbers_and_what_goes_along(write):
+    chunks = read(write("in", b"a\nb\nc\n"), write("beside", b"A\n\nC"), chunk_lines=2)
     assert [(c.first_line, c.lines, c.beside) for c in chunks] == [
         (1, ["a", "b"], ["A", ""]),
         (3, ["c"], ["C"]),
     ]
-    assert [chunk.beside for chunk in read(write("in", b"a\nb\nc\n"))] == [None, None]
+    chunks = read(write("in", b"a\nb\nc\n"), chunk_lines=2)
+    assert [chunk.beside for chunk in chunks] == [None, None]
 
 
 def test_long_lines_make_short_chunks(write, monkeypatch):
-    monkeypatch.setattr(text_chunks, "_CHUNK_CHARACTERS", 10)
+    monkeypatch.setattr(reader, "_CHUNK_CHARACTERS", 10)
     chunks = read(write("in", b"12345\n12345\n12345\n1234567890\n1\n"))
     assert [chunk.lines for chunk in chunks] == [["12345"] * 2, ["12345", "1234567890"], ["1"]]
 
@@ -102,12 +102,9 @@ def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
     ],
 )
 @pytest.mark.parametrize("chunk_lines", [1, 2, 1000])
-def test_files_of_different_length_are_refused(
-    write, monkeypatch, content, other, message, chunk_lines
-):
-    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", chunk_lines)
+def test_files_of_different_length_are_refused(write, content, other, message, chunk_lines):
     with pytest.raises(DataError, match=message):
-        read(write("in", content), write("other", other))
+        read(write("in", content), write("other", other), chunk_lines)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
@@ -140,7 +137,7 @@ def is_readable(descriptor):
     return bool(select.select([descriptor], [], [], 0)[0])
 
 
-def without_waiting(descriptor, wait):
+def never_wait(descriptor, *, wait):
     assert is_readable(descriptor) or not wait, "it waits"
     return is_readable(descriptor)
 
@@ -148,14 +145,16 @@ def without_waiting(descriptor, wait):
 CONTENT = st.lists(st.sampled_from(["\n", "\r", "a", "long", "ä", "b\nc\n"])).map("".join)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=CONTENT, size=st.integers(1, 9), chunk_lines=st.integers(1, 4))
-def test_what_has_arrived_is_handed_on_before_anything_is_waited_for(content, size, chunk_lines):
+def test_what_has_arrived_is_handed_on_before_anything_is_waited_for(
+    monkeypatch, content, size, chunk_lines
+):
     parts = [content.encode()[i:][:size] for i in range(0, len(content.encode()), size)]
     written = b""
     lines = []
 
-    def is_ready(descriptor, wait):
+    def is_ready(descriptor, *, wait):
         nonlocal written
         if wait and not is_readable(descriptor):
             assert len(lines) == written.count(b"\n")
@@ -166,86 +165,52 @@ def test_what_has_arrived_is_handed_on_before_anything_is_waited_for(content, si
                 file.close()
         return is_readable(descriptor)
 
-    with pipe() as (path, file), TextChunks(path, None) as text:
-        text._chunk_lines = chunk_lines
-        for chunk in text.read(is_ready):
+    monkeypatch.setattr(reader, "_is_readable", is_ready)
+    with pipe() as (path, file), LineReader(path, None, chunk_lines=chunk_lines) as chunks:
+        for chunk in chunks:
             assert (chunk.first_line, len(chunk.lines) <= chunk_lines) == (len(lines) + 1, True)
             lines += chunk.lines
     rows = content.removesuffix("\n").split("\n") if content else []
     assert lines == [row.rstrip("\r") for row in rows]
 
 
-def test_a_line_comes_with_what_goes_along_as_soon_as_both_are_there():
+def test_a_line_comes_with_what_goes_along_as_soon_as_both_are_there(monkeypatch):
+    monkeypatch.setattr(reader, "_is_readable", never_wait)
     with (
         pipe() as (path, file),
         pipe() as (other_path, other),
-        TextChunks(path, other_path) as text,
+        LineReader(path, other_path) as text,
     ):
-        chunks = text.read(without_waiting)
+        chunks = iter(text)
         file.write(b"a\nb\nc\n")
-        assert not text.has_lines()
         other.write(b"A\nB")
-        assert text.has_lines()
         assert next(chunks).beside == ["A"]
-        assert not text.has_lines()
         other.write(b"\nC\n")
         assert next(chunks).beside == ["B", "C"]
         file.close()
-        assert not text.has_lines()
         other.close()
-        assert text.has_lines()
         assert list(chunks) == []
 
 
-def test_a_chunk_is_there_when_it_is_whole_or_the_text_has_ended(monkeypatch):
-    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
-    with pipe() as (path, file), TextChunks(path, None) as text:
-        seen = []
-        for part in (b"", b"a", b"\nb", b"\n"):
-            file.write(part)
-            seen.append((text.has_lines(), text.has_chunk()))
-        assert seen == [(False, False), (False, False), (True, False), (True, True)]
-        chunks = text.read(without_waiting)
-        assert next(chunks).lines == ["a", "b"]
-        file.write(b"c")
-        assert not text.has_chunk()
+def test_a_chunk_has_no_more_characters_than_it_may_have(monkeypatch):
+    monkeypatch.setattr(reader, "_CHUNK_CHARACTERS", 10)
+    monkeypatch.setattr(reader, "_is_readable", never_wait)
+    with pipe() as (path, file), LineReader(path, None) as text:
+        file.write(b"12345678901234\n1\n")
         file.close()
-        assert text.has_chunk()
-        assert [chunk.lines for chunk in chunks] == [["c"]]
+        assert [chunk.lines for chunk in text] == [["12345678901234"], ["1"]]
 
 
-def test_no_more_is_kept_than_a_chunk_may_have(monkeypatch):
-    monkeypatch.setattr(text_chunks, "_CHUNK_CHARACTERS", 10)
-    with pipe() as (path, file), TextChunks(path, None) as text:
-        for part in (b"12345", b"67890", b"1234"):
-            file.write(part)
-            assert not text.has_chunk()
-        file.write(b"\n1\n")
-        file.close()
-        assert [chunk.lines for chunk in text.read(without_waiting)] == [["12345678901234"], ["1"]]
+def test_what_another_program_was_faster_to_read_is_waited_for_again(monkeypatch):
+    def is_ready(descriptor, *, wait):
+        os.set_blocking(descriptor, False)  # as one of the others may have done
+        if wait and parts:
+            file.write(parts.pop(0))
+        elif wait:
+            file.close()
+        return wait or is_readable(descriptor)
 
-
-def test_what_another_program_was_faster_to_read_is_waited_for_again():
-    with pipe() as (path, file), TextChunks(path, None) as text:
-
-        def is_ready(descriptor, wait):
-            os.set_blocking(descriptor, False)  # as one of the others may have done
-            if wait and parts:
-                file.write(parts.pop(0))
-            elif wait:
-                file.close()
-            return wait or is_readable(descriptor)
-
+    monkeypatch.setattr(reader, "_is_readable", is_ready)
+    with pipe() as (path, file), LineReader(path, None) as text:
         parts = [b"se", b"", b"ven\nei", b"", b"ght"]
-        assert [chunk.lines for chunk in text.read(is_ready)] == [["seven"], ["eight"]]
-
-
-def test_many_lines_are_sorted_together_where_that_is_wanted(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_chunks, "_CHUNK_LINES", 2)
-    monkeypatch.setattr(text_chunks, "_MANY_LINES", 5)
-    (tmp_path / "text").write_text("a\n" * 8)
-    for takes_many, sizes in [(False, [2, 2, 2, 2]), (True, [5, 3])]:
-        with TextChunks(tmp_path / "text", None) as text:
-            if takes_many:
-                text.take_many()
-            assert [len(chunk.lines) for chunk in text.read()] == sizes
+        assert [chunk.lines for chunk in text] == [["seven"], ["eight"]]

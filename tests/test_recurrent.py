@@ -13,7 +13,7 @@ from tfm.config import RecurrentConfig, SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.model.recurrent import Recurrent
 from tfm.search.beam import beam_search
-from tfm.search.hypothesis import length_penalty
+from tfm.search.scoring import length_penalty
 
 V = 13
 SHAPE = {

@@ -6,10 +6,11 @@ import torch
 from tfm.backends.plain import PlainBackend
 from tfm.config import TransformerConfig
 from tfm.model.build import use_backend
+from tfm.model.slots import SlotShape
 from tfm.model.transformer import Transformer
 
 V = 11
-ROOM = {"num_slots": 5, "num_hypotheses": 3, "source_capacity": 6, "capacity": 9}
+SHAPE = SlotShape(num_slots=5, num_hypotheses=3, source_capacity=6, capacity=9)
 
 
 def new_model(**settings):
@@ -24,10 +25,10 @@ def new_source(length, seed):
     return torch.randint(4, V, (length,), generator=generator)
 
 
-def occupy(model, slots, places, sources):
+def prefill(model, slots, places, sources):
     lengths = torch.tensor([len(source) for source in sources])
     padded = torch.nn.utils.rnn.pad_sequence(sources, batch_first=True)
-    model.occupy(slots, torch.tensor(places), padded, lengths)
+    model.prefill(slots, torch.tensor(places), padded, lengths)
 
 
 class Prefixes:
@@ -51,8 +52,8 @@ class Prefixes:
 )
 def test_a_step_gives_the_logits_of_each_prefix_wherever_a_slot_stands(settings):
     model = new_model(**settings)
-    slots = model.new_slots(**ROOM)
-    num_slots, num_hypotheses = ROOM["num_slots"], ROOM["num_hypotheses"]
+    slots = model.new_slots(SHAPE)
+    num_slots, num_hypotheses = SHAPE.num_slots, SHAPE.num_hypotheses
     prefixes = Prefixes(model)
     generator = torch.Generator().manual_seed(2)
 
@@ -65,7 +66,7 @@ def test_a_step_gives_the_logits_of_each_prefix_wherever_a_slot_stands(settings)
             new = {0: [0, 2, 3], 3: [1], 6: [3, 0]}.get(number, [])
             sources = [new_source(2 + place, seed=number) for place in new]
             if new:
-                occupy(model, slots, new, sources)
+                prefill(model, slots, new, sources)
             for place, source in zip(new, sources, strict=True):
                 prefixes.of_slots[place] = source, [[] for _ in range(num_hypotheses)]
             tokens = random(V)

@@ -11,10 +11,10 @@ from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
-from tfm.inference import models
+from tfm.inference import engine
 from tfm.inference.translator import Translator
 from tfm.model.build import new_model
-from tfm.search.hypothesis import Hypothesis
+from tfm.search.scoring import Hypothesis
 from tfm.storage.checkpoint import checkpoints
 from tfm.storage.files import sha256_of
 
@@ -240,7 +240,7 @@ def test_a_sentence_longer_than_the_table_of_positions_is_translated(translator)
 
 
 def test_translating_leaves_a_model_in_training_as_it_was(translator):
-    [model] = translator._models._models
+    [model] = translator._engine._models
     model.train()
     first, second = (translator.translate(LINES, SHORT) for _ in range(2))
     assert model.training
@@ -255,7 +255,7 @@ def test_text_of_any_script_is_taken(translator):
 def test_a_translation_that_spells_the_end_of_a_line_stays_in_one(translator, monkeypatch):
     end_of_line = [i for i in range(400) if translator._vocabulary.target.pieces([i]) == ["<0x0A>"]]
     found = [Hypothesis(tokens=(*end_of_line, *end_of_line), log_prob=-1.0, score=-1.0)]
-    monkeypatch.setattr(models, "search", lambda *_, **__: [found])
+    monkeypatch.setattr(engine, "search", lambda *_, **__: [found])
     assert len(end_of_line) == 1
     assert translator.translate(["seven"], SearchConfig(search="sample")) == ["  "]
 
@@ -289,8 +289,7 @@ def memory_for_two(request, monkeypatch):
 
         return search
 
-    for name in ("search", "Unfinished"):  # by itself, and side by side with others
-        monkeypatch.setattr(models, name, limited(getattr(models, name)))
+    monkeypatch.setattr(engine, "search", limited(engine.search))
     return sizes
 
 
@@ -299,7 +298,7 @@ def test_a_batch_that_memory_is_too_small_for_is_translated_in_halves(
 ):
     lines = ["seven", "on Monday", "8", "nine", "ten"]
     found = translator.search(lines, SHORT) + translator.search(lines, SHORT)
-    assert memory_for_two == 2 * [5, 5, 3, 2, 1, 2]
+    assert memory_for_two == 2 * [5, 3, 2, 1, 2]
     assert capsys.readouterr().err.count("too little memory for a batch") <= 1
     monkeypatch.undo()
     expected = 2 * translator.search(lines, SHORT)
@@ -312,8 +311,7 @@ def test_a_sentence_that_memory_is_too_small_for_is_named(translator, monkeypatc
     def search(*_, **__):
         raise torch.OutOfMemoryError
 
-    for name in ("search", "Unfinished"):
-        monkeypatch.setattr(models, name, search)
+    monkeypatch.setattr(engine, "search", search)
     with pytest.raises(DataError, match=r"^line 7 with its \d tokens needs more memory than"):
         translator.search(["", "seven"], SHORT, first_line=6)
 
@@ -322,7 +320,7 @@ def test_other_failures_are_not_taken_for_a_lack_of_memory(translator, monkeypat
     def search(*_, **__):
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(models, "Unfinished", search)
+    monkeypatch.setattr(engine, "search", search)
     with pytest.raises(RuntimeError, match="shapes differ"):
         translator.search(["seven", "eight"], SHORT)
 
@@ -378,7 +376,7 @@ def test_a_path_that_is_no_model_is_refused(tmp_path):
 
 
 def test_dropout_is_off_after_loading(trained_run):
-    [model] = Translator.load(trained_run, device="cpu")._models._models
+    [model] = Translator.load(trained_run, device="cpu")._engine._models
     source, lengths = torch.tensor([[5, 6, 2]]), torch.tensor([3])
     with torch.no_grad():
         assert not torch.equal(*(model.encode(source, lengths) for _ in range(2)))

@@ -12,7 +12,7 @@ from tfm.config import InferenceConfig
 from tfm.device.compute import Compute
 from tfm.device.cpu import Cpu
 from tfm.errors import UsageError
-from tfm.inference.models import load_engine
+from tfm.inference.engine import load_engine
 
 FP32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
 NEEDS_INT8 = pytest.mark.skipif(

@@ -1,6 +1,6 @@
 """Translate with tfm: from text to text, by what `tfm generate` does it with."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
@@ -9,11 +9,11 @@ from timing import Sentence, Settings, measure, read_settings
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
-from tfm.inference.chunks import Engine, search_chunks
-from tfm.inference.models import Models, Take, load_engine
-from tfm.inference.processes import ModelProcesses
-from tfm.inference.reader import TextChunks
-from tfm.inference.sentences import Chunk, SentenceBatch
+from tfm.inference.batches import BatchLimits, Chunk
+from tfm.inference.engine import Work, load_engine
+from tfm.inference.lines import LineEngine, translate_lines
+from tfm.inference.reader import LineReader
+from tfm.inference.workers import Workers
 
 
 class Recording:
@@ -23,23 +23,23 @@ class Recording:
         engine: What does the work.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LineEngine) -> None:
         self._engine = engine
         self.found: dict[int, list[int]] = {}  # by line number
 
     @property
-    def max_positions(self) -> int | None:
-        """As the engine has it."""
-        return self._engine.max_positions
+    def limits(self) -> BatchLimits:
+        """As the engine has them."""
+        return self._engine.limits
 
     def map(
-        self, task: Any, take: Take, config: SearchConfig
-    ) -> Iterator[tuple[SentenceBatch, list[Any]]]:
+        self, task: Any, work: Iterable[Work], config: SearchConfig
+    ) -> Iterator[tuple[Chunk, dict[int, Any]]]:
         """Let the engine do a search."""
-        for batch, outputs in self._engine.map(task, take, config):
-            for number, best in zip(batch.line_numbers, outputs, strict=True):
+        for chunk, outputs in self._engine.map(task, work, config):
+            for number, best in outputs.items():
                 self.found[number] = list(best[0].tokens)
-            yield batch, outputs
+            yield chunk, outputs
 
 
 def main() -> None:
@@ -59,14 +59,12 @@ def main() -> None:
             recording = Recording(engine)
             if len(sentences) == 1:
                 chunks = [Chunk(first_line=1, lines=[sentences[0].text])]
-                list(search_chunks(recording, vocabulary, chunks, config))
+                list(translate_lines(recording, vocabulary, chunks, config))
             else:
                 path = settings.out.with_suffix(".txt")
                 path.write_text("".join(f"{each.text}\n" for each in sentences))
-                with TextChunks(path, None) as text:
-                    if isinstance(engine, Models) and engine.decodes_in_slots:
-                        text.take_many()
-                    for _ in search_chunks(recording, vocabulary, text.read(), config):
+                with LineReader(path, None, chunk_lines=engine.limits.chunk_lines) as text:
+                    for _ in translate_lines(recording, vocabulary, text, config):
                         pass
             return [recording.found.get(number, []) for number in range(1, len(sentences) + 1)]
 
@@ -74,7 +72,7 @@ def main() -> None:
 
 
 @contextmanager
-def opened(settings: Settings) -> Iterator[Engine]:
+def opened(settings: Settings) -> Iterator[LineEngine]:
     """The model, in this process or in several."""
     device: Any = settings.device
     precision: Any = settings.precision
@@ -82,10 +80,8 @@ def opened(settings: Settings) -> Iterator[Engine]:
     if settings.processes == 1:
         yield load_engine([settings.model], inference)
         return
-    with ModelProcesses(
-        [settings.model], inference=inference, num_processes=settings.processes
-    ) as processes:
-        yield processes
+    with Workers([settings.model], inference=inference, num_workers=settings.processes) as workers:
+        yield workers
 
 
 if __name__ == "__main__":

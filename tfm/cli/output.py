@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from tfm.inference.chunks import ScoredTarget, Translation
+    from tfm.inference.lines import ScoredTarget, Translation
     from tfm.metrics.metric import Comparison
     from tfm.stages.forecast import Forecast
     from tfm.stages.score import ScoreResult

@@ -221,8 +221,11 @@ class SearchConfig(Settings):
     max_source_length: int = setting(
         1024, "Source tokens beyond this are cut off, with a warning.", at_least=1
     )
-    max_tokens: int = setting(
-        4_096, "Source tokens, with padding, that are translated together.", at_least=1
+    max_tokens: int | None = setting(
+        None,
+        "Source tokens, with padding, that are translated together; by the width of the model if "
+        "unset.",
+        at_least=1,
     )
 
     @classmethod

@@ -1,9 +1,9 @@
-"""Text to translate, and what goes along with it, read some lines at a time."""
+"""Lines to translate, with a second file's beside them, read as they arrive."""
 
 import select
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
@@ -11,19 +11,13 @@ from types import TracebackType
 
 from tfm.data.text import decoded_lines
 from tfm.errors import DataError
-from tfm.inference.sentences import Chunk
+from tfm.inference.batches import CHUNK_LINES, Chunk
 
-# Lines that are sorted by length together: enough for full batches, few enough to come soon.
-_CHUNK_LINES = 1_000
-_MANY_LINES = 8_000
 _CHUNK_CHARACTERS = 1 << 24
 _BLOCK_BYTES = 1 << 16  # what a pipe holds
 
-# Returns whether there is something to read from a file, or its end; told to, it waits for that.
-IsReady = Callable[[int, bool], bool]
 
-
-class TextChunks:
+class LineReader:
     r"""A text, and a file with a line for each of its lines; a context manager.
 
     Only "\n" ends a line, and carriage returns before it belong to the end.
@@ -31,19 +25,21 @@ class TextChunks:
     Args:
         path: The text; None for standard input.
         beside: The other file, if there is one.
+        chunk_lines: The most lines to read at once.
     """
 
-    def __init__(self, path: Path | None, beside: Path | None) -> None:
-        self._path = path
-        self._beside = beside
-        self._names = [str(each) for each in (path or "standard input", beside) if each]
+    def __init__(
+        self, path: Path | None, beside: Path | None, *, chunk_lines: int = CHUNK_LINES
+    ) -> None:
+        self._paths = [path] if beside is None else [path, beside]
+        self._names = [str(each or "standard input") for each in self._paths]
         self._columns: list[_ArrivingLines] = []
-        self._chunk_lines = _CHUNK_LINES
+        self._chunk_lines = chunk_lines
         self._opened = ExitStack()
 
-    def __enter__(self) -> "TextChunks":
+    def __enter__(self) -> "LineReader":
         with self._opened:
-            for path in (self._path, *([self._beside] if self._beside else [])):
+            for path in self._paths:
                 source = sys.stdin.fileno() if path is None else path
                 file = self._opened.enter_context(FileIO(source, closefd=path is not None))
                 self._columns.append(_ArrivingLines(file))
@@ -58,23 +54,8 @@ class TextChunks:
     ) -> None:
         self._opened.close()
 
-    def take_many(self) -> None:
-        """Sort more lines together, for what is done with few in no time."""
-        self._chunk_lines = _MANY_LINES
-
-    def has_lines(self) -> bool:
-        """Whether there are lines, or the end, to be read without waiting."""
-        return all(column.has(1) for column in self._columns)
-
-    def has_chunk(self) -> bool:
-        """Whether there is as much as `read` yields at once, or all that is left."""
-        return all(column.has(self._chunk_lines) for column in self._columns)
-
-    def read(self, is_ready: IsReady | None = None) -> Iterator[Chunk]:
-        """Read all lines, those that have arrived as soon as others would have to be waited for.
-
-        Args:
-            is_ready: To be asked before each reading from a file; the system is if not given.
+    def __iter__(self) -> Iterator[Chunk]:
+        """Read all lines; those that have arrived are yielded before any others are waited for.
 
         Yields:
             Lines, and those of the other file.
@@ -82,8 +63,6 @@ class TextChunks:
         Raises:
             DataError: A line is not UTF-8 or too long to be one, or one file has more lines.
         """
-        for column in self._columns:
-            column.is_ready = is_ready or _is_ready
         texts, *others = map(decoded_lines, self._columns, self._names)
         first_line = 1
         while True:
@@ -101,7 +80,9 @@ class TextChunks:
         beside: list[str] = []
         size = 0
         while not lines or (
-            len(lines) < self._chunk_lines and size < _CHUNK_CHARACTERS and self.has_lines()
+            len(lines) < self._chunk_lines
+            and size < _CHUNK_CHARACTERS
+            and all(column.has_line() for column in self._columns)
         ):
             row = [next(each, None) for each in (texts, *others)]
             if None in row:
@@ -135,57 +116,47 @@ def count_lines(path: Path) -> int:
 class _ArrivingLines:
     """The lines of a file, of which one can know whether they are there.
 
-    Attributes:
-        is_ready: Asked before each reading.
-
     Args:
         file: The file, without a buffer of its own.
     """
 
     def __init__(self, file: FileIO) -> None:
-        self.is_ready: IsReady = _is_ready
         self._file = file
-        self._whole: deque[bytes] = deque()
+        self._lines: deque[bytes] = deque()
         self._begun = bytearray()  # the line whose end is yet to come
-        self._size = 0  # of all that was read and not handed on
         self._has_ended = False
 
-    def has(self, num_lines: int) -> bool:
-        """Whether so many lines, or all that are left, or very long ones, are there."""
-        while (
-            len(self._whole) < num_lines and self._size < _CHUNK_CHARACTERS and not self._has_ended
-        ):
-            if not self.is_ready(self._file.fileno(), False):
+    def has_line(self) -> bool:
+        """Whether a line, or the end, can be read without waiting."""
+        while not (self._lines or self._has_ended or len(self._begun) >= _CHUNK_CHARACTERS):
+            if not _is_readable(self._file.fileno(), wait=False):
                 return False
             self._read()
-        return self._has_ended or bool(self._whole)
+        return bool(self._lines) or self._has_ended
 
     def readline(self, limit: int, /) -> bytes:
         """Wait for the next line; of one that is longer than the limit, its start."""
-        while not self._whole and len(self._begun) < limit and not self._has_ended:
-            self.is_ready(self._file.fileno(), True)
+        while not self._lines and len(self._begun) < limit and not self._has_ended:
+            _is_readable(self._file.fileno(), wait=True)
             self._read()
-        if not self._whole:
-            self._whole.append(bytes(self._begun))
+        if not self._lines:
+            self._lines.append(bytes(self._begun))
             self._begun.clear()
-        line = self._whole.popleft()
-        self._size -= len(line)
-        return line[:limit]
+        return self._lines.popleft()[:limit]
 
     def _read(self) -> None:
         data = self._file.read(_BLOCK_BYTES)
         if data is None:  # another program was faster
             return
         self._has_ended = not data
-        self._size += len(data)
         lines = data.split(b"\n")
         self._begun += lines[0]
         if len(lines) > 1:
             lines[0] = bytes(self._begun)
             self._begun = bytearray(lines.pop())
-            self._whole.extend(line + b"\n" for line in lines)
+            self._lines.extend(line + b"\n" for line in lines)
 
 
-def _is_ready(descriptor: int, wait: bool) -> bool:
+def _is_readable(descriptor: int, *, wait: bool) -> bool:
     readable, _, _ = select.select([descriptor], [], [], None if wait else 0)
     return bool(readable)

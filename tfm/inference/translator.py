@@ -9,9 +9,9 @@ from tfm.config import DeviceName, InferencePrecision, Kernels, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import Compute
 from tfm.errors import UsageError
-from tfm.inference.chunks import ScoredTarget, Translation, score_chunks, search_chunks
-from tfm.inference.models import Models, load_models
-from tfm.inference.sentences import Chunk
+from tfm.inference.batches import Chunk
+from tfm.inference.engine import Engine, load_models
+from tfm.inference.lines import ScoredTarget, Translation, score_lines, translate_lines
 from tfm.model.build import Model
 from tfm.storage.checkpoint import find_model, load_info
 
@@ -37,7 +37,7 @@ class Translator:
         default_search: SearchConfig | None = None,
         backend: Backend | None = None,
     ) -> None:
-        self._models = Models(models, compute, backend=backend)
+        self._engine = Engine(models, compute, backend=backend)
         self._vocabulary = vocabulary
         self._default_search = default_search or SearchConfig()
 
@@ -120,7 +120,7 @@ class Translator:
         """
         chunk = Chunk(first_line=first_line, lines=list(lines), beside=prefixes)
         config = self._checked(config)
-        [(_, found)] = search_chunks(self._models, self._vocabulary, [chunk], config)
+        [(_, found)] = translate_lines(self._engine, self._vocabulary, [chunk], config)
         return found
 
     def score_targets(
@@ -149,7 +149,7 @@ class Translator:
         """
         chunk = Chunk(first_line=first_line, lines=list(lines), beside=targets)
         config = self._checked(config)
-        [(_, scored)] = score_chunks(self._models, self._vocabulary, [chunk], config)
+        [(_, scored)] = score_lines(self._engine, self._vocabulary, [chunk], config)
         return scored
 
     def _checked(self, config: SearchConfig | None) -> SearchConfig:

@@ -11,7 +11,7 @@ from tfm.backends.packing import Packing
 from tfm.backends.plain import PLAIN, Backend, PackedAttention
 from tfm.config import TransformerConfig
 from tfm.model.additive import additive_scores, new_additive_weight
-from tfm.model.one_sentence import SourceAttention
+from tfm.model.single_sentence import SourceAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,8 +277,8 @@ class MultiHeadAttention(nn.Module):
         key, value = torch.split(self.project_memory(x), self.widths[1:], dim=-1)
         return self._heads(key), self._heads(value)
 
-    def attend_hidden(
-        self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None
+    def attend_cached(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
     ) -> Tensor:
         """Attend in each head, in groups of queries that share their keys, and join the heads.
 
@@ -286,12 +286,12 @@ class MultiHeadAttention(nn.Module):
             query: [G, h, n, d_k].
             key: [G, h, d_k, C].
             value: [G, h, C, d_v].
-            hidden: [G, n or 1, C] what is added to scores: -inf where a key must not be seen.
+            bias: [G, n or 1, C] added to scores: -inf where a key must not be seen.
 
         Returns:
             [G · n, h · d_v], which `output` projects.
         """
-        bias = None if hidden is None else hidden[:, None]
+        bias = None if bias is None else bias[:, None]
         if self.additive_weight is None:
             return self.backend.attend(query, key, value, bias)
         scores = additive_scores(query.to(key.dtype), key.mT, self.additive_weight)

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from tfm.backends.plain import PLAIN, Backend
 from tfm.config import TransformerConfig
 from tfm.model.attention import MultiHeadAttention, Sentences
-from tfm.model.one_sentence import SentenceLayer, as_function
+from tfm.model.single_sentence import SentenceLayer, as_function
 
 
-class Past(Protocol):
-    """What the next position of hypotheses attends to: what they are so far, and their sources."""
+class LayerCache(Protocol):
+    """What the next position of hypotheses attends to: their past, and their sources."""
 
     def attend(
         self, index: int, attention: MultiHeadAttention, projected: Tensor, window: int | None
@@ -153,12 +153,12 @@ class DecoderLayer(nn.Module):
         )
         return self._after_attention(x, attended)
 
-    def step(self, x: Tensor, past: Past, index: int) -> Tensor:
+    def step(self, x: Tensor, cache: LayerCache, index: int) -> Tensor:
         """Decode the next position of hypotheses.
 
         Args:
             x: [R, d_model].
-            past: Theirs, which takes in this position's keys and values.
+            cache: Theirs, which takes in this position's keys and values.
             index: Number of this layer.
 
         Returns:
@@ -166,11 +166,11 @@ class DecoderLayer(nn.Module):
         """
         attention, residual = self.self_attention, self.self_attention_residual
         projected = attention.project(residual.before(x))
-        attended = past.attend(index, attention, projected, self.attention_window)
+        attended = cache.attend(index, attention, projected, self.attention_window)
         x = residual.after(x, attended, attention.output)
         attention, residual = self.cross_attention, self.cross_attention_residual
         queries = attention.project_queries(residual.before(x))
-        return self._after_attention(x, past.attend_source(index, attention, queries))
+        return self._after_attention(x, cache.attend_source(index, attention, queries))
 
     def for_sentence(self, key: Tensor, value: Tensor) -> SentenceLayer:
         """Make ready for one sentence.

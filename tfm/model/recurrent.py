@@ -383,17 +383,6 @@ class Recurrent(nn.Module):
         state.output = outputs.flatten(0, 1)
         return self.logits(outputs if rows is None else state.output[rows])
 
-    def step_together(self, each_step: Sequence[tuple[Tensor, RecurrentState, Tensor]]) -> Tensor:
-        """Take several steps in turn.
-
-        Args:
-            each_step: Tokens, state and rows as of `step`.
-
-        Returns:
-            [R, V] logits of the hypotheses that are asked for, step by step.
-        """
-        return torch.cat([self.step(*each) for each in each_step])
-
     def _decode(
         self, source: Tensor, lengths: Tensor, target_input: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ CUDA graphs are, and no step waits for the host.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,19 +14,33 @@ from torch import Tensor
 from tfm.model.attention import MultiHeadAttention
 
 
+@dataclass(frozen=True, kw_only=True)
+class SlotShape:
+    """How much room there is.
+
+    Attributes:
+        num_slots: N.
+        num_hypotheses: K, of each sentence.
+        source_capacity: The greatest number of tokens of a source.
+        capacity: T, the greatest number of tokens of an output, EOS included.
+    """
+
+    num_slots: int
+    num_hypotheses: int
+    source_capacity: int
+    capacity: int
+
+
 class DecoderSlots:
     """The sources and the past of the sentences in N slots.
 
-    To the layers it is their past; see `Past`.
+    To the layers it is their past; see `LayerCache`.
 
     Attributes:
         positions: [N] int64 number of tokens that the hypotheses of each slot have taken in.
 
     Args:
-        num_slots: N.
-        num_hypotheses: K, of each sentence.
-        source_capacity: The most tokens of a source.
-        capacity: T, the most tokens of a hypothesis, BOS included.
+        shape: Of the slots.
         num_layers: Of the decoder.
         num_heads: h.
         widths: h · d_k, h · d_k and h · d_v.
@@ -35,24 +50,22 @@ class DecoderSlots:
 
     def __init__(
         self,
+        shape: SlotShape,
         *,
-        num_slots: int,
-        num_hypotheses: int,
-        source_capacity: int,
-        capacity: int,
         num_layers: int,
         num_heads: int,
         widths: Sequence[int],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        num_slots, num_hypotheses, capacity = shape.num_slots, shape.num_hypotheses, shape.capacity
         self._num_slots, self._num_hypotheses = num_slots, num_hypotheses
         self._num_heads = num_heads
         self._widths = list(widths)
         width = sum(widths[1:])
         # Keys and values side by side, as a product makes them; zeros, as attention may read them.
         self._memory = torch.zeros(
-            num_layers, num_slots, source_capacity, width, dtype=dtype, device=device
+            num_layers, num_slots, shape.source_capacity, width, dtype=dtype, device=device
         )
         self._past = torch.zeros(
             num_layers,
@@ -73,7 +86,7 @@ class DecoderSlots:
         slots = torch.arange(num_slots, device=device)[:, None]
         self._first_columns = slots * (capacity * num_hypotheses) + hypotheses  # [N, K]
 
-    def occupy(self, places: Tensor, memory: Sequence[Tensor], lengths: Tensor) -> None:
+    def prefill(self, places: Tensor, memory: Sequence[Tensor], lengths: Tensor) -> None:
         """Put sources into slots, before their first token.
 
         Args:
@@ -97,7 +110,7 @@ class DecoderSlots:
     def attend(
         self, index: int, attention: MultiHeadAttention, projected: Tensor, window: int | None
     ) -> Tensor:
-        """See `Past`; there is no window."""
+        """See `LayerCache`; there is no window."""
         assert window is None  # noqa: S101 - such a model has no slots
         query_width = self._widths[0]
         past = self._past[index]
@@ -107,7 +120,7 @@ class DecoderSlots:
         )
 
     def attend_source(self, index: int, attention: MultiHeadAttention, queries: Tensor) -> Tensor:
-        """See `Past`."""
+        """See `LayerCache`."""
         return self._attend(attention, queries, self._memory[index], self._source_lengths, None)
 
     def reorder(self, parents: Tensor, goes_on: Tensor) -> None:

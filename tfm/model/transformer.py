@@ -1,9 +1,8 @@
 """The Transformer (Vaswani et al. 2017, §3.1)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -11,11 +10,11 @@ from tfm.backends.packing import Packing
 from tfm.backends.plain import PLAIN, Backend
 from tfm.config import TransformerConfig
 from tfm.model.attention import Sentences
-from tfm.model.decoding import Step, StepRows, TransformerState
+from tfm.model.cache import DecoderCache, StepRows
 from tfm.model.embedding import Embedding, new_embedding_weights
 from tfm.model.layers import DecoderLayer, EncoderLayer
-from tfm.model.one_sentence import SentencePast
-from tfm.model.slots import DecoderSlots
+from tfm.model.single_sentence import SingleSentenceCache
+from tfm.model.slots import DecoderSlots, SlotShape
 
 
 class Transformer(nn.Module):
@@ -108,82 +107,69 @@ class Transformer(nn.Module):
         """Project […, d_model] to unnormalised log probabilities […, V] (§3.4)."""
         return self.backend.project(hidden, self.output_weight)
 
-    def start(self, source: Tensor, lengths: Tensor) -> TransformerState:
+    def start(self, source: Tensor, lengths: Tensor) -> DecoderCache:
         """Encode sources and stand before their first target token, one hypothesis each."""
         encode = self._encode_without_padding if self.packs else self.encode
         encoded = encode(source, lengths)
         memory = [each.cross_attention.keys_values(encoded) for each in self._decoder_layers()]
-        return TransformerState.before_first(memory, lengths)
+        return DecoderCache.before_first(memory, lengths)
 
-    def step(self, tokens: Tensor, state: TransformerState, rows: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: DecoderCache, rows: Tensor | None = None) -> Tensor:
         """Take in the newest token of each hypothesis.
 
         Args:
             tokens: [B, K] token ids.
-            state: Where decoding stands; moves on by one.
-            rows: [R] index among the B·K hypotheses of those that are asked for; the others need
-                not be computed, and nothing that goes on may come from them.
+            state: The cache, which this position is added to.
+            rows: [R] index among the B·K hypotheses of those whose logits are wanted; the others
+                need not be computed, and none of them may be continued.
 
         Returns:
             [B, K, V] logits of the next token; of some hypotheses, [R, V].
         """
-        logits = self.step_together([(tokens, state, rows)])
+        if self._suits_single_sentence(state):
+            state.single = self._single_sentence_cache(state)
+            state.memory = []  # it is in the layers now
+        if state.single is not None:
+            x = self._step_single(tokens, state, state.single)
+            x = x if rows is None or len(rows) == len(x) else x.index_select(0, rows)
+        else:
+            x = self._step_batch(tokens, state, rows)
+        state.position += 1
+        logits = self.logits(self.decoder_norm(x))
         return logits.view(*tokens.shape, -1) if rows is None else logits
 
-    def step_together(
-        self, each_step: Sequence[tuple[Tensor, TransformerState, Tensor | None]]
-    ) -> Tensor:
-        """Take several steps at a time, which have their matrix products in common.
-
-        Args:
-            each_step: Tokens, state and rows as of `step`.
-
-        Returns:
-            [R, V] logits of the hypotheses that are asked for, step by step.
-        """
-        if len(each_step) == 1:
-            [(_, state, _)] = each_step
-            if self._may_leave(state):
-                self._leave_alone(state)
-            if state.alone is not None:
-                return self._step_by_itself(state.alone, *each_step[0])
-        if any(state.alone is not None for _, state, _ in each_step):
-            return torch.cat([self.step_together([each]) for each in each_step])
-        worth_computing = self.backend.worth_computing
-        steps = [Step.of(*each, worth_computing) for each in each_step]
-        rows = StepRows(steps, self.backend.num_rows)
-        for each in steps:
-            each.state.begin_step()
-        x = rows.joined(
-            self.target_embedding(
-                each.computed(each.tokens.reshape(-1, 1)), first_position=each.state.position
-            ).flatten(0, 1)
-            for each in steps
-        )
+    def _step_batch(self, tokens: Tensor, cache: DecoderCache, wanted: Tensor | None) -> Tensor:
+        rows = StepRows.of(tokens.numel(), wanted, self.backend)
+        newest = tokens.reshape(-1, 1)
+        if rows.computed is not None:
+            newest = newest.index_select(0, rows.computed)
+        x = self.target_embedding(newest, first_position=cache.position)
+        x = rows.pad(x.flatten(0, 1))
+        cache.begin_step(rows)
         for index, layer in enumerate(self._decoder_layers()):
-            x = layer.step(x, rows, index)
-        for each in steps:
-            each.state.end_step()
-        return self.logits(self.decoder_norm(rows.asked_for(x)))
+            x = layer.step(x, cache, index)
+        return rows.outputs(x)
+
+    def _step_single(
+        self, tokens: Tensor, cache: DecoderCache, single: SingleSentenceCache
+    ) -> Tensor:
+        embedded = self.target_embedding(tokens.view(-1, 1), first_position=cache.position)
+        return single.step(embedded[:, 0])
 
     @property
     def decodes_in_slots(self) -> bool:
         """Whether it can, and its operations are such that it is best decoded in slots."""
         return self.attends_plainly and self.backend.decodes_in_slots
 
-    def new_slots(
-        self, *, num_slots: int, num_hypotheses: int, source_capacity: int, capacity: int
-    ) -> DecoderSlots:
-        """Make room for decoding, in the type that activations have now; see `DecoderSlots`."""
-        # After the last position that was learned nothing goes on.
+    def new_slots(self, shape: SlotShape) -> DecoderSlots:
+        """Make room for decoding in slots, in the type that activations have now."""
+        # Behind the last position that was learned nothing is decoded.
+        capacity = shape.capacity
         self.target_embedding.reserve(min(capacity, self.max_positions or capacity))
         layers = list(self._decoder_layers())
         weight = self.output_weight
         return DecoderSlots(
-            num_slots=num_slots,
-            num_hypotheses=num_hypotheses,
-            source_capacity=source_capacity,
-            capacity=capacity,
+            shape,
             num_layers=len(layers),
             num_heads=layers[0].self_attention.num_heads,
             widths=layers[0].self_attention.widths,
@@ -191,12 +177,12 @@ class Transformer(nn.Module):
             device=weight.device,
         )
 
-    def occupy(self, slots: DecoderSlots, places: Tensor, source: Tensor, lengths: Tensor) -> None:
+    def prefill(self, slots: DecoderSlots, places: Tensor, source: Tensor, lengths: Tensor) -> None:
         """Encode sources [B, S] of [B] lengths and put them into the [B] slots of these places."""
         encode = self._encode_without_padding if self.packs else self.encode
         encoded = encode(source, lengths)
         memory = [layer.cross_attention.project_memory(encoded) for layer in self._decoder_layers()]
-        slots.occupy(places, memory, lengths)
+        slots.prefill(places, memory, lengths)
 
     def step_slots(self, tokens: Tensor, slots: DecoderSlots) -> Tensor:
         """Take in the newest token of each hypothesis.
@@ -219,37 +205,26 @@ class Transformer(nn.Module):
         """[R, blocks, block] → the greatest of each block, and the logarithm of the sum of all."""
         return self.backend.greatest_and_log_sums(logits)
 
-    def _may_leave(self, state: TransformerState) -> bool:
-        """Whether it is one sentence before its first step, and better decoded by itself."""
+    def _suits_single_sentence(self, cache: DecoderCache) -> bool:
+        """Whether it is a single sentence before its first step, and faster by itself."""
         return (
-            state.num_sentences == state.num_hypotheses == 1
-            and state.position == 0
+            cache.num_sentences == cache.num_hypotheses == 1
+            and cache.position == 0
             and self.backend.few_at_a_time
             and self.attends_plainly
         )
 
-    def _leave_alone(self, state: TransformerState) -> None:
+    def _single_sentence_cache(self, cache: DecoderCache) -> SingleSentenceCache:
         layers = list(self._decoder_layers())
-        state.alone = SentencePast(
+        return SingleSentenceCache(
             [
                 layer.for_sentence(key[0].mT, value[0])
-                for layer, (key, value) in zip(layers, state.memory, strict=True)
+                for layer, (key, value) in zip(layers, cache.memory, strict=True)
             ],
             num_heads=layers[0].self_attention.num_heads,
             widths=layers[0].self_attention.widths,
             num_rows=self.backend.num_rows,
         )
-        state.memory = []  # it is in the layers now
-
-    def _step_by_itself(
-        self, past: SentencePast, tokens: Tensor, state: TransformerState, rows: Tensor | None
-    ) -> Tensor:
-        embedded = self.target_embedding(tokens.view(-1, 1), first_position=state.position)
-        x = past.step(embedded[:, 0])
-        state.end_step()
-        if rows is not None and rows.numel() < x.size(0):
-            x = x.index_select(0, rows)
-        return self.logits(self.decoder_norm(x))
 
     def _encode_without_padding(self, source: Tensor, lengths: Tensor) -> Tensor:
         """The same as `encode`."""

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.search.beam import beam_search
+from tfm.search.constraints import Prefixes
 from tfm.search.diverse import diverse_beam_search
 from tfm.search.exact import exact_search
-from tfm.search.hypothesis import Hypothesis
 from tfm.search.model import SearchableModel
 from tfm.search.sampling import sample
-from tfm.search.unfinished import Prefixes
+from tfm.search.scoring import Hypothesis
 
 
 def search(

@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -83,23 +83,6 @@ class NextTokens:
             greatest, others = (each.float() for each in look(logits))
             log_sums = torch.logaddexp(others, never_logits.float().logsumexp(dim=1))[:, None]
         return cls(vocab_size, logits, greatest, log_sums, columns, never_logits)
-
-    def parts(self, sizes: Sequence[int]) -> "Iterator[NextTokens]":
-        """Those of the first so many hypotheses, those of the next, and so on."""
-        if len(sizes) == 1:
-            yield self
-            return
-        start = 0
-        for size in sizes:
-            rows = slice(start, start + size)
-            yield replace(
-                self,
-                logits=self.logits[rows],
-                greatest=self.greatest[rows],
-                log_sums=None if self.log_sums is None else self.log_sums[rows],
-                never_logits=self.never_logits[rows],
-            )
-            start += size
 
     def force(self, rows: Tensor, tokens: Tensor) -> None:
         """Rule out all tokens but one, which keeps its probability, or has it again.

@@ -6,10 +6,12 @@ from dataclasses import replace
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.search.beam import Beams
-from tfm.search.hypothesis import Hypothesis, keep_best
+from tfm.search.active import ActiveHypotheses
+from tfm.search.beam import BeamSearchState
+from tfm.search.constraints import Prefixes
+from tfm.search.continuations import Continuations
 from tfm.search.model import SearchableModel
-from tfm.search.unfinished import Prefixes, Unfinished
+from tfm.search.scoring import Hypothesis, keep_best
 
 
 def diverse_beam_search(
@@ -42,17 +44,21 @@ def diverse_beam_search(
     size = config.beam_size // config.num_groups
     # A group finishes as many as it holds, whatever n_best: else that would change what is chosen.
     group_config = replace(config, beam_size=size, n_best=size, num_groups=1)
-    start = Unfinished(model, source, lengths, config, prefixes)
-    groups = [Beams(start.copy(), group_config, prune=False) for _ in range(config.num_groups)]
+    start = ActiveHypotheses(model, source, lengths, config, prefixes)
+    groups = [
+        BeamSearchState(start.copy(), group_config, prune=False) for _ in range(config.num_groups)
+    ]
     while any(group.hypotheses.num_open for group in groups):
-        _step(groups, len(lengths), config.diversity_strength)
+        _step(groups, len(lengths), size=size, strength=config.diversity_strength)
     return [
         _taken_in_turn(found, config.n_best)
         for found in zip(*(group.finished for group in groups), strict=True)
     ]
 
 
-def _step(groups: Sequence[Beams], num_sentences: int, strength: float) -> None:
+def _step(
+    groups: Sequence[BeamSearchState], num_sentences: int, *, size: int, strength: float
+) -> None:
     """Let every group make a step, each in the knowledge of what those before it chose."""
     times_chosen: Tensor | None = None  # [all sentences, V]
     for group in groups:
@@ -62,10 +68,27 @@ def _step(groups: Sequence[Beams], num_sentences: int, strength: float) -> None:
         if times_chosen is None:
             times_chosen = log_probs.new_zeros(num_sentences, log_probs.size(2))
         sentences = group.hypotheses.sentences.to(log_probs.device)
-        chosen = group.choose(log_probs, strength * times_chosen[sentences])
+        totals = group.hypotheses.log_probs[:, :, None] + log_probs
+        chosen = _chosen(totals, strength * times_chosen[sentences], size=size)
         is_possible = chosen.totals.isfinite().to(times_chosen.dtype)
         times_chosen.index_put_((sentences[:, None], chosen.tokens), is_possible, accumulate=True)
         group.extend(chosen)
+
+
+def _chosen(totals: Tensor, diversity_penalties: Tensor, *, size: int) -> Continuations:
+    """The best continuations of each sentence after diversity penalties.
+
+    Args:
+        totals: [B, K, V] log probabilities of all continuations.
+        diversity_penalties: [B, V] nats that a token loses in this choice, and in nothing else.
+        size: How many to choose.
+    """
+    ranked = (totals - diversity_penalties[:, None, :]).flatten(1)
+    index = ranked.topk(min(size, ranked.size(1)), dim=1).indices
+    num_tokens = totals.size(2)
+    return Continuations(
+        totals.flatten(1).gather(1, index), index // num_tokens, index % num_tokens
+    )
 
 
 def _taken_in_turn(found: Sequence[Sequence[Hypothesis]], n_best: int) -> list[Hypothesis]:

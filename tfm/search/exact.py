@@ -8,10 +8,11 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
+from tfm.search.active import ActiveHypotheses
 from tfm.search.beam import beam_search
-from tfm.search.hypothesis import Hypothesis, keep_best, nth_score
+from tfm.search.constraints import Prefixes
 from tfm.search.model import SearchableModel
-from tfm.search.unfinished import Prefixes, Unfinished
+from tfm.search.scoring import Hypothesis, keep_best, nth_score
 
 _MOST_ROWS = 64  # prefixes that are extended together
 
@@ -64,7 +65,7 @@ def exact_search(
     for index, best in enumerate(found):
         one, size = slice(index, index + 1), int(lengths[index])
         prefix = None if prefixes is None else prefixes[one]
-        start = Unfinished(model, source[one, :size], lengths[one], config, prefix)
+        start = ActiveHypotheses(model, source[one, :size], lengths[one], config, prefix)
         results.append(_Search(best, config).run(start))
     return results
 
@@ -80,7 +81,7 @@ class _Branch:
         tokens: [N] by which token.
     """
 
-    prefixes: Unfinished
+    prefixes: ActiveHypotheses
     totals: Tensor
     parents: Tensor
     tokens: Tensor
@@ -88,7 +89,7 @@ class _Branch:
     def __len__(self) -> int:
         return len(self.totals)
 
-    def take(self, num: int) -> Unfinished:
+    def take(self, num: int) -> ActiveHypotheses:
         """Remove the best so many continuations, to go on with them."""
         taken = self.prefixes.copy() if num < len(self) else self.prefixes
         totals, parents, tokens = (
@@ -120,7 +121,7 @@ class _Search:
         self._config = config
         self._num_nodes = 0
 
-    def run(self, start: Unfinished) -> ExactResult:
+    def run(self, start: ActiveHypotheses) -> ExactResult:
         """Look at all that starts with the one hypothesis given, as far as it can be better."""
         branches = [self._grow(start)]
         while branches and (num_left := self._config.node_limit - self._num_nodes):
@@ -138,7 +139,7 @@ class _Search:
         hypotheses = [replace(hypothesis, proven=proven) for hypothesis in self._best]
         return ExactResult(hypotheses=hypotheses, proven=proven, num_nodes=self._num_nodes)
 
-    def _grow(self, prefixes: Unfinished) -> _Branch:
+    def _grow(self, prefixes: ActiveHypotheses) -> _Branch:
         """Extend prefixes: note what is finished, and keep the continuations that may be better."""
         log_probs = prefixes.next_log_probs()
         _, num_prefixes, num_tokens = log_probs.shape
@@ -146,7 +147,9 @@ class _Search:
         totals = prefixes.log_probs[:, :, None] + log_probs
         ends = totals[:, :, EOS]
         every = torch.arange(num_prefixes, device=ends.device)[None]
-        for _, hypothesis in prefixes.ended(ends, every, torch.ones_like(ends, dtype=torch.bool)):
+        for _, hypothesis in prefixes.finished(
+            ends, every, torch.ones_like(ends, dtype=torch.bool)
+        ):
             keep_best(self._best, hypothesis, self._config.n_best)
         totals[:, :, EOS] = -math.inf
         num_better = int((totals > self._needed(prefixes)).sum())
@@ -160,5 +163,5 @@ class _Search:
         num = int((branch.totals > self._needed(branch.prefixes)).sum())
         branch.keep(slice(num))
 
-    def _needed(self, prefixes: Unfinished) -> Tensor:
-        return prefixes.needed_log_probs([nth_score(self._best, self._config.n_best)])
+    def _needed(self, prefixes: ActiveHypotheses) -> Tensor:
+        return prefixes.min_log_probs([nth_score(self._best, self._config.n_best)])

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD
-from tfm.search.hypothesis import Hypothesis, length_penalty
 from tfm.search.model import mean_probability
+from tfm.search.scoring import Hypothesis, length_penalty
 
 _POSITIONS_AT_ONCE = 1024  # whose logits are held in memory
 

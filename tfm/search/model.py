@@ -2,13 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-
-# What `SearchableModel.step` is given, rows and all.
-Step: TypeAlias = tuple[Tensor, Any, Tensor]
 
 
 class DecoderState(Protocol):
@@ -45,9 +42,6 @@ class SearchableModel(Protocol):
         goes on comes from the others.
         """
 
-    def step_together(self, steps: Sequence[Step]) -> Tensor:
-        """Take steps of several states in turn; return [R, V] logits of all their rows."""
-
 
 class Ensemble:
     """Several models that agree on a vocabulary; their probabilities are averaged.
@@ -68,20 +62,8 @@ class Ensemble:
     def step(self, tokens: Tensor, state: "EnsembleState", rows: Tensor | None = None) -> Tensor:
         """Step every model; return [B, K, V] or [R, V] logarithms of the mean probabilities."""
         log_probs = [
-            model.step(tokens, part, rows).float().log_softmax(dim=-1)
-            for model, part in zip(self._models, state.parts, strict=True)
-        ]
-        return mean_probability(torch.stack(log_probs))
-
-    def step_together(self, steps: Sequence[Step]) -> Tensor:
-        """Step every model; return [R, V] logarithms of the mean probabilities."""
-        log_probs = [
-            model.step_together(
-                [(tokens, state.parts[index], rows) for tokens, state, rows in steps]
-            )
-            .float()
-            .log_softmax(dim=-1)
-            for index, model in enumerate(self._models)
+            model.step(tokens, each, rows).float().log_softmax(dim=-1)
+            for model, each in zip(self._models, state.states, strict=True)
         ]
         return mean_probability(torch.stack(log_probs))
 
@@ -89,13 +71,13 @@ class Ensemble:
 class EnsembleState:
     """The states of the models of an ensemble."""
 
-    def __init__(self, parts: Sequence[DecoderState]) -> None:
-        self.parts = parts
+    def __init__(self, states: Sequence[DecoderState]) -> None:
+        self.states = states
 
     def reorder(self, rows: Tensor) -> None:
         """Reorder every model's state."""
-        for part in self.parts:
-            part.reorder(rows)
+        for state in self.states:
+            state.reorder(rows)
 
 
 def mean_probability(log_probs: Tensor) -> Tensor:

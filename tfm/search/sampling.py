@@ -9,9 +9,10 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search.hypothesis import Hypothesis
+from tfm.search.active import ActiveHypotheses
+from tfm.search.constraints import Prefixes
 from tfm.search.model import SearchableModel
-from tfm.search.unfinished import Prefixes, Unfinished
+from tfm.search.scoring import Hypothesis
 
 
 def sample(
@@ -41,36 +42,35 @@ def sample(
     Returns:
         For each source `n_best` hypotheses, best first; the same one may come more than once.
     """
-    unfinished = Unfinished(model, source, lengths, config, prefixes)
+    active = ActiveHypotheses(model, source, lengths, config, prefixes)
     finished: list[list[Hypothesis]] = [[] for _ in line_numbers]
-    size = int(unfinished.max_lengths.amax())
-    numbers = _random_numbers(config, line_numbers, size=size).to(lengths.device)
-    while unfinished.num_open:
-        now = numbers[unfinished.sentences.to(numbers.device), :, unfinished.tokens.size(2) - 1]
-        _step(unfinished, finished, now, config)
+    numbers = _random_numbers(config, line_numbers, size=active.max_length).to(lengths.device)
+    while active.num_open:
+        now = numbers[active.sentences.to(numbers.device), :, active.length - 1]
+        _step(active, finished, now, config)
     for samples in finished:
         samples.sort(key=lambda hypothesis: -hypothesis.score)
     return finished
 
 
 def _step(
-    unfinished: Unfinished,
+    active: ActiveHypotheses,
     finished: list[list[Hypothesis]],
     numbers: Tensor,
     config: SearchConfig,
 ) -> None:
     """Draw the next token of each of K' samples of each sentence by random numbers [B, K']."""
-    log_probs = unfinished.next_log_probs()
+    log_probs = active.next_log_probs()
     if log_probs.size(1) != numbers.size(1):  # all samples start from one hypothesis
         log_probs = log_probs.expand(-1, numbers.size(1), -1)
     tokens = _drawn(_distribution(log_probs, config), numbers)
-    totals = unfinished.log_probs + log_probs.gather(2, tokens[:, :, None])[:, :, 0]
-    parents = torch.arange(numbers.size(1), device=tokens.device) % unfinished.tokens.size(1)
+    totals = active.log_probs + log_probs.gather(2, tokens[:, :, None])[:, :, 0]
+    parents = torch.arange(numbers.size(1), device=tokens.device) % active.tokens.size(1)
     parents = parents.expand_as(tokens)
     ends = tokens == EOS
-    for sentence, hypothesis in unfinished.ended(totals, parents, ends):
+    for sentence, hypothesis in active.finished(totals, parents, ends):
         finished[sentence].append(hypothesis)
-    unfinished.advance(totals.masked_fill(ends, -math.inf), parents, tokens)
+    active.advance(totals.masked_fill(ends, -math.inf), parents, tokens)
 
 
 def _distribution(log_probs: Tensor, config: SearchConfig) -> Tensor:

@@ -5,7 +5,7 @@ import os
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,17 +16,16 @@ from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.trees import Repairs, bracketed, restore
 from tfm.errors import DataError, UsageError
-from tfm.inference.chunks import (
-    Engine,
+from tfm.inference.engine import load_engine
+from tfm.inference.lines import (
+    LineEngine,
     ScoredTarget,
     Translation,
-    score_chunks,
-    search_chunks,
+    score_lines,
+    translate_lines,
 )
-from tfm.inference.models import load_engine
-from tfm.inference.processes import ModelProcesses
-from tfm.inference.reader import TextChunks, count_lines
-from tfm.inference.sentences import Chunk
+from tfm.inference.reader import LineReader, count_lines
+from tfm.inference.workers import Workers
 from tfm.reporting import Progress, say
 from tfm.storage.checkpoint import ModelInfo, find_model, load_info, newest_run
 from tfm.storage.files import write_json
@@ -157,13 +156,7 @@ def generate(
     proofs: Counter[bool | None] = Counter()
     repairs = Repairs()
     with _opened(plan, plan.prefixes, inference, num_processes) as work:
-        for chunk, found in search_chunks(
-            work.engine,
-            work.vocabulary,
-            work.chunks,
-            config,
-            read_ahead=work.may_read_ahead,
-        ):
+        for chunk, found in translate_lines(work.engine, work.vocabulary, work.reader, config):
             proofs.update(best[0].proven for best in found)
             if plan.task == "parsing":
                 found = [
@@ -214,13 +207,7 @@ def score_targets(
     num_lines = num_pieces = 0
     log_prob = 0.0
     with _opened(plan, plan.targets, inference, num_processes) as work:
-        for chunk, targets in score_chunks(
-            work.engine,
-            work.vocabulary,
-            work.chunks,
-            config,
-            read_ahead=work.may_read_ahead,
-        ):
+        for chunk, targets in score_lines(work.engine, work.vocabulary, work.reader, config):
             for line, scored in zip(chunk.lines, targets, strict=True):
                 num_lines += 1
                 num_pieces += len(scored.pieces)
@@ -239,10 +226,9 @@ def score_targets(
 class _Work:
     """Text to be read, what translates it, and the bar that says how far it has come."""
 
-    engine: Engine
+    engine: LineEngine
     vocabulary: Vocabulary
-    chunks: Iterator[Chunk]
-    may_read_ahead: Callable[[], bool]
+    reader: LineReader
     bar: Progress
 
 
@@ -257,32 +243,19 @@ def _opened(
     path = plan.source.path
     total = count_lines(path) if path is not None and path.is_file() else None
     vocabulary = Vocabulary.load(plan.models[0])
+    engine: LineEngine
     with ExitStack() as stack:
-        text = stack.enter_context(TextChunks(path, beside))
         bar = stack.enter_context(Progress("generate", total=total, unit="lines"))
         if num_processes == 1:
             engine = load_engine(plan.models, inference)
-            if engine.decodes_in_slots:
-                text.take_many()
-            yield _Work(
-                engine=engine,
-                vocabulary=vocabulary,
-                chunks=text.read(),
-                # What comes slowly is better translated together, when all before it is done.
-                may_read_ahead=text.has_chunk,
-                bar=bar,
+        else:
+            engine = stack.enter_context(
+                Workers(plan.models, inference=inference, num_workers=num_processes)
             )
-            return
-        processes = stack.enter_context(
-            ModelProcesses(plan.models, inference=inference, num_processes=num_processes)
+        reader = stack.enter_context(
+            LineReader(path, beside, chunk_lines=engine.limits.chunk_lines)
         )
-        yield _Work(
-            engine=processes,
-            vocabulary=vocabulary,
-            chunks=text.read(processes.is_ready),
-            may_read_ahead=text.has_lines,
-            bar=bar,
-        )
+        yield _Work(engine=engine, vocabulary=vocabulary, reader=reader, bar=bar)
 
 
 def _standard_input_has_text() -> bool:

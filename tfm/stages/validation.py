@@ -10,9 +10,9 @@ from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import Compute
 from tfm.distributed.group import Group
-from tfm.inference.chunks import search_chunks
-from tfm.inference.models import Models
-from tfm.inference.sentences import Chunk
+from tfm.inference.batches import Chunk
+from tfm.inference.engine import Engine
+from tfm.inference.lines import translate_lines
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model
@@ -134,10 +134,10 @@ class Validator:
             for start in range(0, len(order), _CHUNK)
         )
         backend = inference_backend(self._compute, self._info.run.training.kernels)
-        models = Models([model], self._compute, backend=backend)
+        engine = Engine([model], self._compute, backend=backend)
         outputs: list[str] = []
         self._beat_for(outputs, sources)
-        for _, found in search_chunks(models, self._vocabulary, chunks, config):
+        for _, found in translate_lines(engine, self._vocabulary, chunks, config):
             outputs += [best[0].text for best in found]
             self._beat_for(outputs, sources)
             if self._stopped():

@@ -15,12 +15,12 @@ from tfm import __version__
 from tfm.config import InferenceConfig, SearchConfig, settings_to
 from tfm.data.subword import Vocabulary
 from tfm.errors import DataError, UsageError
-from tfm.inference.chunks import Engine, search_chunks
-from tfm.inference.models import Output, Take, Task, load_engine
-from tfm.inference.reader import TextChunks
-from tfm.inference.sentences import Chunk, SentenceBatch
+from tfm.inference.batches import BatchLimits, Chunk, Output
+from tfm.inference.engine import Task, Work, load_engine
+from tfm.inference.lines import LineEngine, translate_lines
+from tfm.inference.reader import LineReader
 from tfm.reporting import Progress, say
-from tfm.search.hypothesis import Hypothesis
+from tfm.search.scoring import Hypothesis
 from tfm.stages.bench.measurement import (
     PeakMemory,
     device_name,
@@ -196,25 +196,29 @@ class _CountingEngine:
         engine: What does the work.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LineEngine) -> None:
         self._engine = engine
         self.counts = _Counts()
 
     @property
-    def max_positions(self) -> int | None:
-        """As the engine has it."""
-        return self._engine.max_positions
+    def limits(self) -> BatchLimits:
+        """As the engine has them."""
+        return self._engine.limits
 
     def map(
-        self, task: Task[Output], take: Take, config: SearchConfig
-    ) -> Iterator[tuple[SentenceBatch, list[Output]]]:
+        self, task: Task[Output], work: Iterable[Work], config: SearchConfig
+    ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
         """Let the engine do a search."""
-        for batch, outputs in self._engine.map(task, take, config):
-            found = cast("list[list[Hypothesis]]", outputs)
-            self.counts.sentences += len(batch)
-            self.counts.source_tokens += sum(len(ids) + 1 for ids in batch.sources)
+        for chunk, outputs in self._engine.map(task, map(self._counted, work), config):
+            found = cast("Iterable[list[Hypothesis]]", outputs.values())
             self.counts.target_tokens += sum(len(best[0].tokens) + 1 for best in found)
-            yield batch, outputs
+            yield chunk, outputs
+
+    def _counted(self, work: Work) -> Work:
+        sources = [ids for batch in work[1] for ids in batch.sources]
+        self.counts.sentences += len(sources)
+        self.counts.source_tokens += sum(len(ids) + 1 for ids in sources)
+        return work
 
 
 class _Bench:
@@ -241,7 +245,7 @@ class _Bench:
         forget_peak_memory(self._compute.device)
         say(f"bench generate: {folder} translates, {self._compute}")
         with self._opened(once) as text:
-            self._once = list(text.read())
+            self._once = list(text)
         if not self._translate(self._once).sentences:
             raise DataError("the text has no line to translate: give another with --input")
         self._rounds: list[tuple[_Counts, float]] = []
@@ -254,7 +258,7 @@ class _Bench:
             Progress(f"bench generate, {name}", total=None, unit="lines") as bar,
         ):
             started = time.perf_counter()
-            counts = self._translate(text.read(), bar)
+            counts = self._translate(text, bar)
             seconds = time.perf_counter() - started
         self._rounds.append((counts, seconds))
         say(f"bench generate: {name}: {counts.target_tokens / seconds:,.0f} target tokens/s")
@@ -312,16 +316,13 @@ class _Bench:
             token=Milliseconds.of([seconds / num_tokens for num_tokens, seconds in self._each]),
         )
 
-    def _opened(self, path: Path) -> TextChunks:
-        text = TextChunks(path, None)
-        if self._engine.decodes_in_slots:
-            text.take_many()
-        return text
+    def _opened(self, path: Path) -> LineReader:
+        return LineReader(path, None, chunk_lines=self._engine.limits.chunk_lines)
 
     def _translate(self, chunks: Iterable[Chunk], bar: Progress | None = None) -> _Counts:
         """Translate chunks of lines; returns what there was to translate."""
         engine = _CountingEngine(self._engine)
-        for chunk, _ in search_chunks(engine, self._vocabulary, chunks, self._config):
+        for chunk, _ in translate_lines(engine, self._vocabulary, chunks, self._config):
             if bar is not None:
                 bar.update(len(chunk.lines))
         return engine.counts

@@ -16,6 +16,7 @@ from tfm.errors import CheckpointError, DataError
 from tfm.inference.translator import Translator
 from tfm.storage.checkpoint import ModelInfo, load_info
 
+_BATCH_TOKENS = 4_096
 # Two ways to sum in float32 differ by far less, two models by far more.
 _MOST_NATS_A_TOKEN = 1e-2
 
@@ -175,7 +176,7 @@ class _ExportedModel:
             max_input_length=0,
             max_decoding_length=limit,
             return_scores=True,
-            max_batch_size=self._config.max_tokens,
+            max_batch_size=_BATCH_TOKENS,
             batch_type="tokens",
         )
         best = [result.hypotheses[0] for result in results]
@@ -200,7 +201,7 @@ class _ExportedModel:
             self._pieces(lines),
             [list(our.pieces[:-1]) for our in ours],
             max_input_length=0,
-            max_batch_size=self._config.max_tokens,
+            max_batch_size=_BATCH_TOKENS,
             batch_type="tokens",
         )
         errors = [

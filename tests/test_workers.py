@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +20,10 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError
-from tfm.inference.chunks import score_chunks, search_chunks
-from tfm.inference.models import Models, load_models
-from tfm.inference.processes import LostProcessError, ModelProcesses, _Job
-from tfm.inference.sentences import Chunk, SentenceBatch
+from tfm.inference.batches import Chunk, SentenceBatch
+from tfm.inference.engine import Engine, load_models
+from tfm.inference.lines import score_lines, translate_lines
+from tfm.inference.workers import LostProcessError, Workers
 from tfm.storage.checkpoint import checkpoints
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
@@ -49,23 +50,17 @@ def one_process(trained_run):
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     compute = choose_compute("cpu", "fp32")
-    yield Models(load_models([checkpoints(trained_run)[-1]], compute), compute)
+    yield Engine(load_models([checkpoints(trained_run)[-1]], compute), compute)
     torch.set_num_threads(num_threads)
 
 
-def taking(batches):
-    """Takes one batch after another."""
-    remaining = iter(batches)
-    return lambda wait: next(remaining, None)
-
-
-def in_processes(folder, num_processes=2):
-    return ModelProcesses([folder], inference=CPU, num_processes=num_processes)
+def two_workers(folder):
+    return Workers([folder], inference=CPU, num_workers=2)
 
 
 @pytest.fixture(scope="module")
-def processes(trained_run):
-    with in_processes(checkpoints(trained_run)[-1]) as started:
+def workers(trained_run):
+    with two_workers(checkpoints(trained_run)[-1]) as started:
         yield started
 
 
@@ -94,114 +89,107 @@ def assert_same(found, expected):
     ],
     ids=str,
 )
-def test_processes_find_what_one_finds_in_order(one_process, processes, vocabulary, settings):
+def test_processes_find_what_one_finds_in_order(one_process, workers, vocabulary, settings):
     config = SearchConfig(max_extra_length=3, **settings)
-    expected = list(search_chunks(one_process, vocabulary, CHUNKS, config))
-    assert_same(search_chunks(processes, vocabulary, CHUNKS, config), expected)
+    expected = list(translate_lines(one_process, vocabulary, CHUNKS, config))
+    assert_same(translate_lines(workers, vocabulary, CHUNKS, config), expected)
     assert [chunk for chunk, _ in expected] == CHUNKS
 
 
-def test_processes_score_targets_as_one_does(one_process, processes, vocabulary):
+def test_processes_score_targets_as_one_does(one_process, workers, vocabulary):
     config = SearchConfig(max_tokens=20)
-    expected = list(score_chunks(one_process, vocabulary, CHUNKS, config))
-    assert list(score_chunks(processes, vocabulary, CHUNKS, config)) == expected
+    expected = list(score_lines(one_process, vocabulary, CHUNKS, config))
+    assert list(score_lines(workers, vocabulary, CHUNKS, config)) == expected
 
 
-def test_text_is_read_only_as_far_ahead_as_there_is_work(processes):
+def batch_of(line, ids=(5, 6)):
+    return SentenceBatch(line_numbers=[line], sources=[list(ids)], targets=[[]])
+
+
+def work_of(line, ids=(5, 6)):
+    return Chunk(first_line=line, lines=["seven"]), [batch_of(line, ids)]
+
+
+def test_text_is_read_only_as_far_ahead_as_there_is_work(workers):
     num_read = 0
 
     def endless():
         nonlocal num_read
         for num_read in itertools.count(1):
-            yield SentenceBatch(line_numbers=[num_read], sources=[[5, 6]], targets=[[]])
+            yield work_of(num_read)
 
-    results = processes.map(Models.search, taking(endless()), SearchConfig(max_extra_length=1))
-    numbers = [batch.line_numbers for batch, _ in itertools.islice(results, 50)]
+    results = workers.map(Engine.search, endless(), SearchConfig(max_extra_length=1))
+    numbers = [list(found) for _, found in itertools.islice(results, 50)]
     assert numbers == [[number] for number in range(1, 51)]
-    assert num_read <= 50 + 4 * 2
-    # What is underway has no taker: let it come, so that the processes are idle again.
-    while any(worker.job for worker in processes._workers):
-        processes._receive()
+    assert num_read <= 50 + 2 * 2 + 2
 
 
-def test_what_goes_wrong_comes_after_what_stands_before_it(processes, vocabulary):
+def test_what_goes_wrong_comes_after_what_stands_before_it(workers, vocabulary):
     def chunks():
         yield CHUNKS[0]
         raise DataError("line 4 is not UTF-8")
 
-    results = search_chunks(processes, vocabulary, chunks(), SearchConfig(max_extra_length=3))
+    results = translate_lines(workers, vocabulary, chunks(), SearchConfig(max_extra_length=3))
     assert next(results)[0] is CHUNKS[0]
     with pytest.raises(DataError, match="line 4 is not UTF-8"):
         next(results)
 
 
-def test_a_model_that_cannot_be_loaded_is_named_as_in_one_process(tmp_path):
+def test_a_model_that_cannot_be_loaded_is_named_as_in_one_process(tmp_path, trained_run):
+    with pytest.raises(CheckpointError, match="holds no model"):
+        two_workers(tmp_path)
+    folder = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "damaged")
+    (folder / "model.safetensors").write_bytes(b"damaged")
     with (
-        pytest.raises(CheckpointError, match="holds no model"),
-        in_processes(tmp_path) as started,
+        two_workers(folder) as started,
+        pytest.raises(CheckpointError, match=r"damaged.*model\.safetensors"),
     ):
-        _ = started.max_positions
+        next(started.map(Engine.search, [work_of(1)], SearchConfig()))
 
 
-@pytest.fixture
-def pipe():
-    """The end of a pipe to read from, and that to write to."""
-    ends = os.pipe()
-    yield ends
-    for end in ends:
-        os.close(end)
-
-
-def test_a_process_that_dies_ends_the_work_at_once_and_is_named(trained_run, pipe):
-    with in_processes(checkpoints(trained_run)[-1]) as started:
-        assert started.max_positions is None
+def test_a_process_that_dies_is_named_with_the_lines_it_had(trained_run):
+    with two_workers(checkpoints(trained_run)[-1]) as started:
         first, second = (worker.process for worker in started._workers)
         os.kill(first.pid, signal.SIGSTOP)  # it gets a batch, and never answers
         batch = SentenceBatch(line_numbers=[3, 9, 5], sources=[[5]] * 3, targets=[[]] * 3)
-        started._give(started._workers[0], _Job(batch=batch), Models.search, SearchConfig())
-        os.kill(first.pid, signal.SIGKILL)
+        work = [(Chunk(first_line=3, lines=["seven"]), [batch])]
+        threading.Timer(0.5, os.kill, (first.pid, signal.SIGKILL)).start()
         message = (
             rf"^process 1 of 2 \(pid {first.pid}\) was killed by SIGKILL "
             r"\(out of memory\?\) while it had 3 of the lines 3 to 9$"
         )
         with pytest.raises(LostProcessError, match=message):
-            started.is_ready(pipe[0], True)
+            list(started.map(Engine.search, work, SearchConfig()))
         assert second.is_alive()
     assert (first.exitcode, second.exitcode) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
-def test_an_idle_process_takes_what_arrives_while_another_is_busy(trained_run, pipe):
-    reading, writing = pipe
-    taken = []
-    with in_processes(checkpoints(trained_run)[-1]) as started:
-        while not all(worker.is_ready for worker in started._workers):
-            started._receive()
+def test_an_idle_process_takes_what_arrives_while_another_is_busy(trained_run):
+    arrived = threading.Event()
+    with two_workers(checkpoints(trained_run)[-1]) as started:
+        config = SearchConfig(max_extra_length=1)
+        list(started.map(Engine.search, [work_of(1), work_of(2)], config))  # both are loaded
         first = started._workers[0].process.pid
-        os.kill(first, signal.SIGSTOP)  # until the second has something to do
-        too_late = threading.Timer(30, os.kill, (first, signal.SIGCONT))
-        too_late.start()
+        os.kill(first, signal.SIGSTOP)
 
-        def take(wait):
-            if len(taken) == 1:
-                if not started.is_ready(reading, wait):
-                    threading.Timer(0.1, os.write, (writing, b"x")).start()
-                    return None
-                os.kill(first, signal.SIGCONT)
-            if len(taken) == 2:
-                return None
-            taken.append((wait, too_late.is_alive()))
-            return SentenceBatch(line_numbers=[len(taken)], sources=[[5]], targets=[[]])
+        def work():
+            for line in (1, 2):  # one of them gets stuck
+                yield work_of(line)
+            arrived.set()
 
-        results = started.map(Models.search, take, SearchConfig(max_extra_length=1))
-        assert [batch.line_numbers for batch, _ in results] == [[1], [2]]
-        too_late.cancel()
-    assert taken == [(True, True), (False, True)]
+        results = started.map(Engine.search, work(), config)
+        reading = threading.Thread(target=lambda: found.extend(results))
+        found = []
+        reading.start()
+        assert arrived.wait(30)
+        os.kill(first, signal.SIGCONT)
+        reading.join(30)
+        assert [list(outputs) for _, outputs in found] == [[1], [2]]
 
 
 def test_a_bug_in_a_process_keeps_its_traceback(trained_run, capfd):
-    batch = SentenceBatch(line_numbers=[1], sources=[[10**6]], targets=[[]])
-    with in_processes(checkpoints(trained_run)[-1]) as started:
-        results = started.map(Models.search, taking([batch]), SearchConfig())
+    with two_workers(checkpoints(trained_run)[-1]) as started:
+        results = started.map(Engine.search, [work_of(1, [10**6])], SearchConfig())
         with pytest.raises(LostProcessError, match=r"ended with exit code 1 while it had 1 "):
             next(results)
     assert "IndexError" in capfd.readouterr().err

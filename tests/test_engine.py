@@ -8,11 +8,10 @@ from tfm.config import SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import DataError
-from tfm.inference.models import Models, load_model
-from tfm.inference.sentences import SentenceBatch
+from tfm.inference.batches import SentenceBatch
 from tfm.inference.translator import Translator
-from tfm.model.build import converted
-from tfm.search.slot_beams import SlotBeams
+from tfm.model.build import converted, load_model
+from tfm.search.slot_beam import SlotBeams
 from tfm.storage.checkpoint import checkpoints, load_info
 
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven", "a b c d e f"]
@@ -114,16 +113,12 @@ def test_what_memory_is_too_small_for_is_done_in_fewer_slots(
     assert translator.translate(LINES) == plain.translate(LINES)
 
 
-def test_the_batches_of_a_process_are_searched_in_slots_one_by_one(
-    plain, new_translator, num_steps
-):
-    engine = new_translator()._models
+def test_a_batch_is_searched_in_slots(plain, new_translator, num_steps):
+    engine = new_translator()._engine
     batch = SentenceBatch(line_numbers=[1, 2], sources=[[5, 6], [7]], targets=[[], []])
-    found = engine.run(Models.search, batch, SearchConfig())
+    found = engine.search(batch, SearchConfig())
     assert num_steps
-    for [ours], [theirs] in zip(
-        found, plain._models.run(Models.search, batch, SearchConfig()), strict=True
-    ):
+    for [ours], [theirs] in zip(found, plain._engine.search(batch, SearchConfig()), strict=True):
         assert ours.tokens == theirs.tokens
         assert ours.score == pytest.approx(theirs.score)
 
@@ -138,7 +133,7 @@ def test_weights_are_of_the_type_that_operations_need_and_the_models_own_stay(
     translator = Translator([model], Vocabulary.load(folder), compute, backend=InSlots(dtype))
     assert len(translator.translate(LINES)) == len(LINES)
     assert num_steps
-    [used] = translator._models._models
+    [used] = translator._engine._models
     assert {parameter.dtype for parameter in used.parameters()} == {dtype}
     assert used.target_embedding.positions.dtype == torch.float32
     for name, value in model.state_dict().items():

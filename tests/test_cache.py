@@ -8,7 +8,7 @@ import torch
 from tfm.backends.plain import PlainBackend
 from tfm.config import TransformerConfig
 from tfm.model.build import new_model, use_backend
-from tfm.model.decoding import Step, StepRows
+from tfm.model.cache import StepRows
 
 V = 13
 MODELS = {
@@ -187,67 +187,31 @@ def test_another_order_of_hypotheses_that_share_a_cache_copies_none_of_it():
         assert [part.data_ptr() for layer in decoding.state.past for part in layer] == before
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("backend", [PlainBackend(), Rounding()], ids=["plain", "rounding"])
-@EVERY_MODEL
-def test_steps_taken_together_are_those_taken_alone(changes, backend):
-    """Of batches of any size, which began at different times."""
-    model = transformer(**changes)
-    use_backend(model, backend)
-    batches = []
-    for turn, size in enumerate((4, 1, 3, 12, 2, 5)):
-        if turn % 2 == 0:
-            batches.append(Decoding(model, [[5, 2, 6], [4, 4], [1]][turn // 2]))
-        asked = [
-            (None, torch.ones(each.tokens.shape[:2], dtype=torch.bool))
-            if number == 1
-            else each.some_rows(0.5)
-            for number, each in enumerate(batches)
-        ]
-        found = model.step_together(
-            [
-                (each.tokens[:, :, -1], each.state, rows)
-                for each, (rows, _) in zip(batches, asked, strict=True)
-            ]
-        )
-        expected = [
-            each.teacher_forced()[is_asked.flatten()]
-            for each, (_, is_asked) in zip(batches, asked, strict=True)
-        ]
-        torch.testing.assert_close(found, torch.cat(expected), rtol=1e-9, atol=1e-9)
-        for each, (_, is_asked) in zip(batches, asked, strict=True):
-            parents = torch.multinomial(is_asked.double(), size, replacement=True)
-            each.go_on(size, parents=parents)
-
-
 @pytest.mark.parametrize("to_multiple_of", [1, 4, 100])
-def test_rows_of_several_steps_stand_one_after_another_and_find_back(to_multiple_of):
+def test_rows_that_are_computed_are_scattered_back_to_their_hypotheses(to_multiple_of):
+    class Sparing(PlainBackend):
+        worth_computing = 0.7
+
+        def num_rows(self, needed):
+            return -(-needed // to_multiple_of) * to_multiple_of
+
     torch.manual_seed(0)
     for _ in range(100):
-        steps, grids, all_asked = [], [], []
-        for _ in range(int(torch.randint(1, 4, ()))):
-            tokens = torch.zeros(2, int(torch.randint(1, 6, ())), dtype=torch.long)
-            num_asked = int(torch.randint(1, tokens.numel() + 1, ()))
-            rows = torch.randperm(tokens.numel())[:num_asked].sort().values
-            steps.append(Step.of(tokens, None, rows, worth_computing=0.7))
-            grids.append(torch.randn(tokens.numel(), 3))
-            all_asked.append(rows)
-        rows = StepRows(steps, lambda needed: -(-needed // to_multiple_of) * to_multiple_of)
-        computed = [step.computed(grid) for step, grid in zip(steps, grids, strict=True)]
-        joined = rows.joined(computed)
-        assert len(joined) % to_multiple_of == 0
-        num_computed = sum(step.num_rows for step in steps)
-        assert torch.equal(joined[:num_computed], torch.cat(computed))
-        assert not joined[num_computed:].any()
-        asked = [grid[each] for grid, each in zip(grids, all_asked, strict=True)]
-        assert torch.equal(rows.asked_for(joined), torch.cat(asked))
-        parted = list(rows.parted(joined))
-        assert [step for step, _ in parted] == steps
-        for (step, spread), grid in zip(parted, grids, strict=True):
-            assert torch.equal(step.computed(spread), step.computed(grid))
-            is_asked = (spread == grid).all(dim=1)
-            assert is_asked.sum() == step.num_rows
-            assert not spread[~is_asked].any()
+        num_hypotheses = int(torch.randint(1, 12, ()))
+        num_wanted = int(torch.randint(1, num_hypotheses + 1, ()))
+        wanted = torch.randperm(num_hypotheses)[:num_wanted].sort().values
+        rows = StepRows.of(num_hypotheses, wanted, Sparing())
+        x = torch.randn(num_hypotheses, 3)
+        selected = rows.select(x)
+        assert len(selected) == rows.num_rows
+        assert len(selected) % to_multiple_of == 0
+        assert torch.equal(rows.outputs(selected), x[wanted])
+        scattered = rows.scatter(selected)
+        assert torch.equal(scattered[wanted], x[wanted])
+        is_computed = (scattered == x).all(dim=1)
+        assert is_computed.all() == (num_wanted >= 0.7 * num_hypotheses)
+        assert not scattered[~is_computed].any()
+        assert torch.equal(rows.select(scattered), selected)
 
 
 # --- a sentence by itself
@@ -282,7 +246,7 @@ def test_by_itself_it_is_decoded_as_in_company(changes, beam):
         decoding.go_on(size)
     decoding.step()
     goes_alone = not {"attention", "attention_window"} & changes.keys()
-    assert (decoding.state.alone is not None) == goes_alone
+    assert (decoding.state.single is not None) == goes_alone
 
 
 @torch.inference_mode()
@@ -295,7 +259,7 @@ def test_what_leaves_a_full_cache_was_nobodys_past(size):
         meets = step % 10 == 0 and step < 60
         decoding.go_on(size, parents=None if meets or step == 0 else torch.arange(size)[None])
     own = decoding.tokens.size(2) - 1
-    assert decoding.state.alone.num_kept <= own * size
+    assert decoding.state.single.num_kept <= own * size
 
 
 @torch.inference_mode()
@@ -304,7 +268,7 @@ def test_the_cache_grows_with_what_hypotheses_have_not_in_common():
     for _ in range(150):
         decoding.model.step(decoding.tokens[:, :, -1], decoding.state)
         decoding.go_on(6, parents=torch.zeros(1, 6, dtype=torch.long))
-    assert decoding.state.alone.num_kept < 2 * 150
+    assert decoding.state.single.num_kept < 2 * 150
     decoding.step()
 
 
@@ -344,39 +308,17 @@ def test_hypotheses_that_nothing_goes_on_from_need_not_be_asked_for(changes, bea
 def test_a_deep_copy_has_the_weights_in_common():
     decoding = new_decoding({})
     decoding.step()
-    alone, other = decoding.state.alone, copy.deepcopy(decoding.state).alone
-    assert other is not alone
-    assert other.layers is alone.layers
+    single, other = decoding.state.single, copy.deepcopy(decoding.state).single
+    assert other is not single
+    assert other.layers is single.layers
 
 
 @torch.inference_mode()
 def test_sentences_that_have_company_are_not_by_themselves():
     model = transformer()
     use_backend(model, FewAtATime())
-    together = [Decoding(model, [4]), Decoding(model, [6])]
+    decoding = Decoding(model, [4, 6])
     for size in (3, 3, 1):
-        found = model.step_together(
-            [(each.tokens[:, :, -1], each.state, None) for each in together]
-        )
-        expected = torch.cat([each.teacher_forced() for each in together])
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-        for each in together:
-            each.go_on(size)
-    assert [each.state.alone for each in together] == [None, None]
-
-
-@torch.inference_mode()
-def test_one_that_is_by_itself_may_be_joined():
-    model = transformer()
-    use_backend(model, FewAtATime())
-    first, second = Decoding(model, [4]), Decoding(model, [6, 2])
-    first.step()
-    first.go_on(4)
-    for size in (4, 2, 1):
-        steps = [(each.tokens[:, :, -1], each.state, None) for each in (first, second)]
-        found = model.step_together(steps)
-        expected = torch.cat([first.teacher_forced(), second.teacher_forced()])
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-        assert found.shape == (len(expected), V)
-        for each in (first, second):
-            each.go_on(size)
+        decoding.step()
+        decoding.go_on(size)
+    assert decoding.state.single is None

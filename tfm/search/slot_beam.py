@@ -1,13 +1,12 @@
 """Beam search of sentences in slots: every step the same operations on the same memory.
 
-What `Beams` decides on the host is decided here by tensors: what has ended, what it scores, what
-can still improve. So nobody waits for a step, and all of it can be recorded once and replayed.
+What `BeamSearchState` decides on the host is decided here by tensors: which hypotheses have ended,
+their scores, whether others can still improve on them. So the host waits for no step, and a step
+can be recorded once and replayed.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,129 +14,11 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS
+from tfm.model.slots import SlotShape
+from tfm.model.transformer import Transformer
+from tfm.search.constraints import ANY, NEVER_PRODUCED, Constraints
 from tfm.search.continuations import Continuations, NextTokens
-from tfm.search.hypothesis import Hypothesis, length_penalty
-from tfm.search.unfinished import (
-    ANY,
-    NEVER_PRODUCED,
-    Prefixes,
-    forced_tokens,
-    greatest_lengths,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlotShape:
-    """How much room there is.
-
-    Attributes:
-        num_slots: N.
-        num_hypotheses: K, of each sentence.
-        source_capacity: The most tokens of a source.
-        capacity: T, the most tokens of an output, EOS included.
-    """
-
-    num_slots: int
-    num_hypotheses: int
-    source_capacity: int
-    capacity: int
-
-
-class Slots(Protocol):
-    """Where a model stands in the sentences of N slots.
-
-    Attributes:
-        positions: [N] int64 number of tokens that the hypotheses of each slot have, without BOS.
-    """
-
-    positions: Tensor
-
-    def reorder(self, parents: Tensor, goes_on: Tensor) -> None:
-        """Go on with some hypotheses of each slot, in another order.
-
-        Args:
-            parents: [N, K] which of the present ones each continues.
-            goes_on: [N] whether a slot's sentence does; others stay where they are.
-        """
-
-
-class SlotModel(Protocol):
-    """A model that can decode in slots.
-
-    Attributes:
-        max_positions: The most tokens it can take in on either side; None if there is no limit.
-    """
-
-    max_positions: int | None
-
-    def new_slots(
-        self, *, num_slots: int, num_hypotheses: int, source_capacity: int, capacity: int
-    ) -> Any:
-        """Make room, as `SlotShape` says: `Slots`."""
-
-    def occupy(self, slots: Any, places: Tensor, source: Tensor, lengths: Tensor) -> None:
-        """Encode sources [B, S] of [B] lengths and put them into the [B] slots of these places."""
-
-    def step_slots(self, tokens: Tensor, slots: Any) -> Tensor:
-        """Take in the newest tokens [N, K]; return [N · K, V] logits of the next."""
-
-    def look_through(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, blocks, block] → the greatest of each block, and the logarithm of the sum of all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlotSentences:
-    """Sentences to be put into slots, on the CPU.
-
-    Attributes:
-        source: [B, S] token ids, closed by EOS and padded at the end.
-        lengths: [B] their lengths, EOS included.
-        forced: [B, P] the token that is forced at each position; `ANY` where none is.
-        max_lengths: [B] the most tokens of an output, with EOS.
-    """
-
-    source: Tensor
-    lengths: Tensor
-    forced: Tensor
-    max_lengths: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        source: Tensor,
-        lengths: Tensor,
-        config: SearchConfig,
-        *,
-        max_positions: int | None,
-        prefixes: Prefixes | None = None,
-    ) -> "SlotSentences":
-        """A batch.
-
-        Args:
-            source: [B, S] token ids, closed by EOS and padded at the end.
-            lengths: [B] their lengths, EOS included.
-            config: Limits.
-            max_positions: The most tokens that the model takes in on a side; None if there is no
-                limit.
-            prefixes: What outputs must start with; nothing if not given.
-        """
-        forced = forced_tokens(prefixes, len(lengths))
-        return cls(
-            source=source,
-            lengths=lengths,
-            forced=forced,
-            max_lengths=greatest_lengths(lengths, forced, config, max_positions),
-        )
-
-    def part(self, rows: slice) -> "SlotSentences":
-        """Some of them, padded to the longest of these."""
-        lengths = self.lengths[rows]
-        return SlotSentences(
-            source=self.source[rows, : int(lengths.max())],
-            lengths=lengths,
-            forced=self.forced[rows],
-            max_lengths=self.max_lengths[rows],
-        )
+from tfm.search.scoring import Hypothesis, LengthPenalty
 
 
 class SlotBeams:
@@ -154,12 +35,11 @@ class SlotBeams:
     """
 
     def __init__(
-        self, model: SlotModel, config: SearchConfig, shape: SlotShape, device: torch.device
+        self, model: Transformer, config: SearchConfig, shape: SlotShape, device: torch.device
     ) -> None:
         num_slots, size, capacity = shape.num_slots, shape.num_hypotheses, shape.capacity
         self._model = model
-        self._alpha = config.length_penalty
-        self._slots: Slots = model.new_slots(**asdict(shape))
+        self._slots = model.new_slots(shape)
 
         def full(*sizes: int, value: float, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.full(sizes, value, dtype=dtype, device=device)
@@ -169,8 +49,9 @@ class SlotBeams:
         self._newest = full(num_slots, size, value=BOS)
         self._tokens = full(num_slots, size, capacity, value=EOS)
         self._log_probs = full(num_slots, size, value=-math.inf, dtype=torch.float32)
-        self._max_lengths = full(num_slots, value=1)
-        self._forced = full(num_slots, capacity, value=ANY)
+        self._constraints = Constraints(
+            forced=full(num_slots, capacity, value=ANY), max_lengths=full(num_slots, value=1)
+        )
         # What has ended, best first.
         self._best_scores = full(num_slots, config.n_best, value=-math.inf, dtype=torch.float64)
         self._best_log_probs = full(num_slots, config.n_best, value=0.0, dtype=torch.float32)
@@ -178,24 +59,29 @@ class SlotBeams:
         self._best_tokens = full(num_slots, config.n_best, capacity, value=EOS)
         # What does not change.
         self._rows = torch.arange(num_slots * size, device=device)
-        self._penalties = torch.tensor(
-            [length_penalty(length, self._alpha) for length in range(capacity + 2)],
-            dtype=torch.float64,
-            device=device,
-        )
+        self._penalty = LengthPenalty(config.length_penalty, max_length=capacity, device=device)
         self._before_first = F.pad(
             full(1, value=0.0, dtype=torch.float32), (0, size - 1), value=-math.inf
         )
 
-    def occupy(self, places: Sequence[int], sentences: SlotSentences) -> None:
-        """Put sentences into as many slots, whose outputs are forgotten."""
+    def prefill(
+        self, places: Sequence[int], source: Tensor, lengths: Tensor, constraints: Constraints
+    ) -> None:
+        """Put sentences into slots, and forget the outputs that were found there.
+
+        Args:
+            places: B slots.
+            source: [B, S] token ids on the CPU, closed by EOS and padded at the end.
+            lengths: [B] their lengths, EOS included.
+            constraints: Theirs.
+        """
         index = self._on_device(torch.tensor(places))
-        source, lengths = map(self._on_device, (sentences.source, sentences.lengths))
-        self._model.occupy(self._slots, index, source, lengths)
-        missing = self._forced.size(1) - sentences.forced.size(1)
-        forced = F.pad(sentences.forced, (0, missing), value=ANY)
-        self._forced.index_copy_(0, index, self._on_device(forced))
-        self._max_lengths.index_copy_(0, index, self._on_device(sentences.max_lengths))
+        self._model.prefill(self._slots, index, *map(self._on_device, (source, lengths)))
+        missing = self._constraints.forced.size(1) - constraints.forced.size(1)
+        forced = F.pad(constraints.forced, (0, missing), value=ANY)
+        self._constraints.forced.index_copy_(0, index, self._on_device(forced))
+        max_lengths = self._on_device(constraints.max_lengths)
+        self._constraints.max_lengths.index_copy_(0, index, max_lengths)
         self._newest.index_fill_(0, index, BOS)
         self._log_probs.index_copy_(0, index, self._before_first.expand(len(places), -1))
         self._best_scores.index_fill_(0, index, -math.inf)
@@ -214,10 +100,10 @@ class SlotBeams:
         ends = tokens == EOS
         self._keep_best(totals.masked_fill(~ends, -math.inf), lengths, longer)
         log_probs = totals.masked_fill(ends, -math.inf)
-        # What can at best still be reached; see `Unfinished.needed_log_probs`.
-        limits = self._max_lengths if self._alpha >= 0 else lengths + 1
-        needed = self._best_scores[:, -1] * self._penalties[limits]
-        log_probs.masked_fill_(log_probs <= needed[:, None], -math.inf)
+        min_log_probs = self._penalty.min_log_probs(
+            self._best_scores[:, -1], lengths, self._constraints.max_lengths
+        )
+        log_probs.masked_fill_(log_probs <= min_log_probs[:, None], -math.inf)
         is_open = (log_probs > -math.inf).any(dim=1)
         self._slots.reorder(parents, is_open)
         for kept, new in (
@@ -251,9 +137,7 @@ class SlotBeams:
         """The most probable continuations: [N, K], best first."""
         size = self._log_probs.size(1)
         free = next_tokens.best(self._log_probs, self._rows, size)
-        forced = self._forced.gather(1, positions[:, None])
-        at_limit = (positions + 1 >= self._max_lengths)[:, None]
-        only = torch.where((forced == ANY) & at_limit, EOS, forced)
+        only = self._constraints.only_tokens(positions)[:, None]
         tokens = only.clamp(min=0).expand(-1, size)
         log_probs = next_tokens.log_probs_of(tokens.flatten()).view_as(tokens)
         totals, parents = (self._log_probs + log_probs).sort(dim=1, descending=True, stable=True)
@@ -272,7 +156,7 @@ class SlotBeams:
             lengths: [N] theirs, with EOS.
             tokens: [N, K, T] theirs.
         """
-        scores = log_probs.double() / self._penalties[lengths][:, None]
+        scores = self._penalty.scores(log_probs, lengths)
         ranked, order = torch.cat([self._best_scores, scores], dim=1).sort(
             dim=1, descending=True, stable=True
         )

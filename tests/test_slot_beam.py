@@ -7,9 +7,11 @@ from torch.utils._pytree import tree_leaves
 
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import EOS, PAD
+from tfm.model.slots import SlotShape
 from tfm.model.transformer import Transformer
 from tfm.search.beam import beam_search
-from tfm.search.slot_beams import SlotBeams, SlotSentences, SlotShape, hypotheses
+from tfm.search.constraints import Constraints
+from tfm.search.slot_beam import SlotBeams, hypotheses
 
 V = 9
 CPU = torch.device("cpu")
@@ -34,10 +36,10 @@ def batch_of(sources):
     return padded, torch.tensor([len(source) for source in sources])
 
 
-def sentences_of(sources, config, prefixes=None, max_positions=None):
-    return SlotSentences.of(
-        *batch_of(sources), config, max_positions=max_positions, prefixes=prefixes
-    )
+def prefill(beams, places, sources, config, *, prefixes=None, max_positions=None):
+    source, lengths = batch_of(sources)
+    constraints = Constraints.of(lengths, config, max_positions=max_positions, prefixes=prefixes)
+    beams.prefill(places, source, lengths, constraints)
 
 
 def new_beams(model, config):
@@ -121,7 +123,7 @@ def test_a_recorded_step_finds_what_beam_search_finds_whatever_comes_into_the_sl
             (SOURCES, [[], [4, 5], [7], []], [2, 0, 3, 1]),
             (SOURCES[:2], None, [1, 3]),
         ]:
-            beams.occupy(places, sentences_of(sources, config, prefixes))
+            prefill(beams, places, sources, config, prefixes=prefixes)
             expected = beam_search(model, *batch_of(sources), config, prefixes=prefixes)
             assert_same(run(beams, step, places), expected)
 
@@ -144,7 +146,7 @@ def test_each_slot_goes_its_own_way(seed, alpha):
         beams = new_beams(model, config)
         # One after another, while those before go on.
         for place, source in enumerate(SOURCES):
-            beams.occupy([place], sentences_of([source], config))
+            prefill(beams, [place], [source], config)
             beams.step()
         assert_same(run(beams, beams.step, list(range(len(SOURCES)))), expected)
 
@@ -155,8 +157,7 @@ def test_outputs_end_where_the_learned_positions_do():
     with torch.inference_mode():
         expected = beam_search(model, *batch_of(SOURCES), config)
         beams = new_beams(model, config)
-        sentences = sentences_of(SOURCES, config, max_positions=model.max_positions)
-        beams.occupy([0, 1, 2, 3], sentences)
+        prefill(beams, [0, 1, 2, 3], SOURCES, config, max_positions=model.max_positions)
         assert_same(run(beams, beams.step, [0, 1, 2, 3]), expected)
     assert max(len(best[0].tokens) for best in expected) == 5
 
@@ -166,19 +167,8 @@ def test_what_is_done_stays_as_it_is_until_it_is_replaced():
     config = SearchConfig(beam_size=3, max_extra_length=2)
     with torch.inference_mode():
         beams = new_beams(model, config)
-        beams.occupy([1], sentences_of(SOURCES[:1], config))
+        prefill(beams, [1], SOURCES[:1], config)
         [found] = run(beams, beams.step, [1])
         for _ in range(20):
             beams.step()
         assert hypotheses(beams.outputs([1])) == [found]
-
-
-def test_a_part_of_a_batch_has_no_more_padding_than_its_longest_source():
-    config = SearchConfig(max_extra_length=7)
-    prefixes = [[4, 5], [], [6], []]
-    whole = sentences_of(SOURCES, config, prefixes)
-    part, alone = whole.part(slice(1, 3)), sentences_of(SOURCES[1:3], config, prefixes[1:3])
-    assert torch.equal(part.source, alone.source)
-    assert torch.equal(part.lengths, alone.lengths)
-    assert torch.equal(part.max_lengths, alone.max_lengths)
-    assert part.forced[:, :1].tolist() == alone.forced.tolist()

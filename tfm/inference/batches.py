@@ -2,14 +2,45 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tfm.config import SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import DataError
 from tfm.reporting import say
 
+Output = TypeVar("Output")
+
+# Lines that are sorted by length together: enough for full batches, few enough to come soon.
+CHUNK_LINES = 1_000
+# Hidden numbers of a layer that are computed together: enough for fast matrix products, few enough
+# for a laptop's memory.
+_BATCH_ELEMENTS = 1 << 21
 # Attention to a target takes memory by the square of its length: this much, some gigabytes.
 _MAX_TARGET_TOKENS = 4_096
+
+
+def default_max_tokens(d_model: int) -> int:
+    """How many source tokens to translate together, by the width of the model."""
+    return max(1, _BATCH_ELEMENTS // d_model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchLimits:
+    """What batches suit an engine.
+
+    Attributes:
+        max_positions: The most tokens that its models take in on a side; None if unlimited.
+        max_tokens: Source tokens of a batch, where the user does not set them; None if the engine
+            is best given all lines at once.
+        num_workers: How many batches are computed at a time.
+        chunk_lines: How many lines are best read at once.
+    """
+
+    max_positions: int | None
+    max_tokens: int | None
+    num_workers: int = 1
+    chunk_lines: int = CHUNK_LINES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +76,8 @@ class SentenceBatch:
     def __len__(self) -> int:
         return len(self.line_numbers)
 
-    def part(self, rows: slice) -> "SentenceBatch":
-        """Some of the sentences."""
+    def __getitem__(self, rows: slice) -> "SentenceBatch":
+        """Return some of the sentences."""
         return SentenceBatch(
             line_numbers=self.line_numbers[rows],
             sources=self.sources[rows],
@@ -59,15 +90,13 @@ class SentenceEncoder:
 
     Args:
         vocabulary: Of the model.
-        max_positions: The most tokens that the model takes in on a side; None if there is no limit.
+        limits: Of the engine's batches.
         config: Longest source and size of batches.
     """
 
-    def __init__(
-        self, vocabulary: Vocabulary, max_positions: int | None, config: SearchConfig
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, limits: BatchLimits, config: SearchConfig) -> None:
         self._vocabulary = vocabulary
-        self._max_positions = max_positions
+        self._limits = limits
         self._config = config
 
     def to_search(self, chunk: Chunk) -> list[SentenceBatch]:
@@ -84,7 +113,7 @@ class SentenceEncoder:
             prefixes = self._targets(texts, "prefix", chunk.first_line)
             _check_same_number(len(sources), len(prefixes), "prefixes")
         wanted = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
-        batches = _batches(wanted, map(len, sources), max_tokens=self._config.max_tokens)
+        batches = self._batches(wanted, map(len, sources))
         return _sentence_batches(batches, chunk.first_line, sources, prefixes)
 
     def to_score(self, chunk: Chunk) -> list[SentenceBatch]:
@@ -98,7 +127,7 @@ class SentenceEncoder:
         targets = self._targets(chunk.beside or [], "target", chunk.first_line)
         _check_same_number(len(sources), len(targets), "targets")
         sizes = [max(len(ids), len(target)) for ids, target in zip(sources, targets, strict=True)]
-        batches = _batches(range(len(sizes)), sizes, max_tokens=self._config.max_tokens)
+        batches = self._batches(range(len(sizes)), sizes)
         return _sentence_batches(batches, chunk.first_line, sources, targets)
 
     def _sources(self, chunk: Chunk) -> list[list[int]]:
@@ -131,12 +160,33 @@ class SentenceEncoder:
         return targets
 
     def _check_positions(self, ids: list[int], name: str, remedy: str) -> None:
-        limit = self._max_positions
+        limit = self._limits.max_positions
         if limit is not None and len(ids) + 1 > limit:
             raise DataError(
                 f"{name} has {len(ids):,} tokens, but the model learned positions for at most "
                 f"{limit - 1:,} and the end: {remedy}"
             )
+
+    def _batches(self, indices: Sequence[int], sizes: Iterable[int]) -> Iterator[list[int]]:
+        """Put indices into batches of at most `max_tokens`, padding and EOS included.
+
+        The longest come first: the memory that is needed is known from the start. Each worker gets
+        a batch if there are enough indices.
+
+        Args:
+            indices: What to put into batches.
+            sizes: The tokens of every index there is.
+        """
+        tokens = [size + 1 for size in sizes]
+        order = sorted(indices, key=lambda index: -tokens[index])
+        everything = tokens[order[0]] * len(order) if order else 0
+        share = -(-everything // self._limits.num_workers)
+        limit = min(share, self._config.max_tokens or self._limits.max_tokens or share)
+        start = 0
+        while start < len(order):
+            end = start + max(1, limit // tokens[order[start]])
+            yield order[start:end]
+            start = end
 
 
 def _sentence_batches(
@@ -155,27 +205,17 @@ def _sentence_batches(
     ]
 
 
-def _batches(
-    indices: Sequence[int], sizes: Iterable[int], *, max_tokens: int
-) -> Iterator[list[int]]:
-    """Put indices into batches of at most so many tokens, padding and ends included.
-
-    The longest come first: what memory is needed is known from the start.
-
-    Args:
-        indices: What to put into batches.
-        sizes: The tokens of every index there is.
-        max_tokens: Size of a batch, if it has more than one index.
-    """
-    tokens = [size + 1 for size in sizes]
-    order = sorted(indices, key=lambda index: -tokens[index])
-    start = 0
-    while start < len(order):
-        end = start + max(1, max_tokens // tokens[order[start]])
-        yield order[start:end]
-        start = end
-
-
 def _check_same_number(num_lines: int, num_others: int, name: str) -> None:
     if num_lines != num_others:
         raise DataError(f"there are {num_lines:,} lines, but {num_others:,} {name}: give as many")
+
+
+def by_line(
+    batches: Sequence[SentenceBatch], outputs: Iterable[Sequence[Output]]
+) -> dict[int, Output]:
+    """Map line numbers to outputs, given those of each batch."""
+    return {
+        number: output
+        for batch, found in zip(batches, outputs, strict=True)
+        for number, output in zip(batch.line_numbers, found, strict=True)
+    }

@@ -9,10 +9,9 @@ from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import EOS, PAD, UNK
 from tfm.model.build import new_model
 from tfm.search import search
-from tfm.search.continuations import NextTokens
+from tfm.search.active import ActiveHypotheses
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
-from tfm.search.unfinished import NEVER_PRODUCED, Unfinished
 
 WORDS = (4, 5, 6)
 V = 7
@@ -56,12 +55,6 @@ def find(kind, model, sources=SOURCES, prefixes=None, **config):
             line_numbers=range(len(sources)),
             prefixes=prefixes,
         )
-
-
-def next_continuations(hypotheses, size):
-    step = hypotheses.next_step()
-    next_tokens = NextTokens.of(hypotheses.model.step_together([step]), NEVER_PRODUCED)
-    return hypotheses.continuations(next_tokens, step[2], size)
 
 
 def force(models, source, outputs, **config):
@@ -179,12 +172,12 @@ def test_the_best_continuations_are_the_best_of_all_log_probabilities(prefixes):
     """At the start, where a prefix or the greatest length says what comes, and in between."""
     config = SearchConfig(max_extra_length=3)
     with torch.inference_mode():
-        hypotheses = Unfinished(transformer(), *batch_of(SOURCES), config, prefixes)
+        hypotheses = ActiveHypotheses(transformer(), *batch_of(SOURCES), config, prefixes)
         while hypotheses.num_open:
             size = int(torch.randint(1, 9, ()))
             log_probs = hypotheses.copy().next_log_probs()
             totals = (hypotheses.log_probs[:, :, None] + log_probs).flatten(1)
-            found = next_continuations(hypotheses, size)
+            found = hypotheses.best_continuations(size)
             best = totals.topk(min(size, totals.size(1))).values
             torch.testing.assert_close(found.totals, best)
             of_places = totals.gather(1, found.parents * V + found.tokens)
@@ -205,9 +198,9 @@ def test_a_prefix_for_one_sentence_of_many_leaves_only_tokens_that_exist(vocab_s
     model = new_model(config, source_vocab_size=vocab_size, target_vocab_size=vocab_size).eval()
     sources, beam = SOURCES * 5, SearchConfig(beam_size=6, n_best=2, max_extra_length=4)
     with torch.inference_mode():
-        hypotheses = Unfinished(model, *batch_of(sources), beam, [[5, 4, 6], *[[]] * 19])
+        hypotheses = ActiveHypotheses(model, *batch_of(sources), beam, [[5, 4, 6], *[[]] * 19])
         for _ in range(3):
-            found = next_continuations(hypotheses, 200)
+            found = hypotheses.best_continuations(200)
             assert (found.tokens < vocab_size).all()
             open_totals = found.totals.masked_fill(found.tokens == EOS, -torch.inf)
             hypotheses.advance(open_totals, found.parents, found.tokens)
@@ -217,12 +210,12 @@ def test_sentences_leave_as_others_go_on():
     sizes = []
     config = SearchConfig(max_extra_length=1, beam_size=1)
     with torch.inference_mode():
-        hypotheses = Unfinished(transformer(), *batch_of(SOURCES * 3), config, None)
+        hypotheses = ActiveHypotheses(transformer(), *batch_of(SOURCES * 3), config, None)
         while hypotheses.num_open:
             sizes.append(len(hypotheses.tokens))
             assert len(hypotheses.sentences) == sizes[-1]
             assert hypotheses.num_open > sizes[-1] / 2
-            found = next_continuations(hypotheses, 1)
+            found = hypotheses.best_continuations(1)
             open_totals = found.totals.masked_fill(found.tokens == EOS, -torch.inf)
             hypotheses.advance(open_totals, found.parents, found.tokens)
     assert sizes[0] == 12 > sizes[-1]
@@ -230,7 +223,7 @@ def test_sentences_leave_as_others_go_on():
 
 def test_a_copy_goes_on_independently():
     with torch.inference_mode():
-        one = Unfinished(transformer(), *batch_of(SOURCES), SearchConfig(), None)
+        one = ActiveHypotheses(transformer(), *batch_of(SOURCES), SearchConfig(), None)
         other = one.copy()
         first = one.next_log_probs()
         assert torch.equal(other.next_log_probs(), first)

@@ -117,8 +117,8 @@ class SentenceLayer:
     outer: Product
 
 
-class SentencePast:
-    """The past of the hypotheses of one sentence.
+class SingleSentenceCache:
+    """The KV cache of the hypotheses of a single sentence, and the layers that use it.
 
     Where the cache is full, the rows leave that are nobody's past any more.
 
@@ -149,22 +149,18 @@ class SentencePast:
         self.num_kept = 0
         # [rows to compute, capacity] what is added to scores: -inf where a row is another
         # hypothesis' past, or nobody's; None if it is of the only one there has ever been.
-        self._hidden: Tensor | None = None
+        self._bias: Tensor | None = None
         self._others = torch.empty(0, 0)  # [K, K] the same of the rows of one step
         dtype = layers[0].source.score_weight.dtype
         self._use(torch.empty(len(layers), _FIRST_CAPACITY, sum(widths[1:]), dtype=dtype))
 
-    def __deepcopy__(self, memo: object) -> "SentencePast":
+    def __deepcopy__(self, memo: object) -> "SingleSentenceCache":
         """The same past, which goes on independently; the layers do not change."""
         other = copy.copy(self)
-        other.part()
+        other._use(self._cache.clone())  # noqa: SLF001 - of its own class
+        if self._bias is not None:
+            other._bias = self._bias.clone()  # noqa: SLF001
         return other
-
-    def part(self) -> None:
-        """Have a cache for oneself, which was shared with a shallow copy."""
-        self._use(self._cache.clone())
-        if self._hidden is not None:
-            self._hidden = self._hidden.clone()
 
     def step(self, x: Tensor) -> Tensor:
         """Decode the next position of all hypotheses.
@@ -176,7 +172,7 @@ class SentencePast:
             [K, d_model], before the last norm.
         """
         num_used = self._num_hypotheses
-        hidden = self._begin_step()
+        bias = self._begin_step()
         start, end = self.num_kept - num_used, self.num_kept
         num_rows = self._num_rows(num_used)
         query_width, pair_width = self._widths[0], sum(self._widths[1:])
@@ -194,7 +190,7 @@ class SentencePast:
                 queries.view(heads).transpose(1, 2),
                 keys.narrow(2, 0, end),
                 values.narrow(2, 0, end),
-                attn_mask=hidden,
+                attn_mask=bias,
             )
             x = x + layer.output(attended.transpose(1, 2).reshape(num_rows, -1), False)
             if layer.norm_first:
@@ -209,8 +205,8 @@ class SentencePast:
     def reorder(self, parents: Tensor) -> None:
         """Go on with hypotheses [K'] that continue these of the present ones."""
         before, self._num_hypotheses = self._num_hypotheses, len(parents)
-        if self._hidden is not None:
-            kept = self._hidden[:, : self.num_kept].index_select(0, parents)
+        if self._bias is not None:
+            kept = self._bias[:, : self.num_kept].index_select(0, parents)
         elif before == len(parents):  # there is one
             return
         else:
@@ -224,24 +220,24 @@ class SentencePast:
             self._make_room(num_new)
             start = self.num_kept
         self.num_kept += num_new
-        if self._hidden is None:
+        if self._bias is None:
             return None
-        self._hidden[:num_new, start : self.num_kept] = self._others
-        return self._hidden[:, : self.num_kept]
+        self._bias[:num_new, start : self.num_kept] = self._others
+        return self._bias[:, : self.num_kept]
 
     def _make_room(self, num_new: int) -> None:
         cache = self._cache[:, : self.num_kept]
-        if self._hidden is not None:
-            hidden = self._hidden[: self._num_hypotheses, : self.num_kept]
-            seen = (hidden == 0).any(dim=0).nonzero()[:, 0]
-            cache, hidden = cache.index_select(1, seen), hidden.index_select(1, seen)
+        if self._bias is not None:
+            bias = self._bias[: self._num_hypotheses, : self.num_kept]
+            seen = (bias == 0).any(dim=0).nonzero()[:, 0]
+            cache, bias = cache.index_select(1, seen), bias.index_select(1, seen)
         self.num_kept = cache.size(1)
         capacity = max(self._cache.size(1), 2 * (self.num_kept + num_new))
         larger = cache.new_empty(len(cache), capacity, cache.size(2))
         larger[:, : self.num_kept] = cache
         self._use(larger)
-        if self._hidden is not None:
-            self._hide(hidden)
+        if self._bias is not None:
+            self._hide(bias)
 
     def _use(self, cache: Tensor) -> None:
         """Take a cache [layers, capacity, h · (d_k + d_v)], and make the views that steps use."""
@@ -256,10 +252,10 @@ class SentencePast:
     def _hide(self, kept: Tensor) -> None:
         """Take [K, rows of the cache] what is added to scores, with room for more."""
         capacity, num_rows = self._cache.size(1), self._num_rows(len(kept))
-        if self._hidden is None or self._hidden.shape != (num_rows, capacity):
+        if self._bias is None or self._bias.shape != (num_rows, capacity):
             # Spare queries see all at first, and always the first row: it is everybody's past.
-            self._hidden = kept.new_zeros(num_rows, capacity)
-        self._hidden[: len(kept), : self.num_kept] = kept
+            self._bias = kept.new_zeros(num_rows, capacity)
+        self._bias[: len(kept), : self.num_kept] = kept
         if len(self._others) != len(kept):
             own = torch.eye(len(kept), dtype=torch.bool, device=kept.device)
             self._others = kept.new_zeros(own.shape).masked_fill_(~own, -math.inf)

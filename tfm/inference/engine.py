@@ -1,0 +1,259 @@
+"""An engine: models on a device, which translate or score batches of sentences."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tfm.backends.cuda_graphs import recorded
+from tfm.backends.plain import PLAIN, Backend
+from tfm.backends.selection import inference_backend, verified_compute
+from tfm.config import InferenceConfig, SearchConfig
+from tfm.data.subword import EOS, PAD, Vocabulary
+from tfm.device.compute import Compute, is_out_of_memory, release_memory
+from tfm.device.threads import ComputeThreads
+from tfm.errors import CheckpointError, DataError
+from tfm.inference.batches import (
+    CHUNK_LINES,
+    BatchLimits,
+    Chunk,
+    Output,
+    SentenceBatch,
+    by_line,
+    default_max_tokens,
+)
+from tfm.model.build import EvaluationMode, Model, converted, load_model
+from tfm.model.transformer import Transformer
+from tfm.reporting import say
+from tfm.search import search
+from tfm.search.forced import ForcedOutput, forced_decoding
+from tfm.search.model import Ensemble, SearchableModel
+from tfm.search.scoring import Hypothesis
+from tfm.search.slot_search import MAX_HYPOTHESES, SlotSearch
+from tfm.storage.checkpoint import load_info
+
+# What is done to a batch: `Engine.search` or `Engine.score`, with an output for each sentence.
+Task = Callable[["Engine", SentenceBatch, SearchConfig], list[Output]]
+Work = tuple[Chunk, list[SentenceBatch]]
+# As sentences are finished, others come into their slots.
+_LINES_FOR_SLOTS = 8_000
+
+
+class Engine:
+    """One model or an ensemble, in this process.
+
+    Args:
+        models: At least one model, on the device.
+        compute: Device and arithmetic.
+        backend: How to compute their layers; the device's for inference if not given. Unless it is
+            the plain one, weights must not change meanwhile.
+        threads: Adapted between batches; None leaves the threads of torch as they are.
+        tell: Where to say what the user should know.
+
+    Attributes:
+        compute: Device and arithmetic.
+        limits: What batches suit it.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        compute: Compute,
+        *,
+        backend: Backend | None = None,
+        threads: ComputeThreads | None = None,
+        tell: Callable[[str], None] = say,
+    ) -> None:
+        self.compute = compute
+        self._threads = threads
+        self._backend = backend or inference_backend(compute)
+        if (dtype := self._backend.weights_dtype) is not None:
+            models = [converted(model, dtype) for model in models]
+        self._models = models
+        self._model: SearchableModel = models[0] if len(models) == 1 else Ensemble(models)
+        self._evaluation = EvaluationMode(models, self._backend)
+        self._slots = self._slot_search()
+        self._tell = tell
+        self._told_of_memory = False
+        self._max_tokens = default_max_tokens(models[0].output_weight.size(1))
+        self.limits = BatchLimits(
+            max_positions=self._model.max_positions,
+            max_tokens=self._max_tokens if self._slots is None else None,
+            chunk_lines=CHUNK_LINES if self._slots is None else _LINES_FOR_SLOTS,
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all models together."""
+        return sum(each.numel() for model in self._models for each in model.parameters())
+
+    def map(
+        self, task: Task[Output], work: Iterable[Work], config: SearchConfig
+    ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
+        """Do a task to chunks of lines.
+
+        Yields:
+            Each chunk, in order, and its outputs by line number.
+        """
+        for chunk, batches in work:
+            yield chunk, by_line(batches, (task(self, batch, config) for batch in batches))
+
+    def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
+        """The `n_best` hypotheses of each sentence, best first.
+
+        Raises:
+            DataError: The memory is too small for a single sentence.
+        """
+        return self._in_halves(self._search, batch, config)
+
+    def score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
+        """The log probabilities of the target of each sentence.
+
+        Raises:
+            DataError: The memory is too small for a single sentence.
+        """
+        return self._in_halves(self._score, batch, config)
+
+    def _search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
+        source, lengths = _padded(batch.sources)
+        is_plain_beam = config.search == "beam" and config.num_groups == 1
+        if self._slots is not None and is_plain_beam and config.beam_size <= MAX_HYPOTHESES:
+            max_tokens = config.max_tokens or self._max_tokens
+            return self._slots.search(
+                source, lengths, config, max_tokens=max_tokens, prefixes=batch.targets
+            )
+        device = self.compute.device
+        return search(
+            self._model,
+            source.to(device),
+            lengths.to(device),
+            config,
+            line_numbers=batch.line_numbers,
+            prefixes=batch.targets,
+        )
+
+    def _score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
+        source, lengths = (each.to(self.compute.device) for each in _padded(batch.sources))
+        return forced_decoding(self._models, source, lengths, batch.targets, config)
+
+    def _in_halves(
+        self,
+        compute: Callable[[SentenceBatch, SearchConfig], list[Output]],
+        batch: SentenceBatch,
+        config: SearchConfig,
+    ) -> list[Output]:
+        """Compute a batch: in halves if the memory of the device is too small for the whole."""
+        try:
+            with self._ready():
+                return compute(batch, config)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if len(batch) == 1:
+                raise _too_large(batch) from error
+        # Only here, where the error is gone, are the tensors of the attempt.
+        if self._slots is not None:
+            self._slots.release()
+        release_memory(self.compute.device)
+        if not self._told_of_memory:
+            self._told_of_memory = True
+            self._tell(
+                "warning: the device has too little memory for a batch: it is translated in "
+                "halves; a smaller --max-tokens saves the attempts"
+            )
+        middle = (len(batch) + 1) // 2
+        halves = batch[:middle], batch[middle:]
+        return [output for half in halves for output in self._in_halves(compute, half, config)]
+
+    @contextlib.contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Have the models compute as they should."""
+        if self._threads is not None:
+            self._threads.adapt()
+        # A backend made for an arithmetic needs no autocast, which would intercept all operations.
+        autocast = self.compute.autocast() if self._backend is PLAIN else contextlib.nullcontext()
+        with self._evaluation, torch.inference_mode(), autocast:
+            yield
+
+    def _slot_search(self) -> SlotSearch | None:
+        """Search in slots, if the model is best decoded so."""
+        [model, *others] = self._models
+        with self._evaluation:
+            if others or not isinstance(model, Transformer) or not model.decodes_in_slots:
+                return None
+        device = self.compute.device
+        return SlotSearch(model, device, record=lambda step: recorded(step, device))
+
+
+def load_engine(
+    folders: Sequence[Path],
+    inference: InferenceConfig,
+    *,
+    index: int = 0,
+    num_processes: int = 1,
+    tell: Callable[[str], None] = say,
+) -> Engine:
+    """Load models that translate together, and set this process up to compute them.
+
+    Args:
+        folders: Model folders; several make an ensemble.
+        inference: Where to compute, and how.
+        index: Number of this process among the workers, and of its GPU.
+        num_processes: How many workers there are.
+        tell: Where to say what the user should know.
+
+    Raises:
+        CheckpointError: A folder holds no sound model, or models differ in vocabulary.
+        UsageError: The settings do not suit this machine.
+    """
+    threads = ComputeThreads(inference.threads, num_processes=num_processes)
+    compute = verified_compute(inference.device, inference.precision, local_rank=index, tell=tell)
+    return Engine(
+        load_models(folders, compute),
+        compute,
+        backend=inference_backend(compute, inference.kernels, tell=tell),
+        threads=threads if compute.device.type == "cpu" else None,
+        tell=tell,
+    )
+
+
+def load_models(folders: Sequence[Path], compute: Compute) -> list[Model]:
+    """Read models that agree on a vocabulary.
+
+    Args:
+        folders: Model folders.
+        compute: Where to put them.
+
+    Raises:
+        CheckpointError: A folder holds no sound model, or models differ in vocabulary.
+    """
+    infos = [load_info(folder) for folder in folders]
+    vocabularies = [Vocabulary.load(folder) for folder in folders]
+    models = []
+    for folder, info, vocabulary in zip(folders, infos, vocabularies, strict=True):
+        for other in (vocabulary.fingerprint, vocabularies[0].fingerprint):
+            if other != info.fingerprint:
+                raise CheckpointError(
+                    f"{folder} was trained with subword model {info.fingerprint[:8]}, not "
+                    f"{other[:8]}: models translate only with their own"
+                )
+        models.append(load_model(folder, info).to(compute.device))
+    return models
+
+
+def _padded(sources: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Sources with EOS as [B, S] token ids, padded at the end, and their [B] lengths."""
+    rows = [torch.tensor([*ids, EOS]) for ids in sources]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    return padded, torch.tensor([len(row) for row in rows])
+
+
+def _too_large(batch: SentenceBatch) -> DataError:
+    [number], [source], [target] = batch.line_numbers, batch.sources, batch.targets
+    beside = f" and {len(target):,} beside it" if target else ""
+    return DataError(
+        f"line {number:,} with its {len(source):,} tokens{beside} needs more memory than the "
+        "device has: take a smaller beam, or let max_source_length cut it"
+    )
