@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tfm.backends.plain import PlainBackend
+from tfm.backends.plain import Backend
 from tfm.backends.selection import inference_backend
 from tfm.config import DeviceName, SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
@@ -73,7 +73,7 @@ def main() -> None:
     print("\n".join(again))
 
 
-class InSlots(PlainBackend):
+class InSlots(Backend):
     """torch's own operations, with which sentences are decoded in slots as on a GPU."""
 
     decodes_in_slots = True

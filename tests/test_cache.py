@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from tfm.backends.plain import PlainBackend
+from tfm.backends.plain import Backend
 from tfm.config import TransformerConfig
 from tfm.model.build import new_model, use_backend
 from tfm.model.cache import StepRows
@@ -33,7 +33,7 @@ BEAMS = {
 EVERY_BEAM = pytest.mark.parametrize("beam", BEAMS.values(), ids=BEAMS)
 
 
-class Rounding(PlainBackend):
+class Rounding(Backend):
     """Computes a few rows more than are asked for."""
 
     def num_rows(self, needed):
@@ -137,7 +137,7 @@ def test_sentences_may_leave_at_any_step(beam, padded):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("backend", [PlainBackend(), Rounding()], ids=["plain", "rounding"])
+@pytest.mark.parametrize("backend", [Backend(), Rounding()], ids=["plain", "rounding"])
 @EVERY_BEAM
 @EVERY_MODEL
 def test_hypotheses_that_nothing_goes_on_from_need_not_be_computed(changes, beam, backend):
@@ -189,7 +189,7 @@ def test_another_order_of_hypotheses_that_share_a_cache_copies_none_of_it():
 
 @pytest.mark.parametrize("to_multiple_of", [1, 4, 100])
 def test_rows_that_are_computed_are_scattered_back_to_their_hypotheses(to_multiple_of):
-    class Sparing(PlainBackend):
+    class Sparing(Backend):
         worth_computing = 0.7
 
         def num_rows(self, needed):
@@ -221,7 +221,7 @@ BY_ITSELF = pytest.mark.parametrize(
 )
 
 
-class FewAtATime(PlainBackend):
+class FewAtATime(Backend):
     """Has single sentences made ready for, and computes a few rows more than are asked for."""
 
     few_at_a_time = True

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tfm.backends.plain import PlainBackend
+from tfm.backends.plain import Backend
 from tfm.config import SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
@@ -17,7 +17,7 @@ from tfm.storage.checkpoint import checkpoints, load_info
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven", "a b c d e f"]
 
 
-class InSlots(PlainBackend):
+class InSlots(Backend):
     """What a GPU computes with, but for the kernels."""
 
     decodes_in_slots = True

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tfm.backends.plain import PlainBackend
+from tfm.backends.plain import Backend
 from tfm.config import TransformerConfig
 from tfm.model.build import use_backend
 from tfm.model.slots import SlotShape
@@ -90,7 +90,7 @@ def test_a_step_gives_the_logits_of_each_prefix_wherever_a_slot_stands(settings)
 
 
 def test_only_dot_product_attention_to_everything_is_decoded_in_slots():
-    class InSlots(PlainBackend):
+    class InSlots(Backend):
         decodes_in_slots = True
 
     for settings, expected in [

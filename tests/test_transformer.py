@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tfm.backends.plain import PlainBackend
+from tfm.backends.plain import Backend
 from tfm.config import TransformerConfig
 from tfm.errors import UsageError
 from tfm.model.build import use_backend
@@ -257,7 +257,7 @@ def test_a_sentence_longer_than_the_learned_positions_is_an_error_that_says_so(s
 
 
 def test_a_window_reads_no_more_keys_than_it_can_see():
-    class Watched(PlainBackend):
+    class Watched(Backend):
         def attend(self, query, key, value, hidden):
             num_keys.append(value.size(2))
             return super().attend(query, key, value, hidden)

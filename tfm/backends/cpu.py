@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.backends.plain import PlainBackend
+from tfm.backends.plain import Backend
 from tfm.backends.random_masks import RandomMasks, kept_scale
 from tfm.backends.sentence_attention import SentenceAttention
 
@@ -14,7 +14,7 @@ from tfm.backends.sentence_attention import SentenceAttention
 _FUSED_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
-class CpuBackend(PlainBackend):
+class CpuBackend(Backend):
     """See `Backend`: fused where that saves passes over memory, with fast draws of dropout.
 
     Args:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.backends.plain import PlainBackend, Product
+from tfm.backends.plain import Backend, Product
 from tfm.backends.random_masks import RandomMasks
 from tfm.backends.sentence_attention import SentenceAttention
 from tfm.device.cpu import this_cpu
@@ -38,7 +38,7 @@ _LARGEST_WEIGHTS = {True: 127, False: 63}
 MakeReady = Callable[[Tensor, Tensor | None], Product]
 
 
-class CpuInferenceBackend(PlainBackend):
+class CpuInferenceBackend(Backend):
     """See `Backend`: weights are put into the order that products read them in, once.
 
     Weights are known by where they are, so they must not change.

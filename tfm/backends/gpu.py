@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tfm.backends.packing import Packing
-from tfm.backends.plain import PlainBackend
+from tfm.backends.plain import Backend
 from tfm.backends.triton.cross_entropy import PADDING, cross_entropy_
 from tfm.backends.triton.packed_attention import packed_cross_attention, packed_self_attention
 
@@ -19,7 +19,7 @@ _CHUNK_ELEMENTS = 1 << 28
 _NUM_SEEDS = 64
 
 
-class GpuBackend(PlainBackend):
+class GpuBackend(Backend):
     """See `Backend`: attention and loss in kernels of their own, all else as torch has it.
 
     Matrix products, and what is made of them, are in the arithmetic that autocast says; weights,

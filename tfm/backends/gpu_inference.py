@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from tfm.backends.gpu import FusedAttention, Seeds
-from tfm.backends.plain import PlainBackend
+from tfm.backends.plain import Backend
 from tfm.backends.triton.slot_attention import slot_attention
 from tfm.backends.triton.token_blocks import greatest_and_log_sums
 
 
-class GpuInferenceBackend(PlainBackend):
+class GpuInferenceBackend(Backend):
     """See `Backend`: attention, and the search through logits, in kernels of their own.
 
     All else is as torch has it, in the arithmetic that weights have been given.

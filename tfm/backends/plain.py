@@ -1,4 +1,4 @@
-"""What a model is computed with: the operations of its layers, which are chosen from outside."""
+"""The plain backend: how a model's layers are computed where nothing faster is chosen."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -59,84 +59,18 @@ class PackedAttention(Protocol):
         """
 
 
-class Backend(Protocol):
-    """The operations of a model's layers that have faster ways than the plain one."""
+class Backend:
+    """How a model's layers are computed: here by torch's own operations, on padded batches.
 
-    @property
-    def packed_attention(self) -> PackedAttention | None:
-        """Attention of packed sentences; None leaves batches padded."""
+    Subclasses override what they compute faster; each is held against this one.
 
-    def seed(self, seed: int) -> None:
-        """Seed the draws of dropout."""
-
-    def activations(self, x: Tensor) -> Tensor:
-        """Give embeddings the type that activations have."""
-
-    def dropout(self, x: Tensor, dropout: float) -> Tensor:
-        """Drop elements, and scale up the others."""
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """X Wᵀ + b."""
-
-    def linear_relu_dropout(
-        self, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
-    ) -> Tensor:
-        """dropout(max(0, x Wᵀ + b))."""
-
-    def add_linear_dropout(
-        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
-    ) -> Tensor:
-        """Residual + dropout(x Wᵀ + b)."""
-
-    def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        """X Wᵀ of the output embedding, whose rows are tokens."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> Tensor:
-        """softmax(Q Kᵀ / √d_k) V of few queries, as in decoding, heads joined.
-
-        Args:
-            query: [G, h, n, d_k], perhaps of another type than keys and values.
-            key: [G, h, d_k, C].
-            value: [G, h, C, d_v].
-            hidden: [G, 1, n or 1, C] what is added to scores.
-
-        Returns:
-            [G · n, h · d_v], of the type of the query.
-        """
-
-    def attend_slots(
-        self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None
-    ) -> Tensor:
-        """Attention of hypotheses in slots; see `slot_attention`."""
-
-    def greatest_and_log_sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Look through logits [R, blocks, block]; see `tfm.backends.token_blocks`."""
-
-    def ready_product(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """A product with a weight that is made ready for it, if there is such a thing."""
-
-    @property
-    def decodes_in_slots(self) -> bool:
-        """Whether sentences are best decoded in slots of fixed shape."""
-
-    @property
-    def weights_dtype(self) -> torch.dtype | None:
-        """The type that they need weights to have; None if they take any."""
-
-    @property
-    def few_at_a_time(self) -> bool:
-        """Whether a sentence that is decoded by itself is worth making ready for."""
-
-    def num_rows(self, needed: int) -> int:
-        """Rows to compute for so many: as many or a few more, so that sizes repeat."""
-
-    @property
-    def worth_computing(self) -> float:
-        """The share of rows from which on leaving out the others costs more than it saves."""
-
-
-class PlainBackend:
-    """torch's own operations, one by one, on padded batches: what all others are held against."""
+    Attributes:
+        packed_attention: Attention of packed sentences; None leaves batches padded.
+        weights_dtype: The type that it needs weights to have; None if it takes any.
+        worth_computing: All rows of a step are computed when at least this fraction is wanted.
+        few_at_a_time: Whether a single sentence is worth preparing the layers for.
+        decodes_in_slots: Whether sentences are best decoded in slots of fixed shape.
+    """
 
     packed_attention: PackedAttention | None = None
     weights_dtype: torch.dtype | None = None
@@ -145,58 +79,68 @@ class PlainBackend:
     decodes_in_slots = False
 
     def seed(self, seed: int) -> None:
-        """See `Backend`."""
+        """Seed the draws of dropout."""
         torch.manual_seed(seed)
 
     def activations(self, x: Tensor) -> Tensor:
-        """See `Backend`."""
+        """Give embeddings the type that activations have."""
         return x
 
     def dropout(self, x: Tensor, dropout: float) -> Tensor:
-        """See `Backend`."""
+        """Drop elements, and scale up the others."""
         return F.dropout(x, dropout)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """See `Backend`."""
+        """X Wᵀ + b."""
         return F.linear(x, weight, bias)
 
     def linear_relu_dropout(
         self, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:
-        """See `Backend`."""
+        """dropout(max(0, x Wᵀ + b))."""
         return F.dropout(torch.relu(self.linear(x, weight, bias)), dropout)
 
     def add_linear_dropout(
         self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:
-        """See `Backend`."""
+        """Residual + dropout(x Wᵀ + b)."""
         return residual + F.dropout(self.linear(x, weight, bias), dropout)
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        """See `Backend`."""
+        """X Wᵀ of the output embedding, whose rows are tokens."""
         return F.linear(x, weight)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> Tensor:
-        """See `Backend`."""
-        if hidden is not None:
-            hidden = hidden.to(key.dtype)  # a CPU reads an fp32 mask of fp64 scores as fp64
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        """softmax(Q Kᵀ / √d_k + bias) V of few queries, as in decoding, heads joined.
+
+        Args:
+            query: [G, h, n, d_k], perhaps of another type than keys and values.
+            key: [G, h, d_k, C].
+            value: [G, h, C, d_v].
+            bias: [G, 1, n or 1, C] added to scores.
+
+        Returns:
+            [G · n, h · d_v], of the type of the query.
+        """
+        if bias is not None:
+            bias = bias.to(key.dtype)  # a CPU reads an fp32 mask of fp64 scores as fp64
         attended = F.scaled_dot_product_attention(
-            query.to(key.dtype), key.mT, value, attn_mask=hidden
+            query.to(key.dtype), key.mT, value, attn_mask=bias
         )
         return attended.to(query.dtype).transpose(1, 2).flatten(2).flatten(0, 1)
 
     def attend_slots(
         self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None
     ) -> Tensor:
-        """See `Backend`."""
+        """Attention of hypotheses in slots; see `tfm.backends.slot_attention`."""
         return slot_attention(query, key, value, ends, ancestors)
 
     def greatest_and_log_sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Backend`."""
+        """Maxima and sums of blocks of logits; see `tfm.backends.token_blocks`."""
         return greatest_and_log_sums(logits)
 
     def ready_product(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """See `Backend`."""
+        """A product with a weight that is prepared for it, if it can be."""
 
         def product(x: Tensor, relu: bool) -> Tensor:
             out = F.linear(x, weight, bias)
@@ -205,8 +149,8 @@ class PlainBackend:
         return product
 
     def num_rows(self, needed: int) -> int:
-        """See `Backend`."""
+        """Rows to compute where so many are needed: as many, or a few more so that sizes repeat."""
         return needed
 
 
-PLAIN = PlainBackend()
+PLAIN = Backend()
