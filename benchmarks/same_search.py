@@ -98,9 +98,7 @@ class Engine:
         """The best translation of each line."""
         encoder = SentenceEncoder(self._vocabulary, self._engine.limits, config)
         chunk = Chunk(first_line=0, lines=text)
-        [(_, found)] = self._engine.map(
-            inference.Engine.search, [(chunk, encoder.to_search(chunk))], config
-        )
+        [(_, found)] = self._engine.map(inference.Engine.search, [chunk], encoder.to_search, config)
         return [found[number][0] for number in range(len(text))]
 
 

@@ -49,15 +49,16 @@ def hypothesis(*tokens):
 
 def test_tokens_are_those_of_the_best_translation_ends_included():
     class Engine:
-        def map(self, task, work, config):
-            for chunk, _ in work:
+        def map(self, task, chunks, encode, config):
+            for chunk in chunks:
+                encode(chunk)
                 outputs = [[hypothesis(*range(10, 10 + n)), hypothesis(7)] for n in (3, 0)]
                 yield chunk, dict(enumerate(outputs, chunk.first_line))
 
     engine = stage._CountingEngine(Engine())
     batch = SentenceBatch(line_numbers=[1, 2], sources=[[8, 9], [8]], targets=[[], []])
-    work = [(Chunk(first_line=1, lines=["a b", "a"]), [batch])] * 2
-    found = engine.map(inference.Engine.search, work, SearchConfig())
+    chunks = [Chunk(first_line=1, lines=["a b", "a"])] * 2
+    found = engine.map(inference.Engine.search, chunks, lambda _: [batch], SearchConfig())
     assert [len(each) for _, each in found] == [2] * 2
     assert engine.counts == stage._Counts(sentences=4, source_tokens=10, target_tokens=10)
 

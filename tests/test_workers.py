@@ -106,8 +106,16 @@ def batch_of(line, ids=(5, 6)):
     return SentenceBatch(line_numbers=[line], sources=[list(ids)], targets=[[]])
 
 
-def work_of(line, ids=(5, 6)):
-    return Chunk(first_line=line, lines=["seven"]), [batch_of(line, ids)]
+def chunk_of(line):
+    return Chunk(first_line=line, lines=["seven"])
+
+
+def encode(chunk):
+    return [batch_of(chunk.first_line)]
+
+
+def search_with(workers, chunks, *, encode=encode, **config):
+    return workers.map(Engine.search, chunks, encode, SearchConfig(**config))
 
 
 def test_text_is_read_only_as_far_ahead_as_there_is_work(workers):
@@ -116,9 +124,9 @@ def test_text_is_read_only_as_far_ahead_as_there_is_work(workers):
     def endless():
         nonlocal num_read
         for num_read in itertools.count(1):
-            yield work_of(num_read)
+            yield chunk_of(num_read)
 
-    results = workers.map(Engine.search, endless(), SearchConfig(max_extra_length=1))
+    results = search_with(workers, endless(), max_extra_length=1)
     numbers = [list(found) for _, found in itertools.islice(results, 50)]
     assert numbers == [[number] for number in range(1, 51)]
     assert num_read <= 50 + 2 * 2 + 2
@@ -144,7 +152,7 @@ def test_a_model_that_cannot_be_loaded_is_named_as_in_one_process(tmp_path, trai
         two_workers(folder) as started,
         pytest.raises(CheckpointError, match=r"damaged.*model\.safetensors"),
     ):
-        next(started.map(Engine.search, [work_of(1)], SearchConfig()))
+        next(search_with(started, [chunk_of(1)]))
 
 
 def test_a_process_that_dies_is_named_with_the_lines_it_had(trained_run):
@@ -152,14 +160,13 @@ def test_a_process_that_dies_is_named_with_the_lines_it_had(trained_run):
         first, second = (worker.process for worker in started._workers)
         os.kill(first.pid, signal.SIGSTOP)  # it gets a batch, and never answers
         batch = SentenceBatch(line_numbers=[3, 9, 5], sources=[[5]] * 3, targets=[[]] * 3)
-        work = [(Chunk(first_line=3, lines=["seven"]), [batch])]
         threading.Timer(0.5, os.kill, (first.pid, signal.SIGKILL)).start()
         message = (
             rf"^process 1 of 2 \(pid {first.pid}\) was killed by SIGKILL "
             r"\(out of memory\?\) while it had 3 of the lines 3 to 9$"
         )
         with pytest.raises(LostProcessError, match=message):
-            list(started.map(Engine.search, work, SearchConfig()))
+            list(search_with(started, [chunk_of(3)], encode=lambda _: [batch]))
         assert second.is_alive()
     assert (first.exitcode, second.exitcode) == (-signal.SIGKILL, -signal.SIGKILL)
 
@@ -167,17 +174,16 @@ def test_a_process_that_dies_is_named_with_the_lines_it_had(trained_run):
 def test_an_idle_process_takes_what_arrives_while_another_is_busy(trained_run):
     arrived = threading.Event()
     with two_workers(checkpoints(trained_run)[-1]) as started:
-        config = SearchConfig(max_extra_length=1)
-        list(started.map(Engine.search, [work_of(1), work_of(2)], config))  # both are loaded
+        list(search_with(started, [chunk_of(1), chunk_of(2)]))  # both are loaded
         first = started._workers[0].process.pid
         os.kill(first, signal.SIGSTOP)
 
-        def work():
+        def chunks():
             for line in (1, 2):  # one of them gets stuck
-                yield work_of(line)
+                yield chunk_of(line)
             arrived.set()
 
-        results = started.map(Engine.search, work(), config)
+        results = search_with(started, chunks(), max_extra_length=1)
         reading = threading.Thread(target=lambda: found.extend(results))
         found = []
         reading.start()
@@ -189,7 +195,7 @@ def test_an_idle_process_takes_what_arrives_while_another_is_busy(trained_run):
 
 def test_a_bug_in_a_process_keeps_its_traceback(trained_run, capfd):
     with two_workers(checkpoints(trained_run)[-1]) as started:
-        results = started.map(Engine.search, [work_of(1, [10**6])], SearchConfig())
+        results = search_with(started, [chunk_of(1)], encode=lambda _: [batch_of(1, [10**6])])
         with pytest.raises(LostProcessError, match=r"ended with exit code 1 while it had 1 "):
             next(results)
     assert "IndexError" in capfd.readouterr().err

@@ -10,7 +10,7 @@ from timing import Sentence, Settings, measure, read_settings
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.inference.batches import BatchLimits, Chunk
-from tfm.inference.engine import Work, load_engine
+from tfm.inference.engine import Encode, load_engine
 from tfm.inference.lines import LineEngine, translate_lines
 from tfm.inference.reader import LineReader
 from tfm.inference.workers import Workers
@@ -33,10 +33,10 @@ class Recording:
         return self._engine.limits
 
     def map(
-        self, task: Any, work: Iterable[Work], config: SearchConfig
+        self, task: Any, chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
     ) -> Iterator[tuple[Chunk, dict[int, Any]]]:
         """Let the engine do a search."""
-        for chunk, outputs in self._engine.map(task, work, config):
+        for chunk, outputs in self._engine.map(task, chunks, encode, config):
             for number, best in outputs.items():
                 self.found[number] = list(best[0].tokens)
             yield chunk, outputs

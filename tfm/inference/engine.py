@@ -36,7 +36,7 @@ from tfm.storage.checkpoint import load_info
 
 # What is done to a batch: `Engine.search` or `Engine.score`, with an output for each sentence.
 Task = Callable[["Engine", SentenceBatch, SearchConfig], list[Output]]
-Work = tuple[Chunk, list[SentenceBatch]]
+Encode = Callable[[Chunk], list[SentenceBatch]]
 # As sentences are finished, others come into their slots.
 _LINES_FOR_SLOTS = 8_000
 
@@ -90,14 +90,21 @@ class Engine:
         return sum(each.numel() for model in self._models for each in model.parameters())
 
     def map(
-        self, task: Task[Output], work: Iterable[Work], config: SearchConfig
+        self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
     ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
         """Do a task to chunks of lines.
+
+        Args:
+            task: What to do to each batch.
+            chunks: The lines.
+            encode: Makes batches of a chunk.
+            config: How to search.
 
         Yields:
             Each chunk, in order, and its outputs by line number.
         """
-        for chunk, batches in work:
+        for chunk in chunks:
+            batches = encode(chunk)
             yield chunk, by_line(batches, (task(self, batch, config) for batch in batches))
 
     def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:

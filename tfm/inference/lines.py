@@ -7,7 +7,7 @@ from typing import Protocol
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS, SubwordModel, Vocabulary
 from tfm.inference.batches import BatchLimits, Chunk, Output, SentenceEncoder
-from tfm.inference.engine import Engine, Task, Work
+from tfm.inference.engine import Encode, Engine, Task
 from tfm.search.forced import ForcedOutput
 from tfm.search.scoring import Hypothesis
 
@@ -56,9 +56,9 @@ class LineEngine(Protocol):
         """What batches suit it."""
 
     def map(
-        self, task: Task[Output], work: Iterable[Work], config: SearchConfig
+        self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
     ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
-        """Do a task to chunks of lines; yield each chunk, in order, and its outputs by line."""
+        """Do a task to chunks of lines; see `Engine.map`."""
 
 
 def translate_lines(
@@ -70,8 +70,7 @@ def translate_lines(
         Each chunk, in order, and for each of its lines the `n_best` translations, best first.
     """
     encoder = SentenceEncoder(vocabulary, engine.limits, config)
-    work = ((chunk, encoder.to_search(chunk)) for chunk in chunks)
-    for chunk, found in engine.map(Engine.search, work, config):
+    for chunk, found in engine.map(Engine.search, chunks, encoder.to_search, config):
         translations = [[Translation(text="", score=0.0, log_prob=0.0)] for _ in chunk.lines]
         for number, hypotheses in found.items():
             translations[number - chunk.first_line] = _translations(hypotheses, vocabulary.target)
@@ -87,8 +86,7 @@ def score_lines(
         Each chunk, in order, and the target of each of its lines.
     """
     encoder = SentenceEncoder(vocabulary, engine.limits, config)
-    work = ((chunk, encoder.to_score(chunk)) for chunk in chunks)
-    for chunk, found in engine.map(Engine.score, work, config):
+    for chunk, found in engine.map(Engine.score, chunks, encoder.to_score, config):
         yield (
             chunk,
             [

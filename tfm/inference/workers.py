@@ -24,7 +24,7 @@ from tfm.inference.batches import (
     by_line,
     default_max_tokens,
 )
-from tfm.inference.engine import Task, Work, load_engine
+from tfm.inference.engine import Encode, Task, load_engine
 from tfm.reporting import say
 from tfm.storage.checkpoint import load_info
 
@@ -97,9 +97,15 @@ class Workers:
             worker.connection.close()
 
     def map(
-        self, task: Task[Output], work: Iterable[Work], config: SearchConfig
+        self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
     ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
         """Do a task to chunks of lines, which are read in a thread while others are computed.
+
+        Args:
+            task: What to do to each batch.
+            chunks: The lines.
+            encode: Makes batches of a chunk.
+            config: How to search.
 
         Yields:
             Each chunk, in order, and its outputs by line number. An error is raised in its turn.
@@ -107,22 +113,26 @@ class Workers:
         Raises:
             LostProcessError: A process has ended.
         """
-        pending: queue.Queue[tuple[Work, list[Future[list[Output]]]] | BaseException | None]
-        pending = queue.Queue(maxsize=_CHUNKS_AHEAD * len(self._workers))
+        underway: queue.Queue[
+            tuple[Chunk, list[SentenceBatch], list[Future[list[Output]]]] | BaseException | None
+        ]
+        underway = queue.Queue(maxsize=_CHUNKS_AHEAD * len(self._workers))
 
         def read() -> None:
             try:
-                for each in work:
-                    pending.put((each, [self._submit(task, batch, config) for batch in each[1]]))
-                pending.put(None)
-            except BaseException as error:
-                pending.put(error)
+                for chunk in chunks:
+                    batches = encode(chunk)
+                    outputs = [self._submit(task, batch, config) for batch in batches]
+                    underway.put((chunk, batches, outputs))
+                underway.put(None)
+            except BaseException as error:  # raised again in the other thread
+                underway.put(error)
 
         threading.Thread(target=read, daemon=True).start()
-        while (first := pending.get()) is not None:
+        while (first := underway.get()) is not None:
             if isinstance(first, BaseException):
                 raise first
-            (chunk, batches), outputs = first
+            chunk, batches, outputs = first
             yield chunk, by_line(batches, (output.result() for output in outputs))
 
     def _submit(

@@ -15,8 +15,8 @@ from tfm import __version__
 from tfm.config import InferenceConfig, SearchConfig, settings_to
 from tfm.data.subword import Vocabulary
 from tfm.errors import DataError, UsageError
-from tfm.inference.batches import BatchLimits, Chunk, Output
-from tfm.inference.engine import Task, Work, load_engine
+from tfm.inference.batches import BatchLimits, Chunk, Output, SentenceBatch
+from tfm.inference.engine import Encode, Task, load_engine
 from tfm.inference.lines import LineEngine, translate_lines
 from tfm.inference.reader import LineReader
 from tfm.reporting import Progress, say
@@ -206,19 +206,21 @@ class _CountingEngine:
         return self._engine.limits
 
     def map(
-        self, task: Task[Output], work: Iterable[Work], config: SearchConfig
+        self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
     ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
         """Let the engine do a search."""
-        for chunk, outputs in self._engine.map(task, map(self._counted, work), config):
+
+        def counted(chunk: Chunk) -> list[SentenceBatch]:
+            batches = encode(chunk)
+            sources = [ids for batch in batches for ids in batch.sources]
+            self.counts.sentences += len(sources)
+            self.counts.source_tokens += sum(len(ids) + 1 for ids in sources)
+            return batches
+
+        for chunk, outputs in self._engine.map(task, chunks, counted, config):
             found = cast("Iterable[list[Hypothesis]]", outputs.values())
             self.counts.target_tokens += sum(len(best[0].tokens) + 1 for best in found)
             yield chunk, outputs
-
-    def _counted(self, work: Work) -> Work:
-        sources = [ids for batch in work[1] for ids in batch.sources]
-        self.counts.sentences += len(sources)
-        self.counts.source_tokens += sum(len(ids) + 1 for ids in sources)
-        return work
 
 
 class _Bench:
