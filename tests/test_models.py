@@ -13,7 +13,8 @@ from tfm.inference.sentences import SentenceBatch
 from tfm.inference.translator import Translator
 from tfm.model.build import converted
 from tfm.search.slot_beams import SlotBeams
-from tfm.storage.checkpoint import checkpoints, load_info
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.run_folder import checkpoints
 
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven", "a b c d e f"]
 

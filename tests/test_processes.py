@@ -23,7 +23,7 @@ from tfm.inference.chunks import score_chunks, search_chunks
 from tfm.inference.models import Models, load_models
 from tfm.inference.processes import LostProcessError, ModelProcesses, _Job
 from tfm.inference.sentences import Chunk, SentenceBatch
-from tfm.storage.checkpoint import checkpoints
+from tfm.storage.checkpoint.run_folder import checkpoints
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tfm.config import BinarizeConfig, read_toml, run_config
-from tfm.data.synthetic import generate_pairs
+from tfm.data.synthetic.corpus import generate_pairs
 from tfm.distributed.interruption import InterruptedRunError
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.inference.translator import Translator
@@ -20,7 +20,8 @@ from tfm.stages.forecast import forecast
 from tfm.stages.train import train
 from tfm.stages.training_data import open_data
 from tfm.storage import saving
-from tfm.storage.checkpoint import checkpoints, load_info, load_weights
+from tfm.storage.checkpoint.model_folder import load_info, load_weights
+from tfm.storage.checkpoint.run_folder import checkpoints
 from tfm.storage.lock import LockedFolderError, lock_folder
 from tfm.training.trainer import Trainer
 

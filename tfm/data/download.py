@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
-from tfm.data.corpus import Archive, is_url
+from tfm.data.corpus.texts import Archive, is_url
 from tfm.errors import DataError, DownloadError
 from tfm.reporting import Progress, say
 from tfm.storage.files import read_json, sync_directory, write_json

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from tfm.data.archives import extract_members, unpack_file
-from tfm.data.corpus import Archive, GeneratedText, Recipe, Text, TextFiles, TreeFile, is_url
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import Archive, GeneratedText, Text, TextFiles, TreeFile, is_url
 from tfm.data.download import Fetched, fetch, part_path
 from tfm.data.manifest import SPLITS
 from tfm.data.text import read_pairs
-from tfm.data.trees import Tree, linearize, normalize, read_trees, words_of
+from tfm.data.trees.brackets import read_trees
+from tfm.data.trees.symbols import linearize
+from tfm.data.trees.tree import Tree, normalize, words_of
 from tfm.storage.files import sha256_of
 
 if typing.TYPE_CHECKING:
-    from tfm.data.synthetic import Split
+    from tfm.data.synthetic.corpus import Split
 
 
 # Text packs to a third or a fourth of its size.
@@ -193,7 +196,7 @@ class TextSources:
                 (" ".join(words_of(tree)).encode(), " ".join(linearize(tree)).encode())
                 for tree in self.trees(text, split)
             )
-        from tfm.data.synthetic import generate_pairs  # for no other recipe
+        from tfm.data.synthetic.corpus import generate_pairs  # for no other recipe
 
         generated = generate_pairs(split, num_pairs=text.num_pairs, seed=text.seed)
         return ((source.encode(), target.encode()) for source, target in generated)
@@ -207,7 +210,7 @@ class TextSources:
         if isinstance(text, TreeFile):
             found = read_trees(self._located(text.archive, text.trees))
         else:
-            from tfm.data.synthetic import generate_trees  # for no other recipe
+            from tfm.data.synthetic.treebank import generate_trees  # for no other recipe
 
             found = generate_trees(split, num_trees=text.num_pairs, seed=text.seed)
         return (tree for tree in map(normalize, found) if tree is not None)

@@ -29,7 +29,7 @@ from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.slot_beams import SlotSentences
 from tfm.search.slot_search import MOST_HYPOTHESES, SlotSearch
 from tfm.search.unfinished import Unfinished
-from tfm.storage.checkpoint import load_info
+from tfm.storage.checkpoint.model_folder import load_info
 
 Output = TypeVar("Output")
 # What is done to a batch: `Models.search` or `Models.score`. It has an output for each sentence.

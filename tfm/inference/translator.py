@@ -13,7 +13,8 @@ from tfm.inference.chunks import ScoredTarget, Translation, score_chunks, search
 from tfm.inference.models import Models, load_models
 from tfm.inference.sentences import Chunk
 from tfm.model.build import Model
-from tfm.storage.checkpoint import find_model, load_info
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.run_folder import find_model
 
 
 class Translator:

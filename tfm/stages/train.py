@@ -16,7 +16,8 @@ from tfm.errors import CheckpointError, UsageError
 from tfm.reporting import say
 from tfm.stages.session import Session
 from tfm.stages.training_data import TrainingData, open_data
-from tfm.storage.checkpoint import ModelInfo, load_info, newest_whole_checkpoint
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
+from tfm.storage.checkpoint.run_folder import newest_whole_checkpoint
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
 from tfm.world import World
