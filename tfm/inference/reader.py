@@ -84,7 +84,10 @@ class TextChunks:
         """
         for column in self._columns:
             column.is_ready = is_ready or _is_ready
-        texts, *others = map(decoded_lines, self._columns, self._names)
+        texts, *others = (
+            decoded_lines(column.readline, name)
+            for column, name in zip(self._columns, self._names, strict=True)
+        )
         first_line = 1
         while True:
             lines, beside = self._take(texts, others, first_line)
