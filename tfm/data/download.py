@@ -18,7 +18,7 @@ from tfm.data.background import in_thread
 from tfm.data.corpus.texts import Archive, is_url
 from tfm.errors import DataError, DownloadError
 from tfm.reporting import Progress, say
-from tfm.storage.files import read_json, sync_directory, write_json
+from tfm.storage.files import read_json, size_of, sync_directory, write_json
 
 _TIMEOUT_SECONDS = 60.0
 _ANSWER_SECONDS = 240.0  # until the body starts, redirects included
@@ -144,7 +144,7 @@ def _most_bytes(archive: Archive) -> int:
 def _download(url: str, part: Path, *, most_bytes: int) -> None:
     """Fetch a URL into a file, going on after a cut, until it is whole or there is no hope."""
     num_failures = 0
-    furthest = _size(part)
+    furthest = size_of(part)
     while True:
         try:
             _transfer(url, part, most_bytes=most_bytes)
@@ -155,8 +155,8 @@ def _download(url: str, part: Path, *, most_bytes: int) -> None:
             )
         else:
             return
-        num_failures = 0 if _size(part) >= furthest + _GAIN_BYTES else num_failures + 1
-        furthest = max(furthest, _size(part))
+        num_failures = 0 if size_of(part) >= furthest + _GAIN_BYTES else num_failures + 1
+        furthest = max(furthest, size_of(part))
         if lasting or num_failures > len(_PAUSES_SECONDS):
             raise DownloadError(
                 f"could not fetch {url} ({reason}): try again later, which goes on from here, or "
@@ -273,8 +273,8 @@ def _receive(
             _write(file, block)
             bar.update(len(block))
         os.fsync(file.fileno())
-    if total is not None and _size(part) != total:
-        raise ConnectionError(f"connection cut after {_size(part):,} of {total:,} bytes")
+    if total is not None and size_of(part) != total:
+        raise ConnectionError(f"connection cut after {size_of(part):,} of {total:,} bytes")
 
 
 def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
@@ -314,7 +314,7 @@ def _validator(response: http.client.HTTPResponse) -> str | None:
 
 def _resume_point(url: str, part: Path) -> tuple[int, str]:
     """How many bytes to keep of an earlier try, and what identifies the file they are of."""
-    if not _size(part) or not _state_path(part).exists():
+    if not size_of(part) or not _state_path(part).exists():
         return 0, ""
     try:
         state = read_json(_state_path(part))
@@ -323,7 +323,7 @@ def _resume_point(url: str, part: Path) -> tuple[int, str]:
     validator = state.get("validator")
     if state.get("url") != url or not _is_header(validator):
         return 0, ""
-    return _size(part), validator
+    return size_of(part), validator
 
 
 def _is_header(value: object) -> TypeGuard[str]:
@@ -342,7 +342,3 @@ def _state_path(part: Path) -> Path:
 def _discard(part: Path) -> None:
     part.unlink(missing_ok=True)
     _state_path(part).unlink(missing_ok=True)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

@@ -15,7 +15,7 @@ from tfm.data.text import read_pairs
 from tfm.data.trees.brackets import read_trees
 from tfm.data.trees.symbols import linearize
 from tfm.data.trees.tree import Tree, normalize, words_of
-from tfm.storage.files import sha256_of
+from tfm.storage.files import sha256_of, size_of
 
 if typing.TYPE_CHECKING:
     from tfm.data.synthetic.corpus import Split
@@ -28,13 +28,13 @@ _BYTES_A_GENERATED_PAIR = {"numbers": 104, "treebank": 205}
 
 @dataclass(frozen=True, kw_only=True)
 class TextSize:
-    """How large the text of a recipe is, about, in bytes.
+    """The approximate size of a recipe's text in bytes.
 
     Attributes:
         missing: What is still to be downloaded.
-        unpacked: What is to be unpacked, the downloads' text and compressed files.
+        unpacked: What is to be unpacked.
         text: All text.
-        is_least: Whether there are downloads of which nobody knows the size.
+        is_least: Whether it is a lower bound: the size of a download is not known.
     """
 
     missing: int
@@ -116,7 +116,7 @@ class TextSources:
                 size = file.size or file.approximate_size
                 is_least |= size is None
                 packed += size or 0
-                missing += max(0, (size or 0) - _size(part_path(path)))
+                missing += max(0, (size or 0) - size_of(part_path(path)))
         unpacked = _UNPACKED_BYTES_A_PACKED_BYTE * packed
         if recipe.text_size is not None:
             # The archives of a mirror may be other ones, and smaller.
@@ -126,7 +126,7 @@ class TextSources:
                 unpacked += _UNPACKED_BYTES_A_PACKED_BYTE * path.stat().st_size
         return TextSize(
             missing=missing,
-            unpacked=max(0, unpacked - sum(map(_size, self.unpacked_paths))),
+            unpacked=max(0, unpacked - sum(map(size_of, self.unpacked_paths))),
             text=unpacked + self._size_in_place(),
             is_least=is_least,
         )
@@ -223,7 +223,3 @@ class TextSources:
 def _sgml_suffix(side: str) -> str:
     name = Archive(url=side).name if is_url(side) else side
     return ".sgm" if name.removesuffix(".gz").endswith((".sgm", ".sgml")) else ""
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
