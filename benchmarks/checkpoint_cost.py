@@ -22,7 +22,8 @@ from torch import Tensor
 
 from tfm.config import PRESETS, run_config
 from tfm.model.build import new_model
-from tfm.storage.checkpoint import ModelInfo, check_model, checkpoints, load_training_state
+from tfm.storage.checkpoint.model_folder import ModelInfo, check_model, load_training_state
+from tfm.storage.checkpoint.run_folder import checkpoints
 from tfm.storage.saving import Saver
 
 _SIDE = 1024  # of the matrices, so that one product takes some hundredths of a second

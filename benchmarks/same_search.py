@@ -31,7 +31,8 @@ from tfm.inference.engine import load_models
 from tfm.model.build import load_model
 from tfm.model.transformer import Transformer
 from tfm.search.scoring import Hypothesis, length_penalty
-from tfm.storage.checkpoint import find_model, load_info
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.run_folder import find_model
 
 _TIE = 1e-4  # scores that differ by less than this share are equal but for rounding
 _MAX_TOKENS = (100, 1_000, 20_000)

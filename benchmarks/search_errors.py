@@ -20,13 +20,14 @@ import typer
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS, Vocabulary
-from tfm.data.synthetic import generate_pairs
+from tfm.data.synthetic.corpus import generate_pairs
 from tfm.data.text import read_lines
 from tfm.model.build import load_model
 from tfm.search.beam import beam_search
 from tfm.search.exact import ExactResult, exact_search
 from tfm.search.scoring import Hypothesis
-from tfm.storage.checkpoint import find_model, load_info
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.run_folder import find_model
 
 _ROUNDING = 1e-4  # scores closer than this are equal
 

@@ -18,7 +18,7 @@ from tfm.cli import main as cli
 from tfm.config import BinarizeConfig, RunConfig, SubwordConfig, run_config
 from tfm.data.manifest import Manifest
 from tfm.data.subword import BOS, PAD, UNK, Vocabulary
-from tfm.data.synthetic import generate_pairs
+from tfm.data.synthetic.corpus import generate_pairs
 from tfm.device.cpu import this_cpu
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
@@ -166,7 +166,7 @@ def make_model(
     import torch
 
     from tfm.model.build import new_model
-    from tfm.storage.checkpoint import ModelInfo, save_checkpoint
+    from tfm.storage.checkpoint.model_folder import ModelInfo, save_checkpoint
 
     def make(*, seed: int = 0, task: str = "translation", **shape: Any) -> Path:
         path = tmp_path / "model"

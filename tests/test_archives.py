@@ -10,6 +10,8 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tfm.data import archives
 from tfm.data.archives import extract_members, unpack_file
@@ -191,3 +193,119 @@ def test_a_damaged_single_file_is_named(tmp_path, content):
     with pytest.raises(DataError, match=r"a\.gz is cut short or damaged"):
         unpack_file(tmp_path / "a.gz", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+# Headers
+
+FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+END = bytes(1024)
+
+
+def make(members, kind=tarfile.GNU_FORMAT):
+    """An archive as bytes; members are (name, content)."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=kind) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def header(**fields):
+    """One header with the right checksum, whatever it says; fields are {_start: value}."""
+    block = bytearray(tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT))
+    for start, value in fields.items():
+        block[int(start[1:]) : int(start[1:]) + len(value)] = value
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def read(folder, content, name="a"):
+    """The content of a member, or None if the archive is refused."""
+    (folder / "x.tar").write_bytes(content)
+    try:
+        extract_members(folder / "x.tar", {name: folder / "out"})
+    except DataError as error:
+        return None if str(error).isprintable() else str(error)
+    return (folder / "out").read_bytes()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_long_names_and_names_in_any_script_are_found(tmp_path, kind):
+    for name in ("d/" * 70 + "a", "ä/☃" if kind != tarfile.USTAR_FORMAT else "b"):
+        content = make([("first", b"x" * 3000), (name, TEXT), ("last", b"x" * 700)], kind)
+        assert read(tmp_path, content, name) == TEXT
+
+
+def test_a_large_size_may_be_written_in_bytes(tmp_path):
+    content = header(_124=b"\x80" + (3).to_bytes(11, "big")) + b"abc".ljust(512, b"\0")
+    assert read(tmp_path, content + END) == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "ends too early"),
+        (b"x" * 2000, "header"),
+        (header(_124=b"-0000000512\0"), "negative size|ends too early"),
+        (header(_124=b"\xff" * 12), "negative size"),
+        (header(_124=b"\x80" + b"\xff" * 11), "ends too early"),
+        (header(_124=b"\x80" + b"\xff" * 11, _156=b"0") + bytes(10_000), "ends too early"),
+        (header(_124=b"7777777777\0", _156=b"L") + bytes(1 << 20), "header has more than"),
+        (header(_124=b"7777777777\0", _156=b"x") + bytes(1 << 20), "header has more than"),
+        (header(_156=b"S") + END, "holes"),
+        (make([("a", b"x" * 600)])[:1000], "ends too early"),
+        (make([("a", b"x" * 600)])[:1536], "ends too early"),
+        (make([("b", b"x" * 512)])[:1024] + b"x" * 512 + make([("a", b"x")]), "header"),
+    ],
+)
+def test_what_is_no_sound_archive_is_named(tmp_path, content, complaint):
+    (tmp_path / "x.tar").write_bytes(content)
+    with pytest.raises(DataError, match=rf"x\.tar is cut short or damaged \(.*({complaint})"):
+        extract_members(tmp_path / "x.tar", {"a": tmp_path / "out"})
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n",
+        b"19 GNU.sparse.map=1\n",
+        b"11 size=-1\n",
+        b"99 path=a\n",
+        b"0 path=a\n",
+        b"99999999999 path=a\n",
+    ],
+)
+def test_records_of_another_form_are_damage(tmp_path, records):
+    about = header(_124=b"%011o\0" % len(records), _156=b"x") + records.ljust(512, b"\0")
+    assert read(tmp_path, about + make([("a", b"999999999\n" + b"1\n" * 200_000)])) is None
+
+
+@pytest.mark.parametrize("kind", [b"L", b"x", b"g"])
+def test_headers_about_headers_about_headers_end(tmp_path, kind):
+    record = b"n" if kind == b"L" else b"10 k=vvvv\n"
+    about = header(_124=b"%011o\0" % len(record), _156=kind) + record.ljust(512, b"\0")
+    assert read(tmp_path, about * 20_000 + make([("a", b"x")])) is None
+
+
+def test_many_headers_do_not_fill_the_memory(tmp_path):
+    other = header(_0=b"b")
+    records = (b"%05d k%05d=%s\n" % (60_010, number, b"v" * 59_996) for number in range(300))
+    size = b"%011o\0" % 60_010
+    parts = (header(_124=size, _156=b"g") + r.ljust(60_416, b"\0") + other for r in records)
+    (tmp_path / "x.tar").write_bytes(b"".join(parts) + other * 10_000 + header() + END)
+    tracemalloc.start()
+    extract_members(tmp_path / "x.tar", {"a": tmp_path / "out"})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10_000_000
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, 511), value=st.integers(0, 255))
+def test_a_header_with_another_byte_is_damage_or_says_the_same(tmp_path, place, value):
+    damaged = bytearray(make([("a", b"x")]))
+    damaged[place] = value
+    assert read(tmp_path, damaged) in (b"x", None)

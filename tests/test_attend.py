@@ -21,7 +21,8 @@ from tfm.inference.translator import Translator
 from tfm.model.build import load_model, new_model
 from tfm.model.weights import record_attention
 from tfm.stages.attend import Choice, attend
-from tfm.storage.checkpoint import checkpoints, find_model, load_info, save_checkpoint
+from tfm.storage.checkpoint.model_folder import load_info, save_checkpoint
+from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 
 SENTENCE = "I am buying the red cars on Monday"
 SHORT = SearchConfig(max_extra_length=5)

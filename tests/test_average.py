@@ -10,12 +10,8 @@ from tfm.errors import CheckpointError, UsageError
 from tfm.inference.translator import Translator
 from tfm.stages import average as average_module
 from tfm.stages.average import average
-from tfm.storage.checkpoint import (
-    best_checkpoints,
-    checkpoints,
-    load_info,
-    load_weights,
-)
+from tfm.storage.checkpoint.model_folder import load_info, load_weights
+from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoints
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ from tfm.stages.bench import train as stage
 from tfm.stages.bench.train import Plan, bench_train
 from tfm.stages.bench.train_loop import time_loop
 from tfm.stages.training_data import open_data
-from tfm.storage.checkpoint import checkpoints, load_info
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.run_folder import checkpoints
 
 PLAN = Plan(steps=4, untimed_steps=2, rounds=2, loop=False)
 TINY_FLAGS = ["--d-model", 16, "--d-ff", 32, "--num-heads", 2, "--batch-tokens", 600,

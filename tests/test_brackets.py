@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.data.trees import bracketed, linearize, restore, tree_of_line, words_of
+from tfm.data.trees.brackets import bracketed, tree_of_line
+from tfm.data.trees.symbols import linearize, restore
+from tfm.data.trees.tree import words_of
 from tfm.errors import DataError
 from tfm.metrics.brackets import BracketCounts, _Sentence, score_brackets
 

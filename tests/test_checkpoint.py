@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from tfm.config import run_config
 from tfm.errors import CheckpointError
-from tfm.storage.checkpoint import (
+from tfm.storage.checkpoint import model_folder
+from tfm.storage.checkpoint.model_folder import (
     DamagedCheckpointError,
     ModelInfo,
+    _checksum,
     average_weights,
     check_model,
     load_info,
     load_training_state,
     load_weights,
-    model_folder,
     save_checkpoint,
 )
-from tfm.storage.checkpoint.model_folder import _checksum
 from tfm.storage.files import sha256_of
 
 FILES = ["model.safetensors", "training.safetensors", "config.json", "bpe.model"]

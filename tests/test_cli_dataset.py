@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tfm.data.synthetic import generate_pairs
+from tfm.data.synthetic.corpus import generate_pairs
 
 TFM = [sys.executable, "-m", "tfm"]
 

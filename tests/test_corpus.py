@@ -11,16 +11,10 @@ from tfm.config import (
     SubwordConfig,
     settings_from,
 )
-from tfm.data.corpus import (
-    GeneratedText,
-    Recipe,
-    TextFiles,
-    TreeFile,
-    builtin_recipes,
-    load_recipe,
-    recipe_from_files,
-    recipe_from_trees,
-)
+from tfm.data.corpus.loading import builtin_recipes, load_recipe
+from tfm.data.corpus.own import recipe_from_files, recipe_from_trees
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import GeneratedText, TextFiles, TreeFile
 from tfm.data.manifest import SPLITS
 from tfm.errors import UsageError
 

@@ -7,7 +7,7 @@ from collections import namedtuple
 import pytest
 
 from tfm.data import disk
-from tfm.data.corpus import load_recipe
+from tfm.data.corpus.loading import load_recipe
 from tfm.data.disk import DiskNeed, check_disks
 from tfm.data.sources import TextSources
 from tfm.errors import DataError

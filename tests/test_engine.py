@@ -12,7 +12,8 @@ from tfm.inference.batches import SentenceBatch
 from tfm.inference.translator import Translator
 from tfm.model.build import converted, load_model
 from tfm.search.slot_beam import SlotBeams
-from tfm.storage.checkpoint import checkpoints, load_info
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.run_folder import checkpoints
 
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven", "a b c d e f"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tfm.config import read_toml, run_config, run_table
-from tfm.data.corpus import load_recipe
+from tfm.data.corpus.loading import load_recipe
 from tfm.model.cost import model_cost
 from tfm.stages.prepare import prepare
 

@@ -12,12 +12,13 @@ import pytest
 from tfm.cli import main as cli
 from tfm.config import SearchConfig
 from tfm.data.subword import Vocabulary
-from tfm.data.synthetic import generate_pairs
+from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import CheckpointError, DataError
 from tfm.inference.translator import Translator
 from tfm.stages.export import Quantization, check, export, folder
 from tfm.stages.train import train
-from tfm.storage.checkpoint import checkpoints, load_info, load_weights, save_checkpoint
+from tfm.storage.checkpoint.model_folder import load_info, load_weights, save_checkpoint
+from tfm.storage.checkpoint.run_folder import checkpoints
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 specification = pytest.importorskip("tfm.stages.export.specification")

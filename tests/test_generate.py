@@ -15,7 +15,7 @@ from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.inference import engine
 from tfm.inference.translator import Translator
 from tfm.stages.generate import generate, plan_generation, score_targets
-from tfm.storage.checkpoint import checkpoints
+from tfm.storage.checkpoint.run_folder import checkpoints
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 

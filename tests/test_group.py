@@ -13,7 +13,8 @@ from tfm.data.batching import Batcher
 from tfm.data.dataset import ParallelDataset
 from tfm.distributed.group import Group
 from tfm.stages.train import train
-from tfm.storage.checkpoint import checkpoints, load_info, load_weights
+from tfm.storage.checkpoint.model_folder import load_info, load_weights
+from tfm.storage.checkpoint.run_folder import checkpoints
 
 TIMEOUT_SECONDS = 180
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from tfm.config import AverageConfig, InferenceConfig, ScoreConfig, SearchConfig, run_config
-from tfm.data.corpus import GeneratedText, Recipe
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import GeneratedText
 from tfm.data.subword import EOS, PAD
-from tfm.data.trees import tree_of_line, words_of
+from tfm.data.trees.brackets import tree_of_line
+from tfm.data.trees.tree import words_of
 from tfm.inference.translator import Translator
 from tfm.model.build import load_model
 from tfm.search.beam import beam_search
@@ -20,7 +22,8 @@ from tfm.stages.generate import generate, plan_generation
 from tfm.stages.prepare import prepare
 from tfm.stages.score import score
 from tfm.stages.train import train
-from tfm.storage.checkpoint import checkpoints, find_model, load_info, load_weights
+from tfm.storage.checkpoint.model_folder import load_info, load_weights
+from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 

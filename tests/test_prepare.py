@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tfm.data.corpus import Archive, Recipe, TextFiles, load_recipe, recipe_from_files
+from tfm.data.corpus.loading import load_recipe
+from tfm.data.corpus.own import recipe_from_files
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import Archive, TextFiles
 from tfm.data.manifest import Manifest
 from tfm.errors import DataError, DownloadError, UsageError
 from tfm.stages.prepare import prepare

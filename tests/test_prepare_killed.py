@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tfm.data.synthetic import generate_pairs
+from tfm.data.synthetic.corpus import generate_pairs
 from tfm.storage.files import sha256_of
 
 # The real command, which kills itself just before it changes anything on disk for the n-th time.

@@ -9,12 +9,15 @@ import tarfile
 import pytest
 
 from tfm.cli import main as cli
-from tfm.data.corpus import load_recipe, recipe_from_trees
+from tfm.data.corpus.loading import load_recipe
+from tfm.data.corpus.own import recipe_from_trees
 from tfm.data.dataset import ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary
-from tfm.data.synthetic import generate_trees
-from tfm.data.trees import bracketed, linearize, normalize, restore, tree_of_line, words_of
+from tfm.data.synthetic.treebank import generate_trees
+from tfm.data.trees.brackets import bracketed, tree_of_line
+from tfm.data.trees.symbols import linearize, restore
+from tfm.data.trees.tree import normalize, words_of
 from tfm.errors import DataError, UsageError
 from tfm.metrics.brackets import score_brackets
 from tfm.stages.prepare import prepare

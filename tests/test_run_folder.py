@@ -8,20 +8,17 @@ import torch
 
 from tfm.config import run_config
 from tfm.errors import CheckpointError
-from tfm.storage.checkpoint import (
-    ModelInfo,
+from tfm.storage.checkpoint import run_folder
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_info, load_weights, save_checkpoint
+from tfm.storage.checkpoint.run_folder import (
     best_checkpoints,
     checkpoint_path,
     checkpoints,
     find_model,
-    load_info,
-    load_weights,
     newest_run,
     newest_step,
     newest_whole_checkpoint,
     prune_checkpoints,
-    run_folder,
-    save_checkpoint,
 )
 
 STATE = "training.safetensors"

@@ -12,16 +12,14 @@ import torch
 from tfm.config import run_config
 from tfm.errors import CheckpointError
 from tfm.storage import saving
-from tfm.storage.checkpoint import (
+from tfm.storage.checkpoint.model_folder import (
     ModelInfo,
-    checkpoint_path,
-    checkpoints,
     load_info,
     load_training_state,
     load_weights,
-    newest_whole_checkpoint,
     save_checkpoint,
 )
+from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints, newest_whole_checkpoint
 from tfm.storage.saving import Saver
 
 
@@ -264,7 +262,8 @@ KILLED_WHILE_SAVING = """
 import os, pathlib, signal, sys
 sys.path.insert(0, sys.argv[2])
 import test_saving as given
-from tfm.storage.checkpoint import check_model, checkpoints, newest_whole_checkpoint
+from tfm.storage.checkpoint.model_folder import check_model
+from tfm.storage.checkpoint.run_folder import checkpoints, newest_whole_checkpoint
 from tfm.storage.saving import Saver
 
 run_dir = pathlib.Path(sys.argv[1])

@@ -4,7 +4,9 @@ import gzip
 
 import pytest
 
-from tfm.data.corpus import Archive, GeneratedText, Recipe, TextFiles, load_recipe
+from tfm.data.corpus.loading import load_recipe
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import Archive, GeneratedText, TextFiles
 from tfm.data.sources import TextSources
 
 TEXT = TextFiles(archive="a.tgz", source="a.en", target="a.de")

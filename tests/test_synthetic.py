@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfm.data.synthetic import generate_pairs
+from tfm.data.synthetic.corpus import generate_pairs
 from tfm.data.synthetic.numbers import (
     english_number,
     english_ordinal,
@@ -227,7 +227,7 @@ def test_a_seed_always_gives_the_same_pairs_and_fewer_are_a_beginning_of_more(co
 
 def test_pairs_do_not_depend_on_the_hash_seed_of_the_process(corpus):
     code = (
-        "from tfm.data.synthetic import generate_pairs\n"
+        "from tfm.data.synthetic.corpus import generate_pairs\n"
         "for pair in generate_pairs('valid', num_pairs=50, seed=1): print(ascii(pair))"
     )
     run = subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tfm.config import BinarizeConfig, read_toml, run_config
-from tfm.data.synthetic import generate_pairs
+from tfm.data.synthetic.corpus import generate_pairs
 from tfm.distributed.interruption import InterruptedRunError
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.inference.translator import Translator
@@ -20,8 +20,9 @@ from tfm.stages.forecast import forecast
 from tfm.stages.train import train
 from tfm.stages.training_data import open_data
 from tfm.storage import saving
-from tfm.storage.checkpoint import checkpoints, load_info, load_weights
-from tfm.storage.lock import FolderLock, LockedFolderError
+from tfm.storage.checkpoint.model_folder import load_info, load_weights
+from tfm.storage.checkpoint.run_folder import checkpoints
+from tfm.storage.lock import LockedFolderError, lock_folder
 from tfm.training.trainer import Trainer
 
 _TIMES = (
@@ -283,7 +284,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
 
 def test_two_runs_in_one_folder_are_one_too_many(data_dir, tiny_run, tmp_path):
     with (
-        FolderLock(tmp_path / "run"),
+        lock_folder(tmp_path / "run"),
         pytest.raises(LockedFolderError, match="is being written to by process"),
     ):
         train(data_dir, tmp_path / "run", tiny_run())

@@ -8,7 +8,8 @@ import pytest
 from tfm.errors import TrainingError
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
-from tfm.storage.checkpoint import checkpoints, load_info, load_weights
+from tfm.storage.checkpoint.model_folder import load_info, load_weights
+from tfm.storage.checkpoint.run_folder import checkpoints
 
 
 def records(run_dir, kind):

@@ -12,18 +12,9 @@ import pytest
 from tfm.data.synthetic.grammar import Category, Constituent, grammar
 from tfm.data.synthetic.lexicon import lexicon
 from tfm.data.synthetic.treebank import generate_trees
-from tfm.data.trees import (
-    TRACE,
-    Leaf,
-    Tree,
-    bare_label,
-    bracketed,
-    linearize,
-    normalize,
-    tree_of_line,
-    walk,
-    words_of,
-)
+from tfm.data.trees.brackets import bracketed, tree_of_line
+from tfm.data.trees.symbols import linearize
+from tfm.data.trees.tree import TRACE, Leaf, Tree, bare_label, normalize, walk, words_of
 
 GRAMMAR, LEXICON = grammar(), lexicon()
 # Forms that are spelled alike; no other word has two parts of speech.
@@ -229,7 +220,7 @@ def test_a_seed_always_gives_the_same_trees_and_fewer_are_a_beginning_of_more(tr
 def test_trees_do_not_depend_on_the_hash_seed_of_the_process(treebank):
     code = (
         "from tfm.data.synthetic.treebank import generate_trees\n"
-        "from tfm.data.trees import bracketed\n"
+        "from tfm.data.trees.brackets import bracketed\n"
         "for tree in generate_trees('valid', num_trees=50, seed=1): print(bracketed(tree))"
     )
     run = subprocess.run(

@@ -6,19 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.data.trees import (
-    Leaf,
-    Repairs,
-    Tree,
-    bracketed,
-    linearize,
-    normalize,
-    read_trees,
-    restore,
-    tree_of_line,
-    walk,
-    words_of,
-)
+from tfm.data.trees.brackets import bracketed, read_trees, tree_of_line
+from tfm.data.trees.symbols import Repairs, linearize, restore
+from tfm.data.trees.tree import Leaf, Tree, normalize, walk, words_of
 from tfm.errors import DataError
 
 LABELS = st.sampled_from(["S", "NP", "VP", "PP", "SBAR", "TOP", "ADVP", "X"])

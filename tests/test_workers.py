@@ -24,7 +24,7 @@ from tfm.inference.batches import Chunk, SentenceBatch
 from tfm.inference.engine import Engine, load_models
 from tfm.inference.lines import score_lines, translate_lines
 from tfm.inference.workers import LostProcessError, Workers
-from tfm.storage.checkpoint import checkpoints
+from tfm.storage.checkpoint.run_folder import checkpoints
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 

@@ -18,7 +18,7 @@ from tfm.data.subword import BOS, EOS, Vocabulary
 from tfm.model.build import load_model
 from tfm.model.embedding import sinusoidal_encoding
 from tfm.model.transformer import Transformer
-from tfm.storage.checkpoint import load_info
+from tfm.storage.checkpoint.model_folder import load_info
 
 _NUM_POSITIONS = 1024
 _NUM_EXAMPLES = 4

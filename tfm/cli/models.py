@@ -173,7 +173,7 @@ def average(
     Example: tfm average runs/wmt14-en-de-base --last 5
     """
     from tfm.stages.average import average as run_stage
-    from tfm.storage.checkpoint import newest_run
+    from tfm.storage.checkpoint.run_folder import newest_run
 
     settings = settings_from(AverageConfig, given.get("average", {}))
     result = run_stage(run or newest_run(RUNS_ROOT), settings, out_dir=out)
@@ -229,7 +229,7 @@ def export(
       tfm export --format ctranslate2 --quantization int8 --out model-int8
     """
     from tfm.stages.export import export as run_stage
-    from tfm.storage.checkpoint import newest_run
+    from tfm.storage.checkpoint.run_folder import newest_run
 
     if models and len(models) > 1:
         raise UsageError(

@@ -12,7 +12,7 @@ from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_f
 from tfm.errors import UsageError
 
 if TYPE_CHECKING:
-    from tfm.data.corpus import Recipe
+    from tfm.data.corpus.recipe import Recipe
 
 
 @app.command(rich_help_panel=TEXT_PANEL)
@@ -161,12 +161,8 @@ class _OwnTrees:
 
 
 def _recipe(name: str | None, text: _OwnText, trees: _OwnTrees, out: Path | None) -> "Recipe":
-    from tfm.data.corpus import (
-        builtin_recipes,
-        load_recipe,
-        recipe_from_files,
-        recipe_from_trees,
-    )
+    from tfm.data.corpus.loading import builtin_recipes, load_recipe
+    from tfm.data.corpus.own import recipe_from_files, recipe_from_trees
 
     if name is not None:
         if text or trees:

@@ -286,7 +286,7 @@ def attend(
     """
     from tfm.stages.attend import Choice
     from tfm.stages.attend import attend as run_stage
-    from tfm.storage.checkpoint import newest_run
+    from tfm.storage.checkpoint.run_folder import newest_run
 
     if sentence is None:
         model, sentence = None, model

@@ -9,18 +9,20 @@ import contextlib
 import gzip
 import io
 import lzma
+import math
+import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfm.data.tar import Member, Readable, TarDamageError, read_members
 from tfm.errors import DataError
 from tfm.reporting import Progress
 from tfm.storage.files import atomic_write
 
 _BLOCK_BYTES = 1 << 20
-_OPENERS: Mapping[bytes, Callable[[Any], Readable]] = {
+_MAX_HEADER_BYTES = 1 << 18  # of one member, with all headers about it
+_OPENERS: Mapping[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
     b"\xfd7zXZ\0": lzma.open,
@@ -30,7 +32,7 @@ _NUM_NAMES_SHOWN = 5
 _MAX_EXPANSION = 100
 _ALWAYS_ALLOWED_BYTES = 64 << 20
 # Damage may also pass for a request for more memory than there is.
-_DAMAGES = (TarDamageError, EOFError, OSError, zlib.error, lzma.LZMAError, MemoryError)
+_DAMAGES = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, MemoryError)
 
 
 def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
@@ -51,12 +53,19 @@ def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
     missing = set(outputs)
     names: list[str] = []
     with _metered(archive) as packed:
-        for member in _members(packed, archive):
+        for member, content in _members(packed, archive):
             name = member.name.removeprefix("./")
             if len(names) <= _NUM_NAMES_SHOWN:
                 names.append(name)
             if name in outputs:
-                _extract(member, outputs[name], archive)
+                if not member.isreg():
+                    raise DataError(
+                        f"{name} in {archive} is a link, a folder or a device, not a file: take "
+                        "an archive that has the text itself"
+                    )
+                if name.endswith(".gz"):
+                    content = _Unpacked(gzip.open, content, archive, packed_bytes=member.size)
+                _write(content, outputs[name], origin=archive)
                 missing.discard(name)
     if missing:
         held = ", ".join(map(_shown, names[:_NUM_NAMES_SHOWN])) or "nothing"
@@ -74,10 +83,9 @@ def unpack_file(packed: Path, output: Path) -> None:
         DataError: It is cut short or damaged, or too big to be text.
     """
     with _metered(packed) as file:
-        content: Readable = file
+        content: Any = file
         if packed.suffix == ".gz":
-            size = packed.stat().st_size
-            content = _Unpacked(file, gzip.open, origin=packed, packed_bytes=size)
+            content = _Unpacked(gzip.open, file, packed, packed_bytes=packed.stat().st_size)
         _write(content, output, origin=packed)
 
 
@@ -95,31 +103,25 @@ class _MeteredFile(io.FileIO):
 
 
 class _Unpacked:
-    """What a compressed stream holds.
+    """The content of a compressed stream, as far as it expands within reason.
 
     Args:
+        opener: Decompresses the stream.
         packed: The stream.
-        opener: Decompresses it.
         origin: The file, for messages.
-        packed_bytes: Size of the stream, which says how much is too much.
+        packed_bytes: Size of the stream.
     """
 
     def __init__(
-        self, packed: Any, opener: Callable[[Any], Readable], *, origin: Path, packed_bytes: int
+        self, opener: Callable[[Any], Any], packed: Any, origin: Path, *, packed_bytes: int
     ) -> None:
-        self._stream = opener(packed)
+        self._content = opener(packed)
         self._origin = origin
         self._packed_bytes = packed_bytes
         self._num_bytes = 0
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, at most so many.
-
-        Raises:
-            DataError: The stream is damaged, or expands beyond all reason.
-        """
-        with _explained(self._origin):
-            block = self._stream.read(size)
+        block: bytes = self._content.read(size)
         self._num_bytes += len(block)
         if self._num_bytes > max(_ALWAYS_ALLOWED_BYTES, _MAX_EXPANSION * self._packed_bytes):
             raise DataError(
@@ -127,6 +129,43 @@ class _Unpacked:
                 f"its packed size of {self._packed_bytes:,} bytes: this is no text"
             )
         return block
+
+
+class _TarSource:
+    """A tar archive for tarfile to read, whose end and whose headers' size are errors.
+
+    Without them, tarfile takes headers of gigabytes into memory, and never ends where a header says
+    that there is more to come.
+    """
+
+    def __init__(self, content: Any) -> None:
+        self._content = content
+        self.header_bytes_left: float = _MAX_HEADER_BYTES
+
+    def read(self, size: int, /) -> bytes:
+        if not self.header_bytes_left:
+            raise tarfile.ReadError(f"a header has more than {_MAX_HEADER_BYTES:,} bytes")
+        block: bytes = self._content.read(min(size, self.header_bytes_left))
+        if not block:
+            raise tarfile.ReadError("it ends too early")
+        self.header_bytes_left -= len(block)
+        return block
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose header is sound: tarfile takes a damaged one for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> "_Member":
+        try:
+            member = super().fromtarfile(tar)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except (tarfile.HeaderError, ValueError, RecursionError) as error:
+            raise tarfile.ReadError(str(error)) from error
+        if member.size < 0 or member.issparse():
+            raise tarfile.ReadError("it holds a file with holes, or of a negative size")
+        return member
 
 
 @contextlib.contextmanager
@@ -149,40 +188,50 @@ def _explained(packed: Path) -> Iterator[None]:
         ) from error
 
 
-def _members(packed: _MeteredFile, archive: Path) -> Iterator[Member]:
-    """The members of an archive, plain or compressed."""
+def _members(packed: _MeteredFile, archive: Path) -> Iterator[tuple[tarfile.TarInfo, Any]]:
+    """The members of an archive, plain or compressed, and the content of those that have any."""
     start = packed.read(max(map(len, _OPENERS)))
     packed.seek(0)
-    content: Readable = packed
+    content: Any = packed
     for magic, opener in _OPENERS.items():
         if start.startswith(magic):
-            size = archive.stat().st_size
-            content = _Unpacked(packed, opener, origin=archive, packed_bytes=size)
-    with _explained(archive):
-        yield from read_members(content)
+            content = _Unpacked(opener, packed, archive, packed_bytes=archive.stat().st_size)
+    source: Any = _TarSource(content)
+    with (
+        _explained(archive),
+        tarfile.open(
+            fileobj=source,
+            mode="r|",
+            bufsize=_BLOCK_BYTES,
+            tarinfo=_Member,
+            encoding="utf-8",
+            errors="replace",
+        ) as tar,
+    ):
+        while (member := tar.next()) is not None:
+            source.header_bytes_left = math.inf
+            has_content = member.isreg() or member.type not in tarfile.SUPPORTED_TYPES
+            file = tar.extractfile(member) if has_content else None
+            yield member, file
+            while file is not None and file.read(_BLOCK_BYTES):
+                pass  # what of it nobody has read
+            source.header_bytes_left = _MAX_HEADER_BYTES
+            # Else tarfile would take more and more memory.
+            tar.members, tar.pax_headers = [], {}  # type: ignore[attr-defined]
+        while content.read(_BLOCK_BYTES):
+            pass  # to the end, where compressed files have their checksum
 
 
-def _extract(member: Member, output: Path, archive: Path) -> None:
-    if not member.is_file:
-        raise DataError(
-            f"{member.name} in {archive} is a link, a folder or a device, not a file: take an "
-            "archive that has the text itself"
-        )
-    content: Readable = member.content
-    if member.name.endswith(".gz"):
-        content = _Unpacked(content, gzip.open, origin=archive, packed_bytes=member.size)
-    _write(content, output, origin=archive)
-
-
-def _write(content: Readable, output: Path, *, origin: Path) -> None:
+def _write(content: Any, output: Path, *, origin: Path) -> None:
     with atomic_write(output) as out:
         while block := _read(content, origin):
             out.write(block)
 
 
-def _read(content: Readable, origin: Path) -> bytes:
+def _read(content: Any, origin: Path) -> bytes:
     with _explained(origin):
-        return content.read(_BLOCK_BYTES)
+        block: bytes = content.read(_BLOCK_BYTES)
+    return block
 
 
 def _shown(name: str) -> str:

@@ -4,20 +4,21 @@ import concurrent.futures
 import hashlib
 import http.client
 import os
-import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
-from tfm.data.corpus import Archive, is_url
+from tfm.data.background import in_thread
+from tfm.data.corpus.texts import Archive, is_url
 from tfm.errors import DataError, DownloadError
 from tfm.reporting import Progress, say
-from tfm.storage.files import read_json, sync_directory, write_json
+from tfm.storage.files import read_json, size_of, sync_directory, write_json
 
 _TIMEOUT_SECONDS = 60.0
 _ANSWER_SECONDS = 240.0  # until the body starts, redirects included
@@ -143,7 +144,7 @@ def _most_bytes(archive: Archive) -> int:
 def _download(url: str, part: Path, *, most_bytes: int) -> None:
     """Fetch a URL into a file, going on after a cut, until it is whole or there is no hope."""
     num_failures = 0
-    furthest = _size(part)
+    furthest = size_of(part)
     while True:
         try:
             _transfer(url, part, most_bytes=most_bytes)
@@ -154,8 +155,8 @@ def _download(url: str, part: Path, *, most_bytes: int) -> None:
             )
         else:
             return
-        num_failures = 0 if _size(part) >= furthest + _GAIN_BYTES else num_failures + 1
-        furthest = max(furthest, _size(part))
+        num_failures = 0 if size_of(part) >= furthest + _GAIN_BYTES else num_failures + 1
+        furthest = max(furthest, size_of(part))
         if lasting or num_failures > len(_PAUSES_SECONDS):
             raise DownloadError(
                 f"could not fetch {url} ({reason}): try again later, which goes on from here, or "
@@ -194,38 +195,59 @@ def _transfer(url: str, part: Path, *, most_bytes: int = _UNKNOWN_SIZE_BYTES) ->
 
 
 def _answer(request: urllib.request.Request) -> http.client.HTTPResponse:
-    """Send a request, and follow where it leads, to the body of an answer.
+    """Send a request and follow redirects, to the body of an answer.
 
     Raises:
-        DownloadError: An address is none.
-        TimeoutError: The body does not start in time, though something else may come all the while.
+        DownloadError: The URL or a redirect is invalid.
+        TimeoutError: The body does not start in time, whatever else the server sends meanwhile.
     """
-    answer: concurrent.futures.Future[http.client.HTTPResponse] = concurrent.futures.Future()
-
-    def work() -> None:
-        try:
-            response = _opener().open(request, timeout=_TIMEOUT_SECONDS)
-        except Exception as error:
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(error)
-            return
-        if answer.set_running_or_notify_cancel():
-            answer.set_result(response)
-        else:
-            response.close()  # nobody waits for it any more
-
-    threading.Thread(target=work, daemon=True).start()
+    opener = urllib.request.build_opener(_WebRedirects)
+    answer: Future[http.client.HTTPResponse] = in_thread(
+        lambda: opener.open(request, timeout=_TIMEOUT_SECONDS)
+    )
     try:
-        return answer.result(timeout=_ANSWER_SECONDS)
-    except concurrent.futures.TimeoutError:
-        if not answer.cancel():
-            raise  # the network's own
-        raise TimeoutError("the server does not come to the point") from None
+        done, _ = concurrent.futures.wait([answer], timeout=_ANSWER_SECONDS)
+        if not done:
+            answer.add_done_callback(_close)
+            raise TimeoutError(f"the server sent no data within {_ANSWER_SECONDS:g} s")
+        return answer.result()
     except ValueError as error:
         raise DownloadError(
-            f"{request.full_url} is no address to fetch from, or leads to none "
-            f"({_printable(str(error))}): correct the recipe"
+            f"{request.full_url} is or leads to an invalid URL ({_printable(str(error))}): correct "
+            "the recipe"
         ) from error
+
+
+def _close(answer: Future[http.client.HTTPResponse]) -> None:
+    """Close an answer that comes too late."""
+    if answer.exception() is None:
+        answer.result().close()
+
+
+class _WebRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to http and https and nowhere else."""
+
+    def http_error_302(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+    ) -> Any:
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except ValueError:
+            fp.close()  # urllib leaves it open where it cannot parse an address
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+    def redirect_request(self, *args: Any) -> urllib.request.Request | None:
+        *_, url = args
+        if not is_url(url):
+            raise ValueError(f"{url!r} is not http or https")
+        return super().redirect_request(*args)
 
 
 def _receive(
@@ -251,8 +273,8 @@ def _receive(
             _write(file, block)
             bar.update(len(block))
         os.fsync(file.fileno())
-    if total is not None and _size(part) != total:
-        raise ConnectionError(f"connection cut after {_size(part):,} of {total:,} bytes")
+    if total is not None and size_of(part) != total:
+        raise ConnectionError(f"connection cut after {size_of(part):,} of {total:,} bytes")
 
 
 def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
@@ -292,7 +314,7 @@ def _validator(response: http.client.HTTPResponse) -> str | None:
 
 def _resume_point(url: str, part: Path) -> tuple[int, str]:
     """How many bytes to keep of an earlier try, and what identifies the file they are of."""
-    if not _size(part) or not _state_path(part).exists():
+    if not size_of(part) or not _state_path(part).exists():
         return 0, ""
     try:
         state = read_json(_state_path(part))
@@ -301,7 +323,7 @@ def _resume_point(url: str, part: Path) -> tuple[int, str]:
     validator = state.get("validator")
     if state.get("url") != url or not _is_header(validator):
         return 0, ""
-    return _size(part), validator
+    return size_of(part), validator
 
 
 def _is_header(value: object) -> TypeGuard[str]:
@@ -313,14 +335,6 @@ def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def _has_host(url: str) -> bool:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        return bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:  # a port that is no number
-        return False
-
-
 def _state_path(part: Path) -> Path:
     return part.with_name(f"{part.name}.json")
 
@@ -328,56 +342,3 @@ def _state_path(part: Path) -> Path:
 def _discard(part: Path) -> None:
     part.unlink(missing_ok=True)
     _state_path(part).unlink(missing_ok=True)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """Speaks http and https and nothing else, wherever a redirect leads."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        _RedirectToWeb(),
-    ):
-        opener.add_handler(handler)
-    return opener
-
-
-class _RedirectToWeb(urllib.request.HTTPRedirectHandler):
-    def http_error_302(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-    ) -> Any:
-        try:
-            return super().http_error_302(req, fp, code, msg, headers)
-        except ValueError:
-            fp.close()  # urllib does not where an address cannot be taken apart
-            raise
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        if not (is_url(newurl) and _has_host(newurl)):
-            fp.close()
-            raise DownloadError(
-                f"{req.full_url} leads to {newurl!r}, which is no address of http or https"
-            )
-        return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -21,42 +21,50 @@ _TASKS = ("translation", "parsing")
 
 
 class Manifest:
-    """The record of a dataset folder.
+    """The record of a dataset folder: what was done to it, and whether a step must run again.
 
-    It answers whether a step must run again, and tells people and later stages what was done.
+    Attributes:
+        data_dir: The folder.
+        name: Name of the dataset.
+        source: Source language, the suffix of its files.
+        target: Target language, the suffix of its files.
+        task: What the targets are: "translation" or "parsing".
     """
 
     def __init__(self, data_dir: Path, content: dict[str, Any]) -> None:
         self.data_dir = data_dir
+        self.name: str = content["name"]
+        self.source: str = content["source"]
+        self.target: str = content["target"]
+        self.task: str = content["settings"].get("task", "translation")
         self._content = content
 
     @classmethod
     def create(
         cls, data_dir: Path, *, name: str, source: str, target: str, settings: Table
     ) -> "Manifest":
-        """Start a record, or go on with the one that is there.
+        """Start a record, or continue the existing one.
 
         Args:
             data_dir: The dataset folder.
             name: Name of the dataset.
-            source: Source language, the suffix of its files.
-            target: Target language, the suffix of its files.
+            source: Source language.
+            target: Target language.
             settings: {section: {name: value}} that the recipe sets for later steps, and "task".
 
         Raises:
-            DataError: The record that is there is damaged or of another format.
+            DataError: The existing record is damaged or of another format.
         """
-        path = data_dir / "manifest.json"
-        steps = _read(data_dir)["steps"] if path.exists() else {}
+        exists = (data_dir / "manifest.json").exists()
         content = {
-            "steps": steps,
             "format": FORMAT,
             "name": name,
-            "source": source,
-            "target": target,
             "settings": settings,
+            "source": source,
+            "steps": _read(data_dir)["steps"] if exists else {},
+            "target": target,
         }
-        manifest = cls(data_dir, {key: content[key] for key in sorted(content)})
+        manifest = cls(data_dir, content)
         manifest._save()
         return manifest
 
@@ -72,26 +80,6 @@ class Manifest:
     def damage(self) -> DataError:
         """The error to raise where the record does not say what it should."""
         return _damage(self.data_dir / "manifest.json")
-
-    @property
-    def name(self) -> str:
-        """Name of the dataset."""
-        return str(self._content["name"])
-
-    @property
-    def source(self) -> str:
-        """Source language."""
-        return str(self._content["source"])
-
-    @property
-    def target(self) -> str:
-        """Target language."""
-        return str(self._content["target"])
-
-    @property
-    def task(self) -> str:
-        """What the targets are: "translation" or "parsing"."""
-        return str(self._content["settings"].get("task", "translation"))
 
     def settings(self, section: str) -> dict[str, Any]:
         """What the recipe sets for a later step, such as "subword"."""
@@ -112,17 +100,13 @@ class Manifest:
     def is_current(self, step: str, inputs: Table) -> bool:
         """Whether a step was done with these inputs and all it wrote is still there."""
         entry = self._content["steps"].get(step)
-        return entry is not None and entry["inputs"] == inputs and self._outputs_stand(entry)
+        if entry is None or entry["inputs"] != inputs:
+            return False
+        sizes = {self.data_dir / name: size for name, size in entry["outputs"].items()}
+        return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
     def record(self, step: str, *, inputs: Table, outputs: Iterable[Path], result: Table) -> None:
-        """Note that a step was done.
-
-        Args:
-            step: Name of the step.
-            inputs: Everything that decides its result, as JSON values.
-            outputs: The files it wrote, below the dataset folder.
-            result: Counts and facts worth keeping, as JSON values.
-        """
+        """Record a step: all that decides its result, its files and its counts, as JSON values."""
         sizes = {str(p.relative_to(self.data_dir)): p.stat().st_size for p in sorted(outputs)}
         self._content["steps"][step] = {"inputs": inputs, "outputs": sizes, "result": result}
         self._save()
@@ -132,20 +116,16 @@ class Manifest:
         return dict(self._content["steps"].get(step, {}).get("result", {}))
 
     def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
-        """SHA-256 of each text file of the splits: the inputs of a step that reads them.
+        """SHA-256 of each text file of the splits.
 
         Raises:
-            DataError: There is no such file.
+            DataError: A file is missing.
         """
         paths = [self.text_path(s, lang) for s in splits for lang in (self.source, self.target)]
         for path in paths:
             if not path.is_file():
                 raise DataError(f"{path} does not exist or is no file: run tfm prepare first")
         return {path.name: sha256_of(path) for path in paths}
-
-    def _outputs_stand(self, entry: Table) -> bool:
-        paths = {self.data_dir / name: size for name, size in entry["outputs"].items()}
-        return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
     def _save(self) -> None:
         write_json(self.data_dir / "manifest.json", self._content)

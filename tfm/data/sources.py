@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from tfm.data.archives import extract_members, unpack_file
-from tfm.data.corpus import Archive, GeneratedText, Recipe, Text, TextFiles, TreeFile, is_url
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import Archive, GeneratedText, Text, TextFiles, TreeFile, is_url
 from tfm.data.download import Fetched, fetch, part_path
 from tfm.data.manifest import SPLITS
 from tfm.data.text import read_pairs
-from tfm.data.trees import Tree, linearize, normalize, read_trees, words_of
-from tfm.storage.files import sha256_of
+from tfm.data.trees.brackets import read_trees
+from tfm.data.trees.symbols import linearize
+from tfm.data.trees.tree import Tree, normalize, words_of
+from tfm.storage.files import sha256_of, size_of
 
 if typing.TYPE_CHECKING:
-    from tfm.data.synthetic import Split
+    from tfm.data.synthetic.corpus import Split
 
 
 # Text packs to a third or a fourth of its size.
@@ -25,13 +28,13 @@ _BYTES_A_GENERATED_PAIR = {"numbers": 104, "treebank": 205}
 
 @dataclass(frozen=True, kw_only=True)
 class TextSize:
-    """How large the text of a recipe is, about, in bytes.
+    """The approximate size of a recipe's text in bytes.
 
     Attributes:
         missing: What is still to be downloaded.
-        unpacked: What is to be unpacked, the downloads' text and compressed files.
+        unpacked: What is to be unpacked.
         text: All text.
-        is_least: Whether there are downloads of which nobody knows the size.
+        is_least: Whether it is a lower bound: the size of a download is not known.
     """
 
     missing: int
@@ -113,7 +116,7 @@ class TextSources:
                 size = file.size or file.approximate_size
                 is_least |= size is None
                 packed += size or 0
-                missing += max(0, (size or 0) - _size(part_path(path)))
+                missing += max(0, (size or 0) - size_of(part_path(path)))
         unpacked = _UNPACKED_BYTES_A_PACKED_BYTE * packed
         if recipe.text_size is not None:
             # The archives of a mirror may be other ones, and smaller.
@@ -123,7 +126,7 @@ class TextSources:
                 unpacked += _UNPACKED_BYTES_A_PACKED_BYTE * path.stat().st_size
         return TextSize(
             missing=missing,
-            unpacked=max(0, unpacked - sum(map(_size, self.unpacked_paths))),
+            unpacked=max(0, unpacked - sum(map(size_of, self.unpacked_paths))),
             text=unpacked + self._size_in_place(),
             is_least=is_least,
         )
@@ -193,7 +196,7 @@ class TextSources:
                 (" ".join(words_of(tree)).encode(), " ".join(linearize(tree)).encode())
                 for tree in self.trees(text, split)
             )
-        from tfm.data.synthetic import generate_pairs  # for no other recipe
+        from tfm.data.synthetic.corpus import generate_pairs  # for no other recipe
 
         generated = generate_pairs(split, num_pairs=text.num_pairs, seed=text.seed)
         return ((source.encode(), target.encode()) for source, target in generated)
@@ -207,7 +210,7 @@ class TextSources:
         if isinstance(text, TreeFile):
             found = read_trees(self._located(text.archive, text.trees))
         else:
-            from tfm.data.synthetic import generate_trees  # for no other recipe
+            from tfm.data.synthetic.treebank import generate_trees  # for no other recipe
 
             found = generate_trees(split, num_trees=text.num_pairs, seed=text.seed)
         return (tree for tree in map(normalize, found) if tree is not None)
@@ -220,7 +223,3 @@ class TextSources:
 def _sgml_suffix(side: str) -> str:
     name = Archive(url=side).name if is_url(side) else side
     return ".sgm" if name.removesuffix(".gz").endswith((".sgm", ".sgml")) else ""
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

@@ -3,9 +3,7 @@
 import hashlib
 import io
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import numpy.typing as npt
 import sentencepiece
 
 from tfm.config import SubwordConfig
+from tfm.data.background import in_thread
 from tfm.data.text import read_lines
 from tfm.device.cpu import num_cores
 from tfm.errors import DataError, TfmError, UsageError
@@ -260,7 +259,7 @@ def _learn(texts: Sequence[Path], options: dict[str, Any], *, vocab_size: int) -
         )
 
     try:
-        _interruptible(learn)
+        in_thread(learn).result()  # SentencePiece ignores Ctrl-C, which need not wait for it
     except RuntimeError as error:
         raise _learning_error(str(error), vocab_size, texts) from error
     return SubwordModel(model.getvalue(), origin=Path("the model just learnt"))
@@ -302,25 +301,6 @@ def _sentences(texts: Sequence[Path]) -> Iterator[str]:
     for path in texts:
         for line in read_lines(path, strict=False):
             yield _escaped(line.decode(errors="replace"))
-
-
-def _interruptible(work: Callable[[], None]) -> None:
-    """Do work that is deaf to Ctrl-C in a thread of its own, so that Ctrl-C need not wait for it.
-
-    Raises:
-        Exception: Whatever the work raises.
-    """
-    done: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            done.set_result(None)
-        except Exception as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    done.result()
 
 
 def _escaped(text: str) -> str:

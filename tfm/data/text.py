@@ -2,10 +2,10 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from tfm.errors import DataError
 
@@ -30,17 +30,7 @@ Block = tuple[list[bytes], list[bytes]]
 def read_pairs(
     source_path: Path, target_path: Path, *, strict: bool, num_lines: int | None = None
 ) -> Iterator[BytesPair]:
-    """Read two files that are line by line translations of each other.
-
-    Args:
-        source_path: The source side.
-        target_path: The target side.
-        strict: Stop at a line that is not UTF-8; else hand it on.
-        num_lines: How many lines there must be, if that is known.
-
-    Raises:
-        DataError: The sides do not have the same number of lines, or a file is damaged.
-    """
+    """Read the pairs of `read_blocks` one by one."""
     for sources, targets in read_blocks(
         source_path, target_path, strict=strict, num_lines=num_lines
     ):
@@ -50,7 +40,7 @@ def read_pairs(
 def read_blocks(
     source_path: Path, target_path: Path, *, strict: bool, num_lines: int | None = None
 ) -> Iterator[Block]:
-    """Read what `read_pairs` reads, many pairs at a time, as two lists of bounded memory.
+    """Read two files that are line by line translations of each other, in blocks of bounded memory.
 
     Args:
         source_path: The source side.
@@ -134,34 +124,23 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
-class LineReader(Protocol):
-    """An open file, or what reads one."""
-
-    def readline(self, limit: int, /) -> bytes:
-        """The next line, or its start if it is longer than so many bytes; nothing at the end."""
-
-
-def decoded_lines(file: LineReader, name: str) -> Iterator[str]:
-    """The lines of an open plain text; what ends a line is what ends it for `read_lines`.
+def decoded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
+    """Decode the lines of a plain text as they arrive, with the line ends of `read_lines`.
 
     Args:
-        file: The text.
-        name: What messages call it.
+        readline: Reads the next line, or at most as many bytes of it as asked for.
+        name: What messages call the text.
 
     Raises:
         DataError: A line is too long to be one, or not UTF-8.
     """
-    for number, line in enumerate(_utf8(_plain_lines(file, name), name), 1):
-        yield line.removeprefix(_BYTE_ORDER_MARK if number == 1 else b"").decode()
-
-
-def _plain_lines(file: LineReader, name: str) -> Iterator[bytes]:
     number = 0
-    while line := file.readline(_MAX_LINE_BYTES):
+    while line := readline(_MAX_LINE_BYTES):
         number += 1
         if len(line) == _MAX_LINE_BYTES:
             raise _too_long(name, number)
-        yield line.rstrip(b"\r\n")
+        text = _decoded(line.rstrip(b"\r\n"), name, number)
+        yield text.removeprefix("\ufeff" if number == 1 else "")
 
 
 def _blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
@@ -171,12 +150,12 @@ def _blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
             file.seek(0)
         blocks = _plain_blocks(file, str(path))
         if path.suffix in (".sgm", ".sgml"):
-            blocks = _grouped(_segments(chain.from_iterable(blocks), path))
+            blocks = ([segment] for segment in _segments(chain.from_iterable(blocks), path))
         yield from _utf8_blocks(blocks, str(path)) if strict else blocks
 
 
 def _plain_blocks(file: IO[bytes], name: str) -> Iterator[list[bytes]]:
-    """The lines that `_plain_lines` gives, without any Python for each."""
+    """The lines of a plain text, read without any Python for each."""
     number, rest = 1, b""
     while data := file.read(_BLOCK_BYTES):
         text = rest + data
@@ -192,26 +171,14 @@ def _plain_blocks(file: IO[bytes], name: str) -> Iterator[list[bytes]]:
         yield [rest.rstrip(b"\r")]
 
 
-def _grouped(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
-    block: list[bytes] = []
-    size = 0
-    for line in lines:
-        block.append(line)
-        size += len(line) + 1
-        if size >= _BLOCK_BYTES:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
-
-
 def _utf8_blocks(blocks: Iterable[list[bytes]], name: str) -> Iterator[list[bytes]]:
     num_lines = 0
     for lines in blocks:
         try:
             b"\n".join(lines).decode()
         except UnicodeDecodeError:
-            list(_utf8(lines, name, first=num_lines + 1))  # raises what says which line it is
+            for number, line in enumerate(lines, num_lines + 1):
+                _decoded(line, name, number)  # raises what says which line it is
         num_lines += len(lines)
         yield lines
 
@@ -223,16 +190,14 @@ def _too_long(name: str, number: int) -> DataError:
     )
 
 
-def _utf8(lines: Iterable[bytes], name: str, *, first: int = 1) -> Iterator[bytes]:
-    for number, line in enumerate(lines, first):
-        try:
-            line.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{name}, line {number:,} is not UTF-8 ({error.reason} at its byte "
-                f"{error.start + 1}): convert it to UTF-8"
-            ) from error
-        yield line
+def _decoded(line: bytes, name: str, number: int) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{name}, line {number:,} is not UTF-8 ({error.reason} at its byte "
+            f"{error.start + 1}): convert it to UTF-8"
+        ) from error
 
 
 def _segments(lines: Iterator[bytes], path: Path) -> Iterator[bytes]:

@@ -32,7 +32,7 @@ from tfm.search.forced import ForcedOutput, forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.scoring import Hypothesis
 from tfm.search.slot_search import MAX_HYPOTHESES, SlotSearch
-from tfm.storage.checkpoint import load_info
+from tfm.storage.checkpoint.model_folder import load_info
 
 # What is done to a batch: `Engine.search` or `Engine.score`, with an output for each sentence.
 Task = Callable[["Engine", SentenceBatch, SearchConfig], list[Output]]

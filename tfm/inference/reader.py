@@ -63,7 +63,10 @@ class LineReader:
         Raises:
             DataError: A line is not UTF-8 or too long to be one, or one file has more lines.
         """
-        texts, *others = map(decoded_lines, self._columns, self._names)
+        texts, *others = (
+            decoded_lines(column.readline, name)
+            for column, name in zip(self._columns, self._names, strict=True)
+        )
         first_line = 1
         while True:
             lines, beside = self._take(texts, others, first_line)

@@ -13,7 +13,8 @@ from tfm.inference.batches import Chunk
 from tfm.inference.engine import Engine, load_models
 from tfm.inference.lines import ScoredTarget, Translation, score_lines, translate_lines
 from tfm.model.build import Model
-from tfm.storage.checkpoint import find_model, load_info
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.run_folder import find_model
 
 
 class Translator:

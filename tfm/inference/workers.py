@@ -26,7 +26,7 @@ from tfm.inference.batches import (
 )
 from tfm.inference.engine import Encode, Task, load_engine
 from tfm.reporting import say
-from tfm.storage.checkpoint import load_info
+from tfm.storage.checkpoint.model_folder import load_info
 
 # Chunks that are read before the first of them is finished, for each worker.
 _CHUNKS_AHEAD = 2

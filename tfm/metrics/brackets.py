@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 
-from tfm.data.trees import TOP, TRACE, UNTAGGED, Leaf, Tree, bare_label, walk
+from tfm.data.trees.tree import TOP, TRACE, UNTAGGED, Leaf, Tree, bare_label, walk
 from tfm.errors import DataError
 
 CUTOFF_LENGTH = 40

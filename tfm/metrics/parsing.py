@@ -3,7 +3,9 @@
 import re
 from collections.abc import Sequence
 
-from tfm.data.trees import TRACE, UNTAGGED, Leaf, Repairs, Tree, restore, tree_of_line, walk
+from tfm.data.trees.brackets import tree_of_line
+from tfm.data.trees.symbols import Repairs, restore
+from tfm.data.trees.tree import TRACE, UNTAGGED, Leaf, Tree, walk
 from tfm.errors import DataError, UsageError
 from tfm.metrics.brackets import CUTOFF_LENGTH, BracketScore, score_brackets
 from tfm.metrics.metric import Comparison, MetricScore

@@ -15,7 +15,7 @@ from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.errors import CheckpointError
 from tfm.model.recurrent import Recurrent
 from tfm.model.transformer import Transformer
-from tfm.storage.checkpoint import ModelInfo, load_weights
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_weights
 
 Model = Transformer | Recurrent
 

@@ -13,7 +13,8 @@ from tfm.errors import CheckpointError, UsageError
 from tfm.model.build import Model, load_model
 from tfm.model.weights import record_attention
 from tfm.search.beam import beam_search
-from tfm.storage.checkpoint import ModelInfo, find_model, load_info
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
+from tfm.storage.checkpoint.run_folder import find_model
 from tfm.visualization.attention_figure import write_figure
 from tfm.visualization.attention_maps import GENERATOR, AttentionKind, AttentionMaps
 from tfm.visualization.attention_page import Sentence, View, write_page

@@ -6,13 +6,8 @@ from pathlib import Path
 from tfm.config import AverageConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
-from tfm.storage.checkpoint import (
-    average_weights,
-    best_checkpoints,
-    checkpoints,
-    load_info,
-    save_checkpoint,
-)
+from tfm.storage.checkpoint.model_folder import average_weights, load_info, save_checkpoint
+from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
-from tfm.data.trees import Repairs, bracketed, restore
+from tfm.data.trees.brackets import bracketed
+from tfm.data.trees.symbols import Repairs, restore
 from tfm.errors import DataError, UsageError
 from tfm.inference.engine import load_engine
 from tfm.inference.lines import (
@@ -27,7 +28,8 @@ from tfm.inference.lines import (
 from tfm.inference.reader import LineReader, count_lines
 from tfm.inference.workers import Workers
 from tfm.reporting import Progress, say
-from tfm.storage.checkpoint import ModelInfo, find_model, load_info, newest_run
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
+from tfm.storage.checkpoint.run_folder import find_model, newest_run
 from tfm.storage.files import write_json
 
 RECORD_FORMAT = 1

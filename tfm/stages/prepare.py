@@ -16,12 +16,13 @@ from tfm.config import (
     settings_to,
 )
 from tfm.data.cleaning import Cleaner, PairCounts
-from tfm.data.corpus import Recipe, Text, TextFiles
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import Text, TextFiles
 from tfm.data.disk import DiskNeed, check_disks
 from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.sources import TextSources
 from tfm.data.text import in_chunks
-from tfm.data.trees import bracketed
+from tfm.data.trees.brackets import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
 from tfm.stages.binarize import BinarizeResult, binarize
@@ -29,7 +30,7 @@ from tfm.stages.learn_bpe import LearnBpeResult, learn_bpe
 from tfm.storage.files import atomic_write, remove_leftovers
 
 if typing.TYPE_CHECKING:
-    from tfm.data.synthetic import Split
+    from tfm.data.synthetic.corpus import Split
 
 _SPLITS_SHORT_FIRST: tuple["Split", ...] = ("test", "valid", "train")
 # Two bytes a piece of some four characters, and eight a sentence; measured on WMT text.

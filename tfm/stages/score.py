@@ -115,7 +115,7 @@ def read_hypotheses(path: Path | None) -> list[str]:
         return read_lines(path)
     if sys.stdin.isatty():
         raise UsageError("no translations to score: pipe them in, or name a file (--hypotheses)")
-    lines = list(decoded_lines(sys.stdin.buffer, _STDIN_NAME))
+    lines = list(decoded_lines(sys.stdin.buffer.readline, _STDIN_NAME))
     if not lines:
         raise DataError(
             f"{_STDIN_NAME} is empty: what should have written the translations wrote none"
@@ -131,7 +131,7 @@ def read_lines(path: Path) -> list[str]:
     """
     try:
         with path.open("rb") as file:
-            lines = list(decoded_lines(file, str(path)))
+            lines = list(decoded_lines(file.readline, str(path)))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: check its name") from None
     except OSError as error:

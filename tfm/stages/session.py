@@ -18,7 +18,8 @@ from tfm.model.cost import model_cost
 from tfm.reporting import Progress, say
 from tfm.stages.training_data import TrainingData
 from tfm.stages.validation import Validator
-from tfm.storage.checkpoint import checkpoint_path, load_info, load_training_state
+from tfm.storage.checkpoint.model_folder import load_info, load_training_state
+from tfm.storage.checkpoint.run_folder import checkpoint_path
 from tfm.storage.metrics_log import MetricsLog
 from tfm.storage.saving import Saver
 from tfm.training.progress import Beat, StepReport, Wishes

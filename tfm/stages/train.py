@@ -16,9 +16,10 @@ from tfm.errors import CheckpointError, UsageError
 from tfm.reporting import say
 from tfm.stages.session import Session
 from tfm.stages.training_data import TrainingData, open_data
-from tfm.storage.checkpoint import ModelInfo, load_info, newest_whole_checkpoint
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
+from tfm.storage.checkpoint.run_folder import newest_whole_checkpoint
 from tfm.storage.files import write_text
-from tfm.storage.lock import FolderLock
+from tfm.storage.lock import lock_folder
 from tfm.world import World
 
 # A run that is resumed must not change these, or it would be another run; max_tokens may change,
@@ -74,7 +75,7 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
             world, compute.device, timeout=timedelta(seconds=_TIMEOUTS_OF_COLLECTIVES * timeout)
         ) as group,
         # After they have met, so that all hear at once if the folder is another's.
-        FolderLock(run_dir) if world.is_first else nullcontext(),
+        lock_folder(run_dir) if world.is_first else nullcontext(),
         StopRequests() as stop,
         Watchdog(world, group.store, timeout_seconds=timeout) as watchdog,
     ):

@@ -9,7 +9,7 @@ from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
 from tfm.errors import DataError, UsageError
-from tfm.storage.checkpoint import ModelInfo
+from tfm.storage.checkpoint.model_folder import ModelInfo
 
 
 @dataclass(frozen=True, kw_only=True)

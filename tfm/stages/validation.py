@@ -16,7 +16,7 @@ from tfm.inference.lines import translate_lines
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model
-from tfm.storage.checkpoint import SCORES, ModelInfo
+from tfm.storage.checkpoint.model_folder import SCORES, ModelInfo
 from tfm.training.loss import perplexity
 from tfm.training.progress import Beat, unwatched
 from tfm.training.trainer import evaluate

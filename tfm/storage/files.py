@@ -182,6 +182,11 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def size_of(path: Path) -> int:
+    """The size of a file in bytes; 0 if there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a folder survive a power cut, where the file system can."""
     descriptor = os.open(path, os.O_RDONLY)

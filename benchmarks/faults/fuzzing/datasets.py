@@ -13,8 +13,9 @@ from tfm.config import BinarizeConfig, SubwordConfig, run_config, run_toml
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
-from tfm.data.synthetic import generate_trees
-from tfm.data.trees import bracketed, linearize
+from tfm.data.synthetic.treebank import generate_trees
+from tfm.data.trees.brackets import bracketed
+from tfm.data.trees.symbols import linearize
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 

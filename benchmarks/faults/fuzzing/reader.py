@@ -9,7 +9,7 @@ from pathlib import Path
 from fuzzing.damage import Damage
 
 from tfm.cli.main import main as run_command
-from tfm.data.synthetic import generate_pairs
+from tfm.data.synthetic.corpus import generate_pairs
 
 _PAIRS = list(generate_pairs("train", num_pairs=40, seed=1))
 

@@ -8,8 +8,3 @@ translation, so the share of exact matches means something.
 Trees have real difficulties of parsing: where phrases belong is told by words, by agreement or by
 punctuation. Each sentence has exactly one tree.
 """
-
-from tfm.data.synthetic.corpus import Split, generate_pairs
-from tfm.data.synthetic.treebank import generate_trees
-
-__all__ = ["Split", "generate_pairs", "generate_trees"]

@@ -31,7 +31,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tfm.data.trees import Leaf, bare_label, unescaped
+from tfm.data.trees.brackets import unescaped
+from tfm.data.trees.tree import Leaf, bare_label
 
 _TENSED = {"sg": "VBZ", "pl": "VBP", "past": "VBD", "base": "VB"}
 _FORMS = _TENSED | {"inf": "VB"}

@@ -1,47 +1,27 @@
 """Numbers in words, English and German."""
 
-_UNITS = (
-    ("zero", "null"),
-    ("one", "eins"),
-    ("two", "zwei"),
-    ("three", "drei"),
-    ("four", "vier"),
-    ("five", "fünf"),
-    ("six", "sechs"),
-    ("seven", "sieben"),
-    ("eight", "acht"),
-    ("nine", "neun"),
-    ("ten", "zehn"),
-    ("eleven", "elf"),
-    ("twelve", "zwölf"),
-    ("thirteen", "dreizehn"),
-    ("fourteen", "vierzehn"),
-    ("fifteen", "fünfzehn"),
-    ("sixteen", "sechzehn"),
-    ("seventeen", "siebzehn"),
-    ("eighteen", "achtzehn"),
-    ("nineteen", "neunzehn"),
+
+def word_pairs(text: str) -> tuple[tuple[str, str], ...]:
+    """Pairs of words, mostly English and German, of a list such as "one eins, two zwei"."""
+    return tuple((first, second) for first, second in map(str.split, text.split(",")))
+
+
+_UNITS = word_pairs(
+    "zero null, one eins, two zwei, three drei, four vier, five fünf, six sechs, seven sieben, "
+    "eight acht, nine neun, ten zehn, eleven elf, twelve zwölf, thirteen dreizehn, "
+    "fourteen vierzehn, fifteen fünfzehn, sixteen sechzehn, seventeen siebzehn, "
+    "eighteen achtzehn, nineteen neunzehn"
 )
-_TENS = (
-    ("twenty", "zwanzig"),
-    ("thirty", "dreißig"),
-    ("forty", "vierzig"),
-    ("fifty", "fünfzig"),
-    ("sixty", "sechzig"),
-    ("seventy", "siebzig"),
-    ("eighty", "achtzig"),
-    ("ninety", "neunzig"),
+_TENS = word_pairs(
+    "twenty zwanzig, thirty dreißig, forty vierzig, fifty fünfzig, sixty sechzig, "
+    "seventy siebzig, eighty achtzig, ninety neunzig"
 )
 _SCALES = ((1_000_000, "million"), (1_000, "thousand"), (100, "hundred"))
-_IRREGULAR_ENGLISH_ORDINALS = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
-    "twelve": "twelfth",
-}
+_IRREGULAR_ENGLISH_ORDINALS = dict(
+    word_pairs(
+        "one first, two second, three third, five fifth, eight eighth, nine ninth, twelve twelfth"
+    )
+)
 _IRREGULAR_GERMAN_ORDINAL_STEMS = {1: "erst", 3: "dritt", 7: "siebt", 8: "acht"}
 
 

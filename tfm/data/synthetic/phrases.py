@@ -10,6 +10,7 @@ from tfm.data.synthetic.numbers import (
     german_count,
     german_number,
     german_ordinal_stem,
+    word_pairs,
 )
 
 Pair = tuple[str, str]
@@ -18,28 +19,21 @@ Gender = Literal["masculine", "feminine", "neuter"]
 Form = Literal["masculine", "feminine", "neuter", "plural"]
 
 # English, German, and the last day that every year has.
-_MONTHS = (
-    ("January", "Januar", 31),
-    ("February", "Februar", 28),
-    ("March", "März", 31),
-    ("April", "April", 30),
-    ("May", "Mai", 31),
-    ("June", "Juni", 30),
-    ("July", "Juli", 31),
-    ("August", "August", 31),
-    ("September", "September", 30),
-    ("October", "Oktober", 31),
-    ("November", "November", 30),
-    ("December", "Dezember", 31),
+_MONTHS = tuple(
+    (*names, last_day)
+    for names, last_day in zip(
+        word_pairs(
+            "January Januar, February Februar, March März, April April, May Mai, June Juni, "
+            "July Juli, August August, September September, October Oktober, November November, "
+            "December Dezember"
+        ),
+        (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31),
+        strict=True,
+    )
 )
-_WEEKDAYS = (
-    ("Monday", "Montag"),
-    ("Tuesday", "Dienstag"),
-    ("Wednesday", "Mittwoch"),
-    ("Thursday", "Donnerstag"),
-    ("Friday", "Freitag"),
-    ("Saturday", "Samstag"),
-    ("Sunday", "Sonntag"),
+_WEEKDAYS = word_pairs(
+    "Monday Montag, Tuesday Dienstag, Wednesday Mittwoch, Thursday Donnerstag, Friday Freitag, "
+    "Saturday Samstag, Sunday Sonntag"
 )
 _MINUTES = (("five", "fünf"), ("ten", "zehn"), ("quarter", "Viertel"), ("twenty", "zwanzig"))
 
@@ -75,19 +69,9 @@ NOUNS = (
     Noun("picture", "pictures", "Bild", "Bilder", "neuter"),
     Noun("shirt", "shirts", "Hemd", "Hemden", "neuter"),
 )
-ADJECTIVES = (
-    ("beautiful", "schön"),
-    ("big", "groß"),
-    ("black", "schwarz"),
-    ("blue", "blau"),
-    ("cheap", "billig"),
-    ("green", "grün"),
-    ("new", "neu"),
-    ("old", "alt"),
-    ("red", "rot"),
-    ("small", "klein"),
-    ("white", "weiß"),
-    ("yellow", "gelb"),
+ADJECTIVES = word_pairs(
+    "beautiful schön, big groß, black schwarz, blue blau, cheap billig, green grün, new neu, "
+    "old alt, red rot, small klein, white weiß, yellow gelb"
 )
 _CONTAINERS = (
     Noun("basket", "baskets", "Korb", "Körbe", "masculine"),
@@ -118,15 +102,7 @@ _ENDING_AFTER_COUNT: dict[Case, dict[Form, str]] = {
 
 
 def things(random: Random, case: Case) -> tuple[str, str, bool]:
-    """One thing or several.
-
-    Args:
-        random: Where choices come from.
-        case: The case of the German phrase.
-
-    Returns:
-        English, German, and whether they are several.
-    """
+    """One thing or several: English, German in the given case, and whether they are several."""
     number = random.choice((1, random.randrange(2, 13), random.randrange(2, 100)))
     english, german = noun_phrase(
         random.choice(NOUNS),

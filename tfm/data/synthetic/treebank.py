@@ -7,7 +7,7 @@ from random import Random
 from tfm.data.synthetic.corpus import Split, split_of
 from tfm.data.synthetic.grammar import Category, Constituent, Part, Rule, grammar
 from tfm.data.synthetic.lexicon import lexicon
-from tfm.data.trees import TOP, TRACE, Leaf, Node, Tree, walk
+from tfm.data.trees.tree import TOP, TRACE, Leaf, Node, Tree, walk
 
 _ROOT = Category(name="root/any", label="")
 _MIN_WORDS, _MAX_WORDS = 3, 40

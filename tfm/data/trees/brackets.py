@@ -72,21 +72,6 @@ def unescaped(word: str) -> str:
     return _ESCAPE.sub(lambda name: _UNESCAPED[name[0]], word)
 
 
-def _parsed(lines: Iterable[tuple[str, str]]) -> Iterator[Tree]:
-    """The trees of some lines.
-
-    Args:
-        lines: Each line, and where it is.
-    """
-    reading = _Reading()
-    for line, where in lines:
-        for part in _PART.findall(line):
-            tree = reading.add(part, where)
-            if tree is not None:
-                yield tree
-    reading.check_end()
-
-
 @dataclass
 class _Bracket:
     """A bracket while it is read."""
@@ -97,57 +82,52 @@ class _Bracket:
     children: list[Node] = field(default_factory=list)
 
 
-class _Reading:
-    """A tree while it is read."""
+def _parsed(lines: Iterable[tuple[str, str]]) -> Iterator[Tree]:
+    """The trees of some lines, each given with where it is."""
+    opened: list[_Bracket] = []  # those that are open, the outermost first
+    for line, where in lines:
+        for part in _PART.findall(line):
+            if part == "(":
+                opened.append(_Bracket(where))
+            elif not opened:
+                found = "a closing bracket that" if part == ")" else f"{part[:40]!r}, which"
+                raise DataError(f"{where} has {found} belongs to no tree: correct the file")
+            elif part != ")":
+                _add_text(opened[-1], part)
+            else:
+                node = _closed(opened.pop(), is_outermost=not opened)
+                if opened:
+                    _add_child(opened[-1], node)
+                else:
+                    yield node if isinstance(node, Tree) else Tree(TOP, (node,))
+    if opened:
+        raise DataError(
+            f"the tree that starts at {opened[0].where} has {len(opened)} brackets that are not "
+            "closed at the end: the file is cut short, or brackets are missing"
+        )
 
-    def __init__(self) -> None:
-        self._open: list[_Bracket] = []
 
-    def add(self, part: str, where: str) -> Tree | None:
-        """Go on by a bracket, label or word; the tree if that was its last bracket."""
-        if part == "(":
-            self._open.append(_Bracket(where))
-        elif not self._open:
-            found = "a closing bracket that" if part == ")" else f"{part[:40]!r}, which"
-            raise DataError(f"{where} has {found} belongs to no tree: correct the file")
-        elif part == ")":
-            return self._close()
-        else:
-            self._add_text(part)
-        return None
+def _add_text(bracket: _Bracket, text: str) -> None:
+    if bracket.children or bracket.word is not None:
+        raise _malformed(bracket)
+    if bracket.label:
+        bracket.word = unescaped(text)
+    else:
+        bracket.label = text
 
-    def check_end(self) -> None:
-        """Raise DataError if a tree has not ended."""
-        if self._open:
-            raise DataError(
-                f"the tree that starts at {self._open[0].where} has {len(self._open)} brackets "
-                "that are not closed at the end: the file is cut short, or brackets are missing"
-            )
 
-    def _close(self) -> Tree | None:
-        bracket = self._open.pop()
-        node: Node
-        if bracket.children and (bracket.label or not self._open):
-            node = Tree(bracket.label or TOP, tuple(bracket.children))
-        elif bracket.word is not None:
-            node = Leaf(bracket.label, bracket.word)
-        else:
-            raise _malformed(bracket)
-        if not self._open:
-            return node if isinstance(node, Tree) else Tree(TOP, (node,))
-        if self._open[-1].word is not None:
-            raise _malformed(self._open[-1])
-        self._open[-1].children.append(node)
-        return None
+def _add_child(bracket: _Bracket, child: Node) -> None:
+    if bracket.word is not None:
+        raise _malformed(bracket)
+    bracket.children.append(child)
 
-    def _add_text(self, part: str) -> None:
-        bracket = self._open[-1]
-        if bracket.children or bracket.word is not None:
-            raise _malformed(bracket)
-        if bracket.label:
-            bracket.word = unescaped(part)
-        else:
-            bracket.label = part
+
+def _closed(bracket: _Bracket, *, is_outermost: bool) -> Node:
+    if bracket.children and (bracket.label or is_outermost):
+        return Tree(bracket.label or TOP, tuple(bracket.children))
+    if bracket.word is None:
+        raise _malformed(bracket)
+    return Leaf(bracket.label, bracket.word)
 
 
 def _malformed(bracket: _Bracket) -> DataError:

@@ -14,7 +14,7 @@ from tfm.data.subword import Vocabulary
 from tfm.data.text import read_lines
 from tfm.errors import CheckpointError, DataError
 from tfm.inference.translator import Translator
-from tfm.storage.checkpoint import ModelInfo, load_info
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 _BATCH_TOKENS = 4_096
 # Two ways to sum in float32 differ by far less, two models by far more.

@@ -10,7 +10,8 @@ from tfm.errors import CheckpointError, UsageError
 from tfm.model.build import load_model
 from tfm.reporting import say
 from tfm.stages.export.check import Agreement, compare, lines_to_check
-from tfm.storage.checkpoint import ModelInfo, find_model, load_info
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
+from tfm.storage.checkpoint.run_folder import find_model
 from tfm.storage.files import atomic_directory
 
 # What the weights are stored as, and computed with where the hardware can; "none" is float32.
