@@ -6,12 +6,9 @@ from dataclasses import fields
 from typing import Any
 
 from tfm.config.groups import RunConfig
-from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
+from tfm.config.model import RecurrentConfig, TransformerConfig
 from tfm.config.schema import Settings, Table, settings_and_problems, settings_to, shown
 from tfm.errors import UsageError
-
-# What a preset's model is, where that is not the Transformer.
-_MODEL_KINDS: Mapping[str, type[ModelConfig]] = {"rnn": RecurrentConfig}
 
 PRESETS: Mapping[str, Mapping[str, Table]] = {
     "base": {},
@@ -114,10 +111,9 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
         raise UsageError(f"arch {arch} contradicts arch {named[-1]} in the file: leave one out")
     if arch not in list(PRESETS):
         raise UsageError(f"there is no arch {shown(arch)}: choose one of {', '.join(PRESETS)}")
-    kinds = {
-        name: kind for name, kind in typing.get_type_hints(RunConfig).items() if name != "arch"
-    }
-    kinds["model"] = _MODEL_KINDS.get(arch, TransformerConfig)
+    kinds = typing.get_type_hints(RunConfig)
+    del kinds["arch"]
+    kinds["model"] = RecurrentConfig if arch == "rnn" else TransformerConfig
     merged: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     problems = []
     for table in (PRESETS[arch], *tables):
