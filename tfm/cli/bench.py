@@ -14,23 +14,8 @@ from tfm.errors import UsageError
 
 SPEED_PANEL = "Speed"
 
-# Settings of [training] that decide on more than a step, and on the loop around it.
-_WITHOUT_EFFECT = (
-    "max_steps",
-    "max_epochs",
-    "max_minutes",
-    "patience",
-    "checkpoint_minutes",
-    "checkpoint_steps",
-    "keep_last",
-    "keep_best",
-    "best_metric",
-    "average_last",
-    "validation_beam",
-    "max_skipped_steps",
-    "stall_minutes",
-    "shard",
-)
+# The settings of [training] that have an effect on a step, and those on the loop around it.
+_OF_A_STEP = ("seed", "kernels", "device", "precision", "threads")
 _OF_THE_LOOP = ("log_steps", "background_saving")
 _ROUNDS = typer.Option(3, min=1, help="Repeats of all that is timed, in turn; medians count.")
 
@@ -131,17 +116,13 @@ def generate(
 
 
 def _refuse_without_effect(training: Mapping[str, Any], *, loop: bool) -> None:
-    """Refuse flags that would change nothing; in a file, they are those of a run.
-
-    Raises:
-        UsageError: There are such flags.
-    """
-    refused = _WITHOUT_EFFECT if loop else _WITHOUT_EFFECT + _OF_THE_LOOP
+    """Refuse flags that would change nothing; in a file, they are those of a run."""
+    effective = _OF_A_STEP + _OF_THE_LOOP if loop else _OF_A_STEP
     problems = [
         f"{name} has no effect on tfm bench train"
         + (", only on --loop" if name in _OF_THE_LOOP else "")
         for name in training
-        if name in refused
+        if name not in effective
     ]
     if problems:
         raise UsageError("; ".join(problems))

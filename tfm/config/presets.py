@@ -10,6 +10,8 @@ from tfm.config.model import RecurrentConfig, TransformerConfig
 from tfm.config.schema import Settings, Table, settings_and_problems, settings_to, shown
 from tfm.errors import UsageError
 
+_NARROW = {"d_model": 128, "d_ff": 512, "num_heads": 4, "attention_dropout": 0.0, "norm": "pre"}
+
 PRESETS: Mapping[str, Mapping[str, Table]] = {
     "base": {},
     "big": {
@@ -48,15 +50,7 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
     },
     # The same for a CPU and a quarter of an hour.
     "tiny": {
-        "model": {
-            "num_encoder_layers": 3,
-            "num_decoder_layers": 3,
-            "d_model": 128,
-            "d_ff": 512,
-            "num_heads": 4,
-            "attention_dropout": 0.0,
-            "norm": "pre",
-        },
+        "model": {**_NARROW, "num_encoder_layers": 3, "num_decoder_layers": 3},
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
         "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
         "training": {"max_steps": 4_500, "checkpoint_steps": 500},
@@ -78,15 +72,7 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
     },
     # For the corpus that tfm writes itself.
     "quickstart": {
-        "model": {
-            "num_encoder_layers": 2,
-            "num_decoder_layers": 2,
-            "d_model": 128,
-            "d_ff": 512,
-            "num_heads": 4,
-            "attention_dropout": 0.0,
-            "norm": "pre",
-        },
+        "model": {**_NARROW, "num_encoder_layers": 2, "num_decoder_layers": 2},
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
         "batching": {"batch_tokens": 1_000, "bucket_tokens": 1_000},
         "training": {"max_steps": 1_800, "checkpoint_steps": 300},

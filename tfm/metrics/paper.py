@@ -36,14 +36,7 @@ def paper_bleu(
     language: str,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score translations.
-
-    Args:
-        hypotheses: Detokenised text, one for each segment.
-        references: One or more lists of detokenised text, each as long as the hypotheses.
-        config: How to compute it.
-        language: Language of the text, as a two-letter code.
-        baseline: Other translations of the same segments, to test the difference.
+    """Score detokenised text in a language, given as a two-letter code.
 
     Raises:
         UsageError: Moses does not know the language.

@@ -20,13 +20,13 @@ def bracket_f1(
     *,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score trees.
+    """Score trees, a line for each sentence.
 
     Args:
-        hypotheses: A line for each sentence: all of them trees in brackets, or all the symbols of
-            `tfm.data.trees`, which are then made trees of the gold tree's words.
+        hypotheses: All of them trees in brackets, or all symbols of `tfm.data.trees`, which are
+            then made trees of the gold tree's words.
         references: One list of the right trees in brackets, with parts of speech.
-        baseline: Other lines for the same sentences, scored likewise; there is no test.
+        baseline: Other lines, scored likewise; there is no test.
 
     Raises:
         DataError: A line is no tree.

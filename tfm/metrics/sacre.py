@@ -27,15 +27,7 @@ def sacrebleu_score(
     *,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score translations.
-
-    Args:
-        name: What to compute.
-        hypotheses: Detokenised text, one for each segment.
-        references: One or more lists of detokenised text, each as long as the hypotheses.
-        config: How to compute it.
-        baseline: Other translations of the same segments, to test the difference.
-    """
+    """Score detokenised text; see `tfm.metrics.scores.corpus_scores`."""
     metric: Metric
     match name:
         case "bleu":

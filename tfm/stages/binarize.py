@@ -57,11 +57,6 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
 
     Memory stays bounded whatever the size of the text, and the number of jobs changes no byte.
 
-    Args:
-        data_dir: The dataset folder.
-        config: The longest sentence, and the number of threads.
-        force: Do it again in any case.
-
     Raises:
         DataError: Text or subword model are missing, a line is not UTF-8, or the sides have unequal
             line counts.

@@ -33,11 +33,6 @@ class LearnBpeResult:
 def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> LearnBpeResult:
     """Learn the subword model of a dataset, unless text and settings are unchanged.
 
-    Args:
-        data_dir: The dataset folder.
-        config: How to learn.
-        force: Learn again in any case.
-
     Raises:
         DataError: There is no training text.
         UsageError: The vocabulary does not fit the text.

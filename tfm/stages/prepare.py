@@ -70,7 +70,7 @@ def prepare(
     killed at any moment: the next call goes on with the last step that was not done.
 
     Args:
-        recipe: What to make it of.
+        recipe: Where the text comes from.
         out_dir: The dataset folder.
         mirror: A folder or URL that has the downloads by their file names.
         verify: Compare downloads with the checksums that the recipe knows.

@@ -59,14 +59,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartResult:
-    """What a quickstart did.
-
-    Attributes:
-        seconds: How long each line that was typed took.
-        scores: The metrics as `tfm score --json` prints them.
-        samples: Some translations.
-        reports: Reports of the runs in the folder.
-    """
+    """Seconds by line typed, scores as in `tfm score --json`, translations, and runs' reports."""
 
     seconds: dict[str, float]
     scores: list[dict[str, Any]]
@@ -91,10 +84,6 @@ def quickstart(
     """Take a newcomer through all stages, telling on stderr what happens.
 
     What is there from an earlier quickstart is used again.
-
-    Args:
-        out_dir: The folder to work in; made if it is not there.
-        program: What to run for "tfm".
 
     Raises:
         StageFailedError: A stage failed.

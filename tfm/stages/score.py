@@ -97,12 +97,7 @@ def score(
 
 
 def read_hypotheses(path: Path | None) -> list[str]:
-    """Read translations, one a line, from a file or else from standard input to its end.
-
-    Raises:
-        DataError: There are none, or they are not UTF-8.
-        UsageError: Standard input is a terminal.
-    """
+    """Read translations, one a line, from a file or else from standard input to its end."""
     if path is not None:
         return read_lines(path)
     if sys.stdin.isatty():

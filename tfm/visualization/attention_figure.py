@@ -51,13 +51,8 @@ def write_figure(
 ) -> None:
     """Draw heat maps of some heads: a row for each layer, a column for each head.
 
-    The same weights always give the same file.
-
-    Args:
-        path: The file; ".png" or ".svg" decides what it is.
-        maps: What to draw.
-        layers: Which layers, counted from 1.
-        heads: Which heads of them, counted from 1.
+    The same weights always give the same file, a PNG or SVG by its ending. Layers and heads are
+    counted from 1.
     """
     longest = max(len(layers) * len(maps.queries), len(heads) * len(maps.keys))
     cell = min(_CELL_INCHES, _LARGEST_INCHES / longest)

@@ -34,8 +34,8 @@ def write_page(
         languages: Codes of their languages.
         note: Where this comes from, in a line.
         kind: Which attention to show at first.
-        layer: Which layer of it, counted from 1.
-        heads: Which heads, counted from 1.
+        layer: Which layer to show at first, counted from 1.
+        heads: Which heads to show at first, counted from 1.
     """
     data = {
         "source": {"text": source, "language": languages[0]},

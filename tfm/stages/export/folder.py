@@ -45,10 +45,10 @@ def export(
     Args:
         path: A model or run folder.
         quantization: What to store the weights as.
-        out_dir: The folder to write; beside the model, or in the run, if not given.
+        out_dir: The folder to write; beside the model, or in the run, if None.
         force: Replace an earlier export of that name.
-        check_lines: How many lines of the test set both are to translate before the folder takes
-            its name.
+        check_lines: The number of lines of the test set that both translate, before the folder
+            takes its name.
 
     Raises:
         UsageError: CTranslate2 is not installed or has no counterpart to the model, or the place
