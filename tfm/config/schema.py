@@ -55,6 +55,11 @@ class Settings:
                 yield f"{item.name} is {shown(value)}, but must be at least {low}"
             if high is not None and value > high:
                 yield f"{item.name} is {shown(value)}, but must be at most {high}"
+        yield from self._conflicts()
+
+    def _conflicts(self) -> Iterator[str]:
+        """Name values that do not go together, or not with others."""
+        yield from ()
 
 
 def shown(value: Any) -> str:
