@@ -55,12 +55,9 @@ def print_forecast(forecast: "Forecast") -> None:
 def print_translations(
     translations: "Iterable[tuple[str, list[Translation]]]", *, as_json: bool, number: bool
 ) -> None:
-    """Print translations as they come.
+    """Print the translations of each line, best first, as they come.
 
-    Args:
-        translations: For each line its translations, best first.
-        as_json: A JSON object for each line.
-        number: Put line number and score before each translation, set off by tabs.
+    As text, `number` puts line number and score before each translation, set off by tabs.
     """
     for index, (line, found) in enumerate(translations, start=1):
         if as_json:
@@ -76,13 +73,10 @@ def print_translations(
 def print_scored_targets(
     scored: "Iterable[tuple[str, ScoredTarget]]", *, as_json: bool, per_token: bool
 ) -> None:
-    """Print how probable given translations are, as it becomes known.
+    """Print how probable the target of each line is, as it becomes known.
 
-    Args:
-        scored: For each line its target.
-        as_json: A JSON object for each target, with its tokens.
-        per_token: A line for each token (number of the target, log probability, piece) instead of
-            one for each target (score, log probability, number of tokens, text), set off by tabs.
+    As text, this is a line for each target (score, log probability, number of tokens, text), or
+    with `per_token` for each token (number of the target, log probability, piece), set off by tabs.
     """
     for index, (line, target) in enumerate(scored, start=1):
         tokens = list(zip(target.pieces, target.piece_log_probs, strict=True))

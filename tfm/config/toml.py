@@ -1,7 +1,7 @@
 """Settings as TOML files."""
 
 import json
-import typing
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,10 @@ from tfm.config.groups import RunConfig
 from tfm.config.schema import Settings
 from tfm.errors import UsageError
 
-if typing.TYPE_CHECKING:
+if sys.version_info >= (3, 11):
     import tomllib
 else:
-    try:
-        import tomllib
-    except ModuleNotFoundError:
-        import tomli as tomllib
-
+    import tomli as tomllib
 
 _MAX_BYTES = 1 << 20
 _MAX_DOTS = 100  # of a line: a key of thousands of parts would take minutes

@@ -15,7 +15,7 @@ from tfm.model.weights import AttentionWeights, record_attention
 from tfm.search.beam import beam_search
 from tfm.storage.checkpoint import find_model, load_info
 from tfm.visualization.attention_figure import write_figure
-from tfm.visualization.attention_maps import GENERATOR, AttentionKind, AttentionMaps
+from tfm.visualization.attention_maps import GENERATOR, WORDS, AttentionKind, AttentionMaps
 from tfm.visualization.attention_page import write_page
 
 _FORMATS = (".html", ".png", ".svg")
@@ -94,7 +94,7 @@ def attend(
         raise UsageError(
             f"{folder} has no {kind} self-attention, it is recurrent: use --kind cross"
         )
-    title = maps[kind].words[0].lower()
+    title = WORDS[kind][0].lower()
     num_layers, num_heads, *_ = maps[kind].weights.shape
     layers = _numbers("layer", layer, num_layers, title)
     heads = _numbers("head", head, num_heads, title)

@@ -15,7 +15,7 @@ from matplotlib.font_manager import findfont, fontManager, get_font
 
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
-from tfm.visualization.attention_maps import GENERATOR, AttentionMaps
+from tfm.visualization.attention_maps import GENERATOR, WORDS, AttentionMaps
 
 _CELL_INCHES = 0.2  # the side of a weight; less where the figure would become larger than this:
 _LARGEST_INCHES = 24.0
@@ -128,7 +128,7 @@ def _drawn(
                 axes.set_ylabel(f"layer {layer}", fontsize=_FONT_POINTS, color=_MUTED, labelpad=8)
     bar_width, bar_height = _BAR_INCHES
     _draw_scale(add_axes(total_width + _GAP_INCHES, 0, bar_width, min(bar_height, total_height)))
-    title, query_name, key_name = maps.words
+    title, query_name, key_name = WORDS[maps.kind]
     explanation = f"rows: {query_name}; columns: {key_name} that they attend to"
     figure.text(0, 1 + 0.46 / total_height, title, fontsize=10.5, fontweight="bold", color=_INK)
     figure.text(0, 1 + 0.29 / total_height, explanation, fontsize=8, color=_MUTED)

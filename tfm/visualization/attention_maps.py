@@ -13,7 +13,7 @@ AttentionKind = Literal["encoder", "decoder", "cross"]
 GENERATOR = "tfm attend"
 
 # The title of each kind, what attends and what is attended to.
-_WORDS: dict[AttentionKind, tuple[str, str, str]] = {
+WORDS: dict[AttentionKind, tuple[str, str, str]] = {
     "encoder": ("Encoder self-attention", "source pieces", "source pieces"),
     "decoder": ("Decoder self-attention", "target pieces to predict", "target pieces so far"),
     "cross": ("Cross-attention", "target pieces to predict", "source pieces"),
@@ -35,8 +35,3 @@ class AttentionMaps:
     queries: Sequence[str]
     keys: Sequence[str]
     weights: npt.NDArray[np.float32]
-
-    @property
-    def words(self) -> tuple[str, str, str]:
-        """The title, and what rows and columns are."""
-        return _WORDS[self.kind]

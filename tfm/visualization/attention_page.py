@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfm.storage.files import write_text
-from tfm.visualization.attention_maps import AttentionKind, AttentionMaps
+from tfm.visualization.attention_maps import WORDS, AttentionKind, AttentionMaps
 
 
 def write_page(
@@ -54,7 +54,7 @@ def write_page(
 
 def _record(maps: AttentionMaps) -> dict[str, Any]:
     """What the page's script reads; weights are in thousandths."""
-    title, query_name, key_name = maps.words
+    title, query_name, key_name = WORDS[maps.kind]
     return {
         "kind": maps.kind,
         "title": title,

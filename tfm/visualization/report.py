@@ -1,11 +1,12 @@
 """report.html of a run: its curves, newest figures and settings in one file without scripts."""
 
+import contextlib
 import html
 import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -79,14 +80,12 @@ def write_report(run_dir: Path) -> None:
     if not path.is_file():
         raise DataError(f"{path} does not exist: a report needs the figures of a training run")
     training, validation = _read_metrics(path)
+    records = {"training": training, "validation": validation}
     charts = []
     for chart in _CHARTS:
-        curves = {
-            "training": _points(training, chart),
-            "validation": _points(validation, chart),
-        }
-        if any(curves.values()):
-            charts.append(_chart_html(chart, {k: v for k, v in curves.items() if v}))
+        curves = {name: _points(each, chart) for name, each in records.items()}
+        if curves := {name: points for name, points in curves.items() if points}:
+            charts.append(_chart_html(chart, curves))
     settings = ""
     if (config := run_dir / "config.toml").is_file():
         text = html.escape(config.read_text(encoding="utf-8"))
@@ -109,16 +108,14 @@ def _read_metrics(path: Path) -> tuple[list[Record], list[Record]]:
     stride = math.ceil(len(training) / _MAX_POINTS) or 1
     # The last line of a killed run may be cut short; the one before it is whole.
     kept = training[:-2:stride] + training[-2:]
-    return [*filter(None, map(_parsed, kept))], [*filter(None, map(_parsed, validation))]
+    return [*_parsed(kept)], [*_parsed(validation)]
 
 
-def _parsed(line: bytes) -> Record:
-    """A line's record; empty if a killed run cut it short."""
-    try:
-        record: Record = json.loads(line)
-    except ValueError:
-        return {}
-    return record
+def _parsed(lines: Iterable[bytes]) -> Iterator[Record]:
+    """The records of lines, without one that a killed run cut short."""
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
 
 
 def _points(records: Iterable[Record], chart: _Chart) -> Points:
