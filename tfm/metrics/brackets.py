@@ -123,7 +123,7 @@ def score_brackets(gold: Sequence[Tree], trees: Sequence[Tree | None]) -> Bracke
         )
     score = BracketScore()
     for right, tree in zip(gold, trees, strict=True):
-        counts = _compare(_Sentence(right), None if tree is None else _Sentence(tree))
+        counts = _compare(right, tree)
         score.all.add(counts)
         if sum(leaf.tag != TRACE for leaf in _leaves(right)) <= CUTOFF_LENGTH:
             score.short.add(counts)
@@ -134,7 +134,6 @@ class _Sentence:
     """A tree as EVALB sees it; `tags` are parts of speech in place of its own."""
 
     def __init__(self, tree: Tree, tags: Sequence[str] | None = None) -> None:
-        self.tree = tree
         self.leaves: list[Leaf] = []
         self.brackets: Counter[Bracket] = Counter()
         remaining = iter(tags or [leaf.tag for leaf in _leaves(tree)])
@@ -153,15 +152,14 @@ class _Sentence:
                     self.brackets[_EQUIVALENT.get(label, label), start, end] += 1
 
 
-def _compare(gold: _Sentence, test: _Sentence | None) -> BracketCounts:
+def _compare(gold_tree: Tree, tree: Tree | None) -> BracketCounts:
     """The counts of one sentence."""
     counts = BracketCounts(sentences=1)
-    if test is not None:
-        test, counts.untagged = _with_gold_tags(test, gold)
-    if test is None or not test.leaves:
-        counts.untagged = 0
+    if tree is None or not (test := _Sentence(tree, _with_gold_tags(tree, gold_tree))).leaves:
         counts.skipped = 1
         return counts
+    gold = _Sentence(gold_tree)
+    counts.untagged = sum(leaf.tag == UNTAGGED for leaf in _leaves(tree))
     if [leaf.word for leaf in gold.leaves] != [leaf.word for leaf in test.leaves]:
         counts.errors = 1
         return counts
@@ -180,22 +178,18 @@ def _compare(gold: _Sentence, test: _Sentence | None) -> BracketCounts:
     return counts
 
 
-def _with_gold_tags(test: _Sentence, gold: _Sentence) -> tuple[_Sentence, int]:
-    """Give words tagged XX the part of speech of the gold tree, and count them.
+def _with_gold_tags(tree: Tree, gold: Tree) -> list[str]:
+    """Parts of speech of a tree's words, those of the gold tree where they are XX.
 
     Only a tree of as many words as the gold tree has can take them.
     """
-    own = [leaf.tag for leaf in _leaves(test.tree)]
-    right = [leaf.tag for leaf in _leaves(gold.tree) if leaf.tag != TRACE]
-    num_untagged = own.count(UNTAGGED)
-    if not num_untagged or len([tag for tag in own if tag != TRACE]) != len(right):
-        return test, num_untagged
+    own = [leaf.tag for leaf in _leaves(tree)]
+    right = [leaf.tag for leaf in _leaves(gold) if leaf.tag != TRACE]
+    if len(own) - own.count(TRACE) != len(right):
+        return own
     remaining = iter(right)
-    tags = []
-    for tag in own:
-        gold_tag = tag if tag == TRACE else next(remaining)
-        tags.append(gold_tag if tag == UNTAGGED else tag)
-    return _Sentence(test.tree, tags), num_untagged
+    aligned = [tag if tag == TRACE else next(remaining) for tag in own]
+    return [other if tag == UNTAGGED else tag for tag, other in zip(own, aligned, strict=True)]
 
 
 def _num_crossing(gold: Counter[Bracket], test: Counter[Bracket]) -> int:
