@@ -20,7 +20,7 @@ from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.inference.translator import Translator
 from tfm.model.build import load_model, new_model
 from tfm.model.weights import record_attention
-from tfm.stages.attend import Choice, attend
+from tfm.stages.attend import attend
 from tfm.storage.checkpoint.model_folder import load_info, save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 
@@ -39,9 +39,9 @@ def picture(trained_run, tmp_path, monkeypatch):
             sentence,
             target=target,
             out=[Path(path) for path in out],
-            choice=Choice(**choice),
             search=search,
             device="cpu",
+            **choice,
         )
 
     return draw

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfm.visualization.attention_maps import AttentionMaps
-from tfm.visualization.attention_page import Sentence, View, write_page
+from tfm.visualization.attention_page import write_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 SOURCES, TARGETS = ["▁two", "▁dogs", "</s>"], ["▁zwei", "</script><b>", "Hunde", "</s>"]
@@ -47,10 +47,11 @@ def page_of(tmp_path):
         write_page(
             path,
             maps or all_kinds(),
-            source=Sentence(text=source, language="en"),
-            target=Sentence(text=target, language="de"),
+            source=source,
+            target=target,
+            languages=("en", "de"),
             note="runs/one, translated with beam 4",
-            start=start or View(kind="cross", layer=2, heads=[1, 2, 3]),
+            **(start or {"kind": "cross", "layer": 2, "heads": [1, 2, 3]}),
         )
         return path
 
@@ -169,7 +170,7 @@ def readout(document):
 
 
 def test_a_page_opens_with_the_view_it_was_written_for(open_page):
-    document = open_page(start=View(kind="decoder", layer=1, heads=[2]))
+    document = open_page(start={"kind": "decoder", "layer": 1, "heads": [2]})
     assert pressed(document) == {"decoder", "layer-1", "head-2"}
     assert document.count('class="overview"') == 1
     assert len(re.findall(r"<canvas", document)) == 2 * 3
@@ -233,7 +234,7 @@ def test_a_model_of_one_head_has_no_use_for_all_and_none(open_page):
     maps = [
         AttentionMaps(kind="cross", queries=TARGETS, keys=SOURCES, weights=some_weights(1, 1, 4, 3))
     ]
-    document = open_page(maps=maps, start=View(kind="cross", layer=1, heads=[1]))
+    document = open_page(maps=maps, start={"kind": "cross", "layer": 1, "heads": [1]})
     assert pressed(document) == {"cross", "layer-1", "head-1"}
     assert 'name="all"' not in document
     assert len(re.findall(r"<canvas", document)) == 1

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -271,7 +272,7 @@ def test_random_text_decodes_back_whatever_the_blocks(folder, monkeypatch):
         assert list(sentences) == [model.encode([pair[side]])[0] for pair in pairs]
 
 
-def test_blocks_are_read_only_as_they_are_needed(folder):
+def test_blocks_are_read_only_as_they_are_needed():
     num_read = 0
 
     def blocks():
@@ -280,11 +281,10 @@ def test_blocks_are_read_only_as_they_are_needed(folder):
             num_read += 1
             yield [b"the cat"], [b"die Katze"]
 
-    encoder = stage._Encoder(Vocabulary.load(folder), max_length=None, jobs=2)
-    encoded = encoder.encode(blocks())
-    for _ in range(10):
-        next(encoded)
-    encoder.stop()
+    with ThreadPoolExecutor(2) as threads:
+        encoded = stage.map_in_order(threads, len, blocks(), num_ahead=4)
+        for _ in range(10):
+            next(encoded)
     assert num_read <= 10 + 2 * 2
 
 

@@ -15,7 +15,8 @@ from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import CheckpointError, DataError
 from tfm.inference.translator import Translator
-from tfm.stages.export import Quantization, check, export, folder
+from tfm.stages.export import check, folder
+from tfm.stages.export.folder import Quantization, export
 from tfm.stages.train import train
 from tfm.storage.checkpoint.model_folder import load_info, load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoints

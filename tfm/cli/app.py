@@ -1,11 +1,11 @@
-"""The typer app, and what its commands share."""
+"""The typer app, and the flags and helpers that its commands share."""
 
 from pathlib import Path
-from typing import Annotated, Optional
 
 import typer
 
 from tfm import __version__
+from tfm.config import PRESETS, RunConfig
 from tfm.errors import UsageError
 from tfm.world import World
 
@@ -15,6 +15,17 @@ RUNS_ROOT = Path("runs")
 TEXT_PANEL = "Text"
 MODELS_PANEL = "Models"
 TRANSLATIONS_PANEL = "Translations"
+
+DATA = typer.Argument(
+    None, metavar="DATA", help="Dataset folder; the newest below data/ if not given."
+)
+FORCE = typer.Option(False, "--force", help="Do it again, even if unchanged.")
+ARCH = typer.Option(None, help=f"Preset: {', '.join(PRESETS)} (default {RunConfig().arch}).")
+CONFIG = typer.Option(None, help="TOML file of settings; flags win over it.")
+JSON = typer.Option(False, "--json", help="Print one JSON object.")
+MODEL = typer.Argument(
+    None, metavar="MODEL", help="Model or run folder; the newest run below runs/ if not given."
+)
 
 app = typer.Typer(
     help='Train, run and score the Transformer of "Attention Is All You Need".\n\n'
@@ -26,17 +37,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-DataArgument = Annotated[
-    Optional[Path],  # noqa: UP045 - typer reads the type
-    typer.Argument(metavar="DATA", help="Dataset folder; the newest below data/ if not given."),
-]
-ForceOption = Annotated[bool, typer.Option("--force", help="Do it again, even if unchanged.")]
-
 
 @app.callback(invoke_without_command=True)
 def _without_command(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
 ) -> None:
     if version:
         typer.echo(f"tfm {__version__}")

@@ -3,48 +3,21 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Any, Literal
 
 import typer
 
-from tfm.cli.app import RUNS_ROOT, app
-from tfm.cli.options import Given, with_settings
-from tfm.config import (
-    PRESETS,
-    BatchingConfig,
-    InferenceConfig,
-    OptimizerConfig,
-    RecurrentConfig,
-    RunConfig,
-    SearchConfig,
-    TrainingConfig,
-    TransformerConfig,
-    read_toml,
-    run_config,
-    settings_from,
-)
+from tfm.cli.app import ARCH, CONFIG, JSON, MODEL, RUNS_ROOT, app
+from tfm.cli.options import RUN_SETTINGS, Given, with_settings
+from tfm.config import InferenceConfig, SearchConfig, read_toml, run_config, settings_from
 from tfm.errors import UsageError
 
 SPEED_PANEL = "Speed"
 
-# Settings of [training] that decide on more than a step, and on the loop around it.
-_WITHOUT_EFFECT = (
-    "max_steps",
-    "max_epochs",
-    "max_minutes",
-    "patience",
-    "checkpoint_minutes",
-    "checkpoint_steps",
-    "keep_last",
-    "keep_best",
-    "best_metric",
-    "average_last",
-    "validation_beam",
-    "max_skipped_steps",
-    "stall_minutes",
-    "shard",
-)
+# The settings of [training] that have an effect on a step, and those on the loop around it.
+_OF_A_STEP = ("seed", "kernels", "device", "precision", "threads")
 _OF_THE_LOOP = ("log_steps", "background_saving")
+_ROUNDS = typer.Option(3, min=1, help="Repeats of all that is timed, in turn; medians count.")
 
 bench = typer.Typer(
     help="How fast tfm is on this machine, beside what the machine could do.\n\n"
@@ -55,31 +28,22 @@ app.add_typer(bench, name="bench", rich_help_panel=SPEED_PANEL)
 
 
 @bench.command()
-@with_settings(TransformerConfig, RecurrentConfig, OptimizerConfig, BatchingConfig, TrainingConfig)
+@with_settings(*RUN_SETTINGS)
 def train(
-    data: Annotated[
-        Optional[Path],  # noqa: UP045 - typer reads the type
-        typer.Argument(
-            metavar="DATA", help="Dataset folder; made-up pairs as long as WMT16's if not given."
-        ),
-    ] = None,
-    arch: Annotated[
-        str | None,
-        typer.Option(help=f"Preset: {', '.join(PRESETS)} (default {RunConfig().arch})."),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file of settings; flags win over it.")
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to time in each round.")] = 200,
-    untimed_steps: Annotated[int, typer.Option(min=1, help="Steps before the first round.")] = 20,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Repeats of all that is timed, in turn; medians count.")
-    ] = 3,
-    loop: Annotated[
-        bool,
-        typer.Option("--loop", help="Time the loop of tfm train, too, with a checkpoint a round."),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    data: Path | None = typer.Argument(
+        None,
+        metavar="DATA",
+        help="Dataset folder; made-up pairs as long as WMT16's if not given.",
+    ),
+    arch: str | None = ARCH,
+    config: Path | None = CONFIG,
+    steps: int = typer.Option(200, min=1, help="Steps to time in each round."),
+    untimed_steps: int = typer.Option(20, min=1, help="Steps before the first round."),
+    rounds: int = _ROUNDS,
+    loop: bool = typer.Option(
+        False, "--loop", help="Time the loop of tfm train, too, with a checkpoint a round."
+    ),
+    as_json: bool = JSON,
     *,
     given: Given,
 ) -> None:
@@ -105,31 +69,20 @@ def train(
 @bench.command()
 @with_settings(SearchConfig, InferenceConfig)
 def generate(
-    model: Annotated[
-        Optional[Path],  # noqa: UP045 - typer reads the type
-        typer.Argument(
-            metavar="MODEL", help="Model or run folder; the newest run below runs/ if not given."
-        ),
-    ] = None,
-    input_: Annotated[
-        Path | None, typer.Option("--input", help="File to translate, a sentence a line.")
-    ] = None,
-    split: Annotated[
-        Literal["test", "valid"] | None,
-        typer.Option(
-            help="Translate this split of the model's dataset (default test, without --input)."
-        ),
-    ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Repeats of all that is timed, in turn; medians count.")
-    ] = 3,
-    repeat: Annotated[
-        int, typer.Option(min=1, help="Translate the text so many times over in each round.")
-    ] = 1,
-    latency: Annotated[
-        bool, typer.Option("--latency", help="Time one sentence at a time, too.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    model: Path | None = MODEL,
+    input_: Path | None = typer.Option(
+        None, "--input", help="File to translate, a sentence a line."
+    ),
+    split: Literal["test", "valid"] | None = typer.Option(
+        None,
+        help="Translate this split of the model's dataset (default test, without --input).",
+    ),
+    rounds: int = _ROUNDS,
+    repeat: int = typer.Option(
+        1, min=1, help="Translate the text so many times over in each round."
+    ),
+    latency: bool = typer.Option(False, "--latency", help="Time one sentence at a time, too."),
+    as_json: bool = JSON,
     *,
     given: Given,
 ) -> None:
@@ -163,16 +116,13 @@ def generate(
 
 
 def _refuse_without_effect(training: Mapping[str, Any], *, loop: bool) -> None:
-    """Refuse flags that would change nothing; in a file, they are those of a run.
-
-    Raises:
-        UsageError: There are such flags.
-    """
-    refused = _WITHOUT_EFFECT if loop else _WITHOUT_EFFECT + _OF_THE_LOOP
-    problems = []
-    for name in training:
-        if name in refused:
-            only = ", only on --loop" if name in _OF_THE_LOOP else ""
-            problems.append(f"{name} has no effect on tfm bench train{only}")
+    """Refuse flags that would change nothing; in a file, they are those of a run."""
+    effective = _OF_A_STEP + _OF_THE_LOOP if loop else _OF_A_STEP
+    problems = [
+        f"{name} has no effect on tfm bench train"
+        + (", only on --loop" if name in _OF_THE_LOOP else "")
+        for name in training
+        if name not in effective
+    ]
     if problems:
         raise UsageError("; ".join(problems))

@@ -9,7 +9,12 @@ from typing import NoReturn
 
 import typer
 
-from tfm.cli.commands import app
+# The help lists commands in the order of these imports.
+# isort: off
+from tfm.cli import text, models, translations, bench  # noqa: F401
+
+# isort: on
+from tfm.cli.app import app
 from tfm.distributed.failures import has_launcher, report_failure
 from tfm.distributed.interruption import InterruptedRunError, stop_with_launcher
 from tfm.errors import LostPeersError, TfmError, UsageError
@@ -48,9 +53,9 @@ def main() -> None:
         code = _fail(f"{where}{error.strerror or error}")
         _drop_output()
     except Exception as error:
-        if not report_failure(_named(error), trace=traceback.format_exc()):
+        name = f"{type(error).__name__}: {error}".removesuffix(": ")
+        if not report_failure(name, trace=traceback.format_exc()):
             raise
-        code = 1
     _leave(code)
 
 
@@ -82,16 +87,12 @@ def _stop(stop: InterruptedRunError) -> int:
     return 0 if has_launcher() else stop.exit_code
 
 
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
-
-
 def _wrong_usage(error: typer.TyperException) -> str:
     """What typer has against the command line, in one line."""
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
-    text = error.format_message().replace("Value error, ", "")  # pydantic's words to programmers
-    return " ".join(text.split()).removesuffix(".") + hint
+    message = error.format_message().replace("Value error, ", "")  # pydantic's to programmers
+    return " ".join(message.split()).removesuffix(".") + hint
 
 
 def _replace_closed_streams() -> None:

@@ -2,91 +2,58 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tfm.cli.app import MODELS_PANEL, RUNS_ROOT, DataArgument, app, dataset, say
-from tfm.cli.options import Given, with_settings
-from tfm.config import (
-    PRESETS,
-    AverageConfig,
-    BatchingConfig,
-    OptimizerConfig,
-    RecurrentConfig,
-    RunConfig,
-    TrainingConfig,
-    TransformerConfig,
-    read_toml,
-    run_config,
-    run_toml,
-    settings_from,
-)
+from tfm.cli.app import ARCH, CONFIG, DATA, MODEL, MODELS_PANEL, RUNS_ROOT, app, dataset, say
+from tfm.cli.options import RUN_SETTINGS, Given, with_settings
+from tfm.config import AverageConfig, read_toml, run_config, run_toml, settings_from
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError
 from tfm.world import World
 
 if TYPE_CHECKING:
-    from tfm.stages.export import Agreement
+    from tfm.stages.export.check import Agreement
 
 PROCESSES_PANEL = "Processes"
 _DIFFERENCES_SHOWN = 5
 
 
 @app.command(rich_help_panel=MODELS_PANEL)
-@with_settings(TransformerConfig, RecurrentConfig, OptimizerConfig, BatchingConfig, TrainingConfig)
+@with_settings(*RUN_SETTINGS)
 def train(
-    data: DataArgument = None,
-    run: Annotated[
-        Path | None, typer.Option(help="Run folder; runs/DATA-ARCH if not given.")
-    ] = None,
-    arch: Annotated[
-        str | None,
-        typer.Option(help=f"Preset: {', '.join(PRESETS)} (default {RunConfig().arch})."),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file of settings; flags win over it.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what the run would cost, and stop.")
-    ] = False,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print all settings as TOML, and stop.")
-    ] = False,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[N|auto]",
-            help="A process for each of so many GPUs of this machine; auto takes all.",
-            rich_help_panel=PROCESSES_PANEL,
-        ),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            help="So many processes on the CPU of this machine.", rich_help_panel=PROCESSES_PANEL
-        ),
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            help="So many machines, each with this command.", rich_help_panel=PROCESSES_PANEL
-        ),
-    ] = None,
-    node_rank: Annotated[
-        int | None,
-        typer.Option(
-            help="Which of the machines this is, counted from 0.", rich_help_panel=PROCESSES_PANEL
-        ),
-    ] = None,
-    rendezvous: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where the machines meet: at a free port of machine 0.",
-            rich_help_panel=PROCESSES_PANEL,
-        ),
-    ] = None,
+    data: Path | None = DATA,
+    run: Path | None = typer.Option(None, help="Run folder; runs/DATA-ARCH if not given."),
+    arch: str | None = ARCH,
+    config: Path | None = CONFIG,
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Print what the run would cost, and stop."
+    ),
+    print_config: bool = typer.Option(
+        False, "--print-config", help="Print all settings as TOML, and stop."
+    ),
+    gpus: str | None = typer.Option(
+        None,
+        metavar="[N|auto]",
+        help="A process for each of so many GPUs of this machine; auto takes all.",
+        rich_help_panel=PROCESSES_PANEL,
+    ),
+    processes: int | None = typer.Option(
+        None, help="So many processes on the CPU of this machine.", rich_help_panel=PROCESSES_PANEL
+    ),
+    nodes: int | None = typer.Option(
+        None, help="So many machines, each with this command.", rich_help_panel=PROCESSES_PANEL
+    ),
+    node_rank: int | None = typer.Option(
+        None, help="Which of the machines this is, counted from 0.", rich_help_panel=PROCESSES_PANEL
+    ),
+    rendezvous: str | None = typer.Option(
+        None,
+        metavar="HOST:PORT",
+        help="Where the machines meet: at a free port of machine 0.",
+        rich_help_panel=PROCESSES_PANEL,
+    ),
     *,
     given: Given,
 ) -> None:
@@ -99,23 +66,23 @@ def train(
 
       tfm train --gpus 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500
     """
+    training = given.get("training", {})
     layout = Layout.from_flags(
         gpus=gpus,
         processes=processes,
         nodes=nodes,
         node_rank=node_rank,
         rendezvous=rendezvous,
-        device=given.get("training", {}).get("device"),
+        device=training.get("device"),
     )
-    file_table = {} if config is None else read_toml(config)
-    settings = run_config(arch, file_table, _with_device(given, layout))
+    if layout.device is not None:  # --gpus and --processes imply it
+        given = {**given, "training": {**training, "device": layout.device}}
+    settings = run_config(arch, {} if config is None else read_toml(config), given)
     if print_config:
         typer.echo(run_toml(settings), nl=False)
         return
-    if not dry_run:
-        _launch_if_asked(layout)
-    folder = dataset(data)
     if dry_run:
+        folder = dataset(data)
         from tfm.cli.output import print_forecast
         from tfm.distributed.launch import num_local_processes
         from tfm.stages.forecast import forecast
@@ -123,18 +90,12 @@ def train(
         num_processes = layout.nodes * num_local_processes(layout)
         print_forecast(forecast(folder, settings, num_processes=num_processes))
         return
+    _launch_if_asked(layout)
+    folder = dataset(data)
     from tfm.stages.train import train as run_stage
 
     result = run_stage(folder, run or RUNS_ROOT / f"{folder.name}-{settings.arch}", settings)
-    if World.from_environment().is_first:
-        say(f"next: tfm average {result.run_dir}")
-
-
-def _with_device(given: Given, layout: Layout) -> Given:
-    """The given flags and the device that --gpus and --processes imply."""
-    if layout.device is None:
-        return given
-    return {**given, "training": {**given.get("training", {}), "device": layout.device}}
+    say(f"next: tfm average {result.run_dir}")
 
 
 def _launch_if_asked(layout: Layout) -> None:
@@ -158,13 +119,10 @@ def _launch_if_asked(layout: Layout) -> None:
 @app.command(rich_help_panel=MODELS_PANEL)
 @with_settings(AverageConfig)
 def average(
-    run: Annotated[
-        Path | None,
-        typer.Argument(metavar="RUN", help="Run folder; the newest below runs/ if not given."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Model folder; RUN/averaged if not given.")
-    ] = None,
+    run: Path | None = typer.Argument(
+        None, metavar="RUN", help="Run folder; the newest below runs/ if not given."
+    ),
+    out: Path | None = typer.Option(None, help="Model folder; RUN/averaged if not given."),
     *,
     given: Given,
 ) -> None:
@@ -183,39 +141,28 @@ def average(
 
 @app.command(rich_help_panel=MODELS_PANEL)
 def export(
-    models: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="MODEL", help="Model or run folder; the newest run below runs/ if not given."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder to write; RUN/ctranslate2 or MODEL-ctranslate2 if not given, with the "
-            "quantization behind it.",
-            show_default=False,
-        ),
-    ] = None,
-    format_: Annotated[
-        Literal["ctranslate2"], typer.Option("--format", help="Whose format to write.")
-    ] = "ctranslate2",
-    quantization: Annotated[
-        Literal["none", "int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"],
-        typer.Option(
-            help="What to store weights as, and compute in where it can be; none is fp32."
-        ),
-    ] = "none",
-    check: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="LINES",
-            help="Translate so many lines of the model's test set by both, and say which differ; "
-            "without quantization, other probabilities than tfm's are an error.",
-        ),
-    ] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+    models: list[Path] | None = MODEL,
+    out: Path | None = typer.Option(
+        None,
+        help="Folder to write; RUN/ctranslate2 or MODEL-ctranslate2 if not given, with the "
+        "quantization behind it.",
+    ),
+    format_: Literal["ctranslate2"] = typer.Option(
+        "ctranslate2", "--format", help="Whose format to write."
+    ),
+    quantization: Literal[
+        "none", "int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
+    ] = typer.Option(
+        "none", help="What to store weights as, and compute in where it can be; none is fp32."
+    ),
+    check: int = typer.Option(
+        0,
+        min=0,
+        metavar="LINES",
+        help="Translate so many lines of the model's test set by both, and say which differ; "
+        "without quantization, other probabilities than tfm's are an error.",
+    ),
+    force: bool = typer.Option(False, "--force", help="Replace an earlier export."),
 ) -> None:
     r"""Write a model for CTranslate2 (pip install "tfm\[export]"), which runs it without torch.
 
@@ -228,7 +175,7 @@ def export(
 
       tfm export --format ctranslate2 --quantization int8 --out model-int8
     """
-    from tfm.stages.export import export as run_stage
+    from tfm.stages.export.folder import export as run_stage
     from tfm.storage.checkpoint.run_folder import newest_run
 
     if models and len(models) > 1:

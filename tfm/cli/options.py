@@ -5,71 +5,77 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from functools import wraps
-from typing import Annotated, Any, Optional, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
-from tfm.config import Settings
+from tfm.config import (
+    BatchingConfig,
+    OptimizerConfig,
+    RecurrentConfig,
+    Settings,
+    TrainingConfig,
+    TransformerConfig,
+)
 
 Result = TypeVar("Result")
 
 # {section: {name: value}} of the flags that were given.
 Given = Mapping[str, Mapping[str, Any]]
 
+RUN_SETTINGS = (
+    TransformerConfig,
+    RecurrentConfig,
+    OptimizerConfig,
+    BatchingConfig,
+    TrainingConfig,
+)
+
 
 def with_settings(
     *kinds: type[Settings],
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Give a command a flag for each setting of some groups.
+    """Give a command a flag for each setting of some groups, after its other parameters.
 
-    The command takes a parameter `given` of type `Given`; in the help, the flags stand after its
-    other parameters.
-
-    Args:
-        *kinds: The groups of settings.
+    The command takes the flags that were given in a parameter `given` of type `Given`.
     """
     # Groups that share a section may share settings: each has one flag.
-    by_name = {(kind.section, item.name): (kind, item) for kind in kinds for item in fields(kind)}
-    items = list(by_name.values())
+    settings = {item.name: (kind, item) for kind in kinds for item in fields(kind)}
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(command)
         def run(**values: Any) -> Result:
             given: dict[str, dict[str, Any]] = {}
-            for kind, item in items:
-                value = values.pop(item.name)
-                if value is not None:
-                    given.setdefault(kind.section, {})[item.name] = value
+            for name, (kind, _) in settings.items():
+                if (value := values.pop(name)) is not None:
+                    given.setdefault(kind.section, {})[name] = value
             return command(**values, given=given)
 
         own = dict(inspect.signature(command, eval_str=True).parameters)
         del own["given"]
-        flags = [_parameter(kind, item, titled=len(kinds) > 1) for kind, item in items]
-        run.__signature__ = inspect.Signature([*own.values(), *flags])  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in (*own.values(), *flags)}
+        flags = [_flag(kind, item, titled=len(kinds) > 1) for kind, item in settings.values()]
+        parameters = [*own.values(), *flags]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
         return run
 
     return decorate
 
 
-def _parameter(kind: type[Settings], item: Field[Any], *, titled: bool) -> inspect.Parameter:
+def _flag(kind: type[Settings], item: Field[Any], *, titled: bool) -> inspect.Parameter:
     hint = typing.get_type_hints(kind)[item.name]
     name = item.metadata["flag"] or "--" + item.name.replace("_", "-")
-    if hint is bool:
-        name = f"{name}/--no-{name.removeprefix('--')}"
     default: Any = item.default
     if hint is bool:
+        name = f"{name}/--no-{name.removeprefix('--')}"
         default = "yes" if default else "no"
-    shown = "" if default is None else f" (default {default})"
     option = typer.Option(
+        None,
         name,
-        help=item.metadata["help"] + shown,
+        help=item.metadata["help"] + ("" if default is None else f" (default {default})"),
         show_default=False,
         rich_help_panel=f"Settings \\[{kind.section}]" if titled else None,
     )
     return inspect.Parameter(
-        item.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[Optional[hint], option],  # noqa: UP045 - the type is a value here
+        item.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=hint | None
     )

@@ -2,9 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -16,56 +16,53 @@ if TYPE_CHECKING:
     from tfm.stages.score import ScoreResult
 
 
+def print_rows(rows: Mapping[str, str], *, bold: str = "") -> None:
+    """Print a table of names and values; long values take several lines."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, value, style="bold" if name == bold else None)
+    Console(highlight=False).print(table)
+
+
 def print_forecast(forecast: "Forecast") -> None:
     """Print what a run would cost."""
-    table = Table.grid(padding=(0, 2))
     cost = forecast.cost
-    for part, count in cost.parameters.items():
-        table.add_row(f"parameters, {part}", f"{count:,}")
-    table.add_row("parameters", f"{cost.num_parameters:,} ({cost.num_parameters / 1e6:.1f} M)")
     source, target = forecast.vocab_sizes
-    table.add_row("vocabulary", f"{source:,} source and {target:,} target pieces")
-    table.add_row("dataset", f"{forecast.data_dir}, {forecast.num_pairs:,} training pairs")
-    table.add_row("device", forecast.compute)
     where = f"on each of {forecast.num_processes} devices"
     if forecast.num_processes == 1:
         where = "on one device"
-    table.add_row(
-        "global batch",
-        f"{forecast.tokens_per_step:,.0f} target tokens a step, "
-        f"in {forecast.parts_per_step:.1f} parts {where}",
+    print_rows(
+        {f"parameters, {part}": f"{count:,}" for part, count in cost.parameters.items()}
+        | {
+            "parameters": f"{cost.num_parameters:,} ({cost.num_parameters / 1e6:.1f} M)",
+            "vocabulary": f"{source:,} source and {target:,} target pieces",
+            "dataset": f"{forecast.data_dir}, {forecast.num_pairs:,} training pairs",
+            "device": forecast.compute,
+            "global batch": f"{forecast.tokens_per_step:,.0f} target tokens a step, "
+            f"in {forecast.parts_per_step:.1f} parts {where}",
+            "steps": f"{forecast.max_steps:,}; {forecast.steps_per_epoch:,} an epoch, "
+            f"{forecast.max_steps / forecast.steps_per_epoch:.1f} epochs",
+            "training FLOPs": f"{forecast.flops_per_step:.3g} a step, "
+            f"{forecast.flops_per_step * forecast.max_steps:.3g} in all",
+            "memory, about": f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimiser, "
+            f"{cost.activation_bytes / 2**30:.2f} GiB for a part",
+        }
     )
-    table.add_row(
-        "steps",
-        f"{forecast.max_steps:,}; {forecast.steps_per_epoch:,} an epoch, "
-        f"{forecast.max_steps / forecast.steps_per_epoch:.1f} epochs",
-    )
-    table.add_row(
-        "training FLOPs",
-        f"{forecast.flops_per_step:.3g} a step, "
-        f"{forecast.flops_per_step * forecast.max_steps:.3g} in all",
-    )
-    table.add_row(
-        "memory, about",
-        f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimiser, "
-        f"{cost.activation_bytes / 2**30:.2f} GiB for a part",
-    )
-    Console(highlight=False).print(table)
 
 
 def print_translations(
     translations: "Iterable[tuple[str, list[Translation]]]", *, as_json: bool, number: bool
 ) -> None:
-    """Print translations as they come.
+    """Print the translations of each line, best first, as they come.
 
-    Args:
-        translations: For each line its translations, best first.
-        as_json: A JSON object for each line.
-        number: Put line number and score before each translation, set off by tabs.
+    As text, `number` puts line number and score before each translation, set off by tabs.
     """
     for index, (line, found) in enumerate(translations, start=1):
         if as_json:
-            record = {"source": line, "translations": [_known(asdict(each)) for each in found]}
+            known = [{k: v for k, v in asdict(each).items() if v is not None} for each in found]
+            record = {"source": line, "translations": known}
             print(json.dumps(record, ensure_ascii=False), flush=True)  # noqa: T201
             continue
         for each in found:
@@ -73,20 +70,13 @@ def print_translations(
             print(text, flush=True)  # noqa: T201
 
 
-def _known(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if value is not None}
-
-
 def print_scored_targets(
     scored: "Iterable[tuple[str, ScoredTarget]]", *, as_json: bool, per_token: bool
 ) -> None:
-    """Print how probable given translations are, as it becomes known.
+    """Print how probable the target of each line is, as it becomes known.
 
-    Args:
-        scored: For each line its target.
-        as_json: A JSON object for each target, with its tokens.
-        per_token: A line for each token (number of the target, log probability, piece) instead of
-            one for each target (score, log probability, number of tokens, text), set off by tabs.
+    As text, this is a line for each target (score, log probability, number of tokens, text), or
+    with `per_token` for each token (number of the target, log probability, piece), set off by tabs.
     """
     for index, (line, target) in enumerate(scored, start=1):
         tokens = list(zip(target.pieces, target.piece_log_probs, strict=True))
@@ -118,15 +108,13 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
     for score in result.scores:
         console.print(f"{score.label} = {score.value:.2f}", style="bold", end="  ", markup=False)
         console.print(score.signature, style="dim", markup=False, soft_wrap=True)
-        lines = [", ".join(f"{name} {_figure(value)}" for name, value in score.details.items())]
-        if score.comparison is not None:
-            lines.append(_compared(score.value, score.comparison))
-        for text in filter(None, [*lines, score.note]):
+        details = (
+            f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.2f}"
+            for name, value in score.details.items()
+        )
+        compared = score.comparison and _compared(score.value, score.comparison)
+        for text in filter(None, [", ".join(details), compared, score.note]):
             console.print(f"    {text}", markup=False, soft_wrap=True)
-
-
-def _figure(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def _compared(value: float, comparison: "Comparison") -> str:

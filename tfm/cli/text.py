@@ -1,12 +1,12 @@
 """Commands that make a dataset: prepare, learn-bpe, binarize."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from tfm.cli.app import DATA_ROOT, TEXT_PANEL, DataArgument, ForceOption, app, dataset
+from tfm.cli.app import DATA, DATA_ROOT, FORCE, TEXT_PANEL, app, dataset
 from tfm.cli.options import Given, with_settings
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
 from tfm.errors import UsageError
@@ -18,60 +18,46 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=TEXT_PANEL)
 @with_settings(CleaningConfig, SubwordConfig, BinarizeConfig)
 def prepare(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(metavar="RECIPE", help="Name of a built-in recipe, or a TOML file."),
-    ] = None,
-    train: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(metavar="SRC TGT", help="Your own training text: source and target file."),
-    ] = None,
-    valid: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(metavar="SRC TGT", help="Your own validation text, likewise."),
-    ] = None,
-    test: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(metavar="SRC TGT", help="Your own test text, likewise."),
-    ] = None,
-    languages: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            metavar="SRC TGT",
-            help="Languages of your own text, if the suffixes of its files do not say so.",
-        ),
-    ] = None,
-    train_trees: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="PATH", help="Your own bracketed trees, a file or folder; may be repeated."
-        ),
-    ] = None,
-    valid_trees: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="PATH", help="Your own trees to validate on, likewise."),
-    ] = None,
-    test_trees: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="PATH", help="Your own trees to test on, likewise."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Dataset folder; data/RECIPE if not given.")
-    ] = None,
-    mirror: Annotated[
-        str | None, typer.Option(help="Folder or URL that serves each archive by its name.")
-    ] = None,
-    downloads: Annotated[
-        Path | None,
-        typer.Option(help="Folder to keep archives in; OUT/downloads if not given."),
-    ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Check archives against their checksums.")
-    ] = True,
-    text_only: Annotated[
-        bool, typer.Option("--text-only", help="Stop before learn-bpe and binarize.")
-    ] = False,
-    force: ForceOption = False,
+    recipe: str | None = typer.Argument(
+        None, metavar="RECIPE", help="Name of a built-in recipe, or a TOML file."
+    ),
+    train: tuple[Path, Path] | None = typer.Option(
+        None, metavar="SRC TGT", help="Your own training text: source and target file."
+    ),
+    valid: tuple[Path, Path] | None = typer.Option(
+        None, metavar="SRC TGT", help="Your own validation text, likewise."
+    ),
+    test: tuple[Path, Path] | None = typer.Option(
+        None, metavar="SRC TGT", help="Your own test text, likewise."
+    ),
+    languages: tuple[str, str] | None = typer.Option(
+        None,
+        metavar="SRC TGT",
+        help="Languages of your own text, if the suffixes of its files do not say so.",
+    ),
+    train_trees: list[Path] | None = typer.Option(
+        None, metavar="PATH", help="Your own bracketed trees, a file or folder; may be repeated."
+    ),
+    valid_trees: list[Path] | None = typer.Option(
+        None, metavar="PATH", help="Your own trees to validate on, likewise."
+    ),
+    test_trees: list[Path] | None = typer.Option(
+        None, metavar="PATH", help="Your own trees to test on, likewise."
+    ),
+    out: Path | None = typer.Option(None, help="Dataset folder; data/RECIPE if not given."),
+    mirror: str | None = typer.Option(
+        None, help="Folder or URL that serves each archive by its name."
+    ),
+    downloads: Path | None = typer.Option(
+        None, help="Folder to keep archives in; OUT/downloads if not given."
+    ),
+    verify: bool = typer.Option(
+        True, "--verify/--no-verify", help="Check archives against their checksums."
+    ),
+    text_only: bool = typer.Option(
+        False, "--text-only", help="Stop before learn-bpe and binarize."
+    ),
+    force: bool = FORCE,
     *,
     given: Given,
 ) -> None:
@@ -84,13 +70,19 @@ def prepare(
 
       tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 --test-trees wsj/23 --out data/wsj
     """
+    from tfm.data.corpus.loading import load_recipe
     from tfm.stages.prepare import prepare as run_stage
 
     if recipe is None and (mirror is not None or downloads is not None or not verify):
         raise UsageError("--mirror, --downloads and --no-verify need a recipe that downloads")
-    own_text = _OwnText(train=train, valid=valid, test=test, languages=languages)
-    own_trees = _OwnTrees(train=train_trees, valid=valid_trees, test=test_trees)
-    chosen = _recipe(recipe, own_text, own_trees, out)
+    text = {"train": train, "valid": valid, "test": test}
+    trees = {"train": train_trees, "valid": valid_trees, "test": test_trees}
+    if recipe is None:
+        chosen = _own_recipe(text, languages, trees, out)
+    elif languages or any((*text.values(), *trees.values())):
+        raise UsageError("a recipe names its own text: leave out --train, --valid and --test")
+    else:
+        chosen = load_recipe(recipe)
     run_stage(
         chosen,
         out or DATA_ROOT / chosen.name,
@@ -103,9 +95,36 @@ def prepare(
     )
 
 
+def _own_recipe(
+    text: Mapping[str, tuple[Path, Path] | None],
+    languages: tuple[str, str] | None,
+    trees: Mapping[str, list[Path] | None],
+    out: Path | None,
+) -> "Recipe":
+    """A recipe of the user's own text or trees, by split."""
+    from tfm.data.corpus.loading import builtin_recipes
+    from tfm.data.corpus.own import recipe_from_files, recipe_from_trees
+
+    if (languages or any(text.values())) and any(trees.values()):
+        raise UsageError("text and trees exclude each other: give --train or --train-trees")
+    if not (text["train"] or trees["train"]):
+        raise UsageError(
+            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file), or give your own "
+            "text with --train SRC TGT, or trees with --train-trees"
+        )
+    if out is None:
+        raise UsageError("say where your dataset goes, such as --out data/mine")
+    if trees["train"]:
+        paths = {split: given or [] for split, given in trees.items()}
+        return recipe_from_trees(name=out.name, **paths)
+    pairs = {split: [pair] if pair else [] for split, pair in text.items()}
+    source, target = languages or (None, None)
+    return recipe_from_files(name=out.name, source=source, target=target, **pairs)
+
+
 @app.command(rich_help_panel=TEXT_PANEL)
 @with_settings(SubwordConfig)
-def learn_bpe(data: DataArgument = None, force: ForceOption = False, *, given: Given) -> None:
+def learn_bpe(data: Path | None = DATA, force: bool = FORCE, *, given: Given) -> None:
     """Learn the subword vocabulary of a dataset.
 
     Example: tfm learn-bpe data/mine --vocab-size 8000
@@ -114,15 +133,13 @@ def learn_bpe(data: DataArgument = None, force: ForceOption = False, *, given: G
     from tfm.stages.learn_bpe import learn_bpe as run_stage
 
     folder = dataset(data)
-    recipe = Manifest.load(folder).settings("subword")
-    run_stage(
-        folder, settings_from(SubwordConfig, {**recipe, **given.get("subword", {})}), force=force
-    )
+    table = {**Manifest.load(folder).settings("subword"), **given.get("subword", {})}
+    run_stage(folder, settings_from(SubwordConfig, table), force=force)
 
 
 @app.command(rich_help_panel=TEXT_PANEL)
 @with_settings(BinarizeConfig)
-def binarize(data: DataArgument = None, force: ForceOption = False, *, given: Given) -> None:
+def binarize(data: Path | None = DATA, force: bool = FORCE, *, given: Given) -> None:
     """Turn the text of a dataset into token ids on disk.
 
     Example: tfm binarize data/mine --jobs 8
@@ -133,60 +150,3 @@ def binarize(data: DataArgument = None, force: ForceOption = False, *, given: Gi
     folder = dataset(data)
     table = {**Manifest.load(folder).settings("binarize"), **given.get("binarize", {})}
     run_stage(folder, settings_from(BinarizeConfig, table), force=force)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OwnText:
-    """A user's own files of text, each a pair of source and target."""
-
-    train: tuple[Path, Path] | None
-    valid: tuple[Path, Path] | None
-    test: tuple[Path, Path] | None
-    languages: tuple[str, str] | None
-
-    def __bool__(self) -> bool:
-        return any((self.train, self.valid, self.test, self.languages))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OwnTrees:
-    """A user's own files and folders of trees."""
-
-    train: list[Path] | None
-    valid: list[Path] | None
-    test: list[Path] | None
-
-    def __bool__(self) -> bool:
-        return any((self.train, self.valid, self.test))
-
-
-def _recipe(name: str | None, text: _OwnText, trees: _OwnTrees, out: Path | None) -> "Recipe":
-    from tfm.data.corpus.loading import builtin_recipes, load_recipe
-    from tfm.data.corpus.own import recipe_from_files, recipe_from_trees
-
-    if name is not None:
-        if text or trees:
-            raise UsageError("a recipe names its own text: leave out --train, --valid and --test")
-        return load_recipe(name)
-    if text and trees:
-        raise UsageError("text and trees exclude each other: give --train or --train-trees")
-    if not (text.train or trees.train):
-        raise UsageError(
-            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file), or give your own "
-            "text with --train SRC TGT, or trees with --train-trees"
-        )
-    if out is None:
-        raise UsageError("say where your dataset goes, such as --out data/mine")
-    if trees.train:
-        return recipe_from_trees(
-            name=out.name, train=trees.train, valid=trees.valid or [], test=trees.test or []
-        )
-    source, target = text.languages or (None, None)
-    return recipe_from_files(
-        name=out.name,
-        train=[text.train] if text.train else [],
-        valid=[text.valid] if text.valid else [],
-        test=[text.test] if text.test else [],
-        source=source,
-        target=target,
-    )

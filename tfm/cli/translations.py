@@ -4,11 +4,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import typer
 
-from tfm.cli.app import RUNS_ROOT, TRANSLATIONS_PANEL, app, say
+from tfm.cli.app import JSON, RUNS_ROOT, TRANSLATIONS_PANEL, app, say
 from tfm.cli.options import Given, with_settings
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
 from tfm.distributed.layout import Layout
@@ -36,58 +36,41 @@ _METRICS_ABOUT: dict[str, tuple["MetricName", ...]] = {
 @app.command(rich_help_panel=TRANSLATIONS_PANEL)
 @with_settings(SearchConfig, InferenceConfig)
 def generate(
-    models: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="Model or run folders; several make an ensemble; the newest run if none.",
-        ),
-    ] = None,
-    input_: Annotated[
-        Path | None,
-        typer.Option(
-            "--input", help="File to translate, a sentence a line; - is what you type or pipe."
-        ),
-    ] = None,
-    split: Annotated[
-        Literal["test", "valid"] | None,
-        typer.Option(help="Translate this split of the model's dataset."),
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[N|auto]",
-            help="Share the work among so many GPUs of this machine; auto takes all.",
-        ),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(help="Share the work, and the cores, among so many processes on the CPU."),
-    ] = None,
-    prefix: Annotated[
-        Path | None,
-        typer.Option(
-            help="File: what the translation of each line must start with; empty lines are free."
-        ),
-    ] = None,
-    score_target: Annotated[
-        Path | None,
-        typer.Option(
-            help="File: a translation of each line. Print score, log probability (nats, end "
-            "included), number of tokens and text of each, instead of searching for any."
-        ),
-    ] = None,
-    per_token: Annotated[
-        bool,
-        typer.Option(
-            "--per-token",
-            help="With --score-target: a line for each token, with the number of its line and its "
-            "log probability.",
-        ),
-    ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object a line, with scores.")
-    ] = False,
+    models: list[Path] | None = typer.Argument(
+        None,
+        metavar="MODEL",
+        help="Model or run folders; several make an ensemble; the newest run if none.",
+    ),
+    input_: Path | None = typer.Option(
+        None, "--input", help="File to translate, a sentence a line; - is what you type or pipe."
+    ),
+    split: Literal["test", "valid"] | None = typer.Option(
+        None, help="Translate this split of the model's dataset."
+    ),
+    gpus: str | None = typer.Option(
+        None,
+        metavar="[N|auto]",
+        help="Share the work among so many GPUs of this machine; auto takes all.",
+    ),
+    processes: int | None = typer.Option(
+        None, help="Share the work, and the cores, among so many processes on the CPU."
+    ),
+    prefix: Path | None = typer.Option(
+        None,
+        help="File: what the translation of each line must start with; empty lines are free.",
+    ),
+    score_target: Path | None = typer.Option(
+        None,
+        help="File: a translation of each line. Print score, log probability (nats, end included), "
+        "number of tokens and text of each, instead of searching for any.",
+    ),
+    per_token: bool = typer.Option(
+        False,
+        "--per-token",
+        help="With --score-target: a line for each token, with the number of its line and its log "
+        "probability.",
+    ),
+    json: bool = typer.Option(False, "--json", help="Print a JSON object a line, with scores."),
     *,
     given: Given,
 ) -> None:
@@ -127,21 +110,12 @@ def generate(
     names = ", ".join(map(str, plan.models))
     if score_target is not None:
         say(f"generate: {names} scores {score_target} as translation of {plan.source}")
-        scored = score_targets(
-            plan,
-            config,
-            inference=inference,
-            num_processes=num_processes,
-        )
+        scored = score_targets(plan, config, inference=inference, num_processes=num_processes)
         print_scored_targets(scored, as_json=json, per_token=per_token)
         return
     say(f"generate: {names} translates {plan.source}")
     translations = run_stage(
-        plan,
-        config,
-        inference=inference,
-        runs_dir=RUNS_ROOT,
-        num_processes=num_processes,
+        plan, config, inference=inference, runs_dir=RUNS_ROOT, num_processes=num_processes
     )
     print_translations(translations, as_json=json, number=config.n_best > 1)
 
@@ -165,40 +139,30 @@ def _check_forced(
 @app.command(rich_help_panel=TRANSLATIONS_PANEL)
 @with_settings(ScoreConfig)
 def score(
-    hypotheses: Annotated[
-        Path | None, typer.Option(help="Translations; standard input if not given.")
-    ] = None,
-    reference: Annotated[
-        list[Path] | None,
-        typer.Option(help="Reference; may be repeated; that of the last generate if not given."),
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[bleu|paper-bleu|chrf|ter|exact|bracket-f1]",
-            help="What to compute; may be repeated (default bleu and chrf; bracket-f1 for trees).",
-        ),
-    ] = None,
-    paper: Annotated[
-        bool,
-        typer.Option(
-            "--paper",
-            help="Compute paper-bleu, BLEU as the paper did, beside sacreBLEU's, and say why they "
-            "differ.",
-        ),
-    ] = False,
-    language: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CODE",
-            help="Target language, for --paper; the suffix of the reference if not given.",
-        ),
-    ] = None,
-    baseline: Annotated[
-        Path | None,
-        typer.Option(help="Other translations of the same text, to test the difference."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    hypotheses: Path | None = typer.Option(None, help="Translations; standard input if not given."),
+    reference: list[Path] | None = typer.Option(
+        None, help="Reference; may be repeated; that of the last generate if not given."
+    ),
+    metric: list[str] | None = typer.Option(
+        None,
+        metavar="[bleu|paper-bleu|chrf|ter|exact|bracket-f1]",
+        help="What to compute; may be repeated (default bleu and chrf; bracket-f1 for trees).",
+    ),
+    paper: bool = typer.Option(
+        False,
+        "--paper",
+        help="Compute paper-bleu, BLEU as the paper did, beside sacreBLEU's, and say why they "
+        "differ.",
+    ),
+    language: str | None = typer.Option(
+        None,
+        metavar="CODE",
+        help="Target language, for --paper; the suffix of the reference if not given.",
+    ),
+    baseline: Path | None = typer.Option(
+        None, help="Other translations of the same text, to test the difference."
+    ),
+    json: bool = JSON,
     *,
     given: Given,
 ) -> None:
@@ -220,7 +184,12 @@ def score(
     if paper:
         chosen = ["bleu", "paper-bleu", *chosen]
     named = [*settings, *(["language"] if language else [])]
-    _check_effects(named, chosen)
+    for name in named:
+        about = _METRICS_ABOUT[name]
+        if not set(about) & set(chosen):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is about {', '.join(about)}: add --metric {about[0]}"
+            )
     result = run_stage(
         hypotheses,
         reference or [],
@@ -235,47 +204,31 @@ def score(
 
 @app.command(rich_help_panel=TRANSLATIONS_PANEL)
 def attend(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL", help="Model or run folder; the newest run if only a sentence is given."
-        ),
-    ] = None,
-    sentence: Annotated[
-        str | None, typer.Argument(metavar="SENTENCE", help="Source sentence, in quotes.")
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(help="Target sentence; the model's own translation if not given."),
-    ] = None,
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="A page (.html) or a figure (.png, .svg); may be repeated (default "
-            "attention.html).",
-        ),
-    ] = None,
-    kind: Annotated[
-        Literal["encoder", "decoder", "cross"],
-        typer.Option(help="Attention to show; a page has all, and starts with it."),
-    ] = "cross",
-    layer: Annotated[
-        int | None, typer.Option(help="Show this layer only, counted from 1.", show_default=False)
-    ] = None,
-    head: Annotated[
-        int | None, typer.Option(help="Show this head only, counted from 1.", show_default=False)
-    ] = None,
-    beam: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Beam of the translation (default {SearchConfig().beam_size}).",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")
-    ] = "auto",
+    model: str | None = typer.Argument(
+        None,
+        metavar="MODEL",
+        help="Model or run folder; the newest run if only a sentence is given.",
+    ),
+    sentence: str | None = typer.Argument(
+        None, metavar="SENTENCE", help="Source sentence, in quotes."
+    ),
+    target: str | None = typer.Option(
+        None, help="Target sentence; the model's own translation if not given."
+    ),
+    out: list[Path] | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="A page (.html) or a figure (.png, .svg); may be repeated (default attention.html).",
+    ),
+    kind: Literal["encoder", "decoder", "cross"] = typer.Option(
+        "cross", help="Attention to show; a page has all, and starts with it."
+    ),
+    layer: int | None = typer.Option(None, help="Show this layer only, counted from 1."),
+    head: int | None = typer.Option(None, help="Show this head only, counted from 1."),
+    beam: int | None = typer.Option(
+        None, help=f"Beam of the translation (default {SearchConfig().beam_size})."
+    ),
+    device: Literal["auto", "cpu", "cuda"] = typer.Option("auto", help="Where to compute."),
 ) -> None:
     """Draw what a model attends to, in each layer and head, as it translates a sentence.
 
@@ -284,7 +237,6 @@ def attend(
 
       tfm attend runs/wmt14-en-de-base "The law." --target "Das Gesetz." --layer 5 --out law.svg
     """
-    from tfm.stages.attend import Choice
     from tfm.stages.attend import attend as run_stage
     from tfm.storage.checkpoint.run_folder import newest_run
 
@@ -299,7 +251,9 @@ def attend(
         sentence,
         target=target,
         out=out or [],
-        choice=Choice(kind=kind, layer=layer, head=head),
+        kind=kind,
+        layer=layer,
+        head=head,
         search=settings_from(SearchConfig, {} if beam is None else {"beam_size": beam}),
         device=device,
     )
@@ -310,7 +264,7 @@ def attend(
 
 @app.command()
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder to work in.")] = Path("quickstart"),
+    out: Path = typer.Option(Path("quickstart"), help="Folder to work in."),
 ) -> None:
     """See all seven stages at work in minutes: no network, no GPU.
 
@@ -319,13 +273,3 @@ def quickstart(
     from tfm.stages.quickstart import quickstart as run_stage
 
     run_stage(out)
-
-
-def _check_effects(names: list[str], metrics: "list[MetricName]") -> None:
-    """Raise UsageError if a flag is about none of the metrics."""
-    for name in names:
-        about = _METRICS_ABOUT[name]
-        if not set(about) & set(metrics):
-            raise UsageError(
-                f"--{name.replace('_', '-')} is about {', '.join(about)}: add --metric {about[0]}"
-            )

@@ -18,48 +18,6 @@ from tfm.config.groups import (
     TrainingConfig,
 )
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.config.presets import (
-    PRESETS,
-    run_config,
-    run_table,
-)
-from tfm.config.schema import (
-    Settings,
-    Table,
-    settings_from,
-    settings_to,
-)
-from tfm.config.toml import (
-    read_toml,
-    run_toml,
-)
-
-__all__ = [
-    "PRESETS",
-    "AverageConfig",
-    "BatchingConfig",
-    "BinarizeConfig",
-    "CleaningConfig",
-    "DeviceName",
-    "InferenceConfig",
-    "InferencePrecision",
-    "Kernels",
-    "ModelConfig",
-    "OptimizerConfig",
-    "Precision",
-    "RecurrentConfig",
-    "RunConfig",
-    "ScoreConfig",
-    "SearchConfig",
-    "Settings",
-    "SubwordConfig",
-    "Table",
-    "TrainingConfig",
-    "TransformerConfig",
-    "read_toml",
-    "run_config",
-    "run_table",
-    "run_toml",
-    "settings_from",
-    "settings_to",
-]
+from tfm.config.presets import PRESETS, run_config, run_table
+from tfm.config.schema import Settings, Table, settings_from, settings_to
+from tfm.config.toml import read_toml, run_toml

@@ -136,9 +136,7 @@ class TrainingConfig(Settings):
     )
     threads: int | None = _threads()
 
-    def problems(self) -> Iterator[str]:
-        """Name each value that cannot be, and what would do."""
-        yield from super().problems()
+    def _conflicts(self) -> Iterator[str]:
         if self.best_metric == "score" and not self.validation_beam:
             yield "best_metric is score, but validation_beam 0 leaves it out: set one of them"
         if self.average_last > self.keep_last:
@@ -247,9 +245,7 @@ class SearchConfig(Settings):
         useful = {n: v for n, v in defaults.items() if search in cls._SEARCHES.get(n, (search,))}
         return settings_from(cls, {**useful, **given})
 
-    def problems(self) -> Iterator[str]:
-        """Name each value that cannot be, and what would do."""
-        yield from super().problems()
+    def _conflicts(self) -> Iterator[str]:
         changed = [item.name for item in fields(self) if getattr(self, item.name) != item.default]
         yield from self._without_effect(self.search, changed)
         if self.search != "sample" and self.n_best > self.beam_size:
@@ -341,9 +337,7 @@ class SubwordConfig(Settings):
         None, "Threads to learn with; one for each core if unset.", at_least=1, at_most=1024
     )
 
-    def problems(self) -> Iterator[str]:
-        """Name each value that cannot be, and what would do."""
-        yield from super().problems()
+    def _conflicts(self) -> Iterator[str]:
         if self.target_words and not self.separate:
             yield "target_words has no effect on a joint vocabulary: set separate too"
 
@@ -371,9 +365,7 @@ class AverageConfig(Settings):
     )
     best: int | None = setting(None, "Average the N best by the run's metric.", at_least=1)
 
-    def problems(self) -> Iterator[str]:
-        """Name each value that cannot be, and what would do."""
-        yield from super().problems()
+    def _conflicts(self) -> Iterator[str]:
         if self.last is not None and self.best is not None:
             yield "last and best exclude each other: give one"
 

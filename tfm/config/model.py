@@ -61,9 +61,7 @@ class TransformerConfig(ModelConfig):
         at_least=2,
     )
 
-    def problems(self) -> Iterator[str]:
-        """Name each value that cannot be, and what would do."""
-        yield from super().problems()
+    def _conflicts(self) -> Iterator[str]:
         if self.d_model % 2 and self.learned_positions is None:
             yield f"d_model is {self.d_model}, but sinusoids need an even width"
         shares_width = self.d_k is None or self.d_v is None
@@ -94,8 +92,6 @@ class RecurrentConfig(ModelConfig):
         "Of --arch rnn: feed what was attended to into the next step (Luong et al. 2015, §3.3).",
     )
 
-    def problems(self) -> Iterator[str]:
-        """Name each value that cannot be, and what would do."""
-        yield from super().problems()
+    def _conflicts(self) -> Iterator[str]:
         if self.d_model % 2:
             yield f"d_model is {self.d_model}, but each direction of the encoder needs half of it"

@@ -6,12 +6,11 @@ from dataclasses import fields
 from typing import Any
 
 from tfm.config.groups import RunConfig
-from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
+from tfm.config.model import RecurrentConfig, TransformerConfig
 from tfm.config.schema import Settings, Table, settings_and_problems, settings_to, shown
 from tfm.errors import UsageError
 
-# What a preset's model is, where that is not the Transformer.
-_MODEL_KINDS: Mapping[str, type[ModelConfig]] = {"rnn": RecurrentConfig}
+_NARROW = {"d_model": 128, "d_ff": 512, "num_heads": 4, "attention_dropout": 0.0, "norm": "pre"}
 
 PRESETS: Mapping[str, Mapping[str, Table]] = {
     "base": {},
@@ -51,15 +50,7 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
     },
     # The same for a CPU and a quarter of an hour.
     "tiny": {
-        "model": {
-            "num_encoder_layers": 3,
-            "num_decoder_layers": 3,
-            "d_model": 128,
-            "d_ff": 512,
-            "num_heads": 4,
-            "attention_dropout": 0.0,
-            "norm": "pre",
-        },
+        "model": {**_NARROW, "num_encoder_layers": 3, "num_decoder_layers": 3},
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
         "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
         "training": {"max_steps": 4_500, "checkpoint_steps": 500},
@@ -81,15 +72,7 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
     },
     # For the corpus that tfm writes itself.
     "quickstart": {
-        "model": {
-            "num_encoder_layers": 2,
-            "num_decoder_layers": 2,
-            "d_model": 128,
-            "d_ff": 512,
-            "num_heads": 4,
-            "attention_dropout": 0.0,
-            "norm": "pre",
-        },
+        "model": {**_NARROW, "num_encoder_layers": 2, "num_decoder_layers": 2},
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
         "batching": {"batch_tokens": 1_000, "bucket_tokens": 1_000},
         "training": {"max_steps": 1_800, "checkpoint_steps": 300},
@@ -114,10 +97,9 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
         raise UsageError(f"arch {arch} contradicts arch {named[-1]} in the file: leave one out")
     if arch not in list(PRESETS):
         raise UsageError(f"there is no arch {shown(arch)}: choose one of {', '.join(PRESETS)}")
-    kinds = {
-        name: kind for name, kind in typing.get_type_hints(RunConfig).items() if name != "arch"
-    }
-    kinds["model"] = _MODEL_KINDS.get(arch, TransformerConfig)
+    kinds = typing.get_type_hints(RunConfig)
+    del kinds["arch"]
+    kinds["model"] = RecurrentConfig if arch == "rnn" else TransformerConfig
     merged: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     problems = []
     for table in (PRESETS[arch], *tables):

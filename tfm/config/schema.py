@@ -26,14 +26,9 @@ def setting(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> T:
-    """Declare one setting.
+    """Declare one setting: its default, a line of help with its unit, and its limits.
 
-    Args:
-        default: The value where nobody says otherwise.
-        help_text: One line for the help; the unit in it.
-        flag: The command-line flag, where it is not the name with dashes.
-        at_least: Smallest value allowed.
-        at_most: Largest value allowed.
+    The command-line flag is the name with dashes, unless `flag` is another.
     """
     metadata = {"help": help_text, "flag": flag, "at_least": at_least, "at_most": at_most}
     return field(default=default, metadata=metadata)
@@ -60,6 +55,11 @@ class Settings:
                 yield f"{item.name} is {shown(value)}, but must be at least {low}"
             if high is not None and value > high:
                 yield f"{item.name} is {shown(value)}, but must be at most {high}"
+        yield from self._conflicts()
+
+    def _conflicts(self) -> Iterator[str]:
+        """Name values that do not go together, or not with others."""
+        yield from ()
 
 
 def shown(value: Any) -> str:

@@ -1,8 +1,8 @@
 """Settings as TOML files."""
 
 import json
-import typing
-from dataclasses import Field, fields
+import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,10 @@ from tfm.config.groups import RunConfig
 from tfm.config.schema import Settings
 from tfm.errors import UsageError
 
-if typing.TYPE_CHECKING:
+if sys.version_info >= (3, 11):
     import tomllib
 else:
-    try:
-        import tomllib
-    except ModuleNotFoundError:
-        import tomli as tomllib
-
+    import tomli as tomllib
 
 _MAX_BYTES = 1 << 20
 _MAX_DOTS = 100  # of a line: a key of thousands of parts would take minutes
@@ -26,10 +22,15 @@ _MAX_DOTS = 100  # of a line: a key of thousands of parts would take minutes
 def run_toml(run: RunConfig) -> str:
     """All settings of a run as a TOML file, each with its help."""
     lines = [f'arch = "{run.arch}"']
-    for item in fields(run):
-        group = getattr(run, item.name)
+    for section in fields(run):
+        group = getattr(run, section.name)
         if isinstance(group, Settings):
-            lines += ["", f"[{item.name}]", *(_toml_line(f, group) for f in fields(group))]
+            lines += ["", f"[{section.name}]"]
+            for item in fields(group):
+                value = getattr(group, item.name)
+                unset = f"# {item.name} ="
+                assignment = unset if value is None else f"{item.name} = {json.dumps(value)}"
+                lines.append(f"{assignment:<36} # {item.metadata['help']}")
     return "\n".join(lines) + "\n"
 
 
@@ -40,7 +41,13 @@ def read_toml(path: Path) -> dict[str, Any]:
         UsageError: It cannot be read or is not TOML; the message says where it breaks.
     """
     try:
-        text = _read_text(path)
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise UsageError(
+                f"{path} is larger than {_MAX_BYTES:,} bytes: this is no file of settings"
+            )
+        text = content.decode("utf-8")
         if any(line.count(".") > _MAX_DOTS for line in text.splitlines()):
             raise UsageError(f"{path} has a line with more than {_MAX_DOTS} dots: divide it")
         return tomllib.loads(text)
@@ -52,17 +59,3 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not a TOML file of settings: it nests too deeply") from None
     except ValueError as error:  # a number of thousands of digits is not TOMLDecodeError's
         raise UsageError(f"{path} is not a TOML file: {error}") from error
-
-
-def _read_text(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(_MAX_BYTES + 1)
-    if len(content) > _MAX_BYTES:
-        raise UsageError(f"{path} is larger than {_MAX_BYTES:,} bytes: this is no file of settings")
-    return content.decode("utf-8")
-
-
-def _toml_line(item: Field[Any], group: Settings) -> str:
-    value = getattr(group, item.name)
-    assignment = f"# {item.name} =" if value is None else f"{item.name} = {json.dumps(value)}"
-    return f"{assignment:<36} # {item.metadata['help']}"

@@ -14,14 +14,7 @@ from tfm.device.matmul import choose_fp32_library
 from tfm.device.memory import keep_freed_memory
 from tfm.errors import UsageError
 
-_DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "int8": torch.int8,
-}
-# Those that torch can be told to compute all products in.
-_AUTOCAST_TYPES = (torch.bfloat16, torch.float16)
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
 
 
 @dataclass(frozen=True)
@@ -33,7 +26,7 @@ class Compute:
 
     def autocast(self) -> AbstractContextManager[None]:
         """Run matrix products in this arithmetic."""
-        if self.dtype not in _AUTOCAST_TYPES:
+        if self.dtype not in (torch.bfloat16, torch.float16):
             return contextlib.nullcontext()
         context: AbstractContextManager[None] = torch.autocast(self.device.type, self.dtype)
         return context
@@ -75,8 +68,13 @@ def choose_compute(
         )
     if use_gpu and precision == "int8":
         raise UsageError("int8 is for CPUs alone: use --precision bf16, or --device cpu")
-    if precision == "auto":
-        precision = _native_precision() if use_gpu else _cpu_precision(trains=trains)
+    if precision == "auto" and use_gpu:
+        # bf16 on a GPU that has it, not merely imitates it
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bf16" if has_bf16 else "fp16"
+    elif precision == "auto":
+        # bf16 where the CPU has units that multiply such matrices (AMX)
+        precision = "bf16" if trains and this_cpu().has_amx else "fp32"
     elif precision == "bf16" and not use_gpu and not this_cpu().has_bf16:
         others = "fp32" if trains else "fp32 (or int8)"
         raise UsageError(f"this CPU has no bf16 units: use --precision {others}")
@@ -96,16 +94,6 @@ def choose_compute(
 def num_gpus() -> int:
     """How many GPUs this process sees."""
     return torch.cuda.device_count()
-
-
-def _native_precision() -> InferencePrecision:
-    """bf16 on a GPU that has it, not merely imitates it; else fp16."""
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-
-
-def _cpu_precision(*, trains: bool) -> InferencePrecision:
-    """Return bf16 for training where the CPU has units that multiply such matrices (AMX)."""
-    return "bf16" if trains and this_cpu().has_amx else "fp32"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -24,13 +24,7 @@ _MISSING, _FREE = 0.4, 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class CpuTimes:
-    """Seconds since some moment.
-
-    Attributes:
-        wall: By the clock.
-        own: That this process has computed on all cores.
-        idle: That the cores it may use have been idle, added up.
-    """
+    """Seconds by the clock, computed by this process, and of its cores being idle, added up."""
 
     wall: float
     own: float
@@ -105,16 +99,13 @@ class ComputeThreads:
         current = torch.get_num_threads()
         if used_or_free < current - _MISSING or used_or_free > current + _FREE:
             wanted = max(1, min(self._max_threads, round(used_or_free)))
-            if wanted != current:
-                torch.set_num_threads(wanted)
-                self._tell(wanted)
-
-    def _tell(self, number: int) -> None:
-        """Say once that the number of threads changes."""
-        if not self._has_told:
-            self._has_told = True
-            everything = self._max_threads
-            say(
-                f"other programs are using this CPU: computing with {number} of {everything} "
-                f"threads until they are done (--threads {everything} keeps all of them)"
-            )
+            if wanted == current:
+                return
+            torch.set_num_threads(wanted)
+            if not self._has_told:
+                self._has_told = True
+                say(
+                    f"other programs are using this CPU: computing with {wanted} of "
+                    f"{self._max_threads} threads until they are done "
+                    f"(--threads {self._max_threads} keeps all of them)"
+                )

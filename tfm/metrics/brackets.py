@@ -29,37 +29,21 @@ Span = tuple[int, int]
 
 @dataclass(kw_only=True)
 class BracketCounts:
-    """What EVALB counts over some sentences, and the figures that it prints of them.
+    """What EVALB counts over some sentences, and the figures that it prints of them."""
 
-    Attributes:
-        sentences: All of them, also errors and skipped ones.
-        errors: Sentences whose words differ from those of the gold tree.
-        skipped: Sentences without a parse.
-        gold: Brackets of the gold trees.
-        test: Brackets of the trees that are scored.
-        matched: Those that are in both.
-        complete: Sentences with all brackets right.
-        crossing: Brackets of the scored trees that cross one of the gold tree.
-        no_crossing: Sentences without any.
-        few_crossing: Sentences with two or less.
-        words: Words that count.
-        correct_tags: Those with the part of speech of the gold tree.
-        untagged: Words to which the parser gave no part of speech.
-    """
-
-    sentences: int = 0
-    errors: int = 0
-    skipped: int = 0
-    gold: int = 0
-    test: int = 0
-    matched: int = 0
-    complete: int = 0
-    crossing: int = 0
-    no_crossing: int = 0
-    few_crossing: int = 0
-    words: int = 0
-    correct_tags: int = 0
-    untagged: int = 0
+    sentences: int = 0  # all, also errors and skipped ones
+    errors: int = 0  # sentences whose words differ from those of the gold tree
+    skipped: int = 0  # sentences without a parse
+    gold: int = 0  # brackets of the gold trees
+    test: int = 0  # brackets of the trees that are scored
+    matched: int = 0  # brackets in both
+    complete: int = 0  # sentences with all brackets right
+    crossing: int = 0  # brackets of the scored trees that cross one of the gold tree
+    no_crossing: int = 0  # sentences without any
+    few_crossing: int = 0  # sentences with two or less
+    words: int = 0  # words that count
+    correct_tags: int = 0  # words with the part of speech of the gold tree
+    untagged: int = 0  # words to which the parser gave no part of speech
 
     @property
     def valid(self) -> int:
@@ -104,12 +88,7 @@ class BracketCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class BracketScore:
-    """The score of a set of trees.
-
-    Attributes:
-        all: Over all sentences.
-        short: Over those of up to 40 words, punctuation included, which EVALB prints as well.
-    """
+    """Counts of all sentences, and of those of up to 40 words, which EVALB prints as well."""
 
     all: BracketCounts = field(default_factory=BracketCounts)
     short: BracketCounts = field(default_factory=BracketCounts)
@@ -118,10 +97,9 @@ class BracketScore:
     def signature(self) -> str:
         """What decides the score besides the trees."""
         counts = self.all
-        tags = "gold" if counts.untagged else "own"
         return (
-            f"evalb:COLLINS|tags:{tags}|sentences:{counts.sentences}|errors:{counts.errors}|"
-            f"skipped:{counts.skipped}"
+            f"evalb:COLLINS|tags:{'gold' if counts.untagged else 'own'}"
+            f"|sentences:{counts.sentences}|errors:{counts.errors}|skipped:{counts.skipped}"
         )
 
 
@@ -145,7 +123,7 @@ def score_brackets(gold: Sequence[Tree], trees: Sequence[Tree | None]) -> Bracke
         )
     score = BracketScore()
     for right, tree in zip(gold, trees, strict=True):
-        counts = _compare(_Sentence(right), None if tree is None else _Sentence(tree))
+        counts = _compare(right, tree)
         score.all.add(counts)
         if sum(leaf.tag != TRACE for leaf in _leaves(right)) <= CUTOFF_LENGTH:
             score.short.add(counts)
@@ -153,19 +131,12 @@ def score_brackets(gold: Sequence[Tree], trees: Sequence[Tree | None]) -> Bracke
 
 
 class _Sentence:
-    """A tree as EVALB sees it.
-
-    Args:
-        tree: The tree.
-        tags: Parts of speech of its words, in place of its own.
-    """
+    """A tree as EVALB sees it; `tags` are parts of speech in place of its own."""
 
     def __init__(self, tree: Tree, tags: Sequence[str] | None = None) -> None:
-        self.tree = tree
         self.leaves: list[Leaf] = []
         self.brackets: Counter[Bracket] = Counter()
-        own_tags = [leaf.tag for leaf in _leaves(tree)]
-        remaining = iter(own_tags if tags is None else tags)
+        remaining = iter(tags or [leaf.tag for leaf in _leaves(tree)])
         starts: list[int] = []
         for node, ends in walk(tree):
             if isinstance(node, Leaf):
@@ -175,23 +146,20 @@ class _Sentence:
             elif not ends:
                 starts.append(len(self.leaves))
             else:
-                self._add(node.label, starts.pop(), len(self.leaves))
-
-    def _add(self, label: str, start: int, end: int) -> None:
-        label = bare_label(label)
-        if start < end and label not in _DELETED_TAGS:
-            self.brackets[_EQUIVALENT.get(label, label), start, end] += 1
+                start, end = starts.pop(), len(self.leaves)
+                label = bare_label(node.label)
+                if start < end and label not in _DELETED_TAGS:
+                    self.brackets[_EQUIVALENT.get(label, label), start, end] += 1
 
 
-def _compare(gold: _Sentence, test: _Sentence | None) -> BracketCounts:
+def _compare(gold_tree: Tree, tree: Tree | None) -> BracketCounts:
     """The counts of one sentence."""
     counts = BracketCounts(sentences=1)
-    if test is not None:
-        test, counts.untagged = _with_gold_tags(test, gold)
-    if test is None or not test.leaves:
-        counts.untagged = 0
+    if tree is None or not (test := _Sentence(tree, _with_gold_tags(tree, gold_tree))).leaves:
         counts.skipped = 1
         return counts
+    gold = _Sentence(gold_tree)
+    counts.untagged = sum(leaf.tag == UNTAGGED for leaf in _leaves(tree))
     if [leaf.word for leaf in gold.leaves] != [leaf.word for leaf in test.leaves]:
         counts.errors = 1
         return counts
@@ -210,22 +178,18 @@ def _compare(gold: _Sentence, test: _Sentence | None) -> BracketCounts:
     return counts
 
 
-def _with_gold_tags(test: _Sentence, gold: _Sentence) -> tuple[_Sentence, int]:
-    """Give words tagged XX the part of speech of the gold tree, and count them.
+def _with_gold_tags(tree: Tree, gold: Tree) -> list[str]:
+    """Parts of speech of a tree's words, those of the gold tree where they are XX.
 
     Only a tree of as many words as the gold tree has can take them.
     """
-    own = [leaf.tag for leaf in _leaves(test.tree)]
-    right = [leaf.tag for leaf in _leaves(gold.tree) if leaf.tag != TRACE]
-    num_untagged = own.count(UNTAGGED)
-    if not num_untagged or len([tag for tag in own if tag != TRACE]) != len(right):
-        return test, num_untagged
+    own = [leaf.tag for leaf in _leaves(tree)]
+    right = [leaf.tag for leaf in _leaves(gold) if leaf.tag != TRACE]
+    if len(own) - own.count(TRACE) != len(right):
+        return own
     remaining = iter(right)
-    tags = []
-    for tag in own:
-        gold_tag = tag if tag == TRACE else next(remaining)
-        tags.append(gold_tag if tag == UNTAGGED else tag)
-    return _Sentence(test.tree, tags), num_untagged
+    aligned = [tag if tag == TRACE else next(remaining) for tag in own]
+    return [other if tag == UNTAGGED else tag for tag, other in zip(own, aligned, strict=True)]
 
 
 def _num_crossing(gold: Counter[Bracket], test: Counter[Bracket]) -> int:

@@ -12,7 +12,6 @@ class Comparison:
     """A score beside that of a baseline.
 
     Attributes:
-        baseline: The baseline's score.
         p_value: How often chance alone makes such a difference, by paired bootstrap resampling;
             None for a metric without that test.
         mean: Mean score over the bootstrap samples.
@@ -30,13 +29,11 @@ class MetricScore:
     """A score that others can compute again.
 
     Attributes:
-        name: What was asked for.
         label: The name to print: "BLEU", "chrF2", "chrF2++", "TER", …
         value: The score, in points or percent, from 0 to 100; TER may be more, and less is better.
         signature: All that decides the score, as sacreBLEU writes it.
-        comparison: The baseline's, if there is one.
         details: Figures that belong to the score, by name.
-        note: What to know before the score is compared with others; None if nothing.
+        note: What to know before the score is compared with others.
     """
 
     name: MetricName

@@ -36,14 +36,7 @@ def paper_bleu(
     language: str,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score translations.
-
-    Args:
-        hypotheses: Detokenised text, one for each segment.
-        references: One or more lists of detokenised text, each as long as the hypotheses.
-        config: How to compute it.
-        language: Language of the text, as a two-letter code.
-        baseline: Other translations of the same segments, to test the difference.
+    """Score detokenised text in a language, given as a two-letter code.
 
     Raises:
         UsageError: Moses does not know the language.
@@ -65,20 +58,25 @@ def paper_bleu(
         name="paper-bleu",
         baseline=None if baseline is None else tokenizer.tokenized(baseline),
     )
-    return replace(
-        score,
-        label="paper BLEU",
-        signature=_signature(tokenizer, config, len(references), tested=baseline is not None),
-        note=_why_it_differs(tokenizer, config),
+    bootstrap = f"|bs:{config.bootstrap_samples}|seed:{config.bootstrap_seed}"
+    signature = (  # in the order of sacreBLEU's
+        f"nrefs:{len(references)}{'' if baseline is None else bootstrap}"
+        f"|case:{'lc' if config.lowercase else 'mixed'}"
+        f"|norm:{'moses' if tokenizer.normalizes else 'none'}|tok:moses-{language}"
+        f"|compounds:{'atat' if tokenizer.splits_compounds else 'whole'}"
+        f"|arithmetic:multi-bleu|sacremoses:{sacremoses.__version__}"
     )
+    reasons = [f"words are cut by Moses, not by {config.tokenize}"]
+    if tokenizer.normalizes:
+        reasons.append("quotation marks and dashes are made plain")
+    if tokenizer.splits_compounds:
+        reasons.append("a hyphenated compound counts as three words")
+    note = f"differs from BLEU: {'; '.join(reasons)}. Compare it with tokenised BLEU in papers only"
+    return replace(score, label="paper BLEU", signature=signature, note=note)
 
 
 def check_language(language: str) -> None:
-    """See that Moses knows a language.
-
-    Raises:
-        UsageError: It does not.
-    """
+    """Raise UsageError unless Moses knows a language."""
     known = sorted(set(NonbreakingPrefixes().available_langs.values()))
     if language not in known:
         raise UsageError(
@@ -88,20 +86,9 @@ def check_language(language: str) -> None:
 
 
 class MosesWords:
-    """Text as words with space between them, as multi-bleu.perl reads it.
-
-    Args:
-        language: Language of the text, as a two-letter code.
-        config: Says what is done besides tokenisation.
-
-    Attributes:
-        language: The same.
-        splits_compounds: Whether hyphenated compounds are cut in three.
-        normalizes: Whether punctuation is made plain before.
-    """
+    """Text as words with space between them, as multi-bleu.perl reads it."""
 
     def __init__(self, language: str, config: ScoreConfig) -> None:
-        self.language = language
         self.splits_compounds = config.split_compounds == "yes" or (
             config.split_compounds == "auto" and language in _COMPOUND_LANGUAGES
         )
@@ -128,25 +115,3 @@ def split_compounds(text: str) -> str:
     where ä-ö-ü has enough of them for both; so does this.
     """
     return re.sub(rb"(\S)-(\S)", rb"\1 " + _HYPHEN + rb" \2", text.encode()).decode()
-
-
-def _signature(
-    tokenizer: MosesWords, config: ScoreConfig, num_references: int, *, tested: bool
-) -> str:
-    """All that decides the score, in the order of sacreBLEU's signatures."""
-    test = f"|bs:{config.bootstrap_samples}|seed:{config.bootstrap_seed}" if tested else ""
-    return (
-        f"nrefs:{num_references}{test}|case:{'lc' if config.lowercase else 'mixed'}"
-        f"|norm:{'moses' if tokenizer.normalizes else 'none'}|tok:moses-{tokenizer.language}"
-        f"|compounds:{'atat' if tokenizer.splits_compounds else 'whole'}"
-        f"|arithmetic:multi-bleu|sacremoses:{sacremoses.__version__}"
-    )
-
-
-def _why_it_differs(tokenizer: MosesWords, config: ScoreConfig) -> str:
-    reasons = [f"words are cut by Moses, not by {config.tokenize}"]
-    if tokenizer.normalizes:
-        reasons.append("quotation marks and dashes are made plain")
-    if tokenizer.splits_compounds:
-        reasons.append("a hyphenated compound counts as three words")
-    return f"differs from BLEU: {'; '.join(reasons)}. Compare it with tokenised BLEU in papers only"

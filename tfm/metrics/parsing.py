@@ -22,13 +22,13 @@ def bracket_f1(
     *,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score trees.
+    """Score trees, a line for each sentence.
 
     Args:
-        hypotheses: A line for each sentence: all of them trees in brackets, or all the symbols of
-            `tfm.data.trees`, which are then made trees of the gold tree's words.
+        hypotheses: All of them trees in brackets, or all symbols of `tfm.data.trees`, which are
+            then made trees of the gold tree's words.
         references: One list of the right trees in brackets, with parts of speech.
-        baseline: Other lines for the same sentences, scored likewise; there is no test.
+        baseline: Other lines, scored likewise; there is no test.
 
     Raises:
         DataError: A line is no tree.
@@ -44,13 +44,26 @@ def bracket_f1(
     comparison = None
     if baseline is not None:
         comparison = Comparison(baseline=_scored(baseline, gold_trees, "baseline")[0].all.f1)
+    counts = score.all
+    details: dict[str, float] = {
+        "precision": counts.precision,
+        "recall": counts.recall,
+        "complete match": counts.complete_match,
+        "crossing brackets": counts.average_crossing,
+        f"F1 up to {CUTOFF_LENGTH} words": score.short.f1,
+    }
+    if counts.tagging_accuracy is not None:
+        details["tagging accuracy"] = counts.tagging_accuracy
+    details |= {"errors": counts.errors, "skipped": counts.skipped}
+    if repairs is not None:
+        details["repairs"] = repairs.total
     return MetricScore(
         name="bracket-f1",
         label="bracket F1",
-        value=score.all.f1,
+        value=counts.f1,
         signature=score.signature,
         comparison=comparison,
-        details=_details(score, repairs),
+        details=details,
     )
 
 
@@ -91,20 +104,3 @@ def _gold_tree(line: str, number: int) -> Tree:
 def _words(tree: Tree) -> list[str]:
     """The words that a parser reads: traces are none."""
     return [node.word for node, _ in walk(tree) if isinstance(node, Leaf) and node.tag != TRACE]
-
-
-def _details(score: BracketScore, repairs: Repairs | None) -> dict[str, float]:
-    counts = score.all
-    details: dict[str, float] = {
-        "precision": counts.precision,
-        "recall": counts.recall,
-        "complete match": counts.complete_match,
-        "crossing brackets": counts.average_crossing,
-        f"F1 up to {CUTOFF_LENGTH} words": score.short.f1,
-    }
-    if counts.tagging_accuracy is not None:
-        details["tagging accuracy"] = counts.tagging_accuracy
-    details |= {"errors": counts.errors, "skipped": counts.skipped}
-    if repairs is not None:
-        details["repairs"] = repairs.total
-    return details

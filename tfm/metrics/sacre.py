@@ -27,16 +27,21 @@ def sacrebleu_score(
     *,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score translations.
-
-    Args:
-        name: What to compute.
-        hypotheses: Detokenised text, one for each segment.
-        references: One or more lists of detokenised text, each as long as the hypotheses.
-        config: How to compute it.
-        baseline: Other translations of the same segments, to test the difference.
-    """
-    metric = _metric(name, references, config)
+    """Score detokenised text; see `tfm.metrics.scores.corpus_scores`."""
+    metric: Metric
+    match name:
+        case "bleu":
+            metric = BLEU(
+                lowercase=config.lowercase, tokenize=config.tokenize, references=references
+            )
+        case "chrf":
+            metric = CHRF(
+                lowercase=config.lowercase,
+                word_order=config.chrf_word_order,
+                references=references,
+            )
+        case "ter":
+            metric = TER(references=references)
     return measured(metric, hypotheses, config, name=name, baseline=baseline)
 
 
@@ -48,15 +53,7 @@ def measured(
     name: MetricName,
     baseline: Sequence[str] | None,
 ) -> MetricScore:
-    """Score translations by a metric that has the references in it.
-
-    Args:
-        metric: One of sacreBLEU's.
-        hypotheses: What it takes for a segment, one for each.
-        config: How to test.
-        name: What the score is called here.
-        baseline: Other translations of the same segments, to test the difference.
-    """
+    """Score translations by a metric of sacreBLEU that has the references in it."""
     if baseline is None:
         result = metric.corpus_score(hypotheses, None)
         signature = str(metric.get_signature())
@@ -84,21 +81,6 @@ def measured(
             interval=float(after.ci),
         ),
     )
-
-
-def _metric(name: SacreName, references: Sequence[Sequence[str]], config: ScoreConfig) -> Metric:
-    """The metric, with the references in it."""
-    match name:
-        case "bleu":
-            return BLEU(lowercase=config.lowercase, tokenize=config.tokenize, references=references)
-        case "chrf":
-            return CHRF(
-                lowercase=config.lowercase,
-                word_order=config.chrf_word_order,
-                references=references,
-            )
-        case "ter":
-            return TER(references=references)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,7 @@ from typing import get_args
 
 from tfm.config import ScoreConfig
 from tfm.errors import DataError, UsageError
-from tfm.metrics.exact import exact_score
-from tfm.metrics.metric import MetricName, MetricScore
+from tfm.metrics.metric import Comparison, MetricName, MetricScore
 from tfm.metrics.sacre import sacrebleu_score
 
 
@@ -39,18 +38,30 @@ def corpus_scores(
         texts["baseline"] = baseline
     check_metrics(metrics)
     check_lengths(texts)
-    return [
-        _score(name, hypotheses, references, config, baseline=baseline, language=language)
-        for name in dict.fromkeys(metrics)
-    ]
+
+    def score(name: MetricName) -> MetricScore:
+        match name:
+            case "bleu" | "chrf" | "ter":
+                return sacrebleu_score(name, hypotheses, references, config, baseline=baseline)
+            case "exact":
+                return _exact_score(hypotheses, references, config, baseline=baseline)
+            case "bracket-f1":
+                from tfm.metrics.parsing import bracket_f1
+
+                return bracket_f1(hypotheses, references, baseline=baseline)
+            case "paper-bleu":
+                # Only here: what this imports takes longer than most scores.
+                from tfm.metrics.paper import paper_bleu
+
+                return paper_bleu(
+                    hypotheses, references, config, language=language or "", baseline=baseline
+                )
+
+    return [score(name) for name in dict.fromkeys(metrics)]
 
 
 def check_metrics(names: Sequence[str]) -> None:
-    """See that all metrics exist and can be computed of the same text.
-
-    Raises:
-        UsageError: One does not, or cannot.
-    """
+    """Raise UsageError unless all metrics exist and can be computed of the same text."""
     for name in names:
         if name not in get_args(MetricName):
             known = ", ".join(get_args(MetricName))
@@ -60,14 +71,7 @@ def check_metrics(names: Sequence[str]) -> None:
 
 
 def check_lengths(texts: Mapping[str, Sequence[str]]) -> None:
-    """See that all texts have as many lines as the first, and any at all.
-
-    Args:
-        texts: Lines by the name of their text.
-
-    Raises:
-        DataError: They have not.
-    """
+    """Raise DataError unless all texts, by name, have the same number of lines, and not 0."""
     (first, lines), *others = texts.items()
     if not lines:
         raise DataError(f"{first} has no lines: there is nothing to score")
@@ -79,28 +83,30 @@ def check_lengths(texts: Mapping[str, Sequence[str]]) -> None:
             )
 
 
-def _score(
-    name: MetricName,
+def _exact_score(
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
     config: ScoreConfig,
     *,
     baseline: Sequence[str] | None,
-    language: str | None,
 ) -> MetricScore:
-    match name:
-        case "bleu" | "chrf" | "ter":
-            return sacrebleu_score(name, hypotheses, references, config, baseline=baseline)
-        case "exact":
-            return exact_score(hypotheses, references, config, baseline=baseline)
-        case "bracket-f1":
-            from tfm.metrics.parsing import bracket_f1
+    """The percentage of lines that equal a reference, but for space at their ends."""
 
-            return bracket_f1(hypotheses, references, baseline=baseline)
-        case "paper-bleu":
-            # Only here: what this imports takes longer than most scores.
-            from tfm.metrics.paper import paper_bleu
+    def normalized(text: str) -> str:
+        return text.strip().lower() if config.lowercase else text.strip()
 
-            return paper_bleu(
-                hypotheses, references, config, language=language or "", baseline=baseline
-            )
+    def percent_exact(lines: Sequence[str]) -> float:
+        matches = sum(
+            normalized(line) in map(normalized, candidates)
+            for line, *candidates in zip(lines, *references, strict=True)
+        )
+        return 100 * matches / len(lines)
+
+    case = "lc" if config.lowercase else "mixed"
+    return MetricScore(
+        name="exact",
+        label="exact",
+        value=percent_exact(hypotheses),
+        signature=f"nrefs:{len(references)}|case:{case}",
+        comparison=None if baseline is None else Comparison(baseline=percent_exact(baseline)),
+    )

@@ -2,11 +2,11 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,10 @@ from tfm.storage.files import atomic_write
 STEP = "binarize"
 _UNKNOWN_WARNING_RATE = 0.001
 
+T = TypeVar("T")
+Result = TypeVar("Result")
+
+# Token ids of the sentences of one side of a block, one after another, and their lengths.
 Side = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 
 
@@ -53,11 +57,6 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
 
     Memory stays bounded whatever the size of the text, and the number of jobs changes no byte.
 
-    Args:
-        data_dir: The dataset folder.
-        config: How.
-        force: Do it again in any case.
-
     Raises:
         DataError: Text or subword model are missing, a line is not UTF-8, or the sides have unequal
             line counts.
@@ -76,30 +75,26 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
     }
     if not force and manifest.is_current(STEP, inputs):
         say(f"binarize: {bin_dir} unchanged")
-        return BinarizeResult(bin_dir=bin_dir, counts=_recorded(manifest), is_new=False)
+        try:
+            recorded = {name: SplitCounts(**c) for name, c in manifest.result(STEP).items()}
+        except TypeError as error:
+            raise manifest.damage() from error
+        return BinarizeResult(bin_dir=bin_dir, counts=recorded, is_new=False)
     _warn_of_another_model(manifest, vocabulary)
     (bin_dir / "dataset.json").unlink(missing_ok=True)
     counts = {split: _binarize_split(manifest, split, vocabulary, config) for split in splits}
-    index = DatasetIndex(
+    DatasetIndex(
         source=manifest.source,
         target=manifest.target,
         fingerprint=vocabulary.fingerprint,
         num_pairs={split: count.kept for split, count in counts.items()},
-    )
-    index.save(bin_dir)
+    ).save(bin_dir)
     outputs = [path for path in bin_dir.iterdir() if path.suffix in (".npy", ".json")]
     result = {split: asdict(count) for split, count in counts.items()}
     manifest.record(STEP, inputs=inputs, outputs=outputs, result=result)
     for split, count in counts.items():
         _report(split, count)
     return BinarizeResult(bin_dir=bin_dir, counts=counts, is_new=True)
-
-
-def _recorded(manifest: Manifest) -> dict[str, SplitCounts]:
-    try:
-        return {name: SplitCounts(**counts) for name, counts in manifest.result(STEP).items()}
-    except TypeError as error:
-        raise manifest.damage() from error
 
 
 def _warn_of_another_model(manifest: Manifest, vocabulary: Vocabulary) -> None:
@@ -117,33 +112,56 @@ def _binarize_split(
     manifest: Manifest, split: str, vocabulary: Vocabulary, config: BinarizeConfig
 ) -> SplitCounts:
     languages = (manifest.source, manifest.target)
+    models = (vocabulary.source, vocabulary.target)
     texts = [manifest.text_path(split, language) for language in languages]
-    # Only training may lose a sentence: the others are what a score is compared on.
-    max_length = config.max_length if split == "train" else None
+    jobs = config.jobs or num_cores()
+
+    def encode(block: Block) -> tuple[int, list[Side]]:
+        sides = [model.encode_block(side) for model, side in zip(models, block, strict=True)]
+        # Only training may lose a sentence: the others are what a score is compared on.
+        return len(block[0]), _without_long(sides, config.max_length if split == "train" else None)
+
     counts = SplitCounts()
     with contextlib.ExitStack() as stack:
         writers = [
             _TokenWriter(stack, manifest.data_dir / "bin" / f"{split}.{language}", len(model))
-            for language, model in zip(
-                languages, (vocabulary.source, vocabulary.target), strict=True
-            )
+            for language, model in zip(languages, models, strict=True)
         ]
         bar = stack.enter_context(Progress(f"binarize {split}", total=None, unit="pairs"))
-        encoder = _Encoder(vocabulary, max_length=max_length, jobs=config.jobs or num_cores())
+        # SentencePiece's own threads would stand still whenever Python makes arrays of the ids.
+        threads = ThreadPoolExecutor(jobs, "binarize")
         # Whatever goes wrong, and on Ctrl-C, no more than the blocks at work are waited for.
-        stack.callback(encoder.stop)
-        for encoded in encoder.encode(read_blocks(*texts, strict=True)):
-            for writer, side in zip(writers, encoded.sides, strict=True):
+        stack.callback(threads.shutdown, cancel_futures=True)
+        blocks = read_blocks(*texts, strict=True)
+        for num_read, sides in map_in_order(threads, encode, blocks, num_ahead=2 * jobs):
+            for writer, side in zip(writers, sides, strict=True):
                 writer.append(side)
-            counts.read += encoded.num_read
-            counts.kept += encoded.num_kept
-            bar.update(encoded.num_read)
+            counts.read += num_read
+            counts.kept += len(sides[0][1])
+            bar.update(num_read)
         for writer in writers:
             writer.finish()
     counts.too_long = counts.read - counts.kept
     counts.tokens = [writer.num_tokens for writer in writers]
     counts.unknown = [writer.num_unknown for writer in writers]
     return counts
+
+
+def map_in_order(
+    threads: ThreadPoolExecutor,
+    function: Callable[[T], Result],
+    items: Iterable[T],
+    *,
+    num_ahead: int,
+) -> Iterator[Result]:
+    """Map items by several threads, in their order, reading at most `num_ahead` in advance."""
+    waiting: deque[Future[Result]] = deque()
+    for item in items:
+        waiting.append(threads.submit(function, item))
+        if len(waiting) > num_ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 class _TokenWriter:
@@ -172,52 +190,10 @@ class _TokenWriter:
         self._offsets.finish()
 
 
-class _Encoded(NamedTuple):
-    """The pairs of a block that are not too long, as ids and lengths of each side."""
-
-    num_read: int
-    sides: list[Side]
-
-    @property
-    def num_kept(self) -> int:
-        return len(self.sides[0][1])
-
-
-class _Encoder:
-    """Threads that each encode a block at a time, while the caller reads and writes others.
-
-    SentencePiece's own threads would stand still whenever Python makes arrays of what they found.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, *, max_length: int | None, jobs: int) -> None:
-        self._models = (vocabulary.source, vocabulary.target)
-        self._max_length = max_length
-        self._threads = ThreadPoolExecutor(jobs, "binarize")
-        self._num_ahead = 2 * jobs
-
-    def encode(self, blocks: Iterator[Block]) -> Iterator[_Encoded]:
-        """Encode blocks; what becomes of them comes in their order."""
-        waiting: deque[Future[_Encoded]] = deque()
-        for block in blocks:
-            waiting.append(self._threads.submit(self._encode, block))
-            if len(waiting) > self._num_ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-    def stop(self) -> None:
-        """End the threads; blocks that none has begun are left."""
-        self._threads.shutdown(cancel_futures=True)
-
-    def _encode(self, block: Block) -> _Encoded:
-        sides = [model.encode_block(side) for model, side in zip(self._models, block, strict=True)]
-        if self._max_length is not None:
-            sides = _without_long(sides, self._max_length)
-        return _Encoded(num_read=len(block[0]), sides=sides)
-
-
-def _without_long(sides: list[Side], max_length: int) -> list[Side]:
+def _without_long(sides: list[Side], max_length: int | None) -> list[Side]:
     """Leave out the pairs with a side of more tokens."""
+    if max_length is None:
+        return sides
     is_kept = np.logical_and(*(lengths <= max_length for _, lengths in sides))
     if is_kept.all():
         return sides

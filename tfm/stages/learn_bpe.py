@@ -23,13 +23,7 @@ STEP = "learn-bpe"
 
 @dataclass(frozen=True, kw_only=True)
 class LearnBpeResult:
-    """The models of a dataset.
-
-    Attributes:
-        model_paths: One joint model, or those of source and target.
-        vocab_sizes: Their numbers of pieces.
-        is_new: False if they were there already.
-    """
+    """The joint model of a dataset, or those of source and target, and their numbers of pieces."""
 
     model_paths: list[Path]
     vocab_sizes: list[int]
@@ -38,11 +32,6 @@ class LearnBpeResult:
 
 def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> LearnBpeResult:
     """Learn the subword model of a dataset, unless text and settings are unchanged.
-
-    Args:
-        data_dir: The dataset folder.
-        config: How to learn.
-        force: Learn again in any case.
 
     Raises:
         DataError: There is no training text.
@@ -62,10 +51,21 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
             raise manifest.damage()
         return LearnBpeResult(model_paths=paths, vocab_sizes=sizes, is_new=False)
     say(f"learn-bpe: learning from {' and '.join(map(str, texts))}")
-    models = _learn_all(texts, config)
+    if not config.separate:
+        models = [_learn(texts, config)]
+    else:
+        source, target = texts
+        models = [
+            _learn([source], config),
+            learn_word_model(target) if config.target_words else _learn([target], config),
+        ]
     outputs = []
     for path, model in zip(paths, models, strict=True):
-        outputs += _write(model, path)
+        vocab_path = path.with_suffix(".vocab")  # the pieces, for people to read
+        write_text(vocab_path, model.vocab_text())
+        with atomic_write(path) as file:
+            file.write(model.content)
+        outputs += [path, vocab_path]
     for stale in model_paths(data_dir, separate=not config.separate):
         stale.unlink(missing_ok=True)
         stale.with_suffix(".vocab").unlink(missing_ok=True)
@@ -75,16 +75,6 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
     for path, size in zip(paths, sizes, strict=True):
         say(f"learn-bpe: {path} with {size:,} pieces")
     return LearnBpeResult(model_paths=paths, vocab_sizes=sizes, is_new=True)
-
-
-def _learn_all(texts: list[Path], config: SubwordConfig) -> list[SubwordModel]:
-    """Learn one joint model, or those of source and target."""
-    if not config.separate:
-        return [_learn(texts, config)]
-    source, target = texts
-    if config.target_words:
-        return [_learn([source], config), learn_word_model(target)]
-    return [_learn([source], config), _learn([target], config)]
 
 
 def _learn(texts: list[Path], config: SubwordConfig) -> SubwordModel:
@@ -97,12 +87,3 @@ def _learn(texts: list[Path], config: SubwordConfig) -> SubwordModel:
         return learn_subword_model(texts, config, vocab_size=size)
     except VocabularySizeError as error:
         return learn_subword_model(texts, config, vocab_size=error.nearest)
-
-
-def _write(model: SubwordModel, model_path: Path) -> list[Path]:
-    """Write a model and, for people to read, its pieces."""
-    vocab_path = model_path.with_suffix(".vocab")
-    write_text(vocab_path, model.vocab_text())
-    with atomic_write(model_path) as file:
-        file.write(model.content)
-    return [model_path, vocab_path]

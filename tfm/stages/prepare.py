@@ -2,7 +2,7 @@
 
 import os
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,11 @@ _TOKEN_ID_BYTES_A_TEXT_BYTE = 0.6
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareResult:
-    """A prepared dataset.
+    """A prepared dataset, and what each step did; steps that were not asked for are None.
 
     Attributes:
-        data_dir: Its folder.
         counts: What became of the pairs of each split when its text was written.
         is_new: False if the text was there already.
-        subword: What learn-bpe did; None if only text was asked for.
-        binarized: What binarize did; None if only text was asked for.
     """
 
     data_dir: Path
@@ -74,7 +71,7 @@ def prepare(
     killed at any moment: the next call goes on with the last step that was not done.
 
     Args:
-        recipe: What to make it of.
+        recipe: Where the text comes from.
         out_dir: The dataset folder.
         mirror: A folder or URL that has the downloads by their file names.
         verify: Compare downloads with the checksums that the recipe knows.
@@ -108,27 +105,25 @@ def prepare(
             "search": recipe.settings("search"),
         },
     )
-    downloads_dir = downloads_dir or out_dir / "downloads"
+    raw_dir, downloads_dir = out_dir / "raw", downloads_dir or out_dir / "downloads"
     sources = TextSources(
-        recipe,
-        raw_dir=out_dir / "raw",
-        downloads_dir=downloads_dir,
-        mirror=mirror,
-        verify=verify,
+        recipe, raw_dir=raw_dir, downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
     inputs = sources.fingerprint()
     clean_inputs = inputs | {"cleaning": settings_to(cleaning)}
     is_new = not manifest.is_current("clean", clean_inputs)
-    for folder in (out_dir, out_dir / "raw", out_dir / "bin", downloads_dir):
+    for folder in (out_dir, raw_dir, out_dir / "bin", downloads_dir):
         remove_leftovers(folder)
     if is_new:
         is_unpacked = manifest.is_current("extract", inputs)
-        check_disks(
-            _disk_needs(
-                sources, out_dir, downloads_dir, unpack=not is_unpacked, text_only=text_only
-            )
+        needs = _disk_needs(
+            sources, out_dir, downloads_dir, unpack=not is_unpacked, text_only=text_only
         )
-        _unpack(sources, manifest, inputs)
+        check_disks(list(needs))
+        if is_unpacked and sources.unpacked_paths:
+            say(f"extract: {raw_dir} unchanged")
+        elif sources.unpacked_paths:
+            _unpack(sources, manifest, inputs)
         _write_text(recipe, sources, cleaning, manifest, clean_inputs)
     else:
         say(f"clean: {out_dir} unchanged")
@@ -137,10 +132,18 @@ def prepare(
     learned = None if text_only else learn_bpe(out_dir, subword, force=force)
     binarized = None if text_only else binarize(out_dir, binarization, force=force)
     if is_new and sources.unpacked_paths:
-        say(f"{out_dir / 'raw'} and the downloads serve no more but to clean by other rules")
+        say(f"{raw_dir} and the downloads serve no more but to clean by other rules")
+    names = [item.name for item in fields(PairCounts)]
+    try:
+        counts = {
+            split: PairCounts(**{name: entry[name] for name in names})
+            for split, entry in manifest.result("clean").items()
+        }
+    except (KeyError, TypeError) as error:
+        raise manifest.damage() from error
     return PrepareResult(
         data_dir=out_dir,
-        counts=_counts(manifest),
+        counts=counts,
         is_new=is_new,
         subword=learned,
         binarized=binarized,
@@ -177,42 +180,31 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
 
 def _disk_needs(
     sources: TextSources, out_dir: Path, downloads_dir: Path, *, unpack: bool, text_only: bool
-) -> list[DiskNeed]:
+) -> Iterator[DiskNeed]:
     """What the steps that are still to be done will write."""
     size = sources.size()
     elsewhere = "choose an --out on another disk"
-    needs = [DiskNeed(folder=out_dir, content="text", num_bytes=size.text, remedy=elsewhere)]
+
+    def need(folder: Path, content: str, num_bytes: int) -> DiskNeed:
+        return DiskNeed(folder=folder, content=content, num_bytes=num_bytes, remedy=elsewhere)
+
     if unpack:
-        needs = [
-            DiskNeed(
-                folder=downloads_dir,
-                content="downloads",
-                num_bytes=size.missing,
-                is_least=size.is_least,
-                remedy="keep the downloads on another disk with --downloads",
-            ),
-            DiskNeed(
-                folder=out_dir / "raw",
-                content="unpacked text",
-                num_bytes=size.unpacked,
-                remedy=elsewhere,
-            ),
-            *needs,
-        ]
+        yield DiskNeed(
+            folder=downloads_dir,
+            content="downloads",
+            num_bytes=size.missing,
+            is_least=size.is_least,
+            remedy="keep the downloads on another disk with --downloads",
+        )
+        yield need(out_dir / "raw", "unpacked text", size.unpacked)
+    yield need(out_dir, "text", size.text)
     if not text_only:
-        ids = round(_TOKEN_ID_BYTES_A_TEXT_BYTE * size.text)
-        needs.append(DiskNeed(folder=out_dir, content="token ids", num_bytes=ids, remedy=elsewhere))
-    return needs
+        yield need(out_dir, "token ids", round(_TOKEN_ID_BYTES_A_TEXT_BYTE * size.text))
 
 
 def _unpack(sources: TextSources, manifest: Manifest, inputs: Table) -> None:
-    """Download and extract, unless the text lies ready."""
+    """Download and extract."""
     outputs = sources.unpacked_paths
-    if not outputs:
-        return
-    if manifest.is_current("extract", inputs):
-        say(f"extract: {manifest.data_dir / 'raw'} unchanged")
-        return
     fetched = sources.fetch()
     facts = {
         name: {"sha256": file.sha256, "size": file.size, "verified": file.verified}
@@ -239,13 +231,15 @@ def _write_text(
     # Training text comes last: what is wrong with the others shows before the long work.
     for split in _SPLITS_SHORT_FIRST:
         paths = [manifest.text_path(split, lang) for lang in (recipe.source, recipe.target)]
+        gold_path = manifest.text_path(split, GOLD)
         if split in result:
             result[split] = _write_split(recipe.texts(split), split, sources, cleaner, paths)
             outputs += paths
             if recipe.task == "parsing" and split != "train":
-                outputs.append(_write_gold(recipe.texts(split), split, sources, manifest))
+                _write_gold(recipe.texts(split), split, sources, gold_path)
+                outputs.append(gold_path)
         else:
-            for stale in (*paths, manifest.text_path(split, GOLD)):
+            for stale in (*paths, gold_path):
                 stale.unlink(missing_ok=True)
     manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
 
@@ -286,30 +280,15 @@ def _write_split(
     return asdict(total) | {"texts": entries}
 
 
-def _write_gold(
-    texts: Sequence[Text], split: "Split", sources: TextSources, manifest: Manifest
-) -> Path:
+def _write_gold(texts: Sequence[Text], split: "Split", sources: TextSources, path: Path) -> None:
     """Write the trees of a split in brackets, with parts of speech, as scoring needs them."""
-    path = manifest.text_path(split, GOLD)
     with atomic_write(path) as file:
         for text in texts:
             if not isinstance(text, TextFiles):
                 file.writelines(f"{bracketed(t)}\n".encode() for t in sources.trees(text, split))
-    return path
 
 
 def _summary(counts: PairCounts) -> str:
     reasons = [f"{n:,} {rule.replace('_', ' ')}" for rule, n in counts.dropped.items() if n]
     dropped = f"; dropped {', '.join(reasons)}" if reasons else ""
     return f"{counts.kept:,} of {counts.read:,} pairs{dropped}"
-
-
-def _counts(manifest: Manifest) -> dict[str, PairCounts]:
-    names = [item.name for item in fields(PairCounts)]
-    try:
-        return {
-            split: PairCounts(**{name: entry[name] for name in names})
-            for split, entry in manifest.result("clean").items()
-        }
-    except (KeyError, TypeError) as error:
-        raise manifest.damage() from error

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -23,30 +23,17 @@ _GENERATE = "generate --beam 4"
 _SCORE = "score --metric bleu --metric chrf --metric exact --json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    """A line to type: one command, or several joined by pipes."""
-
-    purpose: str
-    commands: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return " | ".join(f"tfm {command}" for command in self.commands)
-
-
+# What each line to type is for, and its commands, which are joined by pipes.
 _LINES = (
-    _Line(
-        purpose="Write a small corpus, English and German: numbers, dates, times and prices.",
-        commands=("prepare numbers-en-de --text-only",),
+    (
+        "Write a small corpus, English and German: numbers, dates, times and prices.",
+        ("prepare numbers-en-de --text-only",),
     ),
-    _Line(purpose="Learn the pieces that its words are made of.", commands=("learn-bpe",)),
-    _Line(purpose="Turn its text into the numbers of these pieces.", commands=("binarize",)),
-    _Line(purpose="Train a small Transformer.", commands=("train --arch quickstart",)),
-    _Line(purpose="Average its last checkpoints, which beats each of them.", commands=("average",)),
-    _Line(
-        purpose="Translate the test set, and compare that with its reference.",
-        commands=(_GENERATE, _SCORE),
-    ),
+    ("Learn the pieces that its words are made of.", ("learn-bpe",)),
+    ("Turn its text into the numbers of these pieces.", ("binarize",)),
+    ("Train a small Transformer.", ("train --arch quickstart",)),
+    ("Average its last checkpoints, which beats each of them.", ("average",)),
+    ("Translate the test set, and compare that with its reference.", (_GENERATE, _SCORE)),
 )
 _NEXT = (
     (
@@ -62,8 +49,7 @@ _NEXT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(NamedTuple):
     """A sentence of the test set, its translation, and the translation it should have."""
 
     source: str
@@ -73,14 +59,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartResult:
-    """What a quickstart did.
-
-    Attributes:
-        seconds: How long each line that was typed took.
-        scores: The metrics as `tfm score --json` prints them.
-        samples: Some translations.
-        reports: Reports of the runs in the folder.
-    """
+    """Seconds by line typed, scores as in `tfm score --json`, translations, and runs' reports."""
 
     seconds: dict[str, float]
     scores: list[dict[str, Any]]
@@ -106,10 +85,6 @@ def quickstart(
 
     What is there from an earlier quickstart is used again.
 
-    Args:
-        out_dir: The folder to work in; made if it is not there.
-        program: What to run for "tfm".
-
     Raises:
         StageFailedError: A stage failed.
     """
@@ -118,13 +93,14 @@ def quickstart(
     console.print(f"Seven stages, in the folder {out_dir}:", markup=False, soft_wrap=True)
     outputs: dict[str, bytes] = {}
     seconds: dict[str, float] = {}
-    for line in _LINES:
-        console.print(f"\n# {line.purpose}", style="dim", markup=False)
+    for purpose, commands in _LINES:
+        line = " | ".join(f"tfm {command}" for command in commands)
+        console.print(f"\n# {purpose}", style="dim", markup=False)
         console.print(f"$ {line}", style="bold", markup=False, soft_wrap=True)
         started = time.monotonic()
-        outputs |= _run(line.commands, out_dir, program)
-        seconds[str(line)] = time.monotonic() - started
-        console.print(f"{seconds[str(line)]:.1f} s", style="dim")
+        outputs |= _run(commands, out_dir, program)
+        seconds[line] = time.monotonic() - started
+        console.print(f"{seconds[line]:.1f} s", style="dim")
     result = QuickstartResult(
         seconds=seconds,
         scores=json.loads(outputs[_SCORE])["scores"],
@@ -174,10 +150,7 @@ def _samples(out_dir: Path, translations: Sequence[str]) -> list[Sample]:
     note = read_json(out_dir / "runs" / LAST_GENERATION)
     sources, references = (read_lines(out_dir / note[key]) for key in ("source", "reference"))
     last = len(translations) - 1
-    return [
-        Sample(source=sources[i], translation=translations[i], reference=references[i])
-        for i in (0, last // 2, last)
-    ]
+    return [Sample(sources[i], translations[i], references[i]) for i in (0, last // 2, last)]
 
 
 def _summarize(console: Console, result: QuickstartResult, out_dir: Path) -> None:
@@ -187,9 +160,8 @@ def _summarize(console: Console, result: QuickstartResult, out_dir: Path) -> Non
         times.add_row(line, f"{seconds:.1f}")
     samples = Table.grid(padding=(0, 2))
     for sample in result.samples:
-        samples.add_row("source", Text(sample.source))
-        samples.add_row("translation", Text(sample.translation))
-        samples.add_row("reference", Text(sample.reference))
+        for name, text in sample._asdict().items():
+            samples.add_row(name, Text(text))
         samples.add_row()
     scores = Table("metric", Column("score", justify="right"), "signature")
     for score in result.scores:

@@ -23,15 +23,7 @@ _STDIN_NAME = "standard input"
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreResult:
-    """The scores of one set of translations.
-
-    Attributes:
-        scores: One for each metric, in the order asked for.
-        num_lines: Lines scored.
-        hypotheses: What was scored: a file, or "standard input".
-        references: The files compared with.
-        baseline: The file of the other translations, if any.
-    """
+    """The scores of one set of translations, in the order asked for, and the files compared."""
 
     scores: list[MetricScore]
     num_lines: int
@@ -80,10 +72,10 @@ def score(
         check_language(language or _language_of(references[0]))
     # What is wrong with the command is said by now, before anything is waited for. Standard input
     # ends when generate does, so its note is there by then.
+    name = str(hypotheses or _STDIN_NAME)
     hypothesis_lines = read_hypotheses(hypotheses)
     paths = list(references) or [default_reference(runs_dir)]
-    texts = {str(hypotheses or _STDIN_NAME): hypothesis_lines}
-    texts |= {str(path): read_lines(path) for path in paths}
+    texts = {name: hypothesis_lines} | {str(path): read_lines(path) for path in paths}
     if baseline is not None:
         texts[str(baseline)] = read_lines(baseline)
     check_lengths(texts)
@@ -92,25 +84,20 @@ def score(
         [texts[str(path)] for path in paths],
         _suitable(metrics, paths[0]),
         config,
-        baseline=texts[str(baseline)] if baseline is not None else None,
+        baseline=None if baseline is None else texts[str(baseline)],
         language=language or _language_of(paths[0]),
     )
     return ScoreResult(
         scores=scores,
         num_lines=len(hypothesis_lines),
-        hypotheses=str(hypotheses or _STDIN_NAME),
+        hypotheses=name,
         references=[str(path) for path in paths],
-        baseline=str(baseline) if baseline is not None else None,
+        baseline=None if baseline is None else str(baseline),
     )
 
 
 def read_hypotheses(path: Path | None) -> list[str]:
-    """Read translations, one a line, from a file or else from standard input to its end.
-
-    Raises:
-        DataError: There are none, or they are not UTF-8.
-        UsageError: Standard input is a terminal.
-    """
+    """Read translations, one a line, from a file or else from standard input to its end."""
     if path is not None:
         return read_lines(path)
     if sys.stdin.isatty():
@@ -144,10 +131,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def default_reference(runs_dir: Path) -> Path:
-    """The reference of what `tfm generate` translated last.
-
-    Args:
-        runs_dir: Where it noted that.
+    """The reference of what `tfm generate` translated last, as it noted in its runs folder.
 
     Raises:
         DataError: The note is damaged.
@@ -178,11 +162,7 @@ def default_reference(runs_dir: Path) -> Path:
 
 
 def _suitable(metrics: Sequence[MetricName] | None, reference: Path) -> Sequence[MetricName]:
-    """The metrics, or those that suit the reference.
-
-    Raises:
-        UsageError: They are about text, and the reference holds the trees of a dataset.
-    """
+    """The metrics, or those that suit the reference; a dataset's trees are not scored as text."""
     has_trees = reference.suffix == f".{GOLD}"
     if metrics is None:
         return ("bracket-f1",) if has_trees else DEFAULT_METRICS

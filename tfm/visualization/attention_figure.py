@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -14,7 +15,7 @@ from matplotlib.font_manager import findfont, fontManager, get_font
 
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
-from tfm.visualization.attention_maps import GENERATOR, AttentionMaps
+from tfm.visualization.attention_maps import GENERATOR, WORDS, AttentionMaps
 
 _CELL_INCHES = 0.2  # the side of a weight; less where the figure would become larger than this:
 _LARGEST_INCHES = 24.0
@@ -50,21 +51,19 @@ def write_figure(
 ) -> None:
     """Draw heat maps of some heads: a row for each layer, a column for each head.
 
-    The same weights always give the same file.
-
-    Args:
-        path: The file; ".png" or ".svg" decides what it is.
-        maps: What to draw.
-        layers: Which layers, counted from 1.
-        heads: Which heads of them, counted from 1.
+    The same weights always give the same file, a PNG or SVG by its ending. Layers and heads are
+    counted from 1.
     """
-    cell = _cell_inches(maps, num_rows=len(layers), num_columns=len(heads))
-    if _label_points(cell) < _SMALL_PRINT_POINTS:
+    longest = max(len(layers) * len(maps.queries), len(heads) * len(maps.keys))
+    cell = min(_CELL_INCHES, _LARGEST_INCHES / longest)
+    label_points = min(_FONT_POINTS, 72 * cell * _FONT_OF_CELL)
+    if label_points < _SMALL_PRINT_POINTS:
         say(f"warning: {path} is in small print: choose less of it with --layer and --head")
-    families = _families()
+    installed = set(fontManager.get_font_names())
+    families = [_OWN_FAMILY, *(family for family in _OTHER_FAMILIES if family in installed)]
     is_svg = path.suffix.lower() == ".svg"
     if not is_svg:  # in an SVG text stays text, which each viewer draws with its own fonts
-        _warn_of_missing_characters({*"".join([*maps.queries, *maps.keys])}, families, path)
+        _warn_of_missing_characters("".join([*maps.queries, *maps.keys]), families, path)
     with (
         mpl.rc_context(
             {"font.family": families, "svg.fonttype": "none", "svg.hashsalt": GENERATOR}
@@ -73,7 +72,7 @@ def write_figure(
         atomic_write(path) as file,
     ):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        _drawn(maps, layers, heads, cell).savefig(
+        _drawn(maps, layers, heads, cell, label_points).savefig(
             file,
             format="svg" if is_svg else "png",
             dpi=_DPI,
@@ -83,30 +82,9 @@ def write_figure(
         )
 
 
-def _cell_inches(maps: AttentionMaps, *, num_rows: int, num_columns: int) -> float:
-    """The side of a cell, so that the figure has a bearable size."""
-    longest = max(num_rows * len(maps.queries), num_columns * len(maps.keys))
-    return min(_CELL_INCHES, _LARGEST_INCHES / longest)
-
-
-def _label_points(cell: float) -> float:
-    """Font size of the pieces beside cells of so many inches."""
-    return min(_FONT_POINTS, 72 * cell * _FONT_OF_CELL)
-
-
-def _families() -> list[str]:
-    """Font families to look for characters in, in this order."""
-    installed = set(fontManager.get_font_names())
-    return [_OWN_FAMILY, *(family for family in _OTHER_FAMILIES if family in installed)]
-
-
-def _warn_of_missing_characters(characters: set[str], families: list[str], path: Path) -> None:
+def _warn_of_missing_characters(text: str, families: list[str], path: Path) -> None:
     fonts = [get_font(findfont(family)) for family in families]
-    missing = sorted(
-        character
-        for character in characters
-        if not any(font.get_char_index(ord(character)) for font in fonts)
-    )
+    missing = [c for c in sorted(set(text)) if not any(f.get_char_index(ord(c)) for f in fonts)]
     if missing:
         say(
             f"warning: {path} shows boxes for {''.join(missing[:10])}, which no font here has: "
@@ -114,7 +92,13 @@ def _warn_of_missing_characters(characters: set[str], families: list[str], path:
         )
 
 
-def _drawn(maps: AttentionMaps, layers: Sequence[int], heads: Sequence[int], cell: float) -> Figure:
+def _drawn(
+    maps: AttentionMaps,
+    layers: Sequence[int],
+    heads: Sequence[int],
+    cell: float,
+    label_points: float,
+) -> Figure:
     """The figure, as large as its maps; what stands around them widens it when it is saved."""
     height, width = cell * len(maps.queries), cell * len(maps.keys)
     total_height = len(layers) * (height + _GAP_INCHES) - _GAP_INCHES
@@ -123,14 +107,8 @@ def _drawn(maps: AttentionMaps, layers: Sequence[int], heads: Sequence[int], cel
 
     def add_axes(left: float, top: float, width: float, height: float) -> Axes:
         bottom = total_height - top - height
-        return figure.add_axes(
-            (
-                left / total_width,
-                bottom / total_height,
-                width / total_width,
-                height / total_height,
-            )
-        )
+        corner = (left / total_width, bottom / total_height)
+        return figure.add_axes((*corner, width / total_width, height / total_height))
 
     is_image = len(layers) * len(heads) * len(maps.queries) * len(maps.keys) > _MOST_SQUARES
     for row, layer in enumerate(layers):
@@ -140,9 +118,9 @@ def _drawn(maps: AttentionMaps, layers: Sequence[int], heads: Sequence[int], cel
             _draw_map(axes, maps.weights[layer - 1, head - 1], is_image=is_image)
             _label_pieces(
                 axes,
-                queries=maps.queries if column == 0 else None,
-                keys=maps.keys if row == len(layers) - 1 else None,
-                points=_label_points(cell),
+                queries=maps.queries if column == 0 else [],
+                keys=maps.keys if row == len(layers) - 1 else [],
+                points=label_points,
             )
             if row == 0:
                 axes.set_title(f"head {head}", fontsize=_FONT_POINTS, color=_MUTED, pad=4)
@@ -150,48 +128,42 @@ def _drawn(maps: AttentionMaps, layers: Sequence[int], heads: Sequence[int], cel
                 axes.set_ylabel(f"layer {layer}", fontsize=_FONT_POINTS, color=_MUTED, labelpad=8)
     bar_width, bar_height = _BAR_INCHES
     _draw_scale(add_axes(total_width + _GAP_INCHES, 0, bar_width, min(bar_height, total_height)))
-    _draw_heading(figure, maps)
+    title, query_name, key_name = WORDS[maps.kind]
+    explanation = f"rows: {query_name}; columns: {key_name} that they attend to"
+    figure.text(0, 1 + 0.46 / total_height, title, fontsize=10.5, fontweight="bold", color=_INK)
+    figure.text(0, 1 + 0.29 / total_height, explanation, fontsize=8, color=_MUTED)
     return figure
 
 
 def _draw_map(axes: Axes, weights: np.ndarray, *, is_image: bool) -> None:
+    colours: dict[str, Any] = {"cmap": _COLOUR_SCALE, "vmin": 0, "vmax": 1}
     if is_image:
         num_queries, num_keys = weights.shape
-        axes.imshow(
-            weights,
-            cmap=_COLOUR_SCALE,
-            vmin=0,
-            vmax=1,
-            interpolation="none",
-            aspect="auto",
-            extent=(0, num_keys, num_queries, 0),
-        )
+        extent = (0, num_keys, num_queries, 0)
+        axes.imshow(weights, interpolation="none", aspect="auto", extent=extent, **colours)
     else:
         # Without lines of the same colour, viewers show seams between the squares.
-        axes.pcolormesh(
-            weights, cmap=_COLOUR_SCALE, vmin=0, vmax=1, edgecolors="face", linewidth=0.1
-        )
+        axes.pcolormesh(weights, edgecolors="face", linewidth=0.1, **colours)
         axes.invert_yaxis()
     axes.spines[:].set(linewidth=0.5, color=_MUTED)
 
 
 def _label_pieces(
-    axes: Axes, *, queries: Sequence[str] | None, keys: Sequence[str] | None, points: float
+    axes: Axes, *, queries: Sequence[str], keys: Sequence[str], points: float
 ) -> None:
-    """Write the pieces beside a map; None leaves a side without."""
+    """Write the pieces beside a map."""
     axes.tick_params(length=0, pad=2.5, labelsize=points, labelcolor=_INK)
-    axes.set_xticks(np.arange(len(keys or [])) + 0.5)
-    axes.set_yticks(np.arange(len(queries or [])) + 0.5)
     # A piece may hold two dollar signs: it is no formula.
-    axes.set_xticklabels(
-        keys or [],
+    axes.set_xticks(
+        np.arange(len(keys)) + 0.5,
+        keys,
         parse_math=False,
         rotation=90,
         rotation_mode="anchor",
         horizontalalignment="right",
         verticalalignment="center_baseline",
     )
-    axes.set_yticklabels(queries or [], parse_math=False)
+    axes.set_yticks(np.arange(len(queries)) + 0.5, queries, parse_math=False)
 
 
 def _draw_scale(axes: Axes) -> None:
@@ -201,16 +173,3 @@ def _draw_scale(axes: Axes) -> None:
     bar.outline.set(linewidth=0.5, color=_MUTED)
     axes.tick_params(length=2, width=0.5, labelsize=7.5, colors=_MUTED)
     axes.set_title("weight", fontsize=7.5, color=_MUTED, pad=8, loc="left")
-
-
-def _draw_heading(figure: Figure, maps: AttentionMaps) -> None:
-    """What is shown, above the maps."""
-    height = figure.get_figheight()
-    figure.text(0, 1 + 0.46 / height, maps.title, fontsize=10.5, fontweight="bold", color=_INK)
-    figure.text(
-        0,
-        1 + 0.29 / height,
-        f"rows: {maps.query_name}; columns: {maps.key_name} that they attend to",
-        fontsize=8,
-        color=_MUTED,
-    )

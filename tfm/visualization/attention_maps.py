@@ -1,6 +1,6 @@
 """What an attention picture shows: weights, and the pieces that they are between."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,8 +12,8 @@ AttentionKind = Literal["encoder", "decoder", "cross"]
 # Every picture says that it comes from here, so that nothing else need ever be overwritten.
 GENERATOR = "tfm attend"
 
-# What each kind is called, what attends and what is attended to.
-_WORDS: Mapping[AttentionKind, tuple[str, str, str]] = {
+# The title of each kind, what attends and what is attended to.
+WORDS: dict[AttentionKind, tuple[str, str, str]] = {
     "encoder": ("Encoder self-attention", "source pieces", "source pieces"),
     "decoder": ("Decoder self-attention", "target pieces to predict", "target pieces so far"),
     "cross": ("Cross-attention", "target pieces to predict", "source pieces"),
@@ -35,28 +35,3 @@ class AttentionMaps:
     queries: Sequence[str]
     keys: Sequence[str]
     weights: npt.NDArray[np.float32]
-
-    @property
-    def title(self) -> str:
-        """What this kind of attention is called."""
-        return _WORDS[self.kind][0]
-
-    @property
-    def query_name(self) -> str:
-        """What the rows are, in words."""
-        return _WORDS[self.kind][1]
-
-    @property
-    def key_name(self) -> str:
-        """What the columns are, in words."""
-        return _WORDS[self.kind][2]
-
-    @property
-    def num_layers(self) -> int:
-        """L: how many layers attend in this way."""
-        return int(self.weights.shape[0])
-
-    @property
-    def num_heads(self) -> int:
-        """The number of heads in each layer."""
-        return int(self.weights.shape[1])

@@ -43,11 +43,9 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How the two translate the same lines.
+    """How the two translate the same lines, empty ones left out.
 
     Attributes:
-        num_lines: How many lines there were, without empty ones.
-        differences: Those that came out differently.
         largest_error: The most by which the log probability of a token of tfm's translations
             differs, in nats.
         beam_size: Of both searches.
@@ -59,11 +57,7 @@ class Agreement:
     beam_size: int
 
     def must_be_close(self, out_dir: Path) -> None:
-        """Refuse models that do not have the same probabilities, up to rounding.
-
-        Raises:
-            CheckpointError: They do not.
-        """
+        """Raise CheckpointError if probabilities differ by more than rounding."""
         if not self.largest_error <= _MOST_NATS_A_TOKEN:
             raise CheckpointError(
                 f"{out_dir} is not written: log probabilities of CTranslate2 differ from tfm's by "
@@ -72,11 +66,7 @@ class Agreement:
 
 
 def lines_to_check(info: ModelInfo, number: int) -> list[str]:
-    """The first lines of the test set of a model's dataset.
-
-    Raises:
-        DataError: There are none.
-    """
+    """The first lines of the test set of a model's dataset; DataError if there are none."""
     data_dir = Path(info.data_dir)
     lines: list[str] = []
     if data_dir.is_dir():

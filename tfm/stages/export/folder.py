@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tfm.config import TransformerConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
 from tfm.model.build import load_model
 from tfm.reporting import say
 from tfm.stages.export.check import Agreement, compare, lines_to_check
-from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
+from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
 from tfm.storage.files import atomic_directory
 
@@ -26,14 +25,7 @@ _INSTALL = 'pip install "tfm[export]"'
 
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
-    """What was exported, where to, and what came of the check.
-
-    Attributes:
-        model_dir: The model.
-        out_dir: The folder for CTranslate2.
-        num_bytes: Size of its files.
-        agreement: How the two translate the same lines; None if nobody asked.
-    """
+    """The model, the folder for CTranslate2, the size of its files, and what a check found."""
 
     model_dir: Path
     out_dir: Path
@@ -54,10 +46,10 @@ def export(
     Args:
         path: A model or run folder.
         quantization: What to store the weights as.
-        out_dir: The folder to write; beside the model, or in the run, if not given.
+        out_dir: The folder to write; beside the model, or in the run, if None.
         force: Replace an earlier export of that name.
-        check_lines: How many lines of the test set both are to translate before the folder takes
-            its name.
+        check_lines: The number of lines of the test set that both translate, before the folder
+            takes its name.
 
     Raises:
         UsageError: CTranslate2 is not installed or has no counterpart to the model, or the place
@@ -74,7 +66,13 @@ def export(
     from tfm.stages.export.specification import supported, transformer_spec
 
     config = supported(info.run.model)
-    vocabulary = _vocabulary(model_dir, info)
+    vocabulary = Vocabulary.load(model_dir)
+    sizes = (len(vocabulary.source), len(vocabulary.target))
+    if vocabulary.fingerprint != info.fingerprint or sizes != info.vocab_sizes:
+        raise CheckpointError(
+            f"{model_dir} was trained with subword model {info.fingerprint[:8]}, not "
+            f"{vocabulary.fingerprint[:8]}: models translate only with their own"
+        )
     spec = transformer_spec(load_model(model_dir, info), config, vocabulary)
     spec.validate()
     spec.optimize(None if quantization == "none" else quantization)
@@ -86,14 +84,6 @@ def export(
         agreement = compare(model_dir, folder, lines) if lines else None
         if agreement is not None and quantization == "none":
             agreement.must_be_close(out_dir)
-    _warn(info, config)
-    return ExportResult(
-        model_dir=model_dir, out_dir=out_dir, num_bytes=num_bytes, agreement=agreement
-    )
-
-
-def _warn(info: ModelInfo, config: TransformerConfig) -> None:
-    """Say what tfm does for a model that CTranslate2 does not."""
     if info.task == "parsing":
         say("warning: CTranslate2 gives the parser's symbols; only tfm generate makes them trees")
     if (limit := config.learned_positions) is not None:
@@ -101,6 +91,9 @@ def _warn(info: ModelInfo, config: TransformerConfig) -> None:
             f"warning: the model learned {limit:,} positions: CTranslate2 stops with an error at "
             f"longer sources, and without max_decoding_length={limit - 1}"
         )
+    return ExportResult(
+        model_dir=model_dir, out_dir=out_dir, num_bytes=num_bytes, agreement=agreement
+    )
 
 
 def _default_folder(path: Path, quantization: Quantization) -> Path:
@@ -132,14 +125,3 @@ def _check_library() -> None:
     version = ctranslate2.__version__
     if tuple(map(int, version.split(".")[:2])) < _OLDEST_VERSION:
         raise UsageError(f"CTranslate2 {version} is too old: {_INSTALL}")
-
-
-def _vocabulary(model_dir: Path, info: ModelInfo) -> Vocabulary:
-    vocabulary = Vocabulary.load(model_dir)
-    sizes = (len(vocabulary.source), len(vocabulary.target))
-    if vocabulary.fingerprint != info.fingerprint or sizes != info.vocab_sizes:
-        raise CheckpointError(
-            f"{model_dir} was trained with subword model {info.fingerprint[:8]}, not "
-            f"{vocabulary.fingerprint[:8]}: models translate only with their own"
-        )
-    return vocabulary

@@ -1,7 +1,6 @@
 """The Transformer as CTranslate2 describes one: its weights by other names."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,20 +27,17 @@ def supported(config: ModelConfig) -> TransformerConfig:
     Raises:
         UsageError: It has no counterpart to some settings, all of which are named.
     """
-    missing = []
+    missing = [] if isinstance(config, TransformerConfig) else ["arch rnn"]
     if config.attention != "dot-product":
         missing.append(f"attention {config.attention}")
-    if not isinstance(config, TransformerConfig):
-        raise UsageError(_unsupported(["arch rnn", *missing]))
-    if config.attention_window is not None:
-        missing.append(f"attention_window {config.attention_window}")
-    if missing:
-        raise UsageError(_unsupported(missing))
-    return config
-
-
-def _unsupported(settings: Sequence[str]) -> str:
-    return f"CTranslate2 has no counterpart to {', '.join(settings)}: translate with tfm generate"
+    if isinstance(config, TransformerConfig):
+        if config.attention_window is not None:
+            missing.append(f"attention_window {config.attention_window}")
+        if not missing:
+            return config
+    raise UsageError(
+        f"CTranslate2 has no counterpart to {', '.join(missing)}: translate with tfm generate"
+    )
 
 
 def transformer_spec(
@@ -100,24 +96,21 @@ class _Weights:
     def fill_stack(self, spec: Any, stack: str, embedding_spec: Any, embedding: str) -> None:
         """Fill in the encoder or the decoder; by default, embeddings are scaled by √d_model."""
         embedding_spec.weight = self[f"{embedding}.weight"]
-        spec.position_encodings.encodings = self._positions(embedding)
+        if self._config.learned_positions is not None:
+            positions = self[f"{embedding}.positions"]
+        else:  # CTranslate2's own sinusoids count from 1, and stand in another order
+            positions = sinusoidal_encoding(torch.arange(_NUM_POSITIONS), self._config.d_model)
+        spec.position_encodings.encodings = positions
         if self._config.norm == "pre":
             self._fill_norm(spec.layer_norm, f"{stack}_norm")
         for index, layer in enumerate(spec.layer):
             self._fill_layer(layer, f"{stack}.{index}")
 
-    def _positions(self, embedding: str) -> Tensor:
-        if self._config.learned_positions is not None:
-            return self[f"{embedding}.positions"]
-        # CTranslate2's own sinusoids count from 1, and stand in another order.
-        return sinusoidal_encoding(torch.arange(_NUM_POSITIONS), self._config.d_model)
-
     def _fill_layer(self, spec: Any, layer: str) -> None:
-        attended = {"self_attention": "self_attention"}
+        attentions = {"self_attention": spec.self_attention}
         if hasattr(spec, "attention"):
-            attended["cross_attention"] = "attention"
-        for name, attribute in attended.items():
-            attention = getattr(spec, attribute)
+            attentions["cross_attention"] = spec.attention
+        for name, attention in attentions.items():
             self._fill_attention(attention, f"{layer}.{name}")
             self._fill_norm(attention.layer_norm, f"{layer}.{name}_residual.norm")
         self._fill_norm(spec.ffn.layer_norm, f"{layer}.feed_forward_residual.norm")
