@@ -4,8 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -181,15 +179,14 @@ def test_the_cause_is_not_waited_for_for_ever(monkeypatch, machines):
 
 
 _LAUNCHES = """
-import os, signal, sys, time
+import os, sys
 from tfm.cli import main
+from tfm.distributed.launch import launch
 from tfm.distributed.layout import Layout
-rank, port, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-def app(**_):
-    from tfm.distributed.launch import launch
-    layout = Layout(local_size=2, nodes=2, node_rank=rank, host="127.0.0.1", port=port)
-    return launch(layout, [sys.executable, "-c", program])
-main.app = app
+rank, port, program, folder = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+os.chdir(folder)
+layout = Layout(local_size=2, nodes=2, node_rank=rank, host="127.0.0.1", port=port)
+main.app = lambda **_: launch(layout, [sys.executable, "-c", program])
 main.main()
 """
 _KILLS_ITSELF = """
@@ -201,20 +198,19 @@ time.sleep(60)
 """
 
 
-def start(rank, port, program, folder):
-    return subprocess.Popen(
-        [sys.executable, "-c", _LAUNCHES, str(rank), str(port), program],
-        cwd=folder,
-        env=os.environ | {"TMPDIR": str(folder)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start(port, tmp_path, fork_python):
+    """Start a launcher as one of two machines."""
+
+    def start_launcher(rank, program):
+        return fork_python(_LAUNCHES, rank, port, program, tmp_path, TMPDIR=str(tmp_path))
+
+    return start_launcher
 
 
-def test_a_process_that_is_killed_ends_all_machines_by_its_name(port, tmp_path):
-    first, second = (start(rank, port, _KILLS_ITSELF, tmp_path) for rank in (0, 1))
-    with first, second:
-        lines = [each.communicate(timeout=30)[1].splitlines() for each in (first, second)]
+def test_a_process_that_is_killed_ends_all_machines_by_its_name(start, tmp_path):
+    first, second = (start(rank, _KILLS_ITSELF) for rank in (0, 1))
+    lines = [each.communicate(timeout=30)[1].splitlines() for each in (first, second)]
     pid = (tmp_path / "pid").read_text()
     told = (
         f"tfm: machine 1 ({socket.gethostname()}): rank 2 (process {pid}) was killed by SIGKILL "
@@ -224,7 +220,7 @@ def test_a_process_that_is_killed_ends_all_machines_by_its_name(port, tmp_path):
     assert (first.returncode, second.returncode) == (1, 1)
 
 
-def test_the_other_machines_end_if_machine_0_dies(port, tmp_path):
+def test_the_other_machines_end_if_machine_0_dies(start, port, tmp_path):
     program = """
 import os, pathlib, time
 launcher = os.getppid()
@@ -232,11 +228,11 @@ pathlib.Path("there").touch()
 while os.getppid() == launcher:
     time.sleep(0.1)
 """
-    with start(0, port, program, tmp_path) as first, start(1, port, program, tmp_path) as second:
-        while not (tmp_path / "there").exists():
-            assert second.poll() is None
-        first.kill()
-        _, err = second.communicate(timeout=30)
+    first, second = start(0, program), start(1, program)
+    while not (tmp_path / "there").exists():
+        assert second.poll() is None
+    first.kill()
+    _, err = second.communicate(timeout=30)
     assert second.returncode == 1
     [line] = err.splitlines()[1:]
     assert line == (

@@ -25,8 +25,7 @@ from tfm.world import World
 
 _MAX_INTERVAL_SECONDS = 1.0
 _INTERVALS_PER_TIMEOUT = 10
-# Intervals that the process which reports a stall leaves the others to hear of it, and that they
-# leave it to report first.
+# The process that reports a stall lets the others hear of it; they let it report first.
 _INTERVALS_TO_HEAR, _INTERVALS_TO_LEAVE = 4, 8
 # When collectives break, a rank that has not posted for this long is likely the one that is gone.
 _INTERVALS_TO_MISS = 2
@@ -34,14 +33,12 @@ _REPORTED = "watchdog/reported"
 _MAX_CALLS = 4
 _PACKAGE_DIR = Path(__file__).parents[1]
 _STOPPED = "is stopped by a signal"
-_GONE = "is gone"
 # States of Linux in which a process makes no progress.
 _STATES = {
     "T": _STOPPED,
     "t": "is stopped by a debugger",
     "D": "waits for a disk or file server",
-    "Z": _GONE,
-    "X": _GONE,
+    "Z": "is dead",
 }
 
 
@@ -50,11 +47,8 @@ class RankStatus:
     """Where a process is, as it posts it for the others.
 
     Attributes:
-        rank: Its rank.
-        host: Its machine.
-        pid: Its process id there.
         post: The number of this post; 0 before the first.
-        idle_seconds: How long its main thread has made no progress.
+        idle_seconds: How long its main thread had made no progress.
         phase: What its main thread does.
         waits: Whether that waits for other processes.
         stack: The code that its main thread is in.
@@ -67,31 +61,36 @@ class RankStatus:
     pid: int = 0
     post: int = 0
     idle_seconds: float = 0.0
-    phase: str = ""
+    phase: str = "its start"
     waits: bool = False
     stack: str = ""
     left: bool = False
     seen_at: float = 0.0
 
-    def describe(self, *, silent_seconds: float, here: str) -> str:
+    def describe(self, *, now: float, here: str) -> str:
         """Say which process it is, for how long it has made no progress, where, and why.
 
         Args:
-            silent_seconds: How long it has posted nothing, if that is the problem; else 0.
+            now: In seconds of the observer's clock.
             here: The observer's machine, whose processes can be looked up.
         """
+        silence = max(0.0, now - self.seen_at)
         if not self.post:
-            return f"rank {self.rank} has not started for {silent_seconds:.0f} s"
-        problem = f"has made no progress for {self.idle_seconds:.0f} s"
-        if silent_seconds:
-            problem = f"has not been heard of for {silent_seconds:.0f} s"
-        if self.host == here and (state := process_state(self.pid)):
-            problem += f" and {state}"
-        does = "waits for the others" if self.waits else "is"
+            return f"rank {self.rank} has not started for {silence:.0f} s"
+        state = process_state(self.pid) if self.host == here else None
         return (
-            f"rank {self.rank} (host {self.host}, process {self.pid}) {problem}: "
-            f"it {does} in {self.phase}, at {self.stack}"
+            f"rank {self.rank} (host {self.host}, process {self.pid}) has made no progress for "
+            f"{self.idle_seconds + silence:.0f} s, was heard of {silence:.0f} s ago"
+            f"{f' and {state}' if state else ''}: "
+            f"it {'waits for the others' if self.waits else 'is'} in {self.phase}, at {self.stack}"
         )
+
+
+def silent_ranks(
+    statuses: Iterable[RankStatus], *, now: float, timeout_seconds: float
+) -> list[RankStatus]:
+    """Return the processes that have posted nothing for this long, though they have not left."""
+    return [s for s in statuses if not s.left and now - s.seen_at >= timeout_seconds]
 
 
 def stalled_ranks(
@@ -107,11 +106,12 @@ def stalled_ranks(
         timeout_seconds: How long a process may make no progress.
     """
     present = [status for status in statuses if not status.left]
-    if silent := [each for each in present if now - each.seen_at >= timeout_seconds]:
-        return silent
-    idle = [each for each in present if each.idle_seconds >= timeout_seconds]
-    at_work = [each for each in idle if not each.waits]
-    return at_work or (idle if len(idle) == len(present) else [])
+    idle = [status for status in present if status.idle_seconds >= timeout_seconds]
+    return (
+        silent_ranks(present, now=now, timeout_seconds=timeout_seconds)
+        or [status for status in idle if not status.waits]
+        or (idle if len(idle) == len(present) else [])
+    )
 
 
 class Watchdog:
@@ -149,9 +149,7 @@ class Watchdog:
         self._fail = fail
         # Seconds for which this process ran: as clocks differ, each uses its own alone.
         self._clock = self._heartbeat_at = self._contact_at = 0.0
-        self._own = RankStatus(
-            rank=world.rank, host=socket.gethostname(), pid=os.getpid(), phase="its start"
-        )
+        self._own = RankStatus(rank=world.rank, host=socket.gethostname(), pid=os.getpid())
         self._statuses = {rank: RankStatus(rank=rank) for rank in range(world.size)}
         self._leaving = threading.Event()
         self._ending = threading.Event()
@@ -220,8 +218,11 @@ class Watchdog:
             if is_reported:
                 self._end(None)
             elif stalled:
-                message = f"{self._message(stalled)}; if it is only slow, raise --stall-minutes"
-                self._end(message if self._is_first_to_report() else None)
+                message = f"{self._describe(stalled)}; if it is only slow, raise --stall-minutes"
+                is_first = True
+                with contextlib.suppress(RuntimeError):  # no contact: no other process hears of it
+                    is_first = self._store is None or self._store.add(_REPORTED, 1) == 1
+                self._end(message if is_first else None)
         if not self._ending.is_set():
             with contextlib.suppress(RuntimeError):  # the others may be gone already
                 self._post(left=True)
@@ -257,14 +258,8 @@ class Watchdog:
         if self._store is not None:
             self._store.set(_key(rank), json.dumps(asdict(status)))
 
-    def _message(self, statuses: list[RankStatus], *, silent_seconds: float | None = None) -> str:
-        """Describe processes that make no progress, or have been silent for this long."""
-        limit = self._timeout if silent_seconds is None else silent_seconds
-        silences = (self._contact_at - status.seen_at for status in statuses)
-        described = [
-            status.describe(silent_seconds=silence * (silence >= limit), here=self._own.host)
-            for status, silence in zip(statuses, silences, strict=True)
-        ]
+    def _describe(self, statuses: Iterable[RankStatus]) -> str:
+        described = [each.describe(now=self._contact_at, here=self._own.host) for each in statuses]
         return "; ".join([*described, RESUME])
 
     def _missing(self) -> str | None:
@@ -272,25 +267,18 @@ class Watchdog:
         seconds = _INTERVALS_TO_MISS * self._interval
         if self._clock - self._contact_at >= seconds:
             return self._no_contact()
-        silent = [s for s in self._statuses.values() if self._contact_at - s.seen_at >= seconds]
-        missing = [status for status in silent if not status.left]
-        return self._message(missing, silent_seconds=seconds) if missing else None
+        missing = silent_ranks(
+            self._statuses.values(), now=self._contact_at, timeout_seconds=seconds
+        )
+        return self._describe(missing) if missing else None
 
     def _no_contact(self) -> str:
-        """Describe that the store does not answer, and which processes may be the reason."""
-        others = [each for each in self._statuses.values() if each.rank != self._world.rank]
-        down = [s for s in others if s.host == self._own.host and process_state(s.pid)]
-        first = [status for status in others if status.rank == 0]
+        """Describe that the store does not answer, which is at rank 0 or at its launcher."""
         return (
             f"rank {self._world.rank} (host {self._own.host}, process {self._own.pid}) has had no "
             f"answer from the store for {self._clock - self._contact_at:.0f} s: a process, a "
-            f"machine or the network is down; {self._message(down or first)}"
+            f"machine or the network is down; {self._describe([self._statuses[0]])}"
         )
-
-    def _is_first_to_report(self) -> bool:
-        with contextlib.suppress(RuntimeError):  # without contact no other process hears of it
-            return self._store is None or self._store.add(_REPORTED, 1) == 1
-        return True
 
     def _end(self, message: str | None) -> None:
         """End this process, with a message unless another one reports."""
@@ -332,5 +320,5 @@ def process_state(pid: int) -> str | None:
         # The name in brackets may hold anything, brackets too.
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return _GONE
+        return "is gone"
     return _STATES.get(status.rpartition(")")[2].split()[0])
