@@ -1,8 +1,10 @@
-"""A watch over the processes of a run: who does not come on is named, once."""
+"""A watchdog over the processes of a run: a rank that makes no progress is named, once."""
 
 import json
+import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -11,12 +13,17 @@ from dataclasses import asdict
 import pytest
 import torch.distributed as dist
 
-from tfm.distributed.standing import Standing
-from tfm.distributed.watchdog import Watchdog
+from tfm.distributed.watchdog import (
+    RankStatus,
+    Watchdog,
+    process_state,
+    stack_of,
+    stalled_ranks,
+)
 from tfm.errors import LostPeersError
 from tfm.world import World
 
-TIMEOUT = 0.5
+TIMEOUT = 0.4
 
 # A process of a run that comes on for a minute. Port 0 makes it the place where they meet.
 WORKER = """
@@ -32,10 +39,10 @@ print(store.port, flush=True)
 store.add("here", 1)
 while store.add("here", 0) < 2:
     time.sleep(0.01)
-with Watchdog(world, store, timeout_seconds=1.5) as watchdog:
+with Watchdog(world, store, timeout_seconds=1.0) as watchdog:
     print("together", flush=True)
     for step in range(6000):
-        watchdog.beat(f"step {step}")
+        watchdog.heartbeat(f"step {step}")
         time.sleep(0.01)
 """
 
@@ -66,37 +73,37 @@ def run_ranks(*deeds):
     return said
 
 
-def come_on(watchdog, seconds=3 * TIMEOUT):
+def make_progress(watchdog, seconds=2 * TIMEOUT):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        watchdog.beat("step 1: part 1 of 3")
+        watchdog.heartbeat("step 1: part 1 of 3")
         time.sleep(TIMEOUT / 20)
 
 
 def read_for_ever(watchdog):
-    watchdog.beat("step 1: part 2 of 3")
-    time.sleep(4 * TIMEOUT)
+    watchdog.heartbeat("step 1: part 2 of 3")
+    time.sleep(2 * TIMEOUT)
 
 
 def wait_for_others(watchdog):
-    watchdog.beat("step 1: sum of gradients", waits=True)
-    time.sleep(3 * TIMEOUT)
+    watchdog.heartbeat("step 1: sum of gradients", waits=True)
+    time.sleep(2 * TIMEOUT)
 
 
-def test_as_long_as_all_come_on_nothing_happens():
-    assert run_ranks(come_on, come_on) == {}
-    assert run_ranks(come_on) == {}
+def test_as_long_as_all_make_progress_nothing_happens():
+    assert run_ranks(make_progress, make_progress) == {}
+    assert run_ranks(make_progress) == {}
 
 
-def test_waiting_for_one_that_comes_on_is_no_stall():
-    assert run_ranks(come_on, wait_for_others) == {}
+def test_waiting_for_one_that_makes_progress_is_no_stall():
+    assert run_ranks(make_progress, wait_for_others) == {}
 
 
 def test_ranks_may_end_at_different_times():
-    assert run_ranks(come_on, lambda watchdog: watchdog.beat("done")) == {}
+    assert run_ranks(make_progress, lambda watchdog: watchdog.heartbeat("done")) == {}
 
 
-def test_one_message_names_the_rank_that_does_not_come_on_and_the_line_it_is_in():
+def test_one_message_names_the_rank_that_does_not_make_progress_and_the_line_it_is_in():
     said = run_ranks(wait_for_others, read_for_ever, wait_for_others)
     assert sorted(said) == [0, 1, 2]
     (message,) = [message for message in said.values() if message is not None]
@@ -109,7 +116,7 @@ def test_one_message_names_the_rank_that_does_not_come_on_and_the_line_it_is_in(
 
 def test_alone_it_watches_the_main_thread():
     (message,) = run_ranks(read_for_ever).values()
-    assert "has not come on" in message
+    assert "has made no progress" in message
     assert "read_for_ever" in message
 
 
@@ -120,7 +127,7 @@ def lose_peers(watchdog):
 def test_an_error_that_follows_from_the_end_of_others_waits_for_its_reason():
     said = {}
     store = dist.HashStore()
-    store.add("watchdog/claims", 1)  # another rank has named the reason
+    store.add("watchdog/reported", 1)  # another rank has named the reason
     watchdog = Watchdog(
         World(rank=1, size=2, local_rank=1, local_size=2),
         store,
@@ -134,17 +141,94 @@ def test_an_error_that_follows_from_the_end_of_others_waits_for_its_reason():
 
 def test_a_rank_that_is_gone_when_collectives_break_is_named():
     store = dist.HashStore()
-    gone = Standing(rank=1, host="far", pid=7, turn=3, phase="step 4", stack="a.py:1 read")
+    gone = RankStatus(rank=1, host="far", pid=7, post=3, phase="step 4", stack="a.py:1 read")
     store.set("watchdog/1", json.dumps(asdict(gone)))
     world = World(rank=0, size=2, local_rank=0, local_size=1)
     watchdog = Watchdog(world, store, timeout_seconds=TIMEOUT)
-    named = r"rank 1 \(host far, process 7\) has not been heard of .* stands in step 4, at a.py:1"
+    named = r"rank 1 \(host far, process 7\) has made no progress .* is in step 4, at a.py:1"
     with pytest.raises(LostPeersError, match=named), watchdog:
         lose_peers(watchdog)
 
 
 def test_an_error_of_collectives_stands_if_nobody_is_gone():
-    assert run_ranks(come_on, lose_peers) == {1: "connection reset"}
+    assert run_ranks(make_progress, lose_peers) == {1: "connection reset"}
+
+
+def status(rank, *, seen_at=99.0, idle=0.0, waits=False, left=False):
+    return RankStatus(rank=rank, post=1, seen_at=seen_at, idle_seconds=idle, waits=waits, left=left)
+
+
+def stalled(*statuses):
+    return [each.rank for each in stalled_ranks(statuses, now=100.0, timeout_seconds=10.0)]
+
+
+def test_a_waiting_rank_is_not_blamed_while_another_makes_progress():
+    assert stalled(status(0), status(1, idle=50.0, waits=True)) == []
+
+
+def test_a_rank_stuck_in_its_own_work_is_blamed_and_not_one_that_waits_for_it():
+    assert stalled(status(0, idle=40.0), status(1, idle=50.0, waits=True)) == [0]
+
+
+def test_a_silent_rank_is_blamed_even_if_it_waited():
+    assert stalled(status(0, seen_at=89.0, waits=True), status(1, idle=50.0)) == [0]
+
+
+def test_where_all_wait_all_are_named():
+    waiting = [status(rank, idle=20.0, waits=True) for rank in range(3)]
+    assert stalled(*waiting) == [0, 1, 2]
+    assert stalled(*waiting[:2], status(2, idle=5.0, waits=True)) == []
+
+
+def test_a_rank_that_has_left_in_order_is_not_missed():
+    left = status(0, seen_at=10.0, left=True)
+    assert stalled(left, status(1)) == []
+    assert stalled(left, status(1, idle=20.0, waits=True)) == [1]
+
+
+def test_a_stack_is_the_innermost_call_and_those_of_this_package():
+    frames = []
+
+    class Number(int):
+        def __format__(self, spec):
+            frames.append(sys._getframe())
+            return "1"
+
+    RankStatus(rank=Number(), post=1).describe(now=0, here="")
+    innermost, *callers = stack_of(frames[0]).split(" ← ")
+    assert innermost.startswith("tests/test_watchdog.py:")
+    assert [caller.split(":")[0] for caller in callers] == ["tfm/distributed/watchdog.py"]
+    assert stack_of(None) == "its end"
+
+
+def test_a_status_says_which_process_it_is_and_where():
+    far = RankStatus(
+        rank=3, host="far", pid=7, post=2, seen_at=20.0, idle_seconds=11.0,
+        phase="step 5: sums", waits=True, stack="a.py:1 read",
+    )  # fmt: skip
+    place = "it waits for the others in step 5: sums, at a.py:1 read"
+    said = far.describe(now=30, here="near")
+    assert said == (
+        "rank 3 (host far, process 7) has made no progress for 21 s, was heard of 10 s ago: "
+        f"{place}"
+    )
+
+
+def test_a_process_that_never_posted_has_not_started():
+    said = RankStatus(rank=2).describe(now=8, here="near")
+    assert said == "rank 2 has not started for 8 s"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="states of processes are Linux's")
+def test_a_process_that_does_not_run_is_told_from_one_that_does():
+    assert process_state(os.getpid()) is None
+    process = subprocess.Popen(["true"])
+    deadline = time.monotonic() + 10
+    while process_state(process.pid) != "is dead":  # nobody has asked for its exit code yet
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.wait()
+    assert process_state(process.pid) == "is gone"
 
 
 @pytest.fixture
@@ -171,7 +255,7 @@ def wait_until_at_work(*processes):
     for process in processes:
         while process.readline() != "together\n":
             assert process.poll() is None
-    time.sleep(0.5)
+    time.sleep(0.2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="states of processes are Linux's")
@@ -183,8 +267,8 @@ def test_a_stopped_process_is_named_by_the_one_that_is_left(start):
     _, errors = left.communicate(timeout=15)
     assert left.returncode == 1
     assert len(errors.splitlines()) == 1
-    assert re.search(rf"rank 0 \(host \S+, process {stopped.pid}\) has not been heard of", errors)
-    assert "is stopped by a signal: it stands in step " in errors
+    assert re.search(rf"rank 0 \(host \S+, process {stopped.pid}\) has made no progress", errors)
+    assert "is stopped by a signal: it is in step " in errors
     # It was woken, heard that it is over, and left it at that.
     assert stopped.communicate(timeout=15)[1] == ""
     assert stopped.returncode == 1
@@ -212,9 +296,9 @@ def test_a_process_that_was_itself_stopped_blames_nobody(start):
     wait_until_at_work(first, second)
     for process in (first, second):
         process.send_signal(signal.SIGSTOP)
-    time.sleep(2)
+    time.sleep(1.3)
     for process in (first, second):
         process.send_signal(signal.SIGCONT)
-    time.sleep(2)
+    time.sleep(1)
     assert first.poll() is None
     assert second.poll() is None

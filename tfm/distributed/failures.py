@@ -1,8 +1,7 @@
 """How the failure of one of many processes reaches the user: once, and by its cause.
 
-A process that a launcher watches leaves its failure in the file that the launcher names, as torch
-elastic wants it: torchrun shows it as well as tfm's own launcher, which tells causes from
-consequences here.
+A process leaves its failure in the file that its launcher names, in the format of torch's elastic:
+torchrun shows it, and tfm's own launcher tells causes from consequences here.
 """
 
 import contextlib
@@ -13,16 +12,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from tfm.errors import TfmError
 
+if TYPE_CHECKING:  # the command line reports failures without loading torch
+    from torch.distributed.elastic.multiprocessing import ProcessFailure
+
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-GO_ON = "the same command goes on from the last checkpoint"
-# The launcher gives a process that it ends more time than this before it kills it.
+RESUME = "the same command goes on from the last checkpoint"
+# Elastic's agent gives a process that it ends more time than this before it kills it.
 _PATIENCE_SECONDS = 20
-# Nobody but the system's guard against running out of memory uses it unasked.
-_LIKELY_REASONS: Mapping[int, str] = {signal.SIGKILL: " (out of memory?)"}
 
 
 class FailedProcessError(TfmError):
@@ -34,41 +34,40 @@ class FailedProcessError(TfmError):
 
 
 def has_launcher() -> bool:
-    """Whether torchrun, or tfm as torchrun does, watches over this process."""
+    """Return whether torchrun, or tfm as torchrun does, watches this process."""
     return bool(os.environ.get(_ERROR_FILE))
 
 
 def report_failure(
     message: str, *, exit_code: int = 1, is_consequence: bool = False, trace: str = ""
 ) -> bool:
-    """Leave word with the launcher of why this process fails; the first word counts.
+    """Leave a failure of this process for its launcher; only the first one counts.
 
     Args:
         message: What went wrong.
-        exit_code: What this process will end with, unless it is killed before it has ended.
-        is_consequence: Whether it is only because another process has failed.
+        exit_code: What this process will end with, unless it is killed before.
+        is_consequence: Whether it fails only because another process has failed.
         trace: The traceback of a bug.
 
     Returns:
-        Whether the launcher will say it; if not, the caller has to.
+        Whether the launcher will print it; if not, the caller has to.
     """
     if not has_launcher():
         return False
-    facts: dict[str, Any] = {
+    facts = {
         "timestamp": str(int(time.time())),
         "exit_code": exit_code,
         "is_consequence": is_consequence,
+        "py_callstack": trace,
     }
-    if trace:
-        facts["py_callstack"] = trace
     path = Path(os.environ[_ERROR_FILE])
-    whole = path.with_suffix(f".{os.getpid()}.{time.monotonic_ns()}")
+    partial = path.with_suffix(f".{os.getpid()}.{time.monotonic_ns()}")
     try:
         if not path.exists():
-            # The launcher may look at any moment, and must never see half a file.
+            # This process may be killed at any moment, and must not leave half a file.
             text = json.dumps({"message": {"message": message, "extraInfo": facts}})
-            whole.write_text(text, encoding="utf-8")
-            os.replace(whole, path)
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
     except OSError:  # the launcher is gone, or the disk is full
         return False
     return True
@@ -78,26 +77,14 @@ def end_process(message: str | None) -> NoReturn:
     """End this process at once, whatever its main thread is stuck in.
 
     Args:
-        message: What went wrong; None if another process says it.
+        message: What went wrong; None if another process reports it.
     """
-    if message is None:
-        message, is_consequence = "another process has ended the run", True
-    else:
-        is_consequence = False
-    if not report_failure(message, is_consequence=is_consequence) and not is_consequence:
+    text = message or "another process has ended the run"
+    if not report_failure(text, is_consequence=message is None) and message is not None:
         # Past Python's streams, whose locks the main thread may hold for ever.
         with contextlib.suppress(OSError):
             os.write(2, f"tfm: {message}\n".encode(errors="replace"))
     os._exit(1)
-
-
-class EndedProcess(Protocol):
-    """What torch elastic knows of a process that failed."""
-
-    pid: int
-    exitcode: int
-    timestamp: int
-    error_file_data: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +92,12 @@ class Failure:
     """How a process of a run failed.
 
     Attributes:
-        rank: Which one.
-        pid: Its number on its machine.
-        exit_code: Below 0, the signal that killed it before it could say anything.
+        rank: Its rank.
+        pid: Its process id on its machine.
+        exit_code: Below 0, the signal that killed it before it could report anything.
         timestamp: When, in whole seconds.
-        message: What it said itself; empty if nothing.
-        is_consequence: Whether it says that it failed only because another did.
+        message: What it reported itself; empty if nothing.
+        is_consequence: Whether it reported that it failed only because another did.
         trace: The traceback of a bug.
     """
 
@@ -123,8 +110,8 @@ class Failure:
     trace: str = ""
 
     @classmethod
-    def of(cls, rank: int, ended: EndedProcess) -> "Failure":
-        """What torch elastic knows of it, and what it left itself."""
+    def of(cls, rank: int, ended: "ProcessFailure") -> "Failure":
+        """Return what elastic knows of a process, and what it reported itself."""
         report = ended.error_file_data.get("message")
         if not isinstance(report, Mapping):
             report = {}
@@ -144,29 +131,27 @@ class Failure:
         """What the user is told."""
         name = f"rank {self.rank} (process {self.pid})"
         if self.trace:
-            return FailedProcessError(f"{name} has come upon a bug: {self.message}; {GO_ON}")
+            return FailedProcessError(f"{name} has come upon a bug: {self.message}; {RESUME}")
         if self.message:
             return FailedProcessError(self.message, exit_code=max(self.exit_code, 1))
-        if self.exit_code < 0:
-            reason = _LIKELY_REASONS.get(-self.exit_code, "")
-            return FailedProcessError(f"{name} was killed by {self.signal_name}{reason}; {GO_ON}")
-        return FailedProcessError(
-            f"{name} ended with exit code {self.exit_code} and said nothing; {GO_ON}"
-        )
-
-    @property
-    def signal_name(self) -> str:
-        """The name of the signal that killed it; empty if none did."""
         if self.exit_code >= 0:
-            return ""
-        try:
-            return signal.Signals(-self.exit_code).name
-        except ValueError:  # one of the nameless for real-time use
-            return f"signal {-self.exit_code}"
+            end = f"ended with exit code {self.exit_code} and said nothing"
+        else:
+            end = f"was killed by {_signal_name(-self.exit_code)}"
+        return FailedProcessError(f"{name} {end}; {RESUME}")
+
+
+def _signal_name(number: int) -> str:
+    if number == signal.SIGKILL:
+        return "SIGKILL (out of memory?)"  # hardly anyone else sends it unasked
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal without a name
+        return f"signal {number}"
 
 
 def cause(failures: Sequence[Failure]) -> Failure:
-    """The failure that the others follow from, as far as one can tell.
+    """Return the failure that the others follow from, as far as one can tell.
 
     Args:
         failures: In the order in which the launcher saw them: after the first it ends the others.

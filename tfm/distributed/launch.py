@@ -1,4 +1,4 @@
-"""Several processes for one command, on one machine or many: started, watched, ended together."""
+"""Several processes for one command, on one machine or more, run by torch's elastic agent."""
 
 import contextlib
 import logging
@@ -14,17 +14,18 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from tfm.device.cpu import num_cores
-from tfm.distributed.bounded_store import POLL_SECONDS
-from tfm.distributed.failures import GO_ON, Failure, cause
+from tfm.distributed.failures import RESUME, Failure, cause
 from tfm.distributed.interruption import InterruptedRunError, StopRequests
 from tfm.distributed.layout import Layout
-from tfm.distributed.meeting import NEWS_SECONDS, Meeting
+from tfm.distributed.rendezvous import POLL_SECONDS, Rendezvous
 from tfm.errors import UsageError
 from tfm.reporting import say
 
-_JOIN_SECONDS = 600.0
-# For processes that can save no more, as others are gone, or that must stop at once.
-_ENDING_SECONDS = 5
+_JOIN_SECONDS = 600
+# How long machines whose processes have ended wait for those of the others.
+_EXIT_BARRIER_SECONDS = 60
+# How long processes have to end that can no longer save, or must stop at once.
+_SHUTDOWN_SECONDS = 5
 
 
 def num_local_processes(layout: Layout) -> int:
@@ -44,7 +45,7 @@ def num_local_processes(layout: Layout) -> int:
     return asked
 
 
-def launch(layout: Layout, command: Sequence[str], *, join_seconds: float = _JOIN_SECONDS) -> int:
+def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_SECONDS) -> int:
     """Run a command in several processes until all of them have ended.
 
     Each finds in its environment which of them it is, as from torchrun. A signal to stop is passed
@@ -70,11 +71,11 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: float = _JOI
         tempfile.TemporaryDirectory(prefix="tfm-") as log_dir,
         _environment_for(size),
     ):
-        meeting = Meeting(layout, stop, join_seconds=join_seconds)
+        rendezvous = Rendezvous(layout, stop, join_seconds=join_seconds)
         spec = WorkerSpec(
             role="tfm",
             local_world_size=size,
-            rdzv_handler=meeting,
+            rdzv_handler=rendezvous,
             entrypoint=command[0],
             args=tuple(command[1:]),
             max_restarts=0,
@@ -83,20 +84,20 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: float = _JOI
         agent = LocalElasticAgent(
             spec,
             DefaultLogsSpecs(log_dir),
-            exit_barrier_timeout=NEWS_SECONDS,
-            shutdown_timeout=_ENDING_SECONDS,
+            exit_barrier_timeout=_EXIT_BARRIER_SECONDS,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
         )
-        meeting.group = agent.get_worker_group()
+        rendezvous.worker_group = agent.get_worker_group()
         try:
-            _check(agent.run(), meeting, stop)
+            _check(agent.run(), rendezvous, stop)
         except KeyboardInterrupt:
             raise InterruptedRunError("stopped", exit_code=130) from None
         finally:
-            meeting.leave()
+            rendezvous.leave()
     return stop.exit_code or 0
 
 
-def _check(result: RunResult, meeting: Meeting, stop: StopRequests) -> None:
+def _check(result: RunResult, rendezvous: Rendezvous, stop: StopRequests) -> None:
     """Raise what the failures of the processes mean for the run, if there are any."""
     if not result.is_failed():
         return
@@ -104,11 +105,11 @@ def _check(result: RunResult, meeting: Meeting, stop: StopRequests) -> None:
     # Killed by the signal, or by what Python makes of Ctrl-C: it came before they listened to it.
     if stop.received is not None and first.exit_code in (-stop.received, 128 + stop.received):
         raise InterruptedRunError(
-            f"stopped before the run could save: {GO_ON}", exit_code=stop.exit_code or 1
+            f"stopped before the run could save: {RESUME}", exit_code=stop.exit_code or 1
         )
     if first.trace:
         say(first.trace.rstrip())
-    raise meeting.agree(first.error, is_consequence=first.is_consequence)
+    raise rendezvous.share(first.error, is_consequence=first.is_consequence)
 
 
 def _silence_elastic() -> None:

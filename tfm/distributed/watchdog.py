@@ -1,7 +1,7 @@
-"""A watch over the processes of a run: one that does not come on ends them all, by name.
+"""A watchdog over the processes of a run: one that makes no progress ends them all, by name.
 
 Nothing else would: a collective waits for a process that is stuck in its data, stopped, or on a
-machine that is gone, and says neither for whom nor why.
+machine that is gone, and says neither for which one nor why.
 """
 
 import contextlib
@@ -12,56 +12,126 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict
-from types import TracebackType
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType, TracebackType
 
 from torch.distributed.distributed_c10d import Store
 
-from tfm.distributed.failures import GO_ON, end_process
-from tfm.distributed.standing import (
-    STOPPED,
-    Standing,
-    Watched,
-    not_coming_on,
-    process_state,
-    stack_of,
-)
+from tfm.distributed.failures import RESUME, end_process
 from tfm.errors import LostPeersError
 from tfm.world import World
 
-_LONGEST_INTERVAL_SECONDS = 1.0
-_INTERVALS_A_TIMEOUT = 10
-# How long whoever speaks leaves the others to hear that it does, and they leave it to speak first.
-_INTERVALS_TO_HEAR = 4
-_INTERVALS_TO_LEAVE = 8
-# Once collectives break, who has not posted for so long is likely the one that is gone.
+_MAX_INTERVAL_SECONDS = 1.0
+_INTERVALS_PER_TIMEOUT = 10
+# The process that reports a stall lets the others hear of it; they let it report first.
+_INTERVALS_TO_HEAR, _INTERVALS_TO_LEAVE = 4, 8
+# When collectives break, a rank that has not posted for this long is likely the one that is gone.
 _INTERVALS_TO_MISS = 2
-_CLAIMS = "watchdog/claims"
+_REPORTED = "watchdog/reported"
+_MAX_CALLS = 4
+_PACKAGE_DIR = Path(__file__).parents[1]
+_STOPPED = "is stopped by a signal"
+# States of Linux in which a process makes no progress.
+_STATES = {
+    "T": _STOPPED,
+    "t": "is stopped by a debugger",
+    "D": "waits for a disk or file server",
+    "Z": "is dead",
+}
 
-Fail = Callable[[str | None], None]
+
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    """Where a process is, as it posts it for the others.
+
+    Attributes:
+        post: The number of this post; 0 before the first.
+        idle_seconds: How long its main thread had made no progress.
+        phase: What its main thread does.
+        waits: Whether that waits for other processes.
+        stack: The code that its main thread is in.
+        left: Whether it has ended its part of the run in order.
+        seen_at: When this post was first seen, in seconds of the observer's clock.
+    """
+
+    rank: int
+    host: str = ""
+    pid: int = 0
+    post: int = 0
+    idle_seconds: float = 0.0
+    phase: str = "its start"
+    waits: bool = False
+    stack: str = ""
+    left: bool = False
+    seen_at: float = 0.0
+
+    def describe(self, *, now: float, here: str) -> str:
+        """Say which process it is, for how long it has made no progress, where, and why.
+
+        Args:
+            now: In seconds of the observer's clock.
+            here: The observer's machine, whose processes can be looked up.
+        """
+        silence = max(0.0, now - self.seen_at)
+        if not self.post:
+            return f"rank {self.rank} has not started for {silence:.0f} s"
+        state = process_state(self.pid) if self.host == here else None
+        return (
+            f"rank {self.rank} (host {self.host}, process {self.pid}) has made no progress for "
+            f"{self.idle_seconds + silence:.0f} s, was heard of {silence:.0f} s ago"
+            f"{f' and {state}' if state else ''}: "
+            f"it {'waits for the others' if self.waits else 'is'} in {self.phase}, at {self.stack}"
+        )
+
+
+def silent_ranks(
+    statuses: Iterable[RankStatus], *, now: float, timeout_seconds: float
+) -> list[RankStatus]:
+    """Return the processes that have posted nothing for this long, though they have not left."""
+    return [s for s in statuses if not s.left and now - s.seen_at >= timeout_seconds]
+
+
+def stalled_ranks(
+    statuses: Iterable[RankStatus], *, now: float, timeout_seconds: float
+) -> list[RankStatus]:
+    """Return the processes that keep the others from making progress.
+
+    A waiting rank is not blamed while another makes progress. If all wait, all are returned.
+
+    Args:
+        statuses: The newest of each process.
+        now: When the store was last read, in seconds of the observer's clock.
+        timeout_seconds: How long a process may make no progress.
+    """
+    present = [status for status in statuses if not status.left]
+    idle = [status for status in present if status.idle_seconds >= timeout_seconds]
+    return (
+        silent_ranks(present, now=now, timeout_seconds=timeout_seconds)
+        or [status for status in idle if not status.waits]
+        or (idle if len(idle) == len(present) else [])
+    )
 
 
 class Watchdog:
-    """Ends the run if one of its processes does not come on for a time; a context manager.
+    """Ends the run if one of its processes makes no progress for a time; a context manager.
 
-    Open it around the work, in the main thread of each process, and call `beat` as the work comes
-    on. Whatever lies between two beats has to fit in the timeout: compiling, the first use of a
-    GPU, saving; long loops, such as validation, beat in each round.
+    Open it around the work, in the main thread of each process, and call `heartbeat` as the work
+    goes on. Whatever lies between two heartbeats has to fit in the timeout: compiling, the first
+    use of a GPU, saving; long loops, such as validation, call it in each round.
 
-    A thread posts where this process stands, and reads what the others post. A process is to blame
-    if its posts no longer change (it is stopped, cut off or gone, or its main thread holds the
-    interpreter's lock), or if it stays in one phase that is its own work. The first to see it
-    speaks, whichever that is; the others end quietly. As clocks differ between machines, only the
-    observer's own counts, and not the time for which it was itself stopped.
+    One thread posts the status of this process and reads those of the others. The first process to
+    see that one is stalled reports it; the others end quietly. Another thread ends the process if
+    the store does not answer for the timeout, as where a cable is cut.
 
     Args:
         world: Which process this is.
-        store: Where the processes meet; None for a process alone. It is cloned: requests of the
-            main thread and of this one do not wait for each other.
-        timeout_seconds: How long a process may stay where it is.
-        fail: Called with the message in a thread of the watchdog, to report it and end the
-            process; with None where another process reports.
+        store: Where the processes meet; None for a single process. It is cloned, so that requests
+            of the main thread and of this one do not wait for each other.
+        timeout_seconds: How long a process may make no progress.
+        fail: Called in a thread with the message, to report it and end the process; with None
+            where another process reports it.
     """
 
     def __init__(
@@ -70,39 +140,29 @@ class Watchdog:
         store: Store | None,
         *,
         timeout_seconds: float,
-        fail: Fail = end_process,
+        fail: Callable[[str | None], None] = end_process,
     ) -> None:
         self._world = world
         self._store = store
         self._timeout = timeout_seconds
-        self._interval = min(_LONGEST_INTERVAL_SECONDS, timeout_seconds / _INTERVALS_A_TIMEOUT)
+        self._interval = min(_MAX_INTERVAL_SECONDS, timeout_seconds / _INTERVALS_PER_TIMEOUT)
         self._fail = fail
-        self._beat = (0, "its start", False)
-        self._turn = 0
-        self._is_connected = False
-        self._host = socket.gethostname()
+        # Seconds for which this process ran: as clocks differ, each uses its own alone.
+        self._clock = self._heartbeat_at = self._contact_at = 0.0
+        self._own = RankStatus(rank=world.rank, host=socket.gethostname(), pid=os.getpid())
+        self._statuses = {rank: RankStatus(rank=rank) for rank in range(world.size)}
         self._leaving = threading.Event()
         self._ending = threading.Event()
-        self._ended = threading.Event()  # set only if `fail` returns, as it may in a test
+        self._ended = threading.Event()  # set only if `fail` returns, as in a test
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> "Watchdog":
-        now = time.monotonic()
         self._main = threading.get_ident()
-        self._watched = {
-            rank: Watched(Standing(rank=rank), now, now) for rank in range(self._world.size)
-        }
-        self._turn_at = self._contact_at = now
-        if self._world.size == 1:
-            self._store = None
-        targets = [self._watch]
         if self._store is not None:
             self._store = self._store.clone()  # type: ignore[attr-defined]  # not in its stub
-            self._is_connected = True
-            targets.append(self._watch_contact)
-        self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
-        for thread in self._threads:
-            thread.start()
+        for target in (self._watch, self._watch_store):
+            self._threads.append(threading.Thread(target=target, daemon=True))
+            self._threads[-1].start()
         return self
 
     def __exit__(
@@ -113,7 +173,7 @@ class Watchdog:
     ) -> None:
         missing = None
         if isinstance(error, LostPeersError):
-            # Perhaps the others are being ended, and why is told in a moment: that is the news.
+            # If the others are being ended, the reason is reported in a moment.
             self._ending.wait(_INTERVALS_TO_HEAR * self._interval)
             missing = self._missing()
         if self._ending.is_set():
@@ -124,171 +184,141 @@ class Watchdog:
         if missing:
             raise LostPeersError(missing) from error
 
-    def beat(self, phase: str, *, waits: bool = False) -> None:
-        """Note that the main thread has come on; cheap enough for many times a step.
+    def heartbeat(self, phase: str, *, waits: bool = False) -> None:
+        """Note that the main thread makes progress; cheap enough for many times a step.
 
         Args:
-            phase: What it is at now, such as "step 37: part 2 of 3".
-            waits: Whether the phase waits for other processes, as collectives do.
+            phase: What it does now, such as "step 37: part 2 of 3".
+            waits: Whether that waits for other processes, as collectives do.
         """
-        self._beat = (self._beat[0] + 1, phase, waits)
+        self._heartbeat_at = self._clock
+        self._own = replace(self._own, phase=phase, waits=waits)
+
+    def _watch_store(self) -> None:
+        """Run the clock; end the process if the store stops answering: a request has no limit."""
+        now = time.monotonic()
+        while not self._leaving.wait(self._interval) and not self._ending.is_set():
+            before, now = now, time.monotonic()
+            # Time for which this process was itself stopped does not count.
+            self._clock += min(now - before, 2 * self._interval)
+            if self._clock - self._contact_at >= self._timeout:
+                # Without the store they cannot agree which one reports: one on each machine does.
+                reports = self._world.local_rank == 0 or self._world.rank == 1
+                self._end(self._no_contact() if reports else None)
 
     def _watch(self) -> None:
         """Post, read and judge, turn after turn."""
-        while not self._leaving.wait(self._interval):
-            self._forgive_own_absence()
-            now = time.monotonic()
-            self._watched[self._world.rank].see(self._standing(), now)
-            if self._exchange():
-                self._end(None)
-                return
-            if message := self._verdict():
-                self._claim_and_end(message)
-                return
-        if self._is_connected:
-            with contextlib.suppress(RuntimeError):  # the others may be gone already
-                self._post(self._standing(left=True))
-
-    def _watch_contact(self) -> None:
-        """End the process if the store no longer answers: a request to it may wait for ever."""
-        turn_at = time.monotonic()
         while not self._leaving.wait(self._interval) and not self._ending.is_set():
-            now, before = time.monotonic(), turn_at
-            turn_at = now
-            if now - before >= self._timeout / 2:
-                self._contact_at = now
-            elif now - self._contact_at >= self._timeout:
-                # Without a store they cannot agree who speaks: one on each machine does.
-                speaks = self._world.local_rank == 0 or self._world.rank == 1
-                self._end(self._lost_contact() if speaks else None)
-                return
-
-    def _forgive_own_absence(self) -> None:
-        """Count from now if this process was itself stopped: it knows nothing of that time."""
-        now = time.monotonic()
-        if now - self._turn_at >= self._timeout / 2:
-            for process in self._watched.values():
-                process.posted_at = process.beaten_at = now
-        self._turn_at = now
+            is_reported = False
+            with contextlib.suppress(RuntimeError):  # no contact: `_watch_store` takes care of it
+                is_reported = self._exchange()
+            stalled = stalled_ranks(
+                self._statuses.values(), now=self._contact_at, timeout_seconds=self._timeout
+            )
+            if is_reported:
+                self._end(None)
+            elif stalled:
+                message = f"{self._describe(stalled)}; if it is only slow, raise --stall-minutes"
+                is_first = True
+                with contextlib.suppress(RuntimeError):  # no contact: no other process hears of it
+                    is_first = self._store is None or self._store.add(_REPORTED, 1) == 1
+                self._end(message if is_first else None)
+        if not self._ending.is_set():
+            with contextlib.suppress(RuntimeError):  # the others may be gone already
+                self._post(left=True)
 
     def _exchange(self) -> bool:
-        """Post and read; whether another process already ends the run."""
-        if self._store is None or not self._is_connected:
+        """Post, and read what the others post; return whether one of them ends the run."""
+        self._post()
+        if self._store is None:
+            self._contact_at = self._clock
             return False
-        try:
-            self._post(self._watched[self._world.rank].standing)
-            self._read(self._store)
-            return self._store.check([_CLAIMS])
-        except RuntimeError:
-            # It never connects again. Perhaps all are about to leave: time tells.
-            self._is_connected = False
-            return False
+        others = [rank for rank in self._statuses if rank != self._world.rank]
+        # A request for a post that is not there would wait for it.
+        there = [n for n in others if self._statuses[n].post or self._store.check([_key(n)])]
+        posts = self._store.multi_get([_key(rank) for rank in there]) if there else []
+        is_reported = self._store.check([_REPORTED])
+        self._contact_at = self._clock
+        for status in (RankStatus(**json.loads(post)) for post in posts):
+            if status.post != self._statuses[status.rank].post:
+                self._statuses[status.rank] = replace(status, seen_at=self._contact_at)
+        return is_reported
 
-    def _read(self, store: Store) -> None:
-        keys = {rank: _key(rank) for rank in self._watched if rank != self._world.rank}
-        # To ask for what is not there would wait for it.
-        there = [rank for rank in keys if self._known(rank) or store.check([keys[rank]])]
-        posts = store.multi_get([keys[rank] for rank in there]) if there else []
-        self._contact_at = time.monotonic()
-        for rank, post in zip(there, posts, strict=True):
-            self._watched[rank].see(Standing(**json.loads(post)), self._contact_at)
-
-    def _known(self, rank: int) -> bool:
-        return self._watched[rank].standing.turn > 0
-
-    def _post(self, standing: Standing) -> None:
-        if self._store is not None:
-            self._store.set(_key(standing.rank), json.dumps(asdict(standing)))
-
-    def _standing(self, *, left: bool = False) -> Standing:
-        beats, phase, waits = self._beat
-        self._turn += 1
-        return Standing(
-            rank=self._world.rank,
-            host=self._host,
-            pid=os.getpid(),
-            turn=self._turn,
-            beats=beats,
-            phase=phase,
-            waits=waits,
-            stack=stack_of(sys._current_frames().get(self._main)),  # noqa: SLF001 - no public name
+    def _post(self, *, left: bool = False) -> None:
+        rank = self._world.rank
+        frame = sys._current_frames().get(self._main)  # noqa: SLF001 - no public name
+        self._statuses[rank] = status = replace(
+            self._own,
+            post=self._statuses[rank].post + 1,
+            idle_seconds=self._clock - self._heartbeat_at,
+            stack=stack_of(frame),
             left=left,
+            seen_at=self._clock,
         )
+        if self._store is not None:
+            self._store.set(_key(rank), json.dumps(asdict(status)))
 
-    def _verdict(self) -> str | None:
-        """Who does not come on, in words; None if all do."""
-        others_at = time.monotonic() if self._store is None else self._contact_at
-        to_blame = not_coming_on(
-            list(self._watched.values()), now=others_at, timeout_seconds=self._timeout
-        )
-        if not to_blame:
-            return None
-        named = self._named(to_blame, now=others_at, timeout_seconds=self._timeout)
-        return f"{named}; if it is only slow, raise --stall-minutes"
+    def _describe(self, statuses: Iterable[RankStatus]) -> str:
+        described = [each.describe(now=self._contact_at, here=self._own.host) for each in statuses]
+        return "; ".join([*described, RESUME])
 
     def _missing(self) -> str | None:
-        """Who no longer posts when collectives break, in words; None if all still do."""
-        if self._store is None or not self._is_connected:
-            return self._lost_contact()
+        """Describe which processes no longer post when collectives break; None if all do."""
         seconds = _INTERVALS_TO_MISS * self._interval
-        present = [process for process in self._watched.values() if not process.standing.left]
-        missing = [p for p in present if self._contact_at - p.posted_at >= seconds]
-        return (
-            self._named(missing, now=self._contact_at, timeout_seconds=seconds) if missing else None
+        if self._clock - self._contact_at >= seconds:
+            return self._no_contact()
+        missing = silent_ranks(
+            self._statuses.values(), now=self._contact_at, timeout_seconds=seconds
         )
+        return self._describe(missing) if missing else None
 
-    def _named(self, processes: list[Watched], *, now: float, timeout_seconds: float) -> str:
-        """A message about processes that do not post, or do not come on, for so long."""
-        described = [
-            process.in_words(now=now, timeout_seconds=timeout_seconds, here=self._host)
-            for process in processes
-        ]
-        return "; ".join([*described, GO_ON])
-
-    def _lost_contact(self) -> str:
-        """Whom it may be about that the store does not answer."""
-        now = time.monotonic()
-        others = [p for rank, p in self._watched.items() if rank != self._world.rank]
-        down = [
-            process
-            for process in others
-            if process.standing.host == self._host and process_state(process.standing.pid)
-        ]
-        first = [process for process in others if process.standing.rank == 0]
-        suspects = self._named(down or first, now=now, timeout_seconds=self._timeout)
+    def _no_contact(self) -> str:
+        """Describe that the store does not answer, which is at rank 0 or at its launcher."""
         return (
-            f"rank {self._world.rank} (host {self._host}, process {os.getpid()}) has had no answer "
-            f"from where the processes meet for {now - self._contact_at:.0f} s: a process, a "
-            f"machine or the network is down; {suspects}"
+            f"rank {self._world.rank} (host {self._own.host}, process {self._own.pid}) has had no "
+            f"answer from the store for {self._clock - self._contact_at:.0f} s: a process, a "
+            f"machine or the network is down; {self._describe([self._statuses[0]])}"
         )
-
-    def _claim_and_end(self, message: str) -> None:
-        """End the run with a message, or quietly if another process was faster."""
-        is_mine = True
-        if self._store is not None:
-            with contextlib.suppress(RuntimeError):  # then nobody else hears of it, either
-                is_mine = self._store.add(_CLAIMS, 1) == 1
-        self._end(message if is_mine else None)
-
-    def _wake_stopped(self) -> None:
-        """Let processes of this machine that are stopped hear that they have to end."""
-        for process in self._watched.values():
-            standing = process.standing
-            if standing.host == self._host and process_state(standing.pid) == STOPPED:
-                with contextlib.suppress(OSError):
-                    os.kill(standing.pid, signal.SIGCONT)
 
     def _end(self, message: str | None) -> None:
+        """End this process, with a message unless another one reports."""
         self._ending.set()
-        if message is not None:
-            self._wake_stopped()
+        for status in self._statuses.values():
+            # Stopped processes of this machine have to hear that they must end.
+            if message and status.host == self._own.host and process_state(status.pid) == _STOPPED:
+                with contextlib.suppress(OSError):
+                    os.kill(status.pid, signal.SIGCONT)
         if self._store is not None:
-            time.sleep(
-                self._interval * (_INTERVALS_TO_LEAVE if message is None else _INTERVALS_TO_HEAR)
-            )
+            turns = _INTERVALS_TO_LEAVE if message is None else _INTERVALS_TO_HEAR
+            time.sleep(turns * self._interval)
         self._fail(message)
         self._ended.set()
 
 
 def _key(rank: int) -> str:
     return f"watchdog/{rank}"
+
+
+def stack_of(frame: FrameType | None) -> str:
+    """Return where a thread is: its innermost call, and the calls of this package before it."""
+    calls: list[str] = []
+    while frame is not None and len(calls) < _MAX_CALLS:
+        path = Path(frame.f_code.co_filename)
+        is_ours = _PACKAGE_DIR in path.parents
+        if is_ours or not calls:
+            shown = path.relative_to(_PACKAGE_DIR.parent) if is_ours else "/".join(path.parts[-2:])
+            calls.append(f"{shown}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return " ← ".join(calls) or "its end"
+
+
+def process_state(pid: int) -> str | None:
+    """Return why a process of this machine does not run, in words; None if it does, or unknown."""
+    if not Path("/proc/self/stat").exists():
+        return None
+    try:
+        # The name in brackets may hold anything, brackets too.
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return "is gone"
+    return _STATES.get(status.rpartition(")")[2].split()[0])

@@ -79,16 +79,16 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
         StopRequests() as stop,
         Watchdog(world, group.store, timeout_seconds=timeout) as watchdog,
     ):
-        watchdog.beat("comparing settings", waits=True)
+        watchdog.heartbeat("comparing settings", waits=True)
         group.check_equal(_facts(data, str(compute.dtype)))
-        watchdog.beat("checking the newest checkpoint", waits=not world.is_first)
+        watchdog.heartbeat("checking the newest checkpoint", waits=not world.is_first)
         checkpoint = _checkpoint_to_resume(run_dir, data.info, group)
         session = Session(
             run_dir,
             data,
             compute,
             group=group,
-            beat=watchdog.beat,
+            beat=watchdog.heartbeat,
             stop=stop,
             checkpoint=checkpoint,
         )

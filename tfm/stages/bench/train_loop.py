@@ -57,7 +57,7 @@ def time_loop(
             replace(data, info=info),
             compute,
             group=Group(),
-            beat=watchdog.beat,
+            beat=watchdog.heartbeat,
             stop=StopRequests(),
             checkpoint=None,
         ).loop()
