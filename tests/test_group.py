@@ -267,7 +267,7 @@ from tfm.data.dataset import ParallelDataset
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
 from tfm.device.compute import Compute
-from tfm.training.loss import PartLoss
+from tfm.training.loss import BatchLoss
 from tfm.training.trainer import Trainer
 
 data, config, *places = sys.argv[1:]
@@ -286,7 +286,7 @@ class Explodes(torch.autograd.Function):
     def backward(ctx, gradient):
         raise torch.OutOfMemoryError("tried to allocate")
 
-calls, where, original = 0, "", PartLoss.forward
+calls, where, original = 0, "", BatchLoss.forward
 def forward(module, part):
     global calls
     calls += 1
@@ -296,7 +296,7 @@ def forward(module, part):
     if world.rank == 1 and where == f"backward {calls}":
         loss = Explodes.apply(loss)
     return loss, nll
-PartLoss.forward = forward
+BatchLoss.forward = forward
 
 told = {}
 with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
@@ -309,12 +309,12 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
         for step in range(4):
             rows = next(batches)
             calls, where = 0, place if step == 2 else ""
-            reports.append(trainer.step(rows))
+            reports.append(trainer.step(rows)[0])
         told[place] = dict(
             losses=[report.loss for report in reports],
             norm=reports[-1].gradient_norm,
             weight=float(model.output_weight.square().sum()),
-            out_of_memory=trainer.gradient.out_of_memory,
+            out_of_memory=trainer.out_of_memory,
         )
 tell(**told)
 """

@@ -27,9 +27,7 @@ def validate(data_dir, tiny_run):
         torch.manual_seed(0)
         model = new_model(run.model, source_vocab_size=source_size, target_vocab_size=target_size)
         validator = Validator(
-            data.valid,
-            data.valid_sources,
-            data.valid_references,
+            split=data.valid,
             vocabulary=data.vocabulary,
             info=data.info,
             compute=Compute(torch.device("cpu"), torch.float32),
@@ -63,12 +61,12 @@ def test_outputs_are_scored_in_the_order_of_their_sources(validate, monkeypatch)
         return corpus_scores(outputs, *others)
 
     def check(model, data):
-        lengths = [len(source) for source in data.valid_sources]
+        lengths = [len(source) for source in data.valid.sources]
         assert lengths != sorted(lengths, reverse=True)
         translator = Translator(
             [model], data.vocabulary, Compute(torch.device("cpu"), torch.float32)
         )
-        assert scored == [translator.translate(data.valid_sources, SearchConfig(beam_size=1))]
+        assert scored == [translator.translate(data.valid.sources, SearchConfig(beam_size=1))]
         assert len(set(scored[0])) > 1
 
     monkeypatch.setattr(stages.validation, "corpus_scores", score)

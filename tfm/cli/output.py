@@ -33,7 +33,7 @@ def print_forecast(forecast: "Forecast") -> None:
     table.add_row(
         "global batch",
         f"{forecast.tokens_per_step:,.0f} target tokens a step, "
-        f"in {forecast.parts_per_step:.1f} parts {where}",
+        f"in {forecast.microbatches_per_step:.1f} microbatches {where}",
     )
     table.add_row(
         "steps",

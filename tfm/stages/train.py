@@ -14,8 +14,8 @@ from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
 from tfm.errors import CheckpointError, UsageError
 from tfm.reporting import say
-from tfm.stages.session import Session
 from tfm.stages.training_data import TrainingData, open_data
+from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint import ModelInfo, load_info, newest_whole_checkpoint
 from tfm.storage.files import write_text
 from tfm.storage.lock import FolderLock
@@ -82,25 +82,25 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
         group.check_equal(_facts(data, str(compute.dtype)))
         watchdog.beat("checking the newest checkpoint", waits=not world.is_first)
         checkpoint = _checkpoint_to_resume(run_dir, data.info, group)
-        session = Session(
+        training = TrainingRun(
             run_dir,
             data,
             compute,
             group=group,
-            beat=watchdog.beat,
+            heartbeat=watchdog.beat,
             stop=stop,
             checkpoint=checkpoint,
         )
         if world.is_first:
             write_text(run_dir / "config.toml", run_toml(run))
-        position = session.trainer.position
-        if session.is_finished():
+        position = training.trainer.position
+        if training.is_finished():
             say(f"train: {run_dir} is finished at step {position.step:,}")
         else:
             processes = "" if group.is_alone else f", {world.size} processes"
             say(f"train: {run_dir} on {data_dir}, {compute}{processes}")
-            session.loop()
-    return TrainResult(run_dir=run_dir, step=position.step, metrics=session.metrics)
+            training.loop()
+    return TrainResult(run_dir=run_dir, step=position.step, metrics=training.metrics)
 
 
 def _gpu_index(world: World) -> int:
