@@ -10,16 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from tfm.config import RecurrentConfig
-from tfm.data.batching import Batcher
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.device.compute import Compute
 from tfm.errors import UsageError
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
 from tfm.storage.files import sha256_of
-from tfm.training.loss import batch_loss
 from tfm.training.progress import ControlFlags
-from tfm.training.trainer import Trainer, evaluate
+from tfm.training.trainer import Trainer
 
 VOCAB_SIZES = (400, 400)
 COMPUTE = Compute(torch.device("cpu"), torch.float32)
@@ -225,36 +223,6 @@ def test_draws_of_dropout_follow_from_step_and_part_alone(new_trainer):
     other = new_trainer()
     torch.manual_seed(0)
     assert other.step(rows)[0].loss == one.loss
-
-
-def test_evaluation_is_the_plain_loss_over_all_pairs_without_dropout(new_trainer, data_dir):
-    trainer = new_trainer()
-    dataset = ParallelDataset(data_dir / "bin", "valid", vocab_sizes=VOCAB_SIZES)
-    results = []
-    for max_tokens in (40, 100_000):
-        config = type(trainer._run.batching)(batch_tokens=60, bucket_tokens=60,
-                                             max_tokens=max_tokens)  # fmt: skip
-        batcher = Batcher(dataset, config, seed=0)
-        results.append(evaluate(trainer.model, batcher, COMPUTE))
-    assert results[0] == pytest.approx(results[1], rel=1e-5)
-
-    trainer.model.eval()
-    total = num_tokens = 0
-    for rows in batcher.epoch(1):
-        for part in map(batcher.batch, batcher.split(rows)):
-            _, nll = batch_loss(trainer.model, part, label_smoothing=0.0)
-            total, num_tokens = total + float(nll), num_tokens + part.num_tokens
-    assert results[1] == pytest.approx(total / num_tokens, rel=1e-6)
-    assert num_tokens == batcher.num_tokens
-
-
-def test_training_goes_on_after_an_evaluation_as_if_there_had_been_none(new_trainer):
-    one, other = new_trainer(), new_trainer()
-    take(one, 4)
-    take(other, 2)
-    evaluate(other.model, other.batcher, COMPUTE)
-    take(other, 2)
-    assert_same_weights(one, other)
 
 
 def test_the_first_steps_are_those_that_were_recorded(new_trainer, counting_data):

@@ -61,22 +61,16 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
         raise UsageError(
             "shard has no effect on a single process: start several, or use --no-shard"
         )
-    compute = verified_compute(
-        run.training.device,
-        run.training.precision,
-        local_rank=_gpu_index(world),
-        trains=True,
-    )
+    device, precision = run.training.device, run.training.precision
+    compute = verified_compute(device, precision, local_rank=_gpu_index(world), trains=True)
     data = open_data(data_dir, run)
-    timeout = 60 * run.training.stall_minutes
+    timeout = timedelta(minutes=run.training.stall_minutes)
     with (
-        joined(
-            world, compute.device, timeout=timedelta(seconds=_TIMEOUTS_OF_COLLECTIVES * timeout)
-        ) as group,
+        joined(world, compute.device, timeout=_TIMEOUTS_OF_COLLECTIVES * timeout) as group,
         # After they have met, so that all hear at once if the folder is another's.
         FolderLock(run_dir) if world.is_first else nullcontext(),
         StopRequests() as stop,
-        Watchdog(world, group.store, timeout_seconds=timeout) as watchdog,
+        Watchdog(world, group.store, timeout_seconds=timeout.total_seconds()) as watchdog,
     ):
         watchdog.beat("comparing settings", waits=True)
         group.check_equal(_facts(data, str(compute.dtype)))

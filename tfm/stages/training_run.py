@@ -23,13 +23,7 @@ from tfm.stages.validation import Validator
 from tfm.storage.checkpoint import checkpoint_path, load_info, load_training_state
 from tfm.storage.metrics_log import MetricsLog
 from tfm.storage.saving import Saver
-from tfm.training.progress import (
-    ControlFlags,
-    Heartbeat,
-    MetricsWindow,
-    StepReport,
-    no_heartbeat,
-)
+from tfm.training.progress import ControlFlags, Heartbeat, MetricsWindow, StepReport, no_heartbeat
 from tfm.training.trainer import Trainer
 
 _MAX_PAIRS_NAMED = 10
@@ -92,11 +86,8 @@ class TrainingRun:
         self._heartbeat = heartbeat
         self._stop = stop or StopRequests()
         heartbeat("the model")
-        self._model = (
-            self._new_model()
-            if checkpoint is None
-            else load_model(checkpoint, data.info).to(compute.device)
-        )
+        model = self._new_model() if checkpoint is None else load_model(checkpoint, data.info)
+        self._model = model.to(compute.device)
         self.trainer = self._new_trainer()
         heartbeat("the speed of the device")
         self._capacity = self._group.world.size * single_precision_flops(compute.device)
@@ -191,10 +182,9 @@ class TrainingRun:
     def _new_model(self) -> Model:
         torch.manual_seed(self._run.training.seed)
         source_size, target_size = self._data.info.vocab_sizes
-        model = new_model(
+        return new_model(
             self._run.model, source_vocab_size=source_size, target_vocab_size=target_size
         )
-        return model.to(self._compute.device)
 
     def _new_trainer(self) -> Trainer:
         source_size, target_size = self._data.info.vocab_sizes
@@ -342,7 +332,7 @@ class TrainingRun:
         """Return the model with all its weights in this process."""
         if not self._run.training.shard or self._group.is_alone:
             return self._model
-        model = self._new_model()
+        model = self._new_model().to(self._compute.device)
         self._heartbeat("gathering the weights", waits=True)
         weights = self.trainer.weights()
         with torch.no_grad():

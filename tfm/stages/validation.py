@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from tfm.backends.selection import inference_backend
 from tfm.config import ScoreConfig, SearchConfig
 from tfm.data.batching import Batcher
@@ -17,9 +19,8 @@ from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model
 from tfm.stages.training_data import ValidationSplit
 from tfm.storage.checkpoint import SCORES, ModelInfo
-from tfm.training.loss import perplexity
+from tfm.training.loss import batch_loss, perplexity
 from tfm.training.progress import Heartbeat, no_heartbeat
-from tfm.training.trainer import evaluate
 
 # Signals are looked for after this many sentences.
 _CHUNK = 128
@@ -73,14 +74,7 @@ class Validator:
         Returns:
             Its figures; None if a process gave up.
         """
-        loss = evaluate(
-            model,
-            Batcher(self.split.pairs, self.info.run.batching, seed=0),
-            self.compute,
-            group=self.group,
-            heartbeat=self.heartbeat,
-            stopped=self.stopped,
-        )
+        loss = self._loss(model)
         if loss is None:
             return None
         metrics = {"loss": loss, "perplexity": perplexity(loss)}
@@ -97,6 +91,26 @@ class Validator:
             ScoreConfig(),
         )
         return Validation(metrics={**metrics, SCORES[self.info.task]: score.value}, score=score)
+
+    def _loss(self, model: Model) -> float | None:
+        """Return the negative log-likelihood in nats per target token, EOS included."""
+        model.train(False)
+        world, batcher = self.group.world, Batcher(self.split.pairs, self.info.run.batching, seed=0)
+        microbatches = [each for rows in batcher.epoch(1) for each in batcher.split(rows)]
+        sums = torch.zeros(3, dtype=torch.float64)  # NLL, tokens, processes that gave up
+        with torch.inference_mode():
+            for rows in microbatches[world.rank :: world.size]:
+                self.heartbeat("the loss of the validation")
+                if self.stopped():
+                    sums[2] = 1
+                    break
+                batch = batcher.batch(rows).to(self.compute.device)
+                with self.compute.autocast():
+                    _, nll = batch_loss(model, batch, label_smoothing=0.0)
+                sums += torch.tensor([float(nll), batch.num_tokens, 0])
+        self.heartbeat("the sum of the loss of the validation", waits=True)
+        total, num_tokens, num_stopped = self.group.sum(sums).tolist()
+        return None if num_stopped else float(total / num_tokens)
 
     def _translate(self, model: Model) -> list[str] | None:
         """Return the outputs of the model by validation_beam; None if a process gave up."""

@@ -28,10 +28,13 @@ from tfm.training.gradients import (
     scale_gradient,
     shard_like,
 )
-from tfm.training.loss import BatchLoss, batch_loss
+from tfm.training.loss import BatchLoss
 from tfm.training.optimizer import Adam, learning_rate, peak_learning_rate
 from tfm.training.precision import LossScale
 from tfm.training.progress import ControlFlags, Heartbeat, Position, StepReport, no_heartbeat
+
+Poll = Callable[[], ControlFlags]
+StepResult = tuple[StepReport | None, ControlFlags]
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # what checkpoints call them, as torch does
 
@@ -112,9 +115,7 @@ class Trainer:
             position.epoch += 1
             position.examples = 0
 
-    def step(
-        self, rows: Rows, *, poll: Callable[[], ControlFlags] = ControlFlags
-    ) -> tuple[StepReport | None, ControlFlags]:
+    def step(self, rows: Rows, *, poll: Poll = ControlFlags) -> StepResult:
         """Make one step on one batch.
 
         Args:
@@ -122,8 +123,8 @@ class Trainer:
             poll: Returns the flags of this process; called several times.
 
         Returns:
-            The figures of the step, or None if a stop was asked for before it was done, and nothing
-            has changed; and the flags, combined over all processes.
+            The figures, or None if a stop was asked for in time and nothing has changed; and the
+            flags, combined over all processes.
 
         Raises:
             TrainingError: Memory is too small for a single sentence pair.
@@ -136,15 +137,13 @@ class Trainer:
         step, compute = self.position.step + 1, self._compute
         num_tokens = int(self.batcher.lengths(rows)[1].sum())
         while True:
-            microbatches = self._split(rows)
             scale = self._loss_scale if compute.dtype == torch.float16 else LossScale(1.0)
             weight = scale.value / num_tokens
-            sums, flags = self._accumulate_gradient(microbatches, weight, step, compute, poll)
+            sums, flags = self._accumulate_gradient(rows, weight, step, compute, poll)
             if sums is None:
-                self._optimizer.zero_grad()
                 if flags.stop:
                     return None, flags
-                self._use_smaller_microbatches(microbatches, step)
+                self._use_smaller_microbatches(rows, step)
                 continue
             loss, nll = (total / num_tokens for total in sums.tolist())
             norm = gradient_norm(self.parameters) / scale.value
@@ -152,7 +151,6 @@ class Trainer:
             if is_finite or compute.dtype != torch.float16:
                 break
             self.overflows += 1
-            self._optimizer.zero_grad()
             # A loss that is not finite overflowed before it was scaled.
             if not math.isfinite(loss) or not scale.halve():
                 compute = replace(compute, dtype=torch.float32)
@@ -179,12 +177,7 @@ class Trainer:
         return report, flags
 
     def _accumulate_gradient(
-        self,
-        microbatches: list[Rows],
-        weight: float,
-        step: int,
-        compute: Compute,
-        poll: Callable[[], ControlFlags],
+        self, rows: Rows, weight: float, step: int, compute: Compute, poll: Poll
     ) -> tuple[Tensor | None, ControlFlags]:
         """Compute the gradient of a batch's weighted loss; each rank takes some microbatches.
 
@@ -195,7 +188,8 @@ class Trainer:
             [2] sums of loss and negative log-likelihood over all ranks, or None without a gradient,
             because of a stop or of a rank out of memory; and the flags of all ranks.
         """
-        world = self._group.world
+        self._optimizer.zero_grad()  # that of an attempt that failed
+        world, microbatches = self._group.world, self._split(rows)
         indices = range(world.rank, _rounded_up(len(microbatches), world.size), world.size)
         # Loss, negative log-likelihood, ranks out of memory.
         sums = torch.zeros(3, dtype=torch.float64, device=compute.device)
@@ -270,17 +264,19 @@ class Trainer:
             rows, max_tokens=self._max_tokens, multiple_of=self._num_dropout_shards
         )
 
-    def _use_smaller_microbatches(self, microbatches: list[Rows], step: int) -> None:
+    def _use_smaller_microbatches(self, rows: Rows, step: int) -> None:
         """After a rank ran out of memory, split batches further from here on.
 
         Raises:
             TrainingError: They cannot be split further.
         """
-        sizes = [self._num_padded(rows) for rows in microbatches if len(rows) > 1]
+        microbatches = self._split(rows)
+        sizes = [self._num_padded(each) for each in microbatches if len(each) > 1]
         if not sizes:
             raise self._too_large(microbatches, step)
         self._max_tokens = max(sizes) // 2
         self.out_of_memory += 1
+        self._optimizer.zero_grad()
         release_memory(self._compute.device)
 
     def _too_large(self, microbatches: list[Rows], step: int) -> TrainingError:
@@ -358,44 +354,3 @@ def _mixed_seed(*numbers: int) -> int:
 
 def _rounded_up(number: int, multiple_of: int) -> int:
     return -(-number // multiple_of) * multiple_of
-
-
-def evaluate(
-    model: Model,
-    batcher: Batcher,
-    compute: Compute,
-    *,
-    group: Group | None = None,
-    heartbeat: Heartbeat = no_heartbeat,
-    stopped: Callable[[], bool] = lambda: False,
-) -> float | None:
-    """Return the negative log-likelihood of a dataset in nats per target token, EOS included.
-
-    Args:
-        model: The full model, the same on all processes.
-        batcher: Batches of the dataset.
-        compute: Device and arithmetic.
-        group: The processes that share the work.
-        heartbeat: Told where it stands.
-        stopped: Whether to give up.
-
-    Returns:
-        The loss; None if a process gave up.
-    """
-    group = group or Group()
-    model.train(False)
-    microbatches = [part for rows in batcher.epoch(1) for part in batcher.split(rows)]
-    sums = torch.zeros(3, dtype=torch.float64)  # NLL, tokens, processes that gave up
-    with torch.inference_mode():
-        for rows in microbatches[group.world.rank :: group.world.size]:
-            heartbeat("the loss of the validation")
-            if stopped():
-                sums[2] = 1
-                break
-            batch = batcher.batch(rows)
-            with compute.autocast():
-                _, nll = batch_loss(model, batch.to(compute.device), label_smoothing=0.0)
-            sums += torch.tensor([float(nll), batch.num_tokens, 0])
-    heartbeat("the sum of the loss of the validation", waits=True)
-    total, num_tokens, num_stopped = group.sum(sums).tolist()
-    return None if num_stopped else float(total / num_tokens)
