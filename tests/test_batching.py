@@ -133,10 +133,10 @@ def test_sentences_of_a_batch_lie_one_after_another():
     batch = build_batch(dataset, np.array([0, 1]))
     sources, targets = list(dataset.source), list(dataset.target)
     assert batch.source[:4].tolist() == [*sources[0], EOS, EOS]
-    assert batch.source_lengths.tolist() == [3, 1]
+    assert batch.sources.lengths.tolist() == [3, 1]
     assert batch.target_output[:6].tolist() == [*targets[0], EOS, *targets[1], EOS]
     assert batch.target_input[:6].tolist() == [BOS, *targets[0], BOS, *targets[1]]
-    assert batch.target_lengths.tolist() == [2, 4]
+    assert batch.targets.lengths.tolist() == [2, 4]
     assert batch.num_tokens == 6
 
 
@@ -145,9 +145,9 @@ def test_sentences_of_a_batch_lie_one_after_another():
 def test_there_are_spare_rows_and_they_hold_nothing(lengths):
     batch = build_batch(Pairs(lengths), np.arange(len(lengths)))
     for tokens, sizes in (
-        (batch.source, batch.source_lengths),
-        (batch.target_input, batch.target_lengths),
-        (batch.target_output, batch.target_lengths),
+        (batch.source, batch.sources.lengths),
+        (batch.target_input, batch.targets.lengths),
+        (batch.target_output, batch.targets.lengths),
     ):
         assert len(tokens) > sizes.sum()
         assert not tokens[: sizes.sum()].eq(PAD).any()
@@ -167,8 +167,8 @@ def test_rows_of_a_real_dataset_are_its_sentences(data_dir):
     rows = np.array([7, 3, 100])
     batch = build_batch(dataset, rows)
     for tokens, lengths, sentences in (
-        (batch.source, batch.source_lengths, sources),
-        (batch.target_output, batch.target_lengths, targets),
+        (batch.source, batch.sources.lengths, sources),
+        (batch.target_output, batch.targets.lengths, targets),
     ):
         parts = torch.split(tokens[: lengths.sum()], lengths.tolist())
         assert [part.tolist() for part in parts] == [[*sentences[row], EOS] for row in rows]
@@ -186,9 +186,9 @@ def test_loss_and_gradients_over_parts_equal_those_over_one_batch(most):
     results = []
     for limit in (most, 10_000):
         batcher = new_batcher(USUAL, most=limit)
-        parts = list(map(batcher.part, batcher.split(rows)))
+        parts = list(map(batcher.batch, batcher.split(rows)))
         model.zero_grad()
-        losses = [batch_loss(model, part, smoothing=0.1)[0] for part in parts]
+        losses = [batch_loss(model, part, label_smoothing=0.1)[0] for part in parts]
         for loss in losses:
             loss.backward()
         results.append((len(parts), sum(losses), [p.grad.clone() for p in model.parameters()]))

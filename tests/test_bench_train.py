@@ -153,7 +153,7 @@ def test_the_loop_that_is_timed_saves_in_the_middle_and_does_not_validate(
     data = replace(open_data(data_dir, tiny_run()), valid=None)
     compute = choose_compute("cpu", "fp32")
     seconds = iter(np.arange(0.0, 1e6, 0.5))
-    monkeypatch.setattr("tfm.stages.session.time.monotonic", lambda: next(seconds))
+    monkeypatch.setattr("tfm.stages.training_run.time.monotonic", lambda: next(seconds))
     found = time_loop(tmp_path / "run", data, compute, steps=6, untimed_steps=4)
     assert [load_info(path).step for path in checkpoints(tmp_path / "run")] == [7, 10]
     lines = list(map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()))

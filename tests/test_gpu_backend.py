@@ -15,6 +15,7 @@ if DEVICE.type == "cpu":
 pytest.importorskip("triton", minversion="3.7")
 
 from tfm.backends import gpu  # noqa: E402
+from tfm.backends.cross_entropy import label_smoothed_cross_entropy  # noqa: E402
 from tfm.backends.gpu import GpuBackend  # noqa: E402
 from tfm.backends.packing import Packing  # noqa: E402
 from tfm.backends.philox import drop_below, keep_scale  # noqa: E402
@@ -26,7 +27,7 @@ from tfm.device.compute import Compute  # noqa: E402
 from tfm.model.build import new_model, use_backend  # noqa: E402
 from tfm.model.cost import model_cost  # noqa: E402
 from tfm.training import trainer as trainer_module  # noqa: E402
-from tfm.training.loss import batch_loss, label_smoothed_cross_entropy  # noqa: E402
+from tfm.training.loss import batch_loss  # noqa: E402
 from tfm.training.trainer import Trainer  # noqa: E402
 
 NO_DROPOUT = {"dropout": 0, "embedding_dropout": 0, "attention_dropout": 0, "relu_dropout": 0}
@@ -202,7 +203,6 @@ def test_the_loss_can_be_had_without_gradients(context):
 def test_what_stands_in_spare_rows_counts_for_nothing():
     model, (source, target) = model_and_tokens()
     use_backend(model, new_operations())
-    lengths = [torch.tensor(each) for each in (SOURCE_LENGTHS, TARGET_LENGTHS)]
     num_tokens = sum(TARGET_LENGTHS)
     results = []
     for spare in (4, 19):
@@ -210,14 +210,13 @@ def test_what_stands_in_spare_rows_counts_for_nothing():
         target[num_tokens:] = spare
         batch = Batch(
             source=source,
-            source_lengths=lengths[0],
+            sources=packing_of(SOURCE_LENGTHS),
             target_input=target,
             target_output=target.roll(-1),
-            target_lengths=lengths[1],
-            num_tokens=num_tokens,
+            targets=packing_of(TARGET_LENGTHS),
         )
         batch.target_output[num_tokens - 1] = 4
-        loss, _ = batch_loss(model, batch, smoothing=0.1)
+        loss, _ = batch_loss(model, batch, label_smoothing=0.1)
         results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
     torch.testing.assert_close(*results)
 
@@ -236,7 +235,7 @@ def test_training_comes_to_the_loss_that_it_comes_to_with_plain_operations(
         model = new_model(run.model, source_vocab_size=400, target_vocab_size=400).to(DEVICE)
         trainer = Trainer(model, data, run, compute, cost=cost)
         rows = next(trainer.batches())
-        losses.append([trainer.step(rows).loss for _ in range(4)])
+        losses.append([trainer.step(rows)[0].loss for _ in range(4)])
     assert losses[0][0] - losses[0][-1] > 0.5
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 

@@ -258,26 +258,33 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     assert told[0]["error"].startswith("rank 1 has other settings than rank 0:")
 
 
-# Rank 1 runs out of memory in a step of two parts each: in the forward or backward pass of the
-# first, which is its own affair, or of the last, in which all share their gradients.
-WHERE = ["nowhere", "forward 1", "backward 1", "forward 2", "backward 2"]
-OUT_OF_MEMORY = """
+TRAINER = """
 from pathlib import Path
 from tfm.config import read_toml, run_config
 from tfm.data.dataset import ParallelDataset
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
 from tfm.device.compute import Compute
-from tfm.training.loss import PartLoss
+from tfm.training.loss import BatchLoss
 from tfm.training.trainer import Trainer
 
-data, config, *places = sys.argv[1:]
+data, config, *arguments = sys.argv[1:]
 run = run_config(None, read_toml(Path(config)))
 sizes = dict(source_vocab_size=400, target_vocab_size=400)
 dataset = ParallelDataset(Path(data) / "bin", "train", vocab_sizes=(400, 400))
 cost = model_cost(run.model, **sizes, max_tokens=1000)
 compute = Compute(torch.device("cpu"), torch.float32)
 
+def new_trainer(group):
+    torch.manual_seed(1)
+    model = new_model(run.model, **sizes)
+    return Trainer(model, dataset, run, compute, cost=cost, group=group)
+"""
+
+# Rank 1 runs out of memory in a step of two microbatches each: in the forward or backward pass of
+# the first, which is its own affair, or of the last, in which all share their gradients.
+WHERE = ["nowhere", "forward 1", "backward 1", "forward 2", "backward 2"]
+OUT_OF_MEMORY = """
 class Explodes(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -287,7 +294,7 @@ class Explodes(torch.autograd.Function):
     def backward(ctx, gradient):
         raise torch.OutOfMemoryError("tried to allocate")
 
-calls, where, original = 0, "", PartLoss.forward
+calls, where, original = 0, "", BatchLoss.forward
 def forward(module, part):
     global calls
     calls += 1
@@ -297,25 +304,23 @@ def forward(module, part):
     if world.rank == 1 and where == f"backward {calls}":
         loss = Explodes.apply(loss)
     return loss, nll
-PartLoss.forward = forward
+BatchLoss.forward = forward
 
 told = {}
 with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
-    for place in places:
-        torch.manual_seed(1)
-        model = new_model(run.model, **sizes)
-        trainer = Trainer(model, dataset, run, compute, cost=cost, group=group)
+    for place in arguments:
+        trainer = new_trainer(group)
         batches = trainer.batches()
         reports = []
         for step in range(4):
             rows = next(batches)
             calls, where = 0, place if step == 2 else ""
-            reports.append(trainer.step(rows))
+            reports.append(trainer.step(rows)[0])
         told[place] = dict(
             losses=[report.loss for report in reports],
             norm=reports[-1].gradient_norm,
-            weight=float(model.output_weight.square().sum()),
-            out_of_memory=trainer.gradient.out_of_memory,
+            weight=float(trainer.model.output_weight.square().sum()),
+            out_of_memory=trainer.out_of_memory,
         )
 tell(**told)
 """
@@ -333,7 +338,7 @@ def memory_problems(data_dir, tiny_run, tmp_path_factory, run_script):
     assert len(batcher.split(batcher.epoch(1)[2], multiple_of=2)) == 4  # two for each process
 
     def told(places, size):
-        return run_script(OUT_OF_MEMORY, data_dir, config, *places, size=size)
+        return run_script(TRAINER + OUT_OF_MEMORY, data_dir, config, *places, size=size)
 
     [alone] = told(["nowhere"], 1)
     return alone["nowhere"], told(WHERE, 2)
@@ -348,3 +353,20 @@ def test_out_of_memory_in_one_process_makes_all_take_smaller_parts(memory_proble
     assert found["norm"] == pytest.approx(expected["norm"], rel=1e-3)
     assert found["weight"] == pytest.approx(expected["weight"], rel=1e-4)
     assert found["out_of_memory"] == (where != "nowhere")
+
+
+def test_microbatches_that_the_processes_cannot_share_evenly_all_count_once(
+    data_dir, tiny_run, run_script, tmp_path
+):
+    script = """
+import numpy as np
+with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    trainer = new_trainer(group)
+    report, _ = trainer.step(np.arange(3))
+    tell(loss=report.loss, norm=report.gradient_norm)
+"""
+    config = tmp_path / "run.toml"
+    no_dropout = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
+    config.write_text(run_toml(tiny_run(model=no_dropout, batching={"max_tokens": 1})))
+    [alone] = run_script(TRAINER + script, data_dir, config, size=1)
+    assert run_script(TRAINER + script, data_dir, config) == [pytest.approx(alone)] * 2

@@ -61,10 +61,10 @@ def signal_after(monkeypatch):
         original = Trainer.step
 
         def interrupted(self, rows, **options):
-            report = original(self, rows, **options)
+            report, flags = original(self, rows, **options)
             if report is not None and report.step == step:
                 signal.raise_signal(number)
-            return report
+            return report, flags
 
         monkeypatch.setattr(Trainer, "step", interrupted)
 
@@ -369,7 +369,7 @@ def test_a_forecast_counts_what_the_run_will_do(data_dir, tiny_run, straight):
     assert epochs[-1] == -(-24 // found.steps_per_epoch)
     weights = load_weights(checkpoints(run_dir)[-1])
     assert found.cost.num_parameters == sum(tensor.numel() for tensor in weights.values())
-    assert found.parts_per_step > 1
+    assert found.microbatches_per_step > 1
 
 
 def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):

@@ -66,7 +66,7 @@ def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, limit, epo
 
 def test_checkpoints_come_by_the_minute_too(data_dir, tiny_run, tmp_path, monkeypatch):
     clock = itertools.count(step=0.5)  # seconds; it is read several times a step
-    monkeypatch.setattr("tfm.stages.session.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("tfm.stages.training_run.time.monotonic", lambda: next(clock))
     # The watchdog's clock runs as fast.
     tables = {"training": {"checkpoint_minutes": 0.1, "max_steps": 20, "stall_minutes": 1e6}}
     run = tiny_run(**tables)

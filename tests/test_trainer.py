@@ -9,18 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tfm.backends.packing import Packing
 from tfm.config import RecurrentConfig
-from tfm.data.batching import Batcher
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.device.compute import Compute
 from tfm.errors import UsageError
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
 from tfm.storage.files import sha256_of
-from tfm.training.loss import batch_loss
-from tfm.training.progress import Wishes
-from tfm.training.trainer import Trainer, evaluate
+from tfm.training.progress import ControlFlags
+from tfm.training.trainer import Trainer
 
 VOCAB_SIZES = (400, 400)
 COMPUTE = Compute(torch.device("cpu"), torch.float32)
@@ -48,7 +45,7 @@ def counting_data(tmp_path_factory):
 
 
 def take(trainer, num_steps):
-    return [trainer.step(rows) for rows in itertools.islice(trainer.batches(), num_steps)]
+    return [trainer.step(rows)[0] for rows in itertools.islice(trainer.batches(), num_steps)]
 
 
 def losses(reports):
@@ -77,7 +74,7 @@ def test_the_seed_decides_on_weights_order_and_dropout(new_trainer):
     # From the same weights, on the same batch, only dropout is left to differ.
     state = runs[0].model.state_dict()
     runs[1].model.load_state_dict(state)
-    assert runs[0].step(rows).loss != runs[1].step(rows).loss
+    assert runs[0].step(rows)[0].loss != runs[1].step(rows)[0].loss
 
 
 @pytest.mark.parametrize("seed", [0, 2**32, 2**63 - 1])
@@ -128,16 +125,15 @@ def test_the_step_follows_the_mean_loss_over_all_parts(new_trainer):
     }
     trainer, plain = new_trainer(**changes), new_trainer(**changes)
     rows = trainer.batcher.epoch(1)[0]
-    report = trainer.step(rows)
+    report, _ = trainer.step(rows)
 
-    model, parts = plain.model, list(map(plain.batcher.part, plain.batcher.split(rows)))
+    model, parts = plain.model, list(map(plain.batcher.batch, plain.batcher.split(rows)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-3)
     total = 0.0
     for part in parts:
-        sources = Packing(part.source_lengths, len(part.source))
-        targets = Packing(part.target_lengths, len(part.target_input))
+        sources, targets = part.sources, part.targets
         hidden = model(
-            sources.spread(part.source), part.source_lengths, targets.spread(part.target_input)
+            sources.spread(part.source), sources.lengths, targets.spread(part.target_input)
         )
         total += F.cross_entropy(
             model.logits(hidden).flatten(0, 1),
@@ -194,9 +190,9 @@ def test_training_goes_on_after_steps_that_were_skipped(new_trainer):
     assert trainer.state()["updates"] == 2
 
 
-@pytest.mark.parametrize("asked_before_part", [1, 2, 3])
+@pytest.mark.parametrize("asked_before_microbatch", [1, 2, 3])
 def test_a_stop_in_the_middle_of_a_step_leaves_everything_as_before_it(
-    new_trainer, asked_before_part
+    new_trainer, asked_before_microbatch
 ):
     straight, stopped = new_trainer(), new_trainer()
     expected = take(straight, 4)
@@ -204,13 +200,14 @@ def test_a_stop_in_the_middle_of_a_step_leaves_everything_as_before_it(
     before, position = weights(stopped), asdict(stopped.position)
     asked = itertools.count(1)
 
-    def wishes():
-        return Wishes(stop=15 if next(asked) >= asked_before_part else 0)
+    def poll():
+        return ControlFlags(stop=15 if next(asked) >= asked_before_microbatch else 0)
 
     rows = next(stopped.batches())
-    assert len(stopped.batcher.split(rows)) > 1
-    assert stopped.step(rows, wishes=wishes) is None
-    assert stopped.gradient.agreed.stop == 15
+    assert len(stopped.batcher.split(rows)) >= asked_before_microbatch
+    report, flags = stopped.step(rows, poll=poll)
+    assert report is None
+    assert flags.stop == 15
     assert asdict(stopped.position) == position
     assert all(map(torch.equal, before, weights(stopped)))
     assert losses(found + take(stopped, 2)) == losses(expected)
@@ -222,40 +219,10 @@ def test_draws_of_dropout_follow_from_step_and_part_alone(new_trainer):
     trainer = new_trainer()
     rows = trainer.batcher.epoch(1)[0]
     torch.manual_seed(999)
-    one = trainer.step(rows)
+    one, _ = trainer.step(rows)
     other = new_trainer()
     torch.manual_seed(0)
-    assert other.step(rows).loss == one.loss
-
-
-def test_evaluation_is_the_plain_loss_over_all_pairs_without_dropout(new_trainer, data_dir):
-    trainer = new_trainer()
-    dataset = ParallelDataset(data_dir / "bin", "valid", vocab_sizes=VOCAB_SIZES)
-    results = []
-    for max_tokens in (40, 100_000):
-        config = type(trainer._run.batching)(batch_tokens=60, bucket_tokens=60,
-                                             max_tokens=max_tokens)  # fmt: skip
-        batcher = Batcher(dataset, config, seed=0)
-        results.append(evaluate(trainer.model, batcher, COMPUTE))
-    assert results[0] == pytest.approx(results[1], rel=1e-5)
-
-    trainer.model.eval()
-    total = num_tokens = 0
-    for rows in batcher.epoch(1):
-        for part in map(batcher.part, batcher.split(rows)):
-            _, nll = batch_loss(trainer.model, part, smoothing=0.0)
-            total, num_tokens = total + float(nll), num_tokens + part.num_tokens
-    assert results[1] == pytest.approx(total / num_tokens, rel=1e-6)
-    assert num_tokens == batcher.num_tokens
-
-
-def test_training_goes_on_after_an_evaluation_as_if_there_had_been_none(new_trainer):
-    one, other = new_trainer(), new_trainer()
-    take(one, 4)
-    take(other, 2)
-    evaluate(other.model, other.batcher, COMPUTE)
-    take(other, 2)
-    assert_same_weights(one, other)
+    assert other.step(rows)[0].loss == one.loss
 
 
 def test_the_first_steps_are_those_that_were_recorded(new_trainer, counting_data):

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tfm.errors import TrainingError
-from tfm.training.loss import PartLoss
+from tfm.training.loss import BatchLoss
 
 NO_DROPOUT = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
 
 
 def take(trainer, num_steps):
-    return [trainer.step(rows) for rows in itertools.islice(trainer.batches(), num_steps)]
+    return [trainer.step(rows)[0] for rows in itertools.islice(trainer.batches(), num_steps)]
 
 
 def weights(trainer):
@@ -43,9 +43,9 @@ def test_a_gradient_that_overflows_in_fp16_is_computed_again_at_a_smaller_scale(
     trainer, plain = (new_trainer(training={"precision": "fp16"}) for _ in range(2))
     with_scale(trainer, 2.0**24)
     [report], [expected] = take(trainer, 1), take(plain, 1)
-    assert trainer.gradient.overflows > 0
+    assert trainer.overflows > 0
     assert not report.skipped
-    assert scale_of(trainer)["value"] == 2.0 ** (24 - trainer.gradient.overflows)
+    assert scale_of(trainer)["value"] == 2.0 ** (24 - trainer.overflows)
     assert report.loss == expected.loss
     assert report.gradient_norm == pytest.approx(expected.gradient_norm, rel=0.01)
 
@@ -59,7 +59,7 @@ def test_where_fp16_overflows_at_any_scale_fp32_takes_its_place(new_trainer):
     [report], [expected] = take(trainer, 1), take(exact, 1)
     assert report.loss == expected.loss
     assert not report.skipped
-    assert trainer.gradient.overflows == 1
+    assert trainer.overflows == 1
     assert scale_of(trainer)["value"] == 2.0**16
 
 
@@ -82,14 +82,14 @@ class OutOfMemory:
     """Makes a device's memory too small for parts beyond some size."""
 
     def __init__(self, monkeypatch, most_rows):
-        original = PartLoss.forward
+        original = BatchLoss.forward
 
-        def forward(module, part):
-            if len(part.source_lengths) > most_rows:
+        def forward(module, batch):
+            if len(batch.sources.lengths) > most_rows:
                 raise torch.OutOfMemoryError("tried to allocate")
-            return original(module, part)
+            return original(module, batch)
 
-        monkeypatch.setattr(PartLoss, "forward", forward)
+        monkeypatch.setattr(BatchLoss, "forward", forward)
 
 
 def test_a_step_that_is_out_of_memory_is_done_again_in_smaller_parts(new_trainer, monkeypatch):
@@ -109,27 +109,29 @@ def test_a_step_that_is_out_of_memory_is_done_again_in_smaller_parts(new_trainer
     )
     for ours, theirs in zip(weights(small), weights(plain), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
-    assert small.gradient.out_of_memory >= 1
+    assert small.out_of_memory >= 1
     # What was learnt about the device is not forgotten.
     take(small, 1)
     again = new_trainer(**changes)
     again.load_state(small.state())
-    before = again.gradient.out_of_memory
+    before = again.out_of_memory
     take(again, 3)
-    assert again.gradient.out_of_memory == before
+    assert again.out_of_memory == before
 
 
 def test_a_sentence_that_memory_is_too_small_for_ends_the_run(new_trainer, monkeypatch):
     OutOfMemory(monkeypatch, most_rows=0)
     trainer = new_trainer()
-    with pytest.raises(TrainingError, match=r"step 1: out of memory with a part of \d+ tokens"):
+    with pytest.raises(
+        TrainingError, match=r"step 1: out of memory with a microbatch of \d+ tokens"
+    ):
         take(trainer, 1)
 
 
 def test_other_errors_are_not_taken_for_memory(new_trainer, monkeypatch):
-    def broken(module, part):
+    def broken(module, batch):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(PartLoss, "forward", broken)
+    monkeypatch.setattr(BatchLoss, "forward", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         take(new_trainer(), 1)

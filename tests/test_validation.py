@@ -1,18 +1,22 @@
 """How good a model is on the validation split, while it is being trained."""
 
+import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tfm import stages
-from tfm.config import SearchConfig
+from tfm.config import BatchingConfig, SearchConfig
+from tfm.data.batching import Batcher
 from tfm.device.compute import Compute
 from tfm.inference.translator import Translator
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import new_model
 from tfm.stages.training_data import open_data
 from tfm.stages.validation import Validator
+from tfm.training.loss import batch_loss
 
 
 @pytest.fixture
@@ -27,9 +31,7 @@ def validate(data_dir, tiny_run):
         torch.manual_seed(0)
         model = new_model(run.model, source_vocab_size=source_size, target_vocab_size=target_size)
         validator = Validator(
-            data.valid,
-            data.valid_sources,
-            data.valid_references,
+            split=data.valid,
             vocabulary=data.vocabulary,
             info=data.info,
             compute=Compute(torch.device("cpu"), torch.float32),
@@ -63,14 +65,55 @@ def test_outputs_are_scored_in_the_order_of_their_sources(validate, monkeypatch)
         return corpus_scores(outputs, *others)
 
     def check(model, data):
-        lengths = [len(source) for source in data.valid_sources]
+        lengths = [len(source) for source in data.valid.sources]
         assert lengths != sorted(lengths, reverse=True)
         translator = Translator(
             [model], data.vocabulary, Compute(torch.device("cpu"), torch.float32)
         )
-        assert scored == [translator.translate(data.valid_sources, SearchConfig(beam_size=1))]
+        assert scored == [translator.translate(data.valid.sources, SearchConfig(beam_size=1))]
         assert len(set(scored[0])) > 1
 
     monkeypatch.setattr(stages.validation, "corpus_scores", score)
     monkeypatch.setattr(stages.validation, "_CHUNK", 3)
     validate(1, check)
+
+
+def loss_of(model, data, **batching):
+    run = replace(data.info.run, batching=replace(data.info.run.batching, **batching))
+    validator = Validator(
+        split=data.valid,
+        vocabulary=data.vocabulary,
+        info=replace(data.info, run=run),
+        compute=Compute(torch.device("cpu"), torch.float32),
+    )
+    return validator.validate(model).metrics["loss"]
+
+
+def test_the_loss_is_the_plain_one_over_all_pairs_without_dropout(new_trainer, data_dir, tiny_run):
+    trainer, data = new_trainer(), open_data(data_dir, tiny_run())
+    sizes = {"batch_tokens": 60, "bucket_tokens": 60}
+    few, many = (loss_of(trainer.model, data, max_tokens=n, **sizes) for n in (40, 100_000))
+    assert few == pytest.approx(many, rel=1e-5)
+
+    trainer.model.eval()
+    total = num_tokens = 0
+    batcher = Batcher(data.valid.pairs, BatchingConfig(max_tokens=100_000, **sizes), seed=0)
+    for rows in batcher.epoch(1):
+        for batch in map(batcher.batch, batcher.split(rows)):
+            _, nll = batch_loss(trainer.model, batch, label_smoothing=0.0)
+            total, num_tokens = total + float(nll), num_tokens + batch.num_tokens
+    assert many == pytest.approx(total / num_tokens, rel=1e-6)
+    assert num_tokens == batcher.num_tokens
+
+
+def test_training_goes_on_after_a_validation_as_if_there_had_been_none(
+    new_trainer, data_dir, tiny_run
+):
+    one, other = new_trainer(), new_trainer()
+    batches = list(itertools.islice(one.batches(), 4))
+    for number, rows in enumerate(batches):
+        if number == 2:
+            loss_of(other.model, open_data(data_dir, tiny_run()))
+        assert one.step(rows)[0].loss == other.step(rows)[0].loss
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    assert all(itertools.starmap(torch.equal, pairs))

@@ -60,7 +60,7 @@ def main() -> None:
     )
 
     def step(pairs: Pairs, _rate: float) -> Loss:
-        report = trainer.step(pairs.rows)  # finds the same learning rate by itself
+        report, _ = trainer.step(pairs.rows)  # finds the same learning rate by itself
         if report is None:
             raise RuntimeError("the trainer was stopped")
         if report.num_tokens != pairs.num_tokens:

@@ -42,18 +42,7 @@ class GpuBackend(Backend):
     def label_smoothed_cross_entropy(
         self, hidden: Tensor, weight: Tensor, targets: Tensor, *, smoothing: float, num_tokens: int
     ) -> tuple[Tensor, Tensor]:
-        """Loss against targets in which the right class has 1 - ε and the others share ε (§5.4).
-
-        Args:
-            hidden: [N, d_model] decoder outputs.
-            weight: [V, d_model] output projection.
-            targets: [N] right classes.
-            smoothing: ε.
-            num_tokens: Rows that count, the first ones.
-
-        Returns:
-            The smoothed loss and the plain negative log-likelihood, each summed over N, in nats.
-        """
+        """See `Backend`."""
         if not torch.is_grad_enabled():  # which a Function is not told
             hidden, weight = hidden.detach(), weight.detach()
         smoothed, plain = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]

@@ -41,6 +41,10 @@ class Packing:
         self._head_rows: dict[tuple[int, int], Tensor] = {}
         self._head_slots: dict[tuple[int, int], Tensor] = {}
 
+    def to(self, device: torch.device) -> "Packing":
+        """Return the same packing with its indices on a device."""
+        return Packing(self.lengths, self.num_rows, device)
+
     @cached_property
     def device_lengths(self) -> Tensor:
         """[B] tokens of each sentence, on the device, as masks need them."""

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfm.backends.cross_entropy import label_smoothed_cross_entropy
 from tfm.backends.packing import Packing
 from tfm.backends.slot_attention import slot_attention
 from tfm.backends.token_blocks import greatest_and_log_sums
@@ -105,6 +106,25 @@ class Backend:
     ) -> Tensor:
         """Residual + dropout(x Wᵀ + b)."""
         return residual + F.dropout(self.linear(x, weight, bias), dropout)
+
+    def label_smoothed_cross_entropy(
+        self, hidden: Tensor, weight: Tensor, targets: Tensor, *, smoothing: float, num_tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        """Loss against targets in which the right class has 1 - ε and the others share ε (§5.4).
+
+        Args:
+            hidden: [N, d_model] decoder outputs.
+            weight: [V, d_model] output projection.
+            targets: [N] right classes.
+            smoothing: ε.
+            num_tokens: Rows that count, the first ones.
+
+        Returns:
+            The smoothed loss and the plain negative log-likelihood, each summed over N, in nats.
+        """
+        return label_smoothed_cross_entropy(
+            hidden, weight, targets, smoothing=smoothing, num_tokens=num_tokens
+        )
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         """X Wᵀ of the output embedding, whose rows are tokens."""

@@ -41,13 +41,13 @@ def print_forecast(forecast: "Forecast") -> None:
             "dataset": f"{forecast.data_dir}, {forecast.num_pairs:,} training pairs",
             "device": forecast.compute,
             "global batch": f"{forecast.tokens_per_step:,.0f} target tokens a step, "
-            f"in {forecast.parts_per_step:.1f} parts {where}",
+            f"in {forecast.microbatches_per_step:.1f} microbatches {where}",
             "steps": f"{forecast.max_steps:,}; {forecast.steps_per_epoch:,} an epoch, "
             f"{forecast.max_steps / forecast.steps_per_epoch:.1f} epochs",
             "training FLOPs": f"{forecast.flops_per_step:.3g} a step, "
             f"{forecast.flops_per_step * forecast.max_steps:.3g} in all",
             "memory, about": f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimiser, "
-            f"{cost.activation_bytes / 2**30:.2f} GiB for a part",
+            f"{cost.activation_bytes / 2**30:.2f} GiB for a microbatch",
         }
     )
 

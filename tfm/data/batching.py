@@ -1,12 +1,13 @@
 """Batches of sentence pairs by approximate length (Vaswani et al. 2017, §5.1)."""
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tfm.backends.packing import Packing
 from tfm.config import BatchingConfig
 from tfm.data.dataset import ParallelDataset, Rows, TokenSequences
 from tfm.data.subword import BOS, EOS, PAD
@@ -21,29 +22,38 @@ class Batch:
 
     Attributes:
         source: [N] token ids, each sentence closed by EOS.
-        source_lengths: [B] lengths of the sources, EOS included; on the CPU.
+        sources: Packing of the B sources, EOS included.
         target_input: [M] token ids, each sentence opened by BOS.
         target_output: [M] token ids, each sentence closed by EOS: at each position what comes next.
-        target_lengths: [B] lengths of the targets, EOS included; on the CPU.
-        num_tokens: Target tokens.
+        targets: Packing of the B targets, EOS included.
     """
 
     source: Tensor
-    source_lengths: Tensor
+    sources: Packing
     target_input: Tensor
     target_output: Tensor
-    target_lengths: Tensor
-    num_tokens: int
+    targets: Packing
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of target tokens."""
+        return self.targets.num_tokens
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch with its tokens on a device."""
+        """Return the same batch with its tokens on a device."""
         if device.type == "cpu":
             return self
-        tokens = {
-            name: getattr(self, name).pin_memory().to(device, non_blocking=True)
-            for name in ("source", "target_input", "target_output")
-        }
-        return replace(self, **tokens)
+        tokens = (self.source, self.target_input, self.target_output)
+        source, target_input, target_output = (
+            x.pin_memory().to(device, non_blocking=True) for x in tokens
+        )
+        return Batch(
+            source=source,
+            sources=self.sources.to(device),
+            target_input=target_input,
+            target_output=target_output,
+            targets=self.targets.to(device),
+        )
 
 
 class Batcher:
@@ -107,34 +117,37 @@ class Batcher:
     def split(
         self, rows: Rows, *, max_tokens: int | None = None, multiple_of: int = 1
     ) -> list[Rows]:
-        """Split a batch into parts that a device can take at once.
+        """Split a batch into microbatches that a device can take at once.
 
         Args:
             rows: The rows of the batch.
-            max_tokens: Most tokens of a part a side, with padding; the settings' if not given.
-            multiple_of: The number of parts is a multiple of it, if the sentences are enough.
+            max_tokens: Most tokens of a microbatch a side, with padding; the settings' if not
+                given.
+            multiple_of: The number of microbatches is a multiple of it, if the sentences are
+                enough.
 
         Returns:
-            Rows of parts of about equal size, the longest sentences first; a sentence beyond
-            `max_tokens` is a part of its own.
+            Rows of microbatches of about equal size, the longest sentences first; a sentence beyond
+            `max_tokens` is a microbatch of its own.
         """
         longest = np.maximum(self._source_lengths[rows], self._target_lengths[rows])
         order = np.argsort(-longest, kind="stable")
         rows, lengths = rows[order], longest[order]
         limit = max_tokens or self._config.max_tokens
-        num_parts = -(-len(_part_starts(lengths, limit)) // multiple_of) * multiple_of
-        # The smallest size that still needs no more parts than that makes them alike.
+        needed = -(-len(_starts(lengths, limit)) // multiple_of) * multiple_of
+        # The smallest size that needs no more microbatches than that makes them alike.
         sizes = range(1, limit + 1)
-        most = bisect_left(sizes, True, key=lambda n: len(_part_starts(lengths, n)) <= num_parts)
-        starts = _part_starts(lengths, sizes[min(most, limit - 1)])
-        parts = np.split(rows, starts[1:])
-        while len(parts) < min(num_parts, len(rows)):
-            largest = max(range(len(parts)), key=lambda index: len(parts[index]))
-            parts[largest : largest + 1] = np.array_split(parts[largest], 2)
-        return parts
+        most = bisect_left(sizes, True, key=lambda n: len(_starts(lengths, n)) <= needed)
+        starts = _starts(lengths, sizes[min(most, limit - 1)])
+        microbatches = np.split(rows, starts[1:])
+        while len(microbatches) < min(needed, len(rows)):
+            largest = max(range(len(microbatches)), key=lambda index: len(microbatches[index]))
+            halves = np.array_split(microbatches[largest], 2)
+            microbatches[largest : largest + 1] = halves
+        return microbatches
 
-    def part(self, rows: Rows) -> Batch:
-        """Build a part of a batch."""
+    def batch(self, rows: Rows) -> Batch:
+        """Return the batch, or microbatch, of some pairs, on the CPU."""
         return build_batch(self._dataset, rows)
 
     def _cut(self, ends: Rows) -> Rows:
@@ -153,12 +166,12 @@ class Batcher:
         return max(1, round(self._config.batch_tokens / self._config.bucket_tokens))
 
 
-def _part_starts(lengths: Rows, max_tokens: int) -> list[int]:
-    """Where parts of at most so many tokens with padding start.
+def _starts(lengths: Rows, max_tokens: int) -> list[int]:
+    """Return where microbatches of at most `max_tokens` tokens, with padding, start.
 
     Args:
         lengths: [N] lengths of the sentences, falling.
-        max_tokens: Most tokens of a part.
+        max_tokens: Most tokens of a microbatch.
     """
     starts, start = [], 0
     while start < len(lengths):
@@ -174,28 +187,27 @@ def build_batch(dataset: ParallelDataset, rows: Rows) -> Batch:
         dataset: The pairs.
         rows: [B] which of them.
     """
-    source, source_lengths = _with_eos(dataset.source, rows)
-    target_output, target_lengths = _with_eos(dataset.target, rows)
-    num_tokens = int(target_lengths.sum())
-    target_input = np.full_like(target_output, PAD)
-    target_input[1:num_tokens] = target_output[: num_tokens - 1]
-    target_input[np.cumsum(target_lengths) - target_lengths] = BOS
+    source, sources = _packed(dataset.source, rows)
+    target_output, targets = _packed(dataset.target, rows)
+    target_input = torch.full_like(target_output, PAD)
+    target_input[1 : targets.num_tokens] = target_output[: targets.num_tokens - 1]
+    target_input[targets.lengths.cumsum(0) - targets.lengths] = BOS
     return Batch(
-        source=torch.from_numpy(source),
-        source_lengths=torch.from_numpy(source_lengths),
-        target_input=torch.from_numpy(target_input),
-        target_output=torch.from_numpy(target_output),
-        target_lengths=torch.from_numpy(target_lengths),
-        num_tokens=num_tokens,
+        source=source,
+        sources=sources,
+        target_input=target_input,
+        target_output=target_output,
+        targets=targets,
     )
 
 
-def _with_eos(sequences: TokenSequences, rows: Rows) -> tuple[Rows, Rows]:
-    """Ids [num_rows(N)] of sentences closed by EOS, and their lengths."""
+def _packed(sequences: TokenSequences, rows: Rows) -> tuple[Tensor, Packing]:
+    """Return ids [num_rows(N)] of sentences closed by EOS, and their packing."""
     ids, lengths = sequences.joined(rows, gap=1)
     lengths = lengths + 1
     ids[np.cumsum(lengths) - 1] = EOS
-    return np.pad(ids, (0, num_rows(len(ids)) - len(ids))), lengths
+    ids = np.pad(ids, (0, num_rows(len(ids)) - len(ids)))
+    return torch.from_numpy(ids), Packing(torch.from_numpy(lengths), len(ids))
 
 
 def num_rows(num_tokens: int) -> int:

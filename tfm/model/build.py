@@ -2,9 +2,9 @@
 
 import contextlib
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,14 +92,7 @@ def load_model(folder: Path, info: ModelInfo) -> Model:
     return model
 
 
-class HasModules(Protocol):
-    """Part of what a torch module is."""
-
-    def modules(self) -> Iterable[nn.Module]:
-        """All modules, its own among them."""
-
-
-def use_backend(model: HasModules, backend: Backend) -> None:
+def use_backend(model: nn.Module, backend: Backend) -> None:
     """Have a model computed with other operations; modules that have none of them stay as they are.
 
     Args:

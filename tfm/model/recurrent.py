@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from tfm.backends.packing import Packing
+from tfm.backends.plain import PLAIN, Backend
 from tfm.config import RecurrentConfig
 from tfm.model.additive import new_additive_weight
 from tfm.model.attention import AttentionMask, attention_weights
@@ -294,6 +296,7 @@ class Recurrent(nn.Module):
     """
 
     max_positions: int | None = None  # sentences may have any length
+    backend: Backend = PLAIN  # of the loss; the layers are torch's
 
     def __init__(
         self, config: RecurrentConfig, *, source_vocab_size: int, target_vocab_size: int
@@ -352,6 +355,24 @@ class Recurrent(nn.Module):
             [B, T, d_model] what `logits` maps to the next token's.
         """
         return self._decode(source, lengths, target_input)[0]
+
+    def forward_packed(
+        self, source: Tensor, sources: Packing, target_input: Tensor, targets: Packing
+    ) -> Tensor:
+        """Do the same for packed sentences, which are padded meanwhile.
+
+        Args:
+            source: [num_rows of the sources] token ids.
+            sources: Packing of the sources.
+            target_input: [num_rows of the targets] token ids, those of each sentence moved right
+                by one.
+            targets: Packing of the targets.
+
+        Returns:
+            [num_rows of the targets, d_model].
+        """
+        padded = self(sources.spread(source), sources.device_lengths, targets.spread(target_input))
+        return targets.gather(padded)
 
     def attention_weights(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Tensor:
         """[B, T, S] the weights by which `forward` attends to the source, before their dropout."""

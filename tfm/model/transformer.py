@@ -87,7 +87,7 @@ class Transformer(nn.Module):
     def forward_packed(
         self, source: Tensor, sources: Packing, target_input: Tensor, targets: Packing
     ) -> Tensor:
-        """Do the same without padding.
+        """Do the same for packed sentences: without padding, if the backend packs.
 
         Args:
             source: [num_rows of the sources] token ids.
@@ -99,6 +99,11 @@ class Transformer(nn.Module):
         Returns:
             [num_rows of the targets, d_model].
         """
+        if not self.packs:
+            padded = self(
+                sources.spread(source), sources.device_lengths, targets.spread(target_input)
+            )
+            return targets.gather(padded)
         encoded = self._encode(self.source_embedding.packed(source, sources), sources)
         x = self.target_embedding.packed(target_input, targets)
         return self._decode(x, encoded, targets, sources)

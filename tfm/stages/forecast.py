@@ -27,7 +27,7 @@ class Forecast:
         steps_per_epoch: Steps in a pass over them.
         tokens_per_step: Mean target tokens of a step.
         num_processes: Processes that compute it together.
-        parts_per_step: Mean number of parts in which each of them computes its share of a batch.
+        microbatches_per_step: Mean number of microbatches of a step on each of them.
         flops_per_step: Mean training FLOPs of a step.
         max_steps: Where the run stops.
     """
@@ -40,7 +40,7 @@ class Forecast:
     steps_per_epoch: int
     tokens_per_step: float
     num_processes: int
-    parts_per_step: float
+    microbatches_per_step: float
     flops_per_step: float
     max_steps: int
 
@@ -70,8 +70,9 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     batcher = Batcher(data.train, run.batching, seed=run.training.seed)
     steps = batcher.num_batches()
     epoch_flops = cost.training_flops(*batcher.lengths(np.arange(len(data.train))))
-    shares = math.lcm(run.batching.shares, num_processes)
-    num_parts = sum(len(batcher.split(rows, multiple_of=shares)) for rows in batcher.epoch(1))
+    num_shards = math.lcm(run.batching.shares, num_processes)
+    epoch = batcher.epoch(1)
+    num_microbatches = sum(len(batcher.split(rows, multiple_of=num_shards)) for rows in epoch)
     return Forecast(
         data_dir=data_dir,
         compute=str(compute),
@@ -81,7 +82,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         steps_per_epoch=steps,
         tokens_per_step=batcher.num_tokens / steps,
         num_processes=num_processes,
-        parts_per_step=num_parts / steps / num_processes,
+        microbatches_per_step=num_microbatches / steps / num_processes,
         flops_per_step=epoch_flops / steps,
         max_steps=run.training.max_steps,
     )

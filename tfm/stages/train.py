@@ -14,8 +14,8 @@ from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
 from tfm.errors import CheckpointError, UsageError
 from tfm.reporting import say
-from tfm.stages.session import Session
 from tfm.stages.training_data import TrainingData, open_data
+from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import newest_whole_checkpoint
 from tfm.storage.files import write_text
@@ -62,46 +62,40 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
         raise UsageError(
             "shard has no effect on a single process: start several, or use --no-shard"
         )
-    compute = verified_compute(
-        run.training.device,
-        run.training.precision,
-        local_rank=_gpu_index(world),
-        trains=True,
-    )
+    device, precision = run.training.device, run.training.precision
+    compute = verified_compute(device, precision, local_rank=_gpu_index(world), trains=True)
     data = open_data(data_dir, run)
-    timeout = 60 * run.training.stall_minutes
+    timeout = timedelta(minutes=run.training.stall_minutes)
     with (
-        joined(
-            world, compute.device, timeout=timedelta(seconds=_TIMEOUTS_OF_COLLECTIVES * timeout)
-        ) as group,
+        joined(world, compute.device, timeout=_TIMEOUTS_OF_COLLECTIVES * timeout) as group,
         # After they have met, so that all hear at once if the folder is another's.
         lock_folder(run_dir) if world.is_first else nullcontext(),
         StopRequests() as stop,
-        Watchdog(world, group.store, timeout_seconds=timeout) as watchdog,
+        Watchdog(world, group.store, timeout_seconds=timeout.total_seconds()) as watchdog,
     ):
         watchdog.heartbeat("comparing settings", waits=True)
         group.check_equal(_facts(data, str(compute.dtype)))
         watchdog.heartbeat("checking the newest checkpoint", waits=not world.is_first)
         checkpoint = _checkpoint_to_resume(run_dir, data.info, group)
-        session = Session(
+        training = TrainingRun(
             run_dir,
             data,
             compute,
             group=group,
-            beat=watchdog.heartbeat,
+            heartbeat=watchdog.heartbeat,
             stop=stop,
             checkpoint=checkpoint,
         )
         if world.is_first:
             write_text(run_dir / "config.toml", run_toml(run))
-        position = session.trainer.position
-        if session.is_finished():
+        position = training.trainer.position
+        if training.is_finished():
             say(f"train: {run_dir} is finished at step {position.step:,}")
         else:
             processes = "" if group.is_alone else f", {world.size} processes"
             say(f"train: {run_dir} on {data_dir}, {compute}{processes}")
-            session.loop()
-    return TrainResult(run_dir=run_dir, step=position.step, metrics=session.metrics)
+            training.loop()
+    return TrainResult(run_dir=run_dir, step=position.step, metrics=training.metrics)
 
 
 def _gpu_index(world: World) -> int:

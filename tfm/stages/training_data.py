@@ -13,6 +13,21 @@ from tfm.storage.checkpoint.model_folder import ModelInfo
 
 
 @dataclass(frozen=True, kw_only=True)
+class ValidationSplit:
+    """What a model in training is measured on.
+
+    Attributes:
+        pairs: Its pairs as token ids.
+        sources: Their plain text.
+        references: What outputs are scored against: translations, or trees for a parser.
+    """
+
+    pairs: ParallelDataset
+    sources: list[str]
+    references: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingData:
     """A dataset, checked and opened.
 
@@ -20,19 +35,15 @@ class TrainingData:
         data_dir: Its folder.
         vocabulary: Its subword models.
         train: Training pairs.
-        valid: Validation pairs; None if there are none.
-        valid_sources: The plain text of its sources.
-        valid_references: What they are scored against: translations, or for a parser trees.
-        info: What a model trained on it is.
+        valid: Validation split; None if there is none.
+        info: Describes a model trained on it.
         checksum: Of the training pairs, in their order.
     """
 
     data_dir: Path
     vocabulary: Vocabulary
     train: ParallelDataset
-    valid: ParallelDataset | None
-    valid_sources: list[str]
-    valid_references: list[str]
+    valid: ValidationSplit | None
     info: ModelInfo
     checksum: str
 
@@ -62,26 +73,26 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
     if not len(train):
         raise DataError(f"{data_dir} has no training pairs: see its manifest.json for the reason")
     valid = None
-    sources, references = [], []
     if index.num_pairs.get("valid"):
-        valid = ParallelDataset(data_dir / "bin", "valid", vocab_sizes=vocab_sizes)
+        pairs = ParallelDataset(data_dir / "bin", "valid", vocab_sizes=vocab_sizes)
         paths = manifest.text_path("valid", manifest.source), manifest.reference_path("valid")
-        for source, reference in read_pairs(*paths, strict=True, num_lines=len(valid)):
-            sources.append(source.decode())
-            references.append(reference.decode())
+        text = list(read_pairs(*paths, strict=True, num_lines=len(pairs)))
+        valid = ValidationSplit(
+            pairs=pairs,
+            sources=[source.decode() for source, _ in text],
+            references=[reference.decode() for _, reference in text],
+        )
     elif run.training.patience is not None:
         raise UsageError(
             f"patience has no effect: {data_dir} has no validation split; leave it out, or prepare "
             "the data with one"
         )
-    _check_lengths(data_dir, [train, *([valid] if valid is not None else [])], run)
+    _check_lengths(data_dir, [train, *([] if valid is None else [valid.pairs])], run)
     return TrainingData(
         data_dir=data_dir,
         vocabulary=vocabulary,
         train=train,
         valid=valid,
-        valid_sources=sources,
-        valid_references=references,
         info=ModelInfo(
             run=run,
             source=manifest.source,

@@ -1,9 +1,9 @@
-"""The gradient of a batch whose parts are computed by several processes."""
+"""Gradients of microbatches, summed over the processes that compute them."""
 
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -16,128 +16,109 @@ from tfm.distributed.group import Group
 # Of DDP, which settles how it buckets gradients in its first steps.
 _STEPS_TO_SETTLE = 3
 
-LossFunction = Callable[[Batch], tuple[Tensor, Tensor]]
 
+class Gradients:
+    """The gradients of a process alone, and the interface of those that several processes share.
 
-class Gradients(Protocol):
-    """How the gradients of parts come together.
+    Args:
+        module: Maps a microbatch to its smoothed loss and negative log-likelihood, each summed over
+            its target tokens.
 
     Attributes:
-        loss: Maps a part to its smoothed loss and negative log-likelihood, summed over its tokens.
-        can_give_up: Whether a process may leave out parts that it cannot compute.
-        divisor: What the sum over processes is divided by.
+        loss: The module, or what wraps it to share its gradients.
+        can_recover: Whether a process that runs out of memory can go on with the others.
     """
 
-    loss: LossFunction
-    can_give_up: bool
-    divisor: int
-
-    def sharing(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Compute a part, forward and backward; in the last, all share their gradients."""
-
-    def release(self) -> None:
-        """Let the others come to the end of their last part, after this process failed in its."""
-
-    def reset(self, example: Batch) -> None:
-        """Start anew after such a failure, on all processes at once."""
-
-
-def gradients_of(loss: nn.Module, group: Group, example: Batch, *, shard: bool) -> Gradients:
-    """Prepare a module for the processes that compute its gradient together.
-
-    Args:
-        loss: Computes the loss of a part.
-        group: The processes.
-        example: A small batch.
-        shard: Give each process a share of the weights instead of all.
-    """
-    if group.is_alone:
-        return LocalGradients(loss)
-    if shard:
-        # FSDP takes seconds to load, which only those wait for who use it.
-        from tfm.training.sharding import ShardedGradients
-
-        return ShardedGradients(loss, group)
-    return ReplicatedGradients(loss, group, example)
-
-
-class LocalGradients:
-    """All parts are computed here."""
-
-    can_give_up = True
-    divisor = 1
+    can_recover = True
 
     def __init__(self, module: nn.Module) -> None:
-        self.loss: LossFunction = module
+        self.loss: Callable[[Batch], tuple[Tensor, Tensor]] = module
 
-    def sharing(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Nothing to share."""
+    def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Return a context to compute a microbatch in; in the last, ranks sum their gradients."""
         return nullcontext()
 
-    def release(self) -> None:
-        """Nobody waits."""
+    def release_peers(self) -> None:
+        """After a failure in the last microbatch, join the sums that the other ranks wait for."""
 
-    def reset(self, example: Batch) -> None:
-        """Nothing is left over."""
+    def reset(self) -> None:
+        """Start anew after such a failure of any rank; to be called by all ranks."""
 
 
-class ReplicatedGradients:
-    """Each process has all weights; gradients are summed while the last backward pass goes on.
-
-    A process that runs out of memory in its last part still owes the others the sums that it has
-    not come to: `release` gives zeros to them. DDP cannot be interrupted, so it is replaced then.
+def gradients_of(module: nn.Module, group: Group, example: Batch, *, shard: bool) -> Gradients:
+    """Prepare a module for the processes that compute its gradients together.
 
     Args:
-        module: Computes the loss of a part; the first process' weights go to all.
+        module: Computes the loss of a microbatch.
+        group: The processes.
+        example: A small batch.
+        shard: Whether each process holds only a shard of the weights (FSDP).
+    """
+    if group.is_alone:
+        return Gradients(module)
+    if shard:
+        # FSDP takes seconds to load: only those who use it wait for that.
+        from tfm.training.sharding import ShardedGradients
+
+        return ShardedGradients(module, group)
+    return ReplicatedGradients(module, group, example)
+
+
+class ReplicatedGradients(Gradients):
+    """Each process has all weights; gradients are summed during the last backward pass (DDP).
+
+    A process that runs out of memory in its last microbatch gives zeros to the sums that it still
+    owes the others. DDP cannot be interrupted, so it is replaced then.
+
+    Args:
+        module: Computes the loss of a microbatch; the first process' weights go to all.
         group: The processes.
         example: A small batch.
     """
-
-    can_give_up = True
-    divisor = 1
 
     def __init__(self, module: nn.Module, group: Group, example: Batch) -> None:
         self._module = module
         self._group = group
+        self._example = example
         self._bucket_sizes: dict[int, int] = {}
         self._num_summed = 0
-        self.reset(example)
+        self.reset()
 
-    def sharing(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """See the protocol; raises LostPeersError if the others are gone."""
+    def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Return a context to compute a microbatch in; LostPeersError if the others are gone."""
         self._num_summed = 0
-        return self._group.reaching_peers() if is_last else self._replicas.no_sync()
+        return self._group.reaching_peers() if is_last else self._replica.no_sync()
 
-    def release(self) -> None:
-        """See the protocol; raises LostPeersError if the others are gone."""
+    def release_peers(self) -> None:
+        """Join the sums that this process still owes; LostPeersError if the others are gone."""
         device = next(self._module.parameters()).device
         with self._group.reaching_peers():
             for index in range(self._num_summed, len(self._bucket_sizes)):
                 dist.all_reduce(torch.zeros(self._bucket_sizes[index], device=device))
 
-    def reset(self, example: Batch) -> None:
-        """See the protocol."""
-        self._replicas: Any = None
-        self.loss: LossFunction = self._module  # the last reference to DDP and its hooks
+    def reset(self) -> None:
+        """Wrap the module in a fresh DDP, and run it until its buckets are settled."""
+        self._replica: Any = None
+        self.loss = self._module  # the last reference to DDP and its hooks
         gc.collect()
         self._module.zero_grad()
         with self._group.reaching_peers():
-            self._replicas = DistributedDataParallel(
+            self._replica = DistributedDataParallel(
                 self._module,
                 static_graph=True,
                 gradient_as_bucket_view=True,
                 init_sync=not self._bucket_sizes,  # the first time
             )
             # Tables of positions grow with the sentences that a process has seen.
-            self._replicas.broadcast_buffers = False
-            self._replicas.register_comm_hook(None, self._summed)
-            self.loss = self._replicas
+            self._replica.broadcast_buffers = False
+            self._replica.register_comm_hook(None, self._sum_bucket)
+            self.loss = self._replica
             for _ in range(_STEPS_TO_SETTLE):
-                loss, _ = self.loss(example)
+                loss, _ = self.loss(self._example)
                 (loss * 0).backward()  # type: ignore[no-untyped-call]
         self._module.zero_grad()
 
-    def _summed(
+    def _sum_bucket(
         self,
         _: None,
         bucket: dist.GradBucket,  # type: ignore[name-defined]  # not in its stub
@@ -152,7 +133,7 @@ class ReplicatedGradients:
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
-    """The norm of the whole gradient, wherever its parts are."""
+    """Return the norm of the whole gradient, sharded or not."""
     norm: Any = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     return float(norm.full_tensor() if _is_sharded(norm) else norm)
 
@@ -163,13 +144,19 @@ def scale_gradient(parameters: Sequence[nn.Parameter], factor: float) -> None:
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
 
 
-def whole(tensor: Any, *, keep: bool = True) -> Tensor:
-    """A tensor of which each process may have a share only; all must ask for it together.
+def clip_gradient(parameters: Sequence[nn.Parameter], norm: float, *, limit: float) -> None:
+    """Scale a gradient of some norm down to a limit; 0 never clips."""
+    if limit and norm > limit:
+        scale_gradient(parameters, limit / norm)
+
+
+def full_tensor(tensor: Any, *, keep: bool = True) -> Tensor:
+    """Return the full tensor of a shard; all processes must call it together.
 
     Args:
-        tensor: Whole or shared.
-        keep: Whether this process has a use for it. One that was shared comes in memory of the CPU,
-            as a device that had no room for all of them would not have it now; or empty.
+        tensor: Full or sharded.
+        keep: Whether this process needs it. What was sharded comes in memory of the CPU, because
+            the device may have no room for it; or empty.
     """
     tensor = tensor.detach()
     if not _is_sharded(tensor):
@@ -178,16 +165,16 @@ def whole(tensor: Any, *, keep: bool = True) -> Tensor:
     return full.cpu() if keep else full.new_empty(0)
 
 
-def like(tensor: Tensor, parameter: Any) -> Tensor:
-    """A whole tensor laid out as a parameter of the same shape: on its device, shared as it is."""
+def shard_like(tensor: Tensor, parameter: Any) -> Tensor:
+    """Return a full tensor on the device of a parameter of its shape, and sharded as it is."""
     tensor = tensor.to(parameter.device)
     if not _is_sharded(parameter):
         return tensor
-    from tfm.training.sharding import shard_like
+    from torch.distributed.tensor import distribute_tensor
 
-    return shard_like(tensor, parameter)
+    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
 
 
 def _is_sharded(tensor: Any) -> bool:
-    """Whether a tensor is a DTensor, told without loading what that takes."""
+    """Return whether a tensor is a DTensor, without loading that class."""
     return hasattr(tensor, "full_tensor")

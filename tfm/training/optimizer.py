@@ -52,27 +52,21 @@ class Adam:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Update all parameters that have a gradient."""
-        weights, gradients, first, second = list[Tensor](), list[Tensor](), [], []
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                continue
-            if parameter not in self.moments:
-                self.moments[parameter] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            weights.append(parameter)
-            gradients.append(parameter.grad)
-            first.append(self.moments[parameter][0])
-            second.append(self.moments[parameter][1])
+        updated = [each for each in self._parameters if each.grad is not None]
+        for each in updated:
+            if each not in self.moments:
+                self.moments[each] = torch.zeros_like(each), torch.zeros_like(each)
         self.num_updates += 1
-        if not weights:
+        if not updated:
             return
-        number = torch.tensor(float(self.num_updates), device=weights[0].device)
+        number = torch.tensor(float(self.num_updates), device=updated[0].device)
         torch._fused_adam_(
-            weights,
-            gradients,
-            first,
-            second,
+            list[Tensor](updated),
+            [each.grad for each in updated if each.grad is not None],
+            [self.moments[each][0] for each in updated],
+            [self.moments[each][1] for each in updated],
             [],
-            [number] * len(weights),
+            [number] * len(updated),
             lr=learning_rate,
             beta1=self._config.adam_beta1,
             beta2=self._config.adam_beta2,
@@ -83,6 +77,6 @@ class Adam:
         )
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         for parameter in self._parameters:
             parameter.grad = None

@@ -1,9 +1,9 @@
-"""The training loop: batches in, better weights out."""
+"""The training step: a batch in, better weights out."""
 
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, astuple, replace
 from typing import Any
 
 import numpy as np
@@ -11,20 +11,30 @@ import torch
 from torch import Tensor
 
 from tfm.backends.selection import training_backend
-from tfm.config import RunConfig
-from tfm.data.batching import Batcher
+from tfm.config import RunConfig, TransformerConfig
+from tfm.data.batching import Batch, Batcher
 from tfm.data.dataset import ParallelDataset, Rows
-from tfm.device.compute import Compute
+from tfm.device.compute import Compute, is_out_of_memory, release_memory
 from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
-from tfm.errors import UsageError
-from tfm.model.build import use_backend
+from tfm.errors import TrainingError, UsageError
+from tfm.model.build import Model, use_backend
 from tfm.model.cost import Cost
-from tfm.training.batch_gradient import BatchGradient
-from tfm.training.gradients import like, scale_gradient, whole
-from tfm.training.loss import PackedModel, PartLoss, TrainableModel, batch_loss
+from tfm.training.gradients import (
+    clip_gradient,
+    full_tensor,
+    gradient_norm,
+    gradients_of,
+    scale_gradient,
+    shard_like,
+)
+from tfm.training.loss import BatchLoss
 from tfm.training.optimizer import Adam, learning_rate, peak_learning_rate
-from tfm.training.progress import Beat, Position, StepReport, Wishes, no_wishes, unwatched
+from tfm.training.precision import LossScale
+from tfm.training.progress import ControlFlags, Heartbeat, Position, StepReport, no_heartbeat
+
+Poll = Callable[[], ControlFlags]
+StepResult = tuple[StepReport | None, ControlFlags]
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # what checkpoints call them, as torch does
 
@@ -32,8 +42,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")  # what checkpoints call them, as torch doe
 class Trainer:
     """Trains a model on a dataset, step by step, with the other processes of its group.
 
-    Weights, order and dropout follow from the seed, the step and the part of its batch alone, so
-    that a run which is stopped and resumed is the same run, and so is one on other devices.
+    Weights, order and dropout follow from the seed, the step and the number of the microbatch
+    alone. So a run that is stopped and resumed is the same run, on any number of processes.
 
     Args:
         model: The model, on its device.
@@ -42,8 +52,16 @@ class Trainer:
         compute: Device and arithmetic.
         cost: What the model costs.
         group: The processes that train together.
-        beat: Told where a step stands, so that a process which stalls is noticed.
+        heartbeat: Told where a step stands.
         threads: Adapted between steps; None leaves the threads of torch as they are.
+
+    Attributes:
+        model: The model.
+        batcher: Plans and builds batches.
+        position: How far training has come.
+        parameters: Of the model.
+        overflows: How often a batch was computed again because fp16 overflowed.
+        out_of_memory: How often a batch was computed again in smaller microbatches.
 
     Raises:
         UsageError: Fast kernels are asked for where there are none.
@@ -51,40 +69,44 @@ class Trainer:
 
     def __init__(
         self,
-        model: TrainableModel,
+        model: Model,
         dataset: ParallelDataset,
         run: RunConfig,
         compute: Compute,
         *,
         cost: Cost,
         group: Group | None = None,
-        beat: Beat = unwatched,
+        heartbeat: Heartbeat = no_heartbeat,
         threads: ComputeThreads | None = None,
     ) -> None:
+        if run.training.kernels == "fast" and not isinstance(run.model, TransformerConfig):
+            raise UsageError("--kernels fast is for the Transformer alone: use --kernels auto")
         self.model = model
-        self._threads = threads
         self.batcher = Batcher(dataset, run.batching, seed=run.training.seed)
         self.position = Position()
-        if run.training.kernels == "fast" and not isinstance(model, PackedModel):
-            raise UsageError("--kernels fast is for the Transformer alone: use --kernels auto")
-        backend = training_backend(compute, run.training.kernels)
-        use_backend(model, backend)
-        self.gradient = BatchGradient(
-            PartLoss(model, smoothing=run.optimizer.label_smoothing),
-            self.batcher,
-            run,
-            compute,
-            backend=backend,
-            group=group or Group(),
-            beat=beat,
-        )
+        self.overflows = 0
+        self.out_of_memory = 0
         self._run = run
+        self._compute = compute
         self._cost = cost
+        self._group = group or Group()
+        self._heartbeat = heartbeat
+        self._threads = threads
+        self._backend = training_backend(compute, run.training.kernels)
+        use_backend(model, self._backend)
+        loss = BatchLoss(model, label_smoothing=run.optimizer.label_smoothing)
+        example = self._batch(np.zeros(1, dtype=np.int64))
+        self._gradients = gradients_of(loss, self._group, example, shard=run.training.shard)
+        self.parameters = list(loss.parameters())
+        self._optimizer = Adam(self.parameters, run.optimizer)
         self._peak = peak_learning_rate(run.optimizer, run.model.d_model)
-        self._optimizer = Adam(self.gradient.parameters, run.optimizer)
+        self._loss_scale = LossScale()  # of fp16
+        self._max_tokens = run.batching.max_tokens
+        # A multiple of the processes: whatever their number, they compute the same microbatches.
+        self._num_dropout_shards = math.lcm(run.batching.shares, self._group.world.size)
 
     def batches(self) -> Iterator[Rows]:
-        """The batches to come, epoch after epoch, without end."""
+        """Yield the batches to come, epoch after epoch, without end."""
         position = self.position
         while True:
             batches = self.batcher.epoch(position.epoch)
@@ -93,16 +115,16 @@ class Trainer:
             position.epoch += 1
             position.examples = 0
 
-    def step(self, rows: Rows, *, wishes: Callable[[], Wishes] = no_wishes) -> StepReport | None:
+    def step(self, rows: Rows, *, poll: Poll = ControlFlags) -> StepResult:
         """Make one step on one batch.
 
         Args:
             rows: The sentence pairs of the batch.
-            wishes: Asked, more than once, what is to be done besides; all that one process wishes
-                is in `gradient.agreed`.
+            poll: Returns the flags of this process; called several times.
 
         Returns:
-            Its figures; None if a stop was agreed on before it was done, and nothing has changed.
+            The figures, or None if a stop was asked for in time and nothing has changed; and the
+            flags, combined over all processes.
 
         Raises:
             TrainingError: Memory is too small for a single sentence pair.
@@ -111,126 +133,224 @@ class Trainer:
         started = time.perf_counter()
         if self._threads is not None:
             self._threads.adapt()
-        position = self.position
-        step = position.step + 1
-        num_tokens = int(self.batcher.lengths(rows)[1].sum())
         self.model.train()
-        totals = self.gradient.compute(rows, step=step, wishes=wishes)
-        if totals is None:
-            return None
-        loss, nll, norm = totals
-        skipped = not (math.isfinite(loss) and math.isfinite(norm))
+        step, compute = self.position.step + 1, self._compute
+        num_tokens = int(self.batcher.lengths(rows)[1].sum())
+        while True:
+            scale = self._loss_scale if compute.dtype == torch.float16 else LossScale(1.0)
+            weight = scale.value / num_tokens
+            sums, flags = self._accumulate_gradient(rows, weight, step, compute, poll)
+            if sums is None:
+                if flags.stop:
+                    return None, flags
+                self._use_smaller_microbatches(rows, step)
+                continue
+            loss, nll = (total / num_tokens for total in sums.tolist())
+            norm = gradient_norm(self.parameters) / scale.value
+            is_finite = math.isfinite(loss) and math.isfinite(norm)
+            if is_finite or compute.dtype != torch.float16:
+                break
+            self.overflows += 1
+            # A loss that is not finite overflowed before it was scaled.
+            if not math.isfinite(loss) or not scale.halve():
+                compute = replace(compute, dtype=torch.float32)
         rate = learning_rate(step, peak=self._peak, warmup_steps=self._run.optimizer.warmup_steps)
-        if not skipped:
-            self._update(norm, rate)
+        if is_finite:
+            scale_gradient(self.parameters, 1 / scale.value)
+            scale.note_good_step()
+            clip_gradient(self.parameters, norm, limit=self._run.optimizer.clip_norm)
+            self._optimizer.step(rate)
         self._optimizer.zero_grad()
-        flops = self._cost.training_flops(*self.batcher.lengths(rows))
-        position.step = step
-        position.examples += len(rows)
-        position.pairs += len(rows)
-        position.tokens += num_tokens
-        position.flops += flops
-        position.skipped += skipped
-        position.skipped_in_a_row = position.skipped_in_a_row + 1 if skipped else 0
-        return StepReport(
+        report = StepReport(
             step=step,
-            epoch=position.epoch,
+            epoch=self.position.epoch,
             loss=loss,
             nll=nll,
             num_tokens=num_tokens,
-            flops=flops,
+            flops=self._cost.training_flops(*self.batcher.lengths(rows)),
             gradient_norm=norm,
             learning_rate=rate,
             seconds=time.perf_counter() - started,
-            skipped=skipped,
+            skipped=not is_finite,
+        )
+        self.position.advance(report, num_pairs=len(rows))
+        return report, flags
+
+    def _accumulate_gradient(
+        self, rows: Rows, weight: float, step: int, compute: Compute, poll: Poll
+    ) -> tuple[Tensor | None, ControlFlags]:
+        """Compute the gradient of a batch's weighted loss; each rank takes some microbatches.
+
+        Ranks sum their gradients in the last microbatch, which none may leave: before it they
+        exchange their flags, and whether one is out of memory.
+
+        Returns:
+            [2] sums of loss and negative log-likelihood over all ranks, or None without a gradient,
+            because of a stop or of a rank out of memory; and the flags of all ranks.
+        """
+        self._optimizer.zero_grad()  # that of an attempt that failed
+        world, microbatches = self._group.world, self._split(rows)
+        indices = range(world.rank, _rounded_up(len(microbatches), world.size), world.size)
+        # Loss, negative log-likelihood, ranks out of memory.
+        sums = torch.zeros(3, dtype=torch.float64, device=compute.device)
+        ran_out = False
+        for index in indices[:-1]:
+            if self._gradients.can_recover and poll().stop:
+                break
+            losses = self._forward_backward(microbatches, index, weight, step, compute)
+            if losses is None:
+                ran_out = True
+                break
+            sums[:2] += losses
+        flags, any_ran_out = self._exchange(poll(), out_of_memory=ran_out)
+        if flags.stop or any_ran_out:
+            return None, flags
+        losses = self._forward_backward(microbatches, indices[-1], weight, step, compute)
+        if losses is None:
+            sums[2] = 1
+            self._gradients.release_peers()
+        else:
+            sums[:2] += losses
+        self._heartbeat(f"step {step}, sums", waits=True)
+        if self._group.sum(sums)[2]:
+            self._gradients.reset()
+            return None, flags
+        return sums[:2], flags
+
+    def _forward_backward(
+        self, microbatches: list[Rows], index: int, weight: float, step: int, compute: Compute
+    ) -> Tensor | None:
+        """Add the gradient of a microbatch's weighted loss to that of the batch.
+
+        Returns:
+            [2] sums of loss and negative log-likelihood; None if this rank ran out of memory.
+        """
+        # In a batch of few sentences, a rank may have none: it computes one that does not count.
+        is_real = index < len(microbatches)
+        num_ranks = self._group.world.size
+        is_last = index // num_ranks == (len(microbatches) - 1) // num_ranks
+        can_recover = self._gradients.can_recover
+        phase = f"microbatch {index + 1} of {len(microbatches)}"
+        self._heartbeat(f"step {step}, {phase}", waits=not can_recover)
+        try:
+            with self._gradients.accumulate(is_last=is_last):
+                batch = self._batch(microbatches[index if is_real else 0])
+                self._backend.seed(_mixed_seed(self._run.training.seed, step, index))
+                with compute.autocast():
+                    loss, nll = self._gradients.loss(batch)
+                waits = is_last or not can_recover
+                self._heartbeat(f"step {step}, gradient of {phase}", waits=waits)
+                (loss * (weight if is_real else 0.0)).backward()  # type: ignore[no-untyped-call]
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if not can_recover:
+                raise self._too_large(microbatches, step) from error
+            return None
+        losses = torch.stack([loss.detach(), nll])
+        return losses if is_real else torch.zeros_like(losses)
+
+    def _exchange(self, flags: ControlFlags, *, out_of_memory: bool) -> tuple[ControlFlags, bool]:
+        """Combine the flags of all ranks, and tell whether any is out of memory."""
+        self._heartbeat("the exchange of control flags", waits=True)
+        *values, failed = self._group.largest([*map(int, astuple(flags)), int(out_of_memory)])
+        return ControlFlags(values[0], *map(bool, values[1:])), bool(failed)
+
+    def _batch(self, rows: Rows) -> Batch:
+        return self.batcher.batch(rows).to(self._compute.device)
+
+    def _split(self, rows: Rows) -> list[Rows]:
+        return self.batcher.split(
+            rows, max_tokens=self._max_tokens, multiple_of=self._num_dropout_shards
         )
 
+    def _use_smaller_microbatches(self, rows: Rows, step: int) -> None:
+        """After a rank ran out of memory, split batches further from here on.
+
+        Raises:
+            TrainingError: They cannot be split further.
+        """
+        microbatches = self._split(rows)
+        sizes = [self._num_padded(each) for each in microbatches if len(each) > 1]
+        if not sizes:
+            raise self._too_large(microbatches, step)
+        self._max_tokens = max(sizes) // 2
+        self.out_of_memory += 1
+        self._optimizer.zero_grad()
+        release_memory(self._compute.device)
+
+    def _too_large(self, microbatches: list[Rows], step: int) -> TrainingError:
+        return TrainingError(
+            f"step {step}: out of memory with a microbatch of "
+            f"{max(map(self._num_padded, microbatches)):,} tokens a side: use a smaller "
+            "--max-tokens, or a smaller model"
+        )
+
+    def _num_padded(self, rows: Rows) -> int:
+        """Return the number of tokens of the longer side of a microbatch, with padding."""
+        return len(rows) * self.batcher.longest(rows)
+
     def weights(self, *, keep: bool = True) -> dict[str, Tensor]:
-        """All parameters by name, each once; all processes must ask together.
+        """Return all parameters by name, each once; all processes must call it together.
 
         Args:
-            keep: Whether this process has a use for them: else they are empty if they are shared.
+            keep: Whether this process needs them; if not, sharded ones are empty.
         """
         return {
-            name: whole(parameter, keep=keep) for name, parameter in self.model.named_parameters()
+            name: full_tensor(parameter, keep=keep)
+            for name, parameter in self.model.named_parameters()
         }
 
     def state(self, *, keep: bool = True) -> dict[str, Any]:
-        """What, besides the weights, is needed to go on as if nothing had happened.
-
-        All processes must ask together.
+        """Return what a resumed run needs besides the weights; all processes must call it together.
 
         Args:
-            keep: Whether this process has a use for it.
+            keep: Whether this process needs it.
         """
         moments = {
             name: {
-                key: whole(moment, keep=keep)
+                key: full_tensor(moment, keep=keep)
                 for key, moment in zip(_MOMENTS, self._optimizer.moments[parameter], strict=True)
             }
             for name, parameter in self.model.named_parameters()
             if parameter in self._optimizer.moments
         }
+        is_fp16 = self._compute.dtype == torch.float16
         return {
             "moments": moments,
             "updates": self._optimizer.num_updates,
-            "gradient": self.gradient.state(),
+            "gradient": {
+                "shares": self._num_dropout_shards,
+                "max_tokens": self._max_tokens if self.out_of_memory else None,
+                "loss_scale": asdict(self._loss_scale) if is_fp16 else None,
+                "overflows": self.overflows,
+                "out_of_memory": self.out_of_memory,
+            },
             "position": asdict(self.position),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state that `state` returned."""
+        """Resume from what `state` returned."""
         for name, parameter in self.model.named_parameters():
             if name in state["moments"]:
-                first, second = (like(state["moments"][name][key], parameter) for key in _MOMENTS)
+                moments = state["moments"][name]
+                first, second = (shard_like(moments[key], parameter) for key in _MOMENTS)
                 self._optimizer.moments[parameter] = first, second
         self._optimizer.num_updates = state["updates"]
-        self.gradient.load_state(state["gradient"])
         self.position = Position(**state["position"])
+        gradient = state["gradient"]
+        self._num_dropout_shards = math.lcm(self._num_dropout_shards, gradient["shares"])
+        self._max_tokens = min(self._max_tokens, gradient["max_tokens"] or self._max_tokens)
+        if gradient["loss_scale"] is not None:
+            self._loss_scale = LossScale(**gradient["loss_scale"])
+        self.overflows = gradient["overflows"]
+        self.out_of_memory = gradient["out_of_memory"]
 
-    def _update(self, norm: float, rate: float) -> None:
-        limit = self._run.optimizer.clip_norm
-        if limit and norm > limit:
-            scale_gradient(self.gradient.parameters, limit / norm)
-        self._optimizer.step(rate)
+
+def _mixed_seed(*numbers: int) -> int:
+    """Return a seed of which every bit depends on all the numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
-def evaluate(
-    model: TrainableModel,
-    batcher: Batcher,
-    compute: Compute,
-    *,
-    group: Group | None = None,
-    beat: Beat = unwatched,
-    stopped: Callable[[], bool] = lambda: False,
-) -> float | None:
-    """Negative log-likelihood of a dataset in nats a target token, end of sentence included.
-
-    Args:
-        model: The whole model, the same on all processes.
-        batcher: Batches of the dataset.
-        compute: Device and arithmetic.
-        group: The processes that share the work.
-        beat: Told where it stands.
-        stopped: Whether to give up.
-
-    Returns:
-        The loss; None if a process gave up.
-    """
-    group = group or Group()
-    model.train(False)
-    parts = [part for rows in batcher.epoch(1) for part in batcher.split(rows)]
-    sums = torch.zeros(3, dtype=torch.float64)  # nll, tokens, processes that gave up
-    with torch.inference_mode():
-        for rows in parts[group.world.rank :: group.world.size]:
-            beat("the loss of the validation")
-            if stopped():
-                sums[2] = 1
-                break
-            part = batcher.part(rows)
-            with compute.autocast():
-                _, nll = batch_loss(model, part.to(compute.device), smoothing=0.0)
-            sums += torch.tensor([float(nll), part.num_tokens, 0])
-    beat("the sum of the loss of the validation", waits=True)
-    total, num_tokens, num_stopped = group.sum(sums).tolist()
-    return None if num_stopped else float(total / num_tokens)
+def _rounded_up(number: int, multiple_of: int) -> int:
+    return -(-number // multiple_of) * multiple_of

@@ -20,8 +20,6 @@ from tfm.data.dataset import Rows
 from tfm.data.synthetic.token_dataset import write_token_dataset
 from tfm.device.compute import Compute
 from tfm.device.threads import set_num_threads
-from tfm.distributed.group import Group
-from tfm.distributed.interruption import StopRequests
 from tfm.errors import UsageError
 from tfm.reporting import Progress, say
 from tfm.stages.bench.measurement import (
@@ -35,9 +33,9 @@ from tfm.stages.bench.measurement import (
     wait_for,
 )
 from tfm.stages.bench.train_loop import LoopTime, time_loop
-from tfm.stages.session import Session
 from tfm.stages.training_data import TrainingData, open_data
-from tfm.training.progress import StepReport, unwatched
+from tfm.stages.training_run import TrainingRun
+from tfm.training.progress import StepReport
 from tfm.world import World
 
 # Enough that pairs of a bucket are as alike in length as in a large corpus.
@@ -257,15 +255,7 @@ class _Bench:
         forget_peak_memory(compute.device)
         (scratch / "bare").mkdir()
         # The trainer that `tfm train` would have, whatever is done to make it fast.
-        self._trainer = Session(
-            scratch / "bare",
-            data,
-            compute,
-            group=Group(),
-            beat=unwatched,
-            stop=StopRequests(),
-            checkpoint=None,
-        ).trainer
+        self._trainer = TrainingRun(scratch / "bare", data, compute).trainer
         batches = self._trainer.batches()
         self._trainer.step(next(batches))
         wait_for(compute.device)
@@ -314,7 +304,7 @@ class _Bench:
             compute=str(self._compute),
             num_threads=torch.get_num_threads(),
             data=data_name,
-            num_parameters=sum(each.numel() for each in self._trainer.gradient.parameters),
+            num_parameters=sum(each.numel() for each in self._trainer.parameters),
             settings=run_table(self._data.info.run),
             plan=self._plan,
             target_tokens_per_second=statistics.median(rates),
@@ -334,7 +324,7 @@ class _Bench:
             seconds_to_first_step=self._seconds_to_first_step,
             peak_memory=self._memory,
             skipped_steps=sum(each.skipped for each in reports),
-            out_of_memory=self._trainer.gradient.out_of_memory,
+            out_of_memory=self._trainer.out_of_memory,
             loop=LoopSpeed.of(self._loops, rates) if self._plan.loop else None,
         )
 
@@ -346,10 +336,10 @@ class _Bench:
             wait_for(device)
             clock.mark()
             for rows in self._batches:
-                report = self._trainer.step(rows)
+                report, _ = self._trainer.step(rows)
                 clock.mark()
                 bar.update()
-                if report is not None:  # as it is only where a stop was wished for
+                if report is not None:  # nobody asks it to stop
                     reports.append(report)
         timed = _Round(reports=reports, seconds=clock.seconds())
         say(f"bench train: {name}: {timed.rate('num_tokens'):,.0f} target tokens/s")
@@ -364,17 +354,16 @@ def _real_share(
     Args:
         batcher: Of the batches.
         batches: Their rows.
-        shares: Each is split in a multiple of so many parts.
-        packs: Whether the model takes all tokens of a part as one axis, or pads its sentences.
+        shares: The number of microbatches of each is a multiple of it.
+        packs: Whether the model packs the sentences of a microbatch on one axis, or pads them.
     """
     real, computed = np.zeros(2), np.zeros(2)
     for rows in batches:
-        for part_rows in batcher.split(rows, multiple_of=shares):
-            part = batcher.part(part_rows)
-            for side, (tokens, lengths) in enumerate(
-                ((part.source, part.source_lengths), (part.target_input, part.target_lengths))
-            ):
-                real[side] += int(lengths.sum())
-                computed[side] += tokens.numel() if packs else len(lengths) * int(lengths.max())
+        for microbatch in batcher.split(rows, multiple_of=shares):
+            batch = batcher.batch(microbatch)
+            for side, packing in enumerate((batch.sources, batch.targets)):
+                padded = len(packing.lengths) * packing.longest
+                real[side] += packing.num_tokens
+                computed[side] += packing.num_rows if packs else padded
     source, target = map(float, real / computed)
     return RealShare(source=source, target=target, both=float(real.sum() / computed.sum()))

@@ -7,11 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from tfm.device.compute import Compute
-from tfm.distributed.group import Group
-from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
-from tfm.stages.session import Session
 from tfm.stages.training_data import TrainingData
+from tfm.stages.training_run import TrainingRun
 from tfm.world import World
 
 
@@ -52,15 +50,7 @@ def time_loop(
     info = replace(data.info, run=replace(run, training=settings))
     run_dir.mkdir()
     with Watchdog(World(), None, timeout_seconds=60 * settings.stall_minutes) as watchdog:
-        Session(
-            run_dir,
-            replace(data, info=info),
-            compute,
-            group=Group(),
-            beat=watchdog.heartbeat,
-            stop=StopRequests(),
-            checkpoint=None,
-        ).loop()
+        TrainingRun(run_dir, replace(data, info=info), compute, heartbeat=watchdog.heartbeat).loop()
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     timed = [each for each in lines if each["kind"] == "train" and each["step"] >= untimed_steps]
     return LoopTime(

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tfm.training.trainer import StepReport
-from tfm.training.window import Window
+from tfm.training.progress import MetricsWindow, StepReport
 
 
 def report(step, **changes):
@@ -21,7 +20,7 @@ def report(step, **changes):
 
 
 def test_losses_are_means_over_tokens_and_speeds_over_seconds():
-    window = Window()
+    window = MetricsWindow()
     window.add(report(1, loss=1.0, num_tokens=300, seconds=1.0, flops=5000))
     window.add(report(2, loss=5.0, num_tokens=100, seconds=3.0, flops=3000))
     record = window.record()
@@ -33,12 +32,12 @@ def test_losses_are_means_over_tokens_and_speeds_over_seconds():
 
 
 def test_a_window_goes_on_from_its_state():
-    window, resumed = Window([report(1)]), Window()
+    window, resumed = MetricsWindow([report(1)]), MetricsWindow()
     for state in window.state():
         resumed.add(StepReport(**state))
     assert resumed.record() == window.record()
 
 
 def test_a_loss_beyond_numbers_can_still_be_shown():
-    window = Window([report(1, nll=5000.0)])
+    window = MetricsWindow([report(1, nll=5000.0)])
     assert "ppl" in window.figures()

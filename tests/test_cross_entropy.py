@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.training import loss as loss_module
-from tfm.training.loss import label_smoothed_cross_entropy
+from tfm.backends import cross_entropy
+from tfm.backends.cross_entropy import label_smoothed_cross_entropy
 
 N, D, V = 7, 4, 5
 
@@ -51,7 +51,7 @@ def test_loss_and_gradients_equal_plain_autograd_however_it_is_chunked(
 ):
     hidden, weight, targets = new_inputs(seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_module, "_CHUNK_ELEMENTS", rows_at_once * V)
+        patch.setattr(cross_entropy, "_CHUNK_ELEMENTS", rows_at_once * V)
         found, nll = label_smoothed_cross_entropy(hidden, weight, targets, smoothing=smoothing)
     expected = plain_loss(hidden, weight, targets, smoothing)
     torch.testing.assert_close(found, expected)

@@ -1,0 +1,399 @@
+"""The training loop: steps, metrics, validation, checkpoints, from start or resume to a stop."""
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from tfm.data.dataset import Rows
+from tfm.device.compute import Compute, single_precision_flops
+from tfm.device.threads import ComputeThreads
+from tfm.distributed.group import Group
+from tfm.distributed.interruption import InterruptedRunError, StopRequests
+from tfm.errors import CheckpointError, TrainingError, UsageError
+from tfm.model.build import Model, load_model, new_model
+from tfm.model.cost import model_cost
+from tfm.reporting import Progress, say
+from tfm.stages.training_data import TrainingData
+from tfm.stages.validation import Validator
+from tfm.storage.checkpoint.model_folder import load_info, load_training_state
+from tfm.storage.checkpoint.run_folder import checkpoint_path
+from tfm.storage.metrics_log import MetricsLog
+from tfm.storage.saving import Saver
+from tfm.training.progress import ControlFlags, Heartbeat, MetricsWindow, StepReport, no_heartbeat
+from tfm.training.trainer import Trainer
+
+_MAX_PAIRS_NAMED = 10
+
+
+@dataclass
+class RunState:
+    """What a checkpoint holds of a run besides its trainer.
+
+    Attributes:
+        best: The best quality of a validation; None before the first.
+        validations_since_best: Validations since then.
+        owes_validation: Whether a signal came before the end of the last validation.
+        minutes: Wall time before the run was last resumed.
+        capacity_flops: Operations that the devices could have done (the paper's estimate, §6.1).
+    """
+
+    best: float | None = None
+    validations_since_best: int = 0
+    owes_validation: bool = False
+    minutes: float = 0.0
+    capacity_flops: float = 0.0
+
+
+class TrainingRun:
+    """A run from its newest checkpoint, or its start, to a limit or a stop.
+
+    All processes of a group go through it in step; only the first writes and speaks.
+
+    Args:
+        run_dir: The run folder.
+        data: What to train on, and all settings.
+        compute: Device and arithmetic.
+        group: The processes that train together.
+        heartbeat: Told where it stands.
+        stop: Signals that ask to stop.
+        checkpoint: Where to resume; None starts.
+
+    Attributes:
+        trainer: Makes the steps.
+        metrics: Of the newest validation.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        data: TrainingData,
+        compute: Compute,
+        *,
+        group: Group | None = None,
+        heartbeat: Heartbeat = no_heartbeat,
+        stop: StopRequests | None = None,
+        checkpoint: Path | None = None,
+    ) -> None:
+        self._run_dir = run_dir
+        self._data = data
+        self._run = data.info.run
+        self._compute = compute
+        self._group = group or Group()
+        self._heartbeat = heartbeat
+        self._stop = stop or StopRequests()
+        heartbeat("the model")
+        model = self._new_model() if checkpoint is None else load_model(checkpoint, data.info)
+        self._model = model.to(compute.device)
+        self.trainer = self._new_trainer()
+        heartbeat("the speed of the device")
+        self._capacity = self._group.world.size * single_precision_flops(compute.device)
+        self._saver = Saver(run_dir, background=self._run.training.background_saving)
+        self._started = self._validated_at = time.monotonic()
+        self._state = RunState()
+        self._window = MetricsWindow()
+        self.metrics: dict[str, float] = {}
+        if checkpoint is not None:
+            self._resume(checkpoint)
+        self._log = None
+        if self._group.world.is_first:
+            self._log = MetricsLog(run_dir, step=self.trainer.position.step)
+        self._has_report = True
+
+    def loop(self) -> None:
+        """Train until a limit is reached.
+
+        Raises:
+            InterruptedRunError: A signal asked to stop; the run is saved.
+            TrainingError: Too many steps in a row were skipped.
+            CheckpointError: The last checkpoint could not be saved.
+        """
+        first_step = self.trainer.position.step
+        with (
+            closing(self._saver),
+            Progress("train", total=self._last_step(), unit="steps", initial=first_step) as bar,
+        ):
+            if self._state.owes_validation:
+                self._validate_and_save()
+            self._heartbeat("the start of all", waits=True)
+            is_over = self.is_finished() or bool(self._group.largest([self._is_out_of_time()])[0])
+            if is_over:
+                say(f"train: {self._run_dir} has reached its limits")
+            batches = self.trainer.batches()
+            while not is_over:
+                rows = next(batches)
+                report, flags = self.trainer.step(rows, poll=self._poll)
+                if report is None:
+                    self._save_and_stop(flags.stop)
+                self._note_step(report, rows, bar)
+                is_over = flags.end or self.is_finished()
+                if is_over or flags.checkpoint or self._is_checkpoint_step(report.step):
+                    self._validate_and_save()
+                    is_over = is_over or self.is_finished()  # as patience runs out
+                elif flags.retry:
+                    self._save({})
+            self._heartbeat("saving")
+            self._saver.finish()
+
+    def is_finished(self) -> bool:
+        """Return whether one of the limits of the run is reached, minutes aside."""
+        limits, position = self._run.training, self.trainer.position
+        epochs_done = position.epoch - (position.examples < len(self._data.train))
+        since_best = self._state.validations_since_best
+        return not self._state.owes_validation and (
+            position.step >= limits.max_steps
+            or (limits.max_epochs is not None and epochs_done >= limits.max_epochs)
+            or (limits.patience is not None and since_best >= limits.patience)
+        )
+
+    def _is_out_of_time(self) -> bool:
+        limit = self._run.training.max_minutes
+        return limit is not None and self._minutes() >= limit
+
+    def _last_step(self) -> int:
+        limits = self._run.training
+        if limits.max_epochs is None:
+            return limits.max_steps
+        return min(limits.max_steps, limits.max_epochs * self.trainer.batcher.num_batches())
+
+    def _is_checkpoint_step(self, step: int) -> bool:
+        interval = self._run.training.checkpoint_steps
+        return interval is not None and step % interval == 0
+
+    def _poll(self) -> ControlFlags:
+        """Return the flags of this process."""
+        training = self._run.training
+        return ControlFlags(
+            stop=self._stop.received or 0,
+            checkpoint=training.checkpoint_steps is None
+            and time.monotonic() - self._validated_at >= 60 * training.checkpoint_minutes,
+            retry=self._saver.is_retry_due(),
+            end=self._is_out_of_time(),
+        )
+
+    def _minutes(self) -> float:
+        return self._state.minutes + (time.monotonic() - self._started) / 60
+
+    # --- start and resume
+
+    def _new_model(self) -> Model:
+        torch.manual_seed(self._run.training.seed)
+        source_size, target_size = self._data.info.vocab_sizes
+        return new_model(
+            self._run.model, source_vocab_size=source_size, target_vocab_size=target_size
+        )
+
+    def _new_trainer(self) -> Trainer:
+        source_size, target_size = self._data.info.vocab_sizes
+        cost = model_cost(
+            self._run.model,
+            source_vocab_size=source_size,
+            target_vocab_size=target_size,
+            max_tokens=self._run.batching.max_tokens,
+        )
+        num_processes = self._group.world.local_size
+        threads = ComputeThreads(self._run.training.threads, num_processes=num_processes)
+        self._heartbeat("the start of the trainers", waits=True)
+        return Trainer(
+            self._model,
+            self._data.train,
+            self._run,
+            self._compute,
+            cost=cost,
+            group=self._group,
+            heartbeat=self._heartbeat,
+            threads=threads if self._compute.device.type == "cpu" else None,
+        )
+
+    def _resume(self, checkpoint: Path) -> None:
+        saved = load_training_state(checkpoint)
+        if saved["dataset"] != self._data.checksum:
+            raise UsageError(
+                f"{self._run_dir} was started on other data than {self._data.data_dir}: use that, "
+                "or another folder with --run"
+            )
+        self.trainer.load_state(saved["trainer"])
+        self._state = RunState(**{item.name: saved[item.name] for item in fields(RunState)})
+        self._window = MetricsWindow(StepReport(**report) for report in saved["window"])
+        self.metrics = dict(load_info(checkpoint).metrics)
+
+    # --- metrics
+
+    def _write_line(self, record: Mapping[str, Any]) -> None:
+        if self._log is not None:
+            self._log.append(record)
+
+    def _note_step(self, report: StepReport, rows: Rows, bar: Progress) -> None:
+        self._window.add(report)
+        self._state.capacity_flops += report.seconds * self._capacity
+        problem = f" · {self._saver.problem}" if self._saver.problem else ""
+        bar.update(1, figures=self._window.figures() + problem)
+        if report.skipped:
+            self._note_skip(report, rows)
+        if report.step % self._run.training.log_steps == 0:
+            self._write_line(self._window.record() | self._totals())
+            self._window = MetricsWindow()
+
+    def _totals(self) -> dict[str, float]:
+        """Return what a line of metrics.jsonl says of the run so far."""
+        return {
+            "tokens": self.trainer.position.tokens,
+            "total_flops": self.trainer.position.flops,
+            "capacity_flops_per_second": self._capacity,
+            "paper_estimate_flops": self._state.capacity_flops,
+            "processes": self._group.world.size,
+            "out_of_memory": self.trainer.out_of_memory,
+            "fp16_overflows": self.trainer.overflows,
+            "minutes": self._minutes(),
+        }
+
+    def _note_skip(self, report: StepReport, rows: Rows) -> None:
+        """Report a skipped step; TrainingError if it was one too many."""
+        self._write_line(
+            {
+                "kind": "skipped",
+                "step": report.step,
+                "epoch": report.epoch,
+                "loss": str(report.loss),
+                "gradient_norm": str(report.gradient_norm),
+                "pairs": rows.tolist(),
+            }
+        )
+        what = f"loss {report.loss:.4g}, gradient norm {report.gradient_norm:.4g}: not finite"
+        limit = self._run.training.max_skipped_steps
+        if self.trainer.position.skipped_in_a_row < limit:
+            say(f"train: step {report.step:,} changes nothing: {what}")
+            return
+        unsaved = ""
+        self._heartbeat("saving", waits=not self._group.world.is_first)
+        try:
+            self._saver.finish()
+        except CheckpointError as error:
+            unsaved = f"; {error}"
+        pairs = ", ".join(map(str, sorted(rows.tolist())[:_MAX_PAIRS_NAMED]))
+        others = len(rows) - _MAX_PAIRS_NAMED
+        more = f" and {others:,} more, as metrics.jsonl says" if others > 0 else ""
+        # The first process knows.
+        saved, unsaved = self._group.gather([self._saver.saved_step, unsaved])[0]
+        last = "none" if saved is None else checkpoint_path(self._run_dir, saved)
+        raise TrainingError(
+            f"step {report.step:,}: {what}, as in {limit} steps in a row, which changed nothing; "
+            f"last good checkpoint: {last}; training pairs of the step, counted from 0: "
+            f"{pairs}{more}{unsaved}. Lower the learning rate, set --clip-norm, or look at those "
+            "pairs"
+        )
+
+    # --- validation and checkpoints
+
+    def _validate_and_save(self) -> None:
+        """Validate and save the model.
+
+        Raises:
+            InterruptedRunError: A signal came meanwhile; the run is saved, and validates when it is
+                resumed.
+        """
+        self._state.owes_validation = True
+        if not self._validate():
+            self._save_and_stop(self._group.largest([self._stop.received or 0])[0])
+        self._state.owes_validation = False
+        self._save(self.metrics)
+        self._validated_at = time.monotonic()
+        self._write_report()
+
+    def _validate(self) -> bool:
+        """Measure the model on the validation split, if any; return whether no process gave up."""
+        if self._data.valid is None:
+            return True
+        validator = Validator(
+            split=self._data.valid,
+            vocabulary=self._data.vocabulary,
+            info=self._data.info,
+            compute=self._compute,
+            group=self._group,
+            heartbeat=self._heartbeat,
+            stopped=lambda: self._stop.received is not None,
+        )
+        validation = validator.validate(self._full_model())
+        if validation is None:
+            return False
+        self.metrics = validation.metrics
+        self._note_quality()
+        position, minutes = self.trainer.position, self._minutes()
+        say(f"valid: step {position.step:,} · {minutes:.1f} min · {validation}")
+        record = {"kind": "validation", "step": position.step, "epoch": position.epoch}
+        signature = {"signature": validation.score.signature} if validation.score else {}
+        self._write_line(record | {"minutes": minutes} | signature | self.metrics)
+        return True
+
+    def _full_model(self) -> Model:
+        """Return the model with all its weights in this process."""
+        if not self._run.training.shard or self._group.is_alone:
+            return self._model
+        model = self._new_model().to(self._compute.device)
+        self._heartbeat("gathering the weights", waits=True)
+        weights = self.trainer.weights()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(weights[name])
+        return model
+
+    def _note_quality(self) -> None:
+        info = replace(self._data.info, metrics=self.metrics)
+        quality, best = info.quality(self._run.training.best_metric), self._state.best
+        if best is None or (quality is not None and quality > best):
+            self._state.best, self._state.validations_since_best = quality, 0
+        else:
+            self._state.validations_since_best += 1
+
+    def _save(self, metrics: dict[str, float]) -> None:
+        self._heartbeat("saving", waits=True)
+        writes = self._group.world.is_first
+        weights, trainer = self.trainer.weights(keep=writes), self.trainer.state(keep=writes)
+        if not writes:
+            return
+        state = {
+            "trainer": trainer,
+            "dataset": self._data.checksum,
+            "window": self._window.state(),
+            **asdict(self._state),
+            "minutes": self._minutes(),
+        }
+        info = replace(self._data.info, step=self.trainer.position.step, metrics=metrics)
+        self._heartbeat("writing a checkpoint")
+        self._saver.save(info, weights, state, self._data.vocabulary.files())
+
+    def _save_and_stop(self, signal_number: int) -> NoReturn:
+        """Save if that is needed, and raise InterruptedRunError."""
+        step = self.trainer.position.step
+        self._heartbeat("saving")
+        self._saver.wait()
+        self._heartbeat("the decision what to save", waits=True)
+        is_unsaved = self._group.world.is_first and step not in (0, self._saver.saved_step)
+        if self._group.largest([is_unsaved])[0]:  # all save together
+            self._save({})
+        self._saver.finish()
+        done = f"stopped and saved at step {step:,}; the same command goes on from there"
+        raise InterruptedRunError(
+            done if step else "stopped before the first step; the same command starts again",
+            exit_code=StopRequests.EXIT_CODES[signal_number],
+        )
+
+    def _write_report(self) -> None:
+        if not self._group.world.is_first:
+            return
+        self._heartbeat("drawing the report")
+        try:
+            # It loads matplotlib, for which a run need not wait at its start.
+            from tfm.visualization.report import write_report
+
+            write_report(self._run_dir)
+        except OSError as error:  # a full disk, say: training is worth more than its picture
+            if self._has_report:
+                say(f"warning: {error.filename}: {error.strerror}; report.html is not up to date")
+            self._has_report = False
+        else:
+            self._has_report = True
