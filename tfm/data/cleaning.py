@@ -145,14 +145,7 @@ class SeenHashes:
         self._runs: list[npt.NDArray[np.uint64]] = []
 
     def add(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Add hashes to the set.
-
-        Args:
-            hashes: [N] in any order, some perhaps equal.
-
-        Returns:
-            [N], true for the first of each hash that was not in the set before.
-        """
+        """Add [N] hashes to the set; [N], true for the first of each that was not in it before."""
         values, first_places = np.unique(hashes, return_index=True)
         unseen = np.ones(len(values), dtype=np.bool_)
         for run in self._runs:

@@ -18,8 +18,8 @@ class DiskNeed:
     Attributes:
         folder: Where; it need not exist yet.
         content: What, in a word or two.
-        num_bytes: How much, about.
-        is_least: Whether it is more, by what nobody knows yet.
+        num_bytes: Approximate size.
+        is_least: Whether the size is a lower bound.
         remedy: How to have it written elsewhere.
     """
 
@@ -65,7 +65,6 @@ def _remedy(parts: Sequence[DiskNeed], num_bytes: int) -> str:
 
 
 def _shown_size(num_bytes: int) -> str:
-    """A size for people, in decimal units."""
     for size, unit in _UNITS:
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
@@ -94,7 +93,6 @@ def _outermost(parts: Sequence[DiskNeed]) -> str:
 
 
 def _disk(folder: Path) -> int:
-    """A number that is the same for all folders of one disk."""
     return _existing(folder).stat().st_dev
 
 

@@ -37,14 +37,7 @@ _PASSING_ERRORS = (OSError, http.client.HTTPException)
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """A file that is on this machine.
-
-    Attributes:
-        path: Where it lies.
-        sha256: Checksum of its bytes.
-        size: Size in bytes.
-        verified: Whether a checksum that the recipe knows was found to be right.
-    """
+    """A file that is on this machine; `verified` if it has the checksum that the recipe knows."""
 
     path: Path
     sha256: str
@@ -120,7 +113,7 @@ def _checked(path: Path, archive: Archive, *, verify: bool, is_ours: bool) -> Fe
 
 
 def _mismatch(path: Path, archive: Archive, difference: str, is_ours: bool) -> DownloadError:
-    """Say what is wrong with a file; one that was downloaded is moved out of the next try's way."""
+    """Say what is wrong with a file, and set it aside if it was downloaded."""
     if not is_ours:
         return DownloadError(
             f"{path} is not the file that the recipe means ({difference}): replace it, or use it "

@@ -51,7 +51,7 @@ class TextSources:
         raw_dir: Where they are unpacked.
         downloads_dir: Where downloads are kept.
         mirror: A folder or URL that has the downloads by their file names.
-        verify: Compare downloads with the checksums that the recipe knows.
+        verify: Whether to compare downloads with the recipe's checksums.
     """
 
     def __init__(
@@ -158,10 +158,7 @@ class TextSources:
         }
 
     def unpack(self, fetched: dict[str, Fetched]) -> None:
-        """Unpack all texts of archives, downloads and compressed files.
-
-        Args:
-            fetched: What `fetch` returned.
+        """Unpack all texts of archives, downloads (which `fetch` returned) and compressed files.
 
         Raises:
             DataError: A member is missing, or an archive damaged.

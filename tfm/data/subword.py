@@ -20,8 +20,6 @@ from tfm.errors import DataError, TfmError, UsageError
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
-_JOINT_NAMES = ("bpe",)
-_SEPARATE_NAMES = ("bpe.source", "bpe.target")
 _SEED = 1
 _MAX_WORDS = 1_000_000
 _MAX_SENTENCE_BYTES = 4_192  # longer lines teach nothing; they are encoded all the same
@@ -61,10 +59,7 @@ class SubwordModel:
         return int(self._processor.GetPieceSize())
 
     def encode(self, lines: Iterable[str]) -> list[list[int]]:
-        """Token ids of each line, without special tokens.
-
-        Args:
-            lines: Text without line ends.
+        """Token ids of each line (without its end), without special tokens.
 
         Raises:
             DataError: A line holds half a surrogate pair, which cannot be written as UTF-8.
@@ -87,10 +82,7 @@ class SubwordModel:
     def encode_block(
         self, lines: list[bytes]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """What `encode` gives, as arrays, by one thread; other Python threads go on meanwhile.
-
-        Args:
-            lines: UTF-8 without line ends.
+        """Encode lines of UTF-8 as arrays, in one thread, without blocking other Python threads.
 
         Returns:
             The token ids of all lines one after another, and [N] the number of each line's.
@@ -104,10 +96,9 @@ class SubwordModel:
         return np.fromiter(ids, dtype=np.int32, count=int(lengths.sum())), lengths
 
     def decode(self, token_ids: Iterable[Sequence[int]]) -> list[str]:
-        """Plain text of each sequence of token ids.
+        """Plain text of each sequence of token ids, without special tokens.
 
-        It is the text that was encoded, to the last character, but for characters that the model
-        does not know; padding and the ends of sentences leave no trace.
+        It equals the text that was encoded, but for characters that the model does not know.
         """
         sequences = [list(ids) for ids in token_ids]
         decode = self._processor.DecodeIds
@@ -168,19 +159,13 @@ class Vocabulary:
 
 
 def model_paths(folder: Path, *, separate: bool) -> list[Path]:
-    """Where a folder keeps its SentencePiece models: one joint, or source and target."""
-    names = _SEPARATE_NAMES if separate else _JOINT_NAMES
+    """The paths of a folder's SentencePiece models: one joint, or source and target."""
+    names = ("bpe.source", "bpe.target") if separate else ("bpe",)
     return [folder / f"{name}.model" for name in names]
 
 
 def default_vocab_size(num_pairs: int, *, for_trees: bool = False) -> int:
-    """A vocabulary for a corpus: the paper's for corpora like the paper's, less for less.
-
-    Args:
-        num_pairs: Size of the corpus.
-        for_trees: Whether it is the source of a parser, for which the paper has 16,000 pieces with
-            the Wall Street Journal alone, and 32,000 with millions of sentences (§6.3).
-    """
+    """The vocabulary size for a corpus: the paper's (§5.1; §6.3 for trees), less for less text."""
     sizes = ((2_000_000, 37_000), (300_000, 16_000), (20_000, 8_000), (2_000, 4_000))
     tree_sizes = ((2_000_000, 32_000), (20_000, 16_000), (2_000, 4_000))
     for pairs, size in tree_sizes if for_trees else sizes:
@@ -192,14 +177,10 @@ def default_vocab_size(num_pairs: int, *, for_trees: bool = False) -> int:
 def learn_subword_model(
     texts: Sequence[Path], config: SubwordConfig, *, vocab_size: int
 ) -> SubwordModel:
-    """Learn a SentencePiece model from text files.
+    """Learn a SentencePiece model from UTF-8 files with a sentence a line.
 
-    The text is taken as it is (no Unicode normalisation), so that decoding gives back every line.
-
-    Args:
-        texts: UTF-8 files with a sentence a line.
-        config: How to learn.
-        vocab_size: Number of pieces; takes the place of the config's.
+    There is no Unicode normalisation, so that decoding gives back every line. The config's
+    vocabulary size is not used, but `vocab_size`.
 
     Raises:
         VocabularySizeError: The vocabulary is too large or too small for the text.
@@ -218,12 +199,7 @@ def learn_subword_model(
 
 
 def learn_word_model(text: Path) -> SubwordModel:
-    """Make a model whose pieces are the words of a text, from space to space.
-
-    It suits a text of few different words, such as the symbols of trees.
-
-    Args:
-        text: UTF-8 file with a sentence a line.
+    """Make a model whose pieces are the words of a UTF-8 text, such as the symbols of trees.
 
     Raises:
         DataError: There is nothing in the text to learn from.
@@ -238,7 +214,6 @@ def learn_word_model(text: Path) -> SubwordModel:
 
 
 def _learn(texts: Sequence[Path], options: dict[str, Any], *, vocab_size: int) -> SubwordModel:
-    """Have SentencePiece learn a model."""
     model = io.BytesIO()
 
     def learn() -> None:

@@ -1,6 +1,8 @@
 """Reading of plain and SGML text, line by line."""
 
 import contextlib
+import mmap
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -12,12 +14,12 @@ from tfm.errors import DataError
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES = 1 << 24
 _MAX_SEGMENT_BYTES = 1 << 20
-_MAX_TAG_BYTES = 1 << 12
+_NUM_BYTES_SHOWN = 40
 _CHUNK_BYTES = 1 << 22
 _BLOCK_BYTES = 1 << 19  # much more would leave the processor's caches
 _PAIR_OVERHEAD_BYTES = 100
-# A tag without its last character goes on in the next line. No pattern here may look at a character
-# more than a few times, or a file could be made that is never read to its end.
+# No pattern here may look at a character more than a few times, or a file could be made that is
+# never read to its end.
 _TAG = re.compile(rb"<(/?)seg\b[^<>]*(>?)", re.IGNORECASE)
 _ENTITY = re.compile(rb"&(?:(amp|lt|gt|quot|apos)|#([0-9]{1,7})|#x([0-9A-Fa-f]{1,6}));")
 _ENTITIES = {b"amp": b"&", b"lt": b"<", b"gt": b">", b"quot": b'"', b"apos": b"'"}
@@ -150,7 +152,7 @@ def _blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
             file.seek(0)
         blocks = _plain_blocks(file, str(path))
         if path.suffix in (".sgm", ".sgml"):
-            blocks = ([segment] for segment in _segments(chain.from_iterable(blocks), path))
+            blocks = ([segment] for segment in _segments(file, path))
         yield from _utf8_blocks(blocks, str(path)) if strict else blocks
 
 
@@ -200,67 +202,30 @@ def _decoded(line: bytes, name: str, number: int) -> str:
         ) from error
 
 
-def _segments(lines: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """The content of the <seg> elements, which may span lines."""
-    reading = _SgmlReading(path)
-    for line in lines:
-        yield from reading.add(line + b"\n")
-    reading.check_end()
+def _segments(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """The content of the <seg> elements, which may span lines; memory holds one at a time."""
+    if not os.fstat(file.fileno()).st_size:
+        return  # which cannot be mapped
+    text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    start = None  # of the content of the element that is open
+    for tag in _TAG.finditer(text):
+        closes, bracket = tag.groups()
+        end = tag.start()
+        if not bracket:
+            raise _unclosed(path, text[end : end + _NUM_BYTES_SHOWN])
+        if start is not None and (not closes or end - start > _MAX_SEGMENT_BYTES):
+            raise _unclosed(path, text[start : start + _NUM_BYTES_SHOWN])
+        if closes and start is not None:
+            yield _segment_text(text[start:end])
+        start = None if closes else tag.end()
+    if start is not None:
+        raise _unclosed(path, text[start : start + _NUM_BYTES_SHOWN])
 
 
-class _SgmlReading:
-    """SGML while it is read."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._content: list[bytes] | None = None  # of the element that is open
-        self._size = 0
-        self._unfinished = b""  # a tag that goes on in the next line
-
-    def add(self, line: bytes) -> Iterator[bytes]:
-        """Go on by a line; the elements that end in it."""
-        text, self._unfinished = self._unfinished + line, b""
-        start = 0
-        for tag in _TAG.finditer(text):
-            self._take(text[start : tag.start()])
-            start = tag.end()
-            closes, bracket = tag.groups()
-            if not bracket:
-                self._keep(tag[0], is_last=start == len(text))
-            elif closes:
-                yield from self._close()
-            else:
-                self.check_end()  # of the one before
-                self._content, self._size = [], 0
-        self._take(text[start:])
-
-    def check_end(self) -> None:
-        """Raise DataError if an element or a tag has not ended."""
-        if self._content is not None or self._unfinished:
-            raise _unclosed(self._path, b"".join(self._content or [self._unfinished]))
-
-    def _take(self, text: bytes) -> None:
-        if self._content is not None:
-            self._content.append(text)
-            self._size += len(text)
-            if self._size > _MAX_SEGMENT_BYTES:
-                self.check_end()
-
-    def _keep(self, tag: bytes, *, is_last: bool) -> None:
-        if not is_last or len(tag) > _MAX_TAG_BYTES:
-            raise _unclosed(self._path, tag)
-        self._unfinished = tag
-
-    def _close(self) -> Iterator[bytes]:
-        if self._content is not None:
-            yield _segment_text(b"".join(self._content))
-        self._content = None
-
-
-def _unclosed(path: Path, segment: bytes) -> DataError:
-    start = segment[:40].decode(errors="replace")
+def _unclosed(path: Path, content: bytes) -> DataError:
     return DataError(
-        f"{path} is cut short or damaged: the element that starts {start!r} has no </seg>"
+        f"{path} is cut short or damaged: the element that starts "
+        f"{content.decode(errors='replace')!r} has no </seg>"
     )
 
 

@@ -25,14 +25,7 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of Linux
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes the name `path` only once the block has ended well.
-
-    Args:
-        path: The final name; an older file of that name stays until then.
-
-    Yields:
-        A binary file to write to.
-    """
+    """Open a binary file that replaces `path` only once the block has ended well."""
     make_directory(path.parent)
     remove_leftovers(path.parent, of=path.name)
     partial = _aside(path)
@@ -52,14 +45,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Fill a folder that takes the name `path` only once the block has ended well.
+    """Fill a folder, with files only, that replaces `path` only once the block has ended well.
 
-    Args:
-        path: The final name; an older folder of that name is replaced, and at no moment is there
-            neither.
-
-    Yields:
-        The temporary folder to fill, with files only.
+    At every moment, either the older folder or the new one is there.
     """
     make_directory(path.parent)
     remove_leftovers(path.parent, of=path.name)
@@ -69,8 +57,9 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
-        for file in partial.iterdir():
-            _sync_file(file)
+        for path_inside in partial.iterdir():
+            with path_inside.open("rb") as file:
+                os.fsync(file.fileno())
         sync_directory(partial)
         if path.is_dir() or path.is_symlink():
             _replace_directory(path, by=partial)
@@ -102,9 +91,9 @@ def remove_directory(path: Path) -> None:
 
 
 def standing_directory(path: Path) -> Path:
-    """The folder; the one before it if a process was killed between taking that away and the new.
+    """The folder, or its predecessor if a process was killed between moving it away and the new in.
 
-    Only file systems that cannot exchange two folders in one go know such a moment.
+    That can only happen on file systems that cannot exchange two folders atomically.
     """
     outgoing = _outgoing(path)
     return outgoing if outgoing.is_dir() and not path.exists() else path
@@ -119,11 +108,9 @@ def settle_directory(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
-    """Remove what processes that were killed on this machine have left half-written in a folder.
+    """Remove what killed processes of this machine have left half-written in a folder.
 
-    Args:
-        folder: Which nobody on another machine is writing to, unless `of` is given.
-        of: Only what was to become the file or folder of this name.
+    Unless only leftovers `of` one name are removed, no other machine may be writing there.
     """
     if not folder.is_dir():
         return
@@ -210,11 +197,6 @@ def is_running(process_id: int) -> bool:
     return True
 
 
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def _replace_directory(path: Path, *, by: Path) -> None:
     """Put a folder in another's place; the other's content is then to be found under `by`."""
     try:
@@ -235,10 +217,10 @@ def _replace_directory(path: Path, *, by: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Let two folders change names in one go.
+    """Exchange the names of two folders atomically.
 
     Raises:
-        OSError: They cannot; with an error number of _UNSUPPORTED, the system does not know how.
+        OSError: It failed; with an error number of _UNSUPPORTED, the system does not support it.
     """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:

@@ -26,13 +26,7 @@ def recipe_from_files(
 ) -> Recipe:
     """Make a recipe of text files, plain, .gz or .sgm, each a pair of source and target path.
 
-    Args:
-        name: Name of the dataset.
-        train: Files to train on.
-        valid: Files to validate on.
-        test: Files to test on.
-        source: Source language; read off the name of the first file (text.en) if None.
-        target: Target language; read off the name of the first file if None.
+    Languages that are None are read off the names of the first pair (text.en, text.de).
 
     Raises:
         UsageError: A file is missing, or a name cannot be one; all are named.
@@ -56,13 +50,7 @@ def recipe_from_files(
 def recipe_from_trees(
     *, name: str, train: Sequence[Path], valid: Sequence[Path] = (), test: Sequence[Path] = ()
 ) -> Recipe:
-    """Make a recipe of bracketed trees, in plain or .gz files.
-
-    Args:
-        name: Name of the dataset.
-        train: Files to train on; a folder means all files of trees below it, by name.
-        valid: Files to validate on, likewise.
-        test: Files to test on, likewise.
+    """Make a recipe of bracketed trees, in plain or .gz files or all those below a folder.
 
     Raises:
         UsageError: A file is missing, or a folder has none; all are named.

@@ -112,13 +112,7 @@ class TreeFile:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedText:
-    """One text of a split that tfm makes up itself.
-
-    Attributes:
-        generator: What makes it: "numbers" for translation, "treebank" for parsing.
-        num_pairs: How many pairs.
-        seed: Decides which ones.
-    """
+    """One text of a split that tfm generates: "numbers" to translate, or a "treebank" to parse."""
 
     generator: str
     num_pairs: int

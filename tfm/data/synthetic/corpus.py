@@ -36,8 +36,8 @@ def generate_pairs(split: Split, *, num_pairs: int, seed: int) -> Iterator[Pair]
 
     Args:
         split: Which split to write.
-        num_pairs: How many pairs; fewer are a beginning of more.
-        seed: Another seed gives another choice of sentences.
+        num_pairs: The number of pairs; fewer are a prefix of more.
+        seed: Decides which sentences.
 
     Yields:
         English and German.

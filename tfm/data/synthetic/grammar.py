@@ -298,11 +298,9 @@ PP/time
 
 @dataclass(frozen=True)
 class Category:
-    """A place in a rule that another rule or a word fills.
+    """A place in a rule that the rules or words of its name fill.
 
-    Attributes:
-        name: Which rules or words do.
-        label: Label or part of speech in the tree; empty if the parts join the constituent.
+    Its label or part of speech in the tree is empty if the parts join the constituent.
     """
 
     name: str
@@ -322,13 +320,7 @@ Part = Category | Constituent | Leaf
 
 @dataclass(frozen=True)
 class Rule:
-    """One way to write a category.
-
-    Attributes:
-        weight: How often, beside the weights of the other ways.
-        parts: What it consists of, from left to right; nothing for an empty one.
-        ties_traces: Whether a constituent of it has traces that belong to it.
-    """
+    """One way to write a category, as frequent as its weight, with traces tied to it or not."""
 
     weight: float
     parts: tuple[Part, ...]

@@ -121,10 +121,10 @@ def noun_phrase(
 
     Args:
         noun: The noun.
-        adjective: An adjective, in German without its ending.
+        adjective: In German without its ending.
         case: The case of the German phrase.
         number: How many.
-        is_definite: Say "the" rather than "a" or the number.
+        is_definite: Whether the article is "the", not "a" or the number.
     """
     form: Form = noun.gender if number == 1 else "plural"
     endings = _ENDING_AFTER_DEFINITE if is_definite else _ENDING_AFTER_COUNT

@@ -27,15 +27,7 @@ _WORDS_A_LINE = 100
 
 
 def sentence_lengths(num_pairs: int, *, random: np.random.Generator) -> Rows:
-    """Draw lengths of sentence pairs.
-
-    Args:
-        num_pairs: N.
-        random: Where draws come from.
-
-    Returns:
-        [N, 2] tokens of source and target, EOS included.
-    """
+    """Draw [num_pairs, 2] lengths of sentence pairs in tokens, EOS included."""
     covariance = np.outer(_DEVIATIONS, _DEVIATIONS)
     covariance[[0, 1], [1, 0]] *= _CORRELATION
     logarithms = random.multivariate_normal(
@@ -47,14 +39,7 @@ def sentence_lengths(num_pairs: int, *, random: np.random.Generator) -> Rows:
 def write_token_dataset(
     data_dir: Path, *, num_pairs: int, vocab_size: int = VOCAB_SIZE, seed: int = 1
 ) -> None:
-    """Write a dataset folder that can be trained on, with a training split alone.
-
-    Args:
-        data_dir: The folder, which is made.
-        num_pairs: Training pairs.
-        vocab_size: Pieces of the joint vocabulary, special ones included.
-        seed: Of lengths and ids.
-    """
+    """Make a dataset folder that can be trained on, with a training split alone."""
     random = np.random.default_rng(seed)
     source, target = _LANGUAGES
     bin_dir = data_dir / "bin"

@@ -22,8 +22,8 @@ def generate_trees(split: Split, *, num_trees: int, seed: int) -> Iterator[Tree]
 
     Args:
         split: Which split to write.
-        num_trees: How many trees; fewer are a beginning of more.
-        seed: Another seed gives another choice of sentences.
+        num_trees: The number of trees; fewer are a prefix of more.
+        seed: Decides which sentences.
     """
     writer = _Writer(Random(seed))  # noqa: S311 - a treebank is no secret
     seen: set[str] = set()
@@ -58,12 +58,7 @@ class _Writer:
         return Tree(TOP, tuple(_with_words(child, words) for child in tree.children))
 
     def _nodes(self, part: Part, index: int) -> list[Node]:
-        """What a part of a rule becomes.
-
-        Args:
-            part: The part.
-            index: What ties its traces to what they stand for.
-        """
+        """What a part of a rule becomes; `index` ties its traces to what they stand for."""
         if isinstance(part, Leaf):
             return [Leaf(part.tag, part.word.replace("#", str(index)))]
         if isinstance(part, Constituent):

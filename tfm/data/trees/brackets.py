@@ -44,8 +44,7 @@ def tree_of_line(line: str, *, where: str) -> Tree | None:
         where: File and line, for the error.
 
     Returns:
-        The tree, or TOP over several; None for an empty line or empty brackets, which say that
-        there is no parse.
+        The tree, or TOP over several; None for no parse: an empty line or empty brackets.
 
     Raises:
         DataError: Brackets are not balanced, or one is neither a word nor a constituent.

@@ -58,11 +58,7 @@ def linearize(tree: Tree) -> list[str]:
 
 
 def restore(symbols: Iterable[str], words: Sequence[str]) -> tuple[Tree, Repairs]:
-    """Make a tree of symbols and the words of the sentence, whatever the symbols are.
-
-    Args:
-        symbols: What a model wrote.
-        words: The sentence, of at least one word.
+    """Make a tree of a model's symbols and the words of the sentence, at least one.
 
     Returns:
         A tree of exactly these words, their parts of speech XX, and what had to be mended.

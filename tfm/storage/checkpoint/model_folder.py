@@ -89,7 +89,7 @@ def save_checkpoint(
         info: What the model is.
         weights: Parameters by name, each once.
         subword_files: Contents of the subword models by file name.
-        training_state: What is needed to train on; tensors and plain values only.
+        training_state: Tensors and plain values needed to resume training.
 
     Raises:
         OSError: It cannot be written; what was there before stands.
@@ -123,11 +123,7 @@ def load_info(path: Path) -> ModelInfo:
 
 
 def check_model(path: Path, *, needs_state: bool = False) -> ModelInfo:
-    """Read a whole model folder and see that it is as it was written.
-
-    Args:
-        path: The folder.
-        needs_state: Whether the state to train on from, which may be left out, must be there.
+    """Check that a whole model folder, if `needs_state` with training state, is as it was written.
 
     Raises:
         CheckpointError: The folder holds no model, or one of another format.

@@ -93,8 +93,8 @@ def best_checkpoints(run_dir: Path, metric: Metric) -> list[Path]:
 def prune_checkpoints(run_dir: Path) -> None:
     """Keep the newest and the best checkpoints, as many as the run's settings say.
 
-    The state to train on from stays in the two newest only: it is twice the size of the model. It
-    is for the one process that writes to the run, after it has written a checkpoint.
+    The training state, twice the size of the model, stays in the two newest only. Only the process
+    that writes to the run may call this.
 
     Raises:
         OSError: Something could not be removed; the next time will do.
@@ -114,11 +114,7 @@ def prune_checkpoints(run_dir: Path) -> None:
 
 
 def find_model(path: Path) -> Path:
-    """The model folder that a path means.
-
-    Args:
-        path: A model folder, or a run's: of that, the average, else the best or newest
-            checkpoint.
+    """The model folder at a path or, of a run, the average, the best or the newest checkpoint.
 
     Raises:
         CheckpointError: There is none, or it is damaged.

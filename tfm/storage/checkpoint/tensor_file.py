@@ -31,18 +31,10 @@ _DTYPES = {
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> str:
-    """Write a safetensors file, and hash it on the way.
+    """Write a safetensors file, and return its SHA-256 in hexadecimal.
 
-    Tensors are written from where they are: on a CPU nothing is copied, from a GPU one tensor at a
-    time. The library's own `save_file` leaves a file that nobody else may read, whatever the umask.
-
-    Args:
-        path: The file.
-        tensors: By name.
-        metadata: Texts to go with them.
-
-    Returns:
-        The SHA-256 of the file, in hexadecimal.
+    Tensors on a CPU are not copied, and those on a GPU one at a time. The library's `save_file`
+    leaves a file that nobody else may read, whatever the umask, and a full disk is no OSError.
     """
     # Widest elements first, so that all are aligned; the same tensors always in the same order.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
@@ -69,10 +61,9 @@ def write_state(path: Path, state: Mapping[str, Any]) -> str:
 
 
 def read_state(path: Path) -> Any:
-    """Read what `write_state` wrote.
+    """Read what `write_state` wrote, into memory of its own.
 
-    The tensors are copies: those of the library are the file itself, whose space on the disk would
-    be taken for as long as one of them lives.
+    The library's tensors are the mapped file, whose space on the disk they would keep occupied.
 
     Raises:
         SafetensorError: It is no safetensors file.
@@ -85,7 +76,7 @@ def read_state(path: Path) -> Any:
 
 
 def _header(tensors: list[tuple[str, Tensor]], metadata: Mapping[str, str] | None) -> bytes:
-    """What a safetensors file starts with: the length of a JSON object, and that."""
+    """The start of a safetensors file: the length of a JSON object, and the object."""
     table: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name, tensor in tensors:
