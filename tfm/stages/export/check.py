@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress, groupby, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -108,22 +107,18 @@ def compare(model_dir: Path, export_dir: Path, lines: Sequence[str]) -> Agreemen
             Difference(
                 line_number=number,
                 ours=our.text,
-                theirs=their.text,
-                gain=their.log_prob - our.log_prob,
-                is_cut=their.is_cut,
+                theirs=their,
+                gain=log_prob - our.log_prob,
+                is_cut=is_cut,
             )
-            for number, our, their in zip(numbered, ours, exported.translate(lines), strict=True)
-            if our.text != their.text
+            for number, our, (their, log_prob, is_cut) in zip(
+                numbered, ours, exported.translate(lines), strict=True
+            )
+            if our.text != their
         ],
         largest_error=exported.largest_error(lines, [our.text for our in ours], translator),
         beam_size=config.beam_size,
     )
-
-
-class _Translation(NamedTuple):
-    text: str
-    log_prob: float
-    is_cut: bool
 
 
 class _ExportedModel:
@@ -141,41 +136,36 @@ class _ExportedModel:
         self._config = config
         self._max_positions = max_positions
 
-    def translate(self, lines: Sequence[str]) -> list[_Translation]:
-        """The best translation of each line."""
+    def translate(self, lines: Sequence[str]) -> list[tuple[str, float, bool]]:
+        """Text and log probability of each translation, and if it has the greatest length."""
         sources = self._pieces(lines)
-        found: dict[int, _Translation] = {}
-        # CTranslate2 knows one greatest length for all that it translates together.
-        shortest_first = sorted(range(len(lines)), key=lambda index: len(sources[index]))
-        for length, group in groupby(shortest_first, key=lambda index: len(sources[index])):
-            indices = list(group)
-            same_length = [sources[index] for index in indices]
-            found.update(zip(indices, self._translate(same_length, length), strict=True))
-        return [found[index] for index in range(len(lines))]
+        found: dict[int, tuple[str, float, bool]] = {}
 
-    def _translate(self, sources: list[list[str]], length: int) -> list[_Translation]:
-        """The best translations of sources of one length."""
-        limit = length + self._config.max_extra_length  # with the ends of both, as tfm has it
-        if self._max_positions is not None:
-            limit = min(limit, self._max_positions - 1)
-        results = self._translator.translate_batch(
-            sources,
-            beam_size=self._config.beam_size,
-            length_penalty=0.0,
-            min_decoding_length=0,
-            max_input_length=0,
-            max_decoding_length=limit,
-            return_scores=True,
-            max_batch_size=_BATCH_TOKENS,
-            batch_type="tokens",
-        )
-        best = [result.hypotheses[0] for result in results]
-        token_ids = [[self._token_ids[piece] for piece in pieces] for pieces in best]
-        texts = self._vocabulary.target.decode(token_ids)
-        return [
-            _Translation(text.replace("\n", " "), result.scores[0], len(pieces) == limit)
-            for text, pieces, result in zip(texts, best, results, strict=True)
-        ]
+        def length_of(index: int) -> int:
+            return len(sources[index])
+
+        # CTranslate2 knows one greatest length for all that it translates together.
+        for length, group in groupby(sorted(range(len(lines)), key=length_of), key=length_of):
+            limit = length + self._config.max_extra_length  # with the ends of both, as tfm has it
+            if self._max_positions is not None:
+                limit = min(limit, self._max_positions - 1)
+            indices = list(group)
+            results = self._translator.translate_batch(
+                [sources[index] for index in indices],
+                beam_size=self._config.beam_size,
+                length_penalty=0.0,
+                min_decoding_length=0,
+                max_input_length=0,
+                max_decoding_length=limit,
+                return_scores=True,
+                max_batch_size=_BATCH_TOKENS,
+                batch_type="tokens",
+            )
+            for index, result in zip(indices, results, strict=True):
+                pieces = result.hypotheses[0]
+                [text] = self._vocabulary.target.decode([[self._token_ids[p] for p in pieces]])
+                found[index] = text.replace("\n", " "), result.scores[0], len(pieces) == limit
+        return [found[index] for index in range(len(lines))]
 
     def largest_error(
         self, lines: Sequence[str], texts: Sequence[str], translator: Translator
