@@ -222,7 +222,7 @@ def start(port, tmp_path, fork_python):
 
 def test_a_process_that_is_killed_ends_all_machines_by_its_name(start, tmp_path):
     first, second = (start(rank, _KILLS_ITSELF) for rank in (0, 1))
-    lines = [each.communicate(timeout=30)[1].splitlines() for each in (first, second)]
+    lines = [each.communicate(timeout=60)[1].splitlines() for each in (first, second)]
     pid = (tmp_path / "pid").read_text()
     told = (
         f"tfm: machine 1 ({socket.gethostname()}): rank 2 (process {pid}) was killed by SIGKILL "
@@ -244,7 +244,7 @@ while os.getppid() == launcher:
     while not (tmp_path / "there").exists():
         assert second.poll() is None
     first.kill()
-    _, err = second.communicate(timeout=30)
+    _, err = second.communicate(timeout=60)
     assert second.returncode == 1
     [line] = err.splitlines()[1:]
     assert line == (
