@@ -58,7 +58,7 @@ def report_failure(
         "timestamp": str(int(time.time())),
         "exit_code": exit_code,
         "is_consequence": is_consequence,
-        "py_callstack": trace,
+        **({"py_callstack": trace} if trace else {}),  # torchrun prints it even if it is empty
     }
     path = Path(os.environ[_ERROR_FILE])
     partial = path.with_suffix(f".{os.getpid()}.{time.monotonic_ns()}")

@@ -98,7 +98,7 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
 
 
 def _check(result: RunResult, rendezvous: Rendezvous, stop: StopRequests) -> None:
-    """Raise what the failures of the processes mean for the run, if there are any."""
+    """Raise the cause of the failures of the processes, if there are any."""
     if not result.is_failed():
         return
     first = cause([Failure.of(rank, ended) for rank, ended in result.failures.items()])
@@ -113,16 +113,15 @@ def _check(result: RunResult, rendezvous: Rendezvous, stop: StopRequests) -> Non
 
 
 def _silence_elastic() -> None:
-    """Keep to our own lines: elastic logs each failure as it sees it, and each signal."""
+    """Silence the logs of elastic, which would report each failure and signal a second time."""
     logger = logging.getLogger("torch.distributed.elastic")
     logger.propagate = False
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
+    logger.addHandler(logging.NullHandler())
 
 
 @contextlib.contextmanager
 def _environment_for(local_size: int) -> Iterator[None]:
-    """What the processes of this machine inherit, besides what elastic tells each of them."""
+    """Set what the processes inherit, besides what elastic sets for each of them."""
     before = dict(os.environ)
     # All processes together have as many threads as there are cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // local_size)))

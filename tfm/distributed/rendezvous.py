@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Future, wait
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
@@ -56,6 +56,7 @@ class Rendezvous(StaticTCPRendezvous):
         )
         self._endpoint = f"{layout.host}:{layout.port}"
         self._stop = stop
+        self._deadline = time.monotonic() + join_seconds
         self._save_by: float | None = None
         self._own_failure: FailedProcessError | None = None
         self._failure: FailedProcessError | None = None
@@ -66,7 +67,7 @@ class Rendezvous(StaticTCPRendezvous):
         """Meet the other launchers.
 
         Raises:
-            UsageError: Two of them have the same node rank.
+            UsageError: They contradict each other.
             FailedProcessError: They do not meet in time.
             InterruptedRunError: A signal came first.
         """
@@ -126,43 +127,65 @@ class Rendezvous(StaticTCPRendezvous):
 
     def _meet_others(self) -> str:
         """Wait for the other machines; return the address of one of them."""
-        meeting: Future[RendezvousInfo] = Future()
-        threading.Thread(target=self._meet, args=(meeting,), daemon=True).start()
-        deadline = time.monotonic() + self.timeout.total_seconds() + 2  # torch's own comes first
-        while not wait([meeting], timeout=POLL_SECONDS).done and time.monotonic() < deadline:
-            if self._stop.received is not None:
-                raise InterruptedRunError(
-                    "stopped before all machines were there", exit_code=self._stop.exit_code or 1
-                )
-        try:
-            store = meeting.result(timeout=0).store
-        except (RuntimeError, ValueError, TimeoutError) as error:
-            reason = str(error).partition("\n")[0] or "no answer"
-            raise FailedProcessError(
-                f"the machines did not meet at {self._endpoint} within "
-                f"{self.timeout.total_seconds():.0f} s ({reason}): start the same command on each "
-                "machine; --rendezvous must be an address of machine 0 and a free port there"
-            ) from error
+        nodes = str(self.world_size)
+        store = PrefixStore(self.run_id, self._open_store())
+        if (other := store.compare_set("nodes", "", nodes).decode()) != nodes:
+            raise UsageError(f"--nodes is {nodes} here, but {other} on other machines")
         if store.add(f"node/{self.rank}", 1) > 1:
             raise UsageError(
                 f"--node-rank {self.rank} is at {self._endpoint} already: give each machine its own"
             )
         store.set(f"address/{self.rank}", _address_towards(self.master_addr))
+        ranks = range(self.world_size)
+        while absent := [str(rank) for rank in ranks if not store.check([f"address/{rank}"])]:
+            self._wait(f"--node-rank {', '.join(absent)} did not come")
         threading.Thread(target=self._exchange_failures, daemon=True).start()
         return store.get("address/1").decode() if self.rank == 0 else self.master_addr
 
-    def _meet(self, meeting: "Future[RendezvousInfo]") -> None:
-        """Meet in a thread: torch's store blocks signals, and has no limit on its first answer."""
-        deadline = time.monotonic() + self.timeout.total_seconds()
+    def _open_store(self) -> Store:
+        """Return the store of machine 0, opened in a thread: torch has no limit on its answer."""
+        while self.rank > 0 and not _answers(self.master_addr, self.master_port):
+            self._wait("machine 0 does not answer")
+        opening: Future[Store] = Future()
+        threading.Thread(target=self._open, args=(opening,), daemon=True).start()
+        while not wait([opening], timeout=POLL_SECONDS).done:
+            self._wait("no rendezvous answers")
         try:
-            # torch would log each attempt in lines of its own.
-            while self.rank > 0 and not _answers(self.master_addr, self.master_port):
-                if time.monotonic() > deadline:
-                    raise TimeoutError("machine 0 does not answer")
-                time.sleep(POLL_SECONDS)
-            meeting.set_result(super().next_rendezvous())
+            self._store = opening.result()
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise FailedProcessError(
+                f"--rendezvous {self._endpoint} does not work here: it must be an address of "
+                f"machine 0 and a port that is free there ({reason})"
+            ) from error
+        return self._store
+
+    def _open(self, opening: "Future[Store]") -> None:
+        try:
+            opening.set_result(
+                dist.TCPStore(  # type: ignore[attr-defined]  # torch has no stub
+                    self.master_addr,
+                    self.master_port,
+                    is_master=self.rank == 0,
+                    wait_for_workers=False,
+                    timeout=self.timeout,
+                )
+            )
         except Exception as error:
-            meeting.set_exception(error)
+            opening.set_exception(error)
+
+    def _wait(self, problem: str) -> None:
+        """Wait a moment for other machines; raise the problem if it has been too long."""
+        if self._stop.received is not None:
+            raise InterruptedRunError(
+                "stopped before all machines were there", exit_code=self._stop.exit_code or 1
+            )
+        if time.monotonic() > self._deadline:
+            raise FailedProcessError(
+                f"{problem} at {self._endpoint} within {self.timeout.total_seconds():.0f} s: start "
+                "the same command on each machine, and let them reach each other"
+            )
+        time.sleep(POLL_SECONDS)
 
     def _exchange_failures(self) -> None:
         """Publish this machine's failure, and hear of another's.

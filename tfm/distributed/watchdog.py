@@ -218,7 +218,8 @@ class Watchdog:
             if is_reported:
                 self._end(None)
             elif stalled:
-                message = f"{self._describe(stalled)}; if it is only slow, raise --stall-minutes"
+                described = self._describe(stalled, now=self._contact_at)
+                message = f"{described}; if it is only slow, raise --stall-minutes"
                 is_first = True
                 with contextlib.suppress(RuntimeError):  # no contact: no other process hears of it
                     is_first = self._store is None or self._store.add(_REPORTED, 1) == 1
@@ -258,8 +259,8 @@ class Watchdog:
         if self._store is not None:
             self._store.set(_key(rank), json.dumps(asdict(status)))
 
-    def _describe(self, statuses: Iterable[RankStatus]) -> str:
-        described = [each.describe(now=self._contact_at, here=self._own.host) for each in statuses]
+    def _describe(self, statuses: Iterable[RankStatus], *, now: float) -> str:
+        described = [status.describe(now=now, here=self._own.host) for status in statuses]
         return "; ".join([*described, RESUME])
 
     def _missing(self) -> str | None:
@@ -270,14 +271,15 @@ class Watchdog:
         missing = silent_ranks(
             self._statuses.values(), now=self._contact_at, timeout_seconds=seconds
         )
-        return self._describe(missing) if missing else None
+        return self._describe(missing, now=self._contact_at) if missing else None
 
     def _no_contact(self) -> str:
         """Describe that the store does not answer, which is at rank 0 or at its launcher."""
+        first = self._describe([self._statuses[0]], now=self._clock)
         return (
             f"rank {self._world.rank} (host {self._own.host}, process {self._own.pid}) has had no "
             f"answer from the store for {self._clock - self._contact_at:.0f} s: a process, a "
-            f"machine or the network is down; {self._describe([self._statuses[0]])}"
+            f"machine or the network is down; {first}"
         )
 
     def _end(self, message: str | None) -> None:
