@@ -62,10 +62,10 @@ def main() -> None:
 def _leave(code: int) -> NoReturn:
     """End this process.
 
-    One that works with others does so at once: Python's own end would abort it, exit code and all,
-    if a thread still waits for them.
+    One that works with others, or is interrupted, ends at once: Python's own end would abort it,
+    exit code and all, if a thread still waits for them or is in a library's code.
     """
-    if World.from_environment().size > 1:
+    if World.from_environment().size > 1 or code == _INTERRUPTED:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
