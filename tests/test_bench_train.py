@@ -83,7 +83,7 @@ def test_padding_is_what_the_longest_sentence_of_a_part_has_more(data_dir, tiny_
     batcher = Batcher(dataset, tiny_run().batching, seed=1)
     lengths = np.stack(batcher.lengths(np.arange(len(dataset))))
     rows = np.array([lengths[1].argmin(), lengths[1].argmax()])  # far below a part's most
-    share = stage._real_share(batcher, [rows], shares=1, packs=False)
+    share = stage._real_share(batcher, [rows], num_dropout_shards=1, packs=False)
     both = lengths[:, rows]
     assert share.target == pytest.approx(both[1].mean() / both[1].max())
     assert share.both == pytest.approx(both.sum() / (2 * both.max(axis=1)).sum())

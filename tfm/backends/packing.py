@@ -38,7 +38,7 @@ class Packing:
             raise ValueError(f"{self.num_tokens} tokens need more than {num_rows} rows")
         self._device = device
         self._spans: dict[bool, WeakKeyDictionary[Packing, Spans]] = {}
-        self._head_rows: dict[tuple[int, int], Tensor] = {}
+        self._head_rows: dict[tuple[int, int], Tensor] = {}  # by num_heads and num_parts
         self._head_slots: dict[tuple[int, int], Tensor] = {}
 
     def to(self, device: torch.device) -> "Packing":
@@ -57,13 +57,15 @@ class Packing:
 
     @cached_property
     def slots(self) -> Tensor:
-        """[num_rows] slot of each token on the grid; 0 for spare rows."""
+        """[num_tokens] slot of each token on the grid."""
         return self._sent(self._slots)
 
     @cached_property
     def rows(self) -> Tensor:
         """[B · T] row of the token in each slot; the last row, a spare one, where there is none."""
-        return self._sent(self._rows)
+        rows = torch.full((len(self.lengths) * self.longest,), self.num_rows - 1)
+        rows[self._slots] = torch.arange(self.num_tokens)
+        return self._sent(rows)
 
     @cached_property
     def offsets(self) -> Tensor:
@@ -152,7 +154,7 @@ class Packing:
 
     def gather(self, x: Tensor) -> Tensor:
         """[B, T, …] → [num_rows, …], spare rows zero."""
-        packed = x.flatten(0, 1).index_select(0, self.slots[: self.num_tokens])
+        packed = x.flatten(0, 1).index_select(0, self.slots)
         spare = packed.new_zeros(self.num_rows - self.num_tokens, *packed.shape[1:])
         return torch.cat([packed, spare])
 
@@ -171,16 +173,7 @@ class Packing:
 
     @cached_property
     def _slots(self) -> Tensor:
-        slots = torch.zeros(self.num_rows, dtype=torch.int64)
-        own = self._sentences * self.longest + self._positions[: self.num_tokens]
-        slots[: self.num_tokens] = own
-        return slots
-
-    @cached_property
-    def _rows(self) -> Tensor:
-        rows = torch.full((len(self.lengths) * self.longest,), self.num_rows - 1)
-        rows[self._slots[: self.num_tokens]] = torch.arange(self.num_tokens)
-        return rows
+        return self._sentences * self.longest + self._positions[: self.num_tokens]
 
     def _sent(self, made: Tensor) -> Tensor:
         """To the device; what is pinned goes there while this process goes on."""

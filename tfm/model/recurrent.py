@@ -297,6 +297,7 @@ class Recurrent(nn.Module):
 
     max_positions: int | None = None  # sentences may have any length
     backend: Backend = PLAIN  # of the loss; the layers are torch's
+    packs = False  # its batches are padded
 
     def __init__(
         self, config: RecurrentConfig, *, source_vocab_size: int, target_vocab_size: int

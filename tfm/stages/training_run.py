@@ -129,7 +129,7 @@ class TrainingRun:
                 report, flags = self.trainer.step(rows, poll=self._poll)
                 if report is None:
                     self._save_and_stop(flags.stop)
-                self._note_step(report, rows, bar)
+                self._log_step(report, rows, bar)
                 is_over = flags.end or self.is_finished()
                 if is_over or flags.checkpoint or self._is_checkpoint_step(report.step):
                     self._validate_and_save()
@@ -178,8 +178,6 @@ class TrainingRun:
     def _minutes(self) -> float:
         return self._state.minutes + (time.monotonic() - self._started) / 60
 
-    # --- start and resume
-
     def _new_model(self) -> Model:
         torch.manual_seed(self._run.training.seed)
         source_size, target_size = self._data.info.vocab_sizes
@@ -221,19 +219,17 @@ class TrainingRun:
         self._window = MetricsWindow(StepReport(**report) for report in saved["window"])
         self.metrics = dict(load_info(checkpoint).metrics)
 
-    # --- metrics
-
     def _write_line(self, record: Mapping[str, Any]) -> None:
         if self._log is not None:
             self._log.append(record)
 
-    def _note_step(self, report: StepReport, rows: Rows, bar: Progress) -> None:
+    def _log_step(self, report: StepReport, rows: Rows, bar: Progress) -> None:
         self._window.add(report)
         self._state.capacity_flops += report.seconds * self._capacity
         problem = f" · {self._saver.problem}" if self._saver.problem else ""
         bar.update(1, figures=self._window.figures() + problem)
         if report.skipped:
-            self._note_skip(report, rows)
+            self._log_skip(report, rows)
         if report.step % self._run.training.log_steps == 0:
             self._write_line(self._window.record() | self._totals())
             self._window = MetricsWindow()
@@ -251,7 +247,7 @@ class TrainingRun:
             "minutes": self._minutes(),
         }
 
-    def _note_skip(self, report: StepReport, rows: Rows) -> None:
+    def _log_skip(self, report: StepReport, rows: Rows) -> None:
         """Report a skipped step; TrainingError if it was one too many."""
         self._write_line(
             {
@@ -287,8 +283,6 @@ class TrainingRun:
             "pairs"
         )
 
-    # --- validation and checkpoints
-
     def _validate_and_save(self) -> None:
         """Validate and save the model.
 
@@ -321,7 +315,7 @@ class TrainingRun:
         if validation is None:
             return False
         self.metrics = validation.metrics
-        self._note_quality()
+        self._track_best()
         position, minutes = self.trainer.position, self._minutes()
         say(f"valid: step {position.step:,} · {minutes:.1f} min · {validation}")
         record = {"kind": "validation", "step": position.step, "epoch": position.epoch}
@@ -341,7 +335,7 @@ class TrainingRun:
                 parameter.copy_(weights[name])
         return model
 
-    def _note_quality(self) -> None:
+    def _track_best(self) -> None:
         info = replace(self._data.info, metrics=self.metrics)
         quality, best = info.quality(self._run.training.best_metric), self._state.best
         if best is None or (quality is not None and quality > best):

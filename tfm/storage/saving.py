@@ -61,13 +61,9 @@ class Saver:
         since = "yet" if self.saved_step is None else f"since step {self.saved_step:,}"
         return f"not saved {since}: {self._reason}"
 
-    def is_writing(self) -> bool:
-        """Whether a checkpoint is being written in the background."""
-        return self._writing is not None and not self._writing.done()
-
     def is_retry_due(self) -> bool:
         """Whether the last save failed long enough ago to try again."""
-        if self.is_writing():
+        if self._writing is not None and not self._writing.done():
             return False
         self.wait()  # so that a bug in the thread is one here
         if self._reason is None:

@@ -317,8 +317,8 @@ class _Bench:
             real_share=_real_share(
                 self._trainer.batcher,
                 self._batches,
-                shares=self._data.info.run.batching.shares,
-                packs=getattr(self._trainer.model, "packs", False),
+                num_dropout_shards=self._data.info.run.batching.shares,
+                packs=self._trainer.model.packs,
             ),
             step_seconds=StepSeconds.of([value for each in self._rounds for value in each.seconds]),
             seconds_to_first_step=self._seconds_to_first_step,
@@ -347,19 +347,19 @@ class _Bench:
 
 
 def _real_share(
-    batcher: Batcher, batches: Sequence[Rows], *, shares: int, packs: bool
+    batcher: Batcher, batches: Sequence[Rows], *, num_dropout_shards: int, packs: bool
 ) -> RealShare:
     """How much of what some batches have a model compute is no padding.
 
     Args:
         batcher: Of the batches.
         batches: Their rows.
-        shares: The number of microbatches of each is a multiple of it.
+        num_dropout_shards: The number of microbatches of each is a multiple of it.
         packs: Whether the model packs the sentences of a microbatch on one axis, or pads them.
     """
     real, computed = np.zeros(2), np.zeros(2)
     for rows in batches:
-        for microbatch in batcher.split(rows, multiple_of=shares):
+        for microbatch in batcher.split(rows, multiple_of=num_dropout_shards):
             batch = batcher.batch(microbatch)
             for side, packing in enumerate((batch.sources, batch.targets)):
                 padded = len(packing.lengths) * packing.longest
