@@ -64,12 +64,12 @@ class BatchingConfig(Settings):
     )
     max_tokens: int = setting(
         8_192,
-        "A device takes a batch in parts of at most so many tokens a side, with padding.",
+        "A device takes a batch in microbatches of at most N tokens a side, with padding.",
         at_least=1,
     )
     shares: int = setting(
         1,
-        "Split batches in a multiple of so many parts: one process draws dropout as so many do.",
+        "Make the number of microbatches a multiple of N, to reproduce the dropout of N processes.",
         at_least=1,
         at_most=65_536,
     )
