@@ -91,7 +91,7 @@ def test_heads_project_to_any_width_and_back(d_k, d_v):
     x = torch.randn(B, T, 8, dtype=torch.float64)
     query, key, value = heads_of.split_heads(heads_of.project(x).flatten(0, 1), B)
     found = heads_of.output(heads_of.attend(query, key, value, AttentionMask()))
-    of_rows = heads_of.output(heads_of.attend_hidden(query, key.mT, value, None))
+    of_rows = heads_of.output(heads_of.attend_cached(query, key.mT, value, None))
     torch.testing.assert_close(of_rows, found.flatten(0, 1))
 
     heads = []
@@ -141,7 +141,7 @@ def test_what_is_hidden_from_queries_that_share_keys_weighs_nothing(
         scores = plain_additive_scores(query, key, heads.additive_weight)
     weights = scores.masked_fill(~allowed[:, None], -math.inf).softmax(dim=-1)
     expected = (weights @ value).transpose(1, 2).reshape(B * T, H * D_K)
-    torch.testing.assert_close(heads.attend_hidden(query, key.mT, value, hidden), expected)
+    torch.testing.assert_close(heads.attend_cached(query, key.mT, value, hidden), expected)
 
 
 def plain_window(length, window, *, causal):

@@ -137,18 +137,3 @@ def test_where_a_hypothesis_is_in_the_batch_changes_no_bit():
         )
         for one, other in zip(alone, together, strict=True):
             assert torch.equal(one[0], other[sentence])
-
-
-def test_parts_of_many_are_those_of_each_alone_and_are_forced_alone():
-    cases = [new_case(seed, 130) for seed in range(4)]
-    everything = NextTokens.of(torch.cat([logits for logits, *_ in cases]), NEVER)
-    parts = list(everything.parts([len(logits) for logits, *_ in cases]))
-    parts[1].force(torch.tensor([0]), torch.tensor([7]))
-    for index, (logits, log_probs, rows) in enumerate(cases):
-        alone = NextTokens.of(logits.clone(), NEVER)
-        if index == 1:
-            alone.force(torch.tensor([0]), torch.tensor([7]))
-        for found, expected in zip(
-            parts[index].best(log_probs, rows, 5), alone.best(log_probs, rows, 5), strict=True
-        ):
-            assert torch.equal(found, expected)

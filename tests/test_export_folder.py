@@ -13,7 +13,7 @@ from tfm.config import SearchConfig, run_config
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
 from tfm.inference.translator import Translator
-from tfm.stages.export import export
+from tfm.stages.export.folder import export
 from tfm.storage.checkpoint.model_folder import load_info, load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoints
 
