@@ -15,7 +15,7 @@ Output = TypeVar("Output")
 CHUNK_LINES = 1_000
 # Hidden numbers of a layer that are computed together: enough for fast matrix products, few enough
 # for a laptop's memory.
-_BATCH_ELEMENTS = 1 << 21
+_BATCH_ELEMENTS = 1 << 22
 # Attention to a target takes memory by the square of its length: this much, some gigabytes.
 _MAX_TARGET_TOKENS = 4_096
 
