@@ -27,6 +27,7 @@ _MAX_INTERVAL_SECONDS = 1.0
 _INTERVALS_PER_TIMEOUT = 10
 # The process that reports a stall lets the others hear of it; they let it report first.
 _INTERVALS_TO_HEAR, _INTERVALS_TO_LEAVE = 4, 8
+_MAX_INTERVALS_TO_HEAR = 12
 # When collectives break, a rank that has not posted for this long is likely the one that is gone.
 _INTERVALS_TO_MISS = 2
 _REPORTED = "watchdog/reported"
@@ -149,6 +150,7 @@ class Watchdog:
         self._fail = fail
         # Seconds for which this process ran: as clocks differ, each uses its own alone.
         self._clock = self._heartbeat_at = self._contact_at = 0.0
+        self._num_exchanges = 0
         self._own = RankStatus(rank=world.rank, host=socket.gethostname(), pid=os.getpid())
         self._statuses = {rank: RankStatus(rank=rank) for rank in range(world.size)}
         self._leaving = threading.Event()
@@ -173,9 +175,15 @@ class Watchdog:
     ) -> None:
         missing = None
         if isinstance(error, LostPeersError):
-            # If the others are being ended, the reason is reported in a moment.
-            self._ending.wait(_INTERVALS_TO_HEAR * self._interval)
-            missing = self._missing()
+            # If the others are being ended, the reason is reported in a moment. An exchange may
+            # take longer than an interval, on a busy machine or without contact.
+            before = self._num_exchanges
+            for _ in range(_MAX_INTERVALS_TO_HEAR):
+                if self._ending.wait(self._interval):
+                    break
+                if self._num_exchanges >= before + _INTERVALS_TO_HEAR:
+                    break
+            missing = self._missing(has_contact=self._num_exchanges > before)
         if self._ending.is_set():
             self._ended.wait()
         self._leaving.set()
@@ -243,6 +251,7 @@ class Watchdog:
         for status in (RankStatus(**json.loads(post)) for post in posts):
             if status.post != self._statuses[status.rank].post:
                 self._statuses[status.rank] = replace(status, seen_at=self._contact_at)
+        self._num_exchanges += 1
         return is_reported
 
     def _post(self, *, left: bool = False) -> None:
@@ -263,11 +272,11 @@ class Watchdog:
         described = [status.describe(now=now, here=self._own.host) for status in statuses]
         return "; ".join([*described, RESUME])
 
-    def _missing(self) -> str | None:
+    def _missing(self, *, has_contact: bool) -> str | None:
         """Describe which processes no longer post when collectives break; None if all do."""
-        seconds = _INTERVALS_TO_MISS * self._interval
-        if self._clock - self._contact_at >= seconds:
+        if not has_contact:
             return self._no_contact()
+        seconds = _INTERVALS_TO_MISS * self._interval
         missing = silent_ranks(
             self._statuses.values(), now=self._contact_at, timeout_seconds=seconds
         )
