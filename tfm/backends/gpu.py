@@ -20,7 +20,7 @@ _NUM_SEEDS = 64
 
 
 class GpuBackend(Backend):
-    """See `Backend`: attention and loss in kernels of their own, all else as torch has it.
+    """Train on a GPU: attention and loss by Triton kernels, everything else by torch.
 
     Matrix products, and what is made of them, are in the arithmetic that autocast says; weights,
     their gradients and sums are fp32.

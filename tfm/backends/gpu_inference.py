@@ -13,7 +13,7 @@ from tfm.backends.triton.token_blocks import greatest_and_log_sums
 
 
 class GpuInferenceBackend(Backend):
-    """See `Backend`: attention, and the search through logits, in kernels of their own.
+    """Infer on a GPU: attention and the search through logits by Triton kernels.
 
     All else is as torch has it, in the arithmetic that weights have been given.
 

@@ -2,7 +2,7 @@
 
 Philox4x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") turns a seed and a
 counter into four 32-bit words. A word makes two decisions of 16 bits, so that one counter serves
-eight neighbours of a row. Every use of dropout in a step needs a seed of its own.
+eight neighbours of a row. Each use of dropout in a step needs its own seed.
 """
 
 from torch import Tensor

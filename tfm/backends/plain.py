@@ -169,7 +169,7 @@ class Backend:
         return product
 
     def num_rows(self, needed: int) -> int:
-        """Rows to compute where so many are needed: as many, or a few more so that sizes repeat."""
+        """Round the number of rows up, where the backend is faster if sizes repeat."""
         return needed
 
 

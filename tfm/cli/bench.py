@@ -78,9 +78,7 @@ def generate(
         help="Translate this split of the model's dataset (default test, without --input).",
     ),
     rounds: int = _ROUNDS,
-    repeat: int = typer.Option(
-        1, min=1, help="Translate the text so many times over in each round."
-    ),
+    repeat: int = typer.Option(1, min=1, help="Translate the text N times in each round."),
     latency: bool = typer.Option(False, "--latency", help="Time one sentence at a time, too."),
     as_json: bool = JSON,
     *,

@@ -36,7 +36,7 @@ def train(
     gpus: str | None = typer.Option(
         None,
         metavar="[N|auto]",
-        help="A process for each of so many GPUs of this machine; auto takes all.",
+        help="Start one process on each of N GPUs of this machine; auto uses all GPUs.",
         rich_help_panel=PROCESSES_PANEL,
     ),
     processes: int | None = typer.Option(

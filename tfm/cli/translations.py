@@ -50,10 +50,10 @@ def generate(
     gpus: str | None = typer.Option(
         None,
         metavar="[N|auto]",
-        help="Share the work among so many GPUs of this machine; auto takes all.",
+        help="Share the work among N GPUs of this machine; auto uses all GPUs.",
     ),
     processes: int | None = typer.Option(
-        None, help="Share the work, and the cores, among so many processes on the CPU."
+        None, help="Share the work, and the cores, among N processes on the CPU."
     ),
     prefix: Path | None = typer.Option(
         None,

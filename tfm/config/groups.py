@@ -119,7 +119,7 @@ class TrainingConfig(Settings):
         at_least=1,
     )
     stall_minutes: float = setting(
-        10.0, "End a run of which a process does not come on for so many minutes.", at_least=0.01
+        10.0, "Abort if any process makes no progress for N minutes.", at_least=0.01
     )
     shard: bool = setting(
         False,
@@ -221,7 +221,7 @@ class SearchConfig(Settings):
     )
     max_tokens: int | None = setting(
         None,
-        "Source tokens, with padding, that are translated together; by the width of the model if "
+        "Source tokens translated together, padding included; set by the width of the model if "
         "unset.",
         at_least=1,
     )

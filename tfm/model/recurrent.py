@@ -360,18 +360,7 @@ class Recurrent(nn.Module):
     def forward_packed(
         self, source: Tensor, sources: Packing, target_input: Tensor, targets: Packing
     ) -> Tensor:
-        """Do the same for packed sentences, which are padded meanwhile.
-
-        Args:
-            source: [num_rows of the sources] token ids.
-            sources: Packing of the sources.
-            target_input: [num_rows of the targets] token ids, those of each sentence moved right
-                by one.
-            targets: Packing of the targets.
-
-        Returns:
-            [num_rows of the targets, d_model].
-        """
+        """Do the same for packed sentences, by padding them; see `Transformer.forward_packed`."""
         padded = self(sources.spread(source), sources.device_lengths, targets.spread(target_input))
         return targets.gather(padded)
 

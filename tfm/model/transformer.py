@@ -81,7 +81,7 @@ class Transformer(nn.Module):
 
     @property
     def packs(self) -> bool:
-        """Whether its operations are such that it is better off without padding."""
+        """Whether its backend computes packed sentences, without padding."""
         return self.backend.packed_attention is not None
 
     def forward_packed(
