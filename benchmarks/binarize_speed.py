@@ -37,7 +37,7 @@ _CHUNKS = (10_000, 100_000)  # lines that SentencePiece is given at a time
 _LANGUAGES = ("source", "target")
 _TFM = "tfm binarize"
 _POLL_SECONDS = 0.05
-_SAMPLE = 200_000  # sentences that the subword model is learnt from
+_SAMPLE = 200_000  # sentences that the subword model is learned from
 
 
 def main(

@@ -76,7 +76,7 @@ WAYS = ("in turn", "background")
 
 
 def _adam_state(weights: list[Tensor]) -> dict[str, Any]:
-    """A state as the trainer's, of an optimiser that has made a step."""
+    """A state as the trainer's, of an optimizer that has made a step."""
     moments = {
         number: {
             "step": torch.tensor(1.0),
@@ -105,11 +105,11 @@ def _timed(
     return pause, time.perf_counter() - started, share
 
 
-def _products_a_second(goes_on: Callable[[], bool], *, seconds: float = 0.0) -> float:
+def _products_a_second(is_active: Callable[[], bool], *, seconds: float = 0.0) -> float:
     """Matrix products made in a second, for so long or as long as something goes on."""
     matrix = torch.randn(_SIDE, _SIDE)
     started, count = time.perf_counter(), 0
-    while time.perf_counter() - started < seconds or goes_on():
+    while time.perf_counter() - started < seconds or is_active():
         matrix @ matrix
         count += 1
     return count / (time.perf_counter() - started)

@@ -156,7 +156,7 @@ def plain_window(length, window, *, causal):
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 7, 30])
 @pytest.mark.parametrize("length", [1, 3, 8, 13, 20])
 @pytest.mark.parametrize("function", ["dot-product", "additive"])
-def test_a_window_shows_the_neighbours_and_nothing_else(length, window, causal, function):
+def test_a_window_shows_the_neighbors_and_nothing_else(length, window, causal, function):
     torch.manual_seed(0)
     query, key, value = torch.randn(3, B, H, length, D_K, dtype=torch.float64)
     weight = torch.randn(H, D_K, dtype=torch.float64) if function == "additive" else None

@@ -36,15 +36,15 @@ def texts(root):
 
 
 def shades(root):
-    """The red part of the colour of each square, in the order drawn."""
+    """The red part of the color of each square, in the order drawn."""
     squares = [
         element.get("style")
         for group in root.iter(f"{SVG}g")
         if group.get("id", "").startswith("QuadMesh")
         for element in group.iter(f"{SVG}path")
     ]
-    colours = (re.search(r"fill: #(\w{6})", style or "") for style in squares)
-    return [int(colour[1][:2], 16) for colour in colours if colour]
+    colors = (re.search(r"fill: #(\w{6})", style or "") for style in squares)
+    return [int(color[1][:2], 16) for color in colors if color]
 
 
 def test_a_figure_is_what_its_name_ends_in(tmp_path):

@@ -89,18 +89,18 @@ def test_the_page_needs_nothing_from_elsewhere_and_may_not_ask(page_of):
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
 
 
-def test_colours_are_there_in_light_and_dark(page_of):
+def test_colors_are_there_in_light_and_dark(page_of):
     text = page_of().read_text(encoding="utf-8")
     variables = set(re.findall(r"var\((--[a-z]+(?:-[a-z]+)?)\)", text))
     assert {"--ink", "--page", "--card", "--heat", "--accent"} <= variables
-    own = {"--colour", "--shade", "--row", "--column", "--weight"}  # set on single elements
+    own = {"--color", "--shade", "--row", "--column", "--weight"}  # set on single elements
     for variable in [*(variables - own), *(f"--head-{i}" for i in range(8))]:
         assert len(re.findall(rf"{variable}: #\w+;", text)) == 2, variable
 
 
-def luminance(colour):
+def luminance(color):
     """Relative luminance (WCAG 2.2)."""
-    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    parts = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
     linear = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return sum(f * p for f, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -114,14 +114,14 @@ def contrast(one, other):
 def test_text_and_lines_stand_out_from_what_is_behind_them(page_of, scheme):
     text = page_of().read_text(encoding="utf-8")
     block = re.findall(r":root \{(.*?)\}", text, re.DOTALL)[scheme]
-    colour = dict(re.findall(r"--([\w-]+): (#\w{6});", block))
+    color = dict(re.findall(r"--([\w-]+): (#\w{6});", block))
     for ink in ("ink", "muted"):
-        assert contrast(colour[ink], colour["card"]) >= 4.5
-        assert contrast(colour[ink], colour["page"]) >= 4.5
-    assert contrast(colour["on-accent"], colour["accent"]) >= 4.5
-    assert contrast(colour["band"], colour["card"]) >= 4.5
+        assert contrast(color[ink], color["card"]) >= 4.5
+        assert contrast(color[ink], color["page"]) >= 4.5
+    assert contrast(color["on-accent"], color["accent"]) >= 4.5
+    assert contrast(color["band"], color["card"]) >= 4.5
     for head in range(8):
-        assert contrast(colour[f"head-{head}"], colour["card"]) >= 3
+        assert contrast(color[f"head-{head}"], color["card"]) >= 3
 
 
 def test_a_large_model_and_a_long_sentence_make_a_page_of_a_few_megabytes(page_of):

@@ -192,6 +192,6 @@ def test_loss_and_gradients_over_parts_equal_those_over_one_batch(most):
         for loss in losses:
             loss.backward()
         results.append((len(parts), sum(losses), [p.grad.clone() for p in model.parameters()]))
-    (num_parts, *split), (one, *whole) = results
-    assert num_parts > one == 1
+    (num_projections, *split), (one, *whole) = results
+    assert num_projections > one == 1
     torch.testing.assert_close(split, whole)

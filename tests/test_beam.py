@@ -76,10 +76,10 @@ class TransformerTable(Table):
 
     def log_probs(self, source, prefix):
         with torch.no_grad():
-            hidden = self.model(
+            hidden_states = self.model(
                 torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([prefix])
             )
-            return self.model.logits(hidden)[0, -1].float().log_softmax(dim=-1)
+            return self.model.logits(hidden_states)[0, -1].float().log_softmax(dim=-1)
 
 
 def batch_of(sources):

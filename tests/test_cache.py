@@ -36,7 +36,7 @@ EVERY_BEAM = pytest.mark.parametrize("beam", BEAMS.values(), ids=BEAMS)
 class Rounding(Backend):
     """Computes a few rows more than are asked for."""
 
-    def num_rows(self, needed):
+    def round_up_rows(self, needed):
         return -(-needed // 3) * 3
 
 
@@ -70,12 +70,12 @@ class Decoding:
     def teacher_forced(self):
         """[B · K, V] logits after each prefix."""
         size = self.tokens.size(1)
-        hidden = self.model(
+        hidden_states = self.model(
             self.source.repeat_interleave(size, dim=0),
             self.lengths.repeat_interleave(size),
             self.tokens.flatten(0, 1),
         )
-        return self.model.logits(hidden[:, -1])
+        return self.model.logits(hidden_states[:, -1])
 
     def step(self, rows=None):
         """Compare the next logits, of all or of those in rows."""
@@ -190,9 +190,9 @@ def test_another_order_of_hypotheses_that_share_a_cache_copies_none_of_it():
 @pytest.mark.parametrize("to_multiple_of", [1, 4, 100])
 def test_rows_that_are_computed_are_scattered_back_to_their_hypotheses(to_multiple_of):
     class Sparing(Backend):
-        worth_computing = 0.7
+        compaction_threshold = 0.7
 
-        def num_rows(self, needed):
+        def round_up_rows(self, needed):
             return -(-needed // to_multiple_of) * to_multiple_of
 
     torch.manual_seed(0)
@@ -224,9 +224,9 @@ BY_ITSELF = pytest.mark.parametrize(
 class FewAtATime(Backend):
     """Has single sentences made ready for, and computes a few rows more than are asked for."""
 
-    few_at_a_time = True
+    single_sentence_fast_path = True
 
-    def num_rows(self, needed):
+    def round_up_rows(self, needed):
         return -(-needed // 3) * 3
 
 
@@ -279,8 +279,8 @@ def test_spare_rows_are_numbers_too():
     seen = []
 
     class Watching(FewAtATime):
-        def ready_product(self, weight, bias):
-            product = super().ready_product(weight, bias)
+        def prepack_linear(self, weight, bias):
+            product = super().prepack_linear(weight, bias)
             return lambda x, relu: seen.append(x) or product(x, relu)
 
     use_backend(model, Watching())

@@ -86,7 +86,7 @@ def test_each_rule_can_be_turned_off():
     assert counts.normalized == 0
 
 
-def test_white_space_alone_is_empty_even_if_space_is_not_normalised():
+def test_white_space_alone_is_empty_even_if_space_is_not_normalized():
     kept, counts = clean([(b" \t", b"x")], **(KEEP_ALL | {"drop_empty": True}))
     assert not kept
     assert counts.dropped["empty"] == 1

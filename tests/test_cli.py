@@ -86,8 +86,8 @@ def test_the_examples_in_the_help_name_what_exists(run, command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_a_line_for_each_flag_on_a_wide_terminal(run, command):
     out = run(command, "--help")[1]
-    unlabelled = [line for line in out.splitlines() if re.fullmatch(r"│ +[^│]{0,40}│", line)]
-    assert not unlabelled
+    unlabeled = [line for line in out.splitlines() if re.fullmatch(r"│ +[^│]{0,40}│", line)]
+    assert not unlabeled
 
 
 def test_help_of_train_names_the_sections_of_its_toml_file(run):
@@ -104,7 +104,7 @@ def test_help_shows_every_default(run):
             assert f"{item.metadata['help']} (default {default})" in out
 
 
-def test_help_has_no_colour_if_asked():
+def test_help_has_no_color_if_asked():
     environment = os.environ | {"NO_COLOR": "1", "FORCE_COLOR": "1"}
     for command in (["train", "--help"], ["--help"]):
         output = subprocess.check_output([*TFM, *command], env=environment, text=True)
@@ -175,7 +175,7 @@ def test_json_of_score_parses(run, elsewhere):
     assert [score["name"] for score in record["scores"]] == ["bleu", "chrf"]
 
 
-def test_scores_have_no_colour_if_asked(elsewhere):
+def test_scores_have_no_color_if_asked(elsewhere):
     (elsewhere / "hyp").write_text("ein Hund\n")
     output = subprocess.check_output(
         [*TFM, "score", "--hypotheses", "hyp", "--reference", "hyp"],

@@ -98,7 +98,7 @@ def test_a_minimal_recipe_file_is_enough(load):
 
 
 def test_all_mistakes_of_a_recipe_are_named_at_once(load):
-    text = MINIMAL.replace('target = "de"', 'target = "d e"\ncolour = 1').replace(
+    text = MINIMAL.replace('target = "de"', 'target = "d e"\ncolor = 1').replace(
         'target = "a.de"', 'targets = "a.de"'
     )
     text += """
@@ -122,7 +122,7 @@ vocab_size = 1
         load(text)
     for part in (
         "recipe.toml",
-        "'colour'",
+        "'color'",
         "[[train]] 1 has no 'target'",
         "'targets'",
         "lines = 'many'",

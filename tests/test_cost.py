@@ -98,10 +98,10 @@ def test_an_lstm_has_four_products_where_a_gru_has_three():
         cost_of(RecurrentConfig(**SMALL, cell=cell, attention="dot-product"), 50).products
         for cell in ("lstm", "gru")
     )
-    assert 3 * lstm.a_source_token == 4 * gru.a_source_token
+    assert 3 * lstm.per_source_token == 4 * gru.per_source_token
     attention_and_output = 8 * 8 + 2 * 8 * 8 + 8 * 50
-    assert 3 * (lstm.a_target_token - attention_and_output) == 4 * (
-        gru.a_target_token - attention_and_output
+    assert 3 * (lstm.per_target_token - attention_and_output) == 4 * (
+        gru.per_target_token - attention_and_output
     )
 
 

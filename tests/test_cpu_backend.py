@@ -93,8 +93,8 @@ def test_what_is_kept_is_scaled_up_and_the_residual_is_left_alone():
 def test_activations_have_the_type_of_the_arithmetic_and_gradients_that_of_the_weights():
     backend = new_operations(dtype=torch.bfloat16)
     inputs = new_inputs(torch.float32)
-    inputs["x"] = backend.activations(inputs["x"])
-    inputs["residual"] = backend.activations(inputs["residual"])
+    inputs["x"] = backend.cast_activations(inputs["x"])
+    inputs["residual"] = backend.cast_activations(inputs["residual"])
     for operation in OPERATIONS.values():
         assert operation(backend, inputs, 0.1).dtype == torch.bfloat16
     OPERATIONS["add"](backend, inputs, 0.1).sum().backward()
@@ -110,8 +110,8 @@ def packed_and_padded(model):
     use_backend(model, new_operations())
     packed = model.forward_packed(source, sources, target, targets)
     use_backend(model, PLAIN)
-    padded = model(sources.spread(source), source_lengths, targets.spread(target))
-    return packed[: targets.num_tokens], targets.gather(padded)[: targets.num_tokens]
+    padded = model(sources.pad(source), source_lengths, targets.pad(target))
+    return packed[: targets.num_tokens], targets.pack(padded)[: targets.num_tokens]
 
 
 @pytest.mark.parametrize("changes", MODELS, ids=str)

@@ -6,9 +6,9 @@ import torch
 from tfm.backends import cpu_inference
 from tfm.backends.cpu_inference import (
     CpuInferenceBackend,
-    bf16_product,
-    fp32_product,
-    int8_product,
+    prepack_bf16,
+    prepack_fp32,
+    prepack_int8,
 )
 from tfm.backends.plain import PLAIN
 from tfm.config import SearchConfig, TransformerConfig
@@ -22,9 +22,9 @@ NEEDS_INT8 = pytest.mark.skipif(
 )
 # How to make weights ready, the type of activations, and the greatest error by the norm.
 KINDS = [
-    pytest.param(fp32_product, torch.float32, 1e-5, id="fp32"),
-    pytest.param(bf16_product, torch.bfloat16, 1e-2, id="bf16", marks=pytest.mark.needs_bf16),
-    pytest.param(int8_product, torch.float32, 3e-2, id="int8", marks=NEEDS_INT8),
+    pytest.param(prepack_fp32, torch.float32, 1e-5, id="fp32"),
+    pytest.param(prepack_bf16, torch.bfloat16, 1e-2, id="bf16", marks=pytest.mark.needs_bf16),
+    pytest.param(prepack_int8, torch.float32, 3e-2, id="int8", marks=NEEDS_INT8),
 ]
 EVERY_KIND = pytest.mark.parametrize(("make_ready", "dtype", "most_error"), KINDS)
 MODELS = [
@@ -75,7 +75,7 @@ def test_sums_of_large_int8_products_do_not_overflow(num_rows):
     """As they would in 16 bits, which a CPU without units for int8 adds two products up in."""
     x, weight = torch.ones(num_rows, 64), torch.ones(48, 64)
     with torch.inference_mode():
-        found = CpuInferenceBackend(int8_product, torch.float32).project(x, weight)
+        found = CpuInferenceBackend(prepack_int8, torch.float32).project(x, weight)
     torch.testing.assert_close(found, torch.full((num_rows, 48), 64.0), rtol=0.01, atol=0)
 
 
@@ -83,7 +83,7 @@ def test_products_meet_no_more_sizes_than_rows_are_rounded_to():
     seen = set()
 
     def make_ready(weight, bias):
-        product = fp32_product(weight, bias)
+        product = prepack_fp32(weight, bias)
         return lambda x, relu: seen.add(x.numel() // x.size(-1)) or product(x, relu)
 
     backend = CpuInferenceBackend(make_ready, torch.float32, keeps_sizes=True)
@@ -92,7 +92,7 @@ def test_products_meet_no_more_sizes_than_rows_are_rounded_to():
         for shape in [(num_rows, 8) for num_rows in range(1, 200)] + [(3, 37, 8), (1, 1, 8)]:
             x = torch.randn(shape)
             torch.testing.assert_close(backend.linear(x, weight, bias), x @ weight.T + bias)
-    assert {backend.num_rows(size) for size in seen} == seen
+    assert {backend.round_up_rows(size) for size in seen} == seen
     assert len(seen) < 50
 
 
@@ -137,16 +137,16 @@ def test_dropout_is_refused(make_ready, dtype, most_error):
 def test_rows_to_compute_are_never_fewer_and_rarely_many_more_and_few_numbers_do():
     needed = range(1, 5_000)
     for keeps_sizes in (True, False):
-        backend = CpuInferenceBackend(fp32_product, torch.float32, keeps_sizes=keeps_sizes)
-        numbers = [backend.num_rows(rows) for rows in needed]
+        backend = CpuInferenceBackend(prepack_fp32, torch.float32, keeps_sizes=keeps_sizes)
+        numbers = [backend.round_up_rows(rows) for rows in needed]
         assert all(
             rows <= number <= max(8, rows * 1.25)
             for rows, number in zip(needed, numbers, strict=True)
         )
         assert numbers == sorted(numbers)
-        assert [backend.num_rows(number) for number in numbers] == numbers
+        assert [backend.round_up_rows(number) for number in numbers] == numbers
         assert len(set(numbers)) < 100 or not keeps_sizes
-    assert backend.num_rows(4_999) == 4_999
+    assert backend.round_up_rows(4_999) == 4_999
 
 
 @pytest.mark.parametrize("for_each_query", [None, False, True])
@@ -159,7 +159,7 @@ def test_rows_to_compute_are_never_fewer_and_rarely_many_more_and_few_numbers_do
     ],
 )
 @pytest.mark.parametrize(
-    "backend", [CpuInferenceBackend(fp32_product, torch.float32), PLAIN], ids=["inference", "plain"]
+    "backend", [CpuInferenceBackend(prepack_fp32, torch.float32), PLAIN], ids=["inference", "plain"]
 )
 def test_attention_of_few_queries_is_the_formula(backend, query_type, key_type, for_each_query):
     torch.manual_seed(0)
@@ -169,14 +169,14 @@ def test_attention_of_few_queries_is_the_formula(backend, query_type, key_type, 
         torch.randn(groups, num_heads, num_keys, width, dtype=key_type) for width in (6, 5)
     )
     scores = query.double() @ key.double().mT / 6**0.5
-    hidden = None
+    attention_bias = None
     if for_each_query is not None:
         is_hidden = torch.rand(groups, 1, num_queries if for_each_query else 1, num_keys) < 0.5
         is_hidden[..., 7] = False
-        hidden = torch.zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
-        scores = scores + hidden
+        attention_bias = torch.zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
+        scores = scores + attention_bias
     expected = (scores.softmax(dim=-1) @ value.double()).transpose(1, 2)
-    found = backend.attend(query, key.mT, value, hidden)
+    found = backend.attend(query, key.mT, value, attention_bias)
     torch.testing.assert_close(found, expected.reshape(groups * num_queries, -1).to(query_type))
 
 
@@ -231,9 +231,9 @@ def stepped(model, backend, num_sentences=4):
 @pytest.mark.parametrize(
     ("make_ready", "dtype", "most_difference"),
     [
-        pytest.param(fp32_product, torch.float32, 1e-5, id="fp32"),
-        pytest.param(bf16_product, torch.bfloat16, 0.1, id="bf16", marks=pytest.mark.needs_bf16),
-        pytest.param(int8_product, torch.float32, 0.15, id="int8", marks=NEEDS_INT8),
+        pytest.param(prepack_fp32, torch.float32, 1e-5, id="fp32"),
+        pytest.param(prepack_bf16, torch.bfloat16, 0.1, id="bf16", marks=pytest.mark.needs_bf16),
+        pytest.param(prepack_int8, torch.float32, 0.15, id="int8", marks=NEEDS_INT8),
     ],
 )
 @pytest.mark.parametrize("num_sentences", [4, 1])
@@ -259,7 +259,7 @@ def test_in_fp32_beam_search_finds_what_it_finds_with_plain_operations(
     config = SearchConfig(beam_size=4, n_best=3, max_extra_length=8)
     results = []
     for backend in (
-        CpuInferenceBackend(fp32_product, torch.float32, keeps_sizes=keeps_sizes),
+        CpuInferenceBackend(prepack_fp32, torch.float32, keeps_sizes=keeps_sizes),
         PLAIN,
     ):
         with EvaluationMode([model], backend), torch.inference_mode():
@@ -274,7 +274,7 @@ def test_each_weight_is_made_ready_once():
 
     def make_ready(weight, bias):
         made.append((weight.data_ptr(), len(weight)))
-        return fp32_product(weight, bias)
+        return prepack_fp32(weight, bias)
 
     model = transformer()
     backend = CpuInferenceBackend(make_ready, torch.float32)

@@ -16,17 +16,17 @@ N, D, V = 7, 4, 5
 
 def new_inputs(dtype=torch.float64, *, seed=0):
     torch.manual_seed(seed)
-    hidden = torch.randn(N, D, dtype=dtype, requires_grad=True)
+    hidden_states = torch.randn(N, D, dtype=dtype, requires_grad=True)
     weight = torch.randn(V, D, dtype=dtype, requires_grad=True)
-    return hidden, weight, torch.randint(V, (N,))
+    return hidden_states, weight, torch.randint(V, (N,))
 
 
-def plain_loss(hidden, weight, targets, smoothing):
+def plain_loss(hidden_states, weight, targets, smoothing):
     """The cross-entropy against the smoothed distribution, as §5.4 says it."""
     distribution = torch.full((len(targets), len(weight)), smoothing / (len(weight) - 1))
     distribution.scatter_(1, targets[:, None], 1 - smoothing)
-    log_probs = (hidden @ weight.T).log_softmax(dim=-1)
-    return -(distribution.to(hidden) * log_probs).sum()
+    log_probs = (hidden_states @ weight.T).log_softmax(dim=-1)
+    return -(distribution.to(hidden_states) * log_probs).sum()
 
 
 def gradients(loss, *inputs):
@@ -49,33 +49,37 @@ def test_the_gold_class_of_five_gets_nine_tenths_and_each_other_a_fortieth():
 def test_loss_and_gradients_equal_plain_autograd_however_it_is_chunked(
     smoothing, seed, rows_at_once
 ):
-    hidden, weight, targets = new_inputs(seed=seed)
+    hidden_states, weight, targets = new_inputs(seed=seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cross_entropy, "_CHUNK_ELEMENTS", rows_at_once * V)
-        found, nll = label_smoothed_cross_entropy(hidden, weight, targets, smoothing=smoothing)
-    expected = plain_loss(hidden, weight, targets, smoothing)
+        found, nll = label_smoothed_cross_entropy(
+            hidden_states, weight, targets, smoothing=smoothing
+        )
+    expected = plain_loss(hidden_states, weight, targets, smoothing)
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(nll, plain_loss(hidden, weight, targets, 0.0))
+    torch.testing.assert_close(nll, plain_loss(hidden_states, weight, targets, 0.0))
     # A factor, for loss is divided by the number of tokens before backward.
     for ours, theirs in zip(
-        gradients(found / 3, hidden, weight), gradients(expected / 3, hidden, weight), strict=True
+        gradients(found / 3, hidden_states, weight),
+        gradients(expected / 3, hidden_states, weight),
+        strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
 
 
 def test_gradients_pass_the_numerical_check():
-    hidden, weight, targets = new_inputs()
+    hidden_states, weight, targets = new_inputs()
     assert torch.autograd.gradcheck(
         lambda h, w: label_smoothed_cross_entropy(h, w, targets, smoothing=0.1)[0],
-        (hidden, weight),
+        (hidden_states, weight),
     )
 
 
 def test_torch_agrees_when_its_smoothing_includes_the_gold_class():
-    hidden, weight, targets = new_inputs()
-    found, _ = label_smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
+    hidden_states, weight, targets = new_inputs()
+    found, _ = label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
     expected = F.cross_entropy(
-        hidden @ weight.T, targets, label_smoothing=0.1 * V / (V - 1), reduction="sum"
+        hidden_states @ weight.T, targets, label_smoothing=0.1 * V / (V - 1), reduction="sum"
     )
     torch.testing.assert_close(found, expected)
 
@@ -83,9 +87,13 @@ def test_torch_agrees_when_its_smoothing_includes_the_gold_class():
 def test_the_smoothed_loss_is_least_at_the_smoothed_distribution():
     best = torch.full((1, V), 0.1 / (V - 1))
     best[0, 3] = 0.9
-    hidden = best.log().requires_grad_()
-    loss, _ = label_smoothed_cross_entropy(hidden, torch.eye(V), torch.tensor([3]), smoothing=0.1)
-    torch.testing.assert_close(*gradients(loss, hidden), torch.zeros(1, V), atol=1e-6, rtol=0)
+    hidden_states = best.log().requires_grad_()
+    loss, _ = label_smoothed_cross_entropy(
+        hidden_states, torch.eye(V), torch.tensor([3]), smoothing=0.1
+    )
+    torch.testing.assert_close(
+        *gradients(loss, hidden_states), torch.zeros(1, V), atol=1e-6, rtol=0
+    )
 
 
 def test_a_shared_weight_gets_the_gradient_of_the_hidden_states_too():
@@ -97,13 +105,15 @@ def test_a_shared_weight_gets_the_gradient_of_the_hidden_states_too():
 
 
 def test_bf16_products_give_the_loss_and_gradients_within_their_precision():
-    hidden, weight, targets = new_inputs(torch.float32)
+    hidden_states, weight, targets = new_inputs(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        found, _ = label_smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
-    expected = plain_loss(hidden, weight, targets, 0.1)
+        found, _ = label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
+    expected = plain_loss(hidden_states, weight, targets, 0.1)
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
     for ours, theirs in zip(
-        gradients(found, hidden, weight), gradients(expected, hidden, weight), strict=True
+        gradients(found, hidden_states, weight),
+        gradients(expected, hidden_states, weight),
+        strict=True,
     ):
         assert ours.dtype == torch.float32
         assert (ours - theirs).norm() < 0.02 * theirs.norm()
@@ -111,14 +121,14 @@ def test_bf16_products_give_the_loss_and_gradients_within_their_precision():
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_no_gradients_are_made_where_none_are_wanted(context, monkeypatch):
-    hidden, weight, targets = new_inputs()
+    hidden_states, weight, targets = new_inputs()
     made = []
     original = torch.zeros_like
     monkeypatch.setattr(torch, "zeros_like", lambda *args: made.append(1) or original(*args))
     with context():
-        label_smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
+        label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
     assert not made
-    label_smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
+    label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
     assert made
 
 

@@ -81,8 +81,8 @@ def slow_search(model, source, *, num_groups, size, strength, alpha, max_length)
     @cache
     def log_probs_after(prefix):
         with torch.no_grad():
-            hidden = model(*batch_of([source]), torch.tensor([prefix]))
-            return model.logits(hidden)[0, -1].log_softmax(dim=-1).tolist()
+            hidden_states = model(*batch_of([source]), torch.tensor([prefix]))
+            return model.logits(hidden_states)[0, -1].log_softmax(dim=-1).tolist()
 
     groups = [SlowGroup(size, max_length, alpha) for _ in range(num_groups)]
     for length in range(1, max_length + 1):

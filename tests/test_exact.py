@@ -156,7 +156,7 @@ def test_beam_search_misses_what_exact_search_finds():
 def test_how_many_prefixes_are_extended_together_does_not_change_what_is_best(models, monkeypatch):
     expected = find(models, SOURCES, n_best=2, max_extra_length=2)
     for rows in (1, 2, 7):
-        monkeypatch.setattr(exact, "_MOST_ROWS", rows)
+        monkeypatch.setattr(exact, "_MAX_ROWS", rows)
         for result, other in zip(
             find(models, SOURCES, n_best=2, max_extra_length=2), expected, strict=True
         ):
@@ -178,7 +178,7 @@ def test_no_step_has_more_rows_than_memory_is_planned_for(monkeypatch):
             sizes.append(tokens.numel())
             return self.model.step(tokens, state, rows)
 
-    monkeypatch.setattr(exact, "_MOST_ROWS", 5)
+    monkeypatch.setattr(exact, "_MAX_ROWS", 5)
     model = Watched(transformer(1, sharpness=0.1))
     [result] = find([model], [[4, 5, EOS]], beam_size=2, length_penalty=3.0, max_extra_length=3)
     assert max(sizes) == 5

@@ -50,7 +50,7 @@ TABLE_3 = {
 
 
 def settings(run):
-    """All settings of a run, widths of the heads spelt out."""
+    """All settings of a run, widths of the heads spelled out."""
     flat = {}
     for group in run_table(run).values():
         flat |= group if isinstance(group, dict) else {}

@@ -42,7 +42,7 @@ EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 @pytest.fixture(scope="module")
 def trained(data_dir, tiny_run, tmp_path_factory):
-    """Runs that have learnt to translate in parts, by where their norms are."""
+    """Runs that have learned to translate in parts, by where their norms are."""
     runs_dir = tmp_path_factory.mktemp("runs")
     shape = {"d_model": 32, "d_ff": 64, "dropout": 0.0, "embedding_dropout": 0.0}
     runs = {
@@ -169,14 +169,14 @@ def test_of_learned_positions_it_is_said_how_far_they_reach(make_model, capsys):
 def test_the_check_finds_a_sound_export_identical(trained, tmp_path):
     agreement = export(trained["post"], out_dir=tmp_path / "out", check_lines=9).agreement
     assert (agreement.num_lines, agreement.differences, agreement.beam_size) == (9, [], 4)
-    assert 0 < agreement.largest_error < 1e-4
+    assert 0 < agreement.max_error < 1e-4
 
 
 def test_the_check_names_lines_that_differ(trained, tmp_path):
     exported = export(trained["pre"], out_dir=tmp_path / "out").out_dir
     lines = ["", *[source for source, _ in generate_pairs("test", num_pairs=8, seed=1)]]
     agreement = check.compare(checkpoints(trained["post"])[-1], exported, lines)
-    assert (agreement.num_lines, agreement.largest_error > 0.1) == (8, True)
+    assert (agreement.num_lines, agreement.max_error > 0.1) == (8, True)
     numbers = [each.line_number for each in agreement.differences]
     assert len(numbers) > 2
     assert min(numbers) > 1
@@ -198,7 +198,7 @@ def test_an_export_with_other_probabilities_is_not_written(make_model, tmp_path,
 
 
 def test_no_check_is_passed_by_what_is_no_number():
-    agreement = check.Agreement(num_lines=1, differences=[], largest_error=math.nan, beam_size=4)
+    agreement = check.Agreement(num_lines=1, differences=[], max_error=math.nan, beam_size=4)
     with pytest.raises(CheckpointError, match="nan nats"):
         agreement.must_be_close(Path("out"))
 
@@ -207,7 +207,7 @@ def test_learned_positions_limit_what_is_compared(make_model):
     model = make_model(learned_positions=60, tied_embeddings="none")
     agreement = export(model, check_lines=3).agreement
     assert agreement.num_lines == 3
-    assert agreement.largest_error < 1e-4
+    assert agreement.max_error < 1e-4
 
 
 def test_a_check_without_a_test_set_is_refused_before_anything_is_written(make_model, tmp_path):
@@ -244,7 +244,7 @@ def test_the_command_prints_the_folder_and_what_the_check_found(trained, tmp_pat
 def test_the_command_shows_what_differs(trained, tmp_path, run, monkeypatch):
     difference = check.Difference(line_number=7, ours="a", theirs="b", gain=0.5, is_cut=True)
     agreement = check.Agreement(
-        num_lines=9, differences=[difference] * 7, largest_error=0.0, beam_size=4
+        num_lines=9, differences=[difference] * 7, max_error=0.0, beam_size=4
     )
     monkeypatch.setattr(folder, "compare", lambda *_: agreement)
     code, _, err = run(trained["post"], "--out", tmp_path / "out", "--check", 9)

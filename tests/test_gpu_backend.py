@@ -68,8 +68,8 @@ def packed_and_padded(model, source, target):
     use_backend(model, new_operations())
     packed = model.forward_packed(source, sources, target, targets)
     use_backend(model, PLAIN)
-    padded = model(sources.spread(source), sources.device_lengths, targets.spread(target))
-    return packed[: targets.num_tokens], targets.gather(padded)[: targets.num_tokens]
+    padded = model(sources.pad(source), sources.device_lengths, targets.pad(target))
+    return packed[: targets.num_tokens], targets.pack(padded)[: targets.num_tokens]
 
 
 @pytest.mark.parametrize("changes", MODELS, ids=str)
@@ -97,42 +97,44 @@ def test_autocast_decides_on_the_arithmetic():
     expected = packed_and_padded(model, *tokens)[1]
     with torch.autocast("cpu", torch.float16):
         found = packed_and_padded(model, *tokens)[0]
-        hidden, weight, targets = loss_inputs()
+        hidden_states, weight, targets = loss_inputs()
         loss, _ = GpuBackend().label_smoothed_cross_entropy(
-            hidden, weight, targets, smoothing=0.1, num_tokens=N
+            hidden_states, weight, targets, smoothing=0.1, num_tokens=N
         )
     assert [x.dtype for x in seen[-2]] == [torch.float16, torch.float16]  # the packed ones
     torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)
-    plain, _ = label_smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
+    plain, _ = label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
     torch.testing.assert_close(loss, plain, rtol=2e-3, atol=0)
     for ours, theirs in zip(
-        *(torch.autograd.grad(each, (hidden, weight)) for each in (loss, plain)), strict=True
+        *(torch.autograd.grad(each, (hidden_states, weight)) for each in (loss, plain)), strict=True
     ):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours, theirs, rtol=0.01, atol=0.01)
 
 
-def attended_values(backend, *, dropout, across=False, num_heads=8, width=8):
+def attended_values(backend, *, dropout, cross_attention=False, num_heads=8, width=8):
     """[rows, h, width] where weights are alike and values one: what is kept of the softmax."""
     packing = packing_of([40, 24])
     projected = torch.zeros(packing.num_rows, 3, num_heads, width, device=DEVICE)
     projected[:, 2] = 1
-    if across:
-        attended = backend.packed_attention.across(
+    if cross_attention:
+        attended = backend.packed_attention.cross_attention(
             projected[:, 0].flatten(1), projected[:, 1:].flatten(1), packing, packing,
             num_heads=num_heads, dropout=dropout,
         )  # fmt: skip
     else:
-        attended = backend.packed_attention.within(
+        attended = backend.packed_attention.self_attention(
             projected.flatten(1), packing, num_heads=num_heads, causal=False, dropout=dropout
         )
     return attended.view(packing.num_rows, num_heads, width)[: packing.num_tokens]
 
 
-@pytest.mark.parametrize("across", [False, True])
-def test_dropout_keeps_as_many_attention_weights_as_it_should_and_scales_them_up(across):
+@pytest.mark.parametrize("cross_attention", [False, True])
+def test_dropout_keeps_as_many_attention_weights_as_it_should_and_scales_them_up(cross_attention):
     dropout = 0.2
-    kept = attended_values(new_operations(), dropout=dropout, across=across)[..., 0]
+    kept = attended_values(new_operations(), dropout=dropout, cross_attention=cross_attention)[
+        ..., 0
+    ]
     lengths = torch.tensor([40] * 40 + [24] * 24, device=DEVICE)[:, None]
     counts = kept * lengths / keep_scale(dropout)
     torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-3)
@@ -145,11 +147,11 @@ def test_dropout_keeps_as_many_attention_weights_as_it_should_and_scales_them_up
 def test_each_use_of_dropout_draws_anew_and_a_seed_draws_the_same_again(monkeypatch):
     monkeypatch.setattr(gpu, "_NUM_SEEDS", 2)  # so that they run out
     backend = new_operations(5)
-    draws = [attended_values(backend, dropout=0.3, across=bool(n % 2)) for n in range(5)]
+    draws = [attended_values(backend, dropout=0.3, cross_attention=bool(n % 2)) for n in range(5)]
     for index, draw in enumerate(draws):
         assert not any(torch.equal(draw, other) for other in draws[:index])
     backend.seed(5)
-    again = [attended_values(backend, dropout=0.3, across=bool(n % 2)) for n in range(5)]
+    again = [attended_values(backend, dropout=0.3, cross_attention=bool(n % 2)) for n in range(5)]
     assert all(map(torch.equal, draws, again))
     backend.seed(6)
     assert not torch.equal(attended_values(backend, dropout=0.3), draws[0])
@@ -163,9 +165,9 @@ def test_without_dropout_nothing_is_drawn():
 
 def loss_inputs():
     torch.manual_seed(0)
-    hidden = torch.randn(N, D, device=DEVICE, requires_grad=True)
+    hidden_states = torch.randn(N, D, device=DEVICE, requires_grad=True)
     weight = torch.randn(V, D, device=DEVICE, requires_grad=True)
-    return hidden, weight, torch.randint(V, (N,), device=DEVICE)
+    return hidden_states, weight, torch.randint(V, (N,), device=DEVICE)
 
 
 @pytest.mark.parametrize("rows_at_once", [4, N])
@@ -174,28 +176,30 @@ def test_loss_and_gradients_are_the_plain_ones_however_it_is_chunked(
     rows_at_once, num_tokens, monkeypatch
 ):
     monkeypatch.setattr(gpu, "_CHUNK_ELEMENTS", rows_at_once * V)
-    hidden, weight, targets = loss_inputs()
+    hidden_states, weight, targets = loss_inputs()
     losses = [
-        function(hidden, weight, targets, smoothing=0.1, num_tokens=num_tokens)
+        function(hidden_states, weight, targets, smoothing=0.1, num_tokens=num_tokens)
         for function in (
             GpuBackend().label_smoothed_cross_entropy,
             label_smoothed_cross_entropy,
         )
     ]
     torch.testing.assert_close(*losses)
-    gradients = [torch.autograd.grad(smoothed / 3, (hidden, weight)) for smoothed, _ in losses]
+    gradients = [
+        torch.autograd.grad(smoothed / 3, (hidden_states, weight)) for smoothed, _ in losses
+    ]
     torch.testing.assert_close(*gradients)
     assert not gradients[0][0][num_tokens:].any()
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_the_loss_can_be_had_without_gradients(context):
-    hidden, weight, targets = loss_inputs()
+    hidden_states, weight, targets = loss_inputs()
     loss = GpuBackend().label_smoothed_cross_entropy
-    expected, nll = loss(hidden, weight, targets, smoothing=0.1, num_tokens=N)
+    expected, nll = loss(hidden_states, weight, targets, smoothing=0.1, num_tokens=N)
     assert not nll.requires_grad
     with context():
-        found, _ = loss(hidden, weight, targets, smoothing=0.1, num_tokens=N)
+        found, _ = loss(hidden_states, weight, targets, smoothing=0.1, num_tokens=N)
     assert not found.requires_grad
     torch.testing.assert_close(found, expected.detach())
 

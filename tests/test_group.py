@@ -117,7 +117,7 @@ def scored_run(tiny_run):
         training |= changes.pop("training", {})
         # With a small ε, Adam makes as much of what rounding leaves of zero as of a gradient.
         optimizer = {"adam_epsilon": 1e-4}
-        changes = {"batching": {"shares": 2}, "optimizer": optimizer, **changes}
+        changes = {"batching": {"num_dropout_shards": 2}, "optimizer": optimizer, **changes}
         return tiny_run(**changes, training=training)
 
     return make
@@ -153,7 +153,9 @@ def test_two_processes_are_the_run_that_asks_for_two_shares(
     alone, run_processes, scored_run, tmp_path
 ):
     """Without saying so: that is what the setting is for."""
-    codes, complaints = run_processes(tmp_path / "run", scored_run(batching={"shares": 1}))
+    codes, complaints = run_processes(
+        tmp_path / "run", scored_run(batching={"num_dropout_shards": 1})
+    )
     assert codes == [0, 0], complaints
     assert_same_run(tmp_path / "run", alone)
 
@@ -162,11 +164,11 @@ def test_a_run_of_two_processes_goes_on_as_one(
     alone, run_processes, scored_run, data_dir, tmp_path
 ):
     codes, complaints = run_processes(
-        tmp_path / "run", scored_run(batching={"shares": 1}, training={"max_steps": 8})
+        tmp_path / "run", scored_run(batching={"num_dropout_shards": 1}, training={"max_steps": 8})
     )
     assert codes == [0, 0], complaints
     # That batches were split for two is remembered, though nothing in the settings says so.
-    result = train(data_dir, tmp_path / "run", scored_run(batching={"shares": 1}))
+    result = train(data_dir, tmp_path / "run", scored_run(batching={"num_dropout_shards": 1}))
     assert result.step == 12
     found, expected = losses(tmp_path / "run"), losses(alone)
     assert [found[key] for key in expected] == pytest.approx(list(expected.values()), rel=1e-5)

@@ -119,9 +119,9 @@ def call_slot_attention(dtype, num_hypotheses, width):
 
 
 def call_token_blocks(dtype, block_size):
-    from tfm.backends.triton.token_blocks import greatest_and_log_sums
+    from tfm.backends.triton.token_blocks import block_max_and_logsumexp
 
-    greatest_and_log_sums(torch.zeros(4, 500, block_size, dtype=dtype))
+    block_max_and_logsumexp(torch.zeros(4, 500, block_size, dtype=dtype))
 
 
 if __name__ == "__main__":

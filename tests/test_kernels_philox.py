@@ -28,7 +28,7 @@ def test_the_keep_rate_is_within_four_sigma_in_every_column(dropout):
     assert float((rates - (1 - dropout)).abs().max()) < 4 * sigma
 
 
-def test_neighbours_decide_independently():
+def test_neighbors_decide_independently():
     stays = kept(seed(6), num_streams=2, num_rows=2000, num_columns=16, dropout=0.5).double() - 0.5
     sigma = 0.25 / math.sqrt(stays[..., 1:].numel())
     for ours, theirs in (

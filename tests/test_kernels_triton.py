@@ -275,18 +275,18 @@ def test_token_blocks_equal_their_twin(dtype, shape):
         logits[0, :, ::3] = -torch.inf
         logits[0, -1] = -torch.inf
         logits[1] = -torch.inf
-    greatest, log_sums = token_blocks_triton.greatest_and_log_sums(logits)
-    exact, exact_sums = token_blocks.greatest_and_log_sums(logits.double())
-    assert (greatest.dtype, log_sums.dtype) == (torch.float32, torch.float32)
+    greatest, logsumexp = token_blocks_triton.block_max_and_logsumexp(logits)
+    exact, exact_sums = token_blocks.block_max_and_logsumexp(logits.double())
+    assert (greatest.dtype, logsumexp.dtype) == (torch.float32, torch.float32)
     assert torch.equal(greatest.double(), exact)
-    torch.testing.assert_close(log_sums.double(), exact_sums, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(logsumexp.double(), exact_sums, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("level", [-1e4, 1e4])
 def test_token_blocks_of_extreme_logits_keep_their_differences(level):
     logits = random(2, 150, 64, dtype=torch.float32, seed=0) + level
     found, expected = (
-        module.greatest_and_log_sums(x)[1].double()
+        module.block_max_and_logsumexp(x)[1].double()
         for module, x in ((token_blocks_triton, logits), (token_blocks, logits.double()))
     )
     torch.testing.assert_close(found, expected, rtol=2e-7, atol=0.0)
@@ -296,7 +296,7 @@ def test_token_blocks_with_a_logit_that_is_no_number_have_no_sum():
     logits = random(2, 150, 64, dtype=torch.float32, seed=0)
     logits[1, 70, 3] = torch.nan
     for module in (token_blocks_triton, token_blocks):
-        assert module.greatest_and_log_sums(logits)[1].isnan().tolist() == [False, True]
+        assert module.block_max_and_logsumexp(logits)[1].isnan().tolist() == [False, True]
 
 
 def test_token_blocks_may_be_parts_of_wider_rows():
@@ -304,8 +304,8 @@ def test_token_blocks_may_be_parts_of_wider_rows():
     joined[:, 640:] = torch.nan
     logits = joined[:, :640].unflatten(1, (10, 64))
     for found, expected in zip(
-        token_blocks_triton.greatest_and_log_sums(logits),
-        token_blocks_triton.greatest_and_log_sums(logits.contiguous()),
+        token_blocks_triton.block_max_and_logsumexp(logits),
+        token_blocks_triton.block_max_and_logsumexp(logits.contiguous()),
         strict=True,
     ):
         assert torch.equal(found, expected)

@@ -33,10 +33,10 @@ def test_positions_count_from_the_start_of_each_sentence(lengths):
 @given(LENGTHS)
 def test_spread_puts_each_token_in_its_slot_and_a_spare_row_at_padding(lengths):
     packing = packing_of(lengths)
-    grid = packing.spread(numbered(packing))
-    assert grid.shape == (len(lengths), max(lengths), 2)
+    padded = packing.pad(numbered(packing))
+    assert padded.shape == (len(lengths), max(lengths), 2)
     parts = torch.split(torch.arange(1, sum(lengths) + 1), lengths)
-    for row, part in zip(grid[..., 0], parts, strict=True):
+    for row, part in zip(padded[..., 0], parts, strict=True):
         assert row.tolist() == [*part.tolist(), *[0] * (max(lengths) - len(part))]
 
 
@@ -44,29 +44,29 @@ def test_spread_puts_each_token_in_its_slot_and_a_spare_row_at_padding(lengths):
 @given(LENGTHS)
 def test_gather_is_the_way_back_and_clears_spare_rows(lengths):
     packing = packing_of(lengths)
-    grid = packing.spread(numbered(packing))
-    grid[grid == 0] = -1  # what stands at padding means nothing
-    assert torch.equal(packing.gather(grid), numbered(packing))
+    padded = packing.pad(numbered(packing))
+    padded[padded == 0] = -1  # what stands at padding means nothing
+    assert torch.equal(packing.pack(padded), numbered(packing))
 
 
 @settings(deadline=None)
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 3))
-def test_pieces_of_rows_find_their_heads_and_the_way_back(lengths, num_heads, num_parts):
+def test_pieces_of_rows_find_their_heads_and_the_way_back(lengths, num_heads, num_projections):
     packing = packing_of(lengths)
-    pieces = torch.arange(packing.num_rows * num_parts * num_heads)
-    heads = pieces[packing.head_rows(num_heads, num_parts)]
-    back = heads[packing.head_slots(num_heads, num_parts)].view(packing.num_rows, -1)
+    pieces = torch.arange(packing.num_rows * num_projections * num_heads)
+    heads = pieces[packing.head_rows(num_heads, num_projections)]
+    back = heads[packing.head_slots(num_heads, num_projections)].view(packing.num_rows, -1)
     assert torch.equal(back[: packing.num_tokens].flatten(), pieces.view_as(back)[:-3].flatten())
     # Parts come first, then sentences, then heads, then positions.
-    num_sentences, length = packing.grid
+    num_sentences, length = packing.padded_shape
     assert 0 <= num_sentences - len(lengths) < 8
     assert 0 <= length - max(lengths) < 4
-    grid = torch.full((num_sentences, 1, length), packing.num_rows - 1)
-    grid[: len(lengths), 0, : max(lengths)] = packing.rows.view(len(lengths), -1)
-    grid *= num_parts * num_heads
-    for index, part in enumerate(heads.view(num_parts, num_sentences, num_heads, length)):
+    padded = torch.full((num_sentences, 1, length), packing.num_rows - 1)
+    padded[: len(lengths), 0, : max(lengths)] = packing.rows.view(len(lengths), -1)
+    padded *= num_projections * num_heads
+    for index, part in enumerate(heads.view(num_projections, num_sentences, num_heads, length)):
         own = index * num_heads + torch.arange(num_heads)[:, None]
-        assert torch.equal(part, grid + own)
+        assert torch.equal(part, padded + own)
 
 
 def test_a_packing_without_a_spare_row_is_refused():
@@ -86,12 +86,12 @@ def test_offsets_say_where_sentences_start_and_end_whatever_their_capacity(lengt
 
 def test_spans_are_made_once_for_each_pair_of_packings_and_order():
     queries, keys = packing_of([3, 2]), packing_of([1, 4])
-    across = queries.spans(keys)
-    assert across.keys.tolist() == [[0, 1]] * 3 + [[1, 5]] * 2 + [[0, 0]] * 3
-    assert queries.spans(keys) is across
-    within = queries.spans(queries, causal=True)
-    assert within.keys[:5].tolist() == [[0, 1], [0, 2], [0, 3], [3, 4], [3, 5]]
-    assert queries.spans(queries, causal=True) is within
+    cross_attention = queries.spans(keys)
+    assert cross_attention.keys.tolist() == [[0, 1]] * 3 + [[1, 5]] * 2 + [[0, 0]] * 3
+    assert queries.spans(keys) is cross_attention
+    self_attention = queries.spans(queries, causal=True)
+    assert self_attention.keys[:5].tolist() == [[0, 1], [0, 2], [0, 3], [3, 4], [3, 5]]
+    assert queries.spans(queries, causal=True) is self_attention
     assert queries.spans(queries).keys[0].tolist() == [0, 3]
 
 
@@ -110,9 +110,9 @@ def test_a_packing_goes_with_its_batch():
 def test_all_but_the_lengths_is_on_the_device():
     device = torch.device("meta")
     packing = Packing(torch.tensor([2, 3]), 7, device)
-    spread = packing.spread(torch.zeros(7, 4, device=device))
-    assert spread.shape == (2, 3, 4)
-    assert packing.gather(spread).shape == (7, 4)
+    padded = packing.pad(torch.zeros(7, 4, device=device))
+    assert padded.shape == (2, 3, 4)
+    assert packing.pack(padded).shape == (7, 4)
     made = [packing.positions, packing.offsets, packing.device_lengths, packing.head_rows(2, 3)]
-    assert {x.device for x in [spread, *made, packing.spans(packing).keys]} == {device}
+    assert {x.device for x in [padded, *made, packing.spans(packing).keys]} == {device}
     assert packing.lengths.device.type == "cpu"

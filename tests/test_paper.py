@@ -91,7 +91,7 @@ def test_counts_are_added_over_the_text_before_they_are_divided():
     assert bleu(hypotheses, references) == pytest.approx(expected)
 
 
-def test_a_text_that_is_too_short_is_penalised():
+def test_a_text_that_is_too_short_is_penalized():
     expected = 100 * math.exp(1 - 6 / 5) * math.pow(5 / 5 * 3 / 4 * 2 / 3 * 1 / 2, 1 / 4)
     assert bleu(["a b c d f"], ["a b c d e f"]) == pytest.approx(expected)
 

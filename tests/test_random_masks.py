@@ -41,7 +41,7 @@ def test_equal_seeds_draw_equal_masks_and_others_others():
     assert not torch.equal(draws[0][0], draws[2][0])
 
 
-def test_elements_are_dropped_independently_of_their_neighbours():
+def test_elements_are_dropped_independently_of_their_neighbors():
     """The four that share a draw as well as those of two draws."""
     masks = RandomMasks()
     mask = masks.draw(torch.empty(1 << 20), 0.5) - 0.5

@@ -23,8 +23,8 @@ def write(tmp_path):
     return named
 
 
-def read(path, beside=None, chunk_lines=1000):
-    with LineReader(path, beside, chunk_lines=chunk_lines) as lines:
+def read(path, paired_path=None, chunk_lines=1000):
+    with LineReader(path, paired_path, chunk_lines=chunk_lines) as lines:
         return list(lines)
 
 
@@ -55,12 +55,12 @@ def test_only_line_feeds_end_lines(write, content, lines):
 
 def test_lines_come_in_chunks_with_their_numbers_and_what_goes_along(write):
     chunks = read(write("in", b"a\nb\nc\n"), write("beside", b"A\n\nC"), chunk_lines=2)
-    assert [(c.first_line, c.lines, c.beside) for c in chunks] == [
+    assert [(c.first_line, c.lines, c.paired_lines) for c in chunks] == [
         (1, ["a", "b"], ["A", ""]),
         (3, ["c"], ["C"]),
     ]
     chunks = read(write("in", b"a\nb\nc\n"), chunk_lines=2)
-    assert [chunk.beside for chunk in chunks] == [None, None]
+    assert [chunk.paired_lines for chunk in chunks] == [None, None]
 
 
 def test_long_lines_make_short_chunks(write, monkeypatch):
@@ -184,9 +184,9 @@ def test_a_line_comes_with_what_goes_along_as_soon_as_both_are_there(monkeypatch
         chunks = iter(text)
         file.write(b"a\nb\nc\n")
         other.write(b"A\nB")
-        assert next(chunks).beside == ["A"]
+        assert next(chunks).paired_lines == ["A"]
         other.write(b"\nC\n")
-        assert next(chunks).beside == ["B", "C"]
+        assert next(chunks).paired_lines == ["B", "C"]
         file.close()
         other.close()
         assert list(chunks) == []

@@ -115,16 +115,16 @@ def test_training_and_cached_decoding_both_compute_the_formulas(changes):
     model = new_model(**changes)
     config = RecurrentConfig(**{**SHAPE, **changes})
     source, lengths, target = new_batch()
-    hidden = model(source, lengths, target)
+    hidden_states = model(source, lengths, target)
     weights = model.attention_weights(source, lengths, target)
     state = model.start(source, lengths)
     steps = torch.cat([model.step(target[:, t : t + 1], state) for t in range(5)], dim=1)
-    torch.testing.assert_close(steps, model.logits(hidden), rtol=0, atol=1e-12)
-    assert hidden.shape == (3, 5, SHAPE["d_model"])
+    torch.testing.assert_close(steps, model.logits(hidden_states), rtol=0, atol=1e-12)
+    assert hidden_states.shape == (3, 5, SHAPE["d_model"])
     assert weights.shape == (3, 5, source.size(1))
     for row, length in enumerate(lengths.tolist()):
         outputs, rows = by_hand(model, config, source[row, :length], target[row])
-        torch.testing.assert_close(hidden[row], outputs, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(hidden_states[row], outputs, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(weights[row, :, :length], rows, rtol=1e-10, atol=1e-10)
 
 

@@ -143,7 +143,7 @@ def test_a_report_needs_nothing_from_elsewhere(report_of):
     assert "@import" not in page
 
 
-def test_colours_are_the_pages_own_in_light_and_dark(report_of):
+def test_colors_are_the_pages_own_in_light_and_dark(report_of):
     page = report_of(training(50), training(100), validation(50), validation(100))
     drawings = "".join(re.findall(r"<svg .*?</svg>", page, re.DOTALL))
     assert not re.search(r"#0000\d\d", drawings)

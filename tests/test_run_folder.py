@@ -15,9 +15,9 @@ from tfm.storage.checkpoint.run_folder import (
     checkpoint_path,
     checkpoints,
     find_model,
+    newest_intact_checkpoint,
     newest_run,
     newest_step,
-    newest_whole_checkpoint,
     prune_checkpoints,
 )
 
@@ -146,10 +146,10 @@ def folder_names(run_dir):
 
 
 def test_a_run_goes_on_from_its_newest_checkpoint(make_run, tmp_path):
-    assert newest_whole_checkpoint(tmp_path / "run") is None
+    assert newest_intact_checkpoint(tmp_path / "run") is None
     assert newest_step(tmp_path / "run") is None
     run_dir = make_run({1: 1.0, 2: 1.0})
-    assert newest_whole_checkpoint(run_dir) == checkpoint_path(run_dir, 2)
+    assert newest_intact_checkpoint(run_dir) == checkpoint_path(run_dir, 2)
     assert newest_step(run_dir) == 2
 
 
@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_one_before_is_used(
         (newest / name).write_bytes((newest / name).read_bytes()[:-2])
     else:
         (newest / name).unlink()
-    assert newest_whole_checkpoint(run_dir) == checkpoint_path(run_dir, 2)
+    assert newest_intact_checkpoint(run_dir) == checkpoint_path(run_dir, 2)
     assert folder_names(run_dir) == ["damaged-step-00000003", "step-00000001", "step-00000002"]
     error = capsys.readouterr().err
     assert str(newest) in error
@@ -179,14 +179,14 @@ def test_several_damaged_checkpoints_are_set_aside_one_after_the_other(make_run)
     run_dir = make_run({1: 1.0, 2: 1.0, 3: 1.0})
     for step in (2, 3):
         damage(checkpoint_path(run_dir, step), STATE)
-    assert newest_whole_checkpoint(run_dir) == checkpoint_path(run_dir, 1)
+    assert newest_intact_checkpoint(run_dir) == checkpoint_path(run_dir, 1)
 
 
 def test_a_checkpoint_damaged_again_is_set_aside_beside_the_first(make_run):
     for _ in range(3):
         run_dir = make_run({1: 1.0, 2: 1.0})
         damage(checkpoint_path(run_dir, 2), STATE)
-        newest_whole_checkpoint(run_dir)
+        newest_intact_checkpoint(run_dir)
     assert folder_names(run_dir) == [
         "damaged-step-00000002", "damaged-step-00000002-2", "damaged-step-00000002-3",
         "step-00000001",
@@ -199,7 +199,7 @@ def test_a_run_with_only_damaged_checkpoints_does_not_start_again_unasked(make_r
         damage(path, "model.safetensors")
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"has only damaged checkpoints: remove .*, or"):
-            newest_whole_checkpoint(run_dir)
+            newest_intact_checkpoint(run_dir)
 
 
 def test_a_run_does_not_go_on_from_a_checkpoint_without_state(make_run):
@@ -208,7 +208,7 @@ def test_a_run_does_not_go_on_from_a_checkpoint_without_state(make_run):
     for step in (2, 3):
         damage(checkpoint_path(run_dir, step), STATE)
     with pytest.raises(CheckpointError, match=r"step-00000001, its newest whole .* has no train"):
-        newest_whole_checkpoint(run_dir)
+        newest_intact_checkpoint(run_dir)
     assert find_model(run_dir) == checkpoint_path(run_dir, 1)
 
 
@@ -219,14 +219,14 @@ def test_what_cannot_be_read_for_now_is_not_set_aside(make_run, monkeypatch):
     run_dir = make_run({1: 1.0, 2: 1.0})
     monkeypatch.setattr(run_folder, "check_model", fail)
     with pytest.raises(CheckpointError, match="Permission denied"):
-        newest_whole_checkpoint(run_dir)
+        newest_intact_checkpoint(run_dir)
     assert folder_names(run_dir) == ["step-00000001", "step-00000002"]
 
 
 def test_checkpoints_that_were_set_aside_are_never_removed(make_run):
     run_dir = make_run({1: 1.0, 2: 1.0, 3: 1.0}, keep_last=1, keep_best=0)
     damage(checkpoint_path(run_dir, 3), "model.safetensors")
-    newest_whole_checkpoint(run_dir)
+    newest_intact_checkpoint(run_dir)
     prune_checkpoints(run_dir)
     assert folder_names(run_dir) == ["damaged-step-00000003", "step-00000002"]
 
@@ -270,7 +270,7 @@ def test_a_checkpoint_that_was_half_replaced_comes_back(make_run):
     run_dir = make_run({1: 1.0, 2: 2.0})
     path = checkpoint_path(run_dir, 2)
     path.rename(path.with_name(f".{path.name}.old"))
-    assert newest_whole_checkpoint(run_dir) == path
+    assert newest_intact_checkpoint(run_dir) == path
 
 
 def test_files_of_others_among_the_checkpoints_are_left_alone(make_run):
@@ -280,7 +280,7 @@ def test_files_of_others_among_the_checkpoints_are_left_alone(make_run):
     (folder / "step-notanumb").mkdir()
     (folder / "step-00000009").touch()
     prune_checkpoints(run_dir)
-    assert newest_whole_checkpoint(run_dir) == checkpoint_path(run_dir, 2)
+    assert newest_intact_checkpoint(run_dir) == checkpoint_path(run_dir, 2)
     assert folder_names(run_dir) == [
         ".nfs000123", "step-00000002", "step-00000009", "step-notanumb",
     ]  # fmt: skip

@@ -133,9 +133,9 @@ def test_the_nucleus_is_the_fewest_tokens_with_that_probability(top_k, top_p, ke
     weights = _distribution(log_probs, SearchConfig(search="sample", top_k=top_k, top_p=top_p))
     assert set(weights[0, 0].nonzero().flatten().tolist()) == kept
     chosen = sorted(kept)
-    shares = weights[0, 0, chosen] / weights[0, 0, chosen].sum()
+    probabilities = weights[0, 0, chosen] / weights[0, 0, chosen].sum()
     expected = log_probs[0, 0, chosen].double().softmax(dim=-1)
-    torch.testing.assert_close(shares, expected)
+    torch.testing.assert_close(probabilities, expected)
 
 
 def test_temperature_comes_before_the_nucleus():

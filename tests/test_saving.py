@@ -19,7 +19,7 @@ from tfm.storage.checkpoint.model_folder import (
     load_weights,
     save_checkpoint,
 )
-from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints, newest_whole_checkpoint
+from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints, newest_intact_checkpoint
 from tfm.storage.saving import Saver
 
 
@@ -95,7 +95,7 @@ def test_what_is_saved_is_there_when_saving_is_finished(tmp_path, background):
     save(saver, 7)
     saver.finish()
     assert saver.saved_step == 7
-    path = newest_whole_checkpoint(tmp_path)
+    path = newest_intact_checkpoint(tmp_path)
     assert path == checkpoint_path(tmp_path, 7)
     assert load_info(path) == info(7)
     assert all(torch.equal(load_weights(path)[name], each) for name, each in model(7).items())

@@ -25,7 +25,7 @@ def test_a_perfect_translation_has_perfect_scores(lines):
 
 
 @given(st.lists(text_line, min_size=1, max_size=5))
-def test_a_perfect_translation_has_perfect_bleu_however_it_is_tokenised(lines):
+def test_a_perfect_translation_has_perfect_bleu_however_it_is_tokenized(lines):
     lines = [*lines, "five words make a fourgram"]
     bleu, paper = corpus_scores(lines, [lines], ["bleu", "paper-bleu"], CONFIG, language="de")
     assert bleu.value == pytest.approx(100)

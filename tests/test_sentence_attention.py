@@ -66,7 +66,9 @@ def assert_same_gradients(found, expected, packing, *inputs):
 def test_each_sentence_attends_to_itself(lengths, causal):
     packing = packing_of(lengths)
     projected = rows_of(packing, 3 * H * D, seed=1)
-    found = new_attention().within(projected, packing, num_heads=H, causal=causal, dropout=0.0)
+    found = new_attention().self_attention(
+        projected, packing, num_heads=H, causal=causal, dropout=0.0
+    )
     parts = projected.split(H * D, dim=-1)
     expected = sentence_by_sentence(*parts, packing, packing, causal=causal)
     assert_same_gradients(found, expected, packing, projected)
@@ -77,7 +79,9 @@ def test_each_sentence_attends_to_itself(lengths, causal):
 def test_each_sentence_attends_to_its_source(lengths, source_lengths):
     targets, sources = packing_of(lengths), packing_of(source_lengths[: len(lengths)])
     query, key_value = rows_of(targets, H * D, seed=1), rows_of(sources, 2 * H * D, seed=2)
-    found = new_attention().across(query, key_value, targets, sources, num_heads=H, dropout=0.0)
+    found = new_attention().cross_attention(
+        query, key_value, targets, sources, num_heads=H, dropout=0.0
+    )
     key, value = key_value.split(H * D, dim=-1)
     expected = sentence_by_sentence(query, key, value, targets, sources, causal=False)
     assert_same_gradients(found, expected, targets, query, key_value)
@@ -90,7 +94,9 @@ def test_what_stands_in_spare_rows_changes_nothing():
     for spare in (0.0, 1e6):
         projected[packing.num_tokens :] = spare
         given = projected.clone().requires_grad_()
-        found = new_attention().within(given, packing, num_heads=H, causal=False, dropout=0.5)
+        found = new_attention().self_attention(
+            given, packing, num_heads=H, causal=False, dropout=0.5
+        )
         results.append((found, *torch.autograd.grad(found.square().sum(), given)))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
@@ -101,18 +107,22 @@ def test_gradients_are_those_of_what_is_computed_with_dropout():
     projected = rows_of(packing, 3 * H * D, seed=1)
     key_value = rows_of(source, 2 * H * D, seed=2)
 
-    def within(projected):
-        found = new_attention(7).within(projected, packing, num_heads=H, causal=True, dropout=0.4)
+    def self_attention(projected):
+        found = new_attention(7).self_attention(
+            projected, packing, num_heads=H, causal=True, dropout=0.4
+        )
         return found[: packing.num_tokens]
 
-    def across(query, key_value):
-        found = new_attention(7).across(query, key_value, packing, source, num_heads=H, dropout=0.4)
+    def cross_attention(query, key_value):
+        found = new_attention(7).cross_attention(
+            query, key_value, packing, source, num_heads=H, dropout=0.4
+        )
         return found[: packing.num_tokens]
 
     query = rows_of(packing, H * D, seed=3)
 
-    assert torch.autograd.gradcheck(within, projected)
-    assert torch.autograd.gradcheck(across, (query, key_value))
+    assert torch.autograd.gradcheck(self_attention, projected)
+    assert torch.autograd.gradcheck(cross_attention, (query, key_value))
 
 
 def test_dropout_falls_on_weights_and_keeps_their_mean():
@@ -120,7 +130,9 @@ def test_dropout_falls_on_weights_and_keeps_their_mean():
     packing = Packing(torch.full((200,), 50), 200 * 50 + 1)
     projected = torch.zeros(packing.num_rows, 3 * H * D)
     projected[:, 2 * H * D :] = 1
-    found = new_attention().within(projected, packing, num_heads=H, causal=False, dropout=0.1)
+    found = new_attention().self_attention(
+        projected, packing, num_heads=H, causal=False, dropout=0.1
+    )
     heads = found[: packing.num_tokens].view(-1, H, D)
     assert torch.equal(heads[..., :1].expand_as(heads), heads)  # a weight is dropped as a whole
     assert float(heads.mean()) == pytest.approx(1.0, abs=0.003)
@@ -132,10 +144,12 @@ def test_dropout_falls_on_weights_and_keeps_their_mean():
 def test_bf16_is_near_the_exact_result():
     packing = packing_of([9, 30, 17])
     projected = rows_of(packing, 3 * H * D, seed=1)
-    exact = new_attention().within(projected, packing, num_heads=H, causal=True, dropout=0.2)
+    exact = new_attention().self_attention(
+        projected, packing, num_heads=H, causal=True, dropout=0.2
+    )
     [exact_grad] = torch.autograd.grad(exact.sum(), projected)
     rounded = projected.detach().bfloat16().requires_grad_()
-    found = new_attention().within(rounded, packing, num_heads=H, causal=True, dropout=0.2)
+    found = new_attention().self_attention(rounded, packing, num_heads=H, causal=True, dropout=0.2)
     [grad] = torch.autograd.grad(found.sum(), rounded)
     assert found.dtype == grad.dtype == torch.bfloat16
     found, exact = found.detach(), exact.detach()

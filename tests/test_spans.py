@@ -100,7 +100,7 @@ def test_who_is_seen_and_who_sees_are_the_same(reach):
 
 
 def test_a_window_between_different_axes_is_refused():
-    with pytest.raises(ValueError, match="only self-attention has neighbours"):
+    with pytest.raises(ValueError, match="only self-attention has neighbors"):
         spans_of(LENGTHS, KEY_LENGTHS, spare=3, after=0)
 
 

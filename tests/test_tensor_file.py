@@ -27,7 +27,7 @@ def tensors_of_all_kinds():
         "nothing": torch.zeros(0, 4),
         "turned": torch.randn(3, 4).T,
         "a part": torch.randn(10)[::3],
-        "learnt": torch.nn.Parameter(torch.randn(2)),
+        "learned": torch.nn.Parameter(torch.randn(2)),
         "ä/☃": torch.tensor([math.nan, math.inf, -0.0]),
         "large": torch.randn(1_300_000),  # of more than one block
     }

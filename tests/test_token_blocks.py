@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tfm.backends import token_blocks
-from tfm.backends.token_blocks import greatest_and_log_sums
+from tfm.backends.token_blocks import block_max_and_logsumexp
 
 
 def random_logits(*shape, dtype=torch.float32):
@@ -20,11 +20,11 @@ def test_blocks_have_their_greatest_and_rows_their_logarithm_of_a_sum(dtype, at_
     monkeypatch.setattr(token_blocks, "_ELEMENTS_AT_ONCE", at_once)
     logits = random_logits(5, 7, 64, dtype=dtype)
     before = logits.clone()
-    greatest, log_sums = greatest_and_log_sums(logits)
+    block_max, logsumexp = block_max_and_logsumexp(logits)
     precision = torch.float64 if dtype == torch.float64 else torch.float32
-    assert (greatest.dtype, log_sums.dtype) == (precision, precision)
-    assert torch.equal(greatest, logits.amax(dim=2).to(precision))
-    torch.testing.assert_close(log_sums, logits.to(precision).flatten(1).logsumexp(dim=1))
+    assert (block_max.dtype, logsumexp.dtype) == (precision, precision)
+    assert torch.equal(block_max, logits.amax(dim=2).to(precision))
+    torch.testing.assert_close(logsumexp, logits.to(precision).flatten(1).logsumexp(dim=1))
     assert torch.equal(logits, before)
 
 
@@ -32,20 +32,20 @@ def test_what_is_ruled_out_has_no_share_even_if_it_is_whole_blocks():
     logits = random_logits(2, 3, 37)
     logits[0, 1] = -math.inf
     logits[1, :, 5:] = -math.inf
-    greatest, log_sums = greatest_and_log_sums(logits)
-    assert greatest[0, 1] == -math.inf
-    torch.testing.assert_close(log_sums, logits.flatten(1).logsumexp(dim=1))
+    block_max, logsumexp = block_max_and_logsumexp(logits)
+    assert block_max[0, 1] == -math.inf
+    torch.testing.assert_close(logsumexp, logits.flatten(1).logsumexp(dim=1))
 
 
 def test_a_row_in_which_all_is_ruled_out_sums_to_zero():
     logits = random_logits(3, 4, 32)
     logits[1] = -math.inf
-    greatest, log_sums = greatest_and_log_sums(logits)
-    assert greatest[1].eq(-math.inf).all()
-    assert log_sums.tolist()[1] == -math.inf
-    assert log_sums[[0, 2]].isfinite().all()
+    block_max, logsumexp = block_max_and_logsumexp(logits)
+    assert block_max[1].eq(-math.inf).all()
+    assert logsumexp.tolist()[1] == -math.inf
+    assert logsumexp[[0, 2]].isfinite().all()
 
 
 def test_there_may_be_no_rows():
-    greatest, log_sums = greatest_and_log_sums(random_logits(0, 4, 32))
-    assert (greatest.shape, log_sums.shape) == ((0, 4), (0,))
+    block_max, logsumexp = block_max_and_logsumexp(random_logits(0, 4, 32))
+    assert (block_max.shape, logsumexp.shape) == ((0, 4), (0,))

@@ -132,12 +132,10 @@ def test_the_step_follows_the_mean_loss_over_all_parts(new_trainer):
     total = 0.0
     for part in parts:
         sources, targets = part.sources, part.targets
-        hidden = model(
-            sources.spread(part.source), sources.lengths, targets.spread(part.target_input)
-        )
+        hidden = model(sources.pad(part.source), sources.lengths, targets.pad(part.target_input))
         total += F.cross_entropy(
             model.logits(hidden).flatten(0, 1),
-            targets.spread(part.target_output).flatten(),
+            targets.pad(part.target_output).flatten(),
             ignore_index=0,
             reduction="sum",
             label_smoothing=0.1 * 400 / 399,

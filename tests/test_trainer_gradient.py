@@ -110,7 +110,7 @@ def test_a_step_that_is_out_of_memory_is_done_again_in_smaller_parts(new_trainer
     for ours, theirs in zip(weights(small), weights(plain), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
     assert small.out_of_memory >= 1
-    # What was learnt about the device is not forgotten.
+    # What was learned about the device is not forgotten.
     take(small, 1)
     again = new_trainer(**changes)
     again.load_state(small.state())

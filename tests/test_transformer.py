@@ -126,14 +126,14 @@ class Reference(nn.Module):
     def forward(self, source, lengths, target_input):
         padding = torch.arange(source.size(1)) >= lengths[:, None]
         num_targets = target_input.size(1)
-        hidden = self.stack(
+        hidden_states = self.stack(
             self._embed(source, self.source_weight),
             self._embed(target_input, self.target_weight),
             tgt_mask=torch.ones(num_targets, num_targets, dtype=torch.bool).triu(1),
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
         )
-        return hidden @ self.output_weight.T
+        return hidden_states @ self.output_weight.T
 
     def _embed(self, tokens, weight):
         positions = sinusoidal_encoding(torch.arange(tokens.size(1)), SHAPE["d_model"])
@@ -258,9 +258,9 @@ def test_a_sentence_longer_than_the_learned_positions_is_an_error_that_says_so(s
 
 def test_a_window_reads_no_more_keys_than_it_can_see():
     class Watched(Backend):
-        def attend(self, query, key, value, hidden):
+        def attend(self, query, key, value, hidden_states):
             num_keys.append(value.size(2))
-            return super().attend(query, key, value, hidden)
+            return super().attend(query, key, value, hidden_states)
 
     num_keys = []
     model = new_model(attention_window=2).eval()

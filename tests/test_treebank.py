@@ -22,7 +22,7 @@ SAME_FORMS = ({"VB", "VBP"}, {"VBD", "VBN"}, {"NN", "NNP"})
 
 
 class Chart:
-    """All trees of a sentence by the grammar, normalised, found without looking at its tree."""
+    """All trees of a sentence by the grammar, normalized, found without looking at its tree."""
 
     def __init__(self, words):
         self.words = words

@@ -1,4 +1,4 @@
-"""Constituency trees: reading, normalising, symbols and their repair."""
+"""Constituency trees: reading, normalizing, symbols and their repair."""
 
 import re
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tfm.backends import cpu_inference, verification
-from tfm.backends.cpu_inference import CpuInferenceBackend, fp32_product
+from tfm.backends.cpu_inference import CpuInferenceBackend, prepack_fp32
 from tfm.backends.plain import PLAIN
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
@@ -61,10 +61,10 @@ def multiply(monkeypatch):
 
     def do(dtype, change):
         def prepare(weight, bias):
-            product = fp32_product(weight, bias)
+            product = prepack_fp32(weight, bias)
             return lambda x, relu: change(product(x.float(), relu))
 
-        monkeypatch.setitem(cpu_inference.PREPARE, dtype, prepare)
+        monkeypatch.setitem(cpu_inference.PREPACK, dtype, prepare)
 
     return do
 
@@ -90,10 +90,10 @@ def test_the_products_of_this_cpu_are_right(dtype):
 @NEEDS_INT8
 def test_8_bit_weights_are_found_out_where_sums_have_16_bits(monkeypatch, this_cpu_has):
     this_cpu_has("avx2")
-    monkeypatch.setattr(cpu_inference, "_LARGEST_WEIGHTS", {True: 127, False: 127})
+    monkeypatch.setattr(cpu_inference, "_MAX_WEIGHT_ELEMENTS", {True: 127, False: 127})
     x, weight = torch.ones(4, 64), torch.ones(48, 64)
     with torch.inference_mode():
-        overflows = float(cpu_inference.int8_product(weight, None)(x, False)[0, 0]) < 60
+        overflows = float(cpu_inference.prepack_int8(weight, None)(x, False)[0, 0]) < 60
     if not overflows:
         pytest.skip("this CPU adds products of 8 bits up in 32")
     assert inference_error(INT8) > MAX_ERRORS[INT8]
@@ -108,7 +108,7 @@ def test_a_wrong_arithmetic_gives_way_to_fp32_and_is_named(
 ):
     this_cpu_has("avx512_bf16", "avx512_vnni")
     multiply(dtype, change)
-    assert verified_compute("cpu", precision, tell=told.append).dtype == FP32
+    assert verified_compute("cpu", precision, notify=told.append).dtype == FP32
     [line] = told
     limit = f"{MAX_ERRORS[dtype]:g}"
     assert line == (
@@ -121,7 +121,7 @@ def test_a_wrong_arithmetic_gives_way_to_fp32_and_is_named(
 def test_a_right_arithmetic_is_taken(multiply, this_cpu_has, told, precision, dtype):
     this_cpu_has("avx512_bf16", "avx512_vnni")
     multiply(dtype, lambda out: out * (1 + MAX_ERRORS[dtype] / 2))
-    assert verified_compute("cpu", precision, tell=told.append).dtype == dtype
+    assert verified_compute("cpu", precision, notify=told.append).dtype == dtype
     assert told == []
 
 
@@ -134,13 +134,13 @@ def test_training_in_a_wrong_arithmetic_gives_way_to_fp32(
     if what == "training":
         wrong = verification.CpuBackend
         monkeypatch.setattr(wrong, "linear", lambda _, x, weight, bias: x * 1.0)
-    assert verified_compute("cpu", "auto", trains=True, tell=told.append).dtype == FP32
+    assert verified_compute("cpu", "auto", trains=True, notify=told.append).dtype == FP32
     assert "computing in fp32 instead" in told[0]
 
 
 def test_wrong_fast_products_in_fp32_give_way_to_plain_ones(multiply, told):
     multiply(FP32, lambda out: out + 1)
-    assert inference_backend(Compute(torch.device("cpu"), FP32), tell=told.append) is PLAIN
+    assert inference_backend(Compute(torch.device("cpu"), FP32), notify=told.append) is PLAIN
     [line] = told
     assert "prepacked fp32 matrix products are wrong" in line
     assert line.endswith("computing with plain kernels instead")
@@ -154,7 +154,7 @@ def test_a_model_whose_int8_is_wrong_translates_in_fp32(
     multiply(INT8, lambda out: out * 0)
     [folder] = (trained_run / "checkpoints").glob("*12")
     engine = load_engine(
-        [folder], InferenceConfig(device="cpu", precision="int8"), tell=told.append
+        [folder], InferenceConfig(device="cpu", precision="int8"), notify=told.append
     )
     assert engine.compute.dtype == FP32
     assert len(told) == 1
@@ -163,7 +163,7 @@ def test_a_model_whose_int8_is_wrong_translates_in_fp32(
 @NEEDS_INT8
 def test_without_units_int8_says_what_it_is_worth(this_cpu_has, told):
     this_cpu_has("avx2")
-    assert verified_compute("cpu", "int8", tell=told.append).dtype == INT8
+    assert verified_compute("cpu", "int8", notify=told.append).dtype == INT8
     [line] = told
     assert line.startswith("warning: this CPU has no int8 units (VNNI): weights are rounded to 7")
 

@@ -86,7 +86,7 @@ def test_no_weight_is_on_the_future(changes):
     assert weights.decoder.diagonal(dim1=-2, dim2=-1).all()
 
 
-def test_a_window_leaves_weights_on_neighbours_only():
+def test_a_window_leaves_weights_on_neighbors_only():
     source, lengths, target = new_batch()
     weights = record_attention(new_model(attention_window=2), source, lengths, target)
     distance = torch.arange(9) - torch.arange(9)[:, None]

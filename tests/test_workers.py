@@ -38,9 +38,9 @@ LINES = [
     "seven",
 ]
 CHUNKS = [
-    Chunk(first_line=1, lines=LINES[:3], beside=["Ich", "", ""]),
-    Chunk(first_line=4, lines=["", ""], beside=["", ""]),
-    Chunk(first_line=6, lines=LINES[3:], beside=["", "zwölf Katzen", "x", "sieben"]),
+    Chunk(first_line=1, lines=LINES[:3], paired_lines=["Ich", "", ""]),
+    Chunk(first_line=4, lines=["", ""], paired_lines=["", ""]),
+    Chunk(first_line=6, lines=LINES[3:], paired_lines=["", "zwölf Katzen", "x", "sieben"]),
 ]
 
 

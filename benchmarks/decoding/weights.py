@@ -66,7 +66,7 @@ def read_model(setup: Path, *, norm: str) -> StoredModel:
 
     Args:
         setup: Folder of what `compare.py` wrote.
-        norm: The only place of layer normalisation that the library knows.
+        norm: The only place of layer normalization that the library knows.
     """
     stored: dict[str, Any] = torch.load(setup / "model.pt", weights_only=True)
     stored["shape"] = Shape(**stored["shape"])

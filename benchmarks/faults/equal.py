@@ -30,7 +30,7 @@ def main(
     shared = (
         *("--max-steps", str(steps), "--checkpoint-steps", str(steps)),
         # So that dropout, too, is drawn for the same parts of a batch.
-        *("--shares", str(processes)),
+        *("--num-dropout-shards", str(processes)),
         *("--validation-beam", "1", "--best-metric", "score", *(options or ())),
     )
     one = Training(data=data, run_dir=out / "one", options=(*shared, "--processes", "1"))

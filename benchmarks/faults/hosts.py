@@ -44,8 +44,14 @@ def main(
         return
     shutil.rmtree(out, ignore_errors=True)
     # In as many shares, so that dropout, too, is drawn for the same parts of a batch.
-    shares = str(len(_HOSTS) * processes)
-    shared = ("--max-steps", str(steps), "--shares", shares, *(options or ()))
+    num_dropout_shards = str(len(_HOSTS) * processes)
+    shared = (
+        "--max-steps",
+        str(steps),
+        "--num-dropout-shards",
+        num_dropout_shards,
+        *(options or ()),
+    )
     alone = Training(data=data, run_dir=out / "alone", options=(*shared, "--device", "cpu"))
     finish(alone)
     shared = (*shared, "--processes", str(processes), "--stall-minutes", str(stall_minutes))

@@ -1,4 +1,4 @@
-"""Train with fairseq: its model, criterion and optimiser in the order of its Trainer's step."""
+"""Train with fairseq: its model, criterion and optimizer in the order of its Trainer's step."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Train with JoeyNMT: its model, loss and optimiser in the order of its training loop."""
+"""Train with JoeyNMT: its model, loss and optimizer in the order of its training loop."""
 
 import math
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Train the MarianMTModel of Hugging Face transformers, with its Trainer's loss and optimiser."""
+"""Train the MarianMTModel of Hugging Face transformers, with its Trainer's loss and optimizer."""
 
 import torch
 import transformers
@@ -54,7 +54,7 @@ def main() -> None:
         )
     ).train()
     smoother = LabelSmoother(epsilon=LABEL_SMOOTHING)
-    # The Trainer's default optimiser; without decay it is Adam.
+    # The Trainer's default optimizer; without decay it is Adam.
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=0.0,

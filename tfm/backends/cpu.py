@@ -31,7 +31,7 @@ class CpuBackend(Backend):
         torch.manual_seed(seed)
         self._masks.seed(seed)
 
-    def activations(self, x: Tensor) -> Tensor:
+    def cast_activations(self, x: Tensor) -> Tensor:
         """See `Backend`."""
         return x.to(self._dtype)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.backends.plain import Backend, Product
+from tfm.backends.plain import Backend, PrepackedLinear
 from tfm.backends.random_masks import RandomMasks
 from tfm.backends.sentence_attention import SentenceAttention
 from tfm.device.cpu import this_cpu
@@ -33,9 +33,9 @@ HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and None not in (  # typ
 HAS_INT8 = "onednn" in torch.backends.quantized.supported_engines
 # The largest of 8-bit weights, and of 7-bit ones: two products of these with 8-bit activations,
 # which a CPU without units for int8 adds up in 16 bits, do not overflow.
-_LARGEST_WEIGHTS = {True: 127, False: 63}
+_MAX_WEIGHT_ELEMENTS = {True: 127, False: 63}
 
-MakeReady = Callable[[Tensor, Tensor | None], Product]
+Prepack = Callable[[Tensor, Tensor | None], PrepackedLinear]
 
 
 class CpuInferenceBackend(Backend):
@@ -46,29 +46,29 @@ class CpuInferenceBackend(Backend):
     Args:
         make_ready: Makes a weight [out, in] and a bias [out] ready.
         dtype: Of activations.
-        worth_computing: See `Backend`.
+        compaction_threshold: See `Backend`.
         keeps_sizes: Whether each new number of rows costs preparations, as it does oneDNN: then
             few numbers are used.
     """
 
-    few_at_a_time = True
+    single_sentence_fast_path = True
 
     def __init__(
         self,
-        make_ready: MakeReady,
+        make_ready: Prepack,
         dtype: torch.dtype,
         *,
-        worth_computing: float = 1.0,
+        compaction_threshold: float = 1.0,
         keeps_sizes: bool = False,
     ) -> None:
         self._make_ready = make_ready
         self._dtype = dtype
         self._keeps_sizes = keeps_sizes
-        self.worth_computing = worth_computing
-        self._ready: dict[tuple[int, int], tuple[Tensor, Product]] = {}
+        self.compaction_threshold = compaction_threshold
+        self._ready: dict[tuple[int, int], tuple[Tensor, PrepackedLinear]] = {}
         self.packed_attention = SentenceAttention(RandomMasks())
 
-    def activations(self, x: Tensor) -> Tensor:
+    def cast_activations(self, x: Tensor) -> Tensor:
         """See `Backend`."""
         return x.to(self._dtype)
 
@@ -99,7 +99,9 @@ class CpuInferenceBackend(Backend):
         """See `Backend`."""
         return self._product(x, weight, None)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_bias: Tensor | None
+    ) -> Tensor:
         """See `Backend`."""
         groups, num_heads, num_queries, width = query.shape
         # In one pass: the type of the keys, and heads foremost.
@@ -108,13 +110,13 @@ class CpuInferenceBackend(Backend):
         # What is read of the first argument, if it counts for nothing, is its shape.
         unread = queries.new_empty(len(queries), num_queries, keys.size(2))
         scores = torch.baddbmm(unread, queries, keys, beta=0, alpha=1 / math.sqrt(width))
-        if hidden is not None:
-            scores.view(groups, num_heads, num_queries, -1).add_(hidden)
+        if attention_bias is not None:
+            scores.view(groups, num_heads, num_queries, -1).add_(attention_bias)
         attended = torch.bmm(scores.softmax(-1), values).view(groups, num_heads, num_queries, -1)
         joined = query.new_empty(groups, num_queries, num_heads, values.size(-1))
         return joined.copy_(attended.transpose(1, 2)).view(groups * num_queries, -1)
 
-    def num_rows(self, needed: int) -> int:
+    def round_up_rows(self, needed: int) -> int:
         """See `Backend`."""
         if needed <= _FEW_ROWS[-1]:
             return next(size for size in _FEW_ROWS if size >= needed)
@@ -124,7 +126,7 @@ class CpuInferenceBackend(Backend):
         step = 1 << max(0, needed.bit_length() - 4)
         return -(-needed // step) * step
 
-    def ready_product(self, weight: Tensor, bias: Tensor | None) -> Product:
+    def prepack_linear(self, weight: Tensor, bias: Tensor | None) -> PrepackedLinear:
         """See `Backend`."""
         key = weight.data_ptr(), len(weight)
         if key not in self._ready:
@@ -135,16 +137,16 @@ class CpuInferenceBackend(Backend):
     def _product(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
     ) -> Tensor:
-        product = self.ready_product(weight, bias)
+        product = self.prepack_linear(weight, bias)
         rows = x.flatten(0, -2)
-        spare = self.num_rows(len(rows)) - len(rows) if self._keeps_sizes else 0
+        spare = self.round_up_rows(len(rows)) - len(rows) if self._keeps_sizes else 0
         if not spare:
             return product(x, relu)
         out = product(F.pad(rows, (0, 0, 0, spare)), relu)[: len(rows)]
         return out.view(*x.shape[:-1], out.size(1))
 
 
-def fp32_product(weight: Tensor, bias: Tensor | None) -> Product:
+def prepack_fp32(weight: Tensor, bias: Tensor | None) -> PrepackedLinear:
     """As torch does it, but for few rows, of which MKL reads the weight in an order of its own."""
     ready: dict[int, Tensor] = {}
 
@@ -161,7 +163,7 @@ def fp32_product(weight: Tensor, bias: Tensor | None) -> Product:
     return product
 
 
-def bf16_product(weight: Tensor, bias: Tensor | None) -> Product:
+def prepack_bf16(weight: Tensor, bias: Tensor | None) -> PrepackedLinear:
     """Multiply in bf16, by oneDNN if torch has it."""
     narrow_weight = weight.bfloat16()
     narrow_bias = None if bias is None else bias.bfloat16()
@@ -181,12 +183,12 @@ def bf16_product(weight: Tensor, bias: Tensor | None) -> Product:
     return product
 
 
-def int8_product(weight: Tensor, bias: Tensor | None) -> Product:
+def prepack_int8(weight: Tensor, bias: Tensor | None) -> PrepackedLinear:
     """Multiply in int8: a scale for each output of the weight, one for all of x each time.
 
     Weights have 8 bits, or 7 on a CPU without units for int8.
     """
-    largest = _LARGEST_WEIGHTS[this_cpu().has_int8]
+    largest = _MAX_WEIGHT_ELEMENTS[this_cpu().has_int8]
     scales = weight.abs().amax(dim=1).clamp(min=1e-12) / largest
     zeros = torch.zeros(len(weight), dtype=torch.long)
     with warnings.catch_warnings():
@@ -209,10 +211,10 @@ def int8_product(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 # How a weight is made ready for products in an arithmetic.
-PREPARE: dict[torch.dtype, MakeReady] = {
-    torch.float32: fp32_product,
-    torch.bfloat16: bf16_product,
-    torch.int8: int8_product,
+PREPACK: dict[torch.dtype, Prepack] = {
+    torch.float32: prepack_fp32,
+    torch.bfloat16: prepack_bf16,
+    torch.int8: prepack_int8,
 }
 
 

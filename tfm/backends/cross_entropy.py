@@ -8,7 +8,7 @@ from torch import Tensor
 # Logits of this many elements at a time: they stay in cache and memory stays small.
 _CHUNK_ELEMENTS = 1 << 22
 _CHUNK_MULTIPLE = 64
-_SMALLEST_PROBABILITY = 1e-30
+_MIN_PROBABILITY = 1e-30
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -22,27 +22,32 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, num_tokens: int, smoothing: float
+        ctx: Any,
+        hidden_states: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        num_tokens: int,
+        smoothing: float,
     ) -> tuple[Tensor, Tensor]:
         needs_grad = any(ctx.needs_input_grad[:2])
-        compute = hidden.dtype
-        if torch.is_autocast_enabled(hidden.device.type):
-            compute = torch.get_autocast_dtype(hidden.device.type)
-        precision = torch.promote_types(hidden.dtype, torch.float32)
+        compute = hidden_states.dtype
+        if torch.is_autocast_enabled(hidden_states.device.type):
+            compute = torch.get_autocast_dtype(hidden_states.device.type)
+        precision = torch.promote_types(hidden_states.dtype, torch.float32)
         other = smoothing / (len(weight) - 1)
         gold = 1.0 - smoothing - other  # beyond what it has as all others
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(hidden_states.device.type, enabled=False):
             matrix = weight.to(compute)
             row_sum = matrix.sum(0, dtype=precision)
-            smoothed, plain = (hidden.new_zeros((), dtype=precision) for _ in range(2))
-            grad_hidden = torch.empty_like(hidden) if needs_grad else None
+            smoothed, plain = (hidden_states.new_zeros((), dtype=precision) for _ in range(2))
+            grad_hidden_states = torch.empty_like(hidden_states) if needs_grad else None
             grad_weight = torch.zeros_like(weight) if needs_grad else None
-            num_chunks = -(-len(hidden) * len(weight) // _CHUNK_ELEMENTS)
-            parts = _slices(len(hidden), num_chunks)
+            num_chunks = -(-len(hidden_states) * len(weight) // _CHUNK_ELEMENTS)
+            parts = _slices(len(hidden_states), num_chunks)
             # Memory that is taken anew for each chunk costs as much as filling it.
             buffers = [matrix.new_empty(parts[0].stop, len(weight)) for _ in range(2)]
             for part in parts:
-                states, index = hidden[part].to(compute), targets[part, None]
+                states, index = hidden_states[part].to(compute), targets[part, None]
                 num_real = min(len(states), max(0, num_tokens - part.start))
                 logits, probs = (buffer[: len(states)] for buffer in buffers)
                 torch.mm(states, matrix.T, out=logits)
@@ -57,24 +62,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 all_nll = len(weight) * log_normalizer[:num_real, 0] - sums
                 smoothed += gold * nll.sum() + other * all_nll.sum()
                 plain += nll.sum()
-                if grad_hidden is None or grad_weight is None:
+                if grad_hidden_states is None or grad_weight is None:
                     continue
                 grad = probs
                 grad[torch.arange(len(grad), device=grad.device), index[:, 0]] -= gold
                 grad[num_real:] = 0
                 part_grad = grad @ matrix
                 part_grad[:num_real] -= other * row_sum.to(compute)
-                grad_hidden[part] = part_grad
+                grad_hidden_states[part] = part_grad
                 grad_weight += (grad.T @ states).to(grad_weight.dtype)
                 grad_weight -= other * states[:num_real].sum(0, dtype=precision)
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.save_for_backward(grad_hidden_states, grad_weight)
         ctx.mark_non_differentiable(plain)
         return smoothed, plain
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _grad_plain: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None, None
+        grad_hidden_states, grad_weight = ctx.saved_tensors
+        return grad_hidden_states * grad_loss, grad_weight * grad_loss, None, None, None
 
 
 def _slices(length: int, num_slices: int) -> list[slice]:
@@ -91,13 +96,13 @@ def _log_normalizer(logits: Tensor, probs: Tensor, index: Tensor, gold_logits: T
     probability is too small for a number.
     """
     gold_probs = probs.gather(1, index).to(gold_logits.dtype)
-    if bool((gold_probs < _SMALLEST_PROBABILITY).any()):
+    if bool((gold_probs < _MIN_PROBABILITY).any()):
         return logits.to(gold_logits.dtype).logsumexp(-1, keepdim=True)
     return gold_logits - gold_probs.log()
 
 
 def label_smoothed_cross_entropy(
-    hidden: Tensor,
+    hidden_states: Tensor,
     weight: Tensor,
     targets: Tensor,
     *,
@@ -107,7 +112,7 @@ def label_smoothed_cross_entropy(
     """Loss against targets in which the right class has 1 - ε and the others share ε (§5.4).
 
     Args:
-        hidden: [N, d_model] decoder outputs.
+        hidden_states: [N, d_model] decoder outputs.
         weight: [V, d_model] output projection.
         targets: [N] right classes.
         smoothing: ε.
@@ -117,10 +122,10 @@ def label_smoothed_cross_entropy(
         The smoothed loss and the plain negative log-likelihood, each summed over N, in nats.
     """
     if not torch.is_grad_enabled():  # which a Function is not told
-        hidden, weight = hidden.detach(), weight.detach()
+        hidden_states, weight = hidden_states.detach(), weight.detach()
     if num_tokens is None:
-        num_tokens = len(hidden)
+        num_tokens = len(hidden_states)
     smoothed, plain = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets, num_tokens, smoothing
+        hidden_states, weight, targets, num_tokens, smoothing
     )
     return smoothed, plain

@@ -35,18 +35,24 @@ class GpuBackend(Backend):
         torch.manual_seed(seed)
         self._seeds.forget()
 
-    def activations(self, x: Tensor) -> Tensor:
+    def cast_activations(self, x: Tensor) -> Tensor:
         """See `Backend`."""
         return x.to(_arithmetic(x))
 
     def label_smoothed_cross_entropy(
-        self, hidden: Tensor, weight: Tensor, targets: Tensor, *, smoothing: float, num_tokens: int
+        self,
+        hidden_states: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        *,
+        smoothing: float,
+        num_tokens: int,
     ) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
         if not torch.is_grad_enabled():  # which a Function is not told
-            hidden, weight = hidden.detach(), weight.detach()
+            hidden_states, weight = hidden_states.detach(), weight.detach()
         smoothed, plain = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, targets, num_tokens, smoothing
+            hidden_states, weight, targets, num_tokens, smoothing
         )
         return smoothed, plain
 
@@ -61,7 +67,7 @@ class FusedAttention:
     def __init__(self, seeds: "Seeds") -> None:
         self._seeds = seeds
 
-    def within(
+    def self_attention(
         self, projected: Tensor, packing: Packing, *, num_heads: int, causal: bool, dropout: float
     ) -> Tensor:
         """See `PackedAttention`."""
@@ -73,7 +79,7 @@ class FusedAttention:
         )
         return attended.flatten(1)
 
-    def across(
+    def cross_attention(
         self,
         query: Tensor,
         key_value: Tensor,
@@ -128,33 +134,38 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, num_tokens: int, smoothing: float
+        ctx: Any,
+        hidden_states: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        num_tokens: int,
+        smoothing: float,
     ) -> tuple[Tensor, Tensor]:
         needs_grad = any(ctx.needs_input_grad[:2])
-        compute = _arithmetic(hidden)
+        compute = _arithmetic(hidden_states)
         targets = targets.clone()
         targets[num_tokens:] = PADDING
-        grad_hidden = torch.empty_like(hidden) if needs_grad else None
+        grad_hidden_states = torch.empty_like(hidden_states) if needs_grad else None
         grad_weight = torch.zeros_like(weight) if needs_grad else None
         matrix = weight.to(compute)
-        sums = hidden.new_zeros(2, dtype=torch.float32)
+        sums = hidden_states.new_zeros(2, dtype=torch.float32)
         num_rows = max(1, _CHUNK_ELEMENTS // len(weight))
-        buffer = matrix.new_empty(min(num_rows, len(hidden)), len(weight))
-        for start in range(0, len(hidden), num_rows):
+        buffer = matrix.new_empty(min(num_rows, len(hidden_states)), len(weight))
+        for start in range(0, len(hidden_states), num_rows):
             part = slice(start, start + num_rows)
-            states = hidden[part].to(compute)
+            states = hidden_states[part].to(compute)
             logits = torch.mm(states, matrix.T, out=buffer[: len(states)])
             losses = cross_entropy_(logits, targets[part], smoothing=smoothing)
             sums += torch.stack(losses).sum(1)
-            if grad_hidden is not None and grad_weight is not None:
-                grad_hidden[part] = logits @ matrix
+            if grad_hidden_states is not None and grad_weight is not None:
+                grad_hidden_states[part] = logits @ matrix
                 grad_weight += logits.T @ states
         smoothed, plain = sums
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.save_for_backward(grad_hidden_states, grad_weight)
         ctx.mark_non_differentiable(plain)
         return smoothed, plain
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _grad_plain: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None, None
+        grad_hidden_states, grad_weight = ctx.saved_tensors
+        return grad_hidden_states * grad_loss, grad_weight * grad_loss, None, None, None

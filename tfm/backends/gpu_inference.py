@@ -9,7 +9,7 @@ from torch import Tensor
 from tfm.backends.gpu import FusedAttention, Seeds
 from tfm.backends.plain import Backend
 from tfm.backends.triton.slot_attention import slot_attention
-from tfm.backends.triton.token_blocks import greatest_and_log_sums
+from tfm.backends.triton.token_blocks import block_max_and_logsumexp
 
 
 class GpuInferenceBackend(Backend):
@@ -27,7 +27,7 @@ class GpuInferenceBackend(Backend):
         self.weights_dtype = dtype
         self.packed_attention = FusedAttention(Seeds())
 
-    def activations(self, x: Tensor) -> Tensor:
+    def cast_activations(self, x: Tensor) -> Tensor:
         """See `Backend`."""
         return x.to(self.weights_dtype)
 
@@ -37,6 +37,6 @@ class GpuInferenceBackend(Backend):
         """See `Backend`."""
         return slot_attention(query, key, value, ends, ancestors)
 
-    def greatest_and_log_sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def block_max_and_logsumexp(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
-        return greatest_and_log_sums(logits)
+        return block_max_and_logsumexp(logits)

@@ -98,61 +98,63 @@ class Packing:
         return made[keys]
 
     @property
-    def grid(self) -> tuple[int, int]:
+    def padded_shape(self) -> tuple[int, int]:
         """B' and T' of the grid of heads: B and T, or a few more."""
         return (
             -(-len(self.lengths) // _SENTENCES_MULTIPLE) * _SENTENCES_MULTIPLE,
             -(-self.longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE,
         )
 
-    def head_rows(self, num_heads: int, num_parts: int) -> Tensor:
+    def head_rows(self, num_heads: int, num_projections: int) -> Tensor:
         """Where to find each head's rows, if rows are cut into parts and those into heads.
 
         Args:
             num_heads: h.
-            num_parts: P vectors of each head in a row, such as its query, key and value.
+            num_projections: P vectors of each head in a row, such as its query, key and value.
 
         Returns:
             [P · B' · h · T'] index among the num_rows · P · h pieces of rows.
         """
-        key = (num_heads, num_parts)
+        key = (num_heads, num_projections)
         if key not in self._head_rows:
-            num_sentences, length = self.grid
+            num_sentences, length = self.padded_shape
             rows = torch.full((num_sentences, 1, length), self.num_rows - 1)
             slots = self._sentences * length + self._positions[: self.num_tokens]
             rows.view(-1)[slots] = torch.arange(self.num_tokens)
-            grid = rows * (num_parts * num_heads)
-            pieces = torch.arange(num_parts * num_heads).view(num_parts, 1, num_heads, 1)
-            self._head_rows[key] = self._sent((grid + pieces).flatten())
+            index = rows * (num_projections * num_heads)
+            pieces = torch.arange(num_projections * num_heads).view(
+                num_projections, 1, num_heads, 1
+            )
+            self._head_rows[key] = self._sent((index + pieces).flatten())
         return self._head_rows[key]
 
-    def head_slots(self, num_heads: int, num_parts: int) -> Tensor:
+    def head_slots(self, num_heads: int, num_projections: int) -> Tensor:
         """The way back: where each piece of a row is among the P · B' · h · T'.
 
         Args:
             num_heads: h.
-            num_parts: P.
+            num_projections: P.
 
         Returns:
             [num_rows · P · h] index; that of spare rows means nothing.
         """
-        key = (num_heads, num_parts)
+        key = (num_heads, num_projections)
         if key not in self._head_slots:
-            num_sentences, length = self.grid
+            num_sentences, length = self.padded_shape
             first = torch.zeros(self.num_rows, num_heads, dtype=torch.int64)
             by_head = self._sentences[:, None] * num_heads + torch.arange(num_heads)
             first[: self.num_tokens] = by_head * length
             first += self._positions[:, None]
-            parts = torch.arange(num_parts) * (num_sentences * num_heads * length)
+            parts = torch.arange(num_projections) * (num_sentences * num_heads * length)
             self._head_slots[key] = self._sent((first[:, None, :] + parts[:, None]).flatten())
         return self._head_slots[key]
 
-    def spread(self, x: Tensor) -> Tensor:
+    def pad(self, x: Tensor) -> Tensor:
         """[num_rows, …] → [B, T, …]; what stands at padding means nothing."""
-        spread = x.index_select(0, self.rows)
-        return spread.view(len(self.lengths), self.longest, *x.shape[1:])
+        padded = x.index_select(0, self.rows)
+        return padded.view(len(self.lengths), self.longest, *x.shape[1:])
 
-    def gather(self, x: Tensor) -> Tensor:
+    def pack(self, x: Tensor) -> Tensor:
         """[B, T, …] → [num_rows, …], spare rows zero."""
         packed = x.flatten(0, 1).index_select(0, self.slots)
         spare = packed.new_zeros(self.num_rows - self.num_tokens, *packed.shape[1:])

@@ -2,7 +2,7 @@
 
 Philox4x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") turns a seed and a
 counter into four 32-bit words. A word makes two decisions of 16 bits, so that one counter serves
-eight neighbours of a row. Each use of dropout in a step needs its own seed.
+eight neighbors of a row. Each use of dropout in a step needs its own seed.
 """
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 # The fewest rounds that pass every test of that paper (its §5); more cost time.
 ROUNDS = 7
 
-# Decisions that one counter makes, in neighbouring columns.
+# Decisions that one counter makes, in neighboring columns.
 GROUP = 8
 
 _LEVELS = 1 << 16

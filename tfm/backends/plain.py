@@ -10,16 +10,16 @@ from torch import Tensor
 from tfm.backends.cross_entropy import label_smoothed_cross_entropy
 from tfm.backends.packing import Packing
 from tfm.backends.slot_attention import slot_attention
-from tfm.backends.token_blocks import greatest_and_log_sums
+from tfm.backends.token_blocks import block_max_and_logsumexp
 
 # X, and whether to cut off what is below zero → X Wᵀ + b, of a weight and a bias made ready.
-Product = Callable[[Tensor, bool], Tensor]
+PrepackedLinear = Callable[[Tensor, bool], Tensor]
 
 
 class PackedAttention(Protocol):
     """Scaled dot-product attention of packed sentences, each by itself (§3.2.1)."""
 
-    def within(
+    def self_attention(
         self, projected: Tensor, packing: Packing, *, num_heads: int, causal: bool, dropout: float
     ) -> Tensor:
         """Attend to the own sentence.
@@ -35,7 +35,7 @@ class PackedAttention(Protocol):
             [num_rows, h · d_k].
         """
 
-    def across(
+    def cross_attention(
         self,
         query: Tensor,
         key_value: Tensor,
@@ -68,22 +68,22 @@ class Backend:
     Attributes:
         packed_attention: Attention of packed sentences; None leaves batches padded.
         weights_dtype: The type that it needs weights to have; None if it takes any.
-        worth_computing: All rows of a step are computed when at least this fraction is wanted.
-        few_at_a_time: Whether a single sentence is worth preparing the layers for.
+        compaction_threshold: All rows of a step are computed when at least this fraction is wanted.
+        single_sentence_fast_path: Whether a single sentence is worth preparing the layers for.
         decodes_in_slots: Whether sentences are best decoded in slots of fixed shape.
     """
 
     packed_attention: PackedAttention | None = None
     weights_dtype: torch.dtype | None = None
-    worth_computing = 1.0
-    few_at_a_time = False
+    compaction_threshold = 1.0
+    single_sentence_fast_path = False
     decodes_in_slots = False
 
     def seed(self, seed: int) -> None:
         """Seed the draws of dropout."""
         torch.manual_seed(seed)
 
-    def activations(self, x: Tensor) -> Tensor:
+    def cast_activations(self, x: Tensor) -> Tensor:
         """Give embeddings the type that activations have."""
         return x
 
@@ -108,12 +108,18 @@ class Backend:
         return residual + F.dropout(self.linear(x, weight, bias), dropout)
 
     def label_smoothed_cross_entropy(
-        self, hidden: Tensor, weight: Tensor, targets: Tensor, *, smoothing: float, num_tokens: int
+        self,
+        hidden_states: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        *,
+        smoothing: float,
+        num_tokens: int,
     ) -> tuple[Tensor, Tensor]:
         """Loss against targets in which the right class has 1 - ε and the others share ε (§5.4).
 
         Args:
-            hidden: [N, d_model] decoder outputs.
+            hidden_states: [N, d_model] decoder outputs.
             weight: [V, d_model] output projection.
             targets: [N] right classes.
             smoothing: ε.
@@ -123,7 +129,7 @@ class Backend:
             The smoothed loss and the plain negative log-likelihood, each summed over N, in nats.
         """
         return label_smoothed_cross_entropy(
-            hidden, weight, targets, smoothing=smoothing, num_tokens=num_tokens
+            hidden_states, weight, targets, smoothing=smoothing, num_tokens=num_tokens
         )
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -155,11 +161,11 @@ class Backend:
         """Attention of hypotheses in slots; see `tfm.backends.slot_attention`."""
         return slot_attention(query, key, value, ends, ancestors)
 
-    def greatest_and_log_sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def block_max_and_logsumexp(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Maxima and sums of blocks of logits; see `tfm.backends.token_blocks`."""
-        return greatest_and_log_sums(logits)
+        return block_max_and_logsumexp(logits)
 
-    def ready_product(self, weight: Tensor, bias: Tensor | None) -> Product:
+    def prepack_linear(self, weight: Tensor, bias: Tensor | None) -> PrepackedLinear:
         """A product with a weight that is prepared for it, if it can be."""
 
         def product(x: Tensor, relu: bool) -> Tensor:
@@ -168,7 +174,7 @@ class Backend:
 
         return product
 
-    def num_rows(self, needed: int) -> int:
+    def round_up_rows(self, needed: int) -> int:
         """Round the number of rows up, where the backend is faster if sizes repeat."""
         return needed
 

@@ -31,7 +31,7 @@ def verified_compute(
     *,
     local_rank: int = 0,
     trains: bool = False,
-    tell: Callable[[str], None] = say,
+    notify: Callable[[str], None] = say,
 ) -> Compute:
     """Choose where to compute and in what arithmetic; fp32 if another one is wrong on this CPU.
 
@@ -40,7 +40,7 @@ def verified_compute(
         precision: Arithmetic of matrix products.
         local_rank: Number of the GPU.
         trains: Whether it is for training.
-        tell: Where to say what the user should know.
+        notify: Where to say what the user should know.
 
     Raises:
         UsageError: This machine cannot do what is asked for.
@@ -53,7 +53,7 @@ def verified_compute(
         if not cpu_inference.HAS_INT8:
             raise UsageError("torch has no int8 for this CPU: use --precision fp32")
         if not this_cpu().has_int8:
-            tell(
+            notify(
                 "warning: this CPU has no int8 units (VNNI): weights are rounded to 7 bits, and "
                 "little speed is gained over fp32"
             )
@@ -62,7 +62,7 @@ def verified_compute(
         error = max(error, training_error(dtype))
     if error <= MAX_ERRORS[dtype]:
         return compute
-    tell(f"warning: {_wrong(dtype, error)}: computing in fp32 instead")
+    notify(f"warning: {_wrong(dtype, error)}: computing in fp32 instead")
     return replace(compute, dtype=torch.float32)
 
 
@@ -96,14 +96,14 @@ def training_backend(compute: Compute, kernels: Kernels) -> Backend:
 
 
 def inference_backend(
-    compute: Compute, kernels: Kernels = "auto", *, tell: Callable[[str], None] = say
+    compute: Compute, kernels: Kernels = "auto", *, notify: Callable[[str], None] = say
 ) -> Backend:
     """Choose what to compute a model with that learns nothing.
 
     Args:
         compute: Device and arithmetic.
         kernels: As for `training_backend`.
-        tell: Where to say what the user should know.
+        notify: Where to say what the user should know.
 
     Raises:
         UsageError: There are no fast ones for the device; or the arithmetic is int8, and this CPU
@@ -115,7 +115,7 @@ def inference_backend(
         return PLAIN
     backend: Backend = PLAIN
     if compute.device.type == "cpu":
-        backend = _cpu_inference(compute, tell)
+        backend = _cpu_inference(compute, notify)
     if kernels == "auto" or backend is not PLAIN:
         return backend
     _check_has_kernels(compute)
@@ -124,29 +124,29 @@ def inference_backend(
     return GpuInferenceBackend(compute.dtype)
 
 
-def _cpu_inference(compute: Compute, tell: Callable[[str], None]) -> Backend:
+def _cpu_inference(compute: Compute, notify: Callable[[str], None]) -> Backend:
     match compute.dtype:
         case torch.int8:
             return CpuInferenceBackend(
-                cpu_inference.int8_product,
+                cpu_inference.prepack_int8,
                 torch.float32,
-                worth_computing=_NARROW_ROWS,
+                compaction_threshold=_NARROW_ROWS,
                 keeps_sizes=True,
             )
         case torch.bfloat16:
             return CpuInferenceBackend(
-                cpu_inference.bf16_product,
+                cpu_inference.prepack_bf16,
                 torch.bfloat16,
-                worth_computing=_NARROW_ROWS,
+                compaction_threshold=_NARROW_ROWS,
                 keeps_sizes=True,
             )
         case torch.float32:
             error = inference_error(torch.float32)
             if error <= MAX_ERRORS[torch.float32]:
                 return CpuInferenceBackend(
-                    cpu_inference.fp32_product, torch.float32, keeps_sizes=uses_onednn()
+                    cpu_inference.prepack_fp32, torch.float32, keeps_sizes=uses_onednn()
                 )
-            tell(f"warning: {_wrong(torch.float32, error)}: computing with plain kernels instead")
+            notify(f"warning: {_wrong(torch.float32, error)}: computing with plain kernels instead")
     return PLAIN
 
 

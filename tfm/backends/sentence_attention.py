@@ -26,17 +26,17 @@ class SentenceAttention:
     def __init__(self, masks: RandomMasks) -> None:
         self._masks = masks
 
-    def within(
+    def self_attention(
         self, projected: Tensor, packing: Packing, *, num_heads: int, causal: bool, dropout: float
     ) -> Tensor:
         """See `PackedAttention`."""
-        hidden = _hidden_keys(packing, packing, causal=causal)
-        attended: Tensor = _Within.apply(  # type: ignore[no-untyped-call]
-            projected, packing, hidden, num_heads, dropout, self._masks
+        attention_bias = _attention_bias(packing, packing, causal=causal)
+        attended: Tensor = _SelfAttention.apply(  # type: ignore[no-untyped-call]
+            projected, packing, attention_bias, num_heads, dropout, self._masks
         )
         return attended
 
-    def across(
+    def cross_attention(
         self,
         query: Tensor,
         key_value: Tensor,
@@ -47,20 +47,20 @@ class SentenceAttention:
         dropout: float,
     ) -> Tensor:
         """See `PackedAttention`."""
-        hidden = _hidden_keys(queries, keys, causal=False)
-        attended: Tensor = _Across.apply(  # type: ignore[no-untyped-call]
-            query, key_value, queries, keys, hidden, num_heads, dropout, self._masks
+        attention_bias = _attention_bias(queries, keys, causal=False)
+        attended: Tensor = _CrossAttention.apply(  # type: ignore[no-untyped-call]
+            query, key_value, queries, keys, attention_bias, num_heads, dropout, self._masks
         )
         return attended
 
 
-def _hidden_keys(queries: Packing, keys: Packing, *, causal: bool) -> Tensor | None:
+def _attention_bias(queries: Packing, keys: Packing, *, causal: bool) -> Tensor | None:
     """[S', 1 or B', 1, 1 or T'] what is added to scores: -inf where a key must not be seen."""
-    num_sentences, length = keys.grid
+    num_sentences, length = keys.padded_shape
     columns = torch.arange(length)
     if causal:
         # No token sees the padding after its sentence.
-        allowed = (columns[:, None] <= torch.arange(queries.grid[1]))[:, None, None]
+        allowed = (columns[:, None] <= torch.arange(queries.padded_shape[1]))[:, None, None]
     elif keys.num_tokens == num_sentences * length:
         return None
     else:
@@ -74,7 +74,7 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    hidden: Tensor | None,
+    attention_bias: Tensor | None,
     num_heads: int,
     dropout: float,
     masks: RandomMasks,
@@ -85,7 +85,7 @@ def _attend(
         query: [B · h, T, d_k].
         key: [B · h, S, d_k].
         value: [B · h, S, d_k].
-        hidden: What is added to scores.
+        attention_bias: What is added to scores.
         num_heads: h.
         dropout: Probability of dropping an attention weight.
         masks: Draws which to keep.
@@ -95,9 +95,9 @@ def _attend(
     """
     products = torch.bmm(key, query.mT).transpose(0, 1)
     scores = torch.mul(products, _scale(query), out=_contiguous_like(products))
-    if hidden is not None:
+    if attention_bias is not None:
         by_sentence = scores.view(len(scores), -1, num_heads, scores.size(-1))
-        by_sentence.add_(hidden.to(scores.dtype))
+        by_sentence.add_(attention_bias.to(scores.dtype))
     weights = scores.softmax(0)
     mask = masks.draw(weights, dropout) if dropout else None
     kept = weights if mask is None else torch.mul(weights, mask, out=scores)
@@ -145,36 +145,36 @@ def _contiguous_like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _to_heads(x: Tensor, packing: Packing, num_heads: int, num_parts: int) -> Tensor:
+def _to_heads(x: Tensor, packing: Packing, num_heads: int, num_projections: int) -> Tensor:
     """[num_rows, P · h · d] → [P, B' · h, T', d]; at padding stands what a spare row holds."""
-    pieces = x.reshape(packing.num_rows * num_parts * num_heads, -1)
-    heads = pieces.index_select(0, packing.head_rows(num_heads, num_parts))
-    num_sentences, length = packing.grid
-    return heads.view(num_parts, num_sentences * num_heads, length, -1)
+    pieces = x.reshape(packing.num_rows * num_projections * num_heads, -1)
+    heads = pieces.index_select(0, packing.head_rows(num_heads, num_projections))
+    num_sentences, length = packing.padded_shape
+    return heads.view(num_projections, num_sentences * num_heads, length, -1)
 
 
-def _from_heads(heads: Tensor, packing: Packing, num_heads: int, num_parts: int) -> Tensor:
+def _from_heads(heads: Tensor, packing: Packing, num_heads: int, num_projections: int) -> Tensor:
     """[P, B' · h, T', d] → [num_rows, P · h · d], spare rows zero."""
     pieces = heads.view(-1, heads.size(-1))
-    x = pieces.index_select(0, packing.head_slots(num_heads, num_parts))
+    x = pieces.index_select(0, packing.head_slots(num_heads, num_projections))
     x = x.view(packing.num_rows, -1)
     x[packing.num_tokens :] = 0
     return x
 
 
-class _Within(torch.autograd.Function):
+class _SelfAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         projected: Tensor,
         packing: Packing,
-        hidden: Tensor | None,
+        attention_bias: Tensor | None,
         num_heads: int,
         dropout: float,
         masks: RandomMasks,
     ) -> Tensor:
         query, key, value = _to_heads(projected, packing, num_heads, 3)
-        attended, *rest = _attend(query, key, value, hidden, num_heads, dropout, masks)
+        attended, *rest = _attend(query, key, value, attention_bias, num_heads, dropout, masks)
         ctx.save_for_backward(query, key, value, *rest)
         ctx.packing, ctx.num_heads, ctx.dropout = packing, num_heads, dropout
         return _from_heads(attended, packing, num_heads, 1)
@@ -188,7 +188,7 @@ class _Within(torch.autograd.Function):
         return _from_heads(parts, packing, num_heads, 3), None, None, None, None, None
 
 
-class _Across(torch.autograd.Function):
+class _CrossAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -196,14 +196,16 @@ class _Across(torch.autograd.Function):
         key_value: Tensor,
         queries: Packing,
         keys: Packing,
-        hidden: Tensor | None,
+        attention_bias: Tensor | None,
         num_heads: int,
         dropout: float,
         masks: RandomMasks,
     ) -> Tensor:
         [query_heads] = _to_heads(query, queries, num_heads, 1)
         key, value = _to_heads(key_value, keys, num_heads, 2)
-        attended, *rest = _attend(query_heads, key, value, hidden, num_heads, dropout, masks)
+        attended, *rest = _attend(
+            query_heads, key, value, attention_bias, num_heads, dropout, masks
+        )
         ctx.save_for_backward(query_heads, key, value, *rest)
         ctx.queries, ctx.keys, ctx.num_heads, ctx.dropout = queries, keys, num_heads, dropout
         return _from_heads(attended, queries, num_heads, 1)

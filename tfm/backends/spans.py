@@ -52,7 +52,7 @@ def attention_spans(
     """
     if (before is not None or after is not None) and num_queries != num_keys:
         raise ValueError(
-            f"only self-attention has neighbours, but there are {num_queries} rows of queries "
+            f"only self-attention has neighbors, but there are {num_queries} rows of queries "
             f"and {num_keys} of keys"
         )
     return Spans(

@@ -10,7 +10,7 @@ from torch import Tensor
 _ELEMENTS_AT_ONCE = 1 << 18
 
 
-def greatest_and_log_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
+def block_max_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The greatest logit of each block, and the logarithm of the sum of all exponentials.
 
     This is the plain twin.
@@ -24,17 +24,17 @@ def greatest_and_log_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
     """
     precision = torch.promote_types(logits.dtype, torch.float32)
     num_rows = len(logits)
-    greatest = logits.new_empty(logits.shape[:2], dtype=precision)
-    log_sums = logits.new_empty(num_rows, dtype=precision)
+    block_max = logits.new_empty(logits.shape[:2], dtype=precision)
+    logsumexp = logits.new_empty(num_rows, dtype=precision)
     num_elements = logits.shape[1:].numel()
     at_once = num_rows if logits.is_cuda else max(1, _ELEMENTS_AT_ONCE // num_elements)
     lowest = torch.finfo(precision).min
     for start in range(0, num_rows, at_once):
         part = slice(start, start + at_once)
         values = logits[part].to(precision)
-        greatest[part] = values.amax(dim=2)
+        block_max[part] = values.amax(dim=2)
         # Finite: differences to it are numbers.
-        most = greatest[part].amax(dim=1).clamp(min=lowest)
+        most = block_max[part].amax(dim=1).clamp(min=lowest)
         exponentials = (values - most[:, None, None]).exp_()
-        log_sums[part] = exponentials.flatten(1).sum(dim=1).log_() + most
-    return greatest, log_sums
+        logsumexp[part] = exponentials.flatten(1).sum(dim=1).log_() + most
+    return block_max, logsumexp

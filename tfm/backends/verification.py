@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tfm.backends.cpu import CpuBackend
-from tfm.backends.cpu_inference import PREPARE, MakeReady
+from tfm.backends.cpu_inference import PREPACK, Prepack
 
 # The largest relative errors, by the Frobenius norm. Sound products stay below half of them.
 MAX_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 4e-2}
@@ -28,7 +28,7 @@ def inference_error(dtype: torch.dtype) -> float:
     Returns:
         The error; infinity if they cannot be computed.
     """
-    prepare = PREPARE[dtype]
+    prepare = PREPACK[dtype]
     generator = torch.Generator().manual_seed(0)
     errors = []
     for num_rows in _NUM_ROWS:
@@ -70,7 +70,7 @@ def training_error(dtype: torch.dtype) -> float:
     return max(map(_relative_error, found, exact))
 
 
-def _product_error(prepare: MakeReady, x: Tensor, weight: Tensor, exact: Tensor) -> float:
+def _product_error(prepare: Prepack, x: Tensor, weight: Tensor, exact: Tensor) -> float:
     try:
         with torch.inference_mode():
             found = prepare(weight, None)(x, False)

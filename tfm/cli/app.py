@@ -51,10 +51,10 @@ def _without_command(
         raise typer.Exit(UsageError.exit_code)
 
 
-def dataset(given: Path | None) -> Path:
-    """The dataset folder that is given, or the newest, which is then named."""
-    if given is not None:
-        return given
+def dataset(path: Path | None) -> Path:
+    """Return the dataset folder at a path, or the newest one, which is then named."""
+    if path is not None:
+        return path
     from tfm.data.manifest import newest_dataset
 
     folder = newest_dataset(DATA_ROOT)

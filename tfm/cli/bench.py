@@ -8,7 +8,7 @@ from typing import Any, Literal
 import typer
 
 from tfm.cli.app import ARCH, CONFIG, JSON, MODEL, RUNS_ROOT, app
-from tfm.cli.options import RUN_SETTINGS, Given, with_settings
+from tfm.cli.options import RUN_SETTINGS, Overrides, with_settings
 from tfm.config import InferenceConfig, SearchConfig, read_toml, run_config, settings_from
 from tfm.errors import UsageError
 
@@ -45,7 +45,7 @@ def train(
     ),
     as_json: bool = JSON,
     *,
-    given: Given,
+    overrides: Overrides,
 ) -> None:
     """Time training: tokens a second, and the share of what the device could compute.
 
@@ -57,8 +57,8 @@ def train(
       tfm bench train --arch base --steps 500 --loop
     """
     started = time.perf_counter()
-    _refuse_without_effect(given.get("training", {}), loop=loop)
-    settings = run_config(arch, {} if config is None else read_toml(config), given)
+    _refuse_without_effect(overrides.get("training", {}), loop=loop)
+    settings = run_config(arch, {} if config is None else read_toml(config), overrides)
     from tfm.cli.bench_output import print_train_bench
     from tfm.stages.bench.train import Plan, bench_train
 
@@ -82,7 +82,7 @@ def generate(
     latency: bool = typer.Option(False, "--latency", help="Time one sentence at a time, too."),
     as_json: bool = JSON,
     *,
-    given: Given,
+    overrides: Overrides,
 ) -> None:
     """Time translation: sentences and tokens a second, from text to text, the model loaded.
 
@@ -106,9 +106,9 @@ def generate(
     )
     result = bench_generate(
         generation,
-        SearchConfig.for_model(generation.search, given.get("search", {})),
+        SearchConfig.for_model(generation.search, overrides.get("search", {})),
         Plan(rounds=rounds, repeat=repeat, latency=latency),
-        settings_from(InferenceConfig, given.get("inference", {})),
+        settings_from(InferenceConfig, overrides.get("inference", {})),
     )
     print_generate_bench(result, as_json=as_json)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tfm.cli.app import ARCH, CONFIG, DATA, MODEL, MODELS_PANEL, RUNS_ROOT, app, dataset, say
-from tfm.cli.options import RUN_SETTINGS, Given, with_settings
+from tfm.cli.options import RUN_SETTINGS, Overrides, with_settings
 from tfm.config import AverageConfig, read_toml, run_config, run_toml, settings_from
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError
@@ -55,7 +55,7 @@ def train(
         rich_help_panel=PROCESSES_PANEL,
     ),
     *,
-    given: Given,
+    overrides: Overrides,
 ) -> None:
     """Train a model; go on where the run folder stands, if it does.
 
@@ -66,7 +66,7 @@ def train(
 
       tfm train --gpus 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500
     """
-    training = given.get("training", {})
+    training = overrides.get("training", {})
     layout = Layout.from_flags(
         gpus=gpus,
         processes=processes,
@@ -76,8 +76,8 @@ def train(
         device=training.get("device"),
     )
     if layout.device is not None:  # --gpus and --processes imply it
-        given = {**given, "training": {**training, "device": layout.device}}
-    settings = run_config(arch, {} if config is None else read_toml(config), given)
+        overrides = {**overrides, "training": {**training, "device": layout.device}}
+    settings = run_config(arch, {} if config is None else read_toml(config), overrides)
     if print_config:
         typer.echo(run_toml(settings), nl=False)
         return
@@ -124,7 +124,7 @@ def average(
     ),
     out: Path | None = typer.Option(None, help="Model folder; RUN/averaged if not given."),
     *,
-    given: Given,
+    overrides: Overrides,
 ) -> None:
     """Average the last checkpoints of a run, as the paper does.
 
@@ -133,7 +133,7 @@ def average(
     from tfm.stages.average import average as run_stage
     from tfm.storage.checkpoint.run_folder import newest_run
 
-    settings = settings_from(AverageConfig, given.get("average", {}))
+    settings = settings_from(AverageConfig, overrides.get("average", {}))
     result = run_stage(run or newest_run(RUNS_ROOT), settings, out_dir=out)
     steps = ", ".join(f"{step:,}" for step in result.steps)
     say(f"average: {result.model_dir} is the mean of steps {steps}")
@@ -205,7 +205,7 @@ def _say_agreement(agreement: "Agreement") -> None:
     say(
         f"export: {num_identical:,} of {agreement.num_lines:,} translations are identical (beam "
         f"{agreement.beam_size}, no length penalty); log probabilities differ by at most "
-        f"{agreement.largest_error:.1g} nats a token"
+        f"{agreement.max_error:.1g} nats a token"
     )
     for each in differences[:_DIFFERENCES_SHOWN]:
         why = ", cut off at the greatest length" if each.is_cut else ""

@@ -21,7 +21,7 @@ from tfm.config import (
 Result = TypeVar("Result")
 
 # {section: {name: value}} of the flags that were given.
-Given = Mapping[str, Mapping[str, Any]]
+Overrides = Mapping[str, Mapping[str, Any]]
 
 RUN_SETTINGS = (
     TransformerConfig,
@@ -37,7 +37,7 @@ def with_settings(
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Give a command a flag for each setting of some groups, after its other parameters.
 
-    The command takes the flags that were given in a parameter `given` of type `Given`.
+    The command takes the flags that were given in a parameter `overrides` of type `Overrides`.
     """
     # Groups that share a section may share settings: each has one flag.
     settings = {item.name: (kind, item) for kind in kinds for item in fields(kind)}
@@ -45,14 +45,14 @@ def with_settings(
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(command)
         def run(**values: Any) -> Result:
-            given: dict[str, dict[str, Any]] = {}
+            overrides: dict[str, dict[str, Any]] = {}
             for name, (kind, _) in settings.items():
                 if (value := values.pop(name)) is not None:
-                    given.setdefault(kind.section, {})[name] = value
-            return command(**values, given=given)
+                    overrides.setdefault(kind.section, {})[name] = value
+            return command(**values, overrides=overrides)
 
         own = dict(inspect.signature(command, eval_str=True).parameters)
-        del own["given"]
+        del own["overrides"]
         flags = [_flag(kind, item, titled=len(kinds) > 1) for kind, item in settings.values()]
         parameters = [*own.values(), *flags]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -46,7 +46,7 @@ def print_forecast(forecast: "Forecast") -> None:
             f"{forecast.max_steps / forecast.steps_per_epoch:.1f} epochs",
             "training FLOPs": f"{forecast.flops_per_step:.3g} a step, "
             f"{forecast.flops_per_step * forecast.max_steps:.3g} in all",
-            "memory, about": f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimiser, "
+            "memory, about": f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimizer, "
             f"{cost.activation_bytes / 2**30:.2f} GiB for a microbatch",
         }
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tfm.cli.app import DATA, DATA_ROOT, FORCE, TEXT_PANEL, app, dataset
-from tfm.cli.options import Given, with_settings
+from tfm.cli.options import Overrides, with_settings
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
 from tfm.errors import UsageError
 
@@ -59,7 +59,7 @@ def prepare(
     ),
     force: bool = FORCE,
     *,
-    given: Given,
+    overrides: Overrides,
 ) -> None:
     """Make a dataset: download, clean, split, learn subwords, binarize.
 
@@ -89,7 +89,7 @@ def prepare(
         mirror=mirror,
         verify=verify,
         downloads_dir=downloads,
-        overrides=given,
+        overrides=overrides,
         text_only=text_only,
         force=force,
     )
@@ -115,7 +115,7 @@ def _own_recipe(
     if out is None:
         raise UsageError("say where your dataset goes, such as --out data/mine")
     if trees["train"]:
-        paths = {split: given or [] for split, given in trees.items()}
+        paths = {split: files or [] for split, files in trees.items()}
         return recipe_from_trees(name=out.name, **paths)
     pairs = {split: [pair] if pair else [] for split, pair in text.items()}
     source, target = languages or (None, None)
@@ -124,7 +124,7 @@ def _own_recipe(
 
 @app.command(rich_help_panel=TEXT_PANEL)
 @with_settings(SubwordConfig)
-def learn_bpe(data: Path | None = DATA, force: bool = FORCE, *, given: Given) -> None:
+def learn_bpe(data: Path | None = DATA, force: bool = FORCE, *, overrides: Overrides) -> None:
     """Learn the subword vocabulary of a dataset.
 
     Example: tfm learn-bpe data/mine --vocab-size 8000
@@ -133,13 +133,13 @@ def learn_bpe(data: Path | None = DATA, force: bool = FORCE, *, given: Given) ->
     from tfm.stages.learn_bpe import learn_bpe as run_stage
 
     folder = dataset(data)
-    table = {**Manifest.load(folder).settings("subword"), **given.get("subword", {})}
+    table = {**Manifest.load(folder).settings("subword"), **overrides.get("subword", {})}
     run_stage(folder, settings_from(SubwordConfig, table), force=force)
 
 
 @app.command(rich_help_panel=TEXT_PANEL)
 @with_settings(BinarizeConfig)
-def binarize(data: Path | None = DATA, force: bool = FORCE, *, given: Given) -> None:
+def binarize(data: Path | None = DATA, force: bool = FORCE, *, overrides: Overrides) -> None:
     """Turn the text of a dataset into token ids on disk.
 
     Example: tfm binarize data/mine --jobs 8
@@ -148,5 +148,5 @@ def binarize(data: Path | None = DATA, force: bool = FORCE, *, given: Given) -> 
     from tfm.stages.binarize import binarize as run_stage
 
     folder = dataset(data)
-    table = {**Manifest.load(folder).settings("binarize"), **given.get("binarize", {})}
+    table = {**Manifest.load(folder).settings("binarize"), **overrides.get("binarize", {})}
     run_stage(folder, settings_from(BinarizeConfig, table), force=force)

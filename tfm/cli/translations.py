@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import typer
 
 from tfm.cli.app import JSON, RUNS_ROOT, TRANSLATIONS_PANEL, app, say
-from tfm.cli.options import Given, with_settings
+from tfm.cli.options import Overrides, with_settings
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError
@@ -72,7 +72,7 @@ def generate(
     ),
     json: bool = typer.Option(False, "--json", help="Print a JSON object a line, with scores."),
     *,
-    given: Given,
+    overrides: Overrides,
 ) -> None:
     """Translate a pipe, a file or a test set: a line out for each line in, in order.
 
@@ -92,9 +92,9 @@ def generate(
     from tfm.stages.generate import generate as run_stage
     from tfm.stages.generate import plan_generation, score_targets
 
-    settings = given.get("search", {})
+    settings = overrides.get("search", {})
     _check_forced(settings, is_forced=score_target is not None, per_token=per_token, json=json)
-    inference = settings_from(InferenceConfig, given.get("inference", {}))
+    inference = settings_from(InferenceConfig, overrides.get("inference", {}))
     layout = Layout.from_flags(gpus=gpus, processes=processes, device=inference.device)
     inference = replace(inference, device=layout.device or inference.device)
     num_processes = num_local_processes(layout)
@@ -164,7 +164,7 @@ def score(
     ),
     json: bool = JSON,
     *,
-    given: Given,
+    overrides: Overrides,
 ) -> None:
     """Score translations, each score with a signature of all that decides it.
 
@@ -177,7 +177,7 @@ def score(
     from tfm.stages.score import DEFAULT_METRICS
     from tfm.stages.score import score as run_stage
 
-    settings = given.get("score", {})
+    settings = overrides.get("score", {})
     if baseline is None and any(name.startswith("bootstrap") for name in settings):
         raise UsageError("the paired bootstrap needs a --baseline to compare with")
     chosen = cast("list[MetricName]", metric) if metric else list(DEFAULT_METRICS)

@@ -67,7 +67,7 @@ class BatchingConfig(Settings):
         "A device takes a batch in microbatches of at most N tokens a side, with padding.",
         at_least=1,
     )
-    shares: int = setting(
+    num_dropout_shards: int = setting(
         1,
         "Make the number of microbatches a multiple of N, to reproduce the dropout of N processes.",
         at_least=1,
@@ -123,7 +123,7 @@ class TrainingConfig(Settings):
     )
     shard: bool = setting(
         False,
-        "Spread weights and optimiser state over processes (FSDP): for models too large for one.",
+        "Spread weights and optimizer state over processes (FSDP): for models too large for one.",
     )
     kernels: Kernels = setting(
         "auto",
@@ -306,7 +306,7 @@ class CleaningConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class SubwordConfig(Settings):
-    """The subword model, learnt by SentencePiece."""
+    """The subword model, learned by SentencePiece."""
 
     section: ClassVar[str] = "subword"
 

@@ -48,11 +48,11 @@ class TransformerConfig(ModelConfig):
     )
     relu_dropout: float = setting(0.0, "Dropout after the ReLU.", at_least=0, at_most=0.9)
     norm: Literal["post", "pre"] = setting(
-        "post", "Layer normalisation after the residual sum (post, the paper's) or before."
+        "post", "Layer normalization after the residual sum (post, the paper's) or before."
     )
     attention_window: int | None = setting(
         None,
-        "Self-attention sees so many neighbours, itself among them (table 1, r); all if unset.",
+        "Self-attention sees so many neighbors, itself among them (table 1, r); all if unset.",
         at_least=1,
     )
     learned_positions: int | None = setting(

@@ -15,7 +15,7 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 
 Table = Mapping[str, Any]
 
-_MOST = 2**63 - 1
+_MAX_INTEGER = 2**63 - 1
 
 
 def setting(
@@ -48,7 +48,7 @@ class Settings:
             if value is None or isinstance(value, str):
                 continue
             if isinstance(value, int):
-                high = _MOST if high is None else high
+                high = _MAX_INTEGER if high is None else high
             elif not math.isfinite(value):
                 yield f"{item.name} is {value}, but must be a finite number"
             if low is not None and value < low:
@@ -120,7 +120,7 @@ def _converted(value: Any, hint: Any) -> Any:
             raise TypeError(f"is {shown(value)}, but must be one of {known}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > _MOST:
+        if abs(value) > _MAX_INTEGER:
             raise TypeError(f"is {shown(value)}, which is too large")
         return float(value)
     if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):

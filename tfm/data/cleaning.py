@@ -47,7 +47,7 @@ class Cleaner:
     The rules apply in this order, and a pair counts for the first that drops it:
 
     1. not_utf8: a side is not UTF-8.
-    2. Space is normalised, which drops nothing: separators, tabs and all kinds of space become one
+    2. Space is normalized, which drops nothing: separators, tabs and all kinds of space become one
        space, none at the ends; control characters and invisible marks go. Nothing else changes.
     3. empty: a side has no text.
     4. too_long: a side has more than `max_characters`.

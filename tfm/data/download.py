@@ -22,7 +22,7 @@ from tfm.storage.files import read_json, size_of, sync_directory, write_json
 
 _TIMEOUT_SECONDS = 60.0
 _ANSWER_SECONDS = 240.0  # until the body starts, redirects included
-_LEAST_BYTES = 1 << 16  # in each _TIMEOUT_SECONDS
+_MIN_BYTES = 1 << 16  # in each _TIMEOUT_SECONDS
 _PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 _BLOCK_BYTES = 1 << 18
 # A try that gains this much does not count as failed: a long file may be cut many times.
@@ -73,7 +73,7 @@ def fetch(
     url = archive.url
     if mirror is not None:
         url = f"{mirror.rstrip('/')}/{urllib.parse.quote(archive.name)}"
-    _download(url, part, most_bytes=_most_bytes(archive))
+    _download(url, part, max_bytes=_max_bytes(archive))
     fetched = _checked(part, archive, verify=verify, is_ours=True)
     os.replace(part, path)
     _state_path(part).unlink(missing_ok=True)
@@ -128,19 +128,19 @@ def _mismatch(path: Path, archive: Archive, difference: str, is_ours: bool) -> D
     )
 
 
-def _most_bytes(archive: Archive) -> int:
+def _max_bytes(archive: Archive) -> int:
     """The size beyond which what a server sends cannot be the file."""
     size = archive.size or archive.approximate_size
     return _UNKNOWN_SIZE_BYTES if size is None else 2 * size + _ALLOWANCE_BYTES
 
 
-def _download(url: str, part: Path, *, most_bytes: int) -> None:
+def _download(url: str, part: Path, *, max_bytes: int) -> None:
     """Fetch a URL into a file, going on after a cut, until it is whole or there is no hope."""
     num_failures = 0
     furthest = size_of(part)
     while True:
         try:
-            _transfer(url, part, most_bytes=most_bytes)
+            _transfer(url, part, max_bytes=max_bytes)
         except _PASSING_ERRORS as error:
             reason = _printable(f"{type(error).__name__}: {error}")
             lasting = (
@@ -160,7 +160,7 @@ def _download(url: str, part: Path, *, most_bytes: int) -> None:
         time.sleep(pause)
 
 
-def _transfer(url: str, part: Path, *, most_bytes: int = _UNKNOWN_SIZE_BYTES) -> None:
+def _transfer(url: str, part: Path, *, max_bytes: int = _UNKNOWN_SIZE_BYTES) -> None:
     """One connection: fetch what is missing of the file, or all of it if that cannot be told."""
     offset, validator = _resume_point(url, part)
     request = urllib.request.Request(url, headers={"User-Agent": "tfm"})  # noqa: S310
@@ -184,7 +184,7 @@ def _transfer(url: str, part: Path, *, most_bytes: int = _UNKNOWN_SIZE_BYTES) ->
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
             _discard(part)
             raise ConnectionError("the server sent another part of the file than asked for")
-        _receive(response, url, part, offset, most_bytes)
+        _receive(response, url, part, offset, max_bytes)
 
 
 def _answer(request: urllib.request.Request) -> http.client.HTTPResponse:
@@ -244,7 +244,7 @@ class _WebRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _receive(
-    response: http.client.HTTPResponse, url: str, part: Path, offset: int, most_bytes: int
+    response: http.client.HTTPResponse, url: str, part: Path, offset: int, max_bytes: int
 ) -> None:
     """Write the body of a response behind the first `offset` bytes of the file."""
     total = None if response.length is None else offset + response.length
@@ -257,10 +257,10 @@ def _receive(
             write_json(_state_path(part), {"url": url, "validator": _validator(response)})
         for block in _blocks(response):
             num_bytes += len(block)
-            if max(num_bytes, total or 0) > most_bytes:
+            if max(num_bytes, total or 0) > max_bytes:
                 _discard(part)
                 raise DownloadError(
-                    f"{url} sends more than {most_bytes:,} bytes, which cannot be what the recipe "
+                    f"{url} sends more than {max_bytes:,} bytes, which cannot be what the recipe "
                     "means: correct its address or size"
                 )
             _write(file, block)
@@ -281,7 +281,7 @@ def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
         yield block
         num_bytes += len(block)
         if time.monotonic() - started >= _TIMEOUT_SECONDS:
-            if num_bytes < _LEAST_BYTES:
+            if num_bytes < _MIN_BYTES:
                 raise TimeoutError(f"only {num_bytes:,} bytes in {_TIMEOUT_SECONDS:g} s")
             started, num_bytes = time.monotonic(), 0
 

@@ -22,8 +22,8 @@ if typing.TYPE_CHECKING:
 
 
 # Text packs to a third or a fourth of its size.
-_UNPACKED_BYTES_A_PACKED_BYTE = 4
-_BYTES_A_GENERATED_PAIR = {"numbers": 104, "treebank": 205}
+_UNPACKED_BYTES_PER_PACKED_BYTE = 4
+_BYTES_PER_GENERATED_PAIR = {"numbers": 104, "treebank": 205}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,13 +117,13 @@ class TextSources:
                 is_least |= size is None
                 packed += size or 0
                 missing += max(0, (size or 0) - size_of(part_path(path)))
-        unpacked = _UNPACKED_BYTES_A_PACKED_BYTE * packed
+        unpacked = _UNPACKED_BYTES_PER_PACKED_BYTE * packed
         if recipe.text_size is not None:
             # The archives of a mirror may be other ones, and smaller.
             unpacked = recipe.text_size if is_least else min(unpacked, recipe.text_size)
         for path in recipe.local_paths():
             if path.suffix == ".gz":
-                unpacked += _UNPACKED_BYTES_A_PACKED_BYTE * path.stat().st_size
+                unpacked += _UNPACKED_BYTES_PER_PACKED_BYTE * path.stat().st_size
         return TextSize(
             missing=missing,
             unpacked=max(0, unpacked - sum(map(size_of, self.unpacked_paths))),
@@ -143,7 +143,7 @@ class TextSources:
         texts = (text for split in SPLITS for text in self._recipe.texts(split))
         generated = (text for text in texts if isinstance(text, GeneratedText))
         return plain + sum(
-            text.num_pairs * _BYTES_A_GENERATED_PAIR[text.generator] for text in generated
+            text.num_pairs * _BYTES_PER_GENERATED_PAIR[text.generator] for text in generated
         )
 
     def fetch(self) -> dict[str, Fetched]:
@@ -199,7 +199,7 @@ class TextSources:
         return ((source.encode(), target.encode()) for source, target in generated)
 
     def trees(self, text: TreeFile | GeneratedText, split: "Split") -> Iterator[Tree]:
-        """Read the trees of a text, or generate them, normalised.
+        """Read the trees of a text, or generate them, normalized.
 
         Raises:
             DataError: A file is damaged.

@@ -179,7 +179,7 @@ def learn_subword_model(
 ) -> SubwordModel:
     """Learn a SentencePiece model from UTF-8 files with a sentence a line.
 
-    There is no Unicode normalisation, so that decoding gives back every line. The config's
+    There is no Unicode normalization, so that decoding gives back every line. The config's
     vocabulary size is not used, but `vocab_size`.
 
     Raises:
@@ -237,7 +237,7 @@ def _learn(texts: Sequence[Path], options: dict[str, Any], *, vocab_size: int) -
         in_thread(learn).result()  # SentencePiece ignores Ctrl-C, which need not wait for it
     except RuntimeError as error:
         raise _learning_error(str(error), vocab_size, texts) from error
-    return SubwordModel(model.getvalue(), origin=Path("the model just learnt"))
+    return SubwordModel(model.getvalue(), origin=Path("the model just learned"))
 
 
 class VocabularySizeError(UsageError):

@@ -9,7 +9,7 @@ from tfm.errors import UsageError
 from tfm.world import World
 
 _ENDPOINT = re.compile(r"(?:\[([^\]]+)\]|([^:\s/\[\]]+)):([0-9]{1,5})")
-_LARGEST_PORT = 65_535
+_MAX_PORT = 65_535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +122,6 @@ def _problems_of_machines(
 def _endpoint(rendezvous: str) -> tuple[str, int] | None:
     """Host and port; None if that is not what it says."""
     found = _ENDPOINT.fullmatch(rendezvous)
-    if found is None or not 0 < int(found[3]) <= _LARGEST_PORT:
+    if found is None or not 0 < int(found[3]) <= _MAX_PORT:
         return None
     return found[1] or found[2], int(found[3])

@@ -50,13 +50,13 @@ class Chunk:
     Attributes:
         first_line: Number of the first, for messages and for what is drawn at random.
         lines: Plain text, a sentence each.
-        beside: A text for each line that goes along with it: what its translation must start
+        paired_lines: A text for each line that goes along with it: what its translation must start
             with, or a translation whose probability is wanted; None if there is none.
     """
 
     first_line: int
     lines: Sequence[str]
-    beside: Sequence[str] | None = None
+    paired_lines: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +108,8 @@ class SentenceEncoder:
         """
         sources = self._sources(chunk)
         prefixes: list[list[int]] = [[] for _ in sources]
-        if chunk.beside is not None:
-            texts = [text if text.strip() else "" for text in chunk.beside]
+        if chunk.paired_lines is not None:
+            texts = [text if text.strip() else "" for text in chunk.paired_lines]
             prefixes = self._targets(texts, "prefix", chunk.first_line)
             _check_same_number(len(sources), len(prefixes), "prefixes")
         wanted = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
@@ -124,7 +124,7 @@ class SentenceEncoder:
                 targets than lines, or fewer.
         """
         sources = self._sources(chunk)
-        targets = self._targets(chunk.beside or [], "target", chunk.first_line)
+        targets = self._targets(chunk.paired_lines or [], "target", chunk.first_line)
         _check_same_number(len(sources), len(targets), "targets")
         sizes = [max(len(ids), len(target)) for ids, target in zip(sources, targets, strict=True)]
         batches = self._batches(range(len(sizes)), sizes)

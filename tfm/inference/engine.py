@@ -50,7 +50,7 @@ class Engine:
         backend: How to compute their layers; the device's for inference if not given. Unless it is
             the plain one, weights must not change meanwhile.
         threads: Adapted between batches; None leaves the threads of torch as they are.
-        tell: Where to say what the user should know.
+        notify: Where to say what the user should know.
 
     Attributes:
         compute: Device and arithmetic.
@@ -64,7 +64,7 @@ class Engine:
         *,
         backend: Backend | None = None,
         threads: ComputeThreads | None = None,
-        tell: Callable[[str], None] = say,
+        notify: Callable[[str], None] = say,
     ) -> None:
         self.compute = compute
         self._threads = threads
@@ -75,7 +75,7 @@ class Engine:
         self._model: SearchableModel = models[0] if len(models) == 1 else Ensemble(models)
         self._evaluation = EvaluationMode(models, self._backend)
         self._slots = self._slot_search()
-        self._tell = tell
+        self._notify = notify
         self._told_of_memory = False
         self._max_tokens = default_max_tokens(models[0].output_weight.size(1))
         self.limits = BatchLimits(
@@ -166,7 +166,7 @@ class Engine:
         release_memory(self.compute.device)
         if not self._told_of_memory:
             self._told_of_memory = True
-            self._tell(
+            self._notify(
                 "warning: the device has too little memory for a batch: it is translated in "
                 "halves; a smaller --max-tokens saves the attempts"
             )
@@ -200,7 +200,7 @@ def load_engine(
     *,
     index: int = 0,
     num_processes: int = 1,
-    tell: Callable[[str], None] = say,
+    notify: Callable[[str], None] = say,
 ) -> Engine:
     """Load models that translate together, and set this process up to compute them.
 
@@ -209,20 +209,22 @@ def load_engine(
         inference: Where to compute, and how.
         index: Number of this process among the workers, and of its GPU.
         num_processes: How many workers there are.
-        tell: Where to say what the user should know.
+        notify: Where to say what the user should know.
 
     Raises:
         CheckpointError: A folder holds no sound model, or models differ in vocabulary.
         UsageError: The settings do not suit this machine.
     """
     threads = ComputeThreads(inference.threads, num_processes=num_processes)
-    compute = verified_compute(inference.device, inference.precision, local_rank=index, tell=tell)
+    compute = verified_compute(
+        inference.device, inference.precision, local_rank=index, notify=notify
+    )
     return Engine(
         load_models(folders, compute),
         compute,
-        backend=inference_backend(compute, inference.kernels, tell=tell),
+        backend=inference_backend(compute, inference.kernels, notify=notify),
         threads=threads if compute.device.type == "cpu" else None,
-        tell=tell,
+        notify=notify,
     )
 
 

@@ -18,7 +18,7 @@ class Translation:
 
     Attributes:
         text: Plain text.
-        score: Length-normalised log probability, by which translations are ranked.
+        score: Length-normalized log probability, by which translations are ranked.
         log_prob: Log probability in nats.
         proven: Whether exact search proved that no text has a better score; None of other searches.
     """
@@ -35,7 +35,7 @@ class ScoredTarget:
 
     Attributes:
         text: Plain text.
-        score: Length-normalised log probability.
+        score: Length-normalized log probability.
         log_prob: Log probability in nats, that of the end included.
         pieces: The pieces that it is made of, and the end.
         piece_log_probs: Log probability in nats of each, given those before.
@@ -91,7 +91,7 @@ def score_lines(
             chunk,
             [
                 _scored(text, found[number], vocabulary.target)
-                for number, text in enumerate(chunk.beside or [], chunk.first_line)
+                for number, text in enumerate(chunk.paired_lines or [], chunk.first_line)
             ],
         )
 

@@ -24,14 +24,14 @@ class LineReader:
 
     Args:
         path: The text; None for standard input.
-        beside: The other file, if there is one.
+        paired_path: The second file, if there is one.
         chunk_lines: The most lines to read at once.
     """
 
     def __init__(
-        self, path: Path | None, beside: Path | None, *, chunk_lines: int = CHUNK_LINES
+        self, path: Path | None, paired_path: Path | None, *, chunk_lines: int = CHUNK_LINES
     ) -> None:
-        self._paths = [path] if beside is None else [path, beside]
+        self._paths = [path] if paired_path is None else [path, paired_path]
         self._names = [str(each or "standard input") for each in self._paths]
         self._columns: list[_ArrivingLines] = []
         self._chunk_lines = chunk_lines
@@ -69,10 +69,12 @@ class LineReader:
         )
         first_line = 1
         while True:
-            lines, beside = self._take(texts, others, first_line)
+            lines, paired_lines = self._take(texts, others, first_line)
             if not lines:
                 return
-            yield Chunk(first_line=first_line, lines=lines, beside=beside if others else None)
+            yield Chunk(
+                first_line=first_line, lines=lines, paired_lines=paired_lines if others else None
+            )
             first_line += len(lines)
 
     def _take(
@@ -80,7 +82,7 @@ class LineReader:
     ) -> tuple[list[str], list[str]]:
         """The next lines, and the other file's."""
         lines: list[str] = []
-        beside: list[str] = []
+        paired_lines: list[str] = []
         size = 0
         while not lines or (
             len(lines) < self._chunk_lines
@@ -91,10 +93,10 @@ class LineReader:
             if None in row:
                 self._check_ended(row, first_line + len(lines) - 1)
                 break
-            for text, column in zip(row, (lines, beside), strict=False):
+            for text, column in zip(row, (lines, paired_lines), strict=False):
                 column.append(text or "")
                 size += len(text or "")
-        return lines, beside
+        return lines, paired_lines
 
     def _check_ended(self, row: list[str | None], num_lines: int) -> None:
         """Raise DataError if one file goes on where the other has ended."""

@@ -119,7 +119,7 @@ class Translator:
             DataError: A line or prefix has more tokens than the model can take, or there are more
                 prefixes than lines, or fewer.
         """
-        chunk = Chunk(first_line=first_line, lines=list(lines), beside=prefixes)
+        chunk = Chunk(first_line=first_line, lines=list(lines), paired_lines=prefixes)
         config = self._checked(config)
         [(_, found)] = translate_lines(self._engine, self._vocabulary, [chunk], config)
         return found
@@ -148,7 +148,7 @@ class Translator:
             DataError: A line or target has more tokens than the model can take, or there are more
                 targets than lines, or fewer.
         """
-        chunk = Chunk(first_line=first_line, lines=list(lines), beside=targets)
+        chunk = Chunk(first_line=first_line, lines=list(lines), paired_lines=targets)
         config = self._checked(config)
         [(_, scored)] = score_lines(self._engine, self._vocabulary, [chunk], config)
         return scored

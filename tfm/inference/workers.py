@@ -225,13 +225,13 @@ def _serve(
     """Load an engine, then do tasks until nobody asks: what a worker process runs."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
-    def tell(text: str) -> None:
+    def notify(text: str) -> None:
         connection.send(("told", text))
 
     with contextlib.suppress(EOFError, ConnectionError):
         try:
             engine = load_engine(
-                folders, inference, index=index, num_processes=num_workers, tell=tell
+                folders, inference, index=index, num_processes=num_workers, notify=notify
             )
         except (TfmError, OSError) as error:
             connection.send(("failed", error))

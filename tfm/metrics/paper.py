@@ -1,4 +1,4 @@
-"""BLEU as the paper's Table 2 has it: of tokenised text, not comparable with sacreBLEU's.
+"""BLEU as the paper's Table 2 has it: of tokenized text, not comparable with sacreBLEU's.
 
 The paper does not say how it was computed. tensor2tensor, which its authors published, does, in
 get_ende_bleu.sh: tokenizer.perl of Moses on translation and reference, hyphenated compounds cut in
@@ -36,7 +36,7 @@ def paper_bleu(
     language: str,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score detokenised text in a language, given as a two-letter code.
+    """Score detokenized text in a language, given as a two-letter code.
 
     Raises:
         UsageError: Moses does not know the language.
@@ -48,7 +48,7 @@ def paper_bleu(
         lowercase=config.lowercase,
         tokenize="none",
         smooth_method="none",
-        force=True,  # no warning that the text is tokenised
+        force=True,  # no warning that the text is tokenized
         references=[tokenizer.tokenized(lines) for lines in references],
     )
     score = measured(
@@ -71,7 +71,7 @@ def paper_bleu(
         reasons.append("quotation marks and dashes are made plain")
     if tokenizer.splits_compounds:
         reasons.append("a hyphenated compound counts as three words")
-    note = f"differs from BLEU: {'; '.join(reasons)}. Compare it with tokenised BLEU in papers only"
+    note = f"differs from BLEU: {'; '.join(reasons)}. Compare it with tokenized BLEU in papers only"
     return replace(score, label="paper BLEU", signature=signature, note=note)
 
 

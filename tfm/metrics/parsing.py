@@ -1,4 +1,4 @@
-"""Lines that a parser wrote, and gold trees, to labelled bracket F1."""
+"""Lines that a parser wrote, and gold trees, to labeled bracket F1."""
 
 import re
 from collections.abc import Sequence

@@ -27,7 +27,7 @@ def sacrebleu_score(
     *,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score detokenised text; see `tfm.metrics.scores.corpus_scores`."""
+    """Score detokenized text; see `tfm.metrics.scores.corpus_scores`."""
     metric: Metric
     match name:
         case "bleu":

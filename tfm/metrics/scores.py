@@ -21,7 +21,7 @@ def corpus_scores(
     """Score translations.
 
     Args:
-        hypotheses: Detokenised text, one for each segment; trees for "bracket-f1".
+        hypotheses: Detokenized text, one for each segment; trees for "bracket-f1".
         references: One or more lists of the same, each as long as the hypotheses.
         metrics: What to compute; a metric named twice is computed once.
         config: How to compute it.

@@ -21,7 +21,7 @@ class AttentionMask:
     Attributes:
         key_lengths: [B] number of valid keys, counted from the first; None if all are valid.
         causal: Whether query i sees keys 0 to i only.
-        window: In self-attention, how many neighbours a query sees, itself among them: the ones
+        window: In self-attention, how many neighbors a query sees, itself among them: the ones
             around it, or if causal the last ones; None if all.
     """
 
@@ -41,19 +41,19 @@ class AttentionMask:
         rows = torch.arange(num_queries, device=device)[:, None]
         columns = torch.arange(num_keys, device=device)
         if self.window is not None:
-            return self.near(rows, columns, num_keys)
+            return self.window_mask(rows, columns, num_keys)
         allowed = (columns <= rows)[None, None] if self.causal else None
         if self.key_lengths is not None:
             valid = (columns < self.key_lengths[:, None])[:, None, None, :]
             allowed = valid if allowed is None else allowed & valid
         return allowed
 
-    def reach(self) -> tuple[int, int]:
+    def window_size(self) -> tuple[int, int]:
         """How many keys before and after itself a query of a window sees."""
         others = (self.window or 1) - 1
         return (others, 0) if self.causal else (others // 2, others - others // 2)
 
-    def near(self, rows: Tensor, columns: Tensor, num_keys: int) -> Tensor:
+    def window_mask(self, rows: Tensor, columns: Tensor, num_keys: int) -> Tensor:
         """[B or 1, 1, …] True where a key is in the window of a query, and valid.
 
         Args:
@@ -61,13 +61,13 @@ class AttentionMask:
             columns: […] positions of keys, which may lie outside of the text.
             num_keys: Length of the text where there are no `key_lengths`.
         """
-        before, after = self.reach()
+        before, after = self.window_size()
         distance = columns - rows
-        near = ((distance >= -before) & (distance <= after))[None, None]
+        window_mask = ((distance >= -before) & (distance <= after))[None, None]
         ends = columns.new_tensor([num_keys]) if self.key_lengths is None else self.key_lengths
         end = ends.view(-1, 1, *[1] * rows.dim())
         # What stands at padding means nothing, but it must see something: its own padding.
-        return near & (columns >= 0) & ((columns < end) | (rows >= end))
+        return window_mask & (columns >= 0) & ((columns < end) | (rows >= end))
 
 
 def attention(
@@ -97,8 +97,8 @@ def attention(
     """
     num_queries, num_keys = query.size(2), key.size(2)
     if mask.window is not None and num_keys > 2 * mask.window:
-        blocks, near = _blocks(query, key, value, mask)
-        attended = _attend(*blocks, near, additive_weight=additive_weight, dropout=dropout)
+        blocks, window_mask = _blocks(query, key, value, mask)
+        attended = _attend(*blocks, window_mask, additive_weight=additive_weight, dropout=dropout)
         return attended.flatten(2, 3)[:, :, :num_queries]
     # A kernel that is told "causal" skips what is hidden; other masks it is given as they are.
     is_causal = mask.is_only_causal and additive_weight is None
@@ -164,7 +164,7 @@ def _blocks(
         allowed, [B or 1, 1, n, r, 2r - 1].
     """
     window = mask.window or 1
-    before, after = mask.reach()
+    before, after = mask.window_size()
     num_keys = key.size(2)
     num_blocks = -(-num_keys // window)
     missing = num_blocks * window - num_keys
@@ -179,7 +179,7 @@ def _blocks(
     starts = window * torch.arange(num_blocks, device=key.device)[:, None, None]
     rows = starts + torch.arange(window, device=key.device)[:, None]
     columns = starts - before + torch.arange(window + before + after, device=key.device)
-    return (queries, keys, values), mask.near(rows, columns, num_keys)
+    return (queries, keys, values), mask.window_mask(rows, columns, num_keys)
 
 
 # Packed rows, or a padded batch and its [B] lengths; None if all are of full length.
@@ -190,14 +190,14 @@ def _lengths(sentences: Sentences) -> Tensor | None:
     return sentences.device_lengths if isinstance(sentences, Packing) else sentences
 
 
-def _spread(x: Tensor, sentences: Sentences) -> Tensor:
+def _pad(x: Tensor, sentences: Sentences) -> Tensor:
     """[B, T, …] with padding."""
-    return sentences.spread(x) if isinstance(sentences, Packing) else x
+    return sentences.pad(x) if isinstance(sentences, Packing) else x
 
 
-def _gathered(x: Tensor, sentences: Sentences) -> Tensor:
+def _pack(x: Tensor, sentences: Sentences) -> Tensor:
     """The way back."""
-    return sentences.gather(x) if isinstance(sentences, Packing) else x
+    return sentences.pack(x) if isinstance(sentences, Packing) else x
 
 
 class MultiHeadAttention(nn.Module):
@@ -311,7 +311,7 @@ class MultiHeadAttention(nn.Module):
         )
         return heads.transpose(1, 2).flatten(2)
 
-    def within(
+    def self_attend(
         self, x: Tensor, sentences: Sentences, *, causal: bool = False, window: int | None = None
     ) -> Tensor:
         """Attend to the own sentence.
@@ -328,21 +328,23 @@ class MultiHeadAttention(nn.Module):
         projected = self.backend.linear(x, *self._input)
         fused = self._fused_attention
         if fused is not None and window is None and isinstance(sentences, Packing):
-            return fused.within(
+            return fused.self_attention(
                 projected,
                 sentences,
                 num_heads=self.num_heads,
                 causal=causal,
                 dropout=self.dropout if self.training else 0.0,
             )
-        parts = torch.split(_spread(projected, sentences), self.widths, dim=-1)
+        parts = torch.split(_pad(projected, sentences), self.widths, dim=-1)
         query, key, value = map(self._heads, parts)
         # No token sees the padding after its sentence if it only sees what is before it.
         lengths = None if causal else _lengths(sentences)
         mask = AttentionMask(key_lengths=lengths, causal=causal, window=window)
-        return _gathered(self.attend(query, key, value, mask), sentences)
+        return _pack(self.attend(query, key, value, mask), sentences)
 
-    def across(self, x: Tensor, memory: Tensor, targets: Sentences, sources: Sentences) -> Tensor:
+    def cross_attend(
+        self, x: Tensor, memory: Tensor, targets: Sentences, sources: Sentences
+    ) -> Tensor:
         """Attend to the source of each sentence.
 
         Args:
@@ -361,7 +363,7 @@ class MultiHeadAttention(nn.Module):
         key_value = self.backend.linear(memory, for_memory, memory_bias)
         fused = self._fused_attention
         if fused is not None and isinstance(targets, Packing) and isinstance(sources, Packing):
-            return fused.across(
+            return fused.cross_attention(
                 query,
                 key_value,
                 targets,
@@ -369,12 +371,12 @@ class MultiHeadAttention(nn.Module):
                 num_heads=self.num_heads,
                 dropout=self.dropout if self.training else 0.0,
             )
-        key, value = torch.split(_spread(key_value, sources), self.widths[1:], dim=-1)
+        key, value = torch.split(_pad(key_value, sources), self.widths[1:], dim=-1)
         mask = AttentionMask(key_lengths=_lengths(sources))
         attended = self.attend(
-            self._heads(_spread(query, targets)), self._heads(key), self._heads(value), mask
+            self._heads(_pad(query, targets)), self._heads(key), self._heads(value), mask
         )
-        return _gathered(attended, targets)
+        return _pack(attended, targets)
 
     def weights(self, query: Tensor, key: Tensor, mask: AttentionMask) -> Tensor:
         """[B, h, T, S] what `attend` weights the values by, but for dropout."""

@@ -49,10 +49,10 @@ class StepRows:
             backend: What computes.
         """
         if wanted is None or len(wanted) == num_hypotheses:
-            return cls(num_hypotheses, backend.num_rows(num_hypotheses))
-        if len(wanted) >= backend.worth_computing * num_hypotheses:
-            return cls(num_hypotheses, backend.num_rows(num_hypotheses), wanted=wanted)
-        return cls(num_hypotheses, backend.num_rows(len(wanted)), computed=wanted)
+            return cls(num_hypotheses, backend.round_up_rows(num_hypotheses))
+        if len(wanted) >= backend.compaction_threshold * num_hypotheses:
+            return cls(num_hypotheses, backend.round_up_rows(num_hypotheses), wanted=wanted)
+        return cls(num_hypotheses, backend.round_up_rows(len(wanted)), computed=wanted)
 
     def select(self, x: Tensor) -> Tensor:
         """[B·K, …] → [num_rows, …], zeros in the spare rows."""

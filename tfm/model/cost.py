@@ -11,9 +11,9 @@ from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.model.build import empty_model
 
 # fp32 weight, gradient and Adam's two moments.
-_BYTES_A_PARAMETER = 4 * 4
+_BYTES_PER_PARAMETER = 4 * 4
 # Forward, gradient of the input, gradient of the weight; a multiply-add is two operations.
-_TRAINING_FLOPS_A_MAC = 3 * 2
+_TRAINING_FLOPS_PER_MAC = 3 * 2
 
 Lengths = npt.NDArray[np.int64]
 
@@ -23,19 +23,19 @@ class Products:
     """Multiply-adds of a forward pass; what is not a matrix product is left out.
 
     Attributes:
-        a_source_token: Of the products that a source token goes through.
-        a_target_token: The same for a target token.
-        a_source_pair: Of the encoder's self-attention, for a query and a key in its sight.
-        a_target_pair: Of the decoder's self-attention, likewise; keys that come later count, too.
-        a_cross_pair: Of attention to the source, for a target and a source token.
+        per_source_token: Of the products that a source token goes through.
+        per_target_token: The same for a target token.
+        per_source_pair: Of the encoder's self-attention, for a query and a key in its sight.
+        per_target_pair: Of the decoder's self-attention, likewise; keys that come later count, too.
+        per_cross_pair: Of attention to the source, for a target and a source token.
         window: Keys in sight of self-attention; None if all are.
     """
 
-    a_source_token: int
-    a_target_token: int
-    a_source_pair: int = 0
-    a_target_pair: int = 0
-    a_cross_pair: int = 0
+    per_source_token: int
+    per_target_token: int
+    per_source_pair: int = 0
+    per_target_pair: int = 0
+    per_cross_pair: int = 0
     window: int | None = None
 
 
@@ -46,7 +46,7 @@ class Cost:
     Attributes:
         parameters: Number of parameters by part; shared ones count once, with the embeddings.
         products: Multiply-adds.
-        state_bytes: Weights, gradients and optimiser.
+        state_bytes: Weights, gradients and optimizer.
         activation_bytes: An estimate for `max_tokens` tokens a side.
     """
 
@@ -73,13 +73,13 @@ class Cost:
             for lengths in (source_lengths, target_lengths)
         )
         macs = (
-            each.a_source_token * int(source_lengths.sum())
-            + each.a_target_token * int(target_lengths.sum())
-            + each.a_source_pair * int(source_lengths @ sources_seen)
-            + each.a_target_pair * int(target_lengths @ targets_seen)
-            + each.a_cross_pair * int(source_lengths @ target_lengths)
+            each.per_source_token * int(source_lengths.sum())
+            + each.per_target_token * int(target_lengths.sum())
+            + each.per_source_pair * int(source_lengths @ sources_seen)
+            + each.per_target_pair * int(target_lengths @ targets_seen)
+            + each.per_cross_pair * int(source_lengths @ target_lengths)
         )
-        return _TRAINING_FLOPS_A_MAC * macs
+        return _TRAINING_FLOPS_PER_MAC * macs
 
 
 def model_cost(
@@ -110,9 +110,9 @@ def model_cost(
         parameters=parameters,
         products=replace(
             products,
-            a_target_token=products.a_target_token + config.d_model * target_vocab_size,
+            per_target_token=products.per_target_token + config.d_model * target_vocab_size,
         ),
-        state_bytes=_BYTES_A_PARAMETER * sum(parameters.values()),
+        state_bytes=_BYTES_PER_PARAMETER * sum(parameters.values()),
         activation_bytes=4 * max_tokens * activations,
     )
 
@@ -132,11 +132,12 @@ def _transformer_products(config: TransformerConfig) -> tuple[Products, int]:
     pair = config.num_heads * (config.key_width + config.value_width)
     encoders, decoders = config.num_encoder_layers, config.num_decoder_layers
     products = Products(
-        a_source_token=encoders * (query_output + key_value + feed_forward) + decoders * key_value,
-        a_target_token=decoders * (2 * query_output + key_value + feed_forward),
-        a_source_pair=encoders * pair,
-        a_target_pair=decoders * pair,
-        a_cross_pair=decoders * pair,
+        per_source_token=encoders * (query_output + key_value + feed_forward)
+        + decoders * key_value,
+        per_target_token=decoders * (2 * query_output + key_value + feed_forward),
+        per_source_pair=encoders * pair,
+        per_target_pair=decoders * pair,
+        per_cross_pair=decoders * pair,
         window=config.attention_window,
     )
     # Inputs of each matrix product and norm, and the masks of dropout.
@@ -157,7 +158,7 @@ def _recurrent_products(config: RecurrentConfig, model: nn.Module) -> tuple[Prod
     if config.attention == "additive":
         target -= config.d_model  # v, which is no matrix
     products = Products(
-        a_source_token=source, a_target_token=target, a_cross_pair=2 * config.d_model
+        per_source_token=source, per_target_token=target, per_cross_pair=2 * config.d_model
     )
     # Gates, states and outputs of each layer, and the masks of dropout.
     return products, 12 * (config.num_encoder_layers + config.num_decoder_layers) * config.d_model

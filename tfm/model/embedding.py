@@ -94,7 +94,7 @@ class Embedding(nn.Module):
     def _sum(self, tokens: Tensor, positions: Tensor) -> Tensor:
         embedded = nn.functional.embedding(tokens, self.weight)
         summed = torch.add(positions, embedded, alpha=self.scale)
-        activations = self.backend.activations(summed)
+        activations = self.backend.cast_activations(summed)
         return self.backend.dropout(activations, self.dropout if self.training else 0.0)
 
     def _positions(self, start: int, end: int) -> Tensor:

@@ -42,7 +42,7 @@ class LayerCache(Protocol):
 
 
 class Residual(nn.Module):
-    """The residual connection, dropout and layer normalisation around a sub-layer (§3.1).
+    """The residual connection, dropout and layer normalization around a sub-layer (§3.1).
 
     Post-norm, as in the paper: LayerNorm(x + Dropout(sublayer(x))).
     Pre-norm: x + Dropout(sublayer(LayerNorm(x))).
@@ -56,21 +56,23 @@ class Residual(nn.Module):
         self.dropout = config.dropout
         self.norm_first = config.norm == "pre"
 
-    def before(self, x: Tensor) -> Tensor:
+    def sublayer_input(self, x: Tensor) -> Tensor:
         """What the sub-layer is given, for x […, d_model]."""
         given: Tensor = self.norm(x) if self.norm_first else x
         return given
 
-    def after(self, x: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
+    def add_and_norm(self, x: Tensor, hidden_states: Tensor, output: nn.Linear) -> Tensor:
         """Add the sub-layer to x […, d_model].
 
         Args:
             x: What the sub-layer started from.
-            hidden: […, in] the sub-layer but for its last projection.
+            hidden_states: […, in] the sub-layer but for its last projection.
             output: That projection.
         """
         dropout = self.dropout if self.training else 0.0
-        summed = self.backend.add_linear_dropout(x, hidden, output.weight, output.bias, dropout)
+        summed = self.backend.add_linear_dropout(
+            x, hidden_states, output.weight, output.bias, dropout
+        )
         return summed if self.norm_first else cast("Tensor", self.norm(summed))
 
 
@@ -108,12 +110,12 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, sentences: Sentences) -> Tensor:
         """Map [B, S, d_model], or packed [num_rows, d_model], to the same shape."""
-        attended = self.self_attention.within(
-            self.self_attention_residual.before(x), sentences, window=self.attention_window
+        attended = self.self_attention.self_attend(
+            self.self_attention_residual.sublayer_input(x), sentences, window=self.attention_window
         )
-        x = self.self_attention_residual.after(x, attended, self.self_attention.output)
-        fed = self.feed_forward(self.feed_forward_residual.before(x))
-        return self.feed_forward_residual.after(x, fed, self.feed_forward.outer)
+        x = self.self_attention_residual.add_and_norm(x, attended, self.self_attention.output)
+        fed = self.feed_forward(self.feed_forward_residual.sublayer_input(x))
+        return self.feed_forward_residual.add_and_norm(x, fed, self.feed_forward.outer)
 
 
 class DecoderLayer(nn.Module):
@@ -141,15 +143,15 @@ class DecoderLayer(nn.Module):
         Returns:
             The same shape as x.
         """
-        attended = self.self_attention.within(
-            self.self_attention_residual.before(x),
+        attended = self.self_attention.self_attend(
+            self.self_attention_residual.sublayer_input(x),
             targets,
             causal=True,
             window=self.attention_window,
         )
-        x = self.self_attention_residual.after(x, attended, self.self_attention.output)
-        attended = self.cross_attention.across(
-            self.cross_attention_residual.before(x), encoded, targets, sources
+        x = self.self_attention_residual.add_and_norm(x, attended, self.self_attention.output)
+        attended = self.cross_attention.cross_attend(
+            self.cross_attention_residual.sublayer_input(x), encoded, targets, sources
         )
         return self._after_attention(x, attended)
 
@@ -165,11 +167,11 @@ class DecoderLayer(nn.Module):
             [R, d_model].
         """
         attention, residual = self.self_attention, self.self_attention_residual
-        projected = attention.project(residual.before(x))
+        projected = attention.project(residual.sublayer_input(x))
         attended = cache.attend(index, attention, projected, self.attention_window)
-        x = residual.after(x, attended, attention.output)
+        x = residual.add_and_norm(x, attended, attention.output)
         attention, residual = self.cross_attention, self.cross_attention_residual
-        queries = attention.project_queries(residual.before(x))
+        queries = attention.project_queries(residual.sublayer_input(x))
         return self._after_attention(x, cache.attend_source(index, attention, queries))
 
     def for_sentence(self, key: Tensor, value: Tensor) -> SentenceLayer:
@@ -182,7 +184,7 @@ class DecoderLayer(nn.Module):
         attention, feed_forward = self.self_attention, self.feed_forward
         linears = (attention.input, attention.output, feed_forward.inner, feed_forward.outer)
         projection, output, inner, outer = (
-            attention.backend.ready_product(linear.weight, linear.bias) for linear in linears
+            attention.backend.prepack_linear(linear.weight, linear.bias) for linear in linears
         )
         return SentenceLayer(
             norms=(
@@ -199,6 +201,6 @@ class DecoderLayer(nn.Module):
         )
 
     def _after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        x = self.cross_attention_residual.after(x, attended, self.cross_attention.output)
-        fed = self.feed_forward(self.feed_forward_residual.before(x))
-        return self.feed_forward_residual.after(x, fed, self.feed_forward.outer)
+        x = self.cross_attention_residual.add_and_norm(x, attended, self.cross_attention.output)
+        fed = self.feed_forward(self.feed_forward_residual.sublayer_input(x))
+        return self.feed_forward_residual.add_and_norm(x, fed, self.feed_forward.outer)

@@ -250,9 +250,9 @@ def _new_layers(
             if config.cell == "lstm" and name.startswith("bias_ih"):
                 nn.init.ones_(parameter[width : 2 * width])  # of the forget gate
         else:
-            initialise = nn.init.orthogonal_ if "_hh_" in name else nn.init.xavier_uniform_
+            initialize = nn.init.orthogonal_ if "_hh_" in name else nn.init.xavier_uniform_
             for gate in torch.split(parameter, width):
-                initialise(gate)
+                initialize(gate)
     return layers
 
 
@@ -361,16 +361,16 @@ class Recurrent(nn.Module):
         self, source: Tensor, sources: Packing, target_input: Tensor, targets: Packing
     ) -> Tensor:
         """Do the same for packed sentences, by padding them; see `Transformer.forward_packed`."""
-        padded = self(sources.spread(source), sources.device_lengths, targets.spread(target_input))
-        return targets.gather(padded)
+        padded = self(sources.pad(source), sources.device_lengths, targets.pad(target_input))
+        return targets.pack(padded)
 
     def attention_weights(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Tensor:
         """[B, T, S] the weights by which `forward` attends to the source, before their dropout."""
         return self._decode(source, lengths, target_input)[1]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Project […, d_model] to unnormalised log probabilities […, V]."""
-        return F.linear(hidden, self.output_weight)
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Project […, d_model] to unnormalized log probabilities […, V]."""
+        return F.linear(hidden_states, self.output_weight)
 
     def start(self, source: Tensor, lengths: Tensor) -> RecurrentState:
         """Encode sources and stand before their first target token, one hypothesis each."""

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tfm.backends.plain import Product
+from tfm.backends.plain import PrepackedLinear
 
 _FIRST_CAPACITY = 64
 
@@ -110,11 +110,11 @@ class SentenceLayer:
 
     norms: tuple[Norm, Norm, Norm]
     norm_first: bool
-    projection: Product
-    output: Product
+    projection: PrepackedLinear
+    output: PrepackedLinear
     source: SourceAttention
-    inner: Product
-    outer: Product
+    inner: PrepackedLinear
+    outer: PrepackedLinear
 
 
 class SingleSentenceCache:
@@ -130,7 +130,7 @@ class SingleSentenceCache:
         layers: Made ready for the sentence.
         num_heads: h.
         widths: h · d_k, h · d_k and h · d_v.
-        num_rows: How many rows to compute for so many.
+        round_up_rows: Return the number of rows to compute for a number of hypotheses.
     """
 
     def __init__(
@@ -139,12 +139,12 @@ class SingleSentenceCache:
         *,
         num_heads: int,
         widths: Sequence[int],
-        num_rows: Callable[[int], int],
+        round_up_rows: Callable[[int], int],
     ) -> None:
         self.layers = layers
         self._num_heads = num_heads
         self._widths = widths
-        self._num_rows = num_rows
+        self._round_up_rows = round_up_rows
         self._num_hypotheses = 1
         self.num_kept = 0
         # [rows to compute, capacity] what is added to scores: -inf where a row is another
@@ -174,7 +174,7 @@ class SingleSentenceCache:
         num_used = self._num_hypotheses
         bias = self._begin_step()
         start, end = self.num_kept - num_used, self.num_kept
-        num_rows = self._num_rows(num_used)
+        num_rows = self._round_up_rows(num_used)
         query_width, pair_width = self._widths[0], sum(self._widths[1:])
         if num_rows > num_used:
             x = F.pad(x, (0, 0, 0, num_rows - num_used))
@@ -251,7 +251,7 @@ class SingleSentenceCache:
 
     def _hide(self, kept: Tensor) -> None:
         """Take [K, rows of the cache] what is added to scores, with room for more."""
-        capacity, num_rows = self._cache.size(1), self._num_rows(len(kept))
+        capacity, num_rows = self._cache.size(1), self._round_up_rows(len(kept))
         if self._bias is None or self._bias.shape != (num_rows, capacity):
             # Spare queries see all at first, and always the first row: it is everybody's past.
             self._bias = kept.new_zeros(num_rows, capacity)

@@ -123,16 +123,16 @@ class DecoderSlots:
         """See `LayerCache`."""
         return self._attend(attention, queries, self._memory[index], self._source_lengths, None)
 
-    def reorder(self, parents: Tensor, goes_on: Tensor) -> None:
+    def reorder(self, parents: Tensor, is_active: Tensor) -> None:
         """Go on with some hypotheses of each slot, in another order.
 
         Args:
             parents: [N, K] which of the present ones each continues.
-            goes_on: [N] whether a slot's sentence does; others stay where they are.
+            is_active: [N] whether a slot's sentence does; others stay where they are.
         """
         index = parents[:, :, None].expand_as(self._ancestors)
         self._ancestors.copy_(self._ancestors.gather(1, index))
-        self.positions.add_(goes_on)
+        self.positions.add_(is_active)
 
     def _attend(
         self,

@@ -100,17 +100,15 @@ class Transformer(nn.Module):
             [num_rows of the targets, d_model].
         """
         if not self.packs:
-            padded = self(
-                sources.spread(source), sources.device_lengths, targets.spread(target_input)
-            )
-            return targets.gather(padded)
+            padded = self(sources.pad(source), sources.device_lengths, targets.pad(target_input))
+            return targets.pack(padded)
         encoded = self._encode(self.source_embedding.packed(source, sources), sources)
         x = self.target_embedding.packed(target_input, targets)
         return self._decode(x, encoded, targets, sources)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Project […, d_model] to unnormalised log probabilities […, V] (§3.4)."""
-        return self.backend.project(hidden, self.output_weight)
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Project […, d_model] to unnormalized log probabilities […, V] (§3.4)."""
+        return self.backend.project(hidden_states, self.output_weight)
 
     def start(self, source: Tensor, lengths: Tensor) -> DecoderCache:
         """Encode sources and stand before their first target token, one hypothesis each."""
@@ -178,7 +176,7 @@ class Transformer(nn.Module):
             num_layers=len(layers),
             num_heads=layers[0].self_attention.num_heads,
             widths=layers[0].self_attention.widths,
-            dtype=self.backend.activations(weight.new_empty(0)).dtype,
+            dtype=self.backend.cast_activations(weight.new_empty(0)).dtype,
             device=weight.device,
         )
 
@@ -206,16 +204,16 @@ class Transformer(nn.Module):
             x = layer.step(x, slots, index)
         return self.logits(self.decoder_norm(x))
 
-    def look_through(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def block_max_and_logsumexp(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """[R, blocks, block] → the greatest of each block, and the logarithm of the sum of all."""
-        return self.backend.greatest_and_log_sums(logits)
+        return self.backend.block_max_and_logsumexp(logits)
 
     def _suits_single_sentence(self, cache: DecoderCache) -> bool:
         """Whether it is a single sentence before its first step, and faster by itself."""
         return (
             cache.num_sentences == cache.num_hypotheses == 1
             and cache.position == 0
-            and self.backend.few_at_a_time
+            and self.backend.single_sentence_fast_path
             and self.attends_plainly
         )
 
@@ -228,22 +226,22 @@ class Transformer(nn.Module):
             ],
             num_heads=layers[0].self_attention.num_heads,
             widths=layers[0].self_attention.widths,
-            num_rows=self.backend.num_rows,
+            round_up_rows=self.backend.round_up_rows,
         )
 
     def _encode_without_padding(self, source: Tensor, lengths: Tensor) -> Tensor:
         """The same as `encode`."""
         if len(lengths) == 1:
             length = source.size(1)
-            spare = self.backend.num_rows(length) - length
+            spare = self.backend.round_up_rows(length) - length
             x = self.source_embedding(F.pad(source, (0, spare)) if spare else source)
             return self._encode(x, lengths if spare else None)[:, :length]
         on_cpu = lengths.cpu()
-        num_rows = self.backend.num_rows(int(on_cpu.sum()) + 1)
+        num_rows = self.backend.round_up_rows(int(on_cpu.sum()) + 1)
         packing = Packing(on_cpu, num_rows, source.device)
-        tokens = packing.gather(source[:, : packing.longest])
+        tokens = packing.pack(source[:, : packing.longest])
         x = self.source_embedding.packed(tokens, packing)
-        return packing.spread(self._encode(x, packing))
+        return packing.pad(self._encode(x, packing))
 
     def _encode(self, x: Tensor, sentences: Sentences) -> Tensor:
         for layer in self.encoder:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.backends.token_blocks import greatest_and_log_sums
+from tfm.backends.token_blocks import block_max_and_logsumexp
 
 # The vocabulary is looked through in blocks of about so many tokens.
 _BLOCK = 64
@@ -18,7 +18,7 @@ _BLOCK = 64
 _FEW_ELEMENTS = 1 << 18
 
 # [R, blocks, block] logits → the greatest of each block, and the logarithm of the sum of all.
-Look = Callable[[Tensor], tuple[Tensor, Tensor]]
+BlockReduction = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Continuations(NamedTuple):
@@ -40,8 +40,8 @@ class NextTokens:
         vocab_size: V.
         logits: [R, blocks, block] of the next token, as fp32 if they are few, else of any type;
             -inf where a token is ruled out, and behind the last.
-        greatest: [R, blocks] the greatest logit of each block.
-        log_sums: [R, 1] logarithm of the sum of their exponentials, of those ruled out, too; None
+        block_max: [R, blocks] the greatest logit of each block.
+        logsumexp: [R, 1] logarithm of the sum of their exponentials, of those ruled out, too; None
             if that is zero.
         never: [N] tokens that are ruled out.
         never_logits: [R, N] what their logits were.
@@ -49,14 +49,14 @@ class NextTokens:
 
     vocab_size: int
     logits: Tensor
-    greatest: Tensor
-    log_sums: Tensor | None
+    block_max: Tensor
+    logsumexp: Tensor | None
     never: Tensor
     never_logits: Tensor
 
     @classmethod
     def of(
-        cls, logits: Tensor, never: Sequence[int], look: Look = greatest_and_log_sums
+        cls, logits: Tensor, never: Sequence[int], look: BlockReduction = block_max_and_logsumexp
     ) -> "NextTokens":
         """Look through logits [R, V], which may be changed.
 
@@ -76,13 +76,13 @@ class NextTokens:
         if vocab_size % size:
             logits = F.pad(logits, (0, -vocab_size % size), value=-math.inf)
         logits = logits.view(num_rows, -1, size)
-        log_sums = None
+        logsumexp = None
         if are_few:
-            greatest = logits.amax(dim=2)
+            block_max = logits.amax(dim=2)
         else:
-            greatest, others = (each.float() for each in look(logits))
-            log_sums = torch.logaddexp(others, never_logits.float().logsumexp(dim=1))[:, None]
-        return cls(vocab_size, logits, greatest, log_sums, columns, never_logits)
+            block_max, others = (each.float() for each in look(logits))
+            logsumexp = torch.logaddexp(others, never_logits.float().logsumexp(dim=1))[:, None]
+        return cls(vocab_size, logits, block_max, logsumexp, columns, never_logits)
 
     def force(self, rows: Tensor, tokens: Tensor) -> None:
         """Rule out all tokens but one, which keeps its probability, or has it again.
@@ -96,13 +96,13 @@ class NextTokens:
         kept = self._logits_of(tokens, rows)
         self.logits[rows] = -math.inf
         self.logits[rows, blocks, places] = kept
-        self.greatest[rows] = -math.inf
-        self.greatest[rows, blocks] = kept.float()
+        self.block_max[rows] = -math.inf
+        self.block_max[rows, blocks] = kept.float()
 
     def log_probs_of(self, tokens: Tensor) -> Tensor:
         """[R] log probability of one token [R] of each distribution, even if it is ruled out."""
         logits = self._logits_of(tokens, torch.arange(len(tokens), device=tokens.device))
-        return self._normalised(logits.float()[:, None])[:, 0]
+        return self._normalized(logits.float()[:, None])[:, 0]
 
     def best(self, log_probs: Tensor, rows: Tensor, size: int) -> Continuations:
         """The most probable continuations of each sentence, best first.
@@ -120,10 +120,10 @@ class NextTokens:
             return self._most_probable(before)
         # The best blocks of each sentence, [B, n] among its K · blocks.
         if num_rows == num_slots:
-            best = self._normalised(self.greatest) + before
+            best = self._normalized(self.block_max) + before
         else:
             best = before.new_full((num_slots, num_blocks), -math.inf)
-            known = self._normalised(self.greatest) + before.index_select(0, rows)
+            known = self._normalized(self.block_max) + before.index_select(0, rows)
             best.index_copy_(0, rows, known)
         best = best.view(num_sentences, -1)
         chosen = best.topk(min(size, best.size(1)), dim=1, sorted=False).indices
@@ -140,8 +140,8 @@ class NextTokens:
             blocks = places.index_select(0, blocks // num_blocks) * num_blocks + blocks % num_blocks
         # Their tokens, [B, n · block], and the best of these.
         logits = self.logits.view(-1, block_size).index_select(0, blocks).float()
-        if self.log_sums is not None:
-            logits = logits - self.log_sums.index_select(0, blocks // num_blocks)
+        if self.logsumexp is not None:
+            logits = logits - self.logsumexp.index_select(0, blocks // num_blocks)
         past = log_probs.gather(1, chosen // num_blocks)[:, :, None]
         totals = (logits.view(*chosen.shape, -1) + past).flatten(1)
         best, places = totals.topk(min(size, totals.size(1)), dim=1)
@@ -154,13 +154,13 @@ class NextTokens:
     def _most_probable(self, before: Tensor) -> Continuations:
         """What `best` finds by hypotheses [R, 1] each of its own sentence, if one is wanted."""
         num_rows, num_blocks, block_size = self.logits.shape
-        chosen = blocks = self.greatest.argmax(dim=1)
+        chosen = blocks = self.block_max.argmax(dim=1)
         if num_rows > 1:
             blocks = blocks + torch.arange(
                 0, num_rows * num_blocks, num_blocks, device=blocks.device
             )
         logits = self.logits.view(-1, block_size).index_select(0, blocks).float()
-        best, place = self._normalised(logits).max(dim=1, keepdim=True)
+        best, place = self._normalized(logits).max(dim=1, keepdim=True)
         parents = torch.zeros_like(place)
         return Continuations(best + before, parents, chosen[:, None] * block_size + place)
 
@@ -172,9 +172,9 @@ class NextTokens:
             logits = torch.where(tokens == token, before, logits)
         return logits
 
-    def _normalised(self, logits: Tensor) -> Tensor:
+    def _normalized(self, logits: Tensor) -> Tensor:
         """Log probabilities of logits [R, …]."""
-        return logits if self.log_sums is None else logits - self.log_sums
+        return logits if self.logsumexp is None else logits - self.logsumexp
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from tfm.search.constraints import Prefixes
 from tfm.search.model import SearchableModel
 from tfm.search.scoring import Hypothesis, keep_best, nth_score
 
-_MOST_ROWS = 64  # prefixes that are extended together
+_MAX_ROWS = 64  # prefixes that are extended together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def exact_search(
 
     Depth first, by branch and bound. What beam search finds is to be beaten: a prefix that cannot
     end with a better score, however it goes on, is cut, and so is all that starts with it. Up to
-    `_MOST_ROWS` prefixes of one length are extended together, and for each length only the states
+    `_MAX_ROWS` prefixes of one length are extended together, and for each length only the states
     of so many are kept: memory is bounded by the greatest length, whatever the number of nodes.
 
     A proof holds to within the rounding of the model's arithmetic, and for outputs within the limit
@@ -129,7 +129,7 @@ class _Search:
             self._cut(branch)
             if not len(branch):
                 continue
-            taken = branch.take(min(len(branch), _MOST_ROWS, num_left))
+            taken = branch.take(min(len(branch), _MAX_ROWS, num_left))
             if len(branch):
                 branches.append(branch)
             branches.append(self._grow(taken))
@@ -152,7 +152,7 @@ class _Search:
         ):
             keep_best(self._best, hypothesis, self._config.n_best)
         totals[:, :, EOS] = -math.inf
-        num_better = int((totals > self._needed(prefixes)).sum())
+        num_better = int((totals > self._min_log_probs(prefixes)).sum())
         # There is no use for more than can be extended, but for one that tells of them.
         num = min(num_better, self._config.node_limit - self._num_nodes + 1)
         best, index = totals.flatten().topk(num)
@@ -160,8 +160,8 @@ class _Search:
 
     def _cut(self, branch: _Branch) -> None:
         """Forget the continuations that cannot end with a better score than the n best."""
-        num = int((branch.totals > self._needed(branch.prefixes)).sum())
+        num = int((branch.totals > self._min_log_probs(branch.prefixes)).sum())
         branch.keep(slice(num))
 
-    def _needed(self, prefixes: ActiveHypotheses) -> Tensor:
+    def _min_log_probs(self, prefixes: ActiveHypotheses) -> Tensor:
         return prefixes.min_log_probs([nth_score(self._best, self._config.n_best)])

@@ -21,7 +21,7 @@ class TeacherForcedModel(Protocol):
     def __call__(self, source: Tensor, lengths: Tensor, target_input: Tensor, /) -> Any:
         """Map [B, S] sources, [B] lengths and [B, T] target inputs to hidden [B, T, d_model]."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden_states: Tensor) -> Tensor:
         """Map [..., d_model] to the logits [..., V] of the next token."""
 
 
@@ -76,11 +76,11 @@ def forced_decoding(
     return outputs
 
 
-def _log_probs_of(tokens: Tensor, model: TeacherForcedModel, hidden: Tensor) -> Tensor:
+def _log_probs_of(tokens: Tensor, model: TeacherForcedModel, hidden_states: Tensor) -> Tensor:
     """[N] log probabilities of tokens [N], each after what hidden [N, d_model] has seen."""
     parts = zip(
         torch.split(tokens, _POSITIONS_AT_ONCE),
-        torch.split(hidden, _POSITIONS_AT_ONCE),
+        torch.split(hidden_states, _POSITIONS_AT_ONCE),
         strict=True,
     )
     return torch.cat(

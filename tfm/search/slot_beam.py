@@ -92,7 +92,7 @@ class SlotBeams:
         positions = self._slots.positions
         lengths = positions + 1  # of outputs that end now, with EOS
         logits = self._model.step_slots(self._newest, self._slots)
-        next_tokens = NextTokens.of(logits, NEVER_PRODUCED, self._model.look_through)
+        next_tokens = NextTokens.of(logits, NEVER_PRODUCED, self._model.block_max_and_logsumexp)
         totals, parents, tokens = self._chosen(next_tokens, positions)
         longer = self._tokens.gather(1, parents[:, :, None].expand_as(self._tokens))
         places = positions[:, None, None].expand(*tokens.shape, 1)

@@ -21,7 +21,7 @@ from tfm.visualization.attention_page import write_page
 
 _FORMATS = (".html", ".png", ".svg")
 _DEFAULT_NAME = "attention.html"
-_MOST_PIECES = 80  # of one side, with EOS; of more, a picture cannot be read
+_MAX_PIECES = 80  # of one side, with EOS; of more, a picture cannot be read
 _BYTES_WITH_GENERATOR = 4_096
 
 
@@ -74,7 +74,7 @@ def attend(
             f"{vocabulary.fingerprint[:8]}, which it holds: choose another model"
         )
     model = load_model(folder, info).to(compute.device).eval()
-    max_pieces = min(_MOST_PIECES, model.max_positions or _MOST_PIECES)
+    max_pieces = min(_MAX_PIECES, model.max_positions or _MAX_PIECES)
     source_ids = _encoded(vocabulary.source, sentence, max_pieces, name="the sentence")
     source = torch.tensor([[*source_ids, EOS]], device=compute.device)
     lengths = torch.tensor([source.size(1)], device=compute.device)

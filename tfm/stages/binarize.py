@@ -98,10 +98,10 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
 
 
 def _warn_of_another_model(manifest: Manifest, vocabulary: Vocabulary) -> None:
-    """Say so if the subword model is not the one that was learnt, as if it is damaged."""
-    learnt = manifest.result(LEARNING).get("fingerprints")
+    """Say so if the subword model is not the one that was learned, as if it is damaged."""
+    learned = manifest.result(LEARNING).get("fingerprints")
     models = [vocabulary.source] if vocabulary.is_joint else [vocabulary.source, vocabulary.target]
-    if learnt is not None and learnt != [model.fingerprint for model in models]:
+    if learned is not None and learned != [model.fingerprint for model in models]:
         say(
             f"warning: {manifest.data_dir} has another subword model than tfm learn-bpe made: "
             'unless you put it there, it is damaged; run "tfm learn-bpe --force" then'

@@ -70,7 +70,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     batcher = Batcher(data.train, run.batching, seed=run.training.seed)
     steps = batcher.num_batches()
     epoch_flops = cost.training_flops(*batcher.lengths(np.arange(len(data.train))))
-    num_shards = math.lcm(run.batching.shares, num_processes)
+    num_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
     epoch = batcher.epoch(1)
     num_microbatches = sum(len(batcher.split(rows, multiple_of=num_shards)) for rows in epoch)
     return Forecast(

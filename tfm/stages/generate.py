@@ -237,7 +237,7 @@ class _Work:
 @contextmanager
 def _opened(
     plan: Generation,
-    beside: Path | None,
+    paired_path: Path | None,
     inference: InferenceConfig,
     num_processes: int,
 ) -> Iterator[_Work]:
@@ -255,7 +255,7 @@ def _opened(
                 Workers(plan.models, inference=inference, num_workers=num_processes)
             )
         reader = stack.enter_context(
-            LineReader(path, beside, chunk_lines=engine.limits.chunk_lines)
+            LineReader(path, paired_path, chunk_lines=engine.limits.chunk_lines)
         )
         yield _Work(engine=engine, vocabulary=vocabulary, reader=reader, bar=bar)
 
@@ -297,12 +297,12 @@ def _note(plan: Generation, runs_dir: Path) -> None:
         say(f"warning: {error.filename}: {error.strerror}; tfm score needs --reference this time")
 
 
-def _check_alignment(source: Source, beside: Path) -> None:
+def _check_alignment(source: Source, paired_path: Path) -> None:
     """See whether a file goes with a text line by line, where that can be seen beforehand."""
-    if source.path is not None and source.path.is_file() and beside.is_file():
-        num_lines, num_others = count_lines(source.path), count_lines(beside)
+    if source.path is not None and source.path.is_file() and paired_path.is_file():
+        num_lines, num_others = count_lines(source.path), count_lines(paired_path)
         if num_lines != num_others:
             raise DataError(
-                f"{source} has {num_lines:,} lines, but {beside} has {num_others:,}: "
+                f"{source} has {num_lines:,} lines, but {paired_path} has {num_others:,}: "
                 "line N of one must belong to line N of the other"
             )

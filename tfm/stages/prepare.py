@@ -34,7 +34,7 @@ if typing.TYPE_CHECKING:
 
 _SPLITS_SHORT_FIRST: tuple["Split", ...] = ("test", "valid", "train")
 # Two bytes a piece of some four characters, and eight a sentence; measured on WMT text.
-_TOKEN_ID_BYTES_A_TEXT_BYTE = 0.6
+_TOKEN_ID_BYTES_PER_TEXT_BYTE = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ def _disk_needs(
         yield need(out_dir / "raw", "unpacked text", size.unpacked)
     yield need(out_dir, "text", size.text)
     if not text_only:
-        yield need(out_dir, "token ids", round(_TOKEN_ID_BYTES_A_TEXT_BYTE * size.text))
+        yield need(out_dir, "token ids", round(_TOKEN_ID_BYTES_PER_TEXT_BYTE * size.text))
 
 
 def _unpack(sources: TextSources, manifest: Manifest, inputs: Table) -> None:

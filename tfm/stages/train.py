@@ -17,7 +17,7 @@ from tfm.reporting import say
 from tfm.stages.training_data import TrainingData, open_data
 from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
-from tfm.storage.checkpoint.run_folder import newest_whole_checkpoint
+from tfm.storage.checkpoint.run_folder import newest_intact_checkpoint
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
 from tfm.world import World
@@ -115,7 +115,7 @@ def _facts(data: TrainingData, arithmetic: str) -> dict[str, str]:
 
 def _checkpoint_to_resume(run_dir: Path, asked: ModelInfo, group: Group) -> Path | None:
     """The checkpoint from which all processes go on, as the first one finds it; None to start."""
-    newest = newest_whole_checkpoint(run_dir) if group.world.is_first else None
+    newest = newest_intact_checkpoint(run_dir) if group.world.is_first else None
     name = group.gather(None if newest is None else newest.name)[0]
     if name is None:
         return None

@@ -1,1 +1,1 @@
-"""The training loop, the optimiser and the loss."""
+"""The training loop, the optimizer and the loss."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-_FIRST = 2.0**16
-_LARGEST = 2.0**24
+_INITIAL_SCALE = 2.0**16
+_MAX_SCALE = 2.0**24
 _STEPS_TO_GROW = 2_000
 
 
@@ -18,7 +18,7 @@ class LossScale:
         good_steps: Steps since it last changed.
     """
 
-    value: float = _FIRST
+    value: float = _INITIAL_SCALE
     good_steps: int = 0
 
     def halve(self) -> bool:
@@ -32,6 +32,6 @@ class LossScale:
     def note_good_step(self) -> None:
         """Count a step without overflow."""
         self.good_steps += 1
-        if self.good_steps == _STEPS_TO_GROW and self.value < _LARGEST:
+        if self.good_steps == _STEPS_TO_GROW and self.value < _MAX_SCALE:
             self.value *= 2
             self.good_steps = 0

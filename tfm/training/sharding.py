@@ -1,4 +1,4 @@
-"""Weights, gradients and optimiser state of which each process holds a shard (FSDP)."""
+"""Weights, gradients and optimizer state of which each process holds a shard (FSDP)."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tfm.training.gradients import Gradients
 
 
 class ShardedGradients(Gradients):
-    """Each process holds a shard of all weights, gradients and optimiser state (FSDP).
+    """Each process holds a shard of all weights, gradients and optimizer state (FSDP).
 
     Args:
         module: Computes the loss of a microbatch; its layers are gathered one by one as they are

@@ -103,7 +103,7 @@ class Trainer:
         self._loss_scale = LossScale()  # of fp16
         self._max_tokens = run.batching.max_tokens
         # A multiple of the processes: whatever their number, they compute the same microbatches.
-        self._num_dropout_shards = math.lcm(run.batching.shares, self._group.world.size)
+        self._num_dropout_shards = math.lcm(run.batching.num_dropout_shards, self._group.world.size)
 
     def batches(self) -> Iterator[Rows]:
         """Yield the batches to come, epoch after epoch, without end."""
@@ -320,7 +320,7 @@ class Trainer:
             "moments": moments,
             "updates": self._optimizer.num_updates,
             "gradient": {
-                "shares": self._num_dropout_shards,
+                "num_dropout_shards": self._num_dropout_shards,
                 "max_tokens": self._max_tokens if self.out_of_memory else None,
                 "loss_scale": asdict(self._loss_scale) if is_fp16 else None,
                 "overflows": self.overflows,
@@ -339,7 +339,9 @@ class Trainer:
         self._optimizer.num_updates = state["updates"]
         self.position = Position(**state["position"])
         gradient = state["gradient"]
-        self._num_dropout_shards = math.lcm(self._num_dropout_shards, gradient["shares"])
+        self._num_dropout_shards = math.lcm(
+            self._num_dropout_shards, gradient["num_dropout_shards"]
+        )
         self._max_tokens = min(self._max_tokens, gradient["max_tokens"] or self._max_tokens)
         if gradient["loss_scale"] is not None:
             self._loss_scale = LossScale(**gradient["loss_scale"])

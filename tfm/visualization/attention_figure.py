@@ -18,7 +18,7 @@ from tfm.storage.files import atomic_write
 from tfm.visualization.attention_maps import GENERATOR, WORDS, AttentionMaps
 
 _CELL_INCHES = 0.2  # the side of a weight; less where the figure would become larger than this:
-_LARGEST_INCHES = 24.0
+_MAX_INCHES = 24.0
 _GAP_INCHES = 0.16
 _BAR_INCHES = (0.1, 1.0)
 _FONT_POINTS = 9.0
@@ -26,10 +26,10 @@ _FONT_OF_CELL = 0.72
 _SMALL_PRINT_POINTS = 4.0
 _DPI = 200
 # A weight is a square, sharp at any size; so many squares are too many, and become an image.
-_MOST_SQUARES = 1_600
+_MAX_SQUARES = 1_600
 _INK, _MUTED = "#1b1f27", "#5d6673"
-# One hue, light to dark, is read alike in any kind of colour vision, and in print.
-_COLOUR_SCALE = "Blues"
+# One hue, light to dark, is read alike in any kind of color vision, and in print.
+_COLOR_SCALE = "Blues"
 # Families that have what Matplotlib's own font has not, where they are installed.
 _OWN_FAMILY = "DejaVu Sans"
 _OTHER_FAMILIES = (
@@ -55,7 +55,7 @@ def write_figure(
     counted from 1.
     """
     longest = max(len(layers) * len(maps.queries), len(heads) * len(maps.keys))
-    cell = min(_CELL_INCHES, _LARGEST_INCHES / longest)
+    cell = min(_CELL_INCHES, _MAX_INCHES / longest)
     label_points = min(_FONT_POINTS, 72 * cell * _FONT_OF_CELL)
     if label_points < _SMALL_PRINT_POINTS:
         say(f"warning: {path} is in small print: choose less of it with --layer and --head")
@@ -110,7 +110,7 @@ def _drawn(
         corner = (left / total_width, bottom / total_height)
         return figure.add_axes((*corner, width / total_width, height / total_height))
 
-    is_image = len(layers) * len(heads) * len(maps.queries) * len(maps.keys) > _MOST_SQUARES
+    is_image = len(layers) * len(heads) * len(maps.queries) * len(maps.keys) > _MAX_SQUARES
     for row, layer in enumerate(layers):
         for column, head in enumerate(heads):
             left, top = column * (width + _GAP_INCHES), row * (height + _GAP_INCHES)
@@ -136,14 +136,14 @@ def _drawn(
 
 
 def _draw_map(axes: Axes, weights: np.ndarray, *, is_image: bool) -> None:
-    colours: dict[str, Any] = {"cmap": _COLOUR_SCALE, "vmin": 0, "vmax": 1}
+    colors: dict[str, Any] = {"cmap": _COLOR_SCALE, "vmin": 0, "vmax": 1}
     if is_image:
         num_queries, num_keys = weights.shape
         extent = (0, num_keys, num_queries, 0)
-        axes.imshow(weights, interpolation="none", aspect="auto", extent=extent, **colours)
+        axes.imshow(weights, interpolation="none", aspect="auto", extent=extent, **colors)
     else:
-        # Without lines of the same colour, viewers show seams between the squares.
-        axes.pcolormesh(weights, edgecolors="face", linewidth=0.1, **colours)
+        # Without lines of the same color, viewers show seams between the squares.
+        axes.pcolormesh(weights, edgecolors="face", linewidth=0.1, **colors)
         axes.invert_yaxis()
     axes.spines[:].set(linewidth=0.5, color=_MUTED)
 
@@ -167,9 +167,9 @@ def _label_pieces(
 
 
 def _draw_scale(axes: Axes) -> None:
-    """What the colours mean."""
-    colours = ScalarMappable(Normalize(0, 1), cmap=_COLOUR_SCALE)
-    bar = axes.figure.colorbar(colours, cax=axes, ticks=[0, 0.5, 1])
+    """What the colors mean."""
+    colors = ScalarMappable(Normalize(0, 1), cmap=_COLOR_SCALE)
+    bar = axes.figure.colorbar(colors, cax=axes, ticks=[0, 0.5, 1])
     bar.outline.set(linewidth=0.5, color=_MUTED)
     axes.tick_params(length=2, width=0.5, labelsize=7.5, colors=_MUTED)
     axes.set_title("weight", fontsize=7.5, color=_MUTED, pad=8, loc="left")

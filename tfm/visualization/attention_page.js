@@ -4,7 +4,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const LINE_PIXELS = 24;        // the height of a piece in the columns
 const LEAST_WEIGHT = 0.02;     // lines of less would only be haze
-const COLOURS = 8;
+const COLORS = 8;
 
 // What is shown: the address after "#" says it, so that a view can be bookmarked.
 let view;
@@ -59,7 +59,7 @@ function choice(name, label, pressed, choose) {
   return button;
 }
 
-const colour = (head) => `var(--head-${(head - 1) % COLOURS})`;
+const color = (head) => `var(--head-${(head - 1) % COLORS})`;
 
 // Of the chosen heads: the mean weight, as a number from 0 to 1.
 function meanWeight(query, key) {
@@ -89,7 +89,7 @@ function drawControls() {
     const chip = choice(`head-${head}`, head, isOn, () => show({
       heads: isOn ? others : [...heads, head].sort((a, b) => a - b),
     }));
-    chip.style.setProperty("--colour", colour(head));
+    chip.style.setProperty("--color", color(head));
     chip.setAttribute("aria-label", `Head ${head}`);
     return chip;
   });
@@ -130,7 +130,7 @@ function drawLines() {
       const height = (index) => (index + 1.5) * LINE_PIXELS + shift;
       const ends = { x1: "0%", y1: height(query), x2: "100%", y2: height(key) };
       for (const [name, value] of Object.entries(ends)) line.setAttribute(name, value);
-      line.style.stroke = colour(head);
+      line.style.stroke = color(head);
       line.style.strokeOpacity = weight / 1000;
       Object.assign(line.dataset, { query, key });
       svg.append(line);

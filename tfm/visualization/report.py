@@ -26,7 +26,7 @@ _AXES_BOX = (0.11, 0.16, 0.87, 0.755)
 _FONT_POINTS = 8.5
 
 # Matplotlib draws in these stand-ins; the page's style says what they look like, light or dark.
-_COLOURS = {
+_COLORS = {
     "ink": "#000001",
     "muted": "#000002",
     "grid": "#000003",
@@ -143,7 +143,7 @@ def _chart_html(chart: _Chart, curves: Mapping[str, Points]) -> str:
     svg = svg[svg.index("<svg ") :]
     # Names within an SVG are global to the page.
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{chart.name}-", svg)
-    for name, stand_in in _COLOURS.items():
+    for name, stand_in in _COLORS.items():
         svg = svg.replace(stand_in, f"var(--{name})")
     ranges = (
         f"{label} from {points[0][1]:.4g} at step {points[0][0]:,} "
@@ -160,7 +160,7 @@ def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> Non
     for label, points in curves.items():
         axes.plot(
             *zip(*points, strict=True),
-            color=_COLOURS[label],
+            color=_COLORS[label],
             label=label,
             linewidth=1.1 if label == "training" else 1.8,
             marker="o" if len(points) <= 40 else "",
@@ -172,7 +172,7 @@ def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> Non
         axes.plot(
             [step],
             [value],
-            color=_COLOURS["best"],
+            color=_COLORS["best"],
             label=f"best {value:.1f} at step {step:,}",
             linestyle="none",
             marker="o",
@@ -184,7 +184,7 @@ def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> Non
 
 def _label(axes: Axes, chart: _Chart) -> None:
     """Axis labels, ticks, grid and legend."""
-    muted = _COLOURS["muted"]
+    muted = _COLORS["muted"]
     axes.set_xlabel("step", color=muted, fontsize=_FONT_POINTS)
     # Above the axis, where it reads without turning the head.
     axes.set_title(chart.unit, loc="left", color=muted, fontsize=_FONT_POINTS)
@@ -198,7 +198,7 @@ def _label(axes: Axes, chart: _Chart) -> None:
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.tick_params(colors=muted, labelsize=_FONT_POINTS, length=0, pad=5)
-    axes.grid(color=_COLOURS["grid"], linewidth=0.8)
+    axes.grid(color=_COLORS["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
     axes.patch.set_visible(False)
     axes.spines[:].set_visible(False)
@@ -206,7 +206,7 @@ def _label(axes: Axes, chart: _Chart) -> None:
         axes.legend(
             loc="lower right" if chart.marks_best else "upper right",
             frameon=False,
-            labelcolor=_COLOURS["ink"],
+            labelcolor=_COLORS["ink"],
             fontsize=_FONT_POINTS,
         )
 

@@ -84,14 +84,14 @@ def _rows(
         plain += tl.where(inside, x, 0.0)
         at_target += tl.where(start + columns == target, x, 0.0)
     top = tl.max(highest)
-    log_sum = top + tl.log(tl.sum(exponentials * tl.exp(highest - top)))
-    nll = log_sum - tl.sum(at_target)
-    loss = (gold - other) * nll + other * (vocab_size * log_sum - tl.sum(plain))
+    row_logsumexp = top + tl.log(tl.sum(exponentials * tl.exp(highest - top)))
+    nll = row_logsumexp - tl.sum(at_target)
+    loss = (gold - other) * nll + other * (vocab_size * row_logsumexp - tl.sum(plain))
     tl.store(nlls + row, tl.where(is_real, nll, 0.0))
     tl.store(losses + row, tl.where(is_real, loss, 0.0))
     for start in range(0, vocab_size, num_columns):
         inside = start + columns < vocab_size
         x = tl.load(logits + start + columns, mask=inside, other=0.0).to(tl.float32)
-        gradient = tl.exp(x - log_sum) - tl.where(start + columns == target, gold, other)
+        gradient = tl.exp(x - row_logsumexp) - tl.where(start + columns == target, gold, other)
         gradient = tl.where(is_real, gradient, 0.0).to(logits.dtype.element_ty)
         tl.store(logits + start + columns, gradient, mask=inside)

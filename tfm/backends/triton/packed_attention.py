@@ -129,12 +129,12 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """What the queries get, and [N, h] fp32 logarithms of the sums that softmax divides by."""
     query, key, value = _split(parts)
-    attended, log_sums = _new_results(query, value)
+    attended, logsumexp = _new_results(query, value)
     constants = _constants(query, key, value, dropout)
     forward[query.size(1), triton.cdiv(len(query), constants["tile"])](
-        query, key, value, attended, log_sums, seen_keys, seed, len(query), len(key), **constants
+        query, key, value, attended, logsumexp, seen_keys, seed, len(query), len(key), **constants
     )
-    return attended, log_sums
+    return attended, logsumexp
 
 
 @torch.library.custom_op("tfm::packed_attention_backward", mutates_args=())
@@ -142,7 +142,7 @@ def _attend_backward(
     grad: Tensor,
     parts: Sequence[Tensor],
     attended: Tensor,
-    log_sums: Tensor,
+    logsumexp: Tensor,
     seen_keys: Tensor,
     seeing_queries: Tensor,
     seed: Tensor | None,
@@ -153,16 +153,16 @@ def _attend_backward(
     gradients = _new_gradients(parts)
     query, key, value = _split(parts)
     grad_query, grad_key, grad_value = _split(gradients)
-    deltas = torch.empty_like(log_sums)
+    deltas = torch.empty_like(logsumexp)
     num_heads, sizes = query.size(1), (len(query), len(key))
     constants = _constants(query, key, value, dropout)
     tile = constants["tile"]
     backward_queries[num_heads, triton.cdiv(len(query), tile)](
-        query, key, value, attended, log_sums, grad, deltas, grad_query, seen_keys, seed, *sizes,
+        query, key, value, attended, logsumexp, grad, deltas, grad_query, seen_keys, seed, *sizes,
         grad_query_row=grad_query.stride(0), **constants,
     )  # fmt: skip
     backward_keys[num_heads, triton.cdiv(len(key), tile)](
-        query, key, value, log_sums, grad, deltas, grad_key, grad_value, seeing_queries, seed,
+        query, key, value, logsumexp, grad, deltas, grad_key, grad_value, seeing_queries, seed,
         *sizes, grad_key_row=grad_key.stride(0), grad_value_row=grad_value.stride(0), **constants,
     )  # fmt: skip
     return gradients
@@ -194,9 +194,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, grad: Tensor, _grad_log_sums: Tensor) -> tuple[list[Tensor] | None, ...]:
-    attended, log_sums, seen_keys, seeing_queries, seed, *parts = ctx.saved_tensors
+    attended, logsumexp, seen_keys, seeing_queries, seed, *parts = ctx.saved_tensors
     gradients = _attend_backward(
-        grad, parts, attended, log_sums, seen_keys, seeing_queries, seed, ctx.dropout
+        grad, parts, attended, logsumexp, seen_keys, seeing_queries, seed, ctx.dropout
     )
     return gradients, None, None, None, None
 

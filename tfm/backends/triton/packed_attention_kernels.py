@@ -25,7 +25,7 @@ _PRECISION = tl.constexpr("tf32x3")
 
 @triton.jit
 def forward(
-    query: tl.tensor, key: tl.tensor, value: tl.tensor, attended: tl.tensor, log_sums: tl.tensor,
+    query: tl.tensor, key: tl.tensor, value: tl.tensor, attended: tl.tensor, logsumexp: tl.tensor,
     seen_keys: tl.tensor, seed: tl.tensor, num_queries: tl.tensor, num_keys: tl.tensor,
     query_row: tl.constexpr, query_head: tl.constexpr, key_row: tl.constexpr,
     key_head: tl.constexpr, value_row: tl.constexpr, value_head: tl.constexpr,
@@ -63,13 +63,13 @@ def forward(
     result = sums * (keep_scale / divisor)[:, None]
     out_row = num_heads * value_width
     _store(attended, result, rows, num_queries, out_row, head, value_width, value_block)
-    log_sum = tl.where(total > 0.0, (highest + tl.log2(divisor)) * _LN_2, 0.0)
-    tl.store(log_sums + rows * num_heads + head, log_sum, mask=rows < num_queries)
+    row_logsumexp = tl.where(total > 0.0, (highest + tl.log2(divisor)) * _LN_2, 0.0)
+    tl.store(logsumexp + rows * num_heads + head, row_logsumexp, mask=rows < num_queries)
 
 
 @triton.jit
 def backward_queries(
-    query: tl.tensor, key: tl.tensor, value: tl.tensor, attended: tl.tensor, log_sums: tl.tensor,
+    query: tl.tensor, key: tl.tensor, value: tl.tensor, attended: tl.tensor, logsumexp: tl.tensor,
     grad: tl.tensor, deltas: tl.tensor, grad_query: tl.tensor,
     seen_keys: tl.tensor, seed: tl.tensor, num_queries: tl.tensor, num_keys: tl.tensor,
     grad_query_row: tl.constexpr,
@@ -93,7 +93,7 @@ def backward_queries(
     d_out = _rows(grad, rows, num_queries, out_row, out_head, value_width, value_block)
     delta = tl.sum(out.to(tl.float32) * d_out.to(tl.float32), axis=1)
     tl.store(deltas + rows * num_heads + head, delta, mask=rows < num_queries)
-    log_sum = _numbers(log_sums, rows, num_queries, num_heads, head)
+    row_logsumexp = _numbers(logsumexp, rows, num_queries, num_heads, head)
     d_q = tl.zeros((tile, key_block), tl.float32)
     last = tl.max(end)
     for start in range(_lowest(first, end, num_keys) // _GROUP * _GROUP, last, tile):
@@ -101,7 +101,7 @@ def backward_queries(
         k = _rows(key, columns, last, key_row, head * key_head, key_width, key_block)
         v = _rows(value, columns, last, value_row, head * value_head, value_width, value_block)
         visible = (columns[None, :] >= first[:, None]) & (columns[None, :] < end[:, None])
-        weights = _weights(q, k, log_sum, visible, scale)
+        weights = _weights(q, k, row_logsumexp, visible, scale)
         d_weights = tl.dot(d_out, tl.trans(v), input_precision=_PRECISION)
         if threshold > 0:
             stays = kept(seed, head, rows, start, tile, threshold)
@@ -113,7 +113,7 @@ def backward_queries(
 
 @triton.jit
 def backward_keys(
-    query: tl.tensor, key: tl.tensor, value: tl.tensor, log_sums: tl.tensor, grad: tl.tensor,
+    query: tl.tensor, key: tl.tensor, value: tl.tensor, logsumexp: tl.tensor, grad: tl.tensor,
     deltas: tl.tensor, grad_key: tl.tensor, grad_value: tl.tensor,
     seeing_queries: tl.tensor, seed: tl.tensor, num_queries: tl.tensor, num_keys: tl.tensor,
     grad_key_row: tl.constexpr, grad_value_row: tl.constexpr,
@@ -138,10 +138,10 @@ def backward_keys(
         rows = start + tl.arange(0, tile)
         q = _rows(query, rows, last, query_row, head * query_head, key_width, key_block)
         d_out = _rows(grad, rows, last, out_row, out_head, value_width, value_block)
-        log_sum = _numbers(log_sums, rows, last, num_heads, head)
+        row_logsumexp = _numbers(logsumexp, rows, last, num_heads, head)
         delta = _numbers(deltas, rows, last, num_heads, head)
         visible = (rows[:, None] >= first[None, :]) & (rows[:, None] < end[None, :])
-        weights = _weights(q, k, log_sum, visible, scale)
+        weights = _weights(q, k, row_logsumexp, visible, scale)
         d_weights = tl.dot(d_out, tl.trans(v), input_precision=_PRECISION)
         used = weights
         if threshold > 0:
@@ -157,11 +157,11 @@ def backward_keys(
 
 @triton.jit
 def _weights(
-    q: tl.tensor, k: tl.tensor, log_sum: tl.tensor, visible: tl.tensor, scale: tl.constexpr
+    q: tl.tensor, k: tl.tensor, row_logsumexp: tl.tensor, visible: tl.tensor, scale: tl.constexpr
 ) -> tl.tensor:
     """[rows, columns] the softmax again, from the logarithms of its sums."""
     scores = tl.dot(q, tl.trans(k), input_precision=_PRECISION) * (scale * _LOG2_E)
-    return tl.where(visible, tl.exp2(scores - (log_sum * _LOG2_E)[:, None]), 0.0)
+    return tl.where(visible, tl.exp2(scores - (row_logsumexp * _LOG2_E)[:, None]), 0.0)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ _LOG2_E = tl.constexpr(math.log2(math.e))
 # Products of fp32 are sums of three that tensor cores can make; others are as they are.
 _PRECISION = tl.constexpr("tf32x3")
 # The widest row of a head that fits, and the widest of which tiles are read ahead.
-_MOST_BYTES, _MOST_BYTES_AHEAD = 2048, 1024
+_MAX_BYTES, _MAX_PREFETCH_BYTES = 2048, 1024
 _LAUNCH = {"num_warps": 4, "enable_fp_fusion": True}
 
 
@@ -73,10 +73,10 @@ def _tiles(query: Tensor, value: Tensor) -> dict[str, int]:
         ValueError: Heads too wide for any.
     """
     num_bytes = max(query.size(3), value.size(3)) * query.element_size()
-    if num_bytes > _MOST_BYTES:
-        raise ValueError(f"a row of a head takes {num_bytes} bytes, but {_MOST_BYTES} at most fit")
+    if num_bytes > _MAX_BYTES:
+        raise ValueError(f"a row of a head takes {num_bytes} bytes, but {_MAX_BYTES} at most fit")
     # With few slots no program hides another's waiting: two tiles of columns are on their way.
-    num_stages = 3 if num_bytes <= _MOST_BYTES_AHEAD else 1
+    num_stages = 3 if num_bytes <= _MAX_PREFETCH_BYTES else 1
     if query.dtype == torch.float32:
         num_bytes *= 2  # its products are made in pieces
     column_tile = 64 if num_bytes <= 256 else 32 if num_bytes <= 512 else 16

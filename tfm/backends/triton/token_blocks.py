@@ -13,7 +13,7 @@ _TILE_ELEMENTS = 8192
 _LAUNCH = {"num_warps": 8, "enable_fp_fusion": True}
 
 
-def greatest_and_log_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
+def block_max_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The greatest logit of each block, and the logarithm of the sum of all exponentials.
 
     Args:
@@ -26,11 +26,11 @@ def greatest_and_log_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
     if logits.stride(2) != 1:
         logits = logits.contiguous()
     num_rows, num_blocks, block_size = logits.shape
-    greatest = logits.new_empty(num_rows, num_blocks, dtype=torch.float32)
-    log_sums = logits.new_empty(num_rows, dtype=torch.float32)
+    block_max = logits.new_empty(num_rows, num_blocks, dtype=torch.float32)
+    logsumexp = logits.new_empty(num_rows, dtype=torch.float32)
     num_elements = triton.next_power_of_2(block_size)
-    _look_through[(num_rows,)](
-        logits, greatest, log_sums,
+    _reduce_blocks[(num_rows,)](
+        logits, block_max, logsumexp,
         # Known when it is compiled, strides tell how many logits can be read at once.
         row_stride=logits.stride(0),
         block_stride=logits.stride(1),
@@ -40,19 +40,19 @@ def greatest_and_log_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
         num_elements=num_elements,
         **_LAUNCH,
     )  # fmt: skip
-    return greatest, log_sums
+    return block_max, logsumexp
 
 
 @triton.jit
-def _look_through(
-    logits: tl.tensor, greatest: tl.tensor, log_sums: tl.tensor,
+def _reduce_blocks(
+    logits: tl.tensor, block_max: tl.tensor, logsumexp: tl.tensor,
     row_stride: tl.constexpr, block_stride: tl.constexpr, num_blocks: tl.constexpr,
     block_size: tl.constexpr, tile: tl.constexpr, num_elements: tl.constexpr,
 ) -> None:  # fmt: skip
     """One row, a tile of whole blocks at a time."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
-    greatest += row * num_blocks
+    block_max += row * num_blocks
     elements = tl.arange(0, num_elements)
     # The blocks of a place in the tile have sums of their own until the end.
     highest = tl.full((tile,), _LOWEST, tl.float32)
@@ -64,11 +64,11 @@ def _look_through(
         pointers = logits + blocks[:, None] * block_stride + elements[None, :]
         x = tl.load(pointers, mask=inside, other=float("-inf")).to(tl.float32)
         most = tl.max(x, axis=1)
-        tl.store(greatest + blocks, most, mask=exists)
+        tl.store(block_max + blocks, most, mask=exists)
         higher = tl.maximum(highest, most)
         sums = tl.sum(tl.exp(x - higher[:, None]), axis=1)
         exponentials = exponentials * tl.exp(highest - higher) + sums
         highest = higher
     top = tl.max(highest)
-    log_sum = top + tl.log(tl.sum(exponentials * tl.exp(highest - top)))
-    tl.store(log_sums + row, log_sum)
+    row_logsumexp = top + tl.log(tl.sum(exponentials * tl.exp(highest - top)))
+    tl.store(logsumexp + row, row_logsumexp)

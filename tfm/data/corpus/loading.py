@@ -25,7 +25,7 @@ from tfm.errors import UsageError
 
 EntryT = TypeVar("EntryT", Archive, TextFiles, TreeFile, GeneratedText, Recipe)
 
-_MOST = 2**63 - 1
+_MAX_INTEGER = 2**63 - 1
 _SCALARS = {str: "text", int: "a whole number"}
 _SETTINGS: dict[str, type[Settings]] = {
     kind.section: kind for kind in (CleaningConfig, SubwordConfig, BinarizeConfig, SearchConfig)
@@ -142,8 +142,10 @@ def _built(
         for type_, name in _SCALARS.items():
             if key in table and hint in (type_, type_ | None) and type(table[key]) is not type_:
                 found.append(f"{where} has {key} = {shown(table[key])}, but it must be {name}")
-        if isinstance(table.get(key), int) and not 0 <= table[key] <= _MOST:
-            found.append(f"{where} has {key} = {shown(table[key])}, but it must be 0 to {_MOST}")
+        if isinstance(table.get(key), int) and not 0 <= table[key] <= _MAX_INTEGER:
+            found.append(
+                f"{where} has {key} = {shown(table[key])}, but it must be 0 to {_MAX_INTEGER}"
+            )
     if found:
         problems += found
         return None

@@ -16,14 +16,14 @@ VOCAB_SIZE = 37_000  # Vaswani et al. 2017, §5.1
 
 _LANGUAGES = ("en", "de")
 _MEAN_LENGTHS = np.array([29.5, 30.6])  # with EOS
-_LONGEST = 256
+_MAX_LENGTH = 256
 # Of the logarithms; as they are in Europarl and News Commentary, whose lengths spread by 0.56 and
 # 0.58 of their means.
 _DEVIATIONS = np.array([0.52, 0.535])
 _CORRELATION = 0.95
 # Zipf's law: the piece of rank r is about as frequent as 1 / (r + shift).
 _ZIPF_SHIFT = 2.7
-_WORDS_A_LINE = 100
+_WORDS_PER_LINE = 100
 
 
 def sentence_lengths(num_pairs: int, *, random: np.random.Generator) -> Rows:
@@ -33,7 +33,7 @@ def sentence_lengths(num_pairs: int, *, random: np.random.Generator) -> Rows:
     logarithms = random.multivariate_normal(
         np.log(_MEAN_LENGTHS) - _DEVIATIONS**2 / 2, covariance, size=num_pairs
     )
-    return np.clip(np.rint(np.exp(logarithms)), 2, _LONGEST).astype(np.int64)
+    return np.clip(np.rint(np.exp(logarithms)), 2, _MAX_LENGTH).astype(np.int64)
 
 
 def write_token_dataset(
@@ -72,7 +72,9 @@ def _zipf_ids(count: int, *, vocab_size: int, random: np.random.Generator) -> Id
 def _write_vocabulary(data_dir: Path, vocab_size: int) -> Vocabulary:
     """A vocabulary of so many made-up words."""
     words = [f"w{number}" for number in range(vocab_size - UNK - 1)]
-    lines = (words[start : start + _WORDS_A_LINE] for start in range(0, len(words), _WORDS_A_LINE))
+    lines = (
+        words[start : start + _WORDS_PER_LINE] for start in range(0, len(words), _WORDS_PER_LINE)
+    )
     text = data_dir / f"train.{_LANGUAGES[0]}"
     text.write_text("".join(f"{' '.join(line)}\n" for line in lines), encoding="utf-8")
     model = learn_word_model(text)

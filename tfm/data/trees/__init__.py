@@ -1,4 +1,4 @@
-"""Constituency trees: read from brackets, normalised, and written as symbols that a model learns.
+"""Constituency trees: read from brackets, normalized, and written as symbols that a model learns.
 
 The sentence "Anna sleeps ." and its tree, in brackets and as symbols:
 

@@ -317,7 +317,7 @@ class _Bench:
             real_share=_real_share(
                 self._trainer.batcher,
                 self._batches,
-                num_dropout_shards=self._data.info.run.batching.shares,
+                num_dropout_shards=self._data.info.run.batching.num_dropout_shards,
                 packs=self._trainer.model.packs,
             ),
             step_seconds=StepSeconds.of([value for each in self._rounds for value in each.seconds]),

@@ -17,7 +17,7 @@ from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 _BATCH_TOKENS = 4_096
 # Two ways to sum in float32 differ by far less, two models by far more.
-_MOST_NATS_A_TOKEN = 1e-2
+_MAX_NATS_PER_TOKEN = 1e-2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,22 +45,22 @@ class Agreement:
     """How the two translate the same lines, empty ones left out.
 
     Attributes:
-        largest_error: The most by which the log probability of a token of tfm's translations
+        max_error: The most by which the log probability of a token of tfm's translations
             differs, in nats.
         beam_size: Of both searches.
     """
 
     num_lines: int
     differences: Sequence[Difference]
-    largest_error: float
+    max_error: float
     beam_size: int
 
     def must_be_close(self, out_dir: Path) -> None:
         """Raise CheckpointError if probabilities differ by more than rounding."""
-        if not self.largest_error <= _MOST_NATS_A_TOKEN:
+        if not self.max_error <= _MAX_NATS_PER_TOKEN:
             raise CheckpointError(
                 f"{out_dir} is not written: log probabilities of CTranslate2 differ from tfm's by "
-                f"up to {self.largest_error:.3g} nats a token; try another version of it"
+                f"up to {self.max_error:.3g} nats a token; try another version of it"
             )
 
 
@@ -116,7 +116,7 @@ def compare(model_dir: Path, export_dir: Path, lines: Sequence[str]) -> Agreemen
             )
             if our.text != their
         ],
-        largest_error=exported.largest_error(lines, [our.text for our in ours], translator),
+        max_error=exported.max_error(lines, [our.text for our in ours], translator),
         beam_size=config.beam_size,
     )
 
@@ -167,7 +167,7 @@ class _ExportedModel:
                 found[index] = text.replace("\n", " "), result.scores[0], len(pieces) == limit
         return [found[index] for index in range(len(lines))]
 
-    def largest_error(
+    def max_error(
         self, lines: Sequence[str], texts: Sequence[str], translator: Translator
     ) -> float:
         """The most by which it and tfm differ in the log probability of a token of texts."""

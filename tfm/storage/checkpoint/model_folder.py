@@ -19,7 +19,7 @@ from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.checkpoint.tensor_file import read_state, write_state, write_tensors
 from tfm.storage.files import atomic_directory, read_json, sha256_of, write_json
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 
 Metric = Literal["loss", "score"]
@@ -206,8 +206,12 @@ def _record(path: Path) -> dict[str, Any]:
             raise UsageError('it is damaged, or was edited: if so, take its "checksum" out')
     except (DataError, OSError, RecursionError, UsageError) as error:
         raise _damaged(file, error) from error
-    if record.pop("format", None) != FORMAT:
-        raise CheckpointError(f"{file} is not of format {FORMAT}: use the tfm that wrote it")
+    written = record.pop("format", None)
+    if written != FORMAT:
+        raise CheckpointError(
+            f"{file} has format {written}, but this version of tfm reads format {FORMAT}: "
+            "load it with the version that wrote it, or train again"
+        )
     if not isinstance(record.get("sha256"), dict):
         raise _damaged(file, None)
     return record

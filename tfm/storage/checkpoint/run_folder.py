@@ -39,7 +39,7 @@ def newest_step(run_dir: Path) -> int | None:
     return int(present[-1].name.removeprefix(_PREFIX)) if present else None
 
 
-def newest_whole_checkpoint(run_dir: Path) -> Path | None:
+def newest_intact_checkpoint(run_dir: Path) -> Path | None:
     """The checkpoint to go on from; None if the run has none yet.
 
     Those that are damaged are named on stderr and renamed to "damaged-step-…", where nothing looks
