@@ -103,11 +103,11 @@ def test_a_search_that_cannot_be_is_refused(run, trained_run, elsewhere, argumen
 
 
 def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):
-    (elsewhere / "x.toml").write_text("[model]\nwidth = 3\ndropout = 2\n[optimizer]\na = 1\n")
+    (elsewhere / "x.toml").write_text("[model]\nwidth = 3\ndropout = 2\n[optim]\na = 1\n")
     complains(
         run("train", "--config", "x.toml", "--warmup-steps", 0),
         2,
-        r"unknown section 'optimizer'.*unknown setting 'width' in \[model\].*"
+        r"unknown section 'optim'.*unknown setting 'width' in \[model\].*"
         r"dropout is 2\.0.*warmup_steps is 0.*",
     )
 

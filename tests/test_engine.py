@@ -26,7 +26,7 @@ class InSlots(Backend):
     def __init__(self, dtype):
         self.weights_dtype = dtype
 
-    def activations(self, x):
+    def cast_activations(self, x):
         return x.to(self.weights_dtype)
 
 

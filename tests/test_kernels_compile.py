@@ -22,7 +22,7 @@ KERNELS = {
     "packed_attention_kernels.backward_queries",
     "packed_attention_kernels.forward",
     "slot_attention._attend_slots",
-    "token_blocks._look_through",
+    "token_blocks._reduce_blocks",
 }
 
 

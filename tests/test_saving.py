@@ -263,7 +263,7 @@ import os, pathlib, signal, sys
 sys.path.insert(0, sys.argv[2])
 import test_saving as given
 from tfm.storage.checkpoint.model_folder import check_model
-from tfm.storage.checkpoint.run_folder import checkpoints, newest_whole_checkpoint
+from tfm.storage.checkpoint.run_folder import checkpoints, newest_intact_checkpoint
 from tfm.storage.saving import Saver
 
 run_dir = pathlib.Path(sys.argv[1])
@@ -295,7 +295,7 @@ for moment in range(1, 1000):
     assert status in (0, signal.SIGKILL), status
     for path in checkpoints(run_dir):
         check_model(path)
-    newest = newest_whole_checkpoint(run_dir)
+    newest = newest_intact_checkpoint(run_dir)
     assert newest.name in (f"step-{step:08d}", f"step-{step + 1:08d}"), newest
     train(step + 2)
     names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
