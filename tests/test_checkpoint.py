@@ -218,7 +218,9 @@ def test_a_record_that_lacks_something_is_refused(model_dir, key):
 
 def test_a_model_of_another_format_is_refused(model_dir):
     edit(model_dir, lambda record: record.update(format=99))
-    with pytest.raises(CheckpointError, match="has format 99, but this version of tfm reads format") as caught:
+    with pytest.raises(
+        CheckpointError, match="has format 99, but this version of tfm reads format"
+    ) as caught:
         load_info(model_dir)
     assert not isinstance(caught.value, DamagedCheckpointError)
 

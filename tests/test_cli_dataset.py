@@ -48,6 +48,23 @@ def test_settings_of_a_recipe_hold_for_later_commands_unless_flags_say_otherwise
     assert len((dataset / "bpe.vocab").read_text().splitlines()) == 335
 
 
+@pytest.mark.parametrize("position", ["first", "last"])
+def test_text_may_be_one_tsv_file(elsewhere, run, position):
+    (elsewhere / "my.tsv").write_text("".join(f"line {i}\tZeile {i}\n" for i in range(9)))
+    train, rest = ["--train", "my.tsv"], ["--out", "data/mine", "--text-only"]
+    code, _, err = run("prepare", *(train + rest if position == "first" else rest + train))
+    assert code == 0, err
+    written = (elsewhere / "data" / "mine" / "train.target").read_text()
+    assert written.splitlines() == [f"Zeile {i}" for i in range(9)]
+
+
+def test_a_text_without_its_translation_is_refused(elsewhere, run):
+    (elsewhere / "my.en").write_text("line\n")
+    code, _, err = run("prepare", "--train", "my.en", "--out", "data/mine")
+    assert code == 2
+    assert "--train takes two files, source and target" in err
+
+
 def test_a_switch_can_be_turned_off(dataset, run):
     assert run("learn-bpe", "--no-byte-fallback", "--vocab-size", 90)[0] == 0
     assert "<0x00>" not in (dataset / "bpe.vocab").read_text()

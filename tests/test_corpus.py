@@ -207,6 +207,64 @@ def test_languages_are_read_off_the_names_of_files(tmp_path, names, languages):
     assert (recipe.source, recipe.target) == languages
 
 
+@pytest.mark.parametrize(
+    ("train", "valid", "languages"),
+    [
+        (("t.de", "t.en"), ("v.en", "v.de"), (None, None)),
+        (("t.de", "t.en"), ("v.fr", "v.en"), (None, None)),
+        (("t.de", "t.en"), ("v.src", "v.de"), (None, None)),
+        (("t.en", "t.de"), ("v.en", "v.de"), ("de", "en")),
+    ],
+)
+def test_names_that_contradict_each_other_about_languages_are_refused(
+    tmp_path, train, valid, languages
+):
+    pairs = [tuple(tmp_path / name for name in names) for names in (train, valid)]
+    for path in (*pairs[0], *pairs[1]):
+        path.touch()
+    with pytest.raises(UsageError, match=r"\.(en|fr|de) where text in (en|de) is expected"):
+        recipe_from_files(
+            name="x", train=pairs[:1], valid=pairs[1:], source=languages[0], target=languages[1]
+        )
+
+
+@pytest.mark.parametrize(
+    ("names", "languages"),
+    [
+        (("v.en", "v.de"), (None, None)),
+        (("v.en_GB", "v.de-AT"), (None, None)),
+        (("v.src", "v.tgt"), (None, None)),
+        (("v.tok", "v.tok2"), (None, None)),
+        (("v.src", "v.tgt"), ("en", "de")),
+    ],
+)
+def test_names_that_say_nothing_else_about_languages_are_taken(tmp_path, names, languages):
+    train = (tmp_path / "t.en", tmp_path / "t.de")
+    valid = tuple(tmp_path / name for name in names)
+    for path in (*train, *valid):
+        path.touch()
+    recipe = recipe_from_files(
+        name="x", train=[train], valid=[valid], source=languages[0], target=languages[1]
+    )
+    assert (recipe.source, recipe.target) == ("en", "de")
+
+
+@pytest.mark.parametrize("names", [("a.txt", "a.txt"), ("a.tsv", "b.de"), ("b.de", "a.tsv.gz")])
+def test_one_file_for_both_sides_must_be_tsv_and_alone(tmp_path, names):
+    pair = tuple(tmp_path / name for name in names)
+    for path in pair:
+        path.touch()
+    with pytest.raises(UsageError, match=r"give (two files|it alone)"):
+        recipe_from_files(name="x", train=[pair])
+
+
+def test_a_folder_in_place_of_a_text_is_named(tmp_path):
+    (tmp_path / "a.en").mkdir()
+    (tmp_path / "a.de").touch()
+    with pytest.raises(UsageError, match=r"a\.en is a folder"):
+        recipe_from_files(name="x", train=[(tmp_path / "a.en", tmp_path / "a.de")])
+
+
 def test_all_missing_files_are_named(tmp_path):
     pairs = [(tmp_path / "a.en", tmp_path / "a.de")]
     with pytest.raises(UsageError, match=r"a\.en does not exist.*a\.de does not exist"):

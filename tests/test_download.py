@@ -1,6 +1,7 @@
 """Downloads against a server on this machine that cuts, lies and redirects."""
 
 import hashlib
+import socket
 from collections import deque
 from http.server import BaseHTTPRequestHandler
 
@@ -256,6 +257,17 @@ def test_a_redirect_away_from_the_web_is_refused(site, tmp_path, target):
 def test_an_unreachable_server_is_one_clear_error(site, tmp_path):
     with pytest.raises(DownloadError, match=r"could not fetch http://127\.0\.0\.1:1/x"):
         fetch(Archive(url="http://127.0.0.1:1/x"), tmp_path)
+
+
+@pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_AGAIN])
+def test_a_name_without_an_address_is_said_at_once_in_plain_words(tmp_path, monkeypatch, code):
+    def getaddrinfo(*_arguments, **_options):
+        raise socket.gaierror(code, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(download, "_PAUSES_SECONDS", (60.0,))
+    with pytest.raises(DownloadError, match=r"no address for example\.org: check .*--mirror"):
+        fetch(Archive(url="https://example.org/file.tgz"), tmp_path)
 
 
 def test_a_folder_is_a_mirror_whose_files_are_used_in_place(archive, site, tmp_path):

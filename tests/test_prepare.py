@@ -286,13 +286,88 @@ def test_unequal_sides_stop_before_anything_is_written(tmp_path, split):
 
 
 def test_bytes_that_are_no_utf8_are_dropped_from_training_only(tmp_path):
-    texts = {"train_en": b"a\n\xff\n", "train_de": "b\nc\n"}
+    num_good = 99
+    texts = {
+        "train_en": b"".join(b"a%d\n" % i for i in range(num_good)) + b"\xff\n",
+        "train_de": "b\n" * num_good + "c\n",
+    }
     recipe = recipe_from_files(name="x", **write_files(tmp_path, **texts))
     result = prepare(recipe, tmp_path / "data", text_only=True)
     assert result.counts["train"].dropped["not_utf8"] == 1
     files = write_files(tmp_path, **texts, test_en=b"good\nb\xffd\n", test_de="x\ny\n")
     with pytest.raises(DataError, match=r"test\.en, line 2"):
         prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"), [("latin-1", "WINDOWS-1252"), ("utf-16", "UTF-16"), ("cp1252", "WINDOWS")]
+)
+def test_training_text_in_another_encoding_is_refused_with_the_way_to_convert_it(
+    tmp_path, encoding, name
+):
+    text = "".join(f"Zeile {i} über\n" for i in range(50))
+    files = write_files(
+        tmp_path, train_en="".join(f"line {i}\n" for i in range(50)), train_de=text.encode(encoding)
+    )
+    with pytest.raises(DataError, match=rf"train\.de .*iconv -f {name}.* -t UTF-8 '.*train\.de'"):
+        prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
+
+
+@pytest.mark.parametrize("drop_duplicates", [True, False])
+def test_held_out_pairs_that_are_in_the_training_text_are_counted_and_warned_of(
+    tmp_path, capsys, drop_duplicates
+):
+    files = write_files(
+        tmp_path,
+        train_en="a\nb  x\nc\nd\n",
+        train_de="A\nB x\nC\nD\n",
+        valid_en="b x\nnew\nd\n",
+        valid_de="B x\nNeu\nother\n",
+        test_en="new\n",
+        test_de="Neu\n",
+    )
+    overrides = {"cleaning": {"drop_duplicates": drop_duplicates}}
+    recipe = recipe_from_files(name="x", **files)
+    result = prepare(recipe, tmp_path / "data", text_only=True, overrides=overrides)
+    entries = Manifest.load(result.data_dir).result("clean")
+    assert (entries["valid"]["in_training"], entries["test"]["in_training"]) == (1, 0)
+    [warning] = [
+        line for line in capsys.readouterr().err.splitlines() if "training text, too" in line
+    ]
+    assert "1 of the 3 pairs of the valid text" in warning
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
+def test_a_tsv_file_is_source_and_target(tmp_path, suffix):
+    path = tmp_path / f"c{suffix}"
+    text = "".join(f"line {i}\tZeile {i}\n" for i in range(9)).encode()
+    path.write_bytes(gzip.compress(text) if suffix.endswith(".gz") else text)
+    recipe = recipe_from_files(name="x", train=[(path, path)], source="en", target="de")
+    result = prepare(recipe, tmp_path / "data", text_only=True)
+    assert lines(result.data_dir / "train.en") == [f"line {i}" for i in range(9)]
+    assert lines(result.data_dir / "train.de") == [f"Zeile {i}" for i in range(9)]
+
+
+def test_a_tsv_file_with_other_than_two_columns_is_refused(tmp_path):
+    path = tmp_path / "c.tsv"
+    path.write_text("a\tb\n0.9\tc\td\n")
+    recipe = recipe_from_files(name="x", train=[(path, path)])
+    with pytest.raises(DataError, match=r"c\.tsv, line 2 has 3 columns"):
+        prepare(recipe, tmp_path / "data", text_only=True)
+
+
+def test_an_empty_text_is_named(tmp_path):
+    files = write_files(tmp_path, train_en="", train_de="")
+    with pytest.raises(DataError, match=r"train text is empty: .*train\.en, .*train\.de"):
+        prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
+
+
+def test_plain_text_whose_name_says_gz_is_named(tmp_path):
+    for name in ("t.en.gz", "t.de.gz"):
+        (tmp_path / name).write_text("plain\n")
+    recipe = recipe_from_files(name="x", train=[(tmp_path / "t.en.gz", tmp_path / "t.de.gz")])
+    with pytest.raises(DataError, match=r"t\.en\.gz is not compressed.*rename it to t\.en"):
+        prepare(recipe, tmp_path / "data", text_only=True)
 
 
 def test_training_text_of_which_nothing_is_left_is_an_error(tmp_path):

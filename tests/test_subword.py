@@ -1,6 +1,7 @@
 """The subword model: lossless, deterministic, with fixed special ids."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -246,6 +247,12 @@ def test_more_text_never_gets_a_smaller_vocabulary(for_trees):
     numbers = range(0, 5_000_000, 1_000)
     sizes = [default_vocab_size(number, for_trees=for_trees) for number in numbers]
     assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("for_trees", [False, True])
+def test_the_vocabulary_grows_smoothly_with_the_text(for_trees):
+    sizes = [default_vocab_size(round(1.1**n), for_trees=for_trees) for n in range(65, 160)]
+    assert all(1 <= later / earlier < 1.2 for earlier, later in itertools.pairwise(sizes))
 
 
 def test_the_source_of_a_parser_has_the_vocabulary_of_the_paper():

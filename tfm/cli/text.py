@@ -1,10 +1,11 @@
 """Commands that make a dataset: prepare, learn-bpe, binarize."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+import typer.core
 
 from tfm.cli.app import DATA, DATA_ROOT, FORCE, TEXT_PANEL, app, dataset
 from tfm.cli.options import Overrides, with_settings
@@ -14,15 +15,48 @@ from tfm.errors import UsageError
 if TYPE_CHECKING:
     from tfm.data.corpus.recipe import Recipe
 
+_TEXT_FLAGS = ("--train", "--valid", "--test")
 
-@app.command(rich_help_panel=TEXT_PANEL)
+
+class _PrepareCommand(typer.core.TyperCommand):
+    """A command whose flags of text take two files, or one .tsv file with both columns."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a .tsv file as source and target, which the flags take."""
+        return super().parse_args(ctx, _with_both_sides(args))
+
+
+def _with_both_sides(args: Sequence[str]) -> list[str]:
+    """Return command-line arguments in which each flag of text has a source and a target file.
+
+    Raises:
+        UsageError: A flag has a single file that is not .tsv.
+    """
+    paired: list[str] = []
+    for index, arg in enumerate(args):
+        paired.append(arg)
+        flag = args[index - 1] if index else ""
+        is_single = args[index + 1 : index + 2] == [] or args[index + 1].startswith("-")
+        if flag in _TEXT_FLAGS and is_single and not arg.startswith("-"):
+            if not arg.endswith((".tsv", ".tsv.gz")):
+                raise UsageError(
+                    f"{flag} takes two files, source and target, or one .tsv file with two "
+                    f"columns: add the translation of {arg}"
+                )
+            paired.append(arg)
+    return paired
+
+
+@app.command(rich_help_panel=TEXT_PANEL, cls=_PrepareCommand)
 @with_settings(CleaningConfig, SubwordConfig, BinarizeConfig)
 def prepare(
     recipe: str | None = typer.Argument(
         None, metavar="RECIPE", help="Name of a built-in recipe, or a TOML file."
     ),
     train: tuple[Path, Path] | None = typer.Option(
-        None, metavar="SRC TGT", help="Your own training text: source and target file."
+        None,
+        metavar="SRC TGT",
+        help="Your own training text: source and target file, or one .tsv file with both.",
     ),
     valid: tuple[Path, Path] | None = typer.Option(
         None, metavar="SRC TGT", help="Your own validation text, likewise."

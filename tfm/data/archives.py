@@ -85,6 +85,13 @@ def unpack_file(packed: Path, output: Path) -> None:
     with _metered(packed) as file:
         content: Any = file
         if packed.suffix == ".gz":
+            [magic] = (magic for magic, opener in _OPENERS.items() if opener is gzip.open)
+            if file.read(len(magic)) != magic:
+                raise DataError(
+                    f"{packed} is not compressed by gzip: if it is plain text, rename it to "
+                    f"{packed.stem}"
+                )
+            file.seek(0)
             content = _Unpacked(gzip.open, file, packed, packed_bytes=packed.stat().st_size)
         _write(content, output, origin=packed)
 
@@ -184,7 +191,8 @@ def _explained(packed: Path) -> Iterator[None]:
         yield
     except _DAMAGES as error:
         raise DataError(
-            f"{packed} is cut short or damaged ({error}): delete it and fetch it again"
+            f"{packed} is cut short or damaged ({error}): replace it by an intact copy; if tfm "
+            "downloaded it, remove it to have it downloaded again"
         ) from error
 
 

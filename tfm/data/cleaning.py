@@ -63,6 +63,7 @@ class Cleaner:
     def __init__(self, config: CleaningConfig) -> None:
         self._config = config
         self._seen = SeenHashes()
+        self.held_out = HeldOutPairs(config)
 
     def clean(self, pairs: Iterable[BytesPair], counts: PairCounts) -> Iterator[BytesPair]:
         """Go through a text.
@@ -74,13 +75,14 @@ class Cleaner:
         Yields:
             The pairs that stay, as UTF-8, in their order.
         """
-        if not self._config.drop_duplicates:
-            for pair in self._passing(pairs, counts):
-                counts.kept += 1
-                yield pair
-            return
         for chunk in in_chunks(self._passing(pairs, counts)):
-            new = self._seen.add(_pair_hashes(chunk))
+            hashes = _pair_hashes(chunk)
+            self.held_out.find(hashes)
+            if not self._config.drop_duplicates:
+                counts.kept += len(chunk)
+                yield from chunk
+                continue
+            new = self._seen.add(hashes)
             num_new = int(new.sum())
             counts.kept += num_new
             counts.dropped["duplicate"] += len(chunk) - num_new
@@ -131,6 +133,43 @@ def normalize_space(text: str) -> str:
     if text.isprintable() and "  " not in text and text[:1] != " " != text[-1:]:
         return text
     return _SPACES.sub(" ", _INVISIBLE.sub("", text)).strip(" ")
+
+
+class HeldOutPairs:
+    """Finds the pairs of validation and test text that the training text has, too.
+
+    Args:
+        config: The cleaning of the training text, whose spaces are compared.
+    """
+
+    def __init__(self, config: CleaningConfig) -> None:
+        self._normalizes = config.normalize_space
+        # Of each split, sorted, and whether each is in the training text.
+        self._hashes: dict[str, npt.NDArray[np.uint64]] = {}
+        self._found: dict[str, npt.NDArray[np.bool_]] = {}
+
+    def add(self, split: str, pairs: list[BytesPair]) -> None:
+        """Add pairs of UTF-8 text to a split, before any training text is looked at."""
+        if self._normalizes:
+            pairs = [
+                (normalize_space(s.decode()).encode(), normalize_space(t.decode()).encode())
+                for s, t in pairs
+            ]
+        known = self._hashes.get(split, _pair_hashes([]))
+        self._hashes[split] = np.sort(np.concatenate((known, _pair_hashes(pairs))))
+        self._found[split] = np.zeros(len(self._hashes[split]), dtype=np.bool_)
+
+    def find(self, hashes: npt.NDArray[np.uint64]) -> None:
+        """Look for [N] hashes of training pairs in all splits."""
+        for split, held_out in self._hashes.items():
+            first = np.searchsorted(held_out, hashes, side="left")
+            end = np.searchsorted(held_out, hashes, side="right")
+            for start, stop in zip(first[first < end], end[first < end], strict=True):
+                self._found[split][start:stop] = True
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of pairs of each split that are in the training text."""
+        return {split: int(found.sum()) for split, found in self._found.items()}
 
 
 class SeenHashes:

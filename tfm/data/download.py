@@ -4,6 +4,7 @@ import concurrent.futures
 import hashlib
 import http.client
 import os
+import socket
 import time
 import urllib.error
 import urllib.parse
@@ -142,6 +143,12 @@ def _download(url: str, part: Path, *, max_bytes: int) -> None:
         try:
             _transfer(url, part, max_bytes=max_bytes)
         except _PASSING_ERRORS as error:
+            if isinstance(getattr(error, "reason", error), socket.gaierror):
+                host = urllib.parse.urlsplit(url).hostname
+                raise DownloadError(
+                    f"could not fetch {url}: there is no address for {host}: check the connection "
+                    f"to the network, or give a folder that has {part.stem} with --mirror"
+                ) from error
             reason = _printable(f"{type(error).__name__}: {error}")
             lasting = (
                 isinstance(error, urllib.error.HTTPError) and error.code not in _PASSING_STATUSES

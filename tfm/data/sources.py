@@ -11,7 +11,7 @@ from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import Archive, GeneratedText, Text, TextFiles, TreeFile, is_url
 from tfm.data.download import Fetched, fetch, part_path
 from tfm.data.manifest import SPLITS
-from tfm.data.text import read_pairs
+from tfm.data.text import read_columns, read_pairs
 from tfm.data.trees.brackets import read_trees
 from tfm.data.trees.symbols import linearize
 from tfm.data.trees.tree import Tree, normalize, words_of
@@ -183,11 +183,12 @@ class TextSources:
             DataError: Sides have unequal numbers of lines, or a file is damaged.
         """
         if isinstance(text, TextFiles):
-            source_path, target_path = (self._located(text.archive, side) for side in text.sides)
+            source_path, target_path = self.located(text)
             # A line that is broken may be left out of training, but not of a test.
-            return read_pairs(
-                source_path, target_path, strict=split != "train", num_lines=text.lines
-            )
+            strict = split != "train"
+            if text.source == text.target:
+                return read_columns(source_path, strict=strict, num_lines=text.lines)
+            return read_pairs(source_path, target_path, strict=strict, num_lines=text.lines)
         if isinstance(text, TreeFile) or self._recipe.task == "parsing":
             return (
                 (" ".join(words_of(tree)).encode(), " ".join(linearize(tree)).encode())
@@ -211,6 +212,11 @@ class TextSources:
 
             found = generate_trees(split, num_trees=text.num_pairs, seed=text.seed)
         return (tree for tree in map(normalize, found) if tree is not None)
+
+    def located(self, text: TextFiles) -> tuple[Path, Path]:
+        """Return the plain or SGML files from which the two sides of a text are read."""
+        source, target = text.sides
+        return self._located(text.archive, source), self._located(text.archive, target)
 
     def _located(self, archive: str | None, side: str) -> Path:
         """Where a side of a text is read."""

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
+from tfm.data.encoding import BYTE_ORDER_MARKS, iconv_command
 from tfm.errors import DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -80,6 +81,34 @@ def read_blocks(
         )
 
 
+def read_columns(path: Path, *, strict: bool, num_lines: int | None = None) -> Iterator[BytesPair]:
+    """Read a file of two columns, source and target, that a tab separates.
+
+    Args:
+        path: The file.
+        strict: Stop at a line that is not UTF-8; else hand it on.
+        num_lines: The number of lines that there must be, if that is known.
+
+    Raises:
+        DataError: A line has fewer or more columns, the file has another number of lines, or it is
+            damaged.
+    """
+    number = 0
+    for number, line in enumerate(read_lines(path, strict=strict), 1):
+        columns = line.split(b"\t")
+        if len(columns) != 2:
+            raise DataError(
+                f"{path}, line {number:,} has {len(columns)} columns separated by tabs, but needs "
+                "two: source and target"
+            )
+        yield columns[0], columns[1]
+    if num_lines not in (None, number):
+        raise DataError(
+            f"{path} has {number:,} lines, but should have {num_lines:,}: it is other text, or cut "
+            "short"
+        )
+
+
 def read_lines(path: Path, *, strict: bool) -> Iterator[bytes]:
     r"""Read the lines of a plain or SGML (.sgm) text without their ends.
 
@@ -148,8 +177,14 @@ def decoded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
 def _blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
     """The lines of a plain or SGML text, many at a time, never none."""
     with _opened(path) as file:
-        if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
-            file.seek(0)
+        start = file.read(4)
+        for mark, encoding in BYTE_ORDER_MARKS.items():
+            if start.startswith(mark):
+                raise DataError(
+                    f"{path} is {encoding}, not UTF-8: convert it with "
+                    f"{iconv_command(path, encoding)}"
+                )
+        file.seek(len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0)
         blocks = _plain_blocks(file, str(path))
         if path.suffix in (".sgm", ".sgml"):
             blocks = ([segment] for segment in _segments(file, path))

@@ -84,6 +84,11 @@ def _learn(texts: list[Path], config: SubwordConfig) -> SubwordModel:
     num_pairs = sum(1 for _ in read_lines(texts[0], strict=False))
     size = default_vocab_size(num_pairs, for_trees=config.target_words)
     try:
-        return learn_subword_model(texts, config, vocab_size=size)
+        model = learn_subword_model(texts, config, vocab_size=size)
     except VocabularySizeError as error:
-        return learn_subword_model(texts, config, vocab_size=error.nearest)
+        model = learn_subword_model(texts, config, vocab_size=error.nearest)
+    say(
+        f"learn-bpe: chose {len(model):,} pieces for {num_pairs:,} pairs (choose another number "
+        "with --vocab-size)"
+    )
+    return model

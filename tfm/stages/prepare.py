@@ -19,6 +19,7 @@ from tfm.data.cleaning import Cleaner, PairCounts
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import Text, TextFiles
 from tfm.data.disk import DiskNeed, check_disks
+from tfm.data.encoding import iconv_command, likely_encoding
 from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.sources import TextSources
 from tfm.data.text import in_chunks
@@ -33,6 +34,8 @@ if typing.TYPE_CHECKING:
     from tfm.data.synthetic.corpus import Split
 
 _SPLITS_SHORT_FIRST: tuple["Split", ...] = ("test", "valid", "train")
+# More lines than this that are not UTF-8 are another encoding, not damage.
+_MAX_BROKEN_RATE = 0.01
 # Two bytes a piece of some four characters, and eight a sentence; measured on WMT text.
 _TOKEN_ID_BYTES_PER_TEXT_BYTE = 0.6
 
@@ -233,7 +236,7 @@ def _write_text(
         paths = [manifest.text_path(split, lang) for lang in (recipe.source, recipe.target)]
         gold_path = manifest.text_path(split, GOLD)
         if split in result:
-            result[split] = _write_split(recipe.texts(split), split, sources, cleaner, paths)
+            result[split] = _write_split(recipe, split, sources, cleaner, paths)
             outputs += paths
             if recipe.task == "parsing" and split != "train":
                 _write_gold(recipe.texts(split), split, sources, gold_path)
@@ -241,11 +244,18 @@ def _write_text(
         else:
             for stale in (*paths, gold_path):
                 stale.unlink(missing_ok=True)
+    for held_out, count in cleaner.held_out.counts().items():
+        result[held_out]["in_training"] = count
+        if count:
+            say(
+                f"warning: {count:,} of the {result[held_out]['kept']:,} pairs of the {held_out} "
+                "text are in the training text, too: scores on it will be too high"
+            )
     manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
 
 
 def _write_split(
-    texts: Sequence[Text],
+    recipe: Recipe,
     split: "Split",
     sources: TextSources,
     cleaner: Cleaner,
@@ -259,7 +269,7 @@ def _write_split(
         atomic_write(outputs[1]) as target_file,
         Progress(f"clean {split}", total=None, unit="pairs") as bar,
     ):
-        for text in texts:
+        for text in recipe.texts(split):
             counts = PairCounts()
             pairs = sources.pairs(text, split)
             if split == "train":
@@ -270,14 +280,42 @@ def _write_split(
                 target_file.writelines(target + b"\n" for _, target in block)
                 num_written += len(block)
                 bar.update(len(block))
+                if split != "train":
+                    cleaner.held_out.add(split, block)
             if split != "train":
                 counts = PairCounts(read=num_written, kept=num_written)
+            elif isinstance(text, TextFiles):
+                _check_encoding(text, counts, sources, (recipe.source, recipe.target))
             total.add(counts)
             entries.append(asdict(text) | asdict(counts))
+        if not total.read:
+            sides = (side for text in recipe.texts(split) for side in getattr(text, "sides", ()))
+            raise DataError(f"the {split} text is empty: {', '.join(dict.fromkeys(sides))}")
         if not total.kept:
             raise DataError(f"nothing is left to write to {outputs[0]}: {_summary(total)}")
     say(f"clean: {split} {_summary(total)}")
     return asdict(total) | {"texts": entries}
+
+
+def _check_encoding(
+    text: TextFiles, counts: PairCounts, sources: TextSources, languages: tuple[str, str]
+) -> None:
+    """Refuse training text of which too many lines are not UTF-8.
+
+    Raises:
+        DataError: The text has another encoding, which is named with the way to convert it.
+    """
+    num_broken = counts.dropped["not_utf8"]
+    if num_broken <= _MAX_BROKEN_RATE * counts.read:
+        return
+    sides = dict(zip(sources.located(text), languages, strict=True))
+    guesses = {path: likely_encoding(path, language) for path, language in sides.items()}
+    remedies = [
+        f"{path} looks like {encoding}, convert it with {iconv_command(path, encoding)}"
+        for path, encoding in guesses.items()
+        if encoding is not None
+    ]
+    raise DataError(f"{num_broken:,} of {counts.read:,} pairs are not UTF-8: {'; '.join(remedies)}")
 
 
 def _write_gold(texts: Sequence[Text], split: "Split", sources: TextSources, path: Path) -> None:

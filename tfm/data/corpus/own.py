@@ -26,14 +26,17 @@ def recipe_from_files(
 ) -> Recipe:
     """Make a recipe of text files, plain, .gz or .sgm, each a pair of source and target path.
 
-    Languages that are None are read off the names of the first pair (text.en, text.de).
+    A pair of one and the same file is text in two columns that a tab separates (.tsv). Languages
+    that are None are read off the names of the first pair (text.en, text.de).
 
     Raises:
-        UsageError: A file is missing, or a name cannot be one; all are named.
+        UsageError: A file is missing, or a name cannot be one, or the names contradict each other
+            about the languages; all are named.
     """
-    languages = [_language_of(path) for path in train[0]] if train else []
-    if "" in languages or len(set(languages)) < len(languages):
-        languages = []
+    languages = _languages_of(train[0]) if train else None
+    if source and target:
+        languages = source, target
+    problems = _contradictions(languages, [*train, *valid, *test])
     recipe = Recipe(
         name=name,
         source=source or (languages[0] if languages else "source"),
@@ -42,7 +45,8 @@ def recipe_from_files(
         valid=tuple(TextFiles(source=str(s), target=str(t)) for s, t in valid),
         test=tuple(TextFiles(source=str(s), target=str(t)) for s, t in test),
     )
-    if problems := list(recipe.problems()):
+    problems += recipe.problems()
+    if problems:
         raise UsageError("; ".join(problems))
     return recipe
 
@@ -70,10 +74,52 @@ def recipe_from_trees(
     return recipe
 
 
+def _languages_of(pair: PathPair) -> tuple[str, str] | None:
+    """Return the two languages that the names of a pair end in; None if they name no two."""
+    source, target = map(_language_of, pair)
+    return (source, target) if source and target and source != target else None
+
+
+def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]) -> list[str]:
+    """Name each pair whose files end in other languages than source and target.
+
+    Only two-letter codes count, with or without a region, besides the languages themselves: .src,
+    .tok and the like are no languages.
+    """
+    expected = [language.partition("_")[0].partition("-")[0] for language in languages or ()]
+    problems = []
+    for pair in pairs:
+        if languages is None or pair[0] == pair[1]:
+            continue
+        for path, language in zip(pair, expected, strict=True):
+            found = _language_of(path).partition("_")[0].partition("-")[0]
+            if found != language and (len(found) == 2 or found in expected):
+                problems.append(
+                    f"{path} ends in .{found} where text in {language} is expected "
+                    f"({'-'.join(languages)}): give source and target in the same order "
+                    "everywhere, or rename the file"
+                )
+    for source, target in pairs:
+        if source == target and not source.name.removesuffix(".gz").endswith(".tsv"):
+            problems.append(
+                f"{source} is given as source and target: give two files, or one .tsv file with "
+                "two columns"
+            )
+        elif source != target:
+            problems += [
+                f"{path} has source and target in one file: give it alone"
+                for path in (source, target)
+                if path.name.removesuffix(".gz").endswith(".tsv")
+            ]
+    return problems
+
+
 def _language_of(path: Path) -> str:
     """The language that the name of a text ends in, or nothing."""
     suffix = Path(path.name.removesuffix(".gz")).suffix[1:]
-    return suffix if _LANGUAGE_SUFFIX.fullmatch(suffix) and suffix not in ("sgm", "txt") else ""
+    return (
+        suffix if _LANGUAGE_SUFFIX.fullmatch(suffix) and suffix not in ("sgm", "tsv", "txt") else ""
+    )
 
 
 def _tree_files(paths: Sequence[Path], problems: list[str]) -> tuple[TreeFile, ...]:

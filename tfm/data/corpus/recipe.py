@@ -143,5 +143,7 @@ class Recipe:
         for path in self.local_paths():
             if _NO_UNICODE.search(str(path)):
                 yield f"{str(path)!r} is not a name in Unicode, as manifest.json needs: rename it"
+            elif path.is_dir():
+                yield f"{path} is a folder, not a text file"
             elif not path.is_file():
                 yield f"{path} does not exist"

@@ -61,6 +61,8 @@ class Archive:
 class TextFiles:
     """One text of a split: two files, line by line translations of each other.
 
+    If both are the same file, it has two columns, source and target, that a tab separates.
+
     A name ending in .gz is compressed, one in .sgm is SGML, after .gz if it has both.
 
     Attributes:
