@@ -87,7 +87,7 @@ def test_a_missing_member_is_named_with_what_the_archive_holds(tmp_path):
     with pytest.raises(DataError) as caught:
         extract_members(packed, {"member-1": tmp_path / "1", "other": tmp_path / "2"})
     message = str(caught.value)
-    assert "x.tgz has no member other:" in message
+    assert "x.tgz has no member other;" in message
     assert "member-0, member-1" in message
     assert "member-8" not in message
 
@@ -131,14 +131,14 @@ def test_damage_behind_the_last_member_that_is_wanted_is_noticed(tmp_path, mode)
     content = bytearray(packed.read_bytes())
     content[-200] ^= 1
     packed.write_bytes(content)
-    with pytest.raises(DataError, match=r"x\.tar is cut short or damaged"):
+    with pytest.raises(DataError, match=r"x\.tar is truncated or damaged"):
         extract_members(packed, {"a": tmp_path / "a"})
 
 
 def test_what_is_no_archive_is_named(tmp_path):
     packed = tmp_path / "x.tgz"
     packed.write_text("<html>not found</html>" * 100)
-    with pytest.raises(DataError, match=r"x\.tgz is cut short or damaged"):
+    with pytest.raises(DataError, match=r"x\.tgz is truncated or damaged"):
         extract_members(packed, {"a": tmp_path / "a"})
 
 
@@ -190,7 +190,7 @@ def test_a_single_file_is_decompressed_by_its_name(tmp_path):
 @pytest.mark.parametrize("content", [gzip.compress(TEXT, mtime=0)[:-9], b"plain text"])
 def test_a_damaged_single_file_is_named(tmp_path, content):
     (tmp_path / "a.gz").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.gz is cut short or damaged"):
+    with pytest.raises(DataError, match=r"a\.gz is truncated or damaged"):
         unpack_file(tmp_path / "a.gz", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -255,7 +255,7 @@ def test_a_large_size_may_be_written_in_bytes(tmp_path):
         (header(_124=b"\x80" + b"\xff" * 11, _156=b"0") + bytes(10_000), "ends too early"),
         (header(_124=b"7777777777\0", _156=b"L") + bytes(1 << 20), "header has more than"),
         (header(_124=b"7777777777\0", _156=b"x") + bytes(1 << 20), "header has more than"),
-        (header(_156=b"S") + END, "holes"),
+        (header(_156=b"S") + END, "sparse"),
         (make([("a", b"x" * 600)])[:1000], "ends too early"),
         (make([("a", b"x" * 600)])[:1536], "ends too early"),
         (make([("b", b"x" * 512)])[:1024] + b"x" * 512 + make([("a", b"x")]), "header"),
@@ -263,7 +263,7 @@ def test_a_large_size_may_be_written_in_bytes(tmp_path):
 )
 def test_what_is_no_sound_archive_is_named(tmp_path, content, complaint):
     (tmp_path / "x.tar").write_bytes(content)
-    with pytest.raises(DataError, match=rf"x\.tar is cut short or damaged \(.*({complaint})"):
+    with pytest.raises(DataError, match=rf"x\.tar is truncated or damaged \(.*({complaint})"):
         extract_members(tmp_path / "x.tar", {"a": tmp_path / "out"})
 
 

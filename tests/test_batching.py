@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfm.config import BatchingConfig, TransformerConfig
-from tfm.data.batching import Batcher, build_batch, num_rows
+from tfm.data.batching import Batcher, build_batch, round_up_rows
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import BOS, EOS, PAD
 from tfm.model.transformer import Transformer
@@ -27,7 +27,7 @@ class Sentences:
     def lengths(self):
         return np.array([len(ids) for ids in self._ids], dtype=np.int64)
 
-    def joined(self, rows, *, gap):
+    def concatenate(self, rows, *, gap):
         parts = [part for row in rows for part in (self._ids[row], np.full(gap, PAD))]
         return np.concatenate(parts), self.lengths()[rows]
 
@@ -156,7 +156,7 @@ def test_there_are_spare_rows_and_they_hold_nothing(lengths):
 
 @given(st.integers(1, 1_000_000))
 def test_few_rows_are_spare_and_few_sizes_occur(num_tokens):
-    rows = num_rows(num_tokens)
+    rows = round_up_rows(num_tokens)
     assert num_tokens < rows <= num_tokens + max(1, num_tokens / 32)
     assert rows % (1 << max(0, rows.bit_length() - 7)) == 0
 

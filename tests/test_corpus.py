@@ -12,7 +12,7 @@ from tfm.config import (
     settings_from,
 )
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
-from tfm.data.corpus.own import recipe_from_files, recipe_from_trees
+from tfm.data.corpus.user_files import recipe_from_files, recipe_from_trees
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import GeneratedText, TextFiles, TreeFile
 from tfm.data.manifest import SPLITS
@@ -310,12 +310,12 @@ def test_all_missing_trees_are_named(tmp_path):
     ["http://[", "http://h/", "http://h/..", "http://h/a%00b", "http://h/%2e%2e", "ftp://h/a"],
 )
 def test_an_address_without_a_name_for_a_file_is_a_problem(load, url):
-    with pytest.raises(UsageError, match="is not the http or https address of a file"):
+    with pytest.raises(UsageError, match="is not an http or https URL of a file"):
         load(MINIMAL.replace("https://example.org/files/tiny.tgz", url))
 
 
 def test_an_address_outside_of_archives_is_checked_too(load):
-    with pytest.raises(UsageError, match="is not the http or https address of a file"):
+    with pytest.raises(UsageError, match="is not an http or https URL of a file"):
         load(MINIMAL + '[[valid]]\nsource = "http://[/a.en"\ntarget = "http://h/a.de"\n')
 
 
@@ -328,5 +328,5 @@ def test_numbers_of_a_recipe_are_sizes_that_can_be(load, number):
 
 def test_a_path_that_is_no_unicode_is_named(tmp_path):
     path = Path(f"{tmp_path}/\udcff.en")
-    with pytest.raises(UsageError, match="is not a name in Unicode"):
+    with pytest.raises(UsageError, match="is not UTF-8"):
         recipe_from_files(name="x", train=[(path, path)], source="en", target="de")

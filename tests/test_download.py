@@ -79,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def site(serve, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(download, "_PAUSES_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(download, "_RETRY_DELAYS_SECONDS", (0.0, 0.0, 0.0))
     site = Site()
     site.url = serve(type("SiteHandler", (Handler,), {"site": site}))
     return site
@@ -121,7 +121,7 @@ def test_a_cut_download_goes_on_where_it_stopped(archive, site, tmp_path, header
 
 def test_a_later_run_goes_on_where_an_earlier_one_gave_up(archive, site, tmp_path):
     site.cuts.extend([1000, 0, 0, 0])
-    with pytest.raises(DownloadError, match="connection cut"):
+    with pytest.raises(DownloadError, match="connection closed"):
         fetch(archive, tmp_path)
     site.requests.clear()
     assert fetch(archive, tmp_path).path.read_bytes() == CONTENT
@@ -197,7 +197,7 @@ def test_a_file_that_is_not_there_is_asked_for_once(archive, site, tmp_path):
 
 
 def test_large_gains_between_cuts_do_not_count_as_failures(archive, site, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "_GAIN_BYTES", 1000)
+    monkeypatch.setattr(download, "_PROGRESS_BYTES", 1000)
     site.cuts.extend([1000] * 20)
     assert fetch(archive, tmp_path).verified
 

@@ -43,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def site(serve, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(download, "_PAUSES_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(download, "_RETRY_DELAYS_SECONDS", (0.0, 0.0, 0.0))
     site = Site()
     site.url = serve(type("SiteHandler", (Handler,), {"site": site}))
     return site
@@ -67,9 +67,9 @@ def drops(part, seconds=0.02):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    for name in ("_TIMEOUT_SECONDS", "_ANSWER_SECONDS"):
+    for name in ("_READ_TIMEOUT_SECONDS", "_RESPONSE_TIMEOUT_SECONDS"):
         monkeypatch.setattr(download, name, 0.2)
-    monkeypatch.setattr(download, "_PAUSES_SECONDS", (0.0,))
+    monkeypatch.setattr(download, "_RETRY_DELAYS_SECONDS", (0.0,))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_body_that_only_trickles_is_given_up(archive, site, tmp_path, impatien
 
 @pytest.mark.parametrize("head", [b"", b"Content-Length: 99999999\r\n"])
 def test_a_body_without_end_is_not_kept(archive, site, tmp_path, monkeypatch, head):
-    monkeypatch.setattr(download, "_ALLOWANCE_BYTES", 1000)
+    monkeypatch.setattr(download, "_SIZE_MARGIN_BYTES", 1000)
     site.raw = lambda: itertools.chain(
         [b"HTTP/1.1 200 OK\r\n" + head + b"\r\n"], drops(CONTENT, 0.0)
     )

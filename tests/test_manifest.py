@@ -137,7 +137,7 @@ def test_a_manifest_with_another_kind_of_value_is_damaged(manifest, change):
 
 def test_text_that_is_no_file_has_no_fingerprint(manifest):
     manifest.text_path("train", "en").mkdir()
-    with pytest.raises(DataError, match=r"train\.en does not exist or is no file"):
+    with pytest.raises(DataError, match=r"train\.en does not exist or is not a file"):
         manifest.text_fingerprints(["train"])
 
 

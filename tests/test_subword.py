@@ -180,13 +180,13 @@ def test_a_truncated_model_is_no_model(tmp_path, model):
 def test_a_model_whose_pieces_are_no_utf8_is_no_model(tmp_path, model):
     damaged = model.content.replace("\N{LOWER ONE EIGHTH BLOCK}".encode(), b"\xe2\xff\x81")
     (tmp_path / "bpe.model").write_bytes(damaged)
-    with pytest.raises(DataError, match=r"bpe\.model is no SentencePiece model"):
+    with pytest.raises(DataError, match=r"bpe\.model is not a SentencePiece model"):
         Vocabulary.load(tmp_path)
 
 
 @pytest.mark.parametrize("line", ["\ud800", "a\udfff b"])
 def test_half_a_surrogate_pair_is_no_text(model, line):
-    with pytest.raises(DataError, match="half a surrogate pair"):
+    with pytest.raises(DataError, match="an unpaired surrogate"):
         model.encode(["sound", line])
 
 

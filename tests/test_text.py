@@ -107,7 +107,7 @@ def test_a_tag_may_go_on_in_the_next_line(tmp_path):
 
 @pytest.mark.parametrize("content", [b"<seg id=1\n" * 9, b"<seg <seg>a</seg>", b"<seg"])
 def test_a_tag_without_an_end_is_damage(tmp_path, content):
-    with pytest.raises(DataError, match=r"x\.sgm is cut short or damaged"):
+    with pytest.raises(DataError, match=r"x\.sgm is truncated or damaged"):
         read(tmp_path, content, "x.sgm")
 
 

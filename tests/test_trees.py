@@ -87,12 +87,12 @@ def test_brackets_in_words_are_escaped_in_files_only(read):
     [
         (
             "(S (NP (NN a))\n\n(VP (VB b))\n",
-            r"starts at .*mrg, line 1 has 1 brackets that are not cl",
+            r"starts at .*mrg, line 1 has 1 unclosed brackets",
         ),
-        ("\n(S (NN a)))", r"mrg, line 2 has a closing bracket that belongs to no tree"),
+        ("\n(S (NN a)))", r"mrg, line 2 has a closing bracket outside any tree"),
         (
             "(S (NN a))\nnonsense (S (NN b))",
-            r"mrg, line 2 has 'nonsense', which belongs to no tree",
+            r"mrg, line 2 has 'nonsense' outside any tree",
         ),
         ("(S\n(NN a b))", r"mrg, line 2 has a bracket that is neither"),
         ("(S\n(NP))", r"mrg, line 2 has a bracket that is neither"),
