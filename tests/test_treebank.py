@@ -41,13 +41,13 @@ class Chart:
         if isinstance(part, Constituent):
             return {
                 (end, (Tree(bare_label(part.label), nodes),) if nodes else ())
-                for end, nodes in self.sequences(part.parts, start)
+                for end, nodes in self.sequences(part.symbols, start)
             }
         if part.name in LEXICON:
             return self.word(part.label, LEXICON[part.name], start)
         found = set()
         for rule in GRAMMAR[part.name]:
-            found |= self.sequences(rule.parts, start)
+            found |= self.sequences(rule.symbols, start)
         if part.label:
             label = bare_label(part.label)
             return {(end, (Tree(label, nodes),) if nodes else ()) for end, nodes in found}
@@ -179,11 +179,11 @@ def test_each_category_is_used_and_has_rules_or_words():
         if isinstance(part, Category):
             yield part.name
         elif isinstance(part, Constituent):
-            for inner in part.parts:
+            for inner in part.symbols:
                 yield from names(inner)
 
     rules = [rule for several in GRAMMAR.values() for rule in several]
-    used = {name for rule in rules for part in rule.parts for name in names(part)}
+    used = {name for rule in rules for part in rule.symbols for name in names(part)}
     assert used <= GRAMMAR.keys() | LEXICON.keys()
     assert GRAMMAR.keys() <= used | {"root/any"}
     assert GRAMMAR.keys().isdisjoint(LEXICON)
