@@ -1,4 +1,4 @@
-"""Unpacking: only what was asked for, only where the caller says, and no surprises."""
+"""Unpacking: only requested members, only to the given paths, also from hostile archives."""
 
 import bz2
 import gzip
@@ -21,7 +21,7 @@ TEXT = b"A line.\nAnother line.\n" * 50
 
 
 def write_tar(path, members, mode="w:gz"):
-    """Members are (name, bytes), or TarInfo objects for those that are no files."""
+    """Write (name, bytes) members, or TarInfo objects for members that are not files."""
     with tarfile.open(path, mode) as tar:
         for member in members:
             if isinstance(member, tarfile.TarInfo):
@@ -39,22 +39,22 @@ def special(name, kind, target=""):
     return info
 
 
-def tree(folder):
+def files_below(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_members_are_extracted_whatever_the_compression(tmp_path, mode):
+def test_members_are_extracted_from_each_kind_of_compression(tmp_path, mode):
     members = [("a/text.en", TEXT), ("skipped", b"x"), ("./b/text.de", b"Eine Zeile.\n")]
     packed = write_tar(tmp_path / "x.tar", members, mode)
     out = tmp_path / "out"
     extract_members(packed, {"a/text.en": out / "1.en", "b/text.de": out / "1.de"})
     assert (out / "1.en").read_bytes() == TEXT
     assert (out / "1.de").read_bytes() == b"Eine Zeile.\n"
-    assert tree(out) == {"1.en", "1.de"}
+    assert files_below(out) == {"1.en", "1.de"}
 
 
-def test_compressed_members_are_decompressed_on_the_way(tmp_path):
+def test_compressed_members_are_decompressed(tmp_path):
     two_parts = gzip.compress(TEXT) + gzip.compress(b"end\n", mtime=0)
     packed = write_tar(tmp_path / "x.tar", [("a.gz", two_parts)], "w")
     extract_members(packed, {"a.gz": tmp_path / "a"})
@@ -66,14 +66,14 @@ def test_names_in_an_archive_never_become_paths(tmp_path):
     packed = write_tar(tmp_path / "x.tgz", [(name, TEXT) for name in names])
     out = tmp_path / "out" / "deep"
     extract_members(packed, {name: out / str(i) for i, name in enumerate(names)})
-    assert tree(tmp_path / "out") == {"deep", "deep/0", "deep/1", "deep/2"}
+    assert files_below(tmp_path / "out") == {"deep", "deep/0", "deep/1", "deep/2"}
     assert not (tmp_path / "escaped").exists()
 
 
 @pytest.mark.parametrize(
     "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
 )
-def test_what_is_no_regular_file_is_refused(tmp_path, kind):
+def test_members_that_are_not_regular_files_are_refused(tmp_path, kind):
     target = tmp_path / "secret"
     target.write_text("secret")
     packed = write_tar(tmp_path / "x.tgz", [("t", TEXT), special("a.en", kind, str(target))])
@@ -82,41 +82,41 @@ def test_what_is_no_regular_file_is_refused(tmp_path, kind):
     assert not (tmp_path / "out.en").exists()
 
 
-def test_a_missing_member_is_named_with_what_the_archive_holds(tmp_path):
+def test_the_error_for_a_missing_member_lists_members_of_the_archive(tmp_path):
     packed = write_tar(tmp_path / "x.tgz", [(f"member-{i}", TEXT) for i in range(9)])
     with pytest.raises(DataError) as caught:
         extract_members(packed, {"member-1": tmp_path / "1", "other": tmp_path / "2"})
     message = str(caught.value)
-    assert "x.tgz has no member other:" in message
+    assert "x.tgz has no member other;" in message
     assert "member-0, member-1" in message
     assert "member-8" not in message
 
 
-def test_of_members_of_one_name_the_last_counts_as_for_tar(tmp_path):
+def test_the_last_of_several_members_with_one_name_is_extracted(tmp_path):
     packed = write_tar(tmp_path / "x.tgz", [("a", b"old"), ("b", b"x"), ("a", b"new")])
     extract_members(packed, {"a": tmp_path / "a"})
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
-def test_names_in_an_archive_do_not_reach_the_terminal_as_they_are(tmp_path):
+def test_control_characters_in_names_do_not_reach_the_terminal(tmp_path):
     packed = write_tar(tmp_path / "x.tgz", [("\x1b[2J\nb", TEXT)])
     with pytest.raises(DataError, match=r"it holds '\\x1b\[2J\\nb'"):
         extract_members(packed, {"a": tmp_path / "a"})
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
-def test_a_truncated_archive_is_damage_and_leaves_nothing(tmp_path, mode):
+def test_a_truncated_archive_is_an_error_and_leaves_no_files(tmp_path, mode):
     noise = os.urandom(20_000)
     whole = write_tar(tmp_path / "whole", [("a", noise), ("b", noise)], mode).read_bytes()
     packed = tmp_path / "x.tar"
-    for share in (0.1, 0.3, 0.6, 0.75):
-        packed.write_bytes(whole[: int(len(whole) * share)])
+    for fraction in (0.1, 0.3, 0.6, 0.75):
+        packed.write_bytes(whole[: int(len(whole) * fraction)])
         with pytest.raises(DataError, match=r"x\.tar"):
             extract_members(packed, {"a": tmp_path / "out" / "a", "b": tmp_path / "out" / "b"})
-        assert tree(tmp_path / "out") <= {"a"}
+        assert files_below(tmp_path / "out") <= {"a"}
 
 
-def test_a_damaged_gzip_archive_is_noticed_by_its_checksum(tmp_path):
+def test_a_damaged_gzip_archive_is_detected_by_its_checksum(tmp_path):
     packed = write_tar(tmp_path / "x.tgz", [("a", os.urandom(50_000)), ("z", b"last")])
     content = bytearray(packed.read_bytes())
     content[20_000] ^= 1
@@ -126,24 +126,24 @@ def test_a_damaged_gzip_archive_is_noticed_by_its_checksum(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
-def test_damage_behind_the_last_member_that_is_wanted_is_noticed(tmp_path, mode):
+def test_damage_after_the_last_requested_member_is_detected(tmp_path, mode):
     packed = write_tar(tmp_path / "x.tar", [("a", TEXT), ("z", os.urandom(50_000))], mode)
     content = bytearray(packed.read_bytes())
     content[-200] ^= 1
     packed.write_bytes(content)
-    with pytest.raises(DataError, match=r"x\.tar is cut short or damaged"):
+    with pytest.raises(DataError, match=r"x\.tar is truncated or damaged"):
         extract_members(packed, {"a": tmp_path / "a"})
 
 
-def test_what_is_no_archive_is_named(tmp_path):
+def test_a_file_that_is_not_an_archive_is_named(tmp_path):
     packed = tmp_path / "x.tgz"
     packed.write_text("<html>not found</html>" * 100)
-    with pytest.raises(DataError, match=r"x\.tgz is cut short or damaged"):
+    with pytest.raises(DataError, match=r"x\.tgz is truncated or damaged"):
         extract_members(packed, {"a": tmp_path / "a"})
 
 
 @pytest.mark.parametrize("name", ["bomb", "bomb.gz"])
-def test_what_expands_beyond_reason_is_refused(tmp_path, monkeypatch, name):
+def test_content_that_expands_too_much_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setattr(archives, "_ALWAYS_ALLOWED_BYTES", 10_000)
     zeros = bytes(5_000_000)
     packed = write_tar(
@@ -151,11 +151,11 @@ def test_what_expands_beyond_reason_is_refused(tmp_path, monkeypatch, name):
     )
     with pytest.raises(DataError, match="100 times"):
         extract_members(packed, {name: tmp_path / "out" / "a"})
-    assert not tree(tmp_path / "out")
+    assert not files_below(tmp_path / "out")
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
-def test_what_expands_beyond_reason_does_so_neither_in_memory_nor_unasked(
+def test_content_that_expands_too_much_takes_little_memory_also_in_other_members(
     tmp_path, monkeypatch, pack
 ):
     monkeypatch.setattr(archives, "_ALWAYS_ALLOWED_BYTES", 10_000)
@@ -171,7 +171,7 @@ def test_what_expands_beyond_reason_does_so_neither_in_memory_nor_unasked(
     assert peak < 20_000_000
 
 
-def test_a_full_disk_is_not_taken_for_a_damaged_archive(tmp_path, monkeypatch):
+def test_a_full_disk_is_not_reported_as_a_damaged_archive(tmp_path, monkeypatch):
     packed = write_tar(tmp_path / "x.tgz", [("a", TEXT)])
     with Path("/dev/full").open("wb", 0) as full:
         monkeypatch.setattr(archives, "atomic_write", lambda _: full)
@@ -179,7 +179,7 @@ def test_a_full_disk_is_not_taken_for_a_damaged_archive(tmp_path, monkeypatch):
             extract_members(packed, {"a": tmp_path / "a"})
 
 
-def test_a_single_file_is_decompressed_by_its_name(tmp_path):
+def test_a_single_file_is_decompressed_if_its_name_ends_in_gz(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT))
     (tmp_path / "b").write_bytes(TEXT)
     for name in ("a.gz", "b"):
@@ -190,7 +190,7 @@ def test_a_single_file_is_decompressed_by_its_name(tmp_path):
 @pytest.mark.parametrize("content", [gzip.compress(TEXT, mtime=0)[:-9], b"\x1f\x8bno gzip"])
 def test_a_damaged_single_file_is_named(tmp_path, content):
     (tmp_path / "a.gz").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.gz is cut short or damaged"):
+    with pytest.raises(DataError, match=r"a\.gz is truncated or damaged"):
         unpack_file(tmp_path / "a.gz", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -202,7 +202,7 @@ END = bytes(1024)
 
 
 def make(members, kind=tarfile.GNU_FORMAT):
-    """An archive as bytes; members are (name, content)."""
+    """Build an archive of (name, content) members."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=kind) as tar:
         for name, content in members:
@@ -213,7 +213,7 @@ def make(members, kind=tarfile.GNU_FORMAT):
 
 
 def header(**fields):
-    """One header with the right checksum, whatever it says; fields are {_start: value}."""
+    """Build a header with {_offset: value} changes and a correct checksum."""
     block = bytearray(tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT))
     for start, value in fields.items():
         block[int(start[1:]) : int(start[1:]) + len(value)] = value
@@ -223,7 +223,7 @@ def header(**fields):
 
 
 def read(folder, content, name="a"):
-    """The content of a member, or None if the archive is refused."""
+    """Extract a member; return None if the archive is refused."""
     (folder / "x.tar").write_bytes(content)
     try:
         extract_members(folder / "x.tar", {name: folder / "out"})
@@ -239,13 +239,13 @@ def test_long_names_and_names_in_any_script_are_found(tmp_path, kind):
         assert read(tmp_path, content, name) == TEXT
 
 
-def test_a_large_size_may_be_written_in_bytes(tmp_path):
+def test_a_size_in_binary_form_is_read(tmp_path):
     content = header(_124=b"\x80" + (3).to_bytes(11, "big")) + b"abc".ljust(512, b"\0")
     assert read(tmp_path, content + END) == b"abc"
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
         (b"", "ends too early"),
         (b"x" * 2000, "header"),
@@ -255,15 +255,15 @@ def test_a_large_size_may_be_written_in_bytes(tmp_path):
         (header(_124=b"\x80" + b"\xff" * 11, _156=b"0") + bytes(10_000), "ends too early"),
         (header(_124=b"7777777777\0", _156=b"L") + bytes(1 << 20), "header has more than"),
         (header(_124=b"7777777777\0", _156=b"x") + bytes(1 << 20), "header has more than"),
-        (header(_156=b"S") + END, "holes"),
+        (header(_156=b"S") + END, "sparse"),
         (make([("a", b"x" * 600)])[:1000], "ends too early"),
         (make([("a", b"x" * 600)])[:1536], "ends too early"),
         (make([("b", b"x" * 512)])[:1024] + b"x" * 512 + make([("a", b"x")]), "header"),
     ],
 )
-def test_what_is_no_sound_archive_is_named(tmp_path, content, complaint):
+def test_an_invalid_archive_is_named(tmp_path, content, message):
     (tmp_path / "x.tar").write_bytes(content)
-    with pytest.raises(DataError, match=rf"x\.tar is cut short or damaged \(.*({complaint})"):
+    with pytest.raises(DataError, match=rf"x\.tar is truncated or damaged \(.*({message})"):
         extract_members(tmp_path / "x.tar", {"a": tmp_path / "out"})
 
 
@@ -278,16 +278,16 @@ def test_what_is_no_sound_archive_is_named(tmp_path, content, complaint):
         b"99999999999 path=a\n",
     ],
 )
-def test_records_of_another_form_are_damage(tmp_path, records):
-    about = header(_124=b"%011o\0" % len(records), _156=b"x") + records.ljust(512, b"\0")
-    assert read(tmp_path, about + make([("a", b"999999999\n" + b"1\n" * 200_000)])) is None
+def test_invalid_pax_records_are_damage(tmp_path, records):
+    extended = header(_124=b"%011o\0" % len(records), _156=b"x") + records.ljust(512, b"\0")
+    assert read(tmp_path, extended + make([("a", b"999999999\n" + b"1\n" * 200_000)])) is None
 
 
 @pytest.mark.parametrize("kind", [b"L", b"x", b"g"])
-def test_headers_about_headers_about_headers_end(tmp_path, kind):
+def test_long_chains_of_extended_headers_are_refused(tmp_path, kind):
     record = b"n" if kind == b"L" else b"10 k=vvvv\n"
-    about = header(_124=b"%011o\0" % len(record), _156=kind) + record.ljust(512, b"\0")
-    assert read(tmp_path, about * 20_000 + make([("a", b"x")])) is None
+    extended = header(_124=b"%011o\0" % len(record), _156=kind) + record.ljust(512, b"\0")
+    assert read(tmp_path, extended * 20_000 + make([("a", b"x")])) is None
 
 
 def test_many_headers_do_not_fill_the_memory(tmp_path):
@@ -305,7 +305,7 @@ def test_many_headers_do_not_fill_the_memory(tmp_path):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 511), value=st.integers(0, 255))
-def test_a_header_with_another_byte_is_damage_or_says_the_same(tmp_path, place, value):
+def test_a_header_with_one_changed_byte_is_refused_or_read_the_same(tmp_path, place, value):
     damaged = bytearray(make([("a", b"x")]))
     damaged[place] = value
     assert read(tmp_path, damaged) in (b"x", None)

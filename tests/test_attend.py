@@ -325,5 +325,5 @@ def test_a_pipe_is_no_name_for_a_picture(picture, tmp_path):
 
 
 def test_a_sentence_that_is_no_unicode_is_refused(picture):
-    with pytest.raises(DataError, match="half a surrogate pair"):
+    with pytest.raises(DataError, match="an unpaired surrogate"):
         picture("b\udcff", target="eins")

@@ -1,4 +1,4 @@
-"""Batches: every pair once, lengths alike, budgets kept, the same whoever computes them."""
+"""Batches: each pair once, similar lengths, bounded size, deterministic content."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfm.config import BatchingConfig, TransformerConfig
-from tfm.data.batching import Batcher, build_batch, num_rows
+from tfm.data.batching import Batcher, build_batch, round_up_rows
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import BOS, EOS, PAD
 from tfm.model.transformer import Transformer
@@ -15,7 +15,7 @@ from tfm.training.loss import batch_loss
 
 
 class Sentences:
-    """Token sequences in memory, as `TokenSequences` has them on disk."""
+    """An in-memory stand-in for `TokenSequences`."""
 
     def __init__(self, lengths):
         random = np.random.default_rng(0)
@@ -27,9 +27,9 @@ class Sentences:
     def lengths(self):
         return np.array([len(ids) for ids in self._ids], dtype=np.int64)
 
-    def joined(self, rows, *, gap):
-        parts = [part for row in rows for part in (self._ids[row], np.full(gap, PAD))]
-        return np.concatenate(parts), self.lengths()[rows]
+    def concatenate(self, rows, *, gap):
+        pieces = [ids for row in rows for ids in (self._ids[row], np.full(gap, PAD))]
+        return np.concatenate(pieces), self.lengths()[rows]
 
     def __iter__(self):
         return iter(self._ids)
@@ -44,8 +44,8 @@ class Pairs:
         return len(self.source)
 
 
-def new_batcher(lengths, *, seed=1, batch=200, bucket=50, most=100):
-    config = BatchingConfig(batch_tokens=batch, bucket_tokens=bucket, max_tokens=most)
+def new_batcher(lengths, *, seed=1, batch=200, bucket=50, max_tokens=100):
+    config = BatchingConfig(batch_tokens=batch, bucket_tokens=bucket, max_tokens=max_tokens)
     return Batcher(Pairs(lengths), config, seed=seed)
 
 
@@ -55,14 +55,16 @@ def as_lists(batches):
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=80)
 TOKENS = st.integers(1, 300)
-# Lengths as text has them.
-USUAL = [(5 + i % 23, 3 + (i * 7) % 29) for i in range(400)]
+# Typical lengths of sentences.
+TYPICAL = [(5 + i % 23, 3 + (i * 7) % 29) for i in range(400)]
 
 
 @settings(deadline=None)
 @given(LENGTHS, TOKENS, TOKENS, TOKENS, st.integers(1, 5))
-def test_every_pair_comes_once_an_epoch_and_no_batch_is_empty(lengths, batch, bucket, most, epoch):
-    batcher = new_batcher(lengths, batch=batch, bucket=bucket, most=most)
+def test_every_pair_comes_once_an_epoch_and_no_batch_is_empty(
+    lengths, batch, bucket, max_tokens, epoch
+):
+    batcher = new_batcher(lengths, batch=batch, bucket=bucket, max_tokens=max_tokens)
     batches = batcher.epoch(epoch)
     assert len(batches) == batcher.num_batches()
     assert all(len(rows) for rows in batches)
@@ -75,22 +77,22 @@ def test_sentences_longer_than_a_bucket_leave_no_empty_batch():
     assert batcher.num_batches() == 2
 
 
-def test_epochs_differ_in_order_and_in_what_is_batched_together():
-    batcher = new_batcher(USUAL)
+def test_epochs_differ_in_the_order_and_content_of_batches():
+    batcher = new_batcher(TYPICAL)
     first, second = as_lists(batcher.epoch(1)), as_lists(batcher.epoch(2))
     assert first != second
     assert {frozenset(rows) for rows in first} != {frozenset(rows) for rows in second}
 
 
-def test_the_same_seed_gives_the_same_order_and_another_seed_another():
-    first = as_lists(new_batcher(USUAL, seed=5).epoch(3))
-    assert as_lists(new_batcher(USUAL, seed=5).epoch(3)) == first
-    assert as_lists(new_batcher(USUAL, seed=6).epoch(3)) != first
+def test_the_seed_determines_the_order():
+    first = as_lists(new_batcher(TYPICAL, seed=5).epoch(3))
+    assert as_lists(new_batcher(TYPICAL, seed=5).epoch(3)) == first
+    assert as_lists(new_batcher(TYPICAL, seed=6).epoch(3)) != first
 
 
-def test_lengths_within_a_bucket_are_alike():
-    batcher = new_batcher(USUAL, batch=50, bucket=50)
-    lengths = np.array(USUAL)
+def test_lengths_in_a_bucket_are_similar():
+    batcher = new_batcher(TYPICAL, batch=50, bucket=50)
+    lengths = np.array(TYPICAL)
     spread = [np.ptp(lengths[rows, 1]) for rows in batcher.epoch(1)]
     assert max(spread) <= 2
     # Among equal targets, sources are sorted too.
@@ -98,14 +100,14 @@ def test_lengths_within_a_bucket_are_alike():
 
 
 def test_a_batch_mixes_lengths():
-    batcher = new_batcher(USUAL, batch=400, bucket=50)
-    lengths = np.array(USUAL)
+    batcher = new_batcher(TYPICAL, batch=400, bucket=50)
+    lengths = np.array(TYPICAL)
     assert np.mean([np.ptp(lengths[rows, 1]) for rows in batcher.epoch(1)]) > 15
 
 
-def test_batches_hold_about_the_tokens_asked_for():
-    batcher = new_batcher(USUAL, batch=1000, bucket=100)
-    lengths = np.array(USUAL)[:, 1] + 1
+def test_batches_have_about_the_configured_number_of_tokens():
+    batcher = new_batcher(TYPICAL, batch=1000, bucket=100)
+    lengths = np.array(TYPICAL)[:, 1] + 1
     tokens = [lengths[rows].sum() for rows in batcher.epoch(1)]
     assert all(900 < count < 1100 for count in tokens[:-1])
     assert tokens[-1] < 1100
@@ -114,21 +116,24 @@ def test_batches_hold_about_the_tokens_asked_for():
 
 @settings(deadline=None)
 @given(LENGTHS, TOKENS)
-def test_parts_cover_the_batch_and_keep_to_the_tokens_of_a_device(lengths, most):
-    batcher = new_batcher(lengths, most=most)
+def test_microbatches_cover_the_batch_and_keep_the_token_limit(lengths, max_tokens):
+    batcher = new_batcher(lengths, max_tokens=max_tokens)
     rows = np.arange(len(lengths))
-    parts = batcher.split(rows)
-    assert sorted(np.concatenate(parts)) == rows.tolist()
-    assert all(len(part) * batcher.longest(part) <= most or len(part) == 1 for part in parts)
+    microbatches = batcher.split(rows)
+    assert sorted(np.concatenate(microbatches)) == rows.tolist()
+    assert all(
+        len(microbatch) * batcher.longest(microbatch) <= max_tokens or len(microbatch) == 1
+        for microbatch in microbatches
+    )
 
 
 def test_the_longest_sentences_come_first():
-    batcher = new_batcher(USUAL)
-    longest = [batcher.longest(part) for part in batcher.split(np.arange(len(USUAL)))]
+    batcher = new_batcher(TYPICAL)
+    longest = [batcher.longest(microbatch) for microbatch in batcher.split(np.arange(len(TYPICAL)))]
     assert longest == sorted(longest, reverse=True)
 
 
-def test_sentences_of_a_batch_lie_one_after_another():
+def test_sentences_of_a_batch_are_concatenated():
     dataset = Pairs([(2, 1), (0, 3)])
     batch = build_batch(dataset, np.array([0, 1]))
     sources, targets = list(dataset.source), list(dataset.target)
@@ -142,7 +147,7 @@ def test_sentences_of_a_batch_lie_one_after_another():
 
 @settings(deadline=None)
 @given(LENGTHS)
-def test_there_are_spare_rows_and_they_hold_nothing(lengths):
+def test_a_batch_ends_in_rows_of_pad(lengths):
     batch = build_batch(Pairs(lengths), np.arange(len(lengths)))
     for tokens, sizes in (
         (batch.source, batch.sources.lengths),
@@ -155,13 +160,13 @@ def test_there_are_spare_rows_and_they_hold_nothing(lengths):
 
 
 @given(st.integers(1, 1_000_000))
-def test_few_rows_are_spare_and_few_sizes_occur(num_tokens):
-    rows = num_rows(num_tokens)
+def test_rounding_adds_few_rows_and_gives_few_distinct_sizes(num_tokens):
+    rows = round_up_rows(num_tokens)
     assert num_tokens < rows <= num_tokens + max(1, num_tokens / 32)
     assert rows % (1 << max(0, rows.bit_length() - 7)) == 0
 
 
-def test_rows_of_a_real_dataset_are_its_sentences(data_dir):
+def test_a_batch_has_the_sentences_of_its_rows(data_dir):
     dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
     sources, targets = list(dataset.source), list(dataset.target)
     rows = np.array([7, 3, 100])
@@ -170,12 +175,12 @@ def test_rows_of_a_real_dataset_are_its_sentences(data_dir):
         (batch.source, batch.sources.lengths, sources),
         (batch.target_output, batch.targets.lengths, targets),
     ):
-        parts = torch.split(tokens[: lengths.sum()], lengths.tolist())
-        assert [part.tolist() for part in parts] == [[*sentences[row], EOS] for row in rows]
+        found = torch.split(tokens[: lengths.sum()], lengths.tolist())
+        assert [ids.tolist() for ids in found] == [[*sentences[row], EOS] for row in rows]
 
 
-@pytest.mark.parametrize("most", [30, 60, 100])
-def test_loss_and_gradients_over_parts_equal_those_over_one_batch(most):
+@pytest.mark.parametrize("max_tokens", [30, 60, 100])
+def test_loss_and_gradients_of_microbatches_equal_those_of_one_batch(max_tokens):
     config = TransformerConfig(
         num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, num_heads=2,
         dropout=0, embedding_dropout=0, attention_dropout=0,
@@ -184,14 +189,18 @@ def test_loss_and_gradients_over_parts_equal_those_over_one_batch(most):
     model = Transformer(config, source_vocab_size=20, target_vocab_size=20).double()
     rows = np.arange(20)
     results = []
-    for limit in (most, 10_000):
-        batcher = new_batcher(USUAL, most=limit)
-        parts = list(map(batcher.batch, batcher.split(rows)))
+    for limit in (max_tokens, 10_000):
+        batcher = new_batcher(TYPICAL, max_tokens=limit)
+        microbatches = list(map(batcher.batch, batcher.split(rows)))
         model.zero_grad()
-        losses = [batch_loss(model, part, label_smoothing=0.1)[0] for part in parts]
+        losses = [
+            batch_loss(model, microbatch, label_smoothing=0.1)[0] for microbatch in microbatches
+        ]
         for loss in losses:
             loss.backward()
-        results.append((len(parts), sum(losses), [p.grad.clone() for p in model.parameters()]))
+        results.append(
+            (len(microbatches), sum(losses), [p.grad.clone() for p in model.parameters()])
+        )
     (num_projections, *split), (one, *whole) = results
     assert num_projections > one == 1
     torch.testing.assert_close(split, whole)

@@ -1,4 +1,4 @@
-"""Labelled bracket F1: cases that can be worked out by hand."""
+"""Labeled bracket F1, with cases computed by hand."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from tfm.data.trees.tree import words_of
 from tfm.errors import DataError
 from tfm.metrics.brackets import BracketCounts, _Sentence, score_brackets
 
-# What counts of it: S 0-4, NP 0-2, VP 2-4 and ADVP 3-4; PRN holds nothing but punctuation.
+# Its scored brackets: S 0-4, NP 0-2, VP 2-4 and ADVP 3-4. PRN has only punctuation.
 GOLD = "(S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (RB home))) (PRN (: --)) (. .))"
 
 
@@ -23,13 +23,13 @@ def counts(gold, hypothesis):
 
 
 def figures(gold, hypothesis):
-    """Matched, gold and scored brackets."""
+    """Return the numbers of matched, gold and hypothesis brackets."""
     found = counts(gold, hypothesis)
     assert (found.errors, found.skipped) == (0, 0)
     return found.matched, found.gold, found.test
 
 
-def test_a_tree_agrees_with_itself():
+def test_a_tree_scores_one_against_itself():
     found = counts(GOLD, GOLD)
     assert (found.matched, found.gold, found.test) == (4, 4, 4)
     assert found.precision == found.recall == found.f1 == found.complete_match == 100
@@ -38,7 +38,7 @@ def test_a_tree_agrees_with_itself():
 
 
 def test_precision_and_recall_differ_and_f1_is_their_harmonic_mean():
-    # Right are S and NP; of the gold tree, VP and ADVP are missing, and X is none of its own.
+    # S and NP match. VP and ADVP of the gold tree are missing, and X is not in it.
     found = counts(GOLD, "(S (NP (DT the) (NN dog)) (X (VBZ runs)) (RB home) (PRN (: --)) (. .))")
     assert (found.matched, found.gold, found.test) == (2, 4, 3)
     assert found.precision == pytest.approx(200 / 3)
@@ -50,17 +50,17 @@ def test_precision_and_recall_differ_and_f1_is_their_harmonic_mean():
 @pytest.mark.parametrize(
     "hypothesis",
     [
-        # Where punctuation hangs does not matter,
+        # It does not matter where punctuation attaches,
         "(S (S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (RB home) (: --) (. .)))))",
         "(S (NP (DT the) (NN dog) (. .)) (S (VP (VBZ runs) (ADVP (RB home)))) (: --) (. .))",
     ],
 )
-def test_only_the_words_that_are_no_punctuation_place_a_bracket(hypothesis):
+def test_punctuation_does_not_change_the_span_of_a_bracket(hypothesis):
     found = counts(GOLD, hypothesis)
     assert (found.matched, found.gold) == (4, 4)
 
 
-def test_each_kind_of_punctuation_is_left_out_and_other_signs_are_not():
+def test_punctuation_is_ignored_and_other_symbols_count():
     punctuation = "(, ,) (: ;) (`` ``) ('' '') (. ?)"
     signs = "(-LRB- -LRB-) ($ $) (# #)"
     assert figures(
@@ -70,7 +70,7 @@ def test_each_kind_of_punctuation_is_left_out_and_other_signs_are_not():
     assert counts(f"(S {punctuation} {signs})", f"(S {punctuation} {signs})").words == 3
 
 
-def test_traces_are_left_out():
+def test_traces_are_ignored():
     assert figures(
         "(S (NP (NN a)) (VP (VBD b) (SBAR (-NONE- 0) (S (-NONE- *T*-1)))))",
         "(S (NP (NN a)) (VP (VBD b)))",
@@ -83,7 +83,7 @@ def test_top_does_not_count(gold, hypothesis):
     assert figures(gold, hypothesis) == (4, 4, 4)
 
 
-def test_another_root_label_counts_as_any_label_does():
+def test_a_root_label_other_than_top_counts():
     assert figures(GOLD, f"(S1 {GOLD})") == (4, 4, 5)
 
 
@@ -110,7 +110,7 @@ def test_prt_and_advp_are_one_label():
         ("(NP (X (NP (NN a))))", "(X (NP (NP (NN a))))", (3, 3, 3)),
     ],
 )
-def test_equal_brackets_over_one_span_match_as_often_as_they_occur(gold, hypothesis, expected):
+def test_equal_brackets_over_one_span_are_matched_by_their_number(gold, hypothesis, expected):
     assert figures(gold, hypothesis) == expected
 
 
@@ -119,14 +119,14 @@ def test_equal_brackets_over_one_span_match_as_often_as_they_occur(gold, hypothe
     [
         ("(S (NP (NN dog)) (VP (VBZ runs) (ADVP (RB home))))", 1, 0),
         ("(S (NP (DT the) (NN cat)) (VP (VBZ runs) (ADVP (RB home))))", 1, 0),
-        # A word tagged as punctuation is gone, which makes the sentence too short.
+        # A word tagged as punctuation is ignored, so that the sentence is too short.
         ("(S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (. home))))", 1, 0),
         ("", 0, 1),
         ("(())", 0, 1),
         ("(S (. .))", 0, 1),
     ],
 )
-def test_sentences_without_a_parse_or_of_other_words_are_counted_and_left_out(
+def test_sentences_without_a_parse_or_with_other_words_are_counted_and_skipped(
     hypothesis, errors, skipped
 ):
     wrong = "(S (NP (NN a) (NN b)))"
@@ -137,7 +137,7 @@ def test_sentences_without_a_parse_or_of_other_words_are_counted_and_left_out(
     assert f"sentences:2|errors:{errors}|skipped:{skipped}" in score.signature
 
 
-def test_words_without_part_of_speech_take_that_of_the_gold_tree():
+def test_words_without_part_of_speech_get_that_of_the_gold_tree():
     gold = tree(GOLD)
     restored, _ = restore(linearize(gold), words_of(gold))
     assert "(XX .)" in bracketed(restored)
@@ -148,7 +148,7 @@ def test_words_without_part_of_speech_take_that_of_the_gold_tree():
     assert "tags:own" in score_brackets([gold], [gold]).signature
 
 
-def test_words_without_part_of_speech_take_that_of_the_same_place_beside_traces():
+def test_words_without_part_of_speech_get_that_of_the_same_word_next_to_traces():
     gold = "(S (NP (-NONE- *)) (VP (VB go)) (. .))"
     assert figures(gold, "(S (VP (XX go)) (XX .))") == (2, 2, 2)
 
@@ -165,9 +165,9 @@ def test_parts_of_speech_are_scored_without_punctuation():
     assert found.tagging_accuracy == pytest.approx(200 / 3)
 
 
-def test_a_scored_bracket_that_crosses_several_crosses_once():
+def test_a_bracket_that_crosses_several_is_counted_once():
     gold = "(S (A (X a) (X b)) (B (X c) (X d)) (C (X e) (X f)))"
-    # b-c crosses A and B, d-e crosses B and C, and both D cross what they hold part of.
+    # b-c crosses A and B, d-e crosses B and C, and both D cross the brackets they overlap.
     found = counts(gold, "(S (X a) (D (D (X b) (X c)) (D (X d) (X e))) (X f))")
     assert found.crossing == 3
     assert (found.no_crossing, found.few_crossing) == (0, 0)
@@ -197,21 +197,21 @@ def test_counts_of_sentences_add_up():
     assert score.all == total
 
 
-def test_what_was_scored_nowhere_is_zero():
+def test_scores_of_no_sentences_are_zero():
     found = counts(GOLD, "")
     assert found.precision == found.recall == found.f1 == found.complete_match == 0
     assert found.tagging_accuracy is None
 
 
 @pytest.mark.parametrize(("num_gold", "num_trees"), [(0, 0), (1, 2), (2, 1)])
-def test_lists_of_other_lengths_are_an_error(num_gold, num_trees):
+def test_lists_of_different_lengths_are_an_error(num_gold, num_trees):
     with pytest.raises(DataError, match="for each sentence"):
         score_brackets([tree(GOLD)] * num_gold, [tree(GOLD)] * num_trees)
 
 
 @settings(deadline=None)
 @given(st.data())
-def test_f1_does_not_depend_on_which_tree_is_the_gold_one(data):
+def test_f1_is_symmetric(data):
     symbols = st.lists(st.sampled_from(["(S", "(NP", "(VP", ")S", ")NP", ")VP", "XX", "XX"]))
     words = ["a", "b", "c", "d", "e"]
     one, other = (restore(data.draw(symbols), words)[0] for _ in range(2))
@@ -223,7 +223,7 @@ def test_f1_does_not_depend_on_which_tree_is_the_gold_one(data):
 
 @st.composite
 def bracketings(draw, num_words):
-    """A tree of so many words, cut anywhere."""
+    """Draw a random tree of `num_words` words."""
 
     def build(start, end):
         if end - start == 1:
@@ -239,7 +239,7 @@ def spans(text):
 
 
 @given(num_words=st.integers(2, 12), data=st.data())
-def test_crossing_brackets_are_those_of_which_neither_holds_the_other(num_words, data):
+def test_brackets_cross_if_neither_contains_the_other(num_words, data):
     gold, test = (data.draw(bracketings(num_words)) for _ in range(2))
     crossing = sum(
         any(a < first < b < last or first < a < last < b for a, b in spans(gold))
@@ -248,8 +248,8 @@ def test_crossing_brackets_are_those_of_which_neither_holds_the_other(num_words,
     assert counts(gold, test).crossing == crossing
 
 
-def test_a_sentence_of_any_length_is_scored():
-    """By the square of its length, this would take minutes."""
+def test_a_very_long_sentence_is_scored_in_linear_time():
+    """In quadratic time, this would take minutes."""
     chain = "(S (T a) " * 20_000 + "(T a)" + ")" * 20_000
     found = counts(chain, chain)
     assert (found.matched, found.crossing) == (20_000, 0)

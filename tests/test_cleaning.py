@@ -1,4 +1,4 @@
-"""Cleaning: what goes, what stays, and that every pair is accounted for."""
+"""Cleaning: the rules that drop pairs, and their counts."""
 
 import sys
 import unicodedata
@@ -28,7 +28,7 @@ def clean(pairs, **config):
     return kept, counts
 
 
-def test_every_character_becomes_a_space_goes_or_stays_by_its_unicode_category():
+def test_the_unicode_category_of_a_character_decides_if_it_is_kept():
     for code in range(sys.maxunicode + 1):
         char = chr(code)
         result = normalize_space(f"a{char}b")[1:-1]
@@ -41,17 +41,17 @@ def test_every_character_becomes_a_space_goes_or_stays_by_its_unicode_category()
 
 
 @pytest.mark.parametrize("char", ["\u200c", "\u200d"])
-def test_joiners_that_spell_words_stay(char):
+def test_joiners_that_spell_words_are_kept(char):
     assert normalize_space(f"a{char}b") == f"a{char}b"
 
 
 @pytest.mark.parametrize("char", "\u200b\ufeff\u2060\u00ad\u200e\u200f\u202a\u202e\u2066\u2069\x00")
-def test_invisible_marks_go(char):
+def test_invisible_marks_are_removed(char):
     assert normalize_space(f"a{char}b{char}") == "ab"
 
 
 @given(st.text(st.sampled_from("ab \t\u2028\u00a0\u200b\x85é")))
-def test_normalised_text_is_normal_and_keeps_its_words(text):
+def test_normalizing_is_idempotent_and_keeps_words(text):
     result = normalize_space(text)
     assert normalize_space(result) == result
     assert result == " ".join(text.replace("\u200b", "").split())
@@ -100,7 +100,7 @@ def test_length_limits_are_inclusive_and_count_characters_not_bytes():
     assert kept == pairs[:1]
 
 
-def test_length_ratio_gives_short_sentences_ten_characters():
+def test_length_ratio_adds_ten_characters_to_both_sides():
     # (10 + 10) · 4 = 70 + 10
     kept, _ = clean([(b"s" * 10, b"t" * 70), (b"s" * 10, b"t" * 71)], max_length_ratio=4.0)
     assert [len(target) for _, target in kept] == [70]
@@ -119,7 +119,7 @@ line = st.text(st.sampled_from("ab \u2028\u200b"), max_size=4).map(str.encode) |
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(line, line), max_size=60), st.integers(1, 2000))
-def test_counts_add_up_and_survivors_come_in_order_without_duplicates(pairs, chunk_bytes):
+def test_counts_add_up_and_kept_pairs_are_ordered_and_distinct(pairs, chunk_bytes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "_CHUNK_BYTES", chunk_bytes)
         kept, counts = clean(pairs)
@@ -130,7 +130,7 @@ def test_counts_add_up_and_survivors_come_in_order_without_duplicates(pairs, chu
     assert kept == list(dict.fromkeys(without))
 
 
-def test_sums_of_counts_keep_adding_up():
+def test_summed_counts_add_up():
     total = PairCounts()
     for pairs in ([(b"a", b"b"), (b"", b"b")], [(b"c", b"c"), (b"d", b"e")]):
         total.add(clean(pairs)[1])
@@ -139,7 +139,7 @@ def test_sums_of_counts_keep_adding_up():
 
 @settings(max_examples=60)
 @given(st.lists(st.lists(st.integers(0, 30), max_size=12), max_size=20))
-def test_seen_hashes_is_a_set_that_keeps_first_places(batches):
+def test_seen_hashes_reports_first_occurrences_as_a_set_would(batches):
     seen, reference = SeenHashes(), set()
     for batch in batches:
         expected = [v not in reference and v not in batch[:i] for i, v in enumerate(batch)]
@@ -147,7 +147,7 @@ def test_seen_hashes_is_a_set_that_keeps_first_places(batches):
         reference.update(batch)
 
 
-def test_seen_hashes_takes_eight_bytes_each_in_few_runs():
+def test_seen_hashes_takes_eight_bytes_per_hash_in_few_runs():
     seen = SeenHashes()
     random = np.random.default_rng(1)
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""Recipes: the ones that come with tfm, users' own, and their mistakes."""
+"""Recipes: those that come with tfm, those of users, and error messages for mistakes."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from tfm.config import (
     settings_from,
 )
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
-from tfm.data.corpus.own import recipe_from_files, recipe_from_trees
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import GeneratedText, TextFiles, TreeFile
+from tfm.data.corpus.user_files import recipe_from_files, recipe_from_trees
 from tfm.data.manifest import SPLITS
 from tfm.errors import UsageError
 
@@ -54,7 +54,7 @@ def test_the_recipes_of_the_paper_and_the_small_ones_come_with_tfm():
 
 
 @pytest.mark.parametrize("name", builtin_recipes())
-def test_each_builtin_recipe_is_sound_and_bears_its_name(name):
+def test_each_builtin_recipe_is_valid_and_named_like_its_file(name):
     recipe = load_recipe(name)
     assert recipe.name == name
     if recipe.task == "translation":
@@ -85,19 +85,19 @@ def test_wmt14_recipes_follow_the_paper(name, vocab_size):
     assert all(archive.has_checksum for archive in recipe.archives)
 
 
-def test_an_unknown_name_lists_the_recipes_there_are():
+def test_the_error_for_an_unknown_name_lists_the_recipes():
     with pytest.raises(UsageError, match=r"wmt15.*wmt14-en-de"):
         load_recipe("wmt15-en-de")
 
 
-def test_a_minimal_recipe_file_is_enough(load):
+def test_a_minimal_recipe_file_is_valid(load):
     recipe = load(MINIMAL)
     assert recipe.train == (TextFiles(archive="tiny.tgz", source="a.en", target="a.de"),)
     assert [file.name for file in recipe.downloads()] == ["tiny.tgz"]
     assert recipe.valid == recipe.test == ()
 
 
-def test_all_mistakes_of_a_recipe_are_named_at_once(load):
+def test_all_mistakes_in_a_recipe_are_reported_together(load):
     text = MINIMAL.replace('target = "de"', 'target = "d e"\ncolor = 1').replace(
         'target = "a.de"', 'targets = "a.de"'
     )
@@ -168,7 +168,7 @@ def test_paths_in_a_recipe_are_relative_to_its_folder(load, tmp_path):
     assert recipe.local_paths() == [tmp_path / "my.en", tmp_path / "my.de.gz"]
 
 
-def test_a_loose_download_takes_its_checksum_from_the_archives_table(load):
+def test_a_download_outside_archives_gets_its_checksum_from_the_archives_table(load):
     url = "https://example.org/a.en.gz"
     recipe = load(
         'name = "x"\nsource = "en"\ntarget = "de"\n'
@@ -182,7 +182,7 @@ def test_a_loose_download_takes_its_checksum_from_the_archives_table(load):
 
 
 @pytest.mark.parametrize("name", ["numbers-en-de", "generated-treebank"])
-def test_generated_text_has_a_seed_and_nothing_to_download(name):
+def test_generated_text_has_a_seed_and_no_downloads(name):
     recipe = load_recipe(name)
     assert all(isinstance(text, GeneratedText) for split in SPLITS for text in recipe.texts(split))
     assert not recipe.downloads()
@@ -199,7 +199,7 @@ def test_generated_text_has_a_seed_and_nothing_to_download(name):
         (("left", "right"), ("source", "target")),
     ],
 )
-def test_languages_are_read_off_the_names_of_files(tmp_path, names, languages):
+def test_languages_are_taken_from_file_names(tmp_path, names, languages):
     pair = tuple(tmp_path / name for name in names)
     for path in pair:
         path.touch()
@@ -296,7 +296,7 @@ num_pairs = 3
 """
 
 
-def test_a_text_of_trees_is_one_file(load):
+def test_a_text_of_trees_has_one_file(load):
     recipe = load(PARSING)
     assert recipe.train == (TreeFile(archive="wsj.tgz", trees="wsj/02.mrg"),)
     assert recipe.train[0].sides == ("wsj/02.mrg",)
@@ -309,7 +309,7 @@ def test_paths_of_trees_are_relative_to_the_folder_of_the_recipe(load, tmp_path)
     assert recipe.local_paths() == [tmp_path / "a.mrg"]
 
 
-def test_trees_are_not_cleaned_as_translations_are_and_searched_for_as_in_the_paper(load):
+def test_parsing_has_its_own_defaults_for_cleaning_and_search(load):
     recipe = load(PARSING)
     cleaning = settings_from(CleaningConfig, recipe.settings("cleaning"))
     assert not any((cleaning.max_length_ratio, cleaning.max_characters, cleaning.drop_duplicates))
@@ -318,7 +318,7 @@ def test_trees_are_not_cleaned_as_translations_are_and_searched_for_as_in_the_pa
     assert load(MINIMAL).settings("search") == {}
 
 
-def test_a_recipe_of_trees_may_say_otherwise(load):
+def test_a_recipe_of_trees_may_override_the_defaults(load):
     recipe = load(PARSING + "[search]\nbeam_size = 4\n[subword]\nvocab_size = 90\n")
     assert recipe.settings("search")["beam_size"] == 4
     assert recipe.settings("search")["length_penalty"] == 0.3
@@ -342,7 +342,7 @@ def test_a_mistake_in_a_recipe_of_trees_is_explained(load, old, new, message):
         load(PARSING.replace(old, new, 1))
 
 
-def test_a_folder_means_all_files_of_trees_below_it_by_name(tmp_path):
+def test_a_folder_stands_for_all_files_of_trees_in_it(tmp_path):
     for name in ("wsj/03/b.mrg", "wsj/02/c.mrg.gz", "wsj/02/a.txt", "wsj/README", "dev.trees"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -367,24 +367,24 @@ def test_all_missing_trees_are_named(tmp_path):
     "url",
     ["http://[", "http://h/", "http://h/..", "http://h/a%00b", "http://h/%2e%2e", "ftp://h/a"],
 )
-def test_an_address_without_a_name_for_a_file_is_a_problem(load, url):
-    with pytest.raises(UsageError, match="is not the http or https address of a file"):
+def test_a_url_without_a_file_name_is_a_mistake(load, url):
+    with pytest.raises(UsageError, match="is not an http or https URL of a file"):
         load(MINIMAL.replace("https://example.org/files/tiny.tgz", url))
 
 
-def test_an_address_outside_of_archives_is_checked_too(load):
-    with pytest.raises(UsageError, match="is not the http or https address of a file"):
+def test_a_url_outside_archives_is_checked_too(load):
+    with pytest.raises(UsageError, match="is not an http or https URL of a file"):
         load(MINIMAL + '[[valid]]\nsource = "http://[/a.en"\ntarget = "http://h/a.de"\n')
 
 
 @pytest.mark.parametrize("number", ["-1", "9223372036854775808", "0x" + "f" * 5_000])
-def test_numbers_of_a_recipe_are_sizes_that_can_be(load, number):
+def test_impossible_sizes_in_a_recipe_are_refused(load, number):
     with pytest.raises(UsageError, match=r"size = .*, but it must be 0 to") as caught:
         load(MINIMAL.replace('tiny.tgz"\n\n', f'tiny.tgz"\nsize = {number}\n\n'))
     assert len(str(caught.value)) < 400
 
 
-def test_a_path_that_is_no_unicode_is_named(tmp_path):
+def test_a_path_that_is_not_utf8_is_named(tmp_path):
     path = Path(f"{tmp_path}/\udcff.en")
-    with pytest.raises(UsageError, match="is not a name in Unicode"):
+    with pytest.raises(UsageError, match="is not UTF-8"):
         recipe_from_files(name="x", train=[(path, path)], source="en", target="de")

@@ -1,4 +1,4 @@
-"""The binarized format: what is written is read, and damage is a DataError."""
+"""The binarized format: data is read as written, and damage raises DataError."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def open_train(bin_dir):
 
 @pytest.fixture
 def bin_dir(data_dir, tmp_path):
-    """A copy that may be damaged."""
+    """A copy for a test to damage."""
     return shutil.copytree(data_dir / "bin", tmp_path / "bin")
 
 
@@ -55,23 +55,23 @@ def test_ids_decode_to_the_text_of_the_split(data_dir):
         assert model.decode(sequences) == text
 
 
-def test_lengths_and_joined_rows_agree_with_the_sentences(write_sequences):
+def test_lengths_and_concatenated_rows_match_the_sentences(write_sequences):
     sequences = read_sequences(write_sequences([5, 6, 7, 8, 9], [0, 2, 2, 5]))
     assert list(sequences) == [[5, 6], [], [7, 8, 9]]
     assert sequences.lengths().tolist() == [2, 0, 3]
-    ids, lengths = sequences.joined(np.array([1, 2, 0]), gap=0)
+    ids, lengths = sequences.concatenate(np.array([1, 2, 0]), gap=0)
     assert ids.tolist() == [7, 8, 9, 5, 6]
     assert lengths.tolist() == [0, 3, 2]
-    ids, _ = sequences.joined(np.array([2, 1, 0]), gap=2)
+    ids, _ = sequences.concatenate(np.array([2, 1, 0]), gap=2)
     assert ids.tolist() == [7, 8, 9, PAD, PAD, PAD, PAD, 5, 6, PAD, PAD]
 
 
-def test_rows_that_are_all_empty_leave_gaps_only(write_sequences):
+def test_empty_sentences_give_only_gaps(write_sequences):
     sequences = read_sequences(write_sequences([], [0, 0, 0]))
-    ids, lengths = sequences.joined(np.array([0, 1]), gap=1)
+    ids, lengths = sequences.concatenate(np.array([0, 1]), gap=1)
     assert ids.tolist() == [PAD, PAD]
     assert lengths.tolist() == [0, 0]
-    assert sequences.joined(np.array([], dtype=np.int64), gap=1)[0].tolist() == []
+    assert sequences.concatenate(np.array([], dtype=np.int64), gap=1)[0].tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -79,16 +79,16 @@ def test_rows_that_are_all_empty_leave_gaps_only(write_sequences):
     [[], [0], [0, 2, 4], [0, 2, 6], [1, 2, 5], [0, 4, 2, 5], [0, -1, 5], [-5, 0, 5], [0, 9, 5]],
     ids=str,
 )
-def test_offsets_that_do_not_fit_five_tokens_are_damage(write_sequences, offsets):
+def test_offsets_that_do_not_fit_the_tokens_are_damage(write_sequences, offsets):
     folder = write_sequences([5, 6, 7, 8, 9], offsets)
-    with pytest.raises(DataError, match=r"x: the offsets do not fit .*binarize --force"):
+    with pytest.raises(DataError, match=r"x do not fit its tokens: .*binarize --force"):
         read_sequences(folder)
 
 
-def test_ids_beyond_the_vocabulary_are_damage(write_sequences):
+def test_ids_outside_the_vocabulary_are_damage(write_sequences):
     folder = write_sequences([5, 6, 7], [0, 3])
     assert len(read_sequences(folder, 8)) == 1
-    with pytest.raises(DataError, match=r"x: there are ids beyond the vocabulary of 7"):
+    with pytest.raises(DataError, match=r"x has ids outside the vocabulary of 7 pieces"):
         read_sequences(folder, 7)
 
 
@@ -100,22 +100,22 @@ def test_a_missing_file_is_named(bin_dir, name):
 
 
 @pytest.mark.parametrize("name", [*FILES, "dataset.json"])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_a_truncated_file_is_damage(bin_dir, name, share):
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_file_is_damage(bin_dir, name, fraction):
     content = (bin_dir / name).read_bytes()
-    (bin_dir / name).write_bytes(content[: int(share * len(content))])
+    (bin_dir / name).write_bytes(content[: int(fraction * len(content))])
     with pytest.raises(DataError, match=re.escape(name.removesuffix(".offsets.npy"))):
         open_train(bin_dir)
 
 
-def seal(bin_dir):
-    """Give the index the checksums of the files as they are, as a forger would."""
+def forge_checksums(bin_dir):
+    """Recompute the checksums in the index, as an attacker would."""
     DatasetIndex.load(bin_dir).save(bin_dir)
 
 
-def flip_a_bit(path, data, *, among_the_first):
+def flip_bit(path, data, *, max_bytes):
     content = bytearray(path.read_bytes())
-    position = data.draw(st.integers(0, min(len(content), among_the_first) - 1))
+    position = data.draw(st.integers(0, min(len(content), max_bytes) - 1))
     content[position] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
 
@@ -124,18 +124,18 @@ def flip_a_bit(path, data, *, among_the_first):
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_a_flipped_bit_is_damage_wherever_it_is(bin_dir, data):
+def test_a_flipped_bit_is_detected_anywhere(bin_dir, data):
     path = bin_dir / data.draw(st.sampled_from([*FILES, "dataset.json"]))
     content = path.read_bytes()
     index = DatasetIndex.load(bin_dir)
-    flip_a_bit(path, data, among_the_first=len(content))
+    flip_bit(path, data, max_bytes=len(content))
     try:
         open_train(bin_dir)
     except DataError:
         pass
     else:
-        # Space in the index may change, and what it says of other splits and of the vocabulary,
-        # which is compared elsewhere.
+        # White space in the index may change, and values for other splits and the vocabulary,
+        # which are verified elsewhere.
         assert path.name == "dataset.json"
         assert DatasetIndex.load(bin_dir).checksum("train") == index.checksum("train")
     finally:
@@ -149,15 +149,15 @@ def test_a_flipped_bit_is_damage_wherever_it_is(bin_dir, data):
 def test_a_file_with_a_forged_checksum_is_refused_or_gives_ids_of_the_vocabulary(bin_dir, data):
     path = bin_dir / data.draw(st.sampled_from(FILES))
     before = {each: each.read_bytes() for each in (path, bin_dir / "dataset.json")}
-    flip_a_bit(path, data, among_the_first=400)
-    seal(bin_dir)
+    flip_bit(path, data, max_bytes=400)
+    forge_checksums(bin_dir)
     try:
         dataset = open_train(bin_dir)
     except DataError:
         pass
     else:
         for sequences in (dataset.source, dataset.target):
-            ids, lengths = sequences.joined(np.arange(len(sequences)), gap=0)
+            ids, lengths = sequences.concatenate(np.arange(len(sequences)), gap=0)
             assert lengths.min() >= 0
             assert 0 <= ids.min() <= ids.max() < VOCAB_SIZE
     finally:
@@ -165,18 +165,16 @@ def test_a_file_with_a_forged_checksum_is_refused_or_gives_ids_of_the_vocabulary
             each.write_bytes(content)
 
 
-def test_the_checksum_of_a_split_tells_its_data_apart(bin_dir):
+def test_the_checksum_of_a_split_changes_with_its_data(bin_dir):
     index = DatasetIndex.load(bin_dir)
     before = index.checksum("train")
     assert before != index.checksum("test")
     tokens = np.load(bin_dir / FILES[0])
     tokens[3] += 1
     np.save(bin_dir / FILES[0], tokens)
-    with pytest.raises(
-        DataError, match=r"en\.tokens\.npy is damaged, it does not have the checksum"
-    ):
+    with pytest.raises(DataError, match=r"en\.tokens\.npy is damaged \(its checksum differs"):
         open_train(bin_dir)
-    seal(bin_dir)
+    forge_checksums(bin_dir)
     open_train(bin_dir)
     assert DatasetIndex.load(bin_dir).checksum("train") != before
     assert DatasetIndex.load(bin_dir).checksum("test") == index.checksum("test")
@@ -188,24 +186,24 @@ def test_the_checksum_of_a_split_tells_its_data_apart(bin_dir):
     [np.zeros((3, 3), np.int64), np.zeros(9, np.float32), np.array(["text"]), np.int64(3)],
     ids=["a matrix", "floats", "text", "a number"],
 )
-def test_an_array_of_something_else_is_refused(bin_dir, name, foreign):
+def test_an_array_of_another_kind_is_refused(bin_dir, name, foreign):
     np.save(bin_dir / name, foreign)
-    seal(bin_dir)
+    forge_checksums(bin_dir)
     with pytest.raises(DataError, match=re.escape(name)):
         open_train(bin_dir)
 
 
 def test_a_pickle_is_never_loaded(bin_dir):
     np.save(bin_dir / FILES[0], np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    seal(bin_dir)
-    with pytest.raises(DataError, match=r"no list of integers"):
+    forge_checksums(bin_dir)
+    with pytest.raises(DataError, match=r"is not a \.npy file of integers"):
         open_train(bin_dir)
 
 
-def test_files_of_another_split_do_not_pass(bin_dir):
+def test_files_of_another_split_are_refused(bin_dir):
     for kind in ("tokens", "offsets"):
         shutil.copy(bin_dir / f"test.en.{kind}.npy", bin_dir / f"train.en.{kind}.npy")
-    seal(bin_dir)
+    forge_checksums(bin_dir)
     with pytest.raises(DataError, match=r"12 source and 200 target sentences, but .* says 200"):
         open_train(bin_dir)
 
@@ -229,19 +227,19 @@ def test_files_of_another_split_do_not_pass(bin_dir):
     ],
     ids=str,
 )
-def test_a_foreign_index_is_refused(bin_dir, change):
+def test_an_index_with_invalid_values_is_refused(bin_dir, change):
     path = bin_dir / "dataset.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(DataError, match=r"dataset\.json is .*tfm binarize --force"):
         open_train(bin_dir)
 
 
-def test_an_unknown_split_is_refused_with_those_there_are(data_dir):
+def test_the_error_for_an_unknown_split_lists_the_splits(data_dir):
     with pytest.raises(DataError, match="no dev split: it has train, valid, test"):
         ParallelDataset(data_dir / "bin", "dev", vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
 
 
-def test_the_index_is_read_as_it_was_written(bin_dir):
+def test_the_index_is_read_as_written(bin_dir):
     index = DatasetIndex.load(bin_dir)
     index.save(bin_dir)
     assert DatasetIndex.load(bin_dir) == index
@@ -253,23 +251,23 @@ def test_the_index_is_read_as_it_was_written(bin_dir):
     parts=st.lists(numpy_strategies.arrays(np.uint16, st.integers(0, 50)), max_size=5),
     dtype=st.sampled_from([np.uint16, np.uint32]),
 )
-def test_an_array_written_in_parts_is_one_array(tmp_path, parts, dtype):
+def test_appended_arrays_are_read_as_one(tmp_path, parts, dtype):
     with (tmp_path / "a.npy").open("wb") as file:
         writer = ArrayWriter(file, dtype)
         for part in parts:
             writer.append(part)
         writer.finish()
-    found = np.load(tmp_path / "a.npy")
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, np.concatenate([np.zeros(0, dtype), *parts]))
+    array = np.load(tmp_path / "a.npy")
+    assert array.dtype == dtype
+    np.testing.assert_array_equal(array, np.concatenate([np.zeros(0, dtype), *parts]))
 
 
-def test_ids_take_two_bytes_as_long_as_they_fit():
+def test_ids_take_two_bytes_if_they_fit():
     assert id_dtype(1 << 16) == np.uint16
     assert id_dtype((1 << 16) + 1) == np.uint32
 
 
-def test_damage_is_mended_by_binarizing_again(data_dir, tmp_path):
+def test_binarizing_again_repairs_damage(data_dir, tmp_path):
     copy = shutil.copytree(data_dir, tmp_path / "copy")
     (copy / "bin" / FILES[0]).write_bytes(b"damage")
     binarize(copy, BinarizeConfig(jobs=1), force=True)

@@ -1,4 +1,4 @@
-"""What will be written is compared with what is free, each disk for itself."""
+"""The check of free disk space, separately for each disk."""
 
 import dataclasses
 import re
@@ -18,11 +18,11 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def disks(monkeypatch, tmp_path):
-    """Two disks with free bytes that a test can change: "small" and all the rest."""
-    free = {"small": 10_000, "rest": 5_000_000}
+    """Two disks: folders named "small", and all others; tests can change the free bytes."""
+    free = {"small": 10_000, "large": 5_000_000}
 
     def name(folder):
-        return "small" if "small" in folder.parts else "rest"
+        return "small" if "small" in folder.parts else "large"
 
     monkeypatch.setattr(disk, "_disk", lambda folder: hash(name(folder)))
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: Usage(0, 0, free[name(path)]))
@@ -36,7 +36,7 @@ def need(folder, content, num_bytes, **options):
     )
 
 
-def test_what_a_disk_will_take_and_has_is_said_in_one_line(disks, tmp_path, capsys):
+def test_one_line_reports_the_needed_and_free_space_of_a_disk(disks, tmp_path, capsys):
     out = tmp_path / "data" / "new"
     check_disks([need(out, "text", 2_000_000), need(out / "raw", "unpacked text", 1_500_000)])
     [line] = capsys.readouterr().err.splitlines()
@@ -45,48 +45,48 @@ def test_what_a_disk_will_take_and_has_is_said_in_one_line(disks, tmp_path, caps
     assert not out.exists()
 
 
-def test_parts_on_one_disk_are_added_up(disks, tmp_path):
-    parts = [need(tmp_path / name, name, 3_000_000) for name in ("text", "ids")]
-    check_disks(parts[:1])
+def test_needs_on_one_disk_are_added_up(disks, tmp_path):
+    needs = [need(tmp_path / name, name, 3_000_000) for name in ("text", "ids")]
+    check_disks(needs[:1])
     with pytest.raises(DataError, match=r"6\.0 MB.*only 5\.0 MB.*move the text, or move the ids"):
-        check_disks(parts)
+        check_disks(needs)
 
 
-def test_only_what_helps_is_proposed(disks, tmp_path):
-    parts = [need(tmp_path / name, name, size) for name, size in (("text", 8), ("ids", 3))]
+def test_only_sufficient_remedies_are_proposed(disks, tmp_path):
+    needs = [need(tmp_path / name, name, size) for name, size in (("text", 8), ("ids", 3))]
     for free, advice in ((3, r"move the text$"), (8, r"move the text, or move the ids$")):
-        disks["rest"] = free
+        disks["large"] = free
         with pytest.raises(DataError, match=advice):
-            check_disks(parts)
-    disks["rest"] = 2
+            check_disks(needs)
+    disks["large"] = 2
     with pytest.raises(DataError, match=r"move the text, and move the ids$"):
-        check_disks(parts)
+        check_disks(needs)
 
 
-def test_disks_are_counted_apart(disks, tmp_path, capsys):
-    parts = [need(tmp_path / "a", "text", 4_999_999), need(tmp_path / "small", "downloads", 9_999)]
-    check_disks(parts)
+def test_each_disk_is_checked_separately(disks, tmp_path, capsys):
+    needs = [need(tmp_path / "a", "text", 4_999_999), need(tmp_path / "small", "downloads", 9_999)]
+    check_disks(needs)
     assert len(capsys.readouterr().err.splitlines()) == 2
     disks["small"] = 9_998
     with pytest.raises(DataError, match="move the downloads") as caught:
-        check_disks(parts)
+        check_disks(needs)
     assert "move the text" not in str(caught.value)
 
 
 def test_all_disks_that_are_too_small_are_named(disks, tmp_path):
-    disks.update(small=0, rest=0)
-    parts = [need(tmp_path / "a", "text", 5), need(tmp_path / "small", "downloads", 7)]
+    disks.update(small=0, large=0)
+    needs = [need(tmp_path / "a", "text", 5), need(tmp_path / "small", "downloads", 7)]
     with pytest.raises(DataError, match=r"text 5 bytes.*downloads 7 bytes"):
-        check_disks(parts)
+        check_disks(needs)
 
 
-def test_the_last_byte_may_be_used(disks, tmp_path):
+def test_all_free_space_may_be_used(disks, tmp_path):
     check_disks([need(tmp_path, "text", 5_000_000)])
     with pytest.raises(DataError):
         check_disks([need(tmp_path, "text", 5_000_001)])
 
 
-def test_what_nobody_knows_is_not_taken_for_nothing(disks, tmp_path, capsys):
+def test_an_unknown_size_is_reported(disks, tmp_path, capsys):
     unknown = need(tmp_path, "downloads", 0, is_least=True)
     check_disks([unknown, need(tmp_path, "text", 7_000)])
     check_disks([unknown])
@@ -95,13 +95,13 @@ def test_what_nobody_knows_is_not_taken_for_nothing(disks, tmp_path, capsys):
     assert "an unknown amount" in second
 
 
-def test_where_nothing_is_written_nothing_is_said(disks, tmp_path, capsys):
-    disks["rest"] = 0
+def test_an_empty_need_is_not_reported(disks, tmp_path, capsys):
+    disks["large"] = 0
     check_disks([need(tmp_path, "downloads", 0)])
     assert capsys.readouterr().err == ""
 
 
-def test_prepare_stops_at_a_disk_too_small_before_anything_is_fetched(disks, tmp_path, monkeypatch):
+def test_prepare_checks_the_disk_before_it_downloads(disks, tmp_path, monkeypatch):
     monkeypatch.setattr(TextSources, "fetch", lambda self: pytest.fail("it was fetched"))
     with pytest.raises(DataError) as caught:
         prepare(load_recipe("wmt14-en-fr"), tmp_path / "data")
@@ -116,9 +116,9 @@ def test_prepare_stops_at_a_disk_too_small_before_anything_is_fetched(disks, tmp
     assert [path.name for path in (tmp_path / "data").rglob("*")] == ["manifest.json"]
 
 
-def test_downloads_on_another_disk_leave_the_first_one_room(disks, tmp_path):
+def test_downloads_on_another_disk_are_checked_separately(disks, tmp_path):
     recipe, downloads = load_recipe("wmt14-en-de"), tmp_path / "small"
-    disks["rest"] = 4 * 10**9
+    disks["large"] = 4 * 10**9
     with pytest.raises(DataError, match=r"small.*downloads 1\.7 GB.*10\.0 kB") as caught:
         prepare(recipe, tmp_path / "data", downloads_dir=downloads)
     assert "--out" not in str(caught.value)
@@ -126,7 +126,7 @@ def test_downloads_on_another_disk_leave_the_first_one_room(disks, tmp_path):
         prepare(recipe, tmp_path / "data")
 
 
-def test_prepare_says_what_it_takes_once_and_is_not_far_off(tmp_path, capsys):
+def test_prepare_reports_a_good_estimate_once(tmp_path, capsys):
     recipe = load_recipe("numbers-en-de")
     train = (dataclasses.replace(recipe.train[0], num_pairs=800),)
     for _ in range(2):

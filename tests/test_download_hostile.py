@@ -1,4 +1,4 @@
-"""Downloads from a server that sends what it likes: an end to it, and nothing kept."""
+"""Downloads from a hostile server end with an error and keep nothing."""
 
 import contextlib
 import hashlib
@@ -19,7 +19,7 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Site:
-    """What the server sends in place of an HTTP answer, and what it was asked."""
+    """The raw response of the server, and the requests that it received."""
 
     def __init__(self):
         self.raw = None  # gives one part after another
@@ -43,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def site(serve, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(download, "_PAUSES_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(download, "_RETRY_DELAYS_SECONDS", (0.0, 0.0, 0.0))
     site = Site()
     site.url = serve(type("SiteHandler", (Handler,), {"site": site}))
     return site
@@ -58,18 +58,18 @@ def files_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def drops(part, seconds=0.02):
-    """The same part again and again, with pauses."""
+def trickle(block, seconds=0.02):
+    """Yield a block again and again, with pauses."""
     while True:
-        yield part
+        yield block
         time.sleep(seconds)
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    for name in ("_TIMEOUT_SECONDS", "_ANSWER_SECONDS"):
+def short_timeouts(monkeypatch):
+    for name in ("_READ_TIMEOUT_SECONDS", "_RESPONSE_TIMEOUT_SECONDS"):
         monkeypatch.setattr(download, name, 0.2)
-    monkeypatch.setattr(download, "_PAUSES_SECONDS", (0.0,))
+    monkeypatch.setattr(download, "_RETRY_DELAYS_SECONDS", (0.0,))
 
 
 @pytest.mark.parametrize(
@@ -77,25 +77,23 @@ def impatient(monkeypatch):
     [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"],
     ids=["status", "headers", "patience"],
 )
-def test_a_server_that_never_comes_to_the_point_is_given_up(
-    archive, site, tmp_path, impatient, head
-):
-    site.raw = lambda: itertools.chain([head], drops(head or b"H"))
+def test_a_server_that_never_sends_a_body_times_out(archive, site, tmp_path, short_timeouts, head):
+    site.raw = lambda: itertools.chain([head], trickle(head or b"H"))
     with pytest.raises(DownloadError, match=r"TimeoutError|LineTooLong|HTTPException|BadStatus"):
         fetch(archive, tmp_path)
 
 
-def test_a_body_that_only_trickles_is_given_up(archive, site, tmp_path, impatient):
-    site.raw = lambda: itertools.chain([b"HTTP/1.1 200 OK\r\n\r\n"], drops(b"x"))
+def test_a_very_slow_body_times_out(archive, site, tmp_path, short_timeouts):
+    site.raw = lambda: itertools.chain([b"HTTP/1.1 200 OK\r\n\r\n"], trickle(b"x"))
     with pytest.raises(DownloadError, match=r"TimeoutError: only [0-9]+ bytes in 0.2 s"):
         fetch(archive, tmp_path)
 
 
 @pytest.mark.parametrize("head", [b"", b"Content-Length: 99999999\r\n"])
-def test_a_body_without_end_is_not_kept(archive, site, tmp_path, monkeypatch, head):
-    monkeypatch.setattr(download, "_ALLOWANCE_BYTES", 1000)
+def test_an_endless_body_is_discarded(archive, site, tmp_path, monkeypatch, head):
+    monkeypatch.setattr(download, "_SIZE_MARGIN_BYTES", 1000)
     site.raw = lambda: itertools.chain(
-        [b"HTTP/1.1 200 OK\r\n" + head + b"\r\n"], drops(CONTENT, 0.0)
+        [b"HTTP/1.1 200 OK\r\n" + head + b"\r\n"], trickle(CONTENT, 0.0)
     )
     limit = f"{2 * len(CONTENT) + 1000:,}"
     with pytest.raises(DownloadError, match=f"sends more than {limit} bytes"):
@@ -104,14 +102,14 @@ def test_a_body_without_end_is_not_kept(archive, site, tmp_path, monkeypatch, he
     assert len(site.requests) == 1
 
 
-def test_what_a_server_says_does_not_reach_the_terminal_as_it_is(archive, site, tmp_path):
+def test_control_characters_of_a_server_do_not_reach_the_terminal(archive, site, tmp_path):
     site.raw = lambda: [b"HTTP/1.1 404 \x1b[2J gone\r\nContent-Length: 0\r\n\r\n"]
     with pytest.raises(DownloadError) as caught:
         fetch(archive, tmp_path)
     assert str(caught.value).isprintable()
 
 
-def test_a_server_that_refuses_a_part_that_nobody_asked_for_has_no_file(archive, site, tmp_path):
+def test_a_range_error_without_a_range_request_is_a_failure(archive, site, tmp_path):
     site.raw = lambda: [b"HTTP/1.1 416 No\r\nContent-Range: bytes */0\r\n\r\n"]
     with pytest.raises(DownloadError, match="could not fetch"):
         fetch(archive, tmp_path)

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer of benchmarks/faults: every reader, a few damaged files each."""
+"""A short run of benchmarks/faults/fuzz.py: a few damaged files for each reader."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ FUZZER = Path(__file__).parents[1] / "benchmarks" / "faults" / "fuzz.py"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
-def test_damaged_and_hostile_files_end_in_a_result_or_in_one_line():
+def test_damaged_and_hostile_files_give_a_result_or_one_line():
     done = subprocess.run(
         [sys.executable, FUZZER, "--cases", "5"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

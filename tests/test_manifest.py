@@ -1,4 +1,4 @@
-"""manifest.json: whether a step must run again, and what it did."""
+"""manifest.json: whether a step must run again, and its recorded result."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def record(manifest, name="out", inputs=INPUTS):
     return output
 
 
-def test_what_was_written_is_read_back(manifest):
+def test_a_manifest_is_read_as_written(manifest):
     loaded = Manifest.load(manifest.data_dir)
     assert (loaded.name, loaded.source, loaded.target) == ("x", "en", "de")
     assert loaded.settings("subword") == {"a": 1}
@@ -40,7 +40,7 @@ def test_a_step_that_was_not_done_is_not_current(manifest):
     assert manifest.result("step") == {}
 
 
-def test_a_step_is_current_with_the_same_inputs_only(manifest):
+def test_a_step_is_current_only_with_the_same_inputs(manifest):
     record(manifest)
     for each in (manifest, Manifest.load(manifest.data_dir)):
         assert each.is_current("step", INPUTS)
@@ -49,7 +49,7 @@ def test_a_step_is_current_with_the_same_inputs_only(manifest):
         assert each.result("step") == {"kept": 3}
 
 
-def test_a_step_whose_output_is_gone_or_of_another_size_is_not_current(manifest):
+def test_a_step_with_missing_or_resized_outputs_is_not_current(manifest):
     output = record(manifest)
     output.write_text("more content")
     assert not manifest.is_current("step", INPUTS)
@@ -66,14 +66,14 @@ def test_a_dataset_may_be_moved(manifest, tmp_path):
     assert Manifest.load(moved).is_current("step", INPUTS)
 
 
-def test_creating_it_again_keeps_the_steps_and_takes_the_new_settings(manifest):
+def test_creating_a_manifest_again_keeps_steps_and_replaces_settings(manifest):
     record(manifest)
     again = create(manifest.data_dir, settings={"subword": {"a": 2}})
     assert again.is_current("step", INPUTS)
     assert Manifest.load(manifest.data_dir).settings("subword") == {"a": 2}
 
 
-def test_splits_are_those_with_text_training_first(manifest):
+def test_splits_with_text_are_listed_training_first(manifest):
     assert manifest.splits() == []
     for split in ("test", "train"):
         manifest.text_path(split, "en").write_text("")
@@ -91,7 +91,7 @@ def test_fingerprints_change_with_the_text(manifest):
     assert before["train.de"] != after["train.de"]
 
 
-def test_a_folder_without_manifest_says_how_to_make_one(tmp_path):
+def test_the_error_without_manifest_says_how_to_make_one(tmp_path):
     with pytest.raises(DataError, match=r"is no dataset .*: make one with tfm prepare"):
         Manifest.load(tmp_path)
 
@@ -127,7 +127,7 @@ def test_a_damaged_manifest_is_named(manifest, content):
     ],
     ids=str,
 )
-def test_a_manifest_with_another_kind_of_value_is_damaged(manifest, change):
+def test_a_manifest_with_a_value_of_another_type_is_damaged(manifest, change):
     path = manifest.data_dir / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     for read in (Manifest.load, create):
@@ -135,13 +135,13 @@ def test_a_manifest_with_another_kind_of_value_is_damaged(manifest, change):
             read(manifest.data_dir)
 
 
-def test_text_that_is_no_file_has_no_fingerprint(manifest):
+def test_the_fingerprint_of_a_folder_is_an_error(manifest):
     manifest.text_path("train", "en").mkdir()
-    with pytest.raises(DataError, match=r"train\.en does not exist or is no file"):
+    with pytest.raises(DataError, match=r"train\.en does not exist or is not a file"):
         manifest.text_fingerprints(["train"])
 
 
-def test_the_newest_dataset_is_the_one_last_worked_on(tmp_path):
+def test_the_newest_dataset_is_the_one_changed_last(tmp_path):
     for age, name in enumerate(("a", "b", "c")):
         create(tmp_path / name)
         (tmp_path / name / "train.en").touch()
@@ -151,7 +151,7 @@ def test_the_newest_dataset_is_the_one_last_worked_on(tmp_path):
     assert newest_dataset(tmp_path) == tmp_path / "b"
 
 
-def test_a_dataset_whose_making_failed_is_not_the_newest(tmp_path):
+def test_a_dataset_whose_preparation_failed_is_ignored(tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "train.en").touch()
     create(tmp_path / "old")
@@ -159,6 +159,6 @@ def test_a_dataset_whose_making_failed_is_not_the_newest(tmp_path):
     assert newest_dataset(tmp_path) == tmp_path / "old"
 
 
-def test_no_dataset_says_how_to_make_one(tmp_path):
+def test_the_error_without_datasets_says_how_to_make_one(tmp_path):
     with pytest.raises(DataError, match=r'holds no dataset: make one with "tfm prepare"'):
         newest_dataset(tmp_path / "data")

@@ -10,7 +10,7 @@ import pytest
 
 from tfm.cli import main as cli
 from tfm.data.corpus.loading import load_recipe
-from tfm.data.corpus.own import recipe_from_trees
+from tfm.data.corpus.user_files import recipe_from_trees
 from tfm.data.dataset import ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary

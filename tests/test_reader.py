@@ -89,7 +89,7 @@ def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
     with path.open("wb") as file:
         file.write(b"a\n")
         file.truncate(1 << 32)  # 4 GiB of nothing that take no room
-    with pytest.raises(DataError, match="in, line 2 has 16 MiB or more: this is no text of one"):
+    with pytest.raises(DataError, match="in, line 2 has 16 MiB or more: the text must have one"):
         read(path)
 
 

@@ -1,4 +1,4 @@
-"""How large the text of a recipe is, told before anything is downloaded."""
+"""The estimated size of a recipe's text before it is downloaded."""
 
 import gzip
 
@@ -33,48 +33,48 @@ def write(path, num_bytes):
     path.write_bytes(b"x" * num_bytes)
 
 
-def test_a_recipe_says_how_much_text_its_archives_have(tmp_path):
+def test_the_text_size_of_a_recipe_is_used(tmp_path):
     size = sources(tmp_path, text_size=700).size()
     assert (size.missing, size.unpacked, size.text, size.is_least) == (1000, 700, 700, False)
 
 
-def test_a_recipe_that_does_not_say_it_is_taken_for_text_packed_as_usual(tmp_path):
+def test_without_text_size_a_usual_compression_is_assumed(tmp_path):
     size = sources(tmp_path).size()
     assert 2000 < size.unpacked == size.text < 6000
 
 
-def test_what_is_downloaded_already_is_not_missing(tmp_path):
+def test_existing_downloads_are_not_missing(tmp_path):
     write(tmp_path / "downloads" / "a.tgz.part", 400)
     assert sources(tmp_path).size().missing == 600
     write(tmp_path / "downloads" / "a.tgz", 1000)
     assert sources(tmp_path).size().missing == 0
 
 
-def test_what_is_unpacked_already_needs_no_more_room(tmp_path):
+def test_unpacked_text_needs_no_more_space(tmp_path):
     write(tmp_path / "raw" / "train-1.en", 300)
     size = sources(tmp_path, text_size=700).size()
     assert (size.unpacked, size.text) == (400, 700)
 
 
-def test_the_archives_of_a_mirror_folder_are_not_copied_and_may_be_smaller(tmp_path):
+def test_archives_in_a_mirror_folder_are_not_copied_and_may_be_smaller(tmp_path):
     write(tmp_path / "mirror" / "a.tgz", 50)
     size = sources(tmp_path, mirror=str(tmp_path / "mirror"), text_size=700).size()
     assert size.missing == 0
     assert 50 < size.unpacked == size.text <= 250
 
 
-def test_a_mirror_elsewhere_has_the_same_files_to_download(tmp_path):
+def test_files_of_a_mirror_url_are_downloaded(tmp_path):
     assert sources(tmp_path, mirror="http://unreachable.invalid/").size().missing == 1000
 
 
 @pytest.mark.parametrize(("known", "missing"), [({}, 0), ({"approximate_size": 80}, 80)])
-def test_an_archive_of_unknown_size_makes_the_answer_a_least_one(tmp_path, known, missing):
+def test_an_archive_of_unknown_size_makes_the_estimate_a_lower_bound(tmp_path, known, missing):
     archives = (Archive(url="http://unreachable.invalid/a.tgz", **known),)
     size = sources(tmp_path, archives=archives).size()
     assert (size.missing, size.is_least) == (missing, not known)
 
 
-def test_own_files_are_read_in_place_and_unpacked_if_compressed(tmp_path):
+def test_local_files_are_read_in_place_or_unpacked_if_compressed(tmp_path):
     write(tmp_path / "t.en", 5000)
     (tmp_path / "t.de.gz").write_bytes(gzip.compress(b"word " * 1000))
     text = TextFiles(source=str(tmp_path / "t.en"), target=str(tmp_path / "t.de.gz"))
@@ -84,15 +84,17 @@ def test_own_files_are_read_in_place_and_unpacked_if_compressed(tmp_path):
     assert size.unpacked > (tmp_path / "t.de.gz").stat().st_size
 
 
-def test_the_size_of_generated_text_follows_from_the_number_of_pairs(tmp_path):
+def test_the_size_of_generated_text_is_estimated_from_the_number_of_pairs(tmp_path):
     text = GeneratedText(generator="numbers", num_pairs=2000)
-    made = sources(tmp_path, archives=(), train=(text,))
-    length = sum(len(source) + len(target) + 2 for source, target in made.pairs(text, "train"))
-    assert made.size().text == pytest.approx(length, rel=0.1)
-    assert made.size().unpacked == 0
+    text_sources = sources(tmp_path, archives=(), train=(text,))
+    length = sum(
+        len(source) + len(target) + 2 for source, target in text_sources.pairs(text, "train")
+    )
+    assert text_sources.size().text == pytest.approx(length, rel=0.1)
+    assert text_sources.size().unpacked == 0
 
 
-def test_an_approximate_size_does_not_decide_which_text_it_is(tmp_path):
+def test_an_approximate_size_does_not_change_the_fingerprint(tmp_path):
     url = "http://unreachable.invalid/a.tgz"
     fingerprints = [
         sources(tmp_path, archives=(Archive(url=url, approximate_size=size),)).fingerprint()
@@ -103,8 +105,8 @@ def test_an_approximate_size_does_not_decide_which_text_it_is(tmp_path):
 
 @pytest.mark.parametrize(("name", "gigabytes"), [("wmt14-en-de", 1.7), ("wmt14-en-fr", 6.7)])
 def test_the_sizes_of_the_papers_corpora_are_known(tmp_path, name, gigabytes):
-    made = TextSources(load_recipe(name), raw_dir=tmp_path, downloads_dir=tmp_path)
-    size = made.size()
+    text_sources = TextSources(load_recipe(name), raw_dir=tmp_path, downloads_dir=tmp_path)
+    size = text_sources.size()
     assert not size.is_least
     assert size.missing == pytest.approx(gigabytes * 1e9, rel=0.02)
     assert size.missing / 2 < size.unpacked < size.missing * 3

@@ -78,7 +78,7 @@ def test_a_very_long_line_decodes_back(model):
     assert model.decode(model.encode([line])) == [line]
 
 
-def test_text_that_spells_a_special_token_is_text(model):
+def test_the_name_of_a_special_token_in_text_is_text(model):
     [ids] = model.encode(["<pad><s></s><unk>"])
     assert not {PAD, BOS, EOS, UNK} & set(ids)
 
@@ -98,7 +98,7 @@ def test_without_byte_fallback_a_strange_character_is_unknown(tmp_path):
 @example(lines=[])
 @example(lines=["", " ", ""])
 @example(lines=["\N{LOWER ONE EIGHTH BLOCK} a", "\ufdd0", "plain", "\ufdd00 \r\0"])
-def test_a_block_has_the_ids_of_its_lines(model, lines):
+def test_encoding_a_block_equals_encoding_its_lines(model, lines):
     ids, lengths = model.encode_block([line.encode() for line in lines])
     assert np.split(ids, lengths.cumsum())[-1].size == 0
     found = [part.tolist() for part in np.split(ids, lengths.cumsum())[:-1]]
@@ -106,7 +106,7 @@ def test_a_block_has_the_ids_of_its_lines(model, lines):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_learning_twice_gives_the_same_bytes_wherever_the_text_lies(tmp_path, kind):
+def test_learning_is_deterministic_and_independent_of_paths(tmp_path, kind):
     folders = [tmp_path / "here", tmp_path / "there"]
     for folder in folders:
         folder.mkdir()
@@ -115,7 +115,7 @@ def test_learning_twice_gives_the_same_bytes_wherever_the_text_lies(tmp_path, ki
     assert first.fingerprint == second.fingerprint
 
 
-def test_a_sample_of_the_text_is_the_same_each_time(tmp_path):
+def test_sampling_the_text_is_deterministic(tmp_path):
     lines = [f"{line} {i}" for i, line in enumerate(LINES * 20)]
     first, second = (learn(tmp_path, lines, sample_sentences=200) for _ in range(2))
     assert first.content == second.content
@@ -123,7 +123,9 @@ def test_a_sample_of_the_text_is_the_same_each_time(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("byte_fallback", [True, False])
-def test_a_vocabulary_too_large_names_the_largest_that_works(tmp_path, kind, byte_fallback):
+def test_the_error_for_a_too_large_vocabulary_names_the_largest_possible(
+    tmp_path, kind, byte_fallback
+):
     settings = {"model_type": kind, "byte_fallback": byte_fallback}
     with pytest.raises(VocabularySizeError) as caught:
         learn(tmp_path, vocab_size=5_000, **settings)
@@ -138,7 +140,9 @@ def test_a_vocabulary_too_large_names_the_largest_that_works(tmp_path, kind, byt
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("byte_fallback", [True, False])
-def test_a_vocabulary_too_small_names_the_smallest_that_works(tmp_path, kind, byte_fallback):
+def test_the_error_for_a_too_small_vocabulary_names_the_smallest_possible(
+    tmp_path, kind, byte_fallback
+):
     settings = {"model_type": kind, "byte_fallback": byte_fallback}
     with pytest.raises(VocabularySizeError, match=r"too small .* at least") as caught:
         learn(tmp_path, vocab_size=10, **settings)
@@ -146,7 +150,7 @@ def test_a_vocabulary_too_small_names_the_smallest_that_works(tmp_path, kind, by
     assert len(learn(tmp_path, vocab_size=smallest, **settings)) == smallest
 
 
-def test_a_vocabulary_of_the_wrong_size_is_wrong_usage(tmp_path):
+def test_a_vocabulary_size_that_does_not_fit_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError):
         learn(tmp_path, vocab_size=10)
 
@@ -158,40 +162,40 @@ def test_text_with_nothing_to_learn_from_is_named(tmp_path, lines):
     assert "\n" not in str(caught.value)
 
 
-def test_text_that_is_no_utf8_does_not_stop_learning(tmp_path):
+def test_lines_that_are_not_utf8_do_not_stop_learning(tmp_path):
     text = tmp_path / "text"
     text.write_bytes(b"".join(line.encode("latin-1") + b"\n" for line in LINES))
     assert len(learn_subword_model([text], SubwordConfig(), vocab_size=320)) == 320
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", b"\0" * 100])
-def test_a_file_that_is_no_model_is_named(tmp_path, content):
+def test_a_file_that_is_not_a_model_is_named(tmp_path, content):
     path = tmp_path / "bpe.model"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"bpe\.model .*learn it"):
         Vocabulary.load(tmp_path)
 
 
-def test_a_truncated_model_is_no_model(tmp_path, model):
+def test_a_truncated_model_is_refused(tmp_path, model):
     (tmp_path / "bpe.model").write_bytes(model.content[: len(model.content) // 2])
     with pytest.raises(DataError, match=r"bpe\.model .*learn it"):
         Vocabulary.load(tmp_path)
 
 
-def test_a_model_whose_pieces_are_no_utf8_is_no_model(tmp_path, model):
+def test_a_model_whose_pieces_are_not_utf8_is_refused(tmp_path, model):
     damaged = model.content.replace("\N{LOWER ONE EIGHTH BLOCK}".encode(), b"\xe2\xff\x81")
     (tmp_path / "bpe.model").write_bytes(damaged)
-    with pytest.raises(DataError, match=r"bpe\.model is no SentencePiece model"):
+    with pytest.raises(DataError, match=r"bpe\.model is not a SentencePiece model"):
         Vocabulary.load(tmp_path)
 
 
 @pytest.mark.parametrize("line", ["\ud800", "a\udfff b"])
-def test_half_a_surrogate_pair_is_no_text(model, line):
-    with pytest.raises(DataError, match="half a surrogate pair"):
+def test_an_unpaired_surrogate_is_refused(model, line):
+    with pytest.raises(DataError, match="an unpaired surrogate"):
         model.encode(["sound", line])
 
 
-def test_a_folder_without_model_says_how_to_get_one(tmp_path):
+def test_the_error_without_model_says_how_to_learn_one(tmp_path):
     with pytest.raises(DataError, match=r'no subword model .* run "tfm learn-bpe"'):
         Vocabulary.load(tmp_path)
 
@@ -203,7 +207,7 @@ def test_a_joint_vocabulary_is_one_model_for_both_languages(tmp_path, model):
     assert vocabulary.source is vocabulary.target
 
 
-def test_what_files_gives_load_reads(tmp_path, model):
+def test_load_reads_what_files_returns(tmp_path, model):
     other = learn(tmp_path, LINES[:1] * 3, vocab_size=290)
     for name, vocabulary in {
         "joint": Vocabulary(model, model),
@@ -220,7 +224,7 @@ def test_what_files_gives_load_reads(tmp_path, model):
         assert len(loaded.target) == len(vocabulary.target)
 
 
-def test_the_fingerprint_tells_source_from_target(tmp_path, model):
+def test_the_fingerprint_changes_if_source_and_target_are_swapped(tmp_path, model):
     other = learn(tmp_path, LINES[:1] * 3, vocab_size=290)
     fingerprints = {
         Vocabulary(*pair).fingerprint
@@ -235,7 +239,7 @@ def test_pieces_are_listed_in_the_order_of_their_ids(model):
     assert pieces[:4] == ["<pad>", "<s>", "</s>", "<unk>"]
 
 
-def test_joint_and_separate_models_have_names_of_their_own(tmp_path):
+def test_joint_and_separate_models_have_different_names(tmp_path):
     joint = model_paths(tmp_path, separate=False)
     separate = model_paths(tmp_path, separate=True)
     assert (len(joint), len(separate)) == (1, 2)
@@ -243,24 +247,24 @@ def test_joint_and_separate_models_have_names_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize("for_trees", [False, True])
-def test_more_text_never_gets_a_smaller_vocabulary(for_trees):
+def test_the_default_vocabulary_never_shrinks_with_more_text(for_trees):
     numbers = range(0, 5_000_000, 1_000)
     sizes = [default_vocab_size(number, for_trees=for_trees) for number in numbers]
     assert sizes == sorted(sizes)
 
 
 @pytest.mark.parametrize("for_trees", [False, True])
-def test_the_vocabulary_grows_smoothly_with_the_text(for_trees):
+def test_the_default_vocabulary_grows_smoothly_with_the_text(for_trees):
     sizes = [default_vocab_size(round(1.1**n), for_trees=for_trees) for n in range(65, 160)]
     assert all(1 <= later / earlier < 1.2 for earlier, later in itertools.pairwise(sizes))
 
 
-def test_the_source_of_a_parser_has_the_vocabulary_of_the_paper():
+def test_the_default_vocabulary_of_a_large_treebank_is_that_of_the_paper():
     assert default_vocab_size(39_832, for_trees=True) == 16_000
     assert default_vocab_size(17_000_000, for_trees=True) == 32_000
 
 
-def test_each_word_of_a_word_model_is_a_piece_however_rare_its_letters(tmp_path):
+def test_each_word_is_a_piece_of_a_word_model_even_with_rare_letters(tmp_path):
     path = tmp_path / "train.trees"
     path.write_text("(S (NP XX )NP XX )S\n" * 20_000 + "(S (INTJ XX )INTJ )S\n", encoding="utf-8")
     model = learn_word_model(path)
@@ -271,7 +275,7 @@ def test_each_word_of_a_word_model_is_a_piece_however_rare_its_letters(tmp_path)
     assert model.decode([ids]) == ["(S (INTJ XX )INTJ (NP XX )NP )S"]
 
 
-def test_a_word_model_does_not_know_other_words(tmp_path):
+def test_other_words_are_unknown_to_a_word_model(tmp_path):
     path = tmp_path / "train.trees"
     path.write_text("(S XX )S\n" * 9, encoding="utf-8")
     [ids] = learn_word_model(path).encode(["(S (NP XX )NP )S"])

@@ -1,4 +1,4 @@
-"""The corpus that the package writes itself."""
+"""The generated corpus of number, date and price phrases."""
 
 import os
 import re
@@ -81,21 +81,21 @@ def test_numbers_are_written_as_people_write_them(number, english, german):
     assert german_number(number) == german
 
 
-def test_words_of_small_numbers_say_the_number():
+def test_words_of_small_numbers_have_the_right_value():
     for number in range(10_000):
         assert english_value(english_number(number)) == number
         assert german_value(german_number(number)) == number
 
 
 @given(st.integers(0, 999_999))
-def test_words_of_any_number_say_the_number(number):
+def test_words_of_any_number_have_the_right_value(number):
     assert english_value(english_number(number)) == number
     assert german_value(german_number(number)) == number
     assert " " not in german_number(number)
 
 
 @given(st.integers(1, 99), st.integers(0, 999_999))
-def test_millions_stand_before_the_rest_as_a_word_of_their_own(millions, rest):
+def test_millions_are_a_separate_word_before_smaller_units(millions, rest):
     words = german_number(1_000_000 * millions + rest).split(" ")
     assert words[:2] == (
         ["eine", "Million"] if millions == 1 else [german_number(millions), "Millionen"]
@@ -193,7 +193,7 @@ We are meeting at quarter to three. | Wir treffen uns um Viertel vor drei.
 """
 
 
-def test_known_sentences_are_translated_as_a_speaker_would(corpus):
+def test_known_sentences_have_the_expected_translation(corpus):
     translations = dict(pair for pairs in corpus.values() for pair in pairs)
     for line in HAND_CHECKED.strip().splitlines():
         english, german = line.split(" | ")
@@ -207,7 +207,7 @@ def test_every_sentence_has_one_translation(corpus):
             assert translations.setdefault(english, german) == german
 
 
-def test_splits_share_no_sentence_whatever_their_seeds(corpus):
+def test_splits_are_disjoint_for_any_seeds(corpus):
     english = {split: {pair[0] for pair in pairs} for split, pairs in corpus.items()}
     english["test"] |= {pair[0] for pair in generate_pairs("test", num_pairs=2_000, seed=9)}
     assert english["train"].isdisjoint(english["valid"])
@@ -215,12 +215,12 @@ def test_splits_share_no_sentence_whatever_their_seeds(corpus):
     assert english["valid"].isdisjoint(english["test"])
 
 
-def test_no_sentence_comes_twice(corpus):
+def test_sentences_are_distinct(corpus):
     for pairs in corpus.values():
         assert len({english for english, _ in pairs}) == len(pairs) == 4_000
 
 
-def test_a_seed_always_gives_the_same_pairs_and_fewer_are_a_beginning_of_more(corpus):
+def test_pairs_depend_only_on_the_seed_and_fewer_are_a_prefix(corpus):
     assert list(generate_pairs("train", num_pairs=500, seed=1)) == corpus["train"][:500]
     assert list(generate_pairs("train", num_pairs=500, seed=2)) != corpus["train"][:500]
 
@@ -240,7 +240,7 @@ def test_pairs_do_not_depend_on_the_hash_seed_of_the_process(corpus):
     assert run.stdout.splitlines() == [ascii(pair) for pair in corpus["valid"][:50]]
 
 
-def test_sentences_have_both_capital_and_full_stop_in_both_languages_or_neither(corpus):
+def test_sentences_have_a_capital_and_full_stop_in_both_languages_or_neither(corpus):
     for english, german in corpus["train"]:
         assert english.endswith(".") == german.endswith(".")
         if english.endswith("."):
@@ -248,11 +248,11 @@ def test_sentences_have_both_capital_and_full_stop_in_both_languages_or_neither(
             assert german[0].isupper()
 
 
-def test_text_is_plain_words(corpus):
+def test_text_has_only_words_and_punctuation(corpus):
     for pair in corpus["train"]:
         for text in pair:
             assert re.fullmatch(r"\w[\w'-]*(,? [\w'-]+)*\.?", text), text
 
 
-def test_no_pairs_are_no_pairs():
+def test_zero_pairs_can_be_generated():
     assert list(generate_pairs("test", num_pairs=0, seed=1)) == []

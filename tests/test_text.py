@@ -1,4 +1,4 @@
-"""Reading of text: where lines end, SGML, and what is refused."""
+"""Reading text: line ends, SGML and invalid files."""
 
 import contextlib
 import gzip
@@ -20,14 +20,14 @@ def read(tmp_path, content, name="text.en", *, strict=True):
     return [line.decode(errors="surrogateescape") for line in read_lines(path, strict=strict)]
 
 
-def test_only_line_feeds_end_lines_and_carriage_returns_go_with_them(tmp_path):
+def test_only_line_feeds_end_lines_and_carriage_returns_before_them_are_removed(tmp_path):
     content = "one\r\ntwo\u2028still two\x85\x0b\x0c\x1c\n\nin\rside\r\r\nlast".encode()
     lines = read(tmp_path, content)
     assert lines == ["one", "two\u2028still two\x85\x0b\x0c\x1c", "", "in\rside", "last"]
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]))))
-def test_lines_come_back_as_they_were_written(tmp_path_factory, lines):
+def test_lines_are_read_as_written(tmp_path_factory, lines):
     content = "".join(f"{line}\n" for line in lines).encode()
     expected = list(lines)
     if expected:
@@ -39,7 +39,7 @@ TEXT = st.lists(st.sampled_from([b"\n", b"\r", b"a", b"long", "ä".encode()])).m
 
 
 @given(TEXT, st.integers(1, 20))
-def test_the_size_of_a_block_does_not_change_a_line(tmp_path_factory, content, block_bytes):
+def test_the_size_of_blocks_does_not_change_the_lines(tmp_path_factory, content, block_bytes):
     *lines, last = content.split(b"\n")
     expected = [line.rstrip(b"\r").decode() for line in ([*lines, last] if last else lines)]
     with pytest.MonkeyPatch.context() as patch:
@@ -48,7 +48,7 @@ def test_the_size_of_a_block_does_not_change_a_line(tmp_path_factory, content, b
 
 
 @given(TEXT, TEXT, st.integers(1, 20))
-def test_blocks_hold_all_pairs_in_order_and_little_text_each(
+def test_blocks_have_all_pairs_in_order_and_a_bounded_size(
     tmp_path_factory, source, target, block_bytes
 ):
     paths = [tmp_path_factory.getbasetemp() / name for name in ("blocks.en", "blocks.de")]
@@ -74,12 +74,12 @@ def test_blocks_hold_all_pairs_in_order_and_little_text_each(
             assert sum(map(len, block[side])) <= block_bytes + longest
 
 
-def test_a_byte_order_mark_is_dropped_at_the_start_alone(tmp_path):
+def test_a_byte_order_mark_is_dropped_only_at_the_start(tmp_path):
     mark = "\ufeff".encode()
     assert read(tmp_path, mark + b"a\n" + mark + b"b\n") == ["a", "\ufeffb"]
 
 
-def test_sgml_gives_the_unescaped_content_of_its_segments(tmp_path):
+def test_lines_of_sgml_are_the_unescaped_segments(tmp_path):
     content = (
         '<srcset setid="x"><doc>\n<p>\n'
         '<seg id="1"> A &amp; B &lt;i&gt; &quot;&apos;&#228;&#xe4; </seg>\n'
@@ -100,14 +100,14 @@ def test_a_segment_without_an_end_is_damage(tmp_path, content):
         read(tmp_path, content.encode(), "x.sgm")
 
 
-def test_a_tag_may_go_on_in_the_next_line(tmp_path):
+def test_a_tag_may_span_lines(tmp_path):
     content = b'<srcset>\n<seg\n  id="1"\n>one</seg\n>\nbetween\n<seg>two</seg></srcset>'
     assert read(tmp_path, content, "x.sgm") == ["one", "two"]
 
 
 @pytest.mark.parametrize("content", [b"<seg id=1\n" * 9, b"<seg <seg>a</seg>", b"<seg"])
 def test_a_tag_without_an_end_is_damage(tmp_path, content):
-    with pytest.raises(DataError, match=r"x\.sgm is cut short or damaged"):
+    with pytest.raises(DataError, match=r"x\.sgm is truncated or damaged"):
         read(tmp_path, content, "x.sgm")
 
 
@@ -124,8 +124,8 @@ def test_a_tag_without_an_end_is_damage(tmp_path, content):
     ],
     ids=lambda content: repr(content[:12]),
 )
-def test_no_file_takes_time_by_the_square_of_its_size(tmp_path, content):
-    """Any of these would take hours."""
+def test_no_file_takes_quadratic_time(tmp_path, content):
+    """In quadratic time, each of these would take hours."""
     with contextlib.suppress(DataError):
         assert len(read(tmp_path, content, "x.sgm")) <= 1
 
@@ -136,14 +136,14 @@ def test_a_segment_that_never_ends_is_not_read_into_memory(tmp_path, monkeypatch
         read(tmp_path, b"<seg>\n" + b"more\n" * 100 + b"</seg>\n", "x.sgm")
 
 
-def test_a_line_of_absurd_length_is_not_read_into_memory(tmp_path, monkeypatch):
+def test_a_very_long_line_is_not_read_into_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "_MAX_LINE_BYTES", 100)
     with pytest.raises(DataError, match="line 2"):
         read(tmp_path, b"short\n" + b"x" * 101)
 
 
 @pytest.mark.parametrize("block_bytes", [1, 7, 1000])
-def test_a_bad_line_is_named_in_whatever_block_it_is(tmp_path, monkeypatch, block_bytes):
+def test_a_bad_line_is_named_in_any_block(tmp_path, monkeypatch, block_bytes):
     monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(text, "_MAX_LINE_BYTES", 20)
     with pytest.raises(DataError, match=r"line 4 is not UTF-8 \(.* at its byte 2\)"):
@@ -152,14 +152,14 @@ def test_a_bad_line_is_named_in_whatever_block_it_is(tmp_path, monkeypatch, bloc
         read(tmp_path, b"a\n\n" + b"x" * 40 + b"\n" + b"y\n" * 20)
 
 
-def test_a_line_that_is_no_utf8_is_named_or_handed_on(tmp_path):
+def test_a_line_that_is_not_utf8_is_named_or_yielded(tmp_path):
     with pytest.raises(DataError, match=r"text\.en, line 2 is not UTF-8"):
         read(tmp_path, b"good\nb\xe4d\n")
     assert len(read(tmp_path, b"good\nb\xe4d\n", strict=False)) == 2
 
 
 @pytest.mark.parametrize(("num_source", "num_target"), [(1200, 3), (3, 1200)])
-def test_unequal_sides_are_named_with_both_counts(tmp_path, num_source, num_target):
+def test_sides_of_different_length_are_named_with_both_counts(tmp_path, num_source, num_target):
     source, target = tmp_path / "t.en", tmp_path / "t.de"
     source.write_bytes(b"a\n" * num_source)
     target.write_bytes(b"b\n" * num_target)
@@ -177,13 +177,13 @@ def test_a_known_number_of_lines_is_checked(tmp_path):
         list(read_pairs(source, target, strict=True, num_lines=4))
 
 
-def test_a_compressed_file_read_as_text_is_refused_in_strict_reading(tmp_path):
+def test_a_compressed_file_is_refused_as_text_in_strict_mode(tmp_path):
     with pytest.raises(DataError, match="UTF-8"):
         read(tmp_path, gzip.compress(b"text\n"))
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_file_is_not_waited_for(tmp_path, make):
+def test_folders_pipes_and_devices_are_refused(tmp_path, make):
     make(tmp_path / "text.en")
     with pytest.raises(DataError, match=r"text\.en is a folder, a pipe or a device"):
         list(read_lines(tmp_path / "text.en", strict=False))
@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     st.lists(st.tuples(st.binary(max_size=50), st.binary(max_size=50)), max_size=30),
     st.integers(1, 2000),
 )
-def test_chunks_hold_all_pairs_in_order_and_little_text_each(pairs, chunk_bytes):
+def test_chunks_have_all_pairs_in_order_and_a_bounded_size(pairs, chunk_bytes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "_CHUNK_BYTES", chunk_bytes)
         chunks = list(in_chunks(pairs))

@@ -1,4 +1,4 @@
-"""Made-up datasets: lengths and ids as real ones have them."""
+"""Generated token datasets: realistic lengths and ids."""
 
 import numpy as np
 import pytest
@@ -16,30 +16,30 @@ def lengths():
 
 
 @pytest.fixture(scope="module")
-def made_up(tmp_path_factory):
+def generated(tmp_path_factory):
     """A dataset of 3,000 pairs."""
-    folder = tmp_path_factory.mktemp("data") / "made-up"
+    folder = tmp_path_factory.mktemp("data") / "generated"
     write_token_dataset(folder, num_pairs=3_000)
     return folder
 
 
-def test_lengths_have_the_means_and_spread_of_wmt16(lengths):
+def test_lengths_have_the_mean_and_deviation_of_wmt16(lengths):
     means = lengths.mean(axis=0)
     assert means == pytest.approx([29.5, 30.6], rel=0.01)
     assert lengths.std(axis=0) / means == pytest.approx([0.56, 0.58], abs=0.02)
 
 
-def test_both_sides_of_a_pair_are_about_as_long(lengths):
+def test_lengths_of_both_sides_are_correlated(lengths):
     assert 0.92 < np.corrcoef(lengths.T)[0, 1] < 0.96
 
 
-def test_no_sentence_is_empty_or_endless(lengths):
+def test_lengths_are_bounded(lengths):
     assert lengths.min() >= 2  # a token and EOS
     assert lengths.max() <= 256
 
 
-def test_a_made_up_dataset_can_be_trained_on(made_up):
-    data = open_data(made_up, run_config("base"))
+def test_a_generated_dataset_can_be_opened_for_training(generated):
+    data = open_data(generated, run_config("base"))
     assert data.info.vocab_sizes == (VOCAB_SIZE, VOCAB_SIZE)
     assert len(data.train) == 3_000
     assert data.valid is None
@@ -48,8 +48,8 @@ def test_a_made_up_dataset_can_be_trained_on(made_up):
     assert with_eos == pytest.approx([29.5, 30.6], rel=0.05)
 
 
-def test_ids_are_those_of_pieces_and_few_are_frequent(made_up):
-    data = ParallelDataset(made_up / "bin", "train", vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
+def test_ids_are_pieces_with_a_zipf_distribution(generated):
+    data = ParallelDataset(generated / "bin", "train", vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
     ids = np.concatenate([np.array(sentence) for sentence in data.target])
     assert ids.min() == UNK + 1
     counts = np.bincount(ids, minlength=VOCAB_SIZE)
@@ -58,11 +58,11 @@ def test_ids_are_those_of_pieces_and_few_are_frequent(made_up):
     assert ids.max() > 0.9 * VOCAB_SIZE
 
 
-def test_the_seed_decides_on_the_dataset(made_up, tmp_path):
+def test_the_seed_determines_the_dataset(generated, tmp_path):
     def files(folder):
         return {path.name: path.read_bytes() for path in (folder / "bin").glob("*.npy")}
 
     write_token_dataset(tmp_path / "same", num_pairs=3_000)
     write_token_dataset(tmp_path / "other", num_pairs=3_000, seed=2)
-    assert files(tmp_path / "same") == files(made_up)
-    assert files(tmp_path / "other") != files(made_up)
+    assert files(tmp_path / "same") == files(generated)
+    assert files(tmp_path / "other") != files(generated)

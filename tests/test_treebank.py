@@ -1,4 +1,4 @@
-"""The treebank that the package writes itself."""
+"""The generated treebank."""
 
 import itertools
 import os
@@ -17,49 +17,49 @@ from tfm.data.trees.symbols import linearize
 from tfm.data.trees.tree import TRACE, Leaf, Tree, bare_label, normalize, walk, words_of
 
 GRAMMAR, LEXICON = grammar(), lexicon()
-# Forms that are spelled alike; no other word has two parts of speech.
+# Forms spelled the same; no other word has two parts of speech.
 SAME_FORMS = ({"VB", "VBP"}, {"VBD", "VBN"}, {"NN", "NNP"})
 
 
 class Chart:
-    """All trees of a sentence by the grammar, normalized, found without looking at its tree."""
+    """A chart parser: all normalized trees of a sentence by the grammar."""
 
     def __init__(self, words):
         self.words = words
-        self.ways = cache(self.ways)
+        self.parses = cache(self.parses)
 
     def trees(self):
-        found = self.ways(Category("root/any", ""), 0)
+        found = self.parses(Category("root/any", ""), 0)
         return [nodes for end, nodes in found if end == len(self.words)]
 
-    def ways(self, part, start):
-        """{(end, nodes)} of a part that starts at a word."""
-        if isinstance(part, Leaf):
-            if part.tag == TRACE:
+    def parses(self, symbol, start):
+        """Return {(end, nodes)} of a symbol that starts at a word."""
+        if isinstance(symbol, Leaf):
+            if symbol.tag == TRACE:
                 return {(start, ())}
-            return self.word(part.tag, (part.word,), start)
-        if isinstance(part, Constituent):
+            return self.word(symbol.tag, (symbol.word,), start)
+        if isinstance(symbol, Constituent):
             return {
-                (end, (Tree(bare_label(part.label), nodes),) if nodes else ())
-                for end, nodes in self.sequences(part.parts, start)
+                (end, (Tree(bare_label(symbol.label), nodes),) if nodes else ())
+                for end, nodes in self.sequences(symbol.symbols, start)
             }
-        if part.name in LEXICON:
-            return self.word(part.label, LEXICON[part.name], start)
+        if symbol.name in LEXICON:
+            return self.word(symbol.label, LEXICON[symbol.name], start)
         found = set()
-        for rule in GRAMMAR[part.name]:
-            found |= self.sequences(rule.parts, start)
-        if part.label:
-            label = bare_label(part.label)
+        for rule in GRAMMAR[symbol.name]:
+            found |= self.sequences(rule.symbols, start)
+        if symbol.label:
+            label = bare_label(symbol.label)
             return {(end, (Tree(label, nodes),) if nodes else ()) for end, nodes in found}
         return found
 
-    def sequences(self, parts, start):
+    def sequences(self, symbols, start):
         found = {(start, ())}
-        for part in parts:
+        for symbol in symbols:
             found = {
                 (end, nodes + more)
                 for middle, nodes in found
-                for end, more in self.ways(part, middle)
+                for end, more in self.parses(symbol, middle)
             }
         return found
 
@@ -91,7 +91,7 @@ def sentences(trees):
     return [" ".join(words_of(normalize(tree))) for tree in trees]
 
 
-def test_a_sentence_has_no_other_tree_than_its_own(treebank):
+def test_each_sentence_has_exactly_one_tree(treebank):
     for tree in treebank["train"][:150]:
         right = normalize(tree)
         assert chart_trees(" ".join(words_of(right))) == [bracketed(right)]
@@ -100,7 +100,7 @@ def test_a_sentence_has_no_other_tree_than_its_own(treebank):
 @pytest.mark.parametrize(
     ("sentence", "tree"),
     [
-        # A tool belongs to the verb, a part to its owner.
+        # A tool attaches to the verb, a part to its owner.
         (
             "He washed the dog with the net .",
             "(S (NP he) (VP washed (NP the dog) (PP with (NP the net))) .)",
@@ -116,7 +116,7 @@ def test_a_sentence_has_no_other_tree_than_its_own(treebank):
                 "(PP with (NP the frame)))) .)"
             ),
         ),
-        # A place belongs to the object of some verbs only.
+        # A place attaches to the object of some verbs only.
         (
             "He washed the dog in the garden .",
             "(S (NP he) (VP washed (NP the dog) (PP in (NP the garden))) .)",
@@ -125,7 +125,7 @@ def test_a_sentence_has_no_other_tree_than_its_own(treebank):
             "He loved the dog in the garden .",
             "(S (NP he) (VP loved (NP (NP the dog) (PP in (NP the garden)))) .)",
         ),
-        # The form of the second verb says what it is joined to.
+        # The form of the second verb shows what it is joined to.
         (
             "He wants to sleep and sings .",
             "(S (NP he) (VP (VP wants (S (VP to (VP sleep)))) and (VP sings)) .)",
@@ -134,7 +134,7 @@ def test_a_sentence_has_no_other_tree_than_its_own(treebank):
             "He wants to sleep and sing .",
             "(S (NP he) (VP wants (S (VP to (VP (VP sleep) and (VP sing))))) .)",
         ),
-        # The number of a verb says to which noun a relative clause belongs.
+        # The number of a verb shows to which noun a relative clause attaches.
         (
             "He follows the owner of the dogs that sleep .",
             (
@@ -159,7 +159,7 @@ def test_a_sentence_has_no_other_tree_than_its_own(treebank):
         ),
     ],
 )
-def test_words_decide_where_phrases_belong(sentence, tree):
+def test_words_determine_where_phrases_attach(sentence, tree):
     found = [
         "".join(
             (" " + node.word.lower())
@@ -175,15 +175,15 @@ def test_words_decide_where_phrases_belong(sentence, tree):
 
 
 def test_each_category_is_used_and_has_rules_or_words():
-    def names(part):
-        if isinstance(part, Category):
-            yield part.name
-        elif isinstance(part, Constituent):
-            for inner in part.parts:
+    def names(symbol):
+        if isinstance(symbol, Category):
+            yield symbol.name
+        elif isinstance(symbol, Constituent):
+            for inner in symbol.symbols:
                 yield from names(inner)
 
     rules = [rule for several in GRAMMAR.values() for rule in several]
-    used = {name for rule in rules for part in rule.parts for name in names(part)}
+    used = {name for rule in rules for symbol in rule.symbols for name in names(symbol)}
     assert used <= GRAMMAR.keys() | LEXICON.keys()
     assert GRAMMAR.keys() <= used | {"root/any"}
     assert GRAMMAR.keys().isdisjoint(LEXICON)
@@ -191,7 +191,7 @@ def test_each_category_is_used_and_has_rules_or_words():
     assert {name for name in LEXICON.keys() - used if not name.startswith(unused_forms)} == set()
 
 
-def test_a_word_has_one_part_of_speech_but_for_forms_that_are_spelled_alike():
+def test_words_have_one_part_of_speech_except_for_forms_spelled_the_same():
     tags = {}
     for name, words in LEXICON.items():
         for word in words:
@@ -200,19 +200,19 @@ def test_a_word_has_one_part_of_speech_but_for_forms_that_are_spelled_alike():
         assert len(kinds) == 1 or any(kinds <= same for same in SAME_FORMS), (word, kinds)
 
 
-def test_splits_share_no_sentence_whatever_their_seeds(treebank):
+def test_splits_are_disjoint_for_any_seeds(treebank):
     found = {split: set(sentences(trees)) for split, trees in treebank.items()}
     found["test"] |= set(sentences(generate_trees("test", num_trees=300, seed=9)))
     assert found["train"].isdisjoint(found["valid"] | found["test"])
     assert found["valid"].isdisjoint(found["test"])
 
 
-def test_no_sentence_comes_twice(treebank):
+def test_sentences_are_distinct(treebank):
     for trees in treebank.values():
         assert len(set(sentences(trees))) == len(trees)
 
 
-def test_a_seed_always_gives_the_same_trees_and_fewer_are_a_beginning_of_more(treebank):
+def test_trees_depend_only_on_the_seed_and_fewer_are_a_prefix(treebank):
     assert list(generate_trees("train", num_trees=100, seed=1)) == treebank["train"][:100]
     assert list(generate_trees("train", num_trees=100, seed=2)) != treebank["train"][:100]
 
@@ -233,7 +233,7 @@ def test_trees_do_not_depend_on_the_hash_seed_of_the_process(treebank):
     assert run.stdout.splitlines() == [bracketed(tree) for tree in treebank["valid"][:50]]
 
 
-def test_sentences_have_three_to_forty_words_and_most_of_them_a_few(treebank):
+def test_sentences_have_three_to_forty_words_and_a_typical_median(treebank):
     lengths = sorted(len(words_of(normalize(tree))) for tree in treebank["train"])
     assert lengths[0] >= 3
     assert lengths[-1] <= 40
@@ -241,7 +241,7 @@ def test_sentences_have_three_to_forty_words_and_most_of_them_a_few(treebank):
     assert 8 <= lengths[len(lengths) // 2] <= 16
 
 
-def test_sentences_are_spelled_as_sentences(treebank):
+def test_sentences_have_capitals_full_stops_and_correct_articles(treebank):
     for sentence in sentences(treebank["train"]):
         words = sentence.split()
         assert words[words[0] == "``"][0].isupper()
@@ -251,33 +251,41 @@ def test_sentences_are_spelled_as_sentences(treebank):
                 assert (word.lower() == "an") == (following[0].lower() in "aeiou")
 
 
-def test_raw_trees_have_all_that_normalizing_removes(treebank):
+def test_raw_trees_have_everything_that_normalizing_removes(treebank):
     text = "\n".join(bracketed(tree) for tree in treebank["train"])
-    for part in ("(TOP", "-SBJ", "PP-LOC-PRD", "(-NONE- *T*-1)", "(WHNP-1", "(-NONE- 0)", "-LRB-"):
-        assert part in text
+    for symbol in (
+        "(TOP",
+        "-SBJ",
+        "PP-LOC-PRD",
+        "(-NONE- *T*-1)",
+        "(WHNP-1",
+        "(-NONE- 0)",
+        "-LRB-",
+    ):
+        assert symbol in text
     clean = "\n".join(bracketed(normalize(tree)) for tree in treebank["train"])
-    for part in ("TOP", "-SBJ", "*T*", "-NONE-", "WHNP-"):
-        assert part not in clean
+    for symbol in ("TOP", "-SBJ", "*T*", "-NONE-", "WHNP-"):
+        assert symbol not in clean
     assert " (S (VP" in clean  # constituents with one child
 
 
-def test_each_trace_has_what_it_stands_for(treebank):
+def test_each_trace_has_an_antecedent(treebank):
     for tree in treebank["train"]:
         numbers = re.findall(r"\*T\*-(\d)", bracketed(tree))
         tied = re.findall(r"\((?:WHNP|S-TPC)-(\d) ", bracketed(tree))
         assert sorted(numbers) == sorted(tied) == sorted(set(tied))
 
 
-def test_trees_can_be_written_and_read_again(treebank):
+def test_trees_are_read_as_written(treebank):
     for tree in treebank["test"]:
         assert tree_of_line(bracketed(tree), where="the test") == tree
 
 
-def test_symbols_are_few_and_sequences_not_long(treebank):
+def test_symbols_are_few_and_sequences_short(treebank):
     symbols = [linearize(normalize(tree)) for tree in treebank["train"]]
     assert max(map(len, symbols)) < 200
     assert len({symbol for line in symbols for symbol in line}) < 60
 
 
-def test_no_trees_are_no_trees():
+def test_zero_trees_can_be_generated():
     assert list(generate_trees("test", num_trees=0, seed=1)) == []

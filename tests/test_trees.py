@@ -1,4 +1,4 @@
-"""Constituency trees: reading, normalizing, symbols and their repair."""
+"""Constituency trees: reading, normalizing, linearizing and restoring."""
 
 import re
 
@@ -59,7 +59,7 @@ def read(tmp_path):
     return read_text
 
 
-def test_a_treebank_file_has_trees_over_several_lines(read):
+def test_trees_in_a_file_may_span_lines(read):
     first, second = read(
         """
 ( (S
@@ -73,7 +73,7 @@ def test_a_treebank_file_has_trees_over_several_lines(read):
     assert bracketed(second) == "(TOP (FRAG (NN Rain)))"
 
 
-def test_brackets_in_words_are_escaped_in_files_only(read):
+def test_brackets_in_words_are_escaped_only_in_files(read):
     [found] = read("(NP (NN f-LRB-x-RRB-) (-LRB- -LRB-) (CD 42) (-RRB- -RRB-) (SYM -LSB-))")
     assert words_of(found) == ["f(x)", "(", "42", ")", "["]
     assert found.children[1] == Leaf("-LRB-", "(")
@@ -87,12 +87,12 @@ def test_brackets_in_words_are_escaped_in_files_only(read):
     [
         (
             "(S (NP (NN a))\n\n(VP (VB b))\n",
-            r"starts at .*mrg, line 1 has 1 brackets that are not cl",
+            r"starts at .*mrg, line 1 has 1 unclosed brackets",
         ),
-        ("\n(S (NN a)))", r"mrg, line 2 has a closing bracket that belongs to no tree"),
+        ("\n(S (NN a)))", r"mrg, line 2 has a closing bracket outside any tree"),
         (
             "(S (NN a))\nnonsense (S (NN b))",
-            r"mrg, line 2 has 'nonsense', which belongs to no tree",
+            r"mrg, line 2 has 'nonsense' outside any tree",
         ),
         ("(S\n(NN a b))", r"mrg, line 2 has a bracket that is neither"),
         ("(S\n(NP))", r"mrg, line 2 has a bracket that is neither"),
@@ -112,7 +112,7 @@ def test_an_empty_line_or_bracket_is_no_parse(line):
     assert tree(line) is None
 
 
-def test_several_trees_on_a_line_stand_under_top():
+def test_several_trees_on_a_line_are_children_of_top():
     assert bracketed(tree("(S (NN a)) (S (NN b))")) == "(TOP (S (NN a)) (S (NN b)))"
 
 
@@ -144,7 +144,7 @@ def test_a_tree_of_traces_normalizes_to_nothing():
 
 @settings(deadline=None)
 @given(TREES)
-def test_normalizing_twice_changes_nothing_more(found):
+def test_normalizing_is_idempotent(found):
     once = normalize(found)
     assert normalize(once) == once
     assert words_of(once) == words_of(found)
@@ -152,7 +152,7 @@ def test_normalizing_twice_changes_nothing_more(found):
 
 @settings(deadline=None)
 @given(TREES)
-def test_brackets_can_be_read_again(found):
+def test_bracketed_trees_are_read_as_written(found):
     assert tree(bracketed(found)) == found
 
 
@@ -171,7 +171,7 @@ def test_a_tree_is_restored_from_its_symbols_and_words(found):
 
 @settings(deadline=None)
 @given(SYMBOLS, st.lists(WORDS, min_size=1, max_size=12))
-def test_any_symbols_become_a_tree_of_exactly_the_words(symbols, words):
+def test_any_symbols_are_restored_to_a_tree_of_exactly_the_words(symbols, words):
     restored, repairs = restore(symbols, words)
     assert words_of(restored) == words
     assert all(node.children for node, _ in walk(restored) if isinstance(node, Tree))
@@ -212,13 +212,13 @@ def test_each_repair_is_done_and_counted(symbols, expected, repairs):
     assert counts.total == sum(repairs.values())
 
 
-def test_a_closing_bracket_belongs_to_the_innermost_of_its_label():
+def test_a_closing_bracket_closes_the_innermost_constituent_of_its_label():
     restored, repairs = restore(["(S", "(S", "XX", "(NP", "XX", ")S", "XX", ")S"], ["a", "b", "c"])
     assert bracketed(restored) == "(S (S (XX a) (NP (XX b))) (XX c))"
     assert repairs == Repairs(missing_closings=1)
 
 
-def test_very_deep_trees_are_no_trouble():
+def test_very_deep_trees_are_supported():
     symbols = ["(S"] * 3_000 + ["XX"] + [")S"] * 3_000
     restored, repairs = restore(symbols, ["a"])
     assert repairs.total == 0
@@ -238,15 +238,15 @@ def test_a_sentence_without_words_has_no_tree():
         restore(["(S", ")S"], [])
 
 
-def test_a_sentence_of_any_length_and_depth_is_restored():
-    """By the square of its length, this would take hours."""
+def test_a_very_long_deep_sentence_is_restored_in_linear_time():
+    """In quadratic time, this would take hours."""
     depth = 100_000
     tree, repairs = restore(["(S"] * depth + ["XX"] + [")NP", ")S"] * depth, ["word"])
     assert words_of(tree) == ["word"]
     assert repairs.total > 0
 
 
-def test_a_word_outside_of_trees_is_shown_short(read):
+def test_the_error_for_a_word_outside_trees_shortens_it(read):
     with pytest.raises(DataError) as caught:
         read("x" * 100_000)
     assert len(str(caught.value)) < 400

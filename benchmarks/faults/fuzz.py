@@ -1,8 +1,8 @@
-"""Damages every kind of file that tfm reads, many times, and counts what comes of it.
+"""Fuzz every kind of file that tfm reads, and count the outcomes.
 
-Each case is a process of its own with a limit on time and memory. It must end in a result or in one
-line that starts with "tfm: "; where there is a checksum, no damage to what it covers may pass. The
-same seed makes the same cases.
+Each case runs in its own process, with limits on time and memory. It must end with a result, or
+with one line that starts with "tfm: ". Damage that a checksum covers must be refused. The same seed
+gives the same cases.
 
     .venv/bin/python benchmarks/faults/fuzz.py                       # 1,000 cases of each reader
     .venv/bin/python benchmarks/faults/fuzz.py --cases 20000 --reader "a tar archive" --seed 7
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from fuzzing.damage import BYTES, PACKERS, insert_snippet, replace_the_file
+from fuzzing.damage import BYTES, PACKERS, insert_snippet, replace_file
 from fuzzing.datasets import DATA_READERS
 from fuzzing.models import MODEL_READERS
 from fuzzing.reader import Reader, Refused
@@ -38,41 +38,43 @@ READERS = (*TEXT_READERS, *DATA_READERS, *MODEL_READERS)
 
 _GOOD = ("refused in one line", "read as before", "read as something else")
 _SECONDS = 10
-_MEMORY_BYTES = 1 << 30  # beyond what the process has before it reads
-_SHARE_OF_NO_FILES = 0.05
+_MEMORY_BYTES = 1 << 30  # more than the process has before it reads
+_REPLACED_FILE_RATE = 0.05
 _REFUSED, _CRASHED = 3, 4
 
 
 @dataclass
 class Outcomes:
-    """What came of the cases of one reader, and each case that should have ended otherwise."""
+    """The counts of the outcomes of a reader's cases, and a description of each fault."""
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
 
 def main(
-    cases: Annotated[int, typer.Option(help="Of each reader.", min=1)] = 1_000,
-    reader: Annotated[list[str] | None, typer.Option(help="Only these.")] = None,
-    seed: Annotated[int, typer.Option(help="Decides which cases.")] = 1,
-    show: Annotated[int | None, typer.Option(help="Run this case alone and show it.")] = None,
+    cases: Annotated[int, typer.Option(help="Number of cases per reader.", min=1)] = 1_000,
+    reader: Annotated[list[str] | None, typer.Option(help="Run only these readers.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the cases.")] = 1,
+    show: Annotated[
+        int | None, typer.Option(help="Run only this case and show its output.")
+    ] = None,
 ) -> None:
-    """Fuzz the readers, and print a table."""
+    """Fuzz the readers and print a table."""
     chosen = [each for each in READERS if not reader or each.name in reader]
     if not chosen:
         sys.exit(f"choose among: {', '.join(each.name for each in READERS)}")
-    os.environ["OMP_NUM_THREADS"] = "1"  # a process with threads cannot be copied
-    os.fsync = lambda _: None  # a power cut is not what this is about
+    os.environ["OMP_NUM_THREADS"] = "1"  # a process with threads cannot be forked safely
+    os.fsync = lambda _: None  # faster; power failures are not tested here
     print(f"| reader | cases | {' | '.join(_GOOD)} | faults |")
     print("|---|---:|---:|---:|---:|---:|")
     total = Outcomes()
     for each in chosen:
         first = seed * 1_000_000
         numbers = range(first, first + cases) if show is None else [show]
-        found = fuzz(each, numbers, is_shown=show is not None)
-        _print_row(each.name, found)
-        total.counts.update(found.counts)
-        total.faults += found.faults
+        outcomes = fuzz(each, numbers, is_shown=show is not None)
+        _print_row(each.name, outcomes)
+        total.counts.update(outcomes.counts)
+        total.faults += outcomes.faults
     _print_row("all", total)
     for fault in total.faults:
         print(fault, file=sys.stderr)
@@ -83,57 +85,57 @@ def fuzz(reader: Reader, numbers: Sequence[int], *, is_shown: bool = False) -> O
     """Run cases of a reader."""
     outcomes = Outcomes()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as work:
-        sound = Path(work, "sound")
-        sound.mkdir()
+        valid = Path(work, "valid")
+        valid.mkdir()
         with contextlib.redirect_stderr(io.StringIO()):
-            reader.make(sound)
-        expected = run_case(reader, _copy(sound, Path(work, "case")))
+            reader.make(valid)
+        expected = run_case(reader, _copy(valid, Path(work, "case")))
         if expected.ending != "read":
-            sys.exit(f"{reader.name}: the sound files are not read: {expected.said}")
+            sys.exit(f"{reader.name}: the undamaged files cannot be read: {expected.log}")
         for number in numbers:
-            chance = random.Random(number)
-            case = _copy(sound, Path(work, "case"))
-            damage, is_covered = _damage(reader, case, chance)
+            generator = random.Random(number)
+            case = _copy(valid, Path(work, "case"))
+            damage, is_covered = _damage(reader, case, generator)
             result = run_case(reader, case)
             if any(Path(work).rglob("outside*")):
                 result.ending = "wrote outside of its folder"
-            ending = _judged(result, expected, is_covered=is_covered)
+            ending = _judge(result, expected, is_covered=is_covered)
             outcomes.counts[ending] += 1
             if ending not in _GOOD:
                 outcomes.faults.append(f"{reader.name}, case {number}, {damage}: {ending}")
             if is_shown:
-                print(f"{damage}: {ending}\n{result.said}", file=sys.stderr)
+                print(f"{damage}: {ending}\n{result.log}", file=sys.stderr)
     return outcomes
 
 
 @dataclass
 class Result:
-    """How a case ended: what it read, and what it said."""
+    """How a case ended, what it read, and its standard error."""
 
     ending: str
-    seen: str
-    said: str
+    content: str
+    log: str
 
 
 def run_case(reader: Reader, case: Path) -> Result:
-    """Read the files of a case in a process of its own."""
-    log, seen = case.with_name("log"), case.with_name("seen")
-    seen.write_text("")
+    """Read the files of a case in its own process."""
+    log_path, content_path = case.with_name("log"), case.with_name("content")
+    content_path.write_text("")
     process = os.fork()
     if not process:
-        os._exit(_read(reader, case, log, seen))
+        os._exit(_read(reader, case, log_path, content_path))
     _, status = os.waitpid(process, 0)
-    said = log.read_text(errors="replace")
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         ending = "no end" if number == signal.SIGALRM else f"signal {number}"
     else:
         ending = {0: "read", _REFUSED: "refused"}.get(os.WEXITSTATUS(status), "traceback")
-    return Result(ending, seen.read_text(errors="surrogateescape"), said)
+    content = content_path.read_text(errors="surrogateescape")
+    return Result(ending, content, log_path.read_text(errors="replace"))
 
 
-def _read(reader: Reader, case: Path, log: Path, seen: Path) -> int:
-    """What the process of a case does; its exit code."""
+def _read(reader: Reader, case: Path, log: Path, content: Path) -> int:
+    """Read the files of a case, in its process; return the exit code."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_SECONDS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -142,8 +144,7 @@ def _read(reader: Reader, case: Path, log: Path, seen: Path) -> int:
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), stream)
     os.chdir(case)
     try:
-        text = reader.read(case)
-        seen.write_text(text, errors="surrogateescape")
+        content.write_text(reader.read(case), errors="surrogateescape")
     except Refused:
         return _REFUSED
     except TfmError as error:
@@ -158,42 +159,42 @@ def _read(reader: Reader, case: Path, log: Path, seen: Path) -> int:
     return 0
 
 
-def _damage(reader: Reader, case: Path, chance: random.Random) -> tuple[str, bool]:
-    """Damage a case; what was done, and whether a checksum covers that."""
-    name = chance.choice(list(reader.files))
+def _damage(reader: Reader, case: Path, generator: random.Random) -> tuple[str, bool]:
+    """Damage a case; return a description, and whether a checksum covers the damage."""
+    name = generator.choice(list(reader.files))
     path = case / name
-    if chance.random() < _SHARE_OF_NO_FILES and reader.may_be_no_file:
-        return f"{name} is {replace_the_file(chance, path, pipes=reader.may_be_pipe)}", False
+    if generator.random() < _REPLACED_FILE_RATE and reader.may_be_no_file:
+        return f"{name} is {replace_file(generator, path, pipes=reader.may_be_pipe)}", False
     structured = reader.files[name]
-    if structured and chance.random() < 0.5:
-        damage = chance.choice(structured)
+    if structured and generator.random() < 0.5:
+        damage = generator.choice(structured)
         pack, unpack = PACKERS.get(path.suffix, (bytes, bytes))
-        path.write_bytes(pack(damage(chance, unpack(path.read_bytes()))))
+        path.write_bytes(pack(damage(generator, unpack(path.read_bytes()))))
         return f"{name}: {damage.__name__}", reader.is_sealed
-    damage = chance.choice((*BYTES, insert_snippet))
-    path.write_bytes(damage(chance, path.read_bytes()))
+    damage = generator.choice((*BYTES, insert_snippet))
+    path.write_bytes(damage(generator, path.read_bytes()))
     return f"{name}: {damage.__name__}", reader.is_checked
 
 
-def _judged(result: Result, expected: Result, *, is_covered: bool) -> str:
-    """How a case ended, in words; one of _GOOD if that is as it should be."""
-    lines = [line for line in result.said.splitlines() if line]
+def _judge(result: Result, expected: Result, *, is_covered: bool) -> str:
+    """Describe how a case ended: by one of _GOOD, or by a fault."""
+    lines = [line for line in result.log.splitlines() if line]
     if result.ending == "refused":
         is_one_line = lines and [line.startswith("tfm: ") for line in lines].count(True) == 1
         return _GOOD[0] if is_one_line and lines[-1].startswith("tfm: ") else "not one line"
     if result.ending != "read":
         last = lines[-1][:150] if lines else ""
         return f"{result.ending} {last}"
-    if result.seen == expected.seen:
+    if result.content == expected.content:
         return "read as before"
-    if is_covered and "warning: " not in result.said:
-        return "damage that has a checksum was read"
+    if is_covered and "warning: " not in result.log:
+        return "damage was read in spite of a checksum"
     return "read as something else"
 
 
-def _copy(sound: Path, case: Path) -> Path:
+def _copy(valid: Path, case: Path) -> Path:
     shutil.rmtree(case, ignore_errors=True)
-    return Path(shutil.copytree(sound, case))
+    return Path(shutil.copytree(valid, case))
 
 
 def _print_row(name: str, outcomes: Outcomes) -> None:

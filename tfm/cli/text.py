@@ -137,7 +137,7 @@ def _own_recipe(
 ) -> "Recipe":
     """A recipe of the user's own text or trees, by split."""
     from tfm.data.corpus.loading import builtin_recipes
-    from tfm.data.corpus.own import recipe_from_files, recipe_from_trees
+    from tfm.data.corpus.user_files import recipe_from_files, recipe_from_trees
 
     if (languages or any(text.values())) and any(trees.values()):
         raise UsageError("text and trees exclude each other: give --train or --train-trees")

@@ -1,4 +1,4 @@
-"""Work in a thread that a process need not wait for."""
+"""Work in a daemon thread."""
 
 import threading
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_thread(work: Callable[[], T]) -> "Future[T]":
-    """Start work in a daemon thread: unlike that of an executor, it does not delay an exit."""
+def run_in_thread(work: Callable[[], T]) -> "Future[T]":
+    """Run work in a daemon thread, which does not delay exit as a thread of an executor does."""
     future: Future[T] = Future()
 
     def run() -> None:

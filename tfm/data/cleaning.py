@@ -1,4 +1,4 @@
-"""Cleaning of training text: which pairs stay, and a count for each rule that drops one."""
+"""Clean training text by rules, and count the pairs that each rule drops."""
 
 import hashlib
 import re
@@ -13,19 +13,19 @@ from tfm.data.text import BytesPair, in_chunks
 
 RULES = ("not_utf8", "empty", "too_long", "length_ratio", "copy", "duplicate")
 
-# All that Unicode or Python takes for white space: inside a line, U+2028 is no end of line.
+# All white space of Unicode and Python. U+2028 and U+2029 do not end lines here.
 _SPACES = re.compile("[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
-# Controls, soft hyphens, zero-width spaces, byte order marks and marks of direction. The joiners
-# U+200C and U+200D stay: Persian, Indic scripts and emoji are spelled with them.
+# Control characters, soft hyphens, zero-width spaces, byte order marks and direction marks. The
+# joiners U+200C and U+200D are kept, because Persian, Indic scripts and emoji need them.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"
 )
-_RATIO_ALLOWANCE = 10
+_RATIO_MARGIN = 10
 
 
 @dataclass(kw_only=True)
 class PairCounts:
-    """What became of the pairs of one text: `read` is `kept` and all of `dropped` together."""
+    """Counts of the pairs of a text: `read` is the sum of `kept` and `dropped`."""
 
     read: int = 0
     normalized: int = 0
@@ -42,19 +42,18 @@ class PairCounts:
 
 
 class Cleaner:
-    """Drops the pairs of a corpus that would harm training.
+    """Drop pairs that would harm training.
 
-    The rules apply in this order, and a pair counts for the first that drops it:
+    The rules apply in this order, and a pair is counted for the first that drops it:
 
-    1. not_utf8: a side is not UTF-8.
-    2. Space is normalized, which drops nothing: separators, tabs and all kinds of space become one
-       space, none at the ends; control characters and invisible marks go. Nothing else changes.
-    3. empty: a side has no text.
-    4. too_long: a side has more than `max_characters`.
-    5. length_ratio: one side is more than `max_length_ratio` times as long as the other, both with
-       10 characters added, so that short sentences may differ more.
-    6. copy: both sides are the same.
-    7. duplicate: the same pair came before, in this text or in another one cleaned by this object.
+    1. not_utf8: A side is not UTF-8.
+    2. `normalize_space` drops no pair, but changes the text that the next rules see.
+    3. empty: A side has no text.
+    4. too_long: A side has more than `max_characters`.
+    5. length_ratio: One side is more than `max_length_ratio` times as long as the other, after 10
+       characters are added to both, so that short sentences may differ more.
+    6. copy: Both sides are the same.
+    7. duplicate: The pair occurred before, in any text that this object has cleaned.
 
     Args:
         config: Which rules apply, and their limits.
@@ -66,14 +65,14 @@ class Cleaner:
         self.held_out = HeldOutPairs(config)
 
     def clean(self, pairs: Iterable[BytesPair], counts: PairCounts) -> Iterator[BytesPair]:
-        """Go through a text.
+        """Clean a text.
 
         Args:
-            pairs: Source and target lines without their line ends, as read from the files.
-            counts: Where to count; exact once the iterator has ended.
+            pairs: Source and target lines, without line ends.
+            counts: Counts to increase; they are complete when the iterator has ended.
 
         Yields:
-            The pairs that stay, as UTF-8, in their order.
+            The remaining pairs, as UTF-8, in order.
         """
         for chunk in in_chunks(self._passing(pairs, counts)):
             hashes = _pair_hashes(chunk)
@@ -89,7 +88,7 @@ class Cleaner:
             yield from (pair for pair, is_new in zip(chunk, new.tolist(), strict=True) if is_new)
 
     def _passing(self, pairs: Iterable[BytesPair], counts: PairCounts) -> Iterator[BytesPair]:
-        """The pairs that pass all rules that look at one pair alone."""
+        """Apply all rules but that of duplicates."""
         normalize = self._config.normalize_space
         for pair in pairs:
             counts.read += 1
@@ -103,13 +102,13 @@ class Cleaner:
                 if (source, target) != before:
                     counts.normalized += 1
                     pair = source.encode(), target.encode()
-            rule = self._broken_rule(source, target)
+            rule = self._first_broken_rule(source, target)
             if rule is None:
                 yield pair
             else:
                 counts.dropped[rule] += 1
 
-    def _broken_rule(self, source: str, target: str) -> str | None:
+    def _first_broken_rule(self, source: str, target: str) -> str | None:
         config = self._config
         if config.drop_empty and not (source.strip() and target.strip()):
             return "empty"
@@ -119,7 +118,7 @@ class Cleaner:
         if config.max_characters and long > config.max_characters:
             return "too_long"
         ratio = config.max_length_ratio
-        if ratio and long + _RATIO_ALLOWANCE > ratio * (short + _RATIO_ALLOWANCE):
+        if ratio and long + _RATIO_MARGIN > ratio * (short + _RATIO_MARGIN):
             return "length_ratio"
         if config.drop_copies and source == target:
             return "copy"
@@ -127,9 +126,8 @@ class Cleaner:
 
 
 def normalize_space(text: str) -> str:
-    """Make every run of white space one space, none at the ends, and drop invisible characters."""
-    # To Python, all that the patterns find is unprintable, but for the space itself: a clean line
-    # costs no more than this test.
+    """Collapse white space to single spaces, strip the ends and delete invisible characters."""
+    # Fast path for clean lines: except for the space, no character in the patterns is printable.
     if text.isprintable() and "  " not in text and text[:1] != " " != text[-1:]:
         return text
     return _SPACES.sub(" ", _INVISIBLE.sub("", text)).strip(" ")
@@ -173,33 +171,33 @@ class HeldOutPairs:
 
 
 class SeenHashes:
-    """A set of 64-bit hashes, at 8 bytes each, and about twice that while runs merge.
+    """A set of 64-bit hashes that takes 8 bytes per hash, and about twice that while runs merge.
 
-    It keeps sorted runs, each more than twice as long as the next, so that there are few to search
-    and each hash is merged a logarithmic number of times. Among 36 million different pairs, the
-    chance that any two share a hash is about 1 in 28,000.
+    Hashes are kept in sorted arrays ("runs"), each more than twice as long as the next: there are
+    few to search, and each hash is merged a logarithmic number of times. Among 36 million distinct
+    pairs, the probability of any collision is about 1 in 28,000.
     """
 
     def __init__(self) -> None:
         self._runs: list[npt.NDArray[np.uint64]] = []
 
     def add(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Add [N] hashes to the set; [N], true for the first of each that was not in it before."""
-        values, first_places = np.unique(hashes, return_index=True)
+        """Add hashes [N] to the set; return [N], True for the first occurrence of new hashes."""
+        values, first_indices = np.unique(hashes, return_index=True)
         unseen = np.ones(len(values), dtype=np.bool_)
         for run in self._runs:
-            places = np.searchsorted(run, values)
-            places[places == len(run)] = 0
-            unseen &= run[places] != values
+            indices = np.searchsorted(run, values)
+            indices[indices == len(run)] = 0
+            unseen &= run[indices] != values
         self._insert(values[unseen])
         is_new = np.zeros(len(hashes), dtype=np.bool_)
-        is_new[first_places[unseen]] = True
+        is_new[first_indices[unseen]] = True
         return is_new
 
     def _insert(self, run: npt.NDArray[np.uint64]) -> None:
         while self._runs and len(self._runs[-1]) <= 2 * len(run):
             run = np.concatenate((self._runs.pop(), run))
-            run.sort(kind="stable")  # which merges runs that are sorted already
+            run.sort(kind="stable")  # merges sorted runs in linear time
         if len(run):
             self._runs.append(run)
 

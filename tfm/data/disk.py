@@ -1,4 +1,4 @@
-"""What a dataset will take of the disk, said before the work that takes it."""
+"""Check free disk space before a dataset is written."""
 
 import shutil
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 @dataclass(frozen=True, kw_only=True)
 class DiskNeed:
-    """What one part of the work will write.
+    """The disk space that one kind of output will take.
 
     Attributes:
-        folder: Where; it need not exist yet.
-        content: What, in a word or two.
+        folder: The output folder; it need not exist yet.
+        content: What is written, in a word or two.
         num_bytes: Approximate size.
         is_least: Whether the size is a lower bound.
-        remedy: How to have it written elsewhere.
+        remedy: What the user can do to write it to another disk.
     """
 
     folder: Path
@@ -31,64 +31,63 @@ class DiskNeed:
 
 
 def check_disks(needs: Sequence[DiskNeed]) -> None:
-    """Say what will be written to each disk and what is free there.
+    """Report what will be written to each disk and how much is free there.
 
     Raises:
         DataError: A disk is too small.
     """
-    by_disk: dict[int, list[DiskNeed]] = {}
+    needs_per_disk: dict[int, list[DiskNeed]] = {}
     for need in needs:
         if need.num_bytes or need.is_least:
-            by_disk.setdefault(_disk(need.folder), []).append(need)
-    too_small = []
-    for parts in by_disk.values():
-        total = sum(part.num_bytes for part in parts)
-        free = shutil.disk_usage(_existing(parts[0].folder)).free
-        contents = ", ".join(map(_shown_part, parts))
-        stated = f"{_outermost(parts)} will take {_shown_total(parts)} ({contents})"
+            needs_per_disk.setdefault(_disk(need.folder), []).append(need)
+    problems = []
+    for disk_needs in needs_per_disk.values():
+        total = sum(need.num_bytes for need in disk_needs)
+        free = shutil.disk_usage(_existing(disk_needs[0].folder)).free
+        summary = f"{_outermost(disk_needs)} will take {_format_needs(disk_needs)}"
         if total > free:
-            remedy = _remedy(parts, total - free)
-            too_small.append(f"{stated}, but only {_shown_size(free)} are free there: {remedy}")
+            remedy = _remedy(disk_needs, total - free)
+            problems.append(f"{summary}, but only {_format_size(free)} are free there: {remedy}")
         else:
-            say(f"disk: {stated}; {_shown_size(free)} are free there")
-    if too_small:
-        raise DataError("; ".join(too_small))
+            say(f"disk: {summary}; {_format_size(free)} are free there")
+    if problems:
+        raise DataError("; ".join(problems))
 
 
-def _remedy(parts: Sequence[DiskNeed], num_bytes: int) -> str:
-    """What takes away at least so many bytes: one thing, if there is one that does, or all."""
-    removed: dict[str, int] = {}
-    for part in parts:
-        removed[part.remedy] = removed.get(part.remedy, 0) + part.num_bytes
-    enough = [remedy for remedy, size in removed.items() if size >= num_bytes]
-    return ", or ".join(enough) or ", and ".join(removed)
+def _remedy(needs: Sequence[DiskNeed], num_bytes: int) -> str:
+    """Return the remedies that free enough bytes alone, or else all together."""
+    freed: dict[str, int] = {}
+    for need in needs:
+        freed[need.remedy] = freed.get(need.remedy, 0) + need.num_bytes
+    sufficient = [remedy for remedy, size in freed.items() if size >= num_bytes]
+    return ", or ".join(sufficient) or ", and ".join(freed)
 
 
-def _shown_size(num_bytes: int) -> str:
+def _format_size(num_bytes: int) -> str:
     for size, unit in _UNITS:
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
     return f"{num_bytes} bytes"
 
 
-def _shown_total(parts: Sequence[DiskNeed]) -> str:
-    total = sum(part.num_bytes for part in parts)
-    if not any(part.is_least for part in parts):
-        return f"about {_shown_size(total)}"
-    return f"at least {_shown_size(total)}" if total else "an unknown amount"
+def _format_needs(needs: Sequence[DiskNeed]) -> str:
+    total = sum(need.num_bytes for need in needs)
+    prefix = "at least" if any(need.is_least for need in needs) else "about"
+    contents = ", ".join(map(_format_need, needs))
+    return f"{f'{prefix} {_format_size(total)}' if total else 'an unknown amount'} ({contents})"
 
 
-def _shown_part(part: DiskNeed) -> str:
-    if part.is_least and not part.num_bytes:
-        return f"{part.content} of unknown size"
-    least = "at least " if part.is_least else ""
-    return f"{part.content} {least}{_shown_size(part.num_bytes)}"
+def _format_need(need: DiskNeed) -> str:
+    if not need.num_bytes:
+        return f"{need.content} of unknown size"
+    prefix = "at least " if need.is_least else ""
+    return f"{need.content} {prefix}{_format_size(need.num_bytes)}"
 
 
-def _outermost(parts: Sequence[DiskNeed]) -> str:
-    """The folders, without those that lie in one of the others."""
-    folders = list(dict.fromkeys(part.folder for part in parts))
-    outer = [f for f in folders if not any(other in f.parents for other in folders)]
+def _outermost(needs: Sequence[DiskNeed]) -> str:
+    """Name the folders, except those inside another."""
+    folders = list(dict.fromkeys(need.folder for need in needs))
+    outer = [f for f in folders if not any(parent in f.parents for parent in folders)]
     return " and ".join(map(str, outer))
 
 
@@ -97,5 +96,5 @@ def _disk(folder: Path) -> int:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
+    """Return the folder, or the nearest parent that exists."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())

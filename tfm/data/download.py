@@ -1,4 +1,4 @@
-"""Fetching of the files of a recipe: resumed, retried, and compared with what the recipe knows."""
+"""Download the files of a recipe: resume, retry and verify."""
 
 import concurrent.futures
 import hashlib
@@ -13,32 +13,33 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, TypeGuard
+from typing import IO, Any
 
-from tfm.data.background import in_thread
+from tfm.data.background import run_in_thread
 from tfm.data.corpus.texts import Archive, is_url
 from tfm.errors import DataError, DownloadError
 from tfm.reporting import Progress, say
 from tfm.storage.files import read_json, size_of, sync_directory, write_json
 
-_TIMEOUT_SECONDS = 60.0
-_ANSWER_SECONDS = 240.0  # until the body starts, redirects included
-_MIN_BYTES = 1 << 16  # in each _TIMEOUT_SECONDS
-_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
+_READ_TIMEOUT_SECONDS = 60.0
+_RESPONSE_TIMEOUT_SECONDS = 240.0  # until the body starts, redirects included
+_MIN_BYTES_PER_READ_TIMEOUT = 1 << 16
+_RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 _BLOCK_BYTES = 1 << 18
-# A try that gains this much does not count as failed: a long file may be cut many times.
-_GAIN_BYTES = 1 << 20
-# What a body may have beyond twice the size that is known, and one of which nothing is known.
-_ALLOWANCE_BYTES = 1 << 30
-_UNKNOWN_SIZE_BYTES = 1 << 36
-_PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-# Of the network: what goes wrong on this machine's disk is a DownloadError.
-_PASSING_ERRORS = (OSError, http.client.HTTPException)
+# An attempt that adds this much is no failure: a long download may be interrupted many times.
+_PROGRESS_BYTES = 1 << 20
+# A body may have at most twice the size that the recipe states plus this margin, because stated
+# sizes may be approximate. Without a stated size, the second limit applies.
+_SIZE_MARGIN_BYTES = 1 << 30
+_MAX_UNKNOWN_SIZE_BYTES = 1 << 36
+_RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+# Errors of the network. Failures to write to the disk raise DownloadError, which is not retried.
+_RETRIED_ERRORS = (OSError, http.client.HTTPException)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetched:
-    """A file that is on this machine; `verified` if it has the checksum that the recipe knows."""
+class FetchedFile:
+    """A file on this machine; `verified` if it has the checksum that the recipe states."""
 
     path: Path
     sha256: str
@@ -48,47 +49,49 @@ class Fetched:
 
 def fetch(
     archive: Archive, downloads_dir: Path, *, mirror: str | None = None, verify: bool = True
-) -> Fetched:
-    """Have a file of a recipe on this machine, whole and checked.
+) -> FetchedFile:
+    """Download a file of a recipe, unless it is there already, and check it.
 
     Args:
         archive: The file.
-        downloads_dir: Where downloads are kept; one that is there already is checked and used.
-        mirror: A folder or URL that has the file by its name; a folder's file is used in place.
-        verify: Compare size and checksums with those that the recipe knows.
+        downloads_dir: Where downloads are kept; an existing file is checked and used.
+        mirror: Folder or URL that holds the file by its name; a folder's file is used in place.
+        verify: Compare size and checksums with those in the recipe.
 
     Raises:
-        DownloadError: It cannot be fetched, or is not the file that the recipe means.
+        DownloadError: The file cannot be downloaded, or does not match the recipe.
     """
     if mirror is not None and not is_url(mirror):
         path = Path(mirror) / archive.name
         if not path.is_file():
             raise DownloadError(f"the mirror {mirror} has no file {archive.name}: put it there")
-        return _checked(path, archive, verify=verify, is_ours=False)
+        return _check(path, archive, verify=verify, is_download=False)
     path = downloads_dir / archive.name
-    part = part_path(path)
+    partial = partial_path(path)
     if path.is_file():
-        _discard(part)
-        return _checked(path, archive, verify=verify, is_ours=True)
+        _discard(partial)
+        return _check(path, archive, verify=verify, is_download=True)
     downloads_dir.mkdir(parents=True, exist_ok=True)
     url = archive.url
     if mirror is not None:
         url = f"{mirror.rstrip('/')}/{urllib.parse.quote(archive.name)}"
-    _download(url, part, max_bytes=_max_bytes(archive))
-    fetched = _checked(part, archive, verify=verify, is_ours=True)
-    os.replace(part, path)
-    _state_path(part).unlink(missing_ok=True)
+    size = archive.size or archive.approximate_size
+    max_bytes = _MAX_UNKNOWN_SIZE_BYTES if size is None else 2 * size + _SIZE_MARGIN_BYTES
+    _download(url, partial, max_bytes=max_bytes)
+    fetched = _check(partial, archive, verify=verify, is_download=True)
+    os.replace(partial, path)
+    _state_path(partial).unlink(missing_ok=True)
     sync_directory(downloads_dir)
     return replace(fetched, path=path)
 
 
-def part_path(path: Path) -> Path:
-    """Where a download gathers until it is whole and takes its own name."""
+def partial_path(path: Path) -> Path:
+    """Return where a download is written until it is complete and renamed."""
     return path.with_name(f"{path.name}.part")
 
 
-def _checked(path: Path, archive: Archive, *, verify: bool, is_ours: bool) -> Fetched:
-    """Compute the checksums of a file, and stop if they are not those of the recipe."""
+def _check(path: Path, archive: Archive, *, verify: bool, is_download: bool) -> FetchedFile:
+    """Compute the checksums of a file and compare them with those in the recipe."""
     digests = {"sha256": hashlib.sha256()}
     if archive.md5 is not None:
         digests["md5"] = hashlib.md5(usedforsecurity=False)
@@ -98,134 +101,129 @@ def _checked(path: Path, archive: Archive, *, verify: bool, is_ours: bool) -> Fe
             for digest in digests.values():
                 digest.update(block)
             bar.update(len(block))
-    found = {"size": size} | {kind: digest.hexdigest() for kind, digest in digests.items()}
+    actual = {"size": size} | {kind: digest.hexdigest() for kind, digest in digests.items()}
     if not verify:
-        say(f"warning: {archive.name} is used as it is: its checksum was not compared")
+        say(f"warning: {archive.name}: its checksum was not verified")
     else:
-        for kind, value in found.items():
+        for kind, value in actual.items():
             expected = getattr(archive, kind)
             if expected is not None and expected != value:
-                raise _mismatch(path, archive, f"its {kind} is {value}, not {expected}", is_ours)
+                raise _mismatch(
+                    path, archive, f"its {kind} is {value}, not {expected}", is_download
+                )
         if not archive.has_checksum:
-            say(f"{archive.name}: no checksum is known; its sha256 is {found['sha256']}")
-    return Fetched(
-        path=path, size=size, sha256=str(found["sha256"]), verified=verify and archive.has_checksum
+            say(f"{archive.name}: the recipe has no checksum; its sha256 is {actual['sha256']}")
+    return FetchedFile(
+        path=path, size=size, sha256=str(actual["sha256"]), verified=verify and archive.has_checksum
     )
 
 
-def _mismatch(path: Path, archive: Archive, difference: str, is_ours: bool) -> DownloadError:
-    """Say what is wrong with a file, and set it aside if it was downloaded."""
-    if not is_ours:
+def _mismatch(path: Path, archive: Archive, difference: str, is_download: bool) -> DownloadError:
+    """Return the error for a file that does not match; rename the file if it was downloaded."""
+    if not is_download:
         return DownloadError(
-            f"{path} is not the file that the recipe means ({difference}): replace it, or use it "
-            "all the same with --no-verify"
+            f"{path} does not match the recipe ({difference}): replace it, or accept it with "
+            "--no-verify"
         )
-    aside = path.with_name(f"{archive.name}.bad")
-    os.replace(path, aside)
+    renamed = path.with_name(f"{archive.name}.bad")
+    os.replace(path, renamed)
     return DownloadError(
-        f"{aside} is not the file that the recipe means ({difference}), so it was set aside: try "
-        f"again, or try a --mirror, or name it {archive.name} and use it all the same with "
-        "--no-verify"
+        f"the download does not match the recipe ({difference}) and was renamed to {renamed}: try "
+        f"again, use a --mirror, or rename it to {archive.name} and accept it with --no-verify"
     )
 
 
-def _max_bytes(archive: Archive) -> int:
-    """The size beyond which what a server sends cannot be the file."""
-    size = archive.size or archive.approximate_size
-    return _UNKNOWN_SIZE_BYTES if size is None else 2 * size + _ALLOWANCE_BYTES
-
-
-def _download(url: str, part: Path, *, max_bytes: int) -> None:
-    """Fetch a URL into a file, going on after a cut, until it is whole or there is no hope."""
+def _download(url: str, partial: Path, *, max_bytes: int) -> None:
+    """Download a URL to a file; resume after interruptions and retry failures that may pass."""
     num_failures = 0
-    furthest = size_of(part)
+    max_size = size_of(partial)
     while True:
         try:
-            _transfer(url, part, max_bytes=max_bytes)
-        except _PASSING_ERRORS as error:
+            _transfer(url, partial, max_bytes=max_bytes)
+        except _RETRIED_ERRORS as error:
             if isinstance(getattr(error, "reason", error), socket.gaierror):
                 host = urllib.parse.urlsplit(url).hostname
                 raise DownloadError(
                     f"could not fetch {url}: there is no address for {host}: check the connection "
-                    f"to the network, or give a folder that has {part.stem} with --mirror"
+                    f"to the network, or give a folder that has {partial.stem} with --mirror"
                 ) from error
             reason = _printable(f"{type(error).__name__}: {error}")
-            lasting = (
-                isinstance(error, urllib.error.HTTPError) and error.code not in _PASSING_STATUSES
+            is_permanent = (
+                isinstance(error, urllib.error.HTTPError) and error.code not in _RETRIED_STATUSES
             )
         else:
             return
-        num_failures = 0 if size_of(part) >= furthest + _GAIN_BYTES else num_failures + 1
-        furthest = max(furthest, size_of(part))
-        if lasting or num_failures > len(_PAUSES_SECONDS):
+        num_failures = 0 if size_of(partial) >= max_size + _PROGRESS_BYTES else num_failures + 1
+        max_size = max(max_size, size_of(partial))
+        if is_permanent or num_failures > len(_RETRY_DELAYS_SECONDS):
             raise DownloadError(
-                f"could not fetch {url} ({reason}): try again later, which goes on from here, or "
-                f"give a folder that has {part.stem} with --mirror"
+                f"could not fetch {url} ({reason}): run the same command later to resume, or pass "
+                f"a folder that holds {partial.stem} with --mirror"
             )
-        pause = _PAUSES_SECONDS[max(0, num_failures - 1)]
-        say(f"{part.stem}: {reason}; trying again in {pause:g} s")
-        time.sleep(pause)
+        delay = _RETRY_DELAYS_SECONDS[max(0, num_failures - 1)]
+        say(f"{partial.stem}: {reason}; trying again in {delay:g} s")
+        time.sleep(delay)
 
 
-def _transfer(url: str, part: Path, *, max_bytes: int = _UNKNOWN_SIZE_BYTES) -> None:
-    """One connection: fetch what is missing of the file, or all of it if that cannot be told."""
-    offset, validator = _resume_point(url, part)
+def _transfer(url: str, partial: Path, *, max_bytes: int = _MAX_UNKNOWN_SIZE_BYTES) -> None:
+    """Download the missing end of a file, or all of it if it cannot be resumed, in one request."""
+    offset, validator = _resume_point(url, partial)
     request = urllib.request.Request(url, headers={"User-Agent": "tfm"})  # noqa: S310
     if offset:
         # If the file has changed on the server, If-Range makes it send all of the new one.
         request.add_header("Range", f"bytes={offset}-")
         request.add_header("If-Range", validator)
     try:
-        response = _answer(request)
+        response = _open(request)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
         if offset and error.headers.get("Content-Range") == f"bytes */{offset}":
-            return  # it was whole already
-        _discard(part)
-        raise ConnectionError("the server has another file by now") from error
+            return  # the partial file was complete
+        _discard(partial)
+        raise ConnectionError("the file on the server has changed") from error
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
             offset = 0
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
-            _discard(part)
-            raise ConnectionError("the server sent another part of the file than asked for")
-        _receive(response, url, part, offset, max_bytes)
+            _discard(partial)
+            raise ConnectionError("the server sent another byte range than the one requested")
+        _receive(response, url, partial, offset, max_bytes)
 
 
-def _answer(request: urllib.request.Request) -> http.client.HTTPResponse:
-    """Send a request and follow redirects, to the body of an answer.
+def _open(request: urllib.request.Request) -> http.client.HTTPResponse:
+    """Send a request, follow redirects and return the response, ready to read its body.
 
     Raises:
         DownloadError: The URL or a redirect is invalid.
-        TimeoutError: The body does not start in time, whatever else the server sends meanwhile.
+        TimeoutError: The body does not start in time, even if the server keeps sending headers.
     """
-    opener = urllib.request.build_opener(_WebRedirects)
-    answer: Future[http.client.HTTPResponse] = in_thread(
-        lambda: opener.open(request, timeout=_TIMEOUT_SECONDS)
+    opener = urllib.request.build_opener(_WebRedirectHandler)
+    response: Future[http.client.HTTPResponse] = run_in_thread(
+        lambda: opener.open(request, timeout=_READ_TIMEOUT_SECONDS)
     )
     try:
-        done, _ = concurrent.futures.wait([answer], timeout=_ANSWER_SECONDS)
+        done, _ = concurrent.futures.wait([response], timeout=_RESPONSE_TIMEOUT_SECONDS)
         if not done:
-            answer.add_done_callback(_close)
-            raise TimeoutError(f"the server sent no data within {_ANSWER_SECONDS:g} s")
-        return answer.result()
+            response.add_done_callback(_close)
+            raise TimeoutError(f"the server sent no data within {_RESPONSE_TIMEOUT_SECONDS:g} s")
+        return response.result()
     except ValueError as error:
         raise DownloadError(
-            f"{request.full_url} is or leads to an invalid URL ({_printable(str(error))}): correct "
-            "the recipe"
+            f"{request.full_url} is an invalid URL or redirects to one ({_printable(str(error))}): "
+            "correct `url` in the recipe"
         ) from error
 
 
-def _close(answer: Future[http.client.HTTPResponse]) -> None:
-    """Close an answer that comes too late."""
-    if answer.exception() is None:
-        answer.result().close()
+def _close(response: Future[http.client.HTTPResponse]) -> None:
+    """Close a response that arrives after its timeout."""
+    if response.exception() is None:
+        response.result().close()
 
 
-class _WebRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to http and https and nowhere else."""
+class _WebRedirectHandler(urllib.request.HTTPRedirectHandler):
+    """Follow redirects to http and https only."""
 
     def http_error_302(
         self,
@@ -238,7 +236,7 @@ class _WebRedirects(urllib.request.HTTPRedirectHandler):
         try:
             return super().http_error_302(req, fp, code, msg, headers)
         except ValueError:
-            fp.close()  # urllib leaves it open where it cannot parse an address
+            fp.close()  # urllib leaves it open if it cannot parse the URL
             raise
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
@@ -251,94 +249,87 @@ class _WebRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _receive(
-    response: http.client.HTTPResponse, url: str, part: Path, offset: int, max_bytes: int
+    response: http.client.HTTPResponse, url: str, partial: Path, offset: int, max_bytes: int
 ) -> None:
-    """Write the body of a response behind the first `offset` bytes of the file."""
+    """Write the body of a response to the file, after its first `offset` bytes."""
     total = None if response.length is None else offset + response.length
     num_bytes = offset
     with (
-        part.open("ab" if offset else "wb") as file,
-        Progress(f"fetch {part.stem}", total=total, unit="B", initial=offset) as bar,
+        partial.open("ab" if offset else "wb") as file,
+        Progress(f"fetch {partial.stem}", total=total, unit="B", initial=offset) as bar,
     ):
         if not offset:
-            write_json(_state_path(part), {"url": url, "validator": _validator(response)})
-        for block in _blocks(response):
+            write_json(_state_path(partial), {"url": url, "validator": _validator(response)})
+        for block in _read_blocks(response):
             num_bytes += len(block)
             if max(num_bytes, total or 0) > max_bytes:
-                _discard(part)
+                _discard(partial)
                 raise DownloadError(
-                    f"{url} sends more than {max_bytes:,} bytes, which cannot be what the recipe "
-                    "means: correct its address or size"
+                    f"{url} sends more than {max_bytes:,} bytes, too many for this file: correct "
+                    "`url` or `size` in the recipe"
                 )
-            _write(file, block)
+            try:
+                file.write(block)
+                file.flush()
+            except OSError as error:  # would be retried as an error of the network
+                raise DownloadError(
+                    f"cannot write {file.name}: {error.strerror}: free disk space and run the same "
+                    "command again to resume"
+                ) from error
             bar.update(len(block))
         os.fsync(file.fileno())
-    if total is not None and size_of(part) != total:
-        raise ConnectionError(f"connection cut after {size_of(part):,} of {total:,} bytes")
+    if total is not None and size_of(partial) != total:
+        raise ConnectionError(f"connection closed after {size_of(partial):,} of {total:,} bytes")
 
 
-def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The bytes of a body as they come.
+def _read_blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Read the body of a response as it arrives.
 
     Raises:
-        TimeoutError: They come too slowly.
+        TimeoutError: It arrives too slowly.
     """
-    started, num_bytes = time.monotonic(), 0
+    start, num_bytes = time.monotonic(), 0
     while block := response.read1(_BLOCK_BYTES):
         yield block
         num_bytes += len(block)
-        if time.monotonic() - started >= _TIMEOUT_SECONDS:
-            if num_bytes < _MIN_BYTES:
-                raise TimeoutError(f"only {num_bytes:,} bytes in {_TIMEOUT_SECONDS:g} s")
-            started, num_bytes = time.monotonic(), 0
-
-
-def _write(file: IO[bytes], block: bytes) -> None:
-    """Write to a part, so that a full disk is not taken for trouble with the network."""
-    try:
-        file.write(block)
-        file.flush()
-    except OSError as error:
-        raise DownloadError(
-            f"cannot write {file.name}: {error.strerror}; make room, and the same command goes on"
-        ) from error
+        if time.monotonic() - start >= _READ_TIMEOUT_SECONDS:
+            if num_bytes < _MIN_BYTES_PER_READ_TIMEOUT:
+                raise TimeoutError(f"only {num_bytes:,} bytes in {_READ_TIMEOUT_SECONDS:g} s")
+            start, num_bytes = time.monotonic(), 0
 
 
 def _validator(response: http.client.HTTPResponse) -> str | None:
-    """What tells whether the server's file is still the same, by the rules of If-Range."""
+    """Return the header that identifies this version of the file, as If-Range requires."""
     etag = response.headers.get("ETag")
     if etag is not None and not etag.startswith("W/"):
         return etag
     return response.headers.get("Last-Modified")
 
 
-def _resume_point(url: str, part: Path) -> tuple[int, str]:
-    """How many bytes to keep of an earlier try, and what identifies the file they are of."""
-    if not size_of(part) or not _state_path(part).exists():
+def _resume_point(url: str, partial: Path) -> tuple[int, str]:
+    """Return how many bytes of an earlier attempt to keep, and the validator of its file."""
+    size = size_of(partial)
+    if not size or not _state_path(partial).exists():
         return 0, ""
     try:
-        state = read_json(_state_path(part))
+        state = read_json(_state_path(partial))
     except DataError:
-        return 0, ""  # all that it is good for is to save some time
+        return 0, ""  # without a readable state, the download just starts again
     validator = state.get("validator")
-    if state.get("url") != url or not _is_header(validator):
-        return 0, ""
-    return size_of(part), validator
-
-
-def _is_header(value: object) -> TypeGuard[str]:
-    """Whether it can stand in a request, as what a server said can."""
-    return isinstance(value, str) and value.isascii() and value.isprintable()
+    # A damaged validator could not be sent in a header.
+    if isinstance(validator, str) and validator.isascii() and validator.isprintable():
+        return (size, validator) if state.get("url") == url else (0, "")
+    return 0, ""
 
 
 def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def _state_path(part: Path) -> Path:
-    return part.with_name(f"{part.name}.json")
+def _state_path(partial: Path) -> Path:
+    return partial.with_name(f"{partial.name}.json")
 
 
-def _discard(part: Path) -> None:
-    part.unlink(missing_ok=True)
-    _state_path(part).unlink(missing_ok=True)
+def _discard(partial: Path) -> None:
+    partial.unlink(missing_ok=True)
+    _state_path(partial).unlink(missing_ok=True)

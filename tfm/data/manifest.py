@@ -1,4 +1,4 @@
-"""manifest.json of a dataset folder: what each step read, did and wrote."""
+"""manifest.json of a dataset folder: the inputs, outputs and results of each step."""
 
 import re
 import reprlib
@@ -12,23 +12,24 @@ from tfm.storage.files import read_json, sha256_of, write_json
 
 FORMAT = 1
 SPLITS = ("train", "valid", "test")
-GOLD = "gold"  # suffix of the trees that the output of a parser is scored against
+GOLD = "gold"  # suffix of the reference trees of a parser
 
-# A language ends the names of files.
+# Languages are suffixes of file names.
 LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 _TASKS = ("translation", "parsing")
+_STEP_KEYS = ("inputs", "outputs", "result")
 
 
 class Manifest:
-    """The record of a dataset folder: what was done to it, and whether a step must run again.
+    """The steps done in a dataset folder, and whether a step must run again.
 
     Attributes:
-        data_dir: The folder.
+        data_dir: The dataset folder.
         name: Name of the dataset.
         source: Source language, the suffix of its files.
         target: Target language, the suffix of its files.
-        task: What the targets are: "translation" or "parsing".
+        task: "translation", or "parsing", whose targets are linearized trees.
     """
 
     def __init__(self, data_dir: Path, content: dict[str, Any]) -> None:
@@ -43,17 +44,17 @@ class Manifest:
     def create(
         cls, data_dir: Path, *, name: str, source: str, target: str, settings: Table
     ) -> "Manifest":
-        """Start a record, or continue the existing one.
+        """Create the manifest of a dataset, keeping the steps of an existing one.
 
         Args:
             data_dir: The dataset folder.
             name: Name of the dataset.
             source: Source language.
             target: Target language.
-            settings: {section: {name: value}} that the recipe sets for later steps, and "task".
+            settings: {section: {name: value}} of the recipe for later steps, and "task".
 
         Raises:
-            DataError: The existing record is damaged or of another format.
+            DataError: The existing manifest is damaged or of another format.
         """
         exists = (data_dir / "manifest.json").exists()
         content = {
@@ -70,35 +71,35 @@ class Manifest:
 
     @classmethod
     def load(cls, data_dir: Path) -> "Manifest":
-        """Read the record of a dataset folder.
+        """Read the manifest of a dataset folder.
 
         Raises:
-            DataError: The folder is no dataset, or one that is damaged or of another format.
+            DataError: The manifest is missing, damaged or of another format.
         """
         return cls(data_dir, _read(data_dir))
 
     def damage(self) -> DataError:
-        """The error to raise where the record does not say what it should."""
+        """Return the error to raise if a recorded result is invalid."""
         return _damage(self.data_dir / "manifest.json")
 
     def settings(self, section: str) -> dict[str, Any]:
-        """What the recipe sets for a later step, such as "subword"."""
+        """Return the settings of the recipe in a section such as "subword"."""
         return dict(self._content["settings"].get(section, {}))
 
     def text_path(self, split: str, language: str) -> Path:
-        """The text of a split in one language."""
+        """Return the path of the text of a split in one language."""
         return self.data_dir / f"{split}.{language}"
 
     def reference_path(self, split: str) -> Path:
-        """What outputs for a split are scored against: its targets, or for a parser its trees."""
+        """Return the path of the references of a split: targets, or for a parser trees."""
         return self.text_path(split, GOLD if self.task == "parsing" else self.target)
 
     def splits(self) -> list[str]:
-        """The splits whose text is there, training first."""
+        """Return the splits whose text exists, "train" first."""
         return [split for split in SPLITS if self.text_path(split, self.source).exists()]
 
     def is_current(self, step: str, inputs: Table) -> bool:
-        """Whether a step was done with these inputs and all it wrote is still there."""
+        """Return whether a step was done with these inputs and its outputs still exist."""
         entry = self._content["steps"].get(step)
         if entry is None or entry["inputs"] != inputs:
             return False
@@ -106,17 +107,24 @@ class Manifest:
         return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
     def record(self, step: str, *, inputs: Table, outputs: Iterable[Path], result: Table) -> None:
-        """Record a step: all that decides its result, its files and its counts, as JSON values."""
+        """Record a step.
+
+        Args:
+            step: Name of the step.
+            inputs: JSON values of everything that determines the result.
+            outputs: The files that the step wrote.
+            result: JSON values to report, such as counts.
+        """
         sizes = {str(p.relative_to(self.data_dir)): p.stat().st_size for p in sorted(outputs)}
         self._content["steps"][step] = {"inputs": inputs, "outputs": sizes, "result": result}
         self._save()
 
     def result(self, step: str) -> dict[str, Any]:
-        """What a step recorded; empty if it was not done."""
+        """Return the recorded result of a step; empty if it was not done."""
         return dict(self._content["steps"].get(step, {}).get("result", {}))
 
     def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
-        """SHA-256 of each text file of the splits.
+        """Return {name: SHA-256} of the text files of the splits.
 
         Raises:
             DataError: A file is missing.
@@ -124,7 +132,7 @@ class Manifest:
         paths = [self.text_path(s, lang) for s in splits for lang in (self.source, self.target)]
         for path in paths:
             if not path.is_file():
-                raise DataError(f"{path} does not exist or is no file: run tfm prepare first")
+                raise DataError(f"{path} does not exist or is not a file: run tfm prepare first")
         return {path.name: sha256_of(path) for path in paths}
 
     def _save(self) -> None:
@@ -141,7 +149,7 @@ def _read(data_dir: Path) -> dict[str, Any]:
             f"{path} has format {reprlib.repr(content.get('format'))}, but this tfm reads format "
             f"{FORMAT}: prepare the dataset again"
         )
-    if not _is_sound(content):
+    if not _is_valid(content):
         raise _damage(path)
     return content
 
@@ -150,35 +158,32 @@ def _damage(path: Path) -> DataError:
     return DataError(f"{path} is damaged: delete it and prepare the dataset again")
 
 
-def _is_sound(content: dict[str, Any]) -> bool:
-    """Whether everything in a record is of the kind that it should be."""
+def _is_valid(content: dict[str, Any]) -> bool:
+    """Return whether all values of a manifest have the types that they should have."""
     settings, steps = content.get("settings"), content.get("steps")
     if not (isinstance(settings, dict) and isinstance(steps, dict)):
         return False
     sections = [value for name, value in settings.items() if name != "task"]
     languages = [content.get("source"), content.get("target")]
+    entries = list(steps.values())
+    if not all(isinstance(value, dict) for value in sections + entries):
+        return False
     return (
         isinstance(content.get("name"), str)
         and all(isinstance(name, str) and LANGUAGE.fullmatch(name) for name in languages)
         and settings.get("task", _TASKS[0]) in _TASKS
-        and all(isinstance(section, dict) for section in sections)
-        and all(map(_is_step, steps.values()))
+        and all(isinstance(entry.get(key), dict) for entry in entries for key in _STEP_KEYS)
     )
 
 
-def _is_step(entry: Any) -> bool:
-    parts = ("inputs", "outputs", "result")
-    return isinstance(entry, dict) and all(isinstance(entry.get(part), dict) for part in parts)
-
-
 def newest_dataset(root: Path) -> Path:
-    """The dataset folder below a folder that was last worked on.
+    """Return the most recently changed dataset folder in a folder.
 
     Raises:
         DataError: There is none.
     """
     # A folder in which tfm prepare failed has a manifest, but no text yet.
-    found = [path for path in root.glob("*/manifest.json") if any(path.parent.glob("train.*"))]
-    if not found:
+    paths = [path for path in root.glob("*/manifest.json") if any(path.parent.glob("train.*"))]
+    if not paths:
         raise DataError(f'{root}/ holds no dataset: make one with "tfm prepare"')
-    return max(found, key=lambda path: path.stat().st_mtime).parent
+    return max(paths, key=lambda path: path.stat().st_mtime).parent

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,24 @@ import numpy.typing as npt
 import sentencepiece
 
 from tfm.config import SubwordConfig
-from tfm.data.background import in_thread
+from tfm.data.background import run_in_thread
 from tfm.data.text import read_lines
 from tfm.device.cpu import num_cores
 from tfm.errors import DataError, TfmError, UsageError
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
-# {number of pairs: pieces that suit them}. The last are the paper's for WMT 2014 (§5.1); for trees,
-# so is that of the 40,000 sentences of the Wall Street Journal (§6.3).
+# (number of pairs, vocabulary size). The last size is the paper's for WMT 2014 (§5.1); 16,000 is
+# the paper's for the 40,000 sentences of the Wall Street Journal (§6.3).
 _VOCABULARIES = ((500, 1_000), (30_000, 8_000), (300_000, 16_000), (2_000_000, 37_000))
 _TREE_VOCABULARIES = ((500, 1_000), (40_000, 16_000), (2_000_000, 32_000))
 
 _SEED = 1
 _MAX_WORDS = 1_000_000
-_MAX_SENTENCE_BYTES = 4_192  # longer lines teach nothing; they are encoded all the same
+_MAX_SENTENCE_BYTES = 4_192  # longer lines are skipped in learning, but can be encoded
 
-
-# SentencePiece writes a space as U+2581, so that this very character would come back as a space.
-# It goes in as an escape that starts with a code point which Unicode reserves for such use.
+# SentencePiece writes a space as U+2581, and would decode a U+2581 in the text to a space.
+# U+2581 is therefore escaped, with a noncharacter that Unicode reserves for internal use.
 _SPACE_MARK, _ESCAPE = "\u2581", "\ufdd0"
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -41,7 +40,7 @@ class SubwordModel:
 
     Args:
         content: The bytes of a SentencePiece model file.
-        origin: Where they come from, for error messages.
+        origin: Path of the file, for error messages.
     """
 
     def __init__(self, content: bytes, *, origin: Path) -> None:
@@ -50,9 +49,9 @@ class SubwordModel:
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(content)
-            self.pieces(range(len(self)))  # a damaged one may be no UTF-8
+            self.pieces(range(len(self)))  # in a damaged model, they may not be UTF-8
         except (RuntimeError, UnicodeDecodeError) as error:
-            raise DataError(f"{origin} is no SentencePiece model: learn it again") from error
+            raise DataError(f"{origin} is not a SentencePiece model: learn it again") from error
         ids = [getattr(self._processor, f"{name}_id")() for name in ("pad", "bos", "eos", "unk")]
         if ids != [PAD, BOS, EOS, UNK]:
             raise DataError(
@@ -64,64 +63,64 @@ class SubwordModel:
         return int(self._processor.GetPieceSize())
 
     def encode(self, lines: Iterable[str]) -> list[list[int]]:
-        """Token ids of each line (without its end), without special tokens.
+        """Encode each line (without its end) to token ids, without special tokens.
 
         Raises:
-            DataError: A line holds half a surrogate pair, which cannot be written as UTF-8.
+            DataError: A line has an unpaired surrogate, which UTF-8 cannot represent.
         """
-        texts = [_escaped(line) for line in lines]
+        texts = [_escape(line) for line in lines]
         encode = self._processor.EncodeAsIds
         ids: list[list[int]]
         try:
-            # A list is for threads to encode: a single line would wait for one to start.
+            # For a list, SentencePiece starts threads, which takes longer than encoding one line.
             ids = [encode(texts[0])] if len(texts) == 1 else encode(texts, num_threads=num_cores())
         except (TypeError, RuntimeError) as error:
             broken = next(filter(_LONE_SURROGATE.search, texts), None)
             if broken is None:
                 raise
             raise DataError(
-                f"{broken[:40]!r} holds half a surrogate pair, which is no Unicode text: correct it"
+                f"{broken[:40]!r} has an unpaired surrogate, which is not valid Unicode: correct it"
             ) from error
         return ids
 
     def encode_block(
         self, lines: list[bytes]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Encode lines of UTF-8 as arrays, in one thread, without blocking other Python threads.
+        """Encode lines of UTF-8 to arrays in one thread, without holding Python's GIL.
 
         Returns:
-            The token ids of all lines one after another, and [N] the number of each line's.
+            [number of tokens] the concatenated token ids, and [number of lines] their counts.
         """
         text = b"\n".join(lines)
         if _SPACE_MARK.encode() in text or _ESCAPE.encode() in text:
-            lines = [_escaped(line.decode()).encode() for line in lines]
+            lines = [_escape(line.decode()).encode() for line in lines]
         token_ids = self._processor.EncodeAsIds(lines, num_threads=1)
         lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
         ids = chain.from_iterable(token_ids)
         return np.fromiter(ids, dtype=np.int32, count=int(lengths.sum())), lengths
 
     def decode(self, token_ids: Iterable[Sequence[int]]) -> list[str]:
-        """Plain text of each sequence of token ids, without special tokens.
+        """Decode sequences of token ids to plain text, without special tokens.
 
-        It equals the text that was encoded, but for characters that the model does not know.
+        Decoding restores the encoded text, except for characters that the model does not know.
         """
         sequences = [list(ids) for ids in token_ids]
         decode = self._processor.DecodeIds
         texts: list[str] = [decode(sequences[0])] if len(sequences) == 1 else decode(sequences)
-        return [_unescaped(text) for text in texts]
+        return [_unescape(text) for text in texts]
 
     def pieces(self, token_ids: Iterable[int]) -> list[str]:
-        """The pieces of token ids, as the vocabulary spells them."""
+        """Return the pieces of token ids, as they are in the vocabulary."""
         return [self._processor.IdToPiece(token_id) for token_id in token_ids]
 
     def vocab_text(self) -> str:
-        """Pieces and their scores, one a line, as SentencePiece lists them in a .vocab file."""
+        """Return one line per piece, with its score, like a .vocab file of SentencePiece."""
         piece, score = self._processor.IdToPiece, self._processor.GetScore
         return "".join(f"{piece(i)}\t{score(i):g}\n" for i in range(len(self)))
 
 
 class Vocabulary:
-    """The subword models of both languages: one and the same if joint."""
+    """The subword models of both languages, the same object if the vocabulary is joint."""
 
     def __init__(self, source: SubwordModel, target: SubwordModel) -> None:
         self.source = source
@@ -134,17 +133,16 @@ class Vocabulary:
 
     @property
     def fingerprint(self) -> str:
-        """Hexadecimal digest that changes with any change of either model."""
-        return hashlib.sha256(
-            (self.source.fingerprint + self.target.fingerprint).encode()
-        ).hexdigest()
+        """A hexadecimal digest of both models."""
+        fingerprints = self.source.fingerprint + self.target.fingerprint
+        return hashlib.sha256(fingerprints.encode()).hexdigest()
 
     @classmethod
     def load(cls, folder: Path) -> "Vocabulary":
         """Read the model or models of a dataset or model folder.
 
         Raises:
-            DataError: There are none, or they are not SentencePiece models.
+            DataError: Models are missing, or are not SentencePiece models.
         """
         joint, *_ = model_paths(folder, separate=False)
         separate = model_paths(folder, separate=True)
@@ -157,23 +155,23 @@ class Vocabulary:
         raise DataError(f'{folder} has no subword model ({joint.name}): run "tfm learn-bpe"')
 
     def files(self) -> dict[str, bytes]:
-        """The model or models as files, under the names that `load` knows."""
+        """Return {file name: content} of the model or models, for `load` to read."""
         paths = model_paths(Path(), separate=not self.is_joint)
         models = [self.source] if self.is_joint else [self.source, self.target]
         return {path.name: model.content for path, model in zip(paths, models, strict=True)}
 
 
 def model_paths(folder: Path, *, separate: bool) -> list[Path]:
-    """The paths of a folder's SentencePiece models: one joint, or source and target."""
+    """Return the paths of a folder's SentencePiece models: one joint, or source and target."""
     names = ("bpe.source", "bpe.target") if separate else ("bpe",)
     return [folder / f"{name}.model" for name in names]
 
 
 def default_vocab_size(num_pairs: int, *, for_trees: bool = False) -> int:
-    """Return the vocabulary size for a corpus: the paper's (§5.1; §6.3 for trees), or less.
+    """Return the vocabulary size of the paper (§5.1; §6.3 for trees), or less for small corpora.
 
-    Between the sizes that are known to work, the size grows as a power of the number of pairs. It
-    is rounded to two digits, as a size that a person would choose.
+    Between the sizes that are known to work, the size grows as a power of the number of pairs,
+    rounded to two digits.
     """
     pairs, sizes = zip(*(_TREE_VOCABULARIES if for_trees else _VOCABULARIES), strict=True)
     size = np.exp(np.interp(np.log(max(1, num_pairs)), np.log(pairs), np.log(sizes)))
@@ -183,14 +181,14 @@ def default_vocab_size(num_pairs: int, *, for_trees: bool = False) -> int:
 def learn_subword_model(
     texts: Sequence[Path], config: SubwordConfig, *, vocab_size: int
 ) -> SubwordModel:
-    """Learn a SentencePiece model from UTF-8 files with a sentence a line.
+    """Learn a SentencePiece model from UTF-8 files with one sentence per line.
 
-    There is no Unicode normalization, so that decoding gives back every line. The config's
-    vocabulary size is not used, but `vocab_size`.
+    Unicode is not normalized, so that decoding restores every line. `vocab_size` replaces that of
+    the config.
 
     Raises:
         VocabularySizeError: The vocabulary is too large or too small for the text.
-        DataError: There is nothing in the text to learn from.
+        DataError: The text has no usable lines.
     """
     options = {
         "model_type": config.model_type,
@@ -205,10 +203,10 @@ def learn_subword_model(
 
 
 def learn_word_model(text: Path) -> SubwordModel:
-    """Make a model whose pieces are the words of a UTF-8 text, such as the symbols of trees.
+    """Build a model whose pieces are the words of a UTF-8 text, such as linearized trees.
 
     Raises:
-        DataError: There is nothing in the text to learn from.
+        DataError: The text has no usable lines.
     """
     options = {
         "model_type": "word",
@@ -225,8 +223,12 @@ def _learn(texts: Sequence[Path], options: dict[str, Any], *, vocab_size: int) -
     def learn() -> None:
         sentencepiece.set_random_generator_seed(_SEED)
         sentencepiece.SentencePieceTrainer.Train(
-            # Given files, SentencePiece would note their paths in the model.
-            sentence_iterator=_sentences(texts),
+            # If SentencePiece read the files itself, it would save their paths in the model.
+            sentence_iterator=(
+                _escape(line.decode(errors="replace"))
+                for path in texts
+                for line in read_lines(path, strict=False)
+            ),
             model_writer=model,
             max_sentence_length=_MAX_SENTENCE_BYTES,
             normalization_rule_name="identity",
@@ -240,14 +242,14 @@ def _learn(texts: Sequence[Path], options: dict[str, Any], *, vocab_size: int) -
         )
 
     try:
-        in_thread(learn).result()  # SentencePiece ignores Ctrl-C, which need not wait for it
+        run_in_thread(learn).result()  # in the main thread, Ctrl-C would wait for the end
     except RuntimeError as error:
         raise _learning_error(str(error), vocab_size, texts) from error
-    return SubwordModel(model.getvalue(), origin=Path("the model just learned"))
+    return SubwordModel(model.getvalue(), origin=Path("the learned model"))
 
 
 class VocabularySizeError(UsageError):
-    """A vocabulary that is too large or too small for the text; `nearest` is one that is not."""
+    """The vocabulary size does not fit the text; `nearest` is the nearest size that does."""
 
     def __init__(self, message: str, *, nearest: int) -> None:
         super().__init__(message)
@@ -255,7 +257,7 @@ class VocabularySizeError(UsageError):
 
 
 def _learning_error(message: str, vocab_size: int, texts: Sequence[Path]) -> TfmError:
-    """Put SentencePiece's complaint into words that say what to do."""
+    """Translate an error of SentencePiece into one that says what to do."""
     names = ", ".join(str(path) for path in texts)
     if found := re.search(r"set it to a value <= (\d+)", message):
         return VocabularySizeError(
@@ -278,15 +280,9 @@ def _learning_error(message: str, vocab_size: int, texts: Sequence[Path]) -> Tfm
     return DataError(f"SentencePiece cannot learn from {names}: {reason}")
 
 
-def _sentences(texts: Sequence[Path]) -> Iterator[str]:
-    for path in texts:
-        for line in read_lines(path, strict=False):
-            yield _escaped(line.decode(errors="replace"))
-
-
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace(_ESCAPE, _ESCAPE + "0").replace(_SPACE_MARK, _ESCAPE + "1")
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return text.replace(_ESCAPE + "1", _SPACE_MARK).replace(_ESCAPE + "0", _ESCAPE)

@@ -1,4 +1,4 @@
-"""Reading of plain and SGML text, line by line."""
+"""Read plain and SGML text line by line."""
 
 import contextlib
 import mmap
@@ -17,10 +17,9 @@ _MAX_LINE_BYTES = 1 << 24
 _MAX_SEGMENT_BYTES = 1 << 20
 _NUM_BYTES_SHOWN = 40
 _CHUNK_BYTES = 1 << 22
-_BLOCK_BYTES = 1 << 19  # much more would leave the processor's caches
+_BLOCK_BYTES = 1 << 19  # fits into the CPU's caches
 _PAIR_OVERHEAD_BYTES = 100
-# No pattern here may look at a character more than a few times, or a file could be made that is
-# never read to its end.
+# Each pattern takes linear time, or a malicious file could stop a reader for hours.
 _TAG = re.compile(rb"<(/?)seg\b[^<>]*(>?)", re.IGNORECASE)
 _ENTITY = re.compile(rb"&(?:(amp|lt|gt|quot|apos)|#([0-9]{1,7})|#x([0-9A-Fa-f]{1,6}));")
 _ENTITIES = {b"amp": b"&", b"lt": b"<", b"gt": b">", b"quot": b'"', b"apos": b"'"}
@@ -33,28 +32,27 @@ Block = tuple[list[bytes], list[bytes]]
 def read_pairs(
     source_path: Path, target_path: Path, *, strict: bool, num_lines: int | None = None
 ) -> Iterator[BytesPair]:
-    """Read the pairs of `read_blocks` one by one."""
-    for sources, targets in read_blocks(
-        source_path, target_path, strict=strict, num_lines=num_lines
-    ):
+    """Read line pairs one by one; arguments and errors are those of `read_blocks`."""
+    blocks = read_blocks(source_path, target_path, strict=strict, num_lines=num_lines)
+    for sources, targets in blocks:
         yield from zip(sources, targets, strict=True)
 
 
 def read_blocks(
     source_path: Path, target_path: Path, *, strict: bool, num_lines: int | None = None
 ) -> Iterator[Block]:
-    """Read two files that are line by line translations of each other, in blocks of bounded memory.
+    """Read a parallel corpus, two files with translations line by line, in blocks of bounded size.
 
     Args:
         source_path: The source side.
         target_path: The target side.
-        strict: Stop at a line that is not UTF-8; else hand it on.
-        num_lines: How many lines there must be, if that is known.
+        strict: Raise at a line that is not UTF-8, instead of yielding it.
+        num_lines: The expected number of lines, if known.
 
     Raises:
-        DataError: The sides do not have the same number of lines, or a file is damaged.
+        DataError: The sides have different numbers of lines, or a file is damaged.
     """
-    readers = [_blocks(path, strict=strict) for path in (source_path, target_path)]
+    readers = [_read_blocks(path, strict=strict) for path in (source_path, target_path)]
     sources: list[bytes] = []
     targets: list[bytes] = []
     num_pairs = 0
@@ -66,8 +64,8 @@ def read_blocks(
         num_pairs += size
         sources, targets = sources[size:], targets[size:]
     num_source, num_target = (
-        num_pairs + len(rest) + sum(map(len, reader))
-        for rest, reader in zip((sources, targets), readers, strict=True)
+        num_pairs + len(lines) + sum(map(len, reader))
+        for lines, reader in zip((sources, targets), readers, strict=True)
     )
     if num_source != num_target:
         raise DataError(
@@ -77,7 +75,7 @@ def read_blocks(
     if num_lines not in (None, num_source):
         raise DataError(
             f"{source_path} and {target_path} have {num_source:,} lines, but should have "
-            f"{num_lines:,}: they are other text, or cut short"
+            f"{num_lines:,}: they are truncated, or not the expected text"
         )
 
 
@@ -110,23 +108,23 @@ def read_columns(path: Path, *, strict: bool, num_lines: int | None = None) -> I
 
 
 def read_lines(path: Path, *, strict: bool) -> Iterator[bytes]:
-    r"""Read the lines of a plain or SGML (.sgm) text without their ends.
+    r"""Read the lines of a plain or SGML (.sgm) text, without line ends.
 
-    Only "\n" ends a line, and carriage returns before it belong to the end; U+2028 and its like are
-    text. A byte order mark at the start of the file is dropped. Of SGML, each <seg> is a line.
+    Only "\n" ends a line, and carriage returns before it are removed. Other separators, such as
+    U+2028, are text. A byte order mark at the start is dropped. In SGML, each <seg> is a line.
 
     Args:
         path: The file.
-        strict: Stop at a line that is not UTF-8; else hand it on.
+        strict: Raise at a line that is not UTF-8, instead of yielding it.
 
     Raises:
-        DataError: A line is too long to be one, SGML is damaged, or the path is no readable file.
+        DataError: A line is too long, the SGML is damaged, or the path is not a readable file.
     """
-    return chain.from_iterable(_blocks(path, strict=strict))
+    return chain.from_iterable(_read_blocks(path, strict=strict))
 
 
 def in_chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:
-    """Group pairs into lists of bounded memory, however long or short their lines are."""
+    """Group pairs into lists that take a bounded amount of memory."""
     chunk: list[BytesPair] = []
     size = 0
     for pair in pairs:
@@ -139,12 +137,31 @@ def in_chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:
         yield chunk
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, and nothing that might never end or never begin, as a pipe does.
+def decoded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
+    """Decode the lines of a plain text as they arrive, with the line ends of `read_lines`.
+
+    Args:
+        readline: Reads the next line, or at most the given number of bytes.
+        name: Name of the text in error messages.
 
     Raises:
-        DataError: It is something else, or cannot be read, now or later.
+        DataError: A line is too long, or not UTF-8.
+    """
+    number = 0
+    while line := readline(_MAX_LINE_BYTES):
+        number += 1
+        if len(line) == _MAX_LINE_BYTES:
+            raise _too_long(name, number)
+        text = _decode(line.rstrip(b"\r\n"), name, number)
+        yield text.removeprefix("\ufeff" if number == 1 else "")
+
+
+@contextlib.contextmanager
+def _open_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a regular file: reading a pipe or device might block, or never end.
+
+    Raises:
+        DataError: The path is something else, or cannot be read, also later.
     """
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is a folder, a pipe or a device, not a file: check its name")
@@ -155,28 +172,9 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def decoded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
-    """Decode the lines of a plain text as they arrive, with the line ends of `read_lines`.
-
-    Args:
-        readline: Reads the next line, or at most as many bytes of it as asked for.
-        name: What messages call the text.
-
-    Raises:
-        DataError: A line is too long to be one, or not UTF-8.
-    """
-    number = 0
-    while line := readline(_MAX_LINE_BYTES):
-        number += 1
-        if len(line) == _MAX_LINE_BYTES:
-            raise _too_long(name, number)
-        text = _decoded(line.rstrip(b"\r\n"), name, number)
-        yield text.removeprefix("\ufeff" if number == 1 else "")
-
-
-def _blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
-    """The lines of a plain or SGML text, many at a time, never none."""
-    with _opened(path) as file:
+def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
+    """Read the lines of a plain or SGML text in blocks of at least one line."""
+    with _open_file(path) as file:
         start = file.read(4)
         for mark, encoding in BYTE_ORDER_MARKS.items():
             if start.startswith(mark):
@@ -188,34 +186,34 @@ def _blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
         blocks = _plain_blocks(file, str(path))
         if path.suffix in (".sgm", ".sgml"):
             blocks = ([segment] for segment in _segments(file, path))
-        yield from _utf8_blocks(blocks, str(path)) if strict else blocks
+        yield from _check_utf8(blocks, str(path)) if strict else blocks
 
 
 def _plain_blocks(file: IO[bytes], name: str) -> Iterator[list[bytes]]:
-    """The lines of a plain text, read without any Python for each."""
-    number, rest = 1, b""
+    """Split a plain text into lines, without a Python loop over lines."""
+    number, last = 1, b""
     while data := file.read(_BLOCK_BYTES):
-        text = rest + data
+        text = last + data
         lines = text.split(b"\n")
         if max(map(len, lines)) >= _MAX_LINE_BYTES:
             is_long = [len(line) >= _MAX_LINE_BYTES for line in lines]
             raise _too_long(name, number + is_long.index(True))
-        rest = lines.pop()
+        last = lines.pop()
         if lines:
             number += len(lines)
             yield [line.rstrip(b"\r") for line in lines] if b"\r" in text else lines
-    if rest:
-        yield [rest.rstrip(b"\r")]
+    if last:
+        yield [last.rstrip(b"\r")]
 
 
-def _utf8_blocks(blocks: Iterable[list[bytes]], name: str) -> Iterator[list[bytes]]:
+def _check_utf8(blocks: Iterable[list[bytes]], name: str) -> Iterator[list[bytes]]:
     num_lines = 0
     for lines in blocks:
         try:
             b"\n".join(lines).decode()
         except UnicodeDecodeError:
             for number, line in enumerate(lines, num_lines + 1):
-                _decoded(line, name, number)  # raises what says which line it is
+                _decode(line, name, number)  # raises, with the number of the line
         num_lines += len(lines)
         yield lines
 
@@ -223,11 +221,11 @@ def _utf8_blocks(blocks: Iterable[list[bytes]], name: str) -> Iterator[list[byte
 def _too_long(name: str, number: int) -> DataError:
     return DataError(
         f"{name}, line {number:,} has {_MAX_LINE_BYTES >> 20} MiB or more: "
-        "this is no text of one sentence a line"
+        "the text must have one sentence per line"
     )
 
 
-def _decoded(line: bytes, name: str, number: int) -> str:
+def _decode(line: bytes, name: str, number: int) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
@@ -238,38 +236,34 @@ def _decoded(line: bytes, name: str, number: int) -> str:
 
 
 def _segments(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """The content of the <seg> elements, which may span lines; memory holds one at a time."""
+    """Read the <seg> elements, which may span lines, with one at a time in memory."""
     if not os.fstat(file.fileno()).st_size:
-        return  # which cannot be mapped
+        return  # an empty file cannot be mapped
     text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    start = None  # of the content of the element that is open
+    start = None  # where the content of the open element starts
     for tag in _TAG.finditer(text):
-        closes, bracket = tag.groups()
+        is_end_tag, bracket = tag.groups()
         end = tag.start()
         if not bracket:
             raise _unclosed(path, text[end : end + _NUM_BYTES_SHOWN])
-        if start is not None and (not closes or end - start > _MAX_SEGMENT_BYTES):
-            raise _unclosed(path, text[start : start + _NUM_BYTES_SHOWN])
-        if closes and start is not None:
-            yield _segment_text(text[start:end])
-        start = None if closes else tag.end()
+        if start is not None:
+            if not is_end_tag or end - start > _MAX_SEGMENT_BYTES:
+                raise _unclosed(path, text[start : start + _NUM_BYTES_SHOWN])
+            lines = _LINE_ENDS.split(_ENTITY.sub(_unescape, text[start:end]))
+            yield b" ".join(filter(None, (line.strip() for line in lines)))
+        start = None if is_end_tag else tag.end()
     if start is not None:
         raise _unclosed(path, text[start : start + _NUM_BYTES_SHOWN])
 
 
 def _unclosed(path: Path, content: bytes) -> DataError:
     return DataError(
-        f"{path} is cut short or damaged: the element that starts "
+        f"{path} is truncated or damaged: the element that starts with "
         f"{content.decode(errors='replace')!r} has no </seg>"
     )
 
 
-def _segment_text(content: bytes) -> bytes:
-    lines = _LINE_ENDS.split(_ENTITY.sub(_unescaped, content))
-    return b" ".join(filter(None, (line.strip() for line in lines)))
-
-
-def _unescaped(match: re.Match[bytes]) -> bytes:
+def _unescape(match: re.Match[bytes]) -> bytes:
     name, decimal, hexadecimal = match.groups()
     if name:
         return _ENTITIES[name]

@@ -308,7 +308,7 @@ def _check_encoding(
     num_broken = counts.dropped["not_utf8"]
     if num_broken <= _MAX_BROKEN_RATE * counts.read:
         return
-    sides = dict(zip(sources.located(text), languages, strict=True))
+    sides = dict(zip(sources.locate_sides(text), languages, strict=True))
     guesses = {path: likely_encoding(path, language) for path, language in sides.items()}
     remedies = [
         f"{path} looks like {encoding}, convert it with {iconv_command(path, encoding)}"

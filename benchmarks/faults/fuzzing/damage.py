@@ -1,4 +1,4 @@
-"""Ways to damage a file, or to make it hostile: each takes sound bytes and gives others."""
+"""Ways to damage a file or make it hostile: each takes valid bytes and returns others."""
 
 import bz2
 import gzip
@@ -18,7 +18,7 @@ Damage = Callable[[random.Random, bytes], bytes]
 _SNIPPETS = (
     b"\0",
     b"\xff\xfe",
-    b"\xed\xa0\x80",  # half a surrogate pair
+    b"\xed\xa0\x80",  # an unpaired surrogate
     b"\xef\xbb\xbf",
     b"\xe2\x80\xa8",  # U+2028
     b"\r",
@@ -49,66 +49,68 @@ _SNIPPETS = (
 )
 
 
-def flip_a_bit(chance: random.Random, content: bytes) -> bytes:
-    """One bit is another."""
+def flip_bit(generator: random.Random, content: bytes) -> bytes:
+    """Flip one bit."""
     changed = bytearray(content or b"\0")
-    changed[_place(chance, changed)] ^= 1 << chance.randrange(8)
+    changed[_position(generator, changed)] ^= 1 << generator.randrange(8)
     return bytes(changed)
 
 
-def change_bytes(chance: random.Random, content: bytes) -> bytes:
-    """Some bytes are others."""
+def change_bytes(generator: random.Random, content: bytes) -> bytes:
+    """Change some bytes."""
     changed = bytearray(content or b"\0")
-    for _ in range(chance.randrange(1, 20)):
-        changed[_place(chance, changed)] = chance.randrange(256)
+    for _ in range(generator.randrange(1, 20)):
+        changed[_position(generator, changed)] = generator.randrange(256)
     return bytes(changed)
 
 
-def zero_bytes(chance: random.Random, content: bytes) -> bytes:
-    """A stretch is zeros, as after a power cut."""
-    start = _place(chance, content)
-    end = min(len(content), start + chance.choice((8, 64, 512, 4096)))
+def zero_bytes(generator: random.Random, content: bytes) -> bytes:
+    """Set a range to zeros, as after a power failure."""
+    start = _position(generator, content)
+    end = min(len(content), start + generator.choice((8, 64, 512, 4096)))
     return content[:start] + bytes(end - start) + content[end:]
 
 
-def truncate(chance: random.Random, content: bytes) -> bytes:
-    """The end is missing, or all."""
-    return content[: chance.choice((0, _place(chance, content)))]
+def truncate(generator: random.Random, content: bytes) -> bytes:
+    """Remove the end, or everything."""
+    return content[: generator.choice((0, _position(generator, content)))]
 
 
-def cut_out(chance: random.Random, content: bytes) -> bytes:
-    """A stretch is missing."""
-    start = _place(chance, content)
-    return content[:start] + content[start + chance.randrange(1, 600) :]
+def cut_out(generator: random.Random, content: bytes) -> bytes:
+    """Remove a range."""
+    start = _position(generator, content)
+    return content[:start] + content[start + generator.randrange(1, 600) :]
 
 
-def repeat(chance: random.Random, content: bytes) -> bytes:
-    """A stretch, or all, is there twice."""
-    start, end = sorted((0, len(content)) if chance.random() < 0.3 else _places(chance, content))
+def repeat(generator: random.Random, content: bytes) -> bytes:
+    """Repeat a range, or everything."""
+    start, end = sorted(
+        (0, len(content)) if generator.random() < 0.3 else _positions(generator, content)
+    )
     return content[:end] + content[start:]
 
 
-def append_noise(chance: random.Random, content: bytes) -> bytes:
-    """Something follows."""
-    return content + chance.randbytes(chance.choice((1, 40, 3_000)))
+def append_noise(generator: random.Random, content: bytes) -> bytes:
+    """Append random bytes."""
+    return content + generator.randbytes(generator.choice((1, 40, 3_000)))
 
 
-def replace_by_noise(chance: random.Random, content: bytes) -> bytes:
-    """It is another file."""
-    return chance.randbytes(chance.choice((1, 100, 5_000)))
+def replace_by_noise(generator: random.Random, content: bytes) -> bytes:
+    """Replace everything by random bytes."""
+    return generator.randbytes(generator.choice((1, 100, 5_000)))
 
 
-def insert_snippet(chance: random.Random, content: bytes) -> bytes:
-    """Something hostile stands somewhere, or in a place of its own."""
-    snippet = chance.choice(_SNIPPETS)
-    places = [match.start() for match in re.finditer(rb"[\s\"=(<]", content)] or [0]
-    place = chance.choice((_place(chance, content), chance.choice(places)))
-    return content[:place] + snippet + content[place + chance.choice((0, 0, 1, 10)) :]
+def insert_snippet(generator: random.Random, content: bytes) -> bytes:
+    """Insert something hostile anywhere, or before a delimiter."""
+    snippet = generator.choice(_SNIPPETS)
+    positions = [match.start() for match in re.finditer(rb"[\s\"=(<]", content)] or [0]
+    position = generator.choice((_position(generator, content), generator.choice(positions)))
+    return content[:position] + snippet + content[position + generator.choice((0, 0, 1, 10)) :]
 
 
 BYTES: Sequence[Damage] = (
-    flip_a_bit,
-    flip_a_bit,
+    flip_bit,
+    flip_bit,
     change_bytes,
     zero_bytes,
     truncate,
@@ -119,33 +121,33 @@ BYTES: Sequence[Damage] = (
 )
 
 
-def change_json(chance: random.Random, content: bytes) -> bytes:
-    """One value of a JSON object is of another kind, missing, or new."""
+def change_json(generator: random.Random, content: bytes) -> bytes:
+    """Replace, remove or add one value of a JSON object."""
     document = json.loads(content)
-    holders = list(_holders(document))
-    holder = chance.choice(holders)
-    keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-    key = chance.choice(keys) if keys else "new"
-    match chance.randrange(6):
+    containers = list(_containers(document))
+    container = generator.choice(containers)
+    keys = list(container) if isinstance(container, dict) else list(range(len(container)))
+    key = generator.choice(keys) if keys else "new"
+    match generator.randrange(6):
         case 0 if keys:
-            del holder[key]
-        case 1 if isinstance(holder, dict):
-            holder["new"] = _json_value(chance)
+            del container[key]
+        case 1 if isinstance(container, dict):
+            container["new"] = _json_value(generator)
         case _ if keys:
-            holder[key] = _json_value(chance)
+            container[key] = _json_value(generator)
     text = json.dumps(document)
-    if chance.random() < 0.1:
+    if generator.random() < 0.1:
         text = text.replace("{", '{"format": 1, "format": 7, ', 1)
     return text.replace('"DEEP"', "[" * 100_000 + "]" * 100_000).encode()
 
 
-def change_toml(chance: random.Random, content: bytes) -> bytes:
-    """One value or name of a TOML file is another."""
+def change_toml(generator: random.Random, content: bytes) -> bytes:
+    """Change one value or name of a TOML file."""
     lines = content.decode().split("\n")
     numbers = [number for number, line in enumerate(lines) if "=" in line]
-    number = chance.choice(numbers)
+    number = generator.choice(numbers)
     name = lines[number].partition("=")[0]
-    value = chance.choice(
+    value = generator.choice(
         (
             *("true", "-1", "0", "1", "3.5", "nan", "inf", "-inf", "9" * 19, "9" * 400, "1e300"),
             *('""', '"x"', '"\\u0000"', "[]", "[[1]]", "{}", '{a = {b = "c"}}', "1979-05-27"),
@@ -153,35 +155,35 @@ def change_toml(chance: random.Random, content: bytes) -> bytes:
             *('"../../outside"', '"http://["', '"http://h/%00"', '"http://h/.."', "[1, 'a']"),
         )
     )
-    lines[number] = chance.choice(
+    lines[number] = generator.choice(
         (f"{name}= {value}", f"{name}= {value}", f"new = {value}", f"a.{name.strip()} = {value}")
     )
     return "\n".join(lines).encode()
 
 
-def change_tar(chance: random.Random, content: bytes) -> bytes:
-    """A header of a tar archive says something else, with the right checksum."""
+def change_tar(generator: random.Random, content: bytes) -> bytes:
+    """Change a header of a tar archive, with a correct checksum."""
     archive = bytearray(content)
     headers = [p for p in range(0, len(archive), 512) if archive[p + 257 : p + 262] == b"ustar"]
-    start = chance.choice(headers)
-    field = chance.choice(_TAR_FIELDS)
-    value = chance.choice(_TAR_VALUES[field])
+    start = generator.choice(headers)
+    field = generator.choice(_TAR_FIELDS)
+    value = generator.choice(_TAR_VALUES[field])
     archive[start + field : start + field + len(value)] = value
     _sign(archive, start)
-    if chance.random() < 0.2:  # many headers about headers
+    if generator.random() < 0.2:  # many headers about headers
         header = archive[start : start + 512]
-        archive[start:start] = header * chance.choice((3, 2_000))
+        archive[start:start] = header * generator.choice((3, 2_000))
     return bytes(archive)
 
 
-def add_bomb(chance: random.Random, content: bytes) -> bytes:
-    """A tar archive has a member that is large, or says so."""
-    size = chance.choice((1 << 20, 80 << 20))
-    kind = chance.choice((tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, b"S"))
-    info = tarfile.TarInfo(chance.choice(("bomb", "t/train.en")))
+def add_bomb(generator: random.Random, content: bytes) -> bytes:
+    """Add a member to a tar archive that is large, or claims to be."""
+    size = generator.choice((1 << 20, 80 << 20))
+    kind = generator.choice((tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, b"S"))
+    info = tarfile.TarInfo(generator.choice(("bomb", "t/train.en")))
     info.type, info.size = kind, size
     member = bytearray(info.tobuf(tarfile.GNU_FORMAT))
-    if chance.random() < 0.5:  # a size that is only said
+    if generator.random() < 0.5:  # the header claims another size
         member[124:136] = b"\x80" + b"\0" * 3 + b"\xff" * 8
         _sign(member, 0)
         size = 0
@@ -204,11 +206,11 @@ PACKERS: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = 
 }
 
 
-def replace_the_file(chance: random.Random, path: Path, *, pipes: bool) -> str:
-    """Something that is no file takes the place of one; what, in a word."""
+def replace_file(generator: random.Random, path: Path, *, pipes: bool) -> str:
+    """Replace a file by something else, or delete it; return a description."""
     path.unlink()
     kinds = ["missing", "folder", "loop", "dangling link", "endless"] + ["pipe"] * pipes
-    match kind := chance.choice(kinds):
+    match kind := generator.choice(kinds):
         case "folder":
             path.mkdir()
         case "loop":
@@ -223,7 +225,7 @@ def replace_the_file(chance: random.Random, path: Path, *, pipes: bool) -> str:
 
 
 def make_tar(members: dict[str, bytes]) -> bytes:
-    """A tar archive."""
+    """Build a tar archive of {name: content}."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in members.items():
@@ -233,8 +235,8 @@ def make_tar(members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _json_value(chance: random.Random) -> Any:
-    return chance.choice(
+def _json_value(generator: random.Random) -> Any:
+    return generator.choice(
         (
             *(None, True, False, 0, 1, -1, 7, 2**63, 10**400, 0.5, float("nan"), float("inf")),
             *("", "x", "\0", "\ud800", "../../outside", "/etc/passwd", "x" * 100_000, "\u2028"),
@@ -243,36 +245,36 @@ def _json_value(chance: random.Random) -> Any:
     )
 
 
-def _holders(value: Any) -> "list[Any]":
-    """All objects and lists in a JSON value."""
-    found: list[Any] = []
-    ahead = [value]
-    while ahead:
-        node = ahead.pop()
+def _containers(value: Any) -> "list[Any]":
+    """Return all objects and lists in a JSON value."""
+    containers: list[Any] = []
+    stack = [value]
+    while stack:
+        node = stack.pop()
         if isinstance(node, dict | list):
-            found.append(node)
-            ahead.extend(node.values() if isinstance(node, dict) else node)
-    return found
+            containers.append(node)
+            stack.extend(node.values() if isinstance(node, dict) else node)
+    return containers
 
 
 def _sign(archive: bytearray, start: int) -> None:
-    """Give a tar header the right checksum."""
+    """Write the correct checksum into a tar header."""
     archive[start + 148 : start + 156] = b" " * 8
     checksum = sum(archive[start : start + 512])
     archive[start + 148 : start + 156] = b"%06o\0 " % checksum
 
 
-def _place(chance: random.Random, content: bytes | bytearray) -> int:
-    """A place in a file; starts and ends are the most interesting."""
+def _position(generator: random.Random, content: bytes | bytearray) -> int:
+    """Choose a position in a file, often near its start or end."""
     last = max(0, len(content) - 1)
-    return chance.choice(
+    return generator.choice(
         (
-            chance.randint(0, last),
-            chance.randint(0, min(last, 200)),
-            last - chance.randint(0, min(last, 200)),
+            generator.randint(0, last),
+            generator.randint(0, min(last, 200)),
+            last - generator.randint(0, min(last, 200)),
         )
     )
 
 
-def _places(chance: random.Random, content: bytes) -> tuple[int, int]:
-    return _place(chance, content), _place(chance, content)
+def _positions(generator: random.Random, content: bytes) -> tuple[int, int]:
+    return _position(generator, content), _position(generator, content)

@@ -1,4 +1,4 @@
-"""Readers of settings, of what a dataset consists of, and of what is scored."""
+"""Readers of settings, datasets, and translations to score."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from fuzzing.damage import change_json, change_toml, insert_snippet
-from fuzzing.reader import Reader, as_text, found, tfm
+from fuzzing.reader import Reader, as_text, file_hashes, tfm
 
 from tfm.config import BinarizeConfig, SubwordConfig, run_config, run_toml
 from tfm.data.dataset import DatasetIndex, ParallelDataset
@@ -40,7 +40,7 @@ def _make_recipe(folder: Path) -> None:
 
 def _read_recipe(folder: Path) -> str:
     tfm("prepare", "recipe.toml", "--mirror", "mirror", "--text-only", "--out", "data")
-    return found(folder / "data", "t*.*")
+    return file_hashes(folder / "data", "t*.*")
 
 
 def _make_config(folder: Path) -> None:
@@ -56,7 +56,7 @@ def _read_config(folder: Path) -> str:
 
 
 def make_dataset(folder: Path) -> None:
-    """A dataset of a little text, in the folder data."""
+    """Make a small dataset in the folder "data"."""
     data = folder / "data"
     manifest = Manifest.create(data, name="x", source="en", target="de", settings={})
     for split in ("train", "valid"):
@@ -68,19 +68,19 @@ def make_dataset(folder: Path) -> None:
 
 def _read_by_binarize(folder: Path) -> str:
     tfm("binarize", "data", "--force", "--jobs", "1")
-    return found(folder / "data" / "bin", "*")
+    return file_hashes(folder / "data" / "bin", "*")
 
 
 def _read_by_learn_bpe(folder: Path) -> str:
     tfm("learn-bpe", "data", "--vocab-size", "330", "--num-threads", "1", "--force")
-    return found(folder / "data", "bpe.model")
+    return file_hashes(folder / "data", "bpe.model")
 
 
 def _read_by_prepare(folder: Path) -> str:
     tfm("binarize", "data")
     tfm("learn-bpe", "data", "--vocab-size", "330", "--num-threads", "1")
     tfm("binarize", "data")
-    return found(folder / "data" / "bin", "*")
+    return file_hashes(folder / "data" / "bin", "*")
 
 
 def _read_vocabulary(folder: Path) -> str:
@@ -92,15 +92,15 @@ def _read_vocabulary(folder: Path) -> str:
 def _read_dataset(folder: Path) -> str:
     bin_dir = folder / "data" / "bin"
     index = DatasetIndex.load(bin_dir)
-    found_ids = []
+    all_ids = []
     for split in ("train", "valid"):
         dataset = ParallelDataset(bin_dir, split, vocab_sizes=(330, 330))
         for sequences in (dataset.source, dataset.target):
-            ids, lengths = sequences.joined(np.arange(len(dataset)), gap=0)
+            ids, lengths = sequences.concatenate(np.arange(len(dataset)), gap=0)
             if ids.min() < 0 or ids.max() >= 330 or lengths.min() < 0:
-                raise AssertionError("ids beyond the vocabulary")
-            found_ids.append(ids.tolist())
-    return f"{index.source} {index.target} {found_ids}"
+                raise AssertionError("ids outside the vocabulary")
+            all_ids.append(ids.tolist())
+    return f"{index.source} {index.target} {all_ids}"
 
 
 def _read_forged_dataset(folder: Path) -> str:
@@ -120,7 +120,7 @@ def _make_translations(folder: Path) -> None:
     for name in ("out.de", "ref.de", "base.de"):
         (folder / name).write_bytes(as_text(1))
     (folder / "runs").mkdir()
-    note = {
+    last_generation = {
         "format": 1,
         "model": ["m"],
         "data": "d",
@@ -128,7 +128,7 @@ def _make_translations(folder: Path) -> None:
         "source": "s",
         "reference": "ref.de",
     }
-    (folder / "runs" / "last-generation.json").write_text(json.dumps(note))
+    (folder / "runs" / "last-generation.json").write_text(json.dumps(last_generation))
 
 
 def _read_translations(folder: Path) -> str:
@@ -152,7 +152,7 @@ def _read_paper_bleu(folder: Path) -> str:
     return (folder.parent / "log.out").read_text()
 
 
-def _read_note(folder: Path) -> str:
+def _read_last_generation(folder: Path) -> str:
     tfm("score", "--hypotheses", "out.de", "--json")
     return (folder.parent / "log.out").read_text()
 
@@ -173,7 +173,7 @@ def _read_trees_to_score(folder: Path) -> str:
 
 def _read_trees_to_train_on(folder: Path) -> str:
     tfm("prepare", "--train-trees", "train.mrg", "--text-only", "--out", "data")
-    return found(folder / "data", "t*.*")
+    return file_hashes(folder / "data", "t*.*")
 
 
 DATA_READERS: Sequence[Reader] = (
@@ -248,7 +248,7 @@ DATA_READERS: Sequence[Reader] = (
         name="last-generation.json",
         files={"runs/last-generation.json": (change_json,)},
         make=_make_translations,
-        read=_read_note,
+        read=_read_last_generation,
     ),
     Reader(
         name="trees to score",

@@ -1,4 +1,4 @@
-"""Readers of models: to translate with, to average, and to train on."""
+"""Readers of models: for translation, averaging and resumed training."""
 
 import hashlib
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from fuzzing.damage import change_json, change_toml, insert_snippet
 from fuzzing.datasets import make_dataset
-from fuzzing.reader import Reader, as_text, found, tfm
+from fuzzing.reader import Reader, as_text, file_hashes, tfm
 
-# A run of four steps, of which two are to be taken again.
+# A run of three steps, and later a fourth.
 _TRAINING = (
     *("train", "data", "--run", "run", "--arch", "tiny", "--device", "cpu", "--precision", "fp32"),
     *("--num-encoder-layers", "1", "--num-decoder-layers", "1", "--d-model", "16", "--d-ff", "16"),
@@ -20,13 +20,13 @@ _TRAINING = (
 
 def _make_run(folder: Path) -> None:
     make_dataset(folder)
-    tfm(*_within(folder, (*_TRAINING, "--max-steps", "3")))
+    tfm(*_with_paths(folder, (*_TRAINING, "--max-steps", "3")))
     (folder / "in.en").write_bytes(b"".join(as_text(0).splitlines(keepends=True)[:3]))
     (folder / "start.de").write_bytes(b"\n\n\n")
 
 
-def _within(folder: Path, arguments: Sequence[str]) -> list[str]:
-    """The same with the folders of a run where they are."""
+def _with_paths(folder: Path, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the full paths of the folders "data" and "run"."""
     return [str(folder / word) if word in ("data", "run") else word for word in arguments]
 
 
@@ -39,7 +39,7 @@ def _read_to_translate(folder: Path) -> str:
 
 def _read_to_average(folder: Path) -> str:
     tfm("average", "run", "--last", "2", "--out", "averaged")
-    return found(folder / "averaged", "model.safetensors")
+    return file_hashes(folder / "averaged", "model.safetensors")
 
 
 def _read_to_train(folder: Path) -> str:
@@ -79,7 +79,7 @@ MODEL_READERS: Sequence[Reader] = (
         is_checked=True,
     ),
     Reader(
-        name="a run to go on with",
+        name="a run to resume",
         files=_checkpoint(3, (*_MODEL, "training.safetensors"))
         | {"run/config.toml": (change_toml,), "run/metrics.jsonl": (insert_snippet,)},
         make=_make_run,

@@ -1,4 +1,4 @@
-"""What a reader is to the fuzzer, and how to run commands as one."""
+"""What the fuzzer must know of a reader, and how a reader runs commands."""
 
 import hashlib
 import sys
@@ -14,23 +14,23 @@ from tfm.data.synthetic.corpus import generate_pairs
 _PAIRS = list(generate_pairs("train", num_pairs=40, seed=1))
 
 
-class Refused(Exception):  # noqa: N818 - what the command did, not what went wrong
-    """The command ended with an exit code that is not 0."""
+class Refused(Exception):  # noqa: N818 - the expected outcome, not an error
+    """The command ended with a nonzero exit code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """One kind of file.
+    """A reader of one kind of file.
 
     Attributes:
-        name: What it is.
-        files: The files to damage, each with the ways that suit it besides those for all.
-        make: Writes sound files into a folder.
-        read: Reads them in the working folder; returns what it found.
+        name: Kind of file.
+        files: {file to damage: kinds of damage for it, besides those for all files}.
+        make: Writes valid files into a folder.
+        read: Reads the files in the working folder and returns their content.
         is_checked: Whether a checksum covers the bytes.
-        is_sealed: Whether a checksum covers even what is packed again.
-        may_be_no_file: Whether a folder, a link to nowhere or the like may take the file's place.
-        may_be_pipe: Whether a pipe may; where pipes are welcome, they would be waited for.
+        is_sealed: Whether a checksum also covers content that is damaged and compressed again.
+        may_be_no_file: Replace the file by a folder, a dangling link or the like, too.
+        may_be_pipe: Replace the file by a pipe, too. Commands that accept pipes would wait for it.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Reader:
 
 
 def tfm(*arguments: str) -> None:
-    """Run a command as the command line does."""
+    """Run a command as from the command line."""
     sys.argv = ["tfm", *arguments]
     try:
         run_command()
@@ -53,8 +53,8 @@ def tfm(*arguments: str) -> None:
             raise Refused from None
 
 
-def found(folder: Path, pattern: str) -> str:
-    """What files hold."""
+def file_hashes(folder: Path, pattern: str) -> str:
+    """Return the names and hashes of the matching files, one per line."""
     return "\n".join(
         f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
         for path in sorted(folder.glob(pattern))
@@ -62,11 +62,11 @@ def found(folder: Path, pattern: str) -> str:
 
 
 def as_text(side: int) -> bytes:
-    """One side of a little text: 0 for the source, 1 for the target."""
+    """Return one side of a small text: 0 for the source, 1 for the target."""
     return "".join(f"{pair[side]}\n" for pair in _PAIRS).encode()
 
 
 def as_sgml(side: int) -> bytes:
-    """The same as SGML."""
+    """Return one side of a small text as SGML."""
     lines = (f'<seg id="{number}">{pair[side]} &amp;</seg>\n' for number, pair in enumerate(_PAIRS))
     return f'<srcset setid="x">\n{"".join(lines)}</srcset>\n'.encode()

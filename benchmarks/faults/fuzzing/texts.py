@@ -1,4 +1,4 @@
-"""Readers of text, and of what it comes in: archives and downloads."""
+"""Readers of text, archives and downloads."""
 
 import contextlib
 import gzip
@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fuzzing.damage import PACKERS, add_bomb, change_tar, insert_snippet, make_tar
-from fuzzing.reader import Reader, as_sgml, as_text, found, tfm
+from fuzzing.reader import Reader, as_sgml, as_text, file_hashes, tfm
 
 from tfm.data import download
 from tfm.data.corpus.texts import Archive
 
-# Text of a user's own
+# Text files of the user
 
 
 def _text_reader(name: str, suffix: str, content: Callable[[int], bytes]) -> Reader:
@@ -30,7 +30,7 @@ def _text_reader(name: str, suffix: str, content: Callable[[int], bytes]) -> Rea
     def read(folder: Path) -> str:
         splits = ("--train", *names[:2], "--test", *names[2:], "--languages", "en", "de")
         tfm("prepare", *splits, "--text-only", "--out", "data")
-        return found(folder / "data", "t*.*")
+        return file_hashes(folder / "data", "t*.*")
 
     return Reader(
         name=name,
@@ -80,11 +80,11 @@ def _archive_reader(suffix: str, *, has_checksum: bool = False) -> Reader:
 
     def read(folder: Path) -> str:
         tfm("prepare", "recipe.toml", "--mirror", "mirror", "--text-only", "--out", "data")
-        return found(folder / "data", "t*.*") + found(folder / "data", "v*.*")
+        return file_hashes(folder / "data", "t*.*") + file_hashes(folder / "data", "v*.*")
 
-    described = "of known checksum" if has_checksum else f"({suffix or '.tar'})"
+    description = "of known checksum" if has_checksum else f"({suffix or '.tar'})"
     return Reader(
-        name=f"a tar archive {described}",
+        name=f"a tar archive {description}",
         files={file: (change_tar, change_tar, add_bomb, insert_snippet)},
         make=make,
         read=read,
@@ -130,23 +130,24 @@ _ANSWERS = (
 )
 
 
-# What tfm waits for minutes for ends sooner here.
-_IMPATIENCE = {
-    "_PAUSES_SECONDS": (0.0, 0.0),
-    "_TIMEOUT_SECONDS": 0.4,
-    "_ANSWER_SECONDS": 0.4,
-    "_ALLOWANCE_BYTES": 1 << 18,
+# Shorter timeouts and a smaller size limit.
+_DOWNLOAD_LIMITS = {
+    "_RETRY_DELAYS_SECONDS": (0.0, 0.0),
+    "_READ_TIMEOUT_SECONDS": 0.4,
+    "_RESPONSE_TIMEOUT_SECONDS": 0.4,
+    "_SIZE_MARGIN_BYTES": 1 << 18,
 }
 
 
-def answer_otherwise(chance: random.Random, content: bytes) -> bytes:
-    """The server answers something else, to no end or drop by drop."""
-    answer = chance.choice((*_ANSWERS, content))
-    return answer + chance.choice((b"", b"", b"ENDLESS")) + chance.choice((b"", b"", b"TRICKLE"))
+def change_answer(generator: random.Random, content: bytes) -> bytes:
+    """Replace the server's answer, maybe by an endless or a very slow one."""
+    answer = generator.choice((*_ANSWERS, content))
+    endless, trickle = (generator.choice((b"", b"", word)) for word in (b"ENDLESS", b"TRICKLE"))
+    return answer + endless + trickle
 
 
 def _serve(server: socket.socket, answer: bytes) -> None:
-    """Answer every connection with the same bytes, whatever is asked."""
+    """Answer every request with the same bytes."""
     step = 1 if answer.endswith(b"TRICKLE") else 1 << 20
     answer = answer.removesuffix(b"TRICKLE")
     is_endless = answer.endswith(b"ENDLESS")
@@ -169,7 +170,7 @@ def _make_answer(folder: Path) -> None:
 
 
 def _read_answer(folder: Path) -> str:
-    for name, value in _IMPATIENCE.items():
+    for name, value in _DOWNLOAD_LIMITS.items():
         setattr(download, name, value)
     server = socket.create_server(("127.0.0.1", 0))
     answer = (folder / "answer").read_bytes()
@@ -190,7 +191,7 @@ TEXT_READERS: Sequence[Reader] = (
     _archive_reader(".tgz", has_checksum=True),
     Reader(
         name="a download",
-        files={"answer": (answer_otherwise,)},
+        files={"answer": (change_answer,)},
         make=_make_answer,
         read=_read_answer,
         is_checked=True,

@@ -1,1 +1,1 @@
-"""Recipes: where a corpus comes from, and how to prepare it."""
+"""Recipes: where a corpus comes from, and how it is prepared."""

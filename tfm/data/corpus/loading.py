@@ -1,4 +1,4 @@
-"""Recipes from TOML files."""
+"""Load recipes from TOML files."""
 
 import typing
 from collections.abc import Iterator
@@ -33,20 +33,20 @@ _SETTINGS: dict[str, type[Settings]] = {
 
 
 def builtin_recipes() -> list[str]:
-    """Names of the recipes that come with tfm."""
+    """Return the names of the recipes that come with tfm."""
     files = (resources.files("tfm") / "recipes").iterdir()
     return sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml"))
 
 
 def load_recipe(name_or_path: str) -> Recipe:
-    """Read a recipe.
+    """Load a recipe.
 
     Args:
-        name_or_path: Name of one that comes with tfm, or path of a TOML file; paths in the file are
-            relative to its folder.
+        name_or_path: Name of a recipe that comes with tfm, or path of a TOML file; paths in the
+            file are relative to its folder.
 
     Raises:
-        UsageError: There is none of that name, or the file has mistakes; all are named.
+        UsageError: The name is unknown, or the file has mistakes; the message lists all of them.
     """
     if name_or_path in builtin_recipes():
         recipe_file = resources.files("tfm") / "recipes" / f"{name_or_path}.toml"
@@ -62,23 +62,23 @@ def load_recipe(name_or_path: str) -> Recipe:
 
 
 def _parse(table: Table, path: Path) -> Recipe:
-    """Build a recipe from the content of its TOML file, or name all that is wrong with it."""
+    """Build a recipe from the content of its TOML file, or raise an error with all mistakes."""
     problems: list[str] = []
     values: dict[str, Any] = dict(table)
     archives = (
-        _built(Archive, entry, where, problems)
+        _build(Archive, entry, where, problems)
         for where, entry in _entries(table, "archives", problems)
     )
     values["archives"] = tuple(archive for archive in archives if archive is not None)
     for split in SPLITS:
         texts = (
-            _text(entry, where, path.parent, problems)
+            _build_text(entry, where, path.parent, problems)
             for where, entry in _entries(table, split, problems)
         )
         values[split] = tuple(text for text in texts if text is not None)
     for section, kind in _SETTINGS.items():
         problems += _settings_problems(kind, table.get(section, {}))
-    recipe = _built(Recipe, values, "the recipe", problems)
+    recipe = _build(Recipe, values, "the recipe", problems)
     if recipe is None or problems:
         raise UsageError(f"{path}: {'; '.join(problems)}")
     return recipe
@@ -103,51 +103,49 @@ def _settings_problems(kind: type[Settings], table: Any) -> list[str]:
     return []
 
 
-def _text(entry: dict[str, Any], where: str, folder: Path, problems: list[str]) -> Text | None:
+def _build_text(
+    entry: dict[str, Any], where: str, folder: Path, problems: list[str]
+) -> Text | None:
     if "generator" in entry:
-        return _built(GeneratedText, entry, where, problems)
-    if "trees" in entry:
-        tree_file = _built(TreeFile, entry, where, problems)
-        if tree_file is None or tree_file.archive is not None:
-            return tree_file
-        return replace(tree_file, trees=_located(tree_file.trees, folder))
-    text = _built(TextFiles, entry, where, problems)
+        return _build(GeneratedText, entry, where, problems)
+    text: TreeFile | TextFiles | None = (
+        _build(TreeFile, entry, where, problems)
+        if "trees" in entry
+        else _build(TextFiles, entry, where, problems)
+    )
     if text is None or text.archive is not None:
         return text
-    source, target = (_located(side, folder) for side in text.sides)
-    return replace(text, source=source, target=target)
+    paths = [side if is_url(side) else str(folder / side) for side in text.sides]
+    if isinstance(text, TreeFile):
+        return replace(text, trees=paths[0])
+    return replace(text, source=paths[0], target=paths[1])
 
 
-def _located(side: str, folder: Path) -> str:
-    """A URL as it is, a path as it is from a recipe's folder."""
-    return side if is_url(side) else str(folder / side)
-
-
-def _built(
+def _build(
     kind: type[EntryT], table: dict[str, Any], where: str, problems: list[str]
 ) -> EntryT | None:
-    """One dataclass from a TOML table; None and all problems named if it cannot be."""
+    """Build a dataclass from a TOML table, or return None and add all mistakes to `problems`."""
     hints = {
         name: str if typing.get_origin(hint) is Literal else hint
         for name, hint in typing.get_type_hints(kind).items()
     }
     required = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
-    found = [
+    mistakes = [
         f"{where} has an unknown key {shown(key)}: it takes {', '.join(hints)}"
         for key in table
         if key not in hints
     ]
-    found += [f"{where} has no {key!r}" for key in required if key not in table]
+    mistakes += [f"{where} has no {key!r}" for key in required if key not in table]
     for key, hint in hints.items():
         for type_, name in _SCALARS.items():
             if key in table and hint in (type_, type_ | None) and type(table[key]) is not type_:
-                found.append(f"{where} has {key} = {shown(table[key])}, but it must be {name}")
+                mistakes.append(f"{where} has {key} = {shown(table[key])}, but it must be {name}")
         if isinstance(table.get(key), int) and not 0 <= table[key] <= _MAX_INTEGER:
-            found.append(
+            mistakes.append(
                 f"{where} has {key} = {shown(table[key])}, but it must be 0 to {_MAX_INTEGER}"
             )
-    if found:
-        problems += found
+    if mistakes:
+        problems += mistakes
         return None
     value = kind(**table)
     problems += [f"{where}: {problem}" for problem in value.problems()]

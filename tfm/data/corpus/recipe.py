@@ -1,4 +1,4 @@
-"""A recipe: a corpus, and how to prepare it."""
+"""A recipe: where a corpus comes from, and how to prepare it."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,11 @@ from tfm.data.corpus.texts import (
 )
 from tfm.data.manifest import LANGUAGE, SPLITS
 
-# A recipe's name may become that of a folder.
+# The name of a recipe may be used as that of a folder.
 _NAME = re.compile(r"[^\W_][^/\\\x00-\x1f\x7f\ud800-\udfff]{0,200}")
-_NO_UNICODE = re.compile("[\ud800-\udfff]")  # what Python makes of other bytes in a name
-# What suits a task better than the defaults of the settings. A treebank is clean, and symbols of
-# trees are no text: rules for translations would drop good trees. Search is as in §6.3.
+_SURROGATE = re.compile("[\ud800-\udfff]")  # how Python represents bytes that are not UTF-8
+# Defaults of each task. Treebanks are clean, and the cleaning rules are for text: they would drop
+# good trees. Search is as in §6.3.
 _TASK_SETTINGS: Mapping[Task, Mapping[str, Table]] = {
     "translation": {},
     "parsing": {
@@ -49,18 +49,18 @@ class Recipe:
         name: Name of the dataset.
         source: Source language, the suffix of its files.
         target: Target language, the suffix of its files.
-        task: What a model learns from it: "translation", or "parsing", whose texts are trees.
-        description: What it is, in a sentence or two.
-        text_size: Bytes, about, of the text in its downloads once it is unpacked, both sides;
-            foretells the disk it takes.
-        archives: The archives, and other downloads whose checksums are known.
-        train: The texts to train on, in the order in which they are joined.
-        valid: The texts to validate on.
-        test: The texts to test on.
-        cleaning: Settings of CleaningConfig that are not the defaults.
-        subword: Settings of SubwordConfig that are not the defaults.
-        binarize: Settings of BinarizeConfig that are not the defaults.
-        search: Settings of SearchConfig that suit models of it better than the defaults.
+        task: "translation", or "parsing", whose texts are trees.
+        description: Description in one or two sentences.
+        text_size: Approximate size in bytes of both sides of the unpacked downloads, to estimate
+            the disk space.
+        archives: Archives, and other downloads with known checksums.
+        train: Training texts, in the order in which they are concatenated.
+        valid: Validation texts.
+        test: Test texts.
+        cleaning: Settings of CleaningConfig that differ from the defaults.
+        subword: Settings of SubwordConfig that differ from the defaults.
+        binarize: Settings of BinarizeConfig that differ from the defaults.
+        search: Settings of SearchConfig for models of this dataset.
     """
 
     name: str
@@ -79,30 +79,30 @@ class Recipe:
     search: Table = field(default_factory=dict)
 
     def texts(self, split: str) -> tuple[Text, ...]:
-        """The texts of a split."""
+        """Return the texts of a split."""
         return {"train": self.train, "valid": self.valid, "test": self.test}[split]
 
     def text_files(self) -> list[TextFiles | TreeFile]:
-        """The texts of all splits that are read from files."""
+        """Return the texts of all splits that are read from files."""
         texts = (text for split in SPLITS for text in self.texts(split))
         return [text for text in texts if not isinstance(text, GeneratedText)]
 
     def settings(self, section: str) -> dict[str, Any]:
-        """What it sets in a section: "cleaning", "subword", "binarize" or "search"."""
+        """Return the settings of a section: "cleaning", "subword", "binarize" or "search"."""
         return {**_TASK_SETTINGS[self.task].get(section, {}), **getattr(self, section)}
 
     def downloads(self) -> list[Archive]:
-        """All that is to be fetched: the archives, then the texts that lie outside of them."""
+        """Return all downloads: archives, then texts that are not in archives."""
         known = {archive.url for archive in self.archives}
         urls = dict.fromkeys(side for side in self._loose_sides() if is_url(side))
         return [*self.archives, *(Archive(url=url) for url in urls if url not in known)]
 
     def local_paths(self) -> list[Path]:
-        """The files that are on this machine already."""
+        """Return the paths of texts on this machine."""
         return [Path(side) for side in self._loose_sides() if not is_url(side)]
 
     def problems(self) -> Iterator[str]:
-        """Name each value that cannot be, and what would do."""
+        """Describe each invalid value, and how to correct it."""
         if not _NAME.fullmatch(self.name):
             yield f"name {self.name!r} must start with a letter or digit and hold no slash"
         for language in (self.source, self.target):
@@ -141,8 +141,8 @@ class Recipe:
             if text.archive is not None and text.archive not in urls:
                 yield f"archive {text.archive!r} is not the file name of any [[archives]] entry"
         for path in self.local_paths():
-            if _NO_UNICODE.search(str(path)):
-                yield f"{str(path)!r} is not a name in Unicode, as manifest.json needs: rename it"
+            if _SURROGATE.search(str(path)):
+                yield f"the name {str(path)!r} is not UTF-8, which manifest.json needs: rename it"
             elif path.is_dir():
                 yield f"{path} is a folder, not a text file"
             elif not path.is_file():

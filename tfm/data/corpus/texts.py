@@ -1,4 +1,4 @@
-"""The texts of a corpus: where each comes from."""
+"""The sources of a corpus: downloads, text files, tree files and generators."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,14 +17,14 @@ _HEX_DIGITS = {"sha256": 64, "md5": 32}
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """A file to download and what is known of it.
+    """A file to download.
 
     Attributes:
-        url: Its public home; the last part of it is the name of the file.
-        sha256: Checksum in hexadecimal, where one was published.
-        md5: Checksum in hexadecimal, where one was published.
-        size: Size in bytes, where it was published.
-        approximate_size: Size in bytes, about, where it was not; foretells the disk it takes.
+        url: URL, whose last part is the file name.
+        sha256: Published checksum in hexadecimal.
+        md5: Published checksum in hexadecimal.
+        size: Published size in bytes.
+        approximate_size: Approximate size in bytes if none was published, to estimate disk space.
     """
 
     url: str
@@ -35,22 +35,22 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """Name of the file; empty if the address has none that a file could have."""
+        """The file name; empty if the URL has no valid one."""
         try:
             name = PurePosixPath(unquote(urlsplit(self.url).path)).name
-        except ValueError:  # such as brackets that are not closed
+        except ValueError:  # such as for an unclosed bracket
             return ""
         return name if _FILE_NAME.fullmatch(name) else ""
 
     @property
     def has_checksum(self) -> bool:
-        """Whether its content is known for certain."""
+        """Whether the content can be verified."""
         return self.sha256 is not None or self.md5 is not None
 
     def problems(self) -> Iterator[str]:
-        """Name each value that cannot be."""
+        """Describe each invalid value."""
         if not is_url(self.url) or not self.name:
-            yield f"{self.url!r} is not the http or https address of a file"
+            yield f"{self.url!r} is not an http or https URL of a file"
         for kind, num_digits in _HEX_DIGITS.items():
             value = getattr(self, kind)
             if value is not None and not re.fullmatch(f"[0-9a-f]{{{num_digits}}}", value):
@@ -59,17 +59,16 @@ class Archive:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFiles:
-    """One text of a split: two files, line by line translations of each other.
+    """One text of a split: two files with translations line by line.
 
-    If both are the same file, it has two columns, source and target, that a tab separates.
-
-    A name ending in .gz is compressed, one in .sgm is SGML, after .gz if it has both.
+    If both are the same file, it has two columns, source and target, separated by a tab. Names may
+    end in .gz (compressed), .sgm (SGML) or .sgm.gz.
 
     Attributes:
-        source: A member of the archive, or if there is none a URL or the path of a file.
-        target: The same for the other language.
+        source: Member of the archive; without an archive, a URL or the path of a file.
+        target: The same for the target language.
         archive: File name of the tar archive.
-        lines: How many lines each side must have, where that is known.
+        lines: Expected number of lines.
     """
 
     source: str
@@ -78,24 +77,23 @@ class TextFiles:
     lines: int | None = None
 
     def problems(self) -> Iterator[str]:
-        """Name each value that cannot be."""
+        """Describe each invalid value."""
         if self.lines is not None and self.lines < 1:
             yield f"lines is {self.lines}, but must be at least 1"
 
     @property
     def sides(self) -> tuple[str, str]:
-        """Source and target."""
+        """The source and the target."""
         return self.source, self.target
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeFile:
-    """One text of a split: bracketed trees, from which sentences and symbols are made.
-
-    A name ending in .gz is compressed.
+    """One text of a split: bracketed trees, whose words are the source.
 
     Attributes:
-        trees: A member of the archive, or if there is none a URL or the path of a file.
+        trees: Member of the archive; without an archive, a URL or the path of a file. A file whose
+            name ends in .gz is decompressed.
         archive: File name of the tar archive.
     """
 
@@ -103,7 +101,7 @@ class TreeFile:
     archive: str | None = None
 
     def problems(self) -> Iterator[str]:
-        """Name each value that cannot be."""
+        """Describe each invalid value."""
         yield from ()
 
     @property
@@ -121,7 +119,7 @@ class GeneratedText:
     seed: int = 1
 
     def problems(self) -> Iterator[str]:
-        """Name each value that cannot be."""
+        """Describe each invalid value."""
         if self.generator not in GENERATORS:
             yield f"there is no generator {self.generator!r}: choose {', '.join(GENERATORS)}"
         if self.num_pairs < 1:
@@ -132,16 +130,12 @@ Text = TextFiles | TreeFile | GeneratedText
 
 
 def task_of(text: Text) -> Task | None:
-    """What a text can be used for; None if nobody knows what makes it."""
-    match text:
-        case TextFiles():
-            return "translation"
-        case TreeFile():
-            return "parsing"
-        case GeneratedText(generator=generator):
-            return GENERATORS.get(generator)
+    """Return the task of a text; None if its generator is unknown."""
+    if isinstance(text, GeneratedText):
+        return GENERATORS.get(text.generator)
+    return "translation" if isinstance(text, TextFiles) else "parsing"
 
 
 def is_url(side: str) -> bool:
-    """Whether a side of a text is to be downloaded."""
+    """Return whether a side of a text is a URL to download."""
     return side.startswith(("http://", "https://"))

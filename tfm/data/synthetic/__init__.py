@@ -1,10 +1,9 @@
-"""Text that the package writes itself, to learn from and to test with, without a download.
+"""Generated corpora, to learn and test with, without a download.
 
-Pairs of numbers, dates, times, prices and things in English and German have real difficulties of
-translating: compounds whose parts change places, gender, case and number, the endings of
-adjectives, and verbs that come before their subject. Each English sentence has exactly one
-translation, so the share of exact matches means something.
+The English-German pairs show real difficulties of translation: compounds whose parts change places,
+gender, case, number, adjective endings and verbs before their subject. Each English sentence has
+exactly one translation, so that the fraction of exact matches is meaningful.
 
-Trees have real difficulties of parsing: where phrases belong is told by words, by agreement or by
-punctuation. Each sentence has exactly one tree.
+The treebank shows real difficulties of parsing: words, agreement or punctuation determine where
+phrases attach. Each sentence has exactly one tree.
 """

@@ -1,4 +1,4 @@
-"""Sentences, and the split to which each belongs."""
+"""Generate English-German sentence pairs in disjoint splits."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from tfm.data.synthetic.phrases import Pair
 Split = Literal["train", "valid", "test"]
 
 _HELD_OUT_PERCENT = 10
-_TYPED_SHARE = 0.25
+_INFORMAL_RATE = 0.25
 
 # English subject and verb, German subject, German verb.
 _CLAUSES = (
@@ -29,18 +29,15 @@ _CLAUSES = (
 
 
 def generate_pairs(split: Split, *, num_pairs: int, seed: int) -> Iterator[Pair]:
-    """Write sentence pairs.
+    """Generate distinct (English, German) sentence pairs.
 
-    An English sentence belongs to one split for ever, whatever the seed, so splits of any size
-    have none in common. Within a split no sentence comes twice.
+    A hash of the English sentence determines its split, so that splits of any size and seed are
+    disjoint.
 
     Args:
-        split: Which split to write.
-        num_pairs: The number of pairs; fewer are a prefix of more.
-        seed: Decides which sentences.
-
-    Yields:
-        English and German.
+        split: The split to generate.
+        num_pairs: The number of pairs; a smaller number gives a prefix of a larger one.
+        seed: Seed of the random choices.
     """
     random = Random(seed)  # noqa: S311 - a corpus is no secret
     seen: set[str] = set()
@@ -52,7 +49,7 @@ def generate_pairs(split: Split, *, num_pairs: int, seed: int) -> Iterator[Pair]
 
 
 def split_of(english: str) -> Split:
-    """The split to which an English sentence belongs."""
+    """Return the split to which an English sentence belongs."""
     percent = int.from_bytes(hashlib.sha256(english.encode()).digest()[:8], "big") % 100
     if percent < _HELD_OUT_PERCENT:
         return "test"
@@ -60,7 +57,7 @@ def split_of(english: str) -> Split:
 
 
 def _pair(random: Random) -> Pair:
-    """Any pair, long numbers and whole sentences more often than what there is little of."""
+    # Long numbers and whole sentences are more frequent, because dates are few.
     writers: tuple[Callable[[Random], Pair], ...] = (
         _number,
         _date,
@@ -74,13 +71,12 @@ def _pair(random: Random) -> Pair:
 
 
 def _number(random: Random) -> Pair:
-    """A number of up to seven digits."""
     number = random.randrange(10 ** random.choice((1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 7)))
     return english_number(number), german_number(number)
 
 
 def _date(random: Random) -> Pair:
-    """A date by itself, or a sentence that names the day."""
+    """Write a date, or a sentence with a date."""
     english, german = phrases.date(random)
     year, german_year = phrases.year(random)
     return random.choice(
@@ -94,23 +90,19 @@ def _date(random: Random) -> Pair:
 
 
 def _meeting(random: Random) -> Pair:
-    """When we meet; after a day, the German verb comes before its subject."""
+    """Write when we meet; after a day, the German verb comes before its subject."""
     time, german_time = phrases.time(random)
     day, german_day = _opening(random)
+    english, german = f"we are meeting at {time}", f"wir treffen uns um {german_time}"
+    dated, german_dated = f"{day} {english}", f"{german_day} treffen wir uns um {german_time}"
+    # Both sentences are drawn, in this order, before one is chosen: the corpus must not change.
     return random.choice(
-        (
-            _sentence(random, f"we are meeting at {time}", f"wir treffen uns um {german_time}"),
-            _sentence(
-                random,
-                f"{day} we are meeting at {time}",
-                f"{german_day} treffen wir uns um {german_time}",
-            ),
-        )
+        (_sentence(random, english, german), _sentence(random, dated, german_dated))
     )
 
 
 def _cost(random: Random) -> Pair:
-    """What something costs; the verb agrees with the thing."""
+    """Write what something costs; the verb agrees with the thing in number."""
     english, german, are_several = phrases.things(random, "nominative")
     price, german_price = phrases.price(random)
     verb, german_verb = ("cost", "kosten") if are_several else ("costs", "kostet")
@@ -118,19 +110,16 @@ def _cost(random: Random) -> Pair:
 
 
 def _purchase(random: Random) -> Pair:
-    """Who buys what, and for how much."""
+    """Write who buys or sells what, and for how much."""
     clause, subject, verb = random.choice(_CLAUSES)
     english, german = phrases.goods(random)
     price, german_price = phrases.price(random)
-    return _sentence(
-        random,
-        f"{clause} {english} for {price}",
-        f"{subject} {verb} {german} für {german_price}",
-    )
+    german = f"{subject} {verb} {german} für {german_price}"
+    return _sentence(random, f"{clause} {english} for {price}", german)
 
 
 def _dated_purchase(random: Random) -> Pair:
-    """Who buys what on which day; after the day, the German verb comes before its subject."""
+    """Write who buys what on which day; after it, the German verb comes before its subject."""
     day, german_day = _opening(random)
     clause, subject, verb = random.choice(_CLAUSES)
     english, german = phrases.goods(random)
@@ -138,13 +127,13 @@ def _dated_purchase(random: Random) -> Pair:
 
 
 def _opening(random: Random) -> Pair:
-    """The day at the beginning of a sentence: a day with a date stands between commas."""
+    """Write the day that opens a sentence; a date in it is enclosed in commas."""
     english, german = phrases.on_date(random)
     return (f"{english},", f"{german},") if "," in english else (english, german)
 
 
 def _sentence(random: Random, english: str, german: str) -> Pair:
-    """A sentence as it is printed, or now and then as people type it: no capital, no full stop."""
-    if random.random() < _TYPED_SHARE:
+    """Capitalize and punctuate a sentence, except for an informal fraction."""
+    if random.random() < _INFORMAL_RATE:
         return english, german
     return f"{english[0].upper()}{english[1:]}.", f"{german[0].upper()}{german[1:]}."

@@ -1,29 +1,29 @@
 """The grammar of the generated treebank.
 
-Each rule is a line: its weight among the rules of its category, then what stands in the tree.
+Each rule is a line: its weight among the rules of its category, and the symbols that it expands to.
 
-    NP/sg               a category: the label it has in the tree, and what tells it from others
-    NP-SBJ/sg           the same with a function tag, which the tree shows
-    light/sg.anim       a category in small letters has no label: its parts join the constituent
+    NP/sg               a category: its label in the tree, and features
+    NP-SBJ/sg           the same with a function tag, which is part of the label
+    light/sg.anim       a lower-case category has no label: its nodes join the parent constituent
     NN/tool             a part of speech and a class of words
-    (PP (IN of) NP/sg)  a constituent, a word and a category
-    WHNP-# … *T*-#      # is the number that ties a trace to what it stands for
+    (PP (IN of) NP/sg)  a constituent, with a word and a category
+    WHNP-# … *T*-#      # is replaced by the number that ties a trace to its antecedent
 
-{n} is either number, {k} either kind of noun, {l} whether a place may belong to it; {f} is any form
-of a verb and {t} any but the one after "to", with its part of speech in {V}. A rule stands for one
-of each.
+A rule with placeholders is expanded to one rule per value: {n} is a number, {k} a kind of noun, {l}
+whether a place may attach, {f} a verb form, {t} a verb form except that after "to"; {V} is the part
+of speech of the form.
 
-The grammar leaves a sentence one tree:
+The grammar is unambiguous, by these rules:
 
-- A phrase with "with" belongs to the verb if it names a tool, else to the nearest noun that can
-  have such a thing. A place belongs to the object after verbs of feeling and owning, and to the
-  verb after all others. Times and reasons belong to the verb.
-- An object with a clause in it ends its own clause, and so does a clause that somebody says: what
-  comes after belongs to the inner verb, but for a reason after "wants to …".
-- Only simple phrases are joined by "and", and only verbs of one form: "wants to sleep and sings"
-  has another tree than "wants to sleep and sing".
-- A relative clause after "the owner of the dogs" belongs to the nearer noun, unless the number of
-  its verb says otherwise.
+- A phrase with "with" attaches to the verb if it names a tool, else to the nearest noun that can
+  have the thing. A place attaches to the object of verbs of feeling and owning, and to all other
+  verbs themselves. Times and reasons attach to the verb.
+- An object that contains a clause ends its clause, and so does reported speech: what follows
+  attaches to the inner verb, except for a reason after "wants to …".
+- "And" joins only simple phrases, and only verbs of the same form: "wants to sleep and sings" has
+  another tree than "wants to sleep and sing".
+- A relative clause after "the owner of the dogs" attaches to the nearer noun, unless the number of
+  its verb contradicts.
 """
 
 import itertools
@@ -36,7 +36,7 @@ from tfm.data.trees.tree import Leaf, bare_label
 
 _TENSED = {"sg": "VBZ", "pl": "VBP", "past": "VBD", "base": "VB"}
 _FORMS = _TENSED | {"inf": "VB"}
-_MEANINGS: dict[str, tuple[dict[str, str], ...]] = {
+_VALUES: dict[str, tuple[dict[str, str], ...]] = {
     "n": ({"n": "sg"}, {"n": "pl"}),
     "k": ({"k": "anim"}, {"k": "thing"}),
     "l": ({"l": "loc"}, {"l": "noloc"}),
@@ -45,8 +45,8 @@ _MEANINGS: dict[str, tuple[dict[str, str], ...]] = {
 }
 _PLACEHOLDER = re.compile(r"\{([a-z])\}")
 _TIED_LABEL = re.compile(r"\([A-Z-]+-#")
-# A word with its part of speech, a bracket, or a label.
-_PART = re.compile(r"\([^\s()]+ [^\s()/]+\)|[()]|[^\s()]+")
+# A word with its part of speech, a bracket or a label.
+_TOKEN = re.compile(r"\([^\s()]+ [^\s()/]+\)|[()]|[^\s()]+")
 
 _RULES = """
 root/any
@@ -298,9 +298,9 @@ PP/time
 
 @dataclass(frozen=True)
 class Category:
-    """A place in a rule that the rules or words of its name fill.
+    """A symbol to expand by a rule of its name, or by a word of that class.
 
-    Its label or part of speech in the tree is empty if the parts join the constituent.
+    `label` is the label or part of speech in the tree; if empty, nodes join the parent constituent.
     """
 
     name: str
@@ -309,26 +309,26 @@ class Category:
 
 @dataclass(frozen=True)
 class Constituent:
-    """A constituent that a rule writes out."""
+    """A constituent that a rule spells out."""
 
     label: str
-    parts: "tuple[Part, ...]"
+    symbols: "tuple[Symbol, ...]"
 
 
-Part = Category | Constituent | Leaf
+Symbol = Category | Constituent | Leaf
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One way to write a category, as frequent as its weight, with traces tied to it or not."""
+    """One expansion of a category, with its relative weight; `ties_traces` if it contains a #."""
 
     weight: float
-    parts: tuple[Part, ...]
+    symbols: tuple[Symbol, ...]
     ties_traces: bool
 
 
 def grammar() -> dict[str, list[Rule]]:
-    """The rules by category; "root/any" is a whole sentence."""
+    """Return {category: rules}; "root/any" is a whole sentence."""
     rules: dict[str, list[Rule]] = {}
     category = ""
     for line in filter(None, _RULES.splitlines()):
@@ -337,32 +337,26 @@ def grammar() -> dict[str, list[Rule]]:
         else:
             weight, _, text = line.strip().partition(" ")
             ties_traces = _TIED_LABEL.search(text) is not None
-            for meaning in _meanings(category + text):
-                name = category.format_map(meaning)
-                parts = _parts(iter(_PART.findall(text.format_map(meaning))))
-                rules.setdefault(name, []).append(Rule(float(weight), parts, ties_traces))
+            placeholders = sorted(set(_PLACEHOLDER.findall(category + text)))
+            for choice in itertools.product(*(_VALUES[name] for name in placeholders)):
+                values = {name: value for each in choice for name, value in each.items()}
+                symbols = _parse(iter(_TOKEN.findall(text.format_map(values))))
+                rule = Rule(float(weight), symbols, ties_traces)
+                rules.setdefault(category.format_map(values), []).append(rule)
     return rules
 
 
-def _meanings(text: str) -> Iterator[dict[str, str]]:
-    """All that the placeholders of a rule may mean together."""
-    names = sorted(set(_PLACEHOLDER.findall(text)))
-    for choice in itertools.product(*(_MEANINGS[name] for name in names)):
-        yield {name: value for meaning in choice for name, value in meaning.items()}
-
-
-def _parts(pieces: Iterator[str]) -> tuple[Part, ...]:
-    """The parts of a rule or constituent, up to the bracket that closes it."""
-    parts: list[Part] = []
-    for piece in itertools.takewhile(")".__ne__, pieces):
-        if piece == "(":
-            parts.append(Constituent(next(pieces), _parts(pieces)))
-        elif piece.startswith("("):
-            tag, word = piece[1:-1].split()
-            parts.append(Leaf(tag, unescaped(word)))
+def _parse(tokens: Iterator[str]) -> tuple[Symbol, ...]:
+    """Parse the symbols of a rule or constituent, up to its closing bracket."""
+    symbols: list[Symbol] = []
+    for text in itertools.takewhile(")".__ne__, tokens):
+        if text == "(":
+            symbols.append(Constituent(next(tokens), _parse(tokens)))
+        elif text.startswith("("):
+            tag, word = text[1:-1].split()
+            symbols.append(Leaf(tag, unescaped(word)))
         else:
-            label, _, features = piece.partition("/")
-            parts.append(
-                Category(f"{bare_label(label)}/{features}", "" if label.islower() else label)
-            )
-    return tuple(parts)
+            label, _, features = text.partition("/")
+            name = f"{bare_label(label)}/{features}"
+            symbols.append(Category(name, "" if label.islower() else label))
+    return tuple(symbols)

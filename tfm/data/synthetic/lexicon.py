@@ -1,10 +1,10 @@
 """The words of the generated treebank.
 
-But for the forms of one verb, and words such as "that" whose place tells what they are, no word
-belongs to two classes: the grammar relies on it.
+Except for forms of one verb, and words such as "that" whose position determines their class, no
+word belongs to two classes: otherwise, the grammar would be ambiguous.
 """
 
-# Singular and plural.
+# Singular, plural.
 _NOUNS = {
     "anim": (
         "man men, woman women, child children, farmer farmers, doctor doctors, student students, "
@@ -61,7 +61,7 @@ _VERBS = {
     ),
 }
 
-_OTHERS = {
+_OTHER_WORDS = {
     "NN/about": "book letter report song story",
     "NN/part.anim": "tail beard scarf voice nose",
     "NN/part.thing": "lid handle frame label cover",
@@ -98,8 +98,8 @@ _OTHERS = {
 
 
 def lexicon() -> dict[str, tuple[str, ...]]:
-    """Words by part of speech and class: {"NN/tool": (...)}; a frequent one is there repeatedly."""
-    words = {name: tuple(text.split()) for name, text in _OTHERS.items()}
+    """Return {"part of speech/class": words}; frequent words are repeated."""
+    words = {name: tuple(text.split()) for name, text in _OTHER_WORDS.items()}
     for name, text in _NOUNS.items():
         words |= _forms(text, (f"NN/{name}", f"NNS/{name}"))
     for name, text in _VERBS.items():
@@ -110,6 +110,6 @@ def lexicon() -> dict[str, tuple[str, ...]]:
 
 
 def _forms(text: str, categories: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The words of each form, of a list of words with all their forms."""
+    """Parse entries with all forms of a word into {category: words}."""
     columns = zip(*(entry.split() for entry in text.split(",")), strict=True)
     return dict(zip(categories, columns, strict=True))

@@ -1,8 +1,8 @@
-"""Numbers in words, English and German."""
+"""Write numbers as English and German words."""
 
 
 def word_pairs(text: str) -> tuple[tuple[str, str], ...]:
-    """Pairs of words, mostly English and German, of a list such as "one eins, two zwei"."""
+    """Parse pairs of words from a list such as "one eins, two zwei"."""
     return tuple((first, second) for first, second in map(str.split, text.split(",")))
 
 
@@ -26,7 +26,7 @@ _IRREGULAR_GERMAN_ORDINAL_STEMS = {1: "erst", 3: "dritt", 7: "siebt", 8: "acht"}
 
 
 def english_number(number: int) -> str:
-    """A cardinal number below a hundred million in English words, as written in Britain."""
+    """Write a cardinal number below a hundred million in British English words."""
     if number < 20:
         return _UNITS[number][0]
     if number < 100:
@@ -41,7 +41,7 @@ def english_number(number: int) -> str:
 
 
 def german_number(number: int) -> str:
-    """A cardinal number below a hundred million in German words, as when counting."""
+    """Write a cardinal number below a hundred million in German words, as used for counting."""
     millions, rest = divmod(number, 1_000_000)
     if not millions:
         return _german_compound(number)
@@ -50,13 +50,13 @@ def german_number(number: int) -> str:
 
 
 def german_count(number: int) -> str:
-    """A number before what it counts, where the s of "eins" falls away."""
+    """Write a German number before a noun, where "eins" loses its s."""
     word = _german_compound(number)
     return word.removesuffix("s") if number % 100 == 1 else word
 
 
 def english_ordinal(number: int) -> str:
-    """An ordinal number from one to ninety-nine in English words."""
+    """Write an ordinal number from 1 to 99 in English words."""
     start, dash, last = english_number(number).rpartition("-")
     if last.endswith("y"):
         ordinal = last.removesuffix("y") + "ieth"
@@ -66,14 +66,14 @@ def english_ordinal(number: int) -> str:
 
 
 def german_ordinal_stem(number: int) -> str:
-    """An ordinal number from one to ninety-nine in German, to which its ending is added."""
+    """Write an ordinal number from 1 to 99 in German words, without its inflectional ending."""
     if number < 20:
         return _IRREGULAR_GERMAN_ORDINAL_STEMS.get(number, german_number(number) + "t")
     return german_number(number) + "st"
 
 
 def _german_compound(number: int) -> str:
-    """A number below a million: one word."""
+    """Write a number below a million, which is one German word."""
     if number < 20:
         return _UNITS[number][1]
     if number < 100:

@@ -1,4 +1,4 @@
-"""Phrases in English and German: things and how they look, prices, dates and times."""
+"""Write English and German phrases: things, prices, dates and times."""
 
 from dataclasses import dataclass
 from random import Random
@@ -18,18 +18,12 @@ Case = Literal["nominative", "accusative", "dative"]
 Gender = Literal["masculine", "feminine", "neuter"]
 Form = Literal["masculine", "feminine", "neuter", "plural"]
 
-# English, German, and the last day that every year has.
-_MONTHS = tuple(
-    (*names, last_day)
-    for names, last_day in zip(
-        word_pairs(
-            "January Januar, February Februar, March März, April April, May Mai, June Juni, "
-            "July Juli, August August, September September, October Oktober, November November, "
-            "December Dezember"
-        ),
-        (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31),
-        strict=True,
-    )
+# (English, German, last day that exists in every year)
+_MONTHS = (
+    *(("January", "Januar", 31), ("February", "Februar", 28), ("March", "März", 31)),
+    *(("April", "April", 30), ("May", "Mai", 31), ("June", "Juni", 30)),
+    *(("July", "Juli", 31), ("August", "August", 31), ("September", "September", 30)),
+    *(("October", "Oktober", 31), ("November", "November", 30), ("December", "Dezember", 31)),
 )
 _WEEKDAYS = word_pairs(
     "Monday Montag, Tuesday Dienstag, Wednesday Mittwoch, Thursday Donnerstag, Friday Freitag, "
@@ -40,7 +34,7 @@ _MINUTES = (("five", "fünf"), ("ten", "zehn"), ("quarter", "Viertel"), ("twenty
 
 @dataclass(frozen=True)
 class Noun:
-    """A thing that one can count and buy."""
+    """A countable thing that can be bought."""
 
     english: str
     english_plural: str
@@ -102,7 +96,7 @@ _ENDING_AFTER_COUNT: dict[Case, dict[Form, str]] = {
 
 
 def things(random: Random, case: Case) -> tuple[str, str, bool]:
-    """One thing or several: English, German in the given case, and whether they are several."""
+    """Write one or several things; return English, German in the case, and if it is plural."""
     number = random.choice((1, random.randrange(2, 13), random.randrange(2, 100)))
     english, german = noun_phrase(
         random.choice(NOUNS),
@@ -117,14 +111,14 @@ def things(random: Random, case: Case) -> tuple[str, str, bool]:
 def noun_phrase(
     noun: Noun, adjective: Pair | None, *, case: Case, number: int, is_definite: bool
 ) -> Pair:
-    """A noun with its article or number, and with all that German makes agree.
+    """Write a noun with its article or number, and inflect the German words.
 
     Args:
         noun: The noun.
-        adjective: In German without its ending.
+        adjective: English adjective, and German adjective without its ending.
         case: The case of the German phrase.
-        number: How many.
-        is_definite: Whether the article is "the", not "a" or the number.
+        number: The number of things.
+        is_definite: Use the article "the", instead of "a" or the number.
     """
     form: Form = noun.gender if number == 1 else "plural"
     endings = _ENDING_AFTER_DEFINITE if is_definite else _ENDING_AFTER_COUNT
@@ -142,7 +136,7 @@ def noun_phrase(
 
 
 def goods(random: Random) -> Pair:
-    """Something to buy, in the accusative; it may be a container of things, which are dative."""
+    """Write something to buy in the accusative, maybe a container with things in the dative."""
     if random.random() < 0.7:
         english, german, _ = things(random, "accusative")
         return english, german
@@ -153,17 +147,17 @@ def goods(random: Random) -> Pair:
 
 
 def price(random: Random) -> Pair:
-    """An amount of money, in the accusative."""
+    """Write an amount of money in the accusative."""
     euros = random.choice((random.randrange(1, 100), random.randrange(1, 20) * 50))
-    parts = [(euros, "euro", "Euro"), (random.randrange(1, 100), "cent", "Cent")]
-    shown = random.choice((parts, parts[:1], parts[1:]))
-    english = (f"{english_number(n)} {unit}{'s' if n > 1 else ''}" for n, unit, _ in shown)
-    german = (f"{german_number(n) if n > 1 else 'einen'} {unit}" for n, _, unit in shown)
+    amounts = [(euros, "euro", "Euro"), (random.randrange(1, 100), "cent", "Cent")]
+    amounts = random.choice((amounts, amounts[:1], amounts[1:]))
+    english = (f"{english_number(n)} {unit}{'s' if n > 1 else ''}" for n, unit, _ in amounts)
+    german = (f"{german_number(n) if n > 1 else 'einen'} {unit}" for n, _, unit in amounts)
     return " and ".join(english), " und ".join(german)
 
 
 def date(random: Random) -> Pair:
-    """A day of the year, in the nominative."""
+    """Write a day of the year in the nominative."""
     month, german_month, last_day = random.choice(_MONTHS)
     day = random.randint(1, last_day)
     return (
@@ -173,7 +167,7 @@ def date(random: Random) -> Pair:
 
 
 def on_date(random: Random) -> Pair:
-    """The day on which something happens."""
+    """Write the day on which something happens."""
     month, german_month, last_day = random.choice(_MONTHS)
     day = random.randint(1, last_day)
     weekday, german_weekday = random.choice(_WEEKDAYS)
@@ -189,7 +183,7 @@ def on_date(random: Random) -> Pair:
 
 
 def days(random: Random) -> Pair:
-    """From one day of a month to another."""
+    """Write a range of days in a month."""
     month, german_month, last_day = random.choice(_MONTHS)
     first, last = sorted(random.sample(range(1, last_day + 1), 2))
     return (
@@ -199,19 +193,19 @@ def days(random: Random) -> Pair:
 
 
 def year(random: Random) -> Pair:
-    """A year; the twentieth century counts in hundreds, in both languages."""
+    """Write a year; both languages count the 1900s in hundreds."""
     number = random.randrange(1910, 2030)
-    century, rest = divmod(number, 100)
+    century, remainder = divmod(number, 100)
     german = german_number(number)
     if century == 19:
-        german = f"{german_number(century)}hundert{german_number(rest)}"
-    if rest < 10:
+        german = f"{german_number(century)}hundert{german_number(remainder)}"
+    if remainder < 10:
         return english_number(number), german
-    return f"{english_number(century)} {english_number(rest)}", german
+    return f"{english_number(century)} {english_number(remainder)}", german
 
 
 def time(random: Random) -> Pair:
-    """A time of day; half an hour is counted from the hour before, or towards the hour after."""
+    """Write a time of day; "half past two" is "halb drei", half of the third hour, in German."""
     hour = random.randrange(1, 13)
     minutes, german_minutes = random.choice(_MINUTES)
     side, german_side = random.choice((("past", "nach"), ("to", "vor")))
@@ -228,6 +222,6 @@ def time(random: Random) -> Pair:
 
 
 def _german_plural(noun: Noun, case: Case) -> str:
-    """The plural; the dative adds an n where it can."""
+    """Return the plural; the dative adds an n, except after n or s."""
     takes_n = case == "dative" and not noun.german_plural.endswith(("n", "s"))
     return noun.german_plural + ("n" if takes_n else "")

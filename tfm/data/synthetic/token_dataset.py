@@ -1,7 +1,7 @@
-"""A binarized dataset with nothing to learn: for benchmarks, which need lengths and ids only.
+"""Generate a binarized dataset of random token ids, for benchmarks.
 
-Lengths follow WMT16 English-German in 32,000 joint merges, whose 4.5 million pairs have 132.9
-million English and 137.6 million German tokens.
+The lengths follow WMT16 English-German with a joint vocabulary of 32,000 merges, whose 4.5 million
+pairs have 132.9 million English and 137.6 million German tokens.
 """
 
 from pathlib import Path
@@ -17,17 +17,17 @@ VOCAB_SIZE = 37_000  # Vaswani et al. 2017, §5.1
 _LANGUAGES = ("en", "de")
 _MEAN_LENGTHS = np.array([29.5, 30.6])  # with EOS
 _MAX_LENGTH = 256
-# Of the logarithms; as they are in Europarl and News Commentary, whose lengths spread by 0.56 and
-# 0.58 of their means.
+# Standard deviations of the logarithms of lengths. They match those of Europarl and News
+# Commentary, where the standard deviations of lengths are 0.56 and 0.58 times their means.
 _DEVIATIONS = np.array([0.52, 0.535])
 _CORRELATION = 0.95
-# Zipf's law: the piece of rank r is about as frequent as 1 / (r + shift).
+# Zipf's law: the frequency of the piece of rank r is proportional to 1 / (r + shift).
 _ZIPF_SHIFT = 2.7
 _WORDS_PER_LINE = 100
 
 
 def sentence_lengths(num_pairs: int, *, random: np.random.Generator) -> Rows:
-    """Draw [num_pairs, 2] lengths of sentence pairs in tokens, EOS included."""
+    """Draw the lengths [num_pairs, 2] of sentence pairs in tokens, EOS included."""
     covariance = np.outer(_DEVIATIONS, _DEVIATIONS)
     covariance[[0, 1], [1, 0]] *= _CORRELATION
     logarithms = random.multivariate_normal(
@@ -39,7 +39,7 @@ def sentence_lengths(num_pairs: int, *, random: np.random.Generator) -> Rows:
 def write_token_dataset(
     data_dir: Path, *, num_pairs: int, vocab_size: int = VOCAB_SIZE, seed: int = 1
 ) -> None:
-    """Make a dataset folder that can be trained on, with a training split alone."""
+    """Write a dataset folder for training; it has no text and no other splits."""
     random = np.random.default_rng(seed)
     source, target = _LANGUAGES
     bin_dir = data_dir / "bin"
@@ -61,7 +61,7 @@ def write_token_dataset(
 
 
 def _zipf_ids(count: int, *, vocab_size: int, random: np.random.Generator) -> Ids:
-    """Ids of pieces, none of them special, by the inverse of Zipf's distribution function."""
+    """Draw ids [count] of ordinary pieces, by the inverse of Zipf's distribution function."""
     num_pieces = vocab_size - UNK - 1
     growth = np.float32(np.log1p(num_pieces / _ZIPF_SHIFT))
     ranks = _ZIPF_SHIFT * np.expm1(random.random(count, dtype=np.float32) * growth)
@@ -70,7 +70,7 @@ def _zipf_ids(count: int, *, vocab_size: int, random: np.random.Generator) -> Id
 
 
 def _write_vocabulary(data_dir: Path, vocab_size: int) -> Vocabulary:
-    """A vocabulary of so many made-up words."""
+    """Write a vocabulary of `vocab_size` invented words."""
     words = [f"w{number}" for number in range(vocab_size - UNK - 1)]
     lines = (
         words[start : start + _WORDS_PER_LINE] for start in range(0, len(words), _WORDS_PER_LINE)

@@ -1,4 +1,4 @@
-"""Trees in brackets, as treebanks and parsers write them."""
+"""Read and write bracketed trees, the format of treebanks and parsers."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from tfm.data.text import read_lines
 from tfm.data.trees.tree import TOP, Leaf, Node, Tree, walk
 from tfm.errors import DataError
 
-_PART = re.compile(r"[()]|[^\s()]+")
+_SYMBOL = re.compile(r"[()]|[^\s()]+")
 _NO_PARSE = ("", "()", "(())")
 _UNESCAPED = {
     "-LRB-": "(",
@@ -24,89 +24,90 @@ _ESCAPED = str.maketrans({bracket: name for name, bracket in _UNESCAPED.items()}
 
 
 def read_trees(path: Path) -> Iterator[Tree]:
-    """Read a file of bracketed trees, as treebanks come: a tree may span lines.
+    """Read a file of bracketed trees, which may span lines.
 
-    The outermost bracket may have no label: it is called TOP. Brackets in words (-LRB-, -RCB-, …)
-    become brackets again.
+    An outermost bracket without a label is labeled TOP. Escaped brackets in words (-LRB-, -RCB-, …)
+    are unescaped.
 
     Raises:
-        DataError: Brackets are not balanced, or one is neither a word nor a constituent.
+        DataError: Brackets are unbalanced, or one is neither a word nor a constituent.
     """
     lines = read_lines(path, strict=True)
-    return _parsed(((line.decode(), f"{path}, line {n:,}") for n, line in enumerate(lines, 1)))
+    return _parse(((line.decode(), f"{path}, line {n:,}") for n, line in enumerate(lines, 1)))
 
 
 def tree_of_line(line: str, *, where: str) -> Tree | None:
-    """Read one line of a file that has a tree a line, as parsers write them.
+    """Parse a line of a file with one tree per line.
 
     Args:
         line: The line.
-        where: File and line, for the error.
+        where: File and line number, for error messages.
 
     Returns:
-        The tree, or TOP over several; None for no parse: an empty line or empty brackets.
+        The tree; TOP over the trees if there are several; None if the line or its brackets are
+        empty, as if a parser found no tree.
 
     Raises:
-        DataError: Brackets are not balanced, or one is neither a word nor a constituent.
+        DataError: Brackets are unbalanced, or one is neither a word nor a constituent.
     """
     if "".join(line.split()) in _NO_PARSE:
         return None
-    tree, *others = _parsed([(line, where)])
-    return Tree(TOP, (tree, *others)) if others else tree
+    trees = tuple(_parse([(line, where)]))
+    return Tree(TOP, trees) if len(trees) > 1 else trees[0]
 
 
 def bracketed(tree: Tree) -> str:
-    """A tree in brackets, on one line."""
-    parts: list[str] = []
-    for node, ends in walk(tree):
+    """Write a tree in brackets, on one line."""
+    brackets: list[str] = []
+    for node, is_end in walk(tree):
         if isinstance(node, Leaf):
-            parts.append(f" ({node.tag} {node.word.translate(_ESCAPED)})")
+            brackets.append(f" ({node.tag} {node.word.translate(_ESCAPED)})")
         else:
-            parts.append(")" if ends else f" ({node.label}")
-    return "".join(parts)[1:]
+            brackets.append(")" if is_end else f" ({node.label}")
+    return "".join(brackets)[1:]
 
 
 def unescaped(word: str) -> str:
-    """A word of a treebank with its brackets (-LRB-, -RRB-, …) as people write them."""
+    """Replace the escapes of brackets in a treebank's word (-LRB-, -RRB-, …) by brackets."""
     return _ESCAPE.sub(lambda name: _UNESCAPED[name[0]], word)
 
 
 @dataclass
-class _Bracket:
-    """A bracket while it is read."""
-
+class _OpenBracket:
     where: str
     label: str = ""
     word: str | None = None
     children: list[Node] = field(default_factory=list)
 
 
-def _parsed(lines: Iterable[tuple[str, str]]) -> Iterator[Tree]:
-    """The trees of some lines, each given with where it is."""
-    opened: list[_Bracket] = []  # those that are open, the outermost first
+def _parse(lines: Iterable[tuple[str, str]]) -> Iterator[Tree]:
+    """Parse the trees of (line, where) pairs."""
+    stack: list[_OpenBracket] = []
     for line, where in lines:
-        for part in _PART.findall(line):
-            if part == "(":
-                opened.append(_Bracket(where))
-            elif not opened:
-                found = "a closing bracket that" if part == ")" else f"{part[:40]!r}, which"
-                raise DataError(f"{where} has {found} belongs to no tree: correct the file")
-            elif part != ")":
-                _add_text(opened[-1], part)
+        for symbol in _SYMBOL.findall(line):
+            if symbol == "(":
+                stack.append(_OpenBracket(where))
+            elif not stack:
+                found = "a closing bracket" if symbol == ")" else repr(symbol[:40])
+                raise DataError(f"{where} has {found} outside any tree: correct the file")
+            elif symbol != ")":
+                _add_text(stack[-1], symbol)
             else:
-                node = _closed(opened.pop(), is_outermost=not opened)
-                if opened:
-                    _add_child(opened[-1], node)
-                else:
+                node = _close(stack.pop(), is_outermost=not stack)
+                if not stack:
                     yield node if isinstance(node, Tree) else Tree(TOP, (node,))
-    if opened:
+                elif stack[-1].word is not None:
+                    raise _malformed(stack[-1])
+                else:
+                    stack[-1].children.append(node)
+    if stack:
         raise DataError(
-            f"the tree that starts at {opened[0].where} has {len(opened)} brackets that are not "
-            "closed at the end: the file is cut short, or brackets are missing"
+            f"the tree that starts at {stack[0].where} has {len(stack)} unclosed brackets at the "
+            "end: the file is truncated, or brackets are missing"
         )
 
 
-def _add_text(bracket: _Bracket, text: str) -> None:
+def _add_text(bracket: _OpenBracket, text: str) -> None:
     if bracket.children or bracket.word is not None:
         raise _malformed(bracket)
     if bracket.label:
@@ -115,13 +116,7 @@ def _add_text(bracket: _Bracket, text: str) -> None:
         bracket.label = text
 
 
-def _add_child(bracket: _Bracket, child: Node) -> None:
-    if bracket.word is not None:
-        raise _malformed(bracket)
-    bracket.children.append(child)
-
-
-def _closed(bracket: _Bracket, *, is_outermost: bool) -> Node:
+def _close(bracket: _OpenBracket, *, is_outermost: bool) -> Node:
     if bracket.children and (bracket.label or is_outermost):
         return Tree(bracket.label or TOP, tuple(bracket.children))
     if bracket.word is None:
@@ -129,7 +124,7 @@ def _closed(bracket: _Bracket, *, is_outermost: bool) -> Node:
     return Leaf(bracket.label, bracket.word)
 
 
-def _malformed(bracket: _Bracket) -> DataError:
+def _malformed(bracket: _OpenBracket) -> DataError:
     return DataError(
         f"{bracket.where} has a bracket that is neither a constituent, such as (NP (NN rain)), nor "
         "a word, such as (NN rain): correct the file"

@@ -1,4 +1,4 @@
-"""What a constituency tree is, and what of it parsers are trained and scored on."""
+"""Constituency trees, and their normal form for training and scoring parsers."""
 
 import re
 from collections import defaultdict
@@ -18,8 +18,8 @@ class Leaf:
     """A word and its part of speech.
 
     Attributes:
-        tag: Part of speech; XX if it has none.
-        word: The word, a bracket as a bracket.
+        tag: Part of speech; XX if unknown.
+        word: The word; brackets are not escaped.
     """
 
     tag: str
@@ -31,8 +31,8 @@ class Tree:
     """A constituent.
 
     Attributes:
-        label: Its kind, such as NP.
-        children: What it consists of, at least one.
+        label: Category, such as NP.
+        children: The words and constituents in it, at least one.
     """
 
     label: str
@@ -43,93 +43,93 @@ Node = Tree | Leaf
 
 
 def walk(tree: Tree) -> Iterator[tuple[Node, bool]]:
-    """Go through a tree from left to right, however deep it is.
+    """Traverse a tree depth-first from left to right, without recursion.
 
     Yields:
-        Each node and False where it starts; each constituent and True where it ends.
+        (node, False) at the start of each node, and (constituent, True) at the end of each
+        constituent.
     """
-    ahead: list[tuple[Node, bool]] = [(tree, False)]
-    while ahead:
-        node, ends = ahead.pop()
-        yield node, ends
-        if isinstance(node, Tree) and not ends:
-            ahead.append((node, True))
-            ahead.extend((child, False) for child in reversed(node.children))
+    stack: list[tuple[Node, bool]] = [(tree, False)]
+    while stack:
+        node, is_end = stack.pop()
+        yield node, is_end
+        if isinstance(node, Tree) and not is_end:
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(node.children))
 
 
 def words_of(tree: Tree) -> list[str]:
-    """The words of a tree."""
+    """Return the words of a tree."""
     return [node.word for node, _ in walk(tree) if isinstance(node, Leaf)]
 
 
 def normalize(tree: Tree) -> Tree | None:
-    """Keep of a tree what parsers are trained and scored on.
+    """Reduce a tree to what parsers are trained and scored on.
 
-    - Function tags and indices go: NP-SBJ-1 and NP=2 are NP. Parts of speech stay as they are.
-    - Traces (-NONE-) go, and constituents in which nothing else was.
-    - TOP, ROOT and S1 around a single constituent go; around several they are TOP.
-    - Nothing else changes. An NP that has become the only child of an NP stays, as EVALB counts it.
+    - Function tags and indices are removed: NP-SBJ-1 and NP=2 become NP. Parts of speech are kept.
+    - Traces (-NONE-) are removed, and constituents of nothing but traces.
+    - TOP, ROOT and S1 around a single constituent are removed; around several they become TOP.
+    - Nothing else changes: an NP that becomes the only child of an NP is kept, as EVALB counts it.
 
     Returns:
-        The tree, or None if it was nothing but traces.
+        The tree, or None if it had only traces.
     """
-    building = TreeBuilder()
+    builder = TreeBuilder()
     root: Tree | None = None
-    for node, ends in walk(tree):
+    for node, is_end in walk(tree):
         if isinstance(node, Leaf):
             if node.tag != TRACE:
-                building.add(node)
-        elif ends:
-            root = building.close()
+                builder.add(node)
+        elif is_end:
+            root = builder.close()
         else:
-            building.open(bare_label(node.label))
+            builder.open(bare_label(node.label))
     while root is not None and root.label in _ROOT_LABELS:
-        [child, *others] = root.children
-        if others or isinstance(child, Leaf):
+        if len(root.children) > 1 or isinstance(root.children[0], Leaf):
             return replace(root, label=TOP)
-        root = child
+        root = root.children[0]
     return root
 
 
 def bare_label(label: str) -> str:
-    """A label without function tags and indices; one like -LRB- is no function tag."""
+    """Remove function tags and indices from a label; one such as -LRB- has none."""
     match = _BARE_LABEL.match(label)
     return match[0] if match else label
 
 
 class TreeBuilder:
-    """A tree while it grows from left to right; constituents that stay empty are left out."""
+    """Builds a tree from left to right, and drops empty constituents."""
 
     def __init__(self) -> None:
         self._open: list[tuple[str, list[Node]]] = []
-        self._depths: defaultdict[str, list[int]] = defaultdict(list)  # open ones of each label
+        self._depths: defaultdict[str, list[int]] = defaultdict(list)  # {label: of open ones}
 
     @property
     def depth(self) -> int:
-        """How many constituents are open."""
+        """The number of open constituents."""
         return len(self._open)
 
     def innermost(self, label: str) -> int:
-        """Depth of the innermost open constituent of a label, from 1; 0 if there is none."""
+        """Return the depth, from 1, of the innermost open constituent with a label; 0 if none."""
         depths = self._depths.get(label)
         return depths[-1] if depths else 0
 
     def root(self) -> Tree:
-        """The outermost constituent so far."""
-        [(label, children), *_] = self._open
+        """Return the outermost constituent, which is still open."""
+        label, children = self._open[0]
         return Tree(label, tuple(children))
 
     def open(self, label: str) -> None:
-        """Begin a constituent."""
+        """Open a constituent."""
         self._open.append((label, []))
         self._depths[label].append(self.depth)
 
     def add(self, leaf: Leaf) -> None:
-        """Put a word into the innermost constituent."""
+        """Add a word to the innermost constituent."""
         self._open[-1][1].append(leaf)
 
     def close(self) -> Tree | None:
-        """Close the innermost constituent; None if it is empty, and so left out."""
+        """Close the innermost constituent; return None if it is empty and therefore dropped."""
         label, children = self._open.pop()
         self._depths[label].pop()
         if not children:

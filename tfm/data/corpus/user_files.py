@@ -1,4 +1,4 @@
-"""Recipes of a user's own files."""
+"""Recipes for files of the user."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from tfm.errors import UsageError
 PathPair = tuple[Path, Path]
 
 _LANGUAGE_SUFFIX = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]+)*")
-_WORDS, _TREES = "words", "trees"  # what takes the place of languages
+_WORDS, _TREES = "words", "trees"  # used in place of languages
 _TREE_SUFFIXES = (".mrg", ".ptb", ".trees", ".txt")
 
 
@@ -24,26 +24,30 @@ def recipe_from_files(
     source: str | None = None,
     target: str | None = None,
 ) -> Recipe:
-    """Make a recipe of text files, plain, .gz or .sgm, each a pair of source and target path.
+    """Build a recipe from (source, target) paths of plain, .gz or .sgm text files.
 
-    A pair of one and the same file is text in two columns that a tab separates (.tsv). Languages
-    that are None are read off the names of the first pair (text.en, text.de).
+    A pair of the same file twice is text in two columns separated by a tab (.tsv). Languages that
+    are None are taken from the suffixes of the first pair (text.en, text.de).
 
     Raises:
-        UsageError: A file is missing, or a name cannot be one, or the names contradict each other
-            about the languages; all are named.
+        UsageError: A file is missing, a name is invalid, or names contradict each other about the
+            languages; the message lists all problems.
     """
     languages = _languages_of(train[0]) if train else None
     if source and target:
         languages = source, target
     problems = _contradictions(languages, [*train, *valid, *test])
+
+    def text_files(pairs: Sequence[PathPair]) -> tuple[TextFiles, ...]:
+        return tuple(TextFiles(source=str(s), target=str(t)) for s, t in pairs)
+
     recipe = Recipe(
         name=name,
         source=source or (languages[0] if languages else "source"),
         target=target or (languages[1] if languages else "target"),
-        train=tuple(TextFiles(source=str(s), target=str(t)) for s, t in train),
-        valid=tuple(TextFiles(source=str(s), target=str(t)) for s, t in valid),
-        test=tuple(TextFiles(source=str(s), target=str(t)) for s, t in test),
+        train=text_files(train),
+        valid=text_files(valid),
+        test=text_files(test),
     )
     problems += recipe.problems()
     if problems:
@@ -54,10 +58,10 @@ def recipe_from_files(
 def recipe_from_trees(
     *, name: str, train: Sequence[Path], valid: Sequence[Path] = (), test: Sequence[Path] = ()
 ) -> Recipe:
-    """Make a recipe of bracketed trees, in plain or .gz files or all those below a folder.
+    """Build a recipe from plain or .gz files of bracketed trees, or folders of such files.
 
     Raises:
-        UsageError: A file is missing, or a folder has none; all are named.
+        UsageError: A file is missing, or a folder has no trees; the message lists all problems.
     """
     problems: list[str] = []
     recipe = Recipe(
@@ -75,16 +79,16 @@ def recipe_from_trees(
 
 
 def _languages_of(pair: PathPair) -> tuple[str, str] | None:
-    """Return the two languages that the names of a pair end in; None if they name no two."""
+    """Return the languages in the suffixes of a pair; None if they are not two languages."""
     source, target = map(_language_of, pair)
     return (source, target) if source and target and source != target else None
 
 
 def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]) -> list[str]:
-    """Name each pair whose files end in other languages than source and target.
+    """Return a message for each file whose suffix contradicts its language or its format.
 
-    Only two-letter codes count, with or without a region, besides the languages themselves: .src,
-    .tok and the like are no languages.
+    Only two-letter codes count as languages, with or without a region, besides the languages
+    themselves: .src or .tok is not a language.
     """
     expected = [language.partition("_")[0].partition("-")[0] for language in languages or ()]
     problems = []
@@ -115,7 +119,7 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
 
 
 def _language_of(path: Path) -> str:
-    """The language that the name of a text ends in, or nothing."""
+    """Return the suffix of a text file if it is a language, or "" otherwise."""
     suffix = Path(path.name.removesuffix(".gz")).suffix[1:]
     return (
         suffix if _LANGUAGE_SUFFIX.fullmatch(suffix) and suffix not in ("sgm", "tsv", "txt") else ""
@@ -123,18 +127,18 @@ def _language_of(path: Path) -> str:
 
 
 def _tree_files(paths: Sequence[Path], problems: list[str]) -> tuple[TreeFile, ...]:
-    """All files, and those below folders."""
-    files: list[Path] = []
+    """Return the files, and those in folders and their subfolders."""
+    tree_files: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            files.append(path)
+            tree_files.append(path)
             continue
-        below = [
+        in_folder = [
             file
             for file in sorted(path.rglob("*"))
             if file.name.removesuffix(".gz").endswith(_TREE_SUFFIXES) and file.is_file()
         ]
-        if not below:
+        if not in_folder:
             problems.append(f"{path} has no files of trees ({', '.join(_TREE_SUFFIXES)}) below it")
-        files += below
-    return tuple(TreeFile(trees=str(file)) for file in files)
+        tree_files += in_folder
+    return tuple(TreeFile(trees=str(file)) for file in tree_files)
