@@ -87,12 +87,12 @@ class ReplicatedGradients(Gradients):
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Return a context to compute a microbatch in; LostPeersError if the others are gone."""
         self._num_summed = 0
-        return self._group.reaching_peers() if is_last else self._replica.no_sync()
+        return self._group.detect_lost_peers() if is_last else self._replica.no_sync()
 
     def release_peers(self) -> None:
         """Join the sums that this process still owes; LostPeersError if the others are gone."""
         device = next(self._module.parameters()).device
-        with self._group.reaching_peers():
+        with self._group.detect_lost_peers():
             for index in range(self._num_summed, len(self._bucket_sizes)):
                 dist.all_reduce(torch.zeros(self._bucket_sizes[index], device=device))
 
@@ -102,7 +102,7 @@ class ReplicatedGradients(Gradients):
         self.loss = self._module  # the last reference to DDP and its hooks
         gc.collect()
         self._module.zero_grad()
-        with self._group.reaching_peers():
+        with self._group.detect_lost_peers():
             self._replica = DistributedDataParallel(
                 self._module,
                 static_graph=True,

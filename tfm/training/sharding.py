@@ -39,5 +39,5 @@ class ShardedGradients(Gradients):
     def accumulate(self, *, is_last: bool) -> Iterator[None]:
         """Return a context to compute a microbatch in; LostPeersError if the others are gone."""
         self._sharded.set_requires_gradient_sync(is_last)
-        with self._group.reaching_peers():
+        with self._group.detect_lost_peers():
             yield
