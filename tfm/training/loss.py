@@ -3,6 +3,7 @@
 import math
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tfm.data.batching import Batch
 from tfm.model.build import Model
@@ -21,18 +22,21 @@ class BatchLoss(nn.Module):
         self.model = model
         self._label_smoothing = label_smoothing
 
+    @override
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return what `batch_loss` does."""
         return batch_loss(self.model, batch, label_smoothing=self._label_smoothing)
 
 
 def batch_loss(model: Model, batch: Batch, *, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return smoothed loss and negative log-likelihood, each summed over target tokens, in nats.
+    """Return smoothed loss and negative log-likelihood, each summed over target tokens.
 
     Args:
         model: The model.
-        batch: On the model's device.
+        batch: A batch on the model's device.
         label_smoothing: ε, the probability that the wrong classes share.
+
+    Returns:
+        Two scalars, in nats.
     """
     return model.backend.label_smoothed_cross_entropy(
         model.forward_packed(batch.source, batch.sources, batch.target_input, batch.targets),
