@@ -90,9 +90,9 @@ def _device_problems(gpus: str | None, processes: int | None, device: str | None
     if processes is not None and processes < 1:
         yield f"--processes is {processes}, but must be at least 1"
     if gpus is not None and processes is not None:
-        yield "--gpus and --processes exclude each other: remove one"
+        yield "--gpus and --processes exclude each other: give one"
     elif gpus is not None and device == "cpu":
-        yield "--gpus contradicts --device cpu: remove one"
+        yield "--gpus contradicts --device cpu: leave one out"
     elif processes is not None and device == "cuda":
         yield "--processes N uses the CPU: with --device cuda, give --gpus N instead"
 
