@@ -71,7 +71,7 @@ def test_a_signal_that_was_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-_WRITE_TO_A_LOST_TERMINAL = """
+_WRITE_TO_LOST_TERMINAL = """
 import os, sys, time
 from tfm.distributed.interruption import StopRequests
 with StopRequests() as stop:
@@ -86,7 +86,7 @@ with StopRequests() as stop:
 def test_a_run_saves_though_its_terminal_is_closed(tmp_path):
     terminal, process_end = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-c", _WRITE_TO_A_LOST_TERMINAL, tmp_path / "saved"],
+        [sys.executable, "-c", _WRITE_TO_LOST_TERMINAL, tmp_path / "saved"],
         stdin=process_end,
         stdout=process_end,
         stderr=process_end,
