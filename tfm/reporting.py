@@ -20,11 +20,7 @@ def say(message: str) -> None:
 class Progress:
     """A progress bar on a terminal; elsewhere a plain line every few seconds.
 
-    Args:
-        description: The work, in a word or two.
-        total: Number of units, if known.
-        unit: Name of one unit; "B" prints sizes with prefixes.
-        initial: Number of units already done when the bar starts.
+    The description has a word or two; the unit "B" prints sizes with prefixes.
     """
 
     def __init__(self, description: str, *, total: int | None, unit: str, initial: int = 0) -> None:
@@ -55,12 +51,7 @@ class Progress:
         self._bar.close()
 
     def update(self, count: int = 1, figures: str = "") -> None:
-        """Count finished units.
-
-        Args:
-            count: Number of units finished since the last call.
-            figures: Metrics to show beside the bar, such as the current loss.
-        """
+        """Count finished units, and show figures beside the bar, such as the current loss."""
         self.done += count
         self._figures = figures or self._figures
         if not self._is_plain:

@@ -39,14 +39,8 @@ def report_failure(
 ) -> bool:
     """Report a failure of this process to its launcher; only the first report counts.
 
-    Args:
-        message: What went wrong.
-        exit_code: The exit code that this process is about to end with.
-        is_consequence: Whether it fails only because another process has failed.
-        trace: The traceback of a bug.
-
-    Returns:
-        Whether the launcher will print the message; if not, the caller has to.
+    Return whether the launcher will print the message; if not, the caller has to. A failure is a
+    consequence if another process has failed before; only a bug has a trace.
     """
     if not has_launcher():
         return False
@@ -72,8 +66,7 @@ def report_failure(
 def end_process(message: str | None) -> NoReturn:
     """End this process at once, even if its main thread is stuck.
 
-    Args:
-        message: What went wrong; None if another process reports it.
+    Without a message, another process reports what went wrong.
     """
     text = message or "another process has ended the run"
     if not report_failure(text, is_consequence=message is None) and message is not None:
@@ -88,8 +81,6 @@ class Failure:
     """The failure of one process of a run.
 
     Attributes:
-        rank: Rank of the process.
-        pid: Process id on its node.
         exit_code: Exit code; -N if signal N killed the process before it reported an exit code.
         timestamp: Time of the failure, in whole seconds.
         message: The process's own report; empty without one.
@@ -148,9 +139,7 @@ def _signal_name(number: int) -> str:
 def root_cause(failures: Sequence[Failure]) -> Failure:
     """Return the failure that most likely caused the others.
 
-    Args:
-        failures: In the order in which the launcher saw them; it ends all processes after the
-            first.
+    They are in the order in which the launcher saw them; it ends all processes after the first.
     """
     first_at = min(failure.timestamp for failure in failures)
 

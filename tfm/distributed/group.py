@@ -20,9 +20,6 @@ class Group:
     """The processes of a run; the collectives of a single process return its own values.
 
     Objects are exchanged as JSON: nothing that comes over the network is unpickled.
-
-    Args:
-        world: The rank of this process and the world size.
     """
 
     def __init__(self, world: World | None = None) -> None:
@@ -39,11 +36,7 @@ class Group:
         return None if self.is_alone else dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no public name
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum a tensor over all processes, in place; all get the same bits.
-
-        Args:
-            values: Tensor of any shape on the CPU or on the run's device.
-        """
+        """Sum a tensor of any shape over all processes, in place; all get the same bits."""
         if not self.is_alone:
             with self.detect_lost_peers():
                 dist.all_reduce(values)
@@ -74,10 +67,7 @@ class Group:
         return [json.loads(bytes(text[: int(length)].numpy())) for text, length in pairs]
 
     def check_equal(self, facts: dict[str, Any]) -> None:
-        """Check that all processes were started with the same settings and files.
-
-        Args:
-            facts: The values that must be equal, by the name that the user knows them by.
+        """Check that all processes have the same facts, named in the user's terms.
 
         Raises:
             UsageError: The facts of a process differ from those of rank 0.
@@ -106,12 +96,7 @@ class Group:
 
 @contextlib.contextmanager
 def joined(world: World, device: torch.device, *, timeout: timedelta) -> Iterator[Group]:
-    """Join the process group of a run during the block.
-
-    Args:
-        world: The rank of this process and the world size.
-        device: The device that this process computes on.
-        timeout: How long a collective waits for the other processes.
+    """Join the process group of a run during the block; `timeout` limits each collective.
 
     Raises:
         LostPeersError: The other processes cannot be reached.

@@ -48,12 +48,7 @@ def num_local_processes(layout: Layout) -> int:
 def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_SECONDS) -> int:
     """Run a command in several processes, with torchrun's environment, until all have ended.
 
-    Signals to stop are forwarded to the processes.
-
-    Args:
-        layout: The number of processes and nodes.
-        command: The program and its arguments.
-        join_seconds: How long to wait for the other nodes.
+    Signals to stop are forwarded to the processes. `join_seconds` limits the wait for other nodes.
 
     Returns:
         The exit code: 0, or that of Ctrl-C if the processes have saved and stopped for it.

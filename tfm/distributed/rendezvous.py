@@ -39,11 +39,7 @@ class Rendezvous(StaticTCPRendezvous):
 
     Ranks follow from the node rank. Elastic's agent calls `num_nodes_waiting` each time before it
     checks its processes; signals are forwarded, and failures of other nodes raised, from there.
-
-    Args:
-        layout: The processes and nodes. A single node uses a free port of its own.
-        stop: Signals to this launcher.
-        join_seconds: How long to wait for the other nodes.
+    A single node uses a free port of its own.
 
     Attributes:
         worker_group: The agent's processes on this node.

@@ -70,9 +70,7 @@ class RankStatus:
     def describe(self, *, now: float, here: str) -> str:
         """Describe which process it is, for how long it has made no progress, where, and why.
 
-        Args:
-            now: Time in seconds of the observer's clock.
-            here: Host name of the observer, which can look up processes of its own node only.
+        The observer, whose clock shows `now`, can look up only processes of its own host, `here`.
         """
         silence = max(0.0, now - self.seen_at)
         if not self.post:
@@ -91,12 +89,8 @@ def stalled_ranks(
 ) -> list[RankStatus]:
     """Return the processes that keep the others from making progress.
 
-    A waiting rank is not blamed while another makes progress. If all wait, all are returned.
-
-    Args:
-        statuses: The newest status of each process.
-        now: Time when the store was last read, in seconds of the observer's clock.
-        timeout_seconds: How long a process may make no progress.
+    A waiting rank is not blamed while another makes progress. If all wait, all are returned. `now`
+    is the time when the store was last read, in seconds of the observer's clock.
     """
     present = [status for status in statuses if not status.left]
     idle = [status for status in present if status.idle_seconds >= timeout_seconds]
@@ -118,7 +112,7 @@ class Watchdog:
     store does not answer within the timeout, because requests to it have no time limit.
 
     Args:
-        world: The rank of this process and the world size.
+        world: The ranks to watch.
         store: The store of the process group; None for a single process. It is cloned, so that
             requests of different threads do not wait for each other.
         timeout_seconds: How long a process may make no progress.
@@ -171,11 +165,9 @@ class Watchdog:
             raise LostPeersError(cause) from error
 
     def heartbeat(self, phase: str, *, waits: bool = False) -> None:
-        """Record that the main thread makes progress; cheap enough for many calls per step.
+        """Record that the main thread starts a phase, and whether it waits for other processes.
 
-        Args:
-            phase: The work that starts now, such as "step 37, microbatch 2 of 3".
-            waits: Whether it waits for other processes, as collectives do.
+        It is cheap enough for many calls per step.
         """
         self._heartbeat_at = self._clock
         self._own = replace(self._own, phase=phase, waits=waits)

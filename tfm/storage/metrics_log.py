@@ -11,11 +11,7 @@ from tfm.storage.files import atomic_write
 
 
 class MetricsLog:
-    """Appends to a run's metrics.jsonl.
-
-    Args:
-        run_dir: Folder of the run.
-        step: Step that the run resumes from; lines of later steps are removed.
+    """Appends to a run's metrics.jsonl, after removing lines of steps later than `step`.
 
     Raises:
         DataError: metrics.jsonl is not a file.

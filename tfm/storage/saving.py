@@ -27,11 +27,6 @@ class Saver:
     In the background, `save` copies weights and state into CPU memory that it reuses, and a thread
     writes the copies. A save waits until the one before has ended.
 
-    Args:
-        run_dir: Folder of the run.
-        background: Whether to write in the background.
-        clock: Returns seconds since any fixed moment.
-
     Attributes:
         saved_step: Step of the newest checkpoint on disk; None if there is none.
     """
@@ -75,13 +70,9 @@ class Saver:
         training_state: Mapping[str, Any],
         subword_files: Mapping[str, bytes],
     ) -> None:
-        """Write a checkpoint, or start to write it in the background.
+        """Write a checkpoint of the info's step, or start to write it in the background.
 
-        Args:
-            info: Description of the model; its step names the checkpoint.
-            weights: Parameters of any shape by name, each once.
-            training_state: Tensors and plain values needed to resume training.
-            subword_files: Contents of the subword models by file name.
+        The weights have any shape. See `save_checkpoint` for the arguments.
         """
 
         def write() -> None:

@@ -50,13 +50,9 @@ class Gradients:
 
 
 def build_gradients(module: nn.Module, group: Group, example: Batch, *, shard: bool) -> Gradients:
-    """Prepare a module for the processes that compute its gradients together.
+    """Prepare a module for processes that sum its gradients, with FSDP if `shard`, else with DDP.
 
-    Args:
-        module: Computes the loss of a microbatch.
-        group: The processes.
-        example: A small batch.
-        shard: Whether each process holds only a shard of the weights (FSDP).
+    DDP is initialized with a small example batch.
     """
     if group.is_alone:
         return Gradients(module)
@@ -72,11 +68,7 @@ class ReplicatedGradients(Gradients):
 
     A rank that runs out of memory in the last microbatch adds zeros to the all-reduces that the
     other ranks wait for. DDP cannot be used after an interrupted step, so it is built anew then.
-
-    Args:
-        module: Computes the loss of a microbatch; all processes get the weights of rank 0.
-        group: The processes.
-        example: A small batch.
+    All processes start with the weights of rank 0.
     """
 
     def __init__(self, module: nn.Module, group: Group, example: Batch) -> None:
@@ -154,12 +146,9 @@ def clip_gradient(parameters: Sequence[nn.Parameter], norm: float, *, limit: flo
 
 
 def full_tensor(tensor: Any, *, keep: bool = True) -> Tensor:
-    """Return the full tensor of a shard; all processes must call it together.
+    """Return the full tensor, of any shape, of a shard; all processes must call it together.
 
-    Args:
-        tensor: Full or sharded tensor of any shape.
-        keep: Whether this process needs the result. If not, that of a sharded tensor is empty; if
-            so, it is on the CPU, because the device may have no room for it.
+    It is on the CPU, because the device may have no room for it; without `keep`, its shape is [0].
     """
     tensor = tensor.detach()
     if not _is_sharded(tensor):

@@ -10,12 +10,7 @@ from tfm.model.build import Model
 
 
 class BatchLoss(nn.Module):
-    """A model and its loss as one module, as DDP and FSDP need it.
-
-    Args:
-        model: The model.
-        label_smoothing: ε, the probability that the wrong classes share.
-    """
+    """A model and its `batch_loss` as one module, as DDP and FSDP need it."""
 
     def __init__(self, model: Model, *, label_smoothing: float) -> None:
         super().__init__()
@@ -28,15 +23,9 @@ class BatchLoss(nn.Module):
 
 
 def batch_loss(model: Model, batch: Batch, *, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return smoothed loss and negative log-likelihood, each summed over target tokens.
+    """Return smoothed loss and negative log-likelihood, summed over target tokens.
 
-    Args:
-        model: The model.
-        batch: A batch on the model's device.
-        label_smoothing: ε, the probability that the wrong classes share.
-
-    Returns:
-        Two scalars, in nats.
+    Both are scalars in nats. `label_smoothing` is ε, the probability that the wrong classes share.
     """
     return model.backend.label_smoothed_cross_entropy(
         model.forward_packed(batch.source, batch.sources, batch.target_input, batch.targets),

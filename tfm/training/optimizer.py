@@ -18,25 +18,17 @@ def peak_learning_rate(config: OptimizerConfig, d_model: int) -> float:
 def learning_rate(step: int, *, peak: float, warmup_steps: int) -> float:
     """Return a rate that rises linearly to the peak, then falls with the step's inverse root.
 
-    With the peak (d_model · warmup)^-0.5 this is d_model^-0.5 · min(step^-0.5, step · warmup^-1.5).
-
-    Args:
-        step: Number of the step, counted from 1.
-        peak: Learning rate at step `warmup_steps`.
-        warmup_steps: Length of the warm-up.
+    Steps count from 1. With the peak (d_model · warmup)^-0.5 this is the paper's
+    d_model^-0.5 · min(step^-0.5, step · warmup^-1.5).
     """
     return float(peak * min(step / warmup_steps, (warmup_steps / step) ** 0.5))
 
 
 class Adam:
-    """Adam (§5.3) as one fused operation over all parameters.
+    """Adam (§5.3) as one fused operation over all parameters, which are on one device.
 
     torch.optim.Adam computes the same, but its constructor imports torch's compiler, which takes
     two seconds.
-
-    Args:
-        parameters: Parameters to update, all on one device.
-        config: β1, β2 and ε.
 
     Attributes:
         moments: First and second moment of each parameter that has been updated.

@@ -46,9 +46,7 @@ class Position:
         examples: Number of sentence pairs done in this epoch.
         pairs: Number of sentence pairs seen.
         tokens: Number of target tokens seen.
-        flops: Floating-point operations.
         skipped: Number of skipped steps, whose loss or gradient was not finite.
-        skipped_in_a_row: Number of skipped steps since the last good one.
     """
 
     step: int = 0
@@ -72,11 +70,7 @@ class Position:
 
 
 class MetricsWindow:
-    """The metrics of the steps since the last line of metrics.jsonl.
-
-    Args:
-        reports: Steps that a resumed run had already counted.
-    """
+    """The metrics of the steps since the last line of metrics.jsonl."""
 
     def __init__(self, reports: Iterable[StepReport] = ()) -> None:
         self._reports = list(reports)

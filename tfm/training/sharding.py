@@ -15,9 +15,7 @@ from tfm.training.gradients import Gradients
 class ShardedGradients(Gradients):
     """Gradients of processes that each hold a shard of weights, gradients and optimizer state.
 
-    Args:
-        module: Computes the loss of a microbatch; weights are gathered layer by layer when needed.
-        group: The processes.
+    Weights are gathered layer by layer when they are needed.
     """
 
     can_recover = False  # the other ranks need this rank's weights in each microbatch

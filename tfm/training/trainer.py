@@ -46,7 +46,7 @@ class Trainer:
     that is stopped and resumed computes the same steps, on any number of processes.
 
     Args:
-        model: The model, on its device.
+        model: The model, on the device of `compute`.
         dataset: Training pairs.
         run: All settings.
         compute: Device and precision.
@@ -115,9 +115,7 @@ class Trainer:
     def step(self, rows: Rows, *, poll: Poll = ControlFlags) -> StepResult:
         """Train on one batch; compute it again after fp16 overflow or out of memory.
 
-        Args:
-            rows: The sentence pairs of the batch.
-            poll: Returns the control flags of this process; called several times.
+        `poll` returns the control flags of this process; it is called several times.
 
         Returns:
             The report, or None if a stop came in time to leave everything unchanged; and the flags,
@@ -200,7 +198,9 @@ class Trainer:
                 ran_out = True
                 break
             sums[:2] += losses
-        flags, any_ran_out = self._exchange(poll(), out_of_memory=ran_out)
+        self._heartbeat("the exchange of control flags", waits=True)
+        *values, any_ran_out = self._group.largest([*map(int, astuple(poll())), int(ran_out)])
+        flags = ControlFlags(values[0], *map(bool, values[1:]))
         if flags.stop or any_ran_out:
             return None, flags
         losses = self._forward_backward(microbatches, indices[-1], weight, step, compute)
@@ -248,12 +248,6 @@ class Trainer:
         losses = torch.stack([loss.detach(), nll])
         return losses if is_real else torch.zeros_like(losses)
 
-    def _exchange(self, flags: ControlFlags, *, out_of_memory: bool) -> tuple[ControlFlags, bool]:
-        """Combine the flags of all ranks; also return whether any is out of memory."""
-        self._heartbeat("the exchange of control flags", waits=True)
-        *values, failed = self._group.largest([*map(int, astuple(flags)), int(out_of_memory)])
-        return ControlFlags(values[0], *map(bool, values[1:])), bool(failed)
-
     def _batch(self, rows: Rows) -> Batch:
         return self.batcher.batch(rows).to(self._compute.device)
 
@@ -291,8 +285,7 @@ class Trainer:
     def weights(self, *, keep: bool = True) -> dict[str, Tensor]:
         """Return all parameters by name, each once; all processes must call it together.
 
-        Args:
-            keep: Whether this process needs them; if not, sharded ones have shape [0].
+        Without `keep`, sharded ones have shape [0].
         """
         return {
             name: full_tensor(parameter, keep=keep)
@@ -302,8 +295,7 @@ class Trainer:
     def state(self, *, keep: bool = True) -> dict[str, Any]:
         """Return the training state besides the weights; all processes must call it together.
 
-        Args:
-            keep: Whether this process needs it; if not, sharded moments are empty.
+        Without `keep`, sharded moments are empty.
         """
         moments = {
             name: {

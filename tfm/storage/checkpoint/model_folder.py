@@ -25,7 +25,6 @@ WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.js
 Metric = Literal["loss", "score"]
 # The metric of each task, by its name in validation.
 SCORES: Mapping[str, str] = {"translation": "bleu", "parsing": "f1"}
-Weights = Mapping[str, Tensor]
 
 # Errors of files with a correct checksum whose content is not safetensors, or has invalid values.
 _UNREADABLE = (SafetensorError, OSError, RuntimeError, ValueError)
@@ -76,19 +75,15 @@ class ModelInfo:
 def save_checkpoint(
     path: Path,
     info: ModelInfo,
-    weights: Weights,
+    weights: Mapping[str, Tensor],
     *,
     subword_files: Mapping[str, bytes],
     training_state: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a model folder atomically.
 
-    Args:
-        path: The folder.
-        info: Description of the model.
-        weights: Parameters of any shape by name, each once.
-        subword_files: Contents of the subword models by file name.
-        training_state: Tensors and plain values needed to resume training.
+    It holds the parameters, of any shape, each under one name; the subword models by file name; and
+    the tensors and plain values needed to resume training.
 
     Raises:
         OSError: It cannot be written; an existing folder is unchanged.
@@ -122,11 +117,7 @@ def load_info(path: Path) -> ModelInfo:
 
 
 def check_model(path: Path, *, needs_state: bool = False) -> ModelInfo:
-    """Verify all files of a model folder; return the description of the model.
-
-    Args:
-        path: The folder.
-        needs_state: Whether a missing training state is an error.
+    """Verify all files of a model folder; with `needs_state`, one must be the training state.
 
     Raises:
         CheckpointError: The folder holds no model, or one of another format.
