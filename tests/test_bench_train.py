@@ -36,7 +36,7 @@ TINY_FLAGS = ["--d-model", 16, "--d-ff", 32, "--num-heads", 2, "--batch-tokens",
 def small(monkeypatch):
     """Matrices and made-up datasets that take no time."""
     monkeypatch.setattr(measurement, "_matrix_size", lambda device: 256)
-    monkeypatch.setattr(stage, "_NUM_MADE_UP_PAIRS", 500)
+    monkeypatch.setattr(stage, "_NUM_SYNTHETIC_PAIRS", 500)
     monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
 
 
