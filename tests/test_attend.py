@@ -181,7 +181,8 @@ def test_the_recurrent_model_has_cross_attention_of_one_head(picture, recurrent)
     assert weights.shape == (1, 1, len(found["queries"]), len(found["keys"]))
     np.testing.assert_allclose(weights.sum(-1), 1000, atol=0.51 * len(found["keys"]))
     assert {"layer 1", "head 1"} <= set(texts(figure))
-    with pytest.raises(UsageError, match=r"recurrent has no encoder self-attention.*--kind cross"):
+    message = r"recurrent is recurrent and has no encoder self-attention: use --kind cross"
+    with pytest.raises(UsageError, match=message):
         picture(model=recurrent, kind="encoder", out=["y.svg"])
 
 
@@ -213,7 +214,7 @@ def test_sentences_too_long_to_read_in_a_picture_are_refused(picture, tmp_path):
         picture("seven " * 100)
     with pytest.raises(UsageError, match=r"^--target has \d\d\d pieces, more than the 80"):
         picture(target="sieben " * 100)
-    # Hardly trained, the model goes on as long as it may.
+    # The model is hardly trained and does not end its sentences before the limit.
     with pytest.raises(UsageError, match=r"^the translation has \d\d+ pieces, more than the 80"):
         picture(search=SearchConfig(beam_size=1, length_penalty=5, max_extra_length=90))
     assert list(tmp_path.iterdir()) == []
@@ -222,7 +223,7 @@ def test_sentences_too_long_to_read_in_a_picture_are_refused(picture, tmp_path):
 @pytest.mark.parametrize("name", ["x.jpg", "x", "x.html.gz"])
 def test_other_kinds_of_picture_are_refused(picture, name):
     with pytest.raises(
-        UsageError, match=rf"^{name} is no name for a picture.*\.html, \.png, \.svg"
+        UsageError, match=rf"^{name} is not a picture: use a name.*\.html, \.png, \.svg"
     ):
         picture(out=["good.html", name])
 
@@ -237,7 +238,7 @@ def test_a_picture_may_replace_a_picture_but_nothing_else(picture, tmp_path, nam
     assert path.read_bytes() != first
 
     path.write_bytes(b"<!doctype html><title>mine</title>")
-    with pytest.raises(UsageError, match=rf"^{name} is there and no picture of tfm attend"):
+    with pytest.raises(UsageError, match=rf"^{name} exists and was not written by tfm attend"):
         picture(out=["other.html", name])
     assert path.read_bytes() == b"<!doctype html><title>mine</title>"
     assert not (tmp_path / "other.html").exists()
@@ -320,7 +321,7 @@ def test_wrong_usage_is_one_line(tfm, arguments, message):
 
 def test_a_pipe_is_no_name_for_a_picture(picture, tmp_path):
     os.mkfifo(tmp_path / "x.html")
-    with pytest.raises(UsageError, match=r"x\.html is no file"):
+    with pytest.raises(UsageError, match=r"x\.html is not a regular file"):
         picture(out=["x.html"])
 
 

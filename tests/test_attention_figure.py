@@ -120,7 +120,7 @@ def test_many_weights_become_an_image_with_sharp_edges(svg_of):
 def test_small_print_is_warned_of(tmp_path, capsys):
     wide = new_maps(queries=["q"], keys=[f"k{i}" for i in range(320)])
     write_figure(tmp_path / "x.svg", wide, layers=[1], heads=[1])
-    assert "x.svg is in small print: choose less of it with --layer and --head" in (
+    assert "x.svg has very small labels: draw fewer heads with --layer and --head" in (
         capsys.readouterr().err
     )
     write_figure(tmp_path / "x.svg", new_maps(), layers=[1, 2], heads=[1, 2, 3])
@@ -131,8 +131,8 @@ def test_characters_that_no_font_has_are_warned_of(tmp_path, capsys):
     """A noncharacter is in no font, whatever is installed."""
     maps = new_maps(queries=["▁ein", "\ufdd1", "</s>"])
     write_figure(tmp_path / "x.png", maps, layers=[1], heads=[1])
-    assert "x.png shows boxes for \ufdd1, which no font here has" in capsys.readouterr().err
-    # An SVG leaves it to who views it.
+    assert "x.png shows boxes for \ufdd1, missing in all inst" in capsys.readouterr().err
+    # The viewer of an SVG chooses the fonts.
     write_figure(tmp_path / "x.svg", maps, layers=[1], heads=[1])
     assert capsys.readouterr().err == ""
 

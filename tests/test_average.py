@@ -81,7 +81,7 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path):
 def test_a_folder_that_is_no_model_is_never_replaced(run_dir, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").touch()
-    with pytest.raises(UsageError, match="holds no model: choose another folder with --out"):
+    with pytest.raises(UsageError, match="is no model: choose another folder with --out"):
         average(run_dir, AverageConfig(), out_dir=tmp_path / "precious")
     assert (tmp_path / "precious" / "thesis.tex").exists()
 

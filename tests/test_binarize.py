@@ -329,7 +329,7 @@ def test_a_subword_model_that_is_not_the_one_learnt_is_said(folder, capsys):
     path = folder / "bpe.model"
     path.write_bytes(path.read_bytes() + b"\xf2\xff\x03\x00")  # a field that nobody knows
     binarize(folder, CONFIG)
-    assert "has another subword model than tfm learn-bpe made" in capsys.readouterr().err
+    assert "is not the one that tfm learn-bpe wrote" in capsys.readouterr().err
 
 
 def test_a_record_of_another_form_is_damage(folder):

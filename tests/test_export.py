@@ -200,7 +200,7 @@ def test_an_export_with_other_probabilities_is_not_written(make_model, tmp_path,
 def test_no_check_is_passed_by_what_is_no_number():
     agreement = check.Agreement(num_lines=1, differences=[], max_error=math.nan, beam_size=4)
     with pytest.raises(CheckpointError, match="nan nats"):
-        agreement.must_be_close(Path("out"))
+        agreement.require_close(Path("out"))
 
 
 def test_learned_positions_limit_what_is_compared(make_model):

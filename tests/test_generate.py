@@ -129,7 +129,7 @@ def test_text_that_is_not_there_is_named(run, tmp_path):
 def test_a_dataset_that_is_gone_is_named(trained_run, tmp_path):
     model = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "model")
     edit(model, data_dir="data/gone")
-    with pytest.raises(DataError, match=r"data/gone, the dataset of .*model, is not here"):
+    with pytest.raises(DataError, match=r"data/gone, the dataset of .*model, does not exist"):
         plan_generation([model], input_path=None, split="test", runs_dir=tmp_path)
 
 
@@ -175,7 +175,7 @@ def test_targets_are_scored_as_the_library_does_and_summed_up(
     num_tokens = sum(len(scored.pieces) for _, scored in found)
     total = sum(scored.log_prob for _, scored in found)
     assert (
-        f"generate: 3 targets of {num_tokens} tokens, ends included: "
+        f"generate: 3 targets of {num_tokens} tokens, EOS included: "
         f"log probability {total:,.1f}, perplexity "
     ) in capsys.readouterr().err
     assert not (tmp_path / "last-generation.json").exists()
@@ -242,8 +242,8 @@ def test_exact_search_says_at_the_end_how_much_is_proven(run, tmp_path, capsys):
     found = run(write(tmp_path / "in", b"seven\n\non Monday\n"), config)
     num_proven = sum(best[0].proven is True for _, best in found)
     assert (
-        f"generate: nothing better exists for {num_proven} of 2 lines; {2 - num_proven} not "
-        "proven within --node-limit 3"
+        f"generate: {num_proven} of 2 translations are proven optimal; {2 - num_proven} are not, "
+        "within --node-limit 3"
     ) in capsys.readouterr().err
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tfm.config import ScoreConfig
 from tfm.errors import UsageError
-from tfm.metrics.paper import MosesWords, paper_bleu, split_compounds
+from tfm.metrics.paper import PaperTokenizer, paper_bleu, split_compounds
 from tfm.metrics.scores import corpus_scores
 
 CONFIG = ScoreConfig()
@@ -41,13 +41,13 @@ def bleu(hypotheses, *references, language="fr", config=CONFIG):
 
 @pytest.mark.parametrize(("language", "words"), [("de", GERMAN), ("fr", FRENCH)])
 def test_words_are_those_of_moses(language, words):
-    tokenizer = MosesWords(language, ScoreConfig(split_compounds="no"))
-    assert dict(zip(words, tokenizer.tokenized(words), strict=True)) == words
+    tokenizer = PaperTokenizer(language, ScoreConfig(split_compounds="no"))
+    assert dict(zip(words, tokenizer.tokenize(words), strict=True)) == words
 
 
 def test_punctuation_can_stay_as_it_is():
-    tokenizer = MosesWords("de", ScoreConfig(normalize_punctuation=False))
-    assert tokenizer.tokenized(["„Bis bald – Anna.“"]) == ["„ Bis bald – Anna . “"]
+    tokenizer = PaperTokenizer("de", ScoreConfig(normalize_punctuation=False))
+    assert tokenizer.tokenize(["„Bis bald – Anna.“"]) == ["„ Bis bald – Anna . “"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_hyphen_between_characters_is_a_word_where_matches_do_not_overlap(text
 
 def test_compounds_are_split_in_german_only_unless_told_otherwise():
     def splits(language, choice):
-        return MosesWords(language, ScoreConfig(split_compounds=choice)).splits_compounds
+        return PaperTokenizer(language, ScoreConfig(split_compounds=choice)).splits_compounds
 
     assert [splits("de", choice) for choice in ("auto", "yes", "no")] == [True, True, False]
     assert [splits("fr", choice) for choice in ("auto", "yes", "no")] == [False, True, False]
@@ -168,5 +168,5 @@ def test_the_difference_to_a_baseline_is_tested():
 
 
 def test_a_language_without_rules_is_refused():
-    with pytest.raises(UsageError, match=r'none called "txt": give one with --language \(.*de, '):
+    with pytest.raises(UsageError, match=r'supports, not "txt": give one with --language \(.*de, '):
         paper_bleu(["ja"], [["ja"]], CONFIG, language="txt")

@@ -112,7 +112,7 @@ def test_what_a_parser_writes_becomes_a_tree_of_each_sentence_and_is_scored(
     for sentence, [best] in outputs:
         tree = tree_of_line(best.text, where="output")
         assert words_of(tree) == sentence.split()
-    assert "mended in the trees" in capfd.readouterr().err
+    assert "repairs to the trees" in capfd.readouterr().err
     Path("out").write_text("".join(f"{best.text}\n" for _, [best] in outputs))
     [result] = score(Path("out"), [], config=ScoreConfig(), runs_dir=Path("runs")).scores
     assert result.name == "bracket-f1"

@@ -16,7 +16,7 @@ PRETENDER = """
     with open("calls.txt", "a") as file:
         file.write(" ".join(sys.argv[1:]) + "\\n")
     if stage == os.environ.get("FAILS"):
-        sys.exit(f"{stage} cannot go on")
+        sys.exit(f"{stage} cannot continue")
     if stage == os.environ.get("DIES"):
         os.kill(os.getpid(), 9)
     if stage == "train":
@@ -91,11 +91,11 @@ def test_nothing_but_what_stages_print_is_on_stdout(tmp_path, program, capfd):
 
 def test_a_failing_stage_ends_the_tour_with_its_exit_code(tmp_path, program, monkeypatch, capfd):
     monkeypatch.setenv("FAILS", "binarize")
-    with pytest.raises(StageFailedError, match=r'"tfm binarize" in .*tour ended with') as error:
+    with pytest.raises(StageFailedError, match=r'"tfm binarize" in .*tour failed with') as error:
         quickstart(tmp_path / "tour", program=program)
     assert error.value.exit_code == 1
     assert "\n" not in str(error.value)
-    assert "binarize cannot go on" in capfd.readouterr().err
+    assert "binarize cannot continue" in capfd.readouterr().err
     assert calls(tmp_path / "tour")[-1] == "binarize"
 
 

@@ -79,10 +79,10 @@ def test_a_report_shows_a_chart_of_each_kind(report_of):
     assert titles(page) == [
         "Loss",
         "Perplexity",
-        "BLEU in validation",
+        "Validation BLEU",
         "Learning rate",
         "Speed",
-        "Arithmetic",
+        "Throughput",
     ]
     assert len(svgs(page)) == 6
 
@@ -103,9 +103,9 @@ def test_a_report_lists_the_newest_figures(report_of):
         "Target tokens per second": "5,000",
         "FLOPs per step": "2.5e+09",
         "FLOP/s achieved": "4e+10",
-        "FLOP/s in fp32 products": "1e+11",
-        "FLOPs in all": "2.5e+12",
-        "FLOPs as the paper estimates: time × capacity": "6.25e+12",
+        "Peak fp32 FLOP/s": "1e+11",
+        "Total FLOPs": "2.5e+12",
+        "FLOPs by the paper (time × peak)": "6.25e+12",
         "Signature": SIGNATURE.replace("|", "|<wbr>"),
     }
 
@@ -122,7 +122,7 @@ def test_charts_say_in_words_what_they_show(report_of):
     label = svgs(page)[0].get("aria-label")
     assert svgs(page)[0].get("role") == "img"
     assert label == (
-        "Loss, nats per target token; in training label-smoothed, over training steps: "
+        "Loss, nats per target token; training with label smoothing, over training steps: "
         "training from 7.25 at step 50 to 2.5 at step 1,000; "
         "validation from 1.5 at step 1,000 to 1.5 at step 1,000."
     )
@@ -173,7 +173,7 @@ def test_validation_without_bleu_has_no_chart_of_it(report_of):
     record = validation(50)
     del record["bleu"], record["signature"]
     page = report_of(training(50), record)
-    assert "BLEU in validation" not in titles(page)
+    assert "Validation BLEU" not in titles(page)
     assert "BLEU" not in figures(page)
 
 
@@ -215,13 +215,13 @@ def test_a_report_says_what_the_training_cost(report_of):
     shown = figures(report_of(training(50), training(100)))
     assert shown["FLOPs per step"] == "2.5e+09"
     assert shown["FLOP/s achieved"] == "4e+10"
-    assert shown["FLOPs in all"] == "2.5e+11"
-    assert shown["FLOPs as the paper estimates: time × capacity"] == "6.25e+11"
+    assert shown["Total FLOPs"] == "2.5e+11"
+    assert shown["FLOPs by the paper (time × peak)"] == "6.25e+11"
 
 
 def test_a_report_of_a_parser_shows_f1_in_place_of_bleu(report_of):
     parsed = {"bleu": None, "f1": 91.2, "signature": "evalb"}
     page = report_of(training(50), validation(50, **parsed), validation(100, **parsed))
-    assert "Bracket F1 in validation" in titles(page)
-    assert "BLEU in validation" not in titles(page)
+    assert "Validation bracket F1" in titles(page)
+    assert "Validation BLEU" not in titles(page)
     assert figures(page)["Bracket F1"] == "91.2"

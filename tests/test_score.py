@@ -227,7 +227,7 @@ def test_an_unknown_target_language_is_refused_before_anything_is_waited_for(fil
             raise AssertionError("waited for standard input")
 
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(Endless()))
-    with pytest.raises(UsageError, match=r'none called "": give one with --language \('):
+    with pytest.raises(UsageError, match=r'supports, not "": give one with --language \('):
         score(None, [files["reference"]], metrics=["paper-bleu"], config=CONFIG, runs_dir=Path())
 
 
@@ -292,7 +292,7 @@ def test_the_gold_trees_of_a_dataset_are_scored_as_trees(run, tmp_path):
         ("--metric bleu --chrf-word-order 2", "--chrf-word-order is about chrf: .*"),
         ("--metric bracket-f1 --lowercase", "--lowercase is about bleu, paper-bleu, .*"),
         ("--metric exact --baseline b --bootstrap-seed 1", "--bootstrap-seed is about bleu, .*"),
-        ("--metric bracket-f1 --paper", "bracket-f1 is about trees, .*: ask for it alone"),
+        ("--metric bracket-f1 --paper", "bracket-f1 scores trees, .*: use it alone"),
     ],
 )
 def test_a_flag_that_would_have_no_effect_is_refused(run, arguments, message):
@@ -326,7 +326,7 @@ def test_a_note_of_another_form_is_refused(tmp_path, change):
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
 def test_what_no_file_can_be_called_is_refused(name):
-    with pytest.raises(DataError, match="is no name that a file can have"):
+    with pytest.raises(DataError, match="is not a valid file name"):
         read_lines(Path(name))
 
 
