@@ -50,7 +50,7 @@ def test_a_metric_that_does_not_exist_is_named_with_those_that_do():
 
 
 def test_trees_are_not_scored_as_text():
-    with pytest.raises(UsageError, match="ask for it alone"):
+    with pytest.raises(UsageError, match="use it alone"):
         check_metrics(["bleu", "bracket-f1"])
 
 

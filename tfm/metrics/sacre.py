@@ -36,9 +36,7 @@ def sacrebleu_score(
             )
         case "chrf":
             metric = CHRF(
-                lowercase=config.lowercase,
-                word_order=config.chrf_word_order,
-                references=references,
+                lowercase=config.lowercase, word_order=config.chrf_word_order, references=references
             )
         case "ter":
             metric = TER(references=references)

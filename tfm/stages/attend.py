@@ -136,10 +136,7 @@ def _check_length(ids: Sized, max_pieces: int, *, name: str) -> None:
 
 
 def _attention_maps(
-    recorded: AttentionWeights,
-    vocabulary: Vocabulary,
-    source_ids: list[int],
-    target_ids: list[int],
+    recorded: AttentionWeights, vocabulary: Vocabulary, source_ids: list[int], target_ids: list[int]
 ) -> dict[AttentionKind, AttentionMaps]:
     """Label the recorded weights with pieces, for each kind of attention that the model has."""
     sources = vocabulary.source.pieces([*source_ids, EOS])

@@ -18,13 +18,7 @@ from tfm.data.trees.brackets import bracketed
 from tfm.data.trees.symbols import Repairs, restore
 from tfm.errors import DataError, UsageError
 from tfm.inference.engine import load_engine
-from tfm.inference.lines import (
-    LineEngine,
-    ScoredTarget,
-    Translation,
-    score_lines,
-    translate_lines,
-)
+from tfm.inference.lines import LineEngine, ScoredTarget, Translation, score_lines, translate_lines
 from tfm.inference.reader import LineReader, count_lines
 from tfm.inference.workers import Workers
 from tfm.reporting import Progress, say
@@ -171,11 +165,7 @@ def _restore_tree(output: Translation, sentence: str, repairs: Repairs) -> Trans
 
 
 def score_targets(
-    plan: Generation,
-    config: SearchConfig,
-    *,
-    inference: InferenceConfig,
-    num_processes: int = 1,
+    plan: Generation, config: SearchConfig, *, inference: InferenceConfig, num_processes: int = 1
 ) -> Iterator[tuple[str, ScoredTarget]]:
     """Score the targets of a plan with forced decoding, and print their perplexity.
 

@@ -89,10 +89,7 @@ class GenerateBench(BenchResult):
 
 
 def bench_generate(
-    generation: Generation,
-    config: SearchConfig,
-    plan: Plan,
-    inference: InferenceConfig,
+    generation: Generation, config: SearchConfig, plan: Plan, inference: InferenceConfig
 ) -> GenerateBench:
     """Time the translation of a text in this process, after one untimed pass over it.
 
