@@ -1,4 +1,4 @@
-"""Labelled bracket F1: cases that can be worked out by hand."""
+"""Labeled bracket F1: cases computed by hand."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from tfm.data.trees.tree import words_of
 from tfm.errors import DataError
 from tfm.metrics.brackets import BracketCounts, _Sentence, score_brackets
 
-# What counts of it: S 0-4, NP 0-2, VP 2-4 and ADVP 3-4; PRN holds nothing but punctuation.
+# Brackets that count: S 0-4, NP 0-2, VP 2-4 and ADVP 3-4; PRN contains only punctuation.
 GOLD = "(S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (RB home))) (PRN (: --)) (. .))"
 
 
@@ -38,7 +38,7 @@ def test_a_tree_agrees_with_itself():
 
 
 def test_precision_and_recall_differ_and_f1_is_their_harmonic_mean():
-    # Right are S and NP; of the gold tree, VP and ADVP are missing, and X is none of its own.
+    # S and NP match; the gold VP and ADVP are missing; X is wrong.
     found = counts(GOLD, "(S (NP (DT the) (NN dog)) (X (VBZ runs)) (RB home) (PRN (: --)) (. .))")
     assert (found.matched, found.gold, found.test) == (2, 4, 3)
     assert found.precision == pytest.approx(200 / 3)
@@ -50,17 +50,17 @@ def test_precision_and_recall_differ_and_f1_is_their_harmonic_mean():
 @pytest.mark.parametrize(
     "hypothesis",
     [
-        # Where punctuation hangs does not matter,
+        # The parent of punctuation does not matter.
         "(S (S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (RB home) (: --) (. .)))))",
         "(S (NP (DT the) (NN dog) (. .)) (S (VP (VBZ runs) (ADVP (RB home)))) (: --) (. .))",
     ],
 )
-def test_only_the_words_that_are_no_punctuation_place_a_bracket(hypothesis):
+def test_spans_are_numbered_without_punctuation(hypothesis):
     found = counts(GOLD, hypothesis)
     assert (found.matched, found.gold) == (4, 4)
 
 
-def test_each_kind_of_punctuation_is_left_out_and_other_signs_are_not():
+def test_all_punctuation_tags_but_no_other_signs_are_deleted():
     punctuation = "(, ,) (: ;) (`` ``) ('' '') (. ?)"
     signs = "(-LRB- -LRB-) ($ $) (# #)"
     assert figures(
@@ -83,7 +83,7 @@ def test_top_does_not_count(gold, hypothesis):
     assert figures(gold, hypothesis) == (4, 4, 4)
 
 
-def test_another_root_label_counts_as_any_label_does():
+def test_a_root_label_other_than_top_counts():
     assert figures(GOLD, f"(S1 {GOLD})") == (4, 4, 5)
 
 
@@ -95,7 +95,7 @@ def test_function_tags_do_not_count():
     )
 
 
-def test_prt_and_advp_are_one_label():
+def test_prt_equals_advp():
     assert figures("(VP (VB b) (PRT (RP up)))", "(VP (VB b) (ADVP (RP up)))") == (2, 2, 2)
     assert figures("(VP (VB b) (ADVP (RP up)))", "(VP (VB b) (PRT (RP up)))") == (2, 2, 2)
     assert figures("(VP (VB b) (PRT (RP up)))", "(VP (VB b) (PP (RP up)))") == (1, 2, 2)
@@ -119,14 +119,14 @@ def test_equal_brackets_over_one_span_match_as_often_as_they_occur(gold, hypothe
     [
         ("(S (NP (NN dog)) (VP (VBZ runs) (ADVP (RB home))))", 1, 0),
         ("(S (NP (DT the) (NN cat)) (VP (VBZ runs) (ADVP (RB home))))", 1, 0),
-        # A word tagged as punctuation is gone, which makes the sentence too short.
+        # A word tagged as punctuation is deleted, so the sentence is too short.
         ("(S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (. home))))", 1, 0),
         ("", 0, 1),
         ("(())", 0, 1),
         ("(S (. .))", 0, 1),
     ],
 )
-def test_sentences_without_a_parse_or_of_other_words_are_counted_and_left_out(
+def test_sentences_without_a_parse_or_with_other_words_are_counted_and_excluded(
     hypothesis, errors, skipped
 ):
     wrong = "(S (NP (NN a) (NN b)))"
@@ -137,7 +137,7 @@ def test_sentences_without_a_parse_or_of_other_words_are_counted_and_left_out(
     assert f"sentences:2|errors:{errors}|skipped:{skipped}" in score.signature
 
 
-def test_words_without_part_of_speech_take_that_of_the_gold_tree():
+def test_words_without_a_tag_get_the_gold_tag():
     gold = tree(GOLD)
     restored, _ = restore(linearize(gold), words_of(gold))
     assert "(XX .)" in bracketed(restored)
@@ -148,12 +148,12 @@ def test_words_without_part_of_speech_take_that_of_the_gold_tree():
     assert "tags:own" in score_brackets([gold], [gold]).signature
 
 
-def test_words_without_part_of_speech_take_that_of_the_same_place_beside_traces():
+def test_traces_do_not_shift_the_gold_tags():
     gold = "(S (NP (-NONE- *)) (VP (VB go)) (. .))"
     assert figures(gold, "(S (VP (XX go)) (XX .))") == (2, 2, 2)
 
 
-def test_missing_words_without_part_of_speech_are_an_error():
+def test_missing_words_without_a_tag_are_an_error():
     assert counts(GOLD, "(S (NP (XX the) (XX dog)))").errors == 1
 
 
@@ -165,9 +165,9 @@ def test_parts_of_speech_are_scored_without_punctuation():
     assert found.tagging_accuracy == pytest.approx(200 / 3)
 
 
-def test_a_scored_bracket_that_crosses_several_crosses_once():
+def test_a_bracket_that_crosses_several_gold_brackets_counts_once():
     gold = "(S (A (X a) (X b)) (B (X c) (X d)) (C (X e) (X f)))"
-    # b-c crosses A and B, d-e crosses B and C, and both D cross what they hold part of.
+    # b-c crosses A and B, d-e crosses B and C, and the outer D crosses A and C.
     found = counts(gold, "(S (X a) (D (D (X b) (X c)) (D (X d) (X e))) (X f))")
     assert found.crossing == 3
     assert (found.no_crossing, found.few_crossing) == (0, 0)
@@ -197,14 +197,14 @@ def test_counts_of_sentences_add_up():
     assert score.all == total
 
 
-def test_what_was_scored_nowhere_is_zero():
+def test_metrics_without_valid_sentences_are_zero():
     found = counts(GOLD, "")
     assert found.precision == found.recall == found.f1 == found.complete_match == 0
     assert found.tagging_accuracy is None
 
 
 @pytest.mark.parametrize(("num_gold", "num_trees"), [(0, 0), (1, 2), (2, 1)])
-def test_lists_of_other_lengths_are_an_error(num_gold, num_trees):
+def test_lists_of_different_lengths_are_an_error(num_gold, num_trees):
     with pytest.raises(DataError, match="for each sentence"):
         score_brackets([tree(GOLD)] * num_gold, [tree(GOLD)] * num_trees)
 
@@ -223,7 +223,7 @@ def test_f1_does_not_depend_on_which_tree_is_the_gold_one(data):
 
 @st.composite
 def bracketings(draw, num_words):
-    """A tree of so many words, cut anywhere."""
+    """A random binary tree of `num_words` words."""
 
     def build(start, end):
         if end - start == 1:
@@ -239,7 +239,7 @@ def spans(text):
 
 
 @given(num_words=st.integers(2, 12), data=st.data())
-def test_crossing_brackets_are_those_of_which_neither_holds_the_other(num_words, data):
+def test_brackets_cross_if_they_overlap_without_containing_each_other(num_words, data):
     gold, test = (data.draw(bracketings(num_words)) for _ in range(2))
     crossing = sum(
         any(a < first < b < last or first < a < last < b for a, b in spans(gold))
@@ -248,8 +248,8 @@ def test_crossing_brackets_are_those_of_which_neither_holds_the_other(num_words,
     assert counts(gold, test).crossing == crossing
 
 
-def test_a_sentence_of_any_length_is_scored():
-    """By the square of its length, this would take minutes."""
+def test_a_long_sentence_is_scored_in_time():
+    """An algorithm of quadratic time would take minutes."""
     chain = "(S (T a) " * 20_000 + "(T a)" + ")" * 20_000
     found = counts(chain, chain)
     assert (found.matched, found.crossing) == (20_000, 0)

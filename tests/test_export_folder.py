@@ -1,4 +1,4 @@
-"""tfm export: a folder that is all that is needed, or one line and no folder."""
+"""tfm export: a self-contained folder, or one error line and no folder."""
 
 import errno
 import shutil
@@ -32,7 +32,7 @@ specification = pytest.importorskip("tfm.stages.export.specification")
         ),
     ],
 )
-def test_the_folder_is_all_that_is_needed(make_model, tmp_path, tied, subword_files, vocabularies):
+def test_the_folder_is_self_contained(make_model, tmp_path, tied, subword_files, vocabularies):
     model = make_model(tied_embeddings=tied)
     config = SearchConfig(length_penalty=0.0, max_extra_length=9, beam_size=1)
     [expected] = Translator.load(model, device="cpu", precision="fp32").translate(["7"], config)
@@ -44,7 +44,7 @@ def test_the_folder_is_all_that_is_needed(make_model, tmp_path, tied, subword_fi
     moved = shutil.move(result.out_dir, tmp_path / "elsewhere")
     shutil.rmtree(model)
     source, target = (f"{moved}/{name}" for name in subword_files)
-    # As the README has it.
+    # The example in the README.
     script = f"""
 import sys, ctranslate2, sentencepiece
 source = sentencepiece.SentencePieceProcessor({source!r})
@@ -60,7 +60,7 @@ assert "torch" not in sys.modules
     assert found.strip() == expected.strip() != ""
 
 
-def test_without_a_name_an_export_is_in_the_run_or_beside_the_model(trained_run, tmp_path):
+def test_the_default_folder_is_in_the_run_or_beside_the_model(trained_run, tmp_path):
     run = shutil.copytree(trained_run, tmp_path / "run")
     model = checkpoints(run)[0]
     assert export(run).out_dir == run / "ctranslate2"
@@ -69,7 +69,7 @@ def test_without_a_name_an_export_is_in_the_run_or_beside_the_model(trained_run,
     assert len(checkpoints(run)) == len(checkpoints(trained_run))
 
 
-def test_an_export_is_replaced_only_by_force(make_model, tmp_path):
+def test_an_export_is_replaced_only_with_force(make_model, tmp_path):
     model = make_model()
     before = export(model).out_dir / "model.bin"
     content = before.read_bytes()
@@ -82,7 +82,7 @@ def test_an_export_is_replaced_only_by_force(make_model, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model", "thesis", "file"])
-def test_what_is_no_export_is_never_replaced(make_model, tmp_path, name):
+def test_other_files_and_folders_are_never_replaced(make_model, tmp_path, name):
     model = make_model()
     (tmp_path / "thesis").mkdir()
     (tmp_path / "file").touch()
@@ -92,7 +92,7 @@ def test_what_is_no_export_is_never_replaced(make_model, tmp_path, name):
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_what_is_interrupted_leaves_nothing_new(make_model, tmp_path, monkeypatch, force):
+def test_an_interrupted_export_changes_nothing(make_model, tmp_path, monkeypatch, force):
     model = make_model()
     if force:
         export(model)
@@ -125,7 +125,7 @@ def test_what_is_interrupted_leaves_nothing_new(make_model, tmp_path, monkeypatc
         ("rnn", {}, "arch rnn, attention additive"),
     ],
 )
-def test_all_settings_without_a_counterpart_are_named(arch, changes, missing):
+def test_all_unsupported_settings_are_named(arch, changes, missing):
     config = run_config(arch, {}, {"model": changes}).model
     with pytest.raises(UsageError, match=f"does not support {missing}: translate with tfm"):
         specification.check_supported(config)

@@ -18,15 +18,11 @@ def corpus_scores(
     baseline: Sequence[str] | None = None,
     language: str | None = None,
 ) -> list[MetricScore]:
-    """Score translations.
+    """Score detokenized translations, or trees for "bracket-f1", one per segment.
 
-    Args:
-        hypotheses: Detokenized text, one string per segment; trees for "bracket-f1".
-        references: One or more lists of references, each as long as the hypotheses.
-        metrics: The metrics; duplicates are computed once.
-        config: Settings of the metrics.
-        baseline: Other translations of the same segments, for a significance test.
-        language: Two-letter code of the target language; only "paper-bleu" needs it.
+    There may be several lists of references. With a baseline (other translations of the same
+    segments), the difference to it is tested. Only "paper-bleu" needs the language, the two-letter
+    code of the target. Duplicate metrics are computed once.
 
     Raises:
         DataError: The lists are empty, or differ in length.

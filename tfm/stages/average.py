@@ -21,10 +21,7 @@ class AverageResult:
 def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None) -> AverageResult:
     """Average the newest or the best checkpoints of a run, which may still be training.
 
-    Args:
-        run_dir: The run folder.
-        config: Which checkpoints.
-        out_dir: Where to write the model; "averaged" in the run folder if None.
+    The model is written to `out_dir`, by default "averaged" in the run folder.
 
     Raises:
         CheckpointError: The run has no checkpoints, or a damaged one.

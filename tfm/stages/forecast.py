@@ -41,12 +41,10 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     data = open_data(data_dir, run)
     compute = verified_compute(run.training.device, run.training.precision, trains=True)
     set_num_threads(run.training.threads, num_processes=num_processes)
-    source_size, target_size = data.info.vocab_sizes
+    source, target = data.info.vocab_sizes
+    max_tokens = run.batching.max_tokens
     cost = model_cost(
-        run.model,
-        source_vocab_size=source_size,
-        target_vocab_size=target_size,
-        max_tokens=run.batching.max_tokens,
+        run.model, source_vocab_size=source, target_vocab_size=target, max_tokens=max_tokens
     )
     batcher = Batcher(data.train, run.batching, seed=run.training.seed)
     steps = batcher.num_batches()

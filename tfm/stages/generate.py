@@ -120,13 +120,8 @@ def generate(
 ) -> Iterator[tuple[str, list[Translation]]]:
     """Translate a text, or parse it if the model is a parser.
 
-    Args:
-        plan: Models and text.
-        config: Settings of the search.
-        inference: Device, precision and batch size.
-        runs_dir: Where `tfm score` finds out what was translated.
-        num_processes: The number of worker processes, each with its own GPU if the device is cuda.
-            The output does not depend on it.
+    The output does not depend on the number of worker processes, each of which has its own GPU if
+    the device is cuda. What is translated is recorded in `runs_dir`, for `tfm score`.
 
     Yields:
         Each line of the text, in order, with its `n_best` translations or trees in brackets.
@@ -168,12 +163,6 @@ def score_targets(
     plan: Generation, config: SearchConfig, *, inference: InferenceConfig, num_processes: int = 1
 ) -> Iterator[tuple[str, ScoredTarget]]:
     """Score the targets of a plan with forced decoding, and print their perplexity.
-
-    Args:
-        plan: Models, text and targets.
-        config: Length penalty, maximum source length and batch size.
-        inference: Device, precision and batch size.
-        num_processes: The number of worker processes, as in `generate`.
 
     Yields:
         Each line of the text, in order, with its scored target.

@@ -43,11 +43,6 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
 
     With a launcher, every process calls it, and all processes train one model together.
 
-    Args:
-        data_dir: The dataset folder.
-        run_dir: The run folder.
-        run: All settings.
-
     Raises:
         DataError: The dataset cannot be used.
         UsageError: The settings do not fit the dataset or device, or differ from those of the run

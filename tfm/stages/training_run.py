@@ -105,7 +105,7 @@ class TrainingRun:
             TrainingError: Too many steps in a row were skipped.
             CheckpointError: The last checkpoint could not be saved.
         """
-        first_step = self.trainer.position.step
+        first_step, interval = self.trainer.position.step, self._run.training.checkpoint_steps
         with (
             closing(self._saver),
             Progress("train", total=self._last_step(), unit="steps", initial=first_step) as bar,
@@ -124,7 +124,8 @@ class TrainingRun:
                     self._save_and_stop(flags.stop)
                 self._log_step(report, rows, bar)
                 is_over = flags.end or self.is_finished()
-                if is_over or flags.checkpoint or self._is_checkpoint_step(report.step):
+                is_due = interval is not None and report.step % interval == 0
+                if is_over or flags.checkpoint or is_due:
                     self._validate_and_save()
                     is_over = is_over or self.is_finished()  # validation may exhaust the patience
                 elif flags.retry:
@@ -153,10 +154,6 @@ class TrainingRun:
             return limits.max_steps
         return min(limits.max_steps, limits.max_epochs * self.trainer.batcher.num_batches())
 
-    def _is_checkpoint_step(self, step: int) -> bool:
-        interval = self._run.training.checkpoint_steps
-        return interval is not None and step % interval == 0
-
     def _poll(self) -> ControlFlags:
         """Return the control flags of this process."""
         training = self._run.training
@@ -173,17 +170,15 @@ class TrainingRun:
 
     def _new_model(self) -> Model:
         torch.manual_seed(self._run.training.seed)
-        source_size, target_size = self._data.info.vocab_sizes
-        return new_model(
-            self._run.model, source_vocab_size=source_size, target_vocab_size=target_size
-        )
+        source, target = self._data.info.vocab_sizes
+        return new_model(self._run.model, source_vocab_size=source, target_vocab_size=target)
 
     def _new_trainer(self) -> Trainer:
-        source_size, target_size = self._data.info.vocab_sizes
+        source, target = self._data.info.vocab_sizes
         cost = model_cost(
             self._run.model,
-            source_vocab_size=source_size,
-            target_vocab_size=target_size,
+            source_vocab_size=source,
+            target_vocab_size=target,
             max_tokens=self._run.batching.max_tokens,
         )
         num_processes = self._group.world.local_size

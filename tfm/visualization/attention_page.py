@@ -26,16 +26,8 @@ def write_page(
 ) -> None:
     """Write a page on which the kind of attention, layer and heads can be chosen.
 
-    Args:
-        path: The HTML file.
-        maps: All kinds of attention of the model.
-        source: The source sentence.
-        target: The target sentence.
-        languages: Language codes of source and target.
-        note: A line about the origin of the weights.
-        kind: The kind of attention to show first.
-        layer: The layer to show first, counted from 1.
-        heads: The heads to show first, counted from 1.
+    It starts with `kind`, `layer` and `heads`, counted from 1, and shows `note`, a line about the
+    origin of the weights. `languages` are the codes of source and target.
     """
     data = {
         "source": {"text": source, "language": languages[0]},

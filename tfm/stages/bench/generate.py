@@ -91,13 +91,7 @@ class GenerateBench(BenchResult):
 def bench_generate(
     generation: Generation, config: SearchConfig, plan: Plan, inference: InferenceConfig
 ) -> GenerateBench:
-    """Time the translation of a text in this process, after one untimed pass over it.
-
-    Args:
-        generation: A model, and a text in a file.
-        config: Settings of the search.
-        plan: What to time.
-        inference: Device, precision and batch size.
+    """Time the translation of a text file in this process, after one untimed pass over it.
 
     Raises:
         DataError: The text cannot be translated, or has no words.
@@ -171,14 +165,7 @@ class _CountingEngine:
 
 
 class _Bench:
-    """Loads a model and translates a text once, untimed; then times rounds.
-
-    Args:
-        folder: The model folder.
-        inference: Device, precision and batch size.
-        config: Settings of the search.
-        once: The text, not repeated.
-    """
+    """Loads a model and translates the text `once`, untimed; then times rounds."""
 
     def __init__(
         self, folder: Path, inference: InferenceConfig, config: SearchConfig, *, once: Path

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig, run_table
@@ -35,6 +36,7 @@ from tfm.stages.bench.train_loop import LoopTime, time_loop
 from tfm.stages.training_data import TrainingData, open_data
 from tfm.stages.training_run import TrainingRun
 from tfm.training.progress import StepReport
+from tfm.training.trainer import Trainer
 
 # With this many pairs, those of a length bucket are as close in length as in a large corpus.
 _NUM_SYNTHETIC_PAIRS = 200_000
@@ -144,18 +146,17 @@ def bench_train(data_dir: Path | None, run: RunConfig, plan: Plan, *, started: f
     limitless = replace(run.training, max_epochs=None, max_minutes=None, patience=None)
     run = replace(run, training=limitless)
     compute = verified_compute(run.training.device, run.training.precision, trains=True)
-    with tempfile.TemporaryDirectory(prefix="tfm-bench-") as scratch:
-        synthetic_dir = Path(scratch) / "data"
+    with tempfile.TemporaryDirectory(prefix="tfm-bench-") as name:
+        scratch = Path(name)
         if data_dir is None:
             before = time.perf_counter()
-            write_token_dataset(synthetic_dir, num_pairs=_NUM_SYNTHETIC_PAIRS)
+            write_token_dataset(scratch / "data", num_pairs=_NUM_SYNTHETIC_PAIRS)
             started += time.perf_counter() - before  # not a part of training
-        data = replace(open_data(data_dir or synthetic_dir, run), valid=None)
+        data = replace(open_data(data_dir or scratch / "data", run), valid=None)
         set_num_threads(run.training.threads)
         say(f"bench train: {run.arch} on {data_dir or 'synthetic pairs'}, {compute}")
-        bench = _Bench(data, compute, plan, scratch=Path(scratch), started=started)
-        bench.measure()
-        return bench.result(data_name=None if data_dir is None else str(data_dir))
+        data_name = None if data_dir is None else str(data_dir)
+        return _measure(data, compute, plan, scratch, data_name=data_name, started=started)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,119 +171,90 @@ class _Round:
         return float(sum(getattr(report, name) for report in self.reports) / sum(self.seconds))
 
 
-class _Bench:
-    """Makes the untimed steps, then times rounds.
+def _measure(
+    data: TrainingData,
+    compute: Compute,
+    plan: Plan,
+    scratch: Path,
+    *,
+    data_name: str | None,
+    started: float,
+) -> TrainBench:
+    """Make the untimed steps, then time all rounds: bare steps, matrix products, training loop."""
+    reset_peak_memory(compute.device)
+    (scratch / "bare").mkdir()
+    # The trainer of `tfm train`, with all its optimizations.
+    trainer = TrainingRun(scratch / "bare", data, compute).trainer
+    batches = trainer.batches()
+    trainer.step(next(batches))
+    synchronize(compute.device)
+    seconds_to_first_step = time.perf_counter() - started
+    for rows in islice(batches, plan.untimed_steps - 1):
+        trainer.step(rows)
+    preloaded = list(islice(batches, plan.steps))
+    rounds, loops = list[_Round](), list[LoopTime]()
+    rates_of_products = list[float]()
+    for number in range(1, plan.rounds + 1):
+        name = f"round {number} of {plan.rounds}"
+        rounds.append(_time_steps(trainer, preloaded, compute.device, name))
+        if number == 1:
+            memory = peak_memory(compute.device)  # before matrix products use memory
+        rates_of_products += matrix_rates(compute.device, compute.dtype)
+        if plan.loop:
+            run_dir, untimed = scratch / f"loop-{number}", plan.untimed_steps
+            loops.append(time_loop(run_dir, data, compute, steps=plan.steps, untimed_steps=untimed))
+    reports = [report for each in rounds for report in each.reports]
+    rates = [each.rate("num_tokens") for each in rounds]
+    flops_per_second = statistics.median(each.rate("flops") for each in rounds)
+    matrix_rate = MatrixRate.of(compute.device, rates_of_products)
+    return TrainBench(
+        **environment(compute),
+        data=data_name,
+        num_parameters=sum(each.numel() for each in trainer.parameters),
+        settings=run_table(data.info.run),
+        plan=plan,
+        target_tokens_per_second=statistics.median(rates),
+        target_tokens_per_second_by_round=rates,
+        target_tokens_per_step=sum(each.num_tokens for each in reports) / len(reports),
+        flops_per_second=flops_per_second,
+        matrix_flops_per_second=matrix_rate,
+        mfu=flops_per_second / matrix_rate.best,
+        mfu_of_median=flops_per_second / matrix_rate.median,
+        real_share=_real_share(
+            trainer.batcher,
+            preloaded,
+            num_dropout_shards=data.info.run.batching.num_dropout_shards,
+            packs=trainer.model.packs,
+        ),
+        step_seconds=StepSeconds.of([value for each in rounds for value in each.seconds]),
+        seconds_to_first_step=seconds_to_first_step,
+        peak_memory=memory,
+        skipped_steps=sum(each.skipped for each in reports),
+        out_of_memory=trainer.out_of_memory,
+        loop=LoopSpeed.of(loops, rates) if plan.loop else None,
+    )
 
-    Args:
-        data: Dataset and settings.
-        compute: Device and precision.
-        plan: What to time.
-        scratch: An empty folder for runs.
-        started: Start of the command, by `time.perf_counter`.
-    """
 
-    def __init__(
-        self, data: TrainingData, compute: Compute, plan: Plan, *, scratch: Path, started: float
-    ) -> None:
-        self._data = data
-        self._compute = compute
-        self._plan = plan
-        self._scratch = scratch
-        reset_peak_memory(compute.device)
-        (scratch / "bare").mkdir()
-        # The trainer of `tfm train`, with all its optimizations.
-        self._trainer = TrainingRun(scratch / "bare", data, compute).trainer
-        batches = self._trainer.batches()
-        self._trainer.step(next(batches))
-        synchronize(compute.device)
-        self._seconds_to_first_step = time.perf_counter() - started
-        for rows in islice(batches, plan.untimed_steps - 1):
-            self._trainer.step(rows)
-        self._batches = list(islice(batches, plan.steps))
-        self._rounds: list[_Round] = []
-        self._matrix_rates: list[float] = []
-        self._loops: list[LoopTime] = []
-        self._memory = peak_memory(compute.device)
-
-    def measure(self) -> None:
-        """Time all rounds: bare steps, matrix products and, if planned, the training loop."""
-        plan, compute = self._plan, self._compute
-        for number in range(1, plan.rounds + 1):
-            self._rounds.append(self._time_bare_steps(f"round {number} of {plan.rounds}"))
-            if number == 1:
-                self._memory = peak_memory(compute.device)  # before matrix products use memory
-            self._matrix_rates += matrix_rates(compute.device, compute.dtype)
-            if plan.loop:
-                self._loops.append(
-                    time_loop(
-                        self._scratch / f"loop-{number}",
-                        self._data,
-                        compute,
-                        steps=plan.steps,
-                        untimed_steps=plan.untimed_steps,
-                    )
-                )
-
-    def result(self, *, data_name: str | None) -> TrainBench:
-        """Summarize all rounds."""
-        reports = [report for each in self._rounds for report in each.reports]
-        rates = [each.rate("num_tokens") for each in self._rounds]
-        flops_per_second = statistics.median(each.rate("flops") for each in self._rounds)
-        matrix_rate = MatrixRate.of(self._compute.device, self._matrix_rates)
-        return TrainBench(
-            **environment(self._compute),
-            data=data_name,
-            num_parameters=sum(each.numel() for each in self._trainer.parameters),
-            settings=run_table(self._data.info.run),
-            plan=self._plan,
-            target_tokens_per_second=statistics.median(rates),
-            target_tokens_per_second_by_round=rates,
-            target_tokens_per_step=sum(each.num_tokens for each in reports) / len(reports),
-            flops_per_second=flops_per_second,
-            matrix_flops_per_second=matrix_rate,
-            mfu=flops_per_second / matrix_rate.best,
-            mfu_of_median=flops_per_second / matrix_rate.median,
-            real_share=_real_share(
-                self._trainer.batcher,
-                self._batches,
-                num_dropout_shards=self._data.info.run.batching.num_dropout_shards,
-                packs=self._trainer.model.packs,
-            ),
-            step_seconds=StepSeconds.of([value for each in self._rounds for value in each.seconds]),
-            seconds_to_first_step=self._seconds_to_first_step,
-            peak_memory=self._memory,
-            skipped_steps=sum(each.skipped for each in reports),
-            out_of_memory=self._trainer.out_of_memory,
-            loop=LoopSpeed.of(self._loops, rates) if self._plan.loop else None,
-        )
-
-    def _time_bare_steps(self, name: str) -> _Round:
-        clock, reports = StepClock(self._compute.device), list[StepReport]()
-        with Progress(f"bench train, {name}", total=len(self._batches), unit="steps") as bar:
-            synchronize(self._compute.device)
+def _time_steps(trainer: Trainer, batches: list[Rows], device: torch.device, name: str) -> _Round:
+    clock, reports = StepClock(device), list[StepReport]()
+    with Progress(f"bench train, {name}", total=len(batches), unit="steps") as bar:
+        synchronize(device)
+        clock.mark()
+        for rows in batches:
+            report, _ = trainer.step(rows)
             clock.mark()
-            for rows in self._batches:
-                report, _ = self._trainer.step(rows)
-                clock.mark()
-                bar.update()
-                if report is not None:  # always: no control flag stops this run
-                    reports.append(report)
-        timed = _Round(reports=reports, seconds=clock.seconds())
-        say(f"bench train: {name}: {timed.rate('num_tokens'):,.0f} target tokens/s")
-        return timed
+            bar.update()
+            if report is not None:  # always: no control flag stops this run
+                reports.append(report)
+    timed = _Round(reports=reports, seconds=clock.seconds())
+    say(f"bench train: {name}: {timed.rate('num_tokens'):,.0f} target tokens/s")
+    return timed
 
 
 def _real_share(
     batcher: Batcher, batches: Sequence[Rows], *, num_dropout_shards: int, packs: bool
 ) -> RealShare:
-    """Compute the fraction of tokens in some batches that is not padding.
-
-    Args:
-        batcher: Splits and pads the batches.
-        batches: Row numbers of the pairs of each batch.
-        num_dropout_shards: The number of microbatches per batch is a multiple of it.
-        packs: Whether the model packs the sentences of a microbatch instead of padding them.
-    """
+    """Compute the fraction of tokens that is not padding, for a model that packs or pads."""
     real, computed = np.zeros(2), np.zeros(2)
     for rows in batches:
         for microbatch in batcher.split(rows, multiple_of=num_dropout_shards):
