@@ -22,13 +22,10 @@ def bracket_f1(
     *,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score trees, one line per sentence.
+    """Score trees, one line per sentence, against one list of gold trees with parts of speech.
 
-    Args:
-        hypotheses: Trees in brackets, or symbols of `tfm.data.trees`, which are combined with the
-            words of the gold trees.
-        references: One list of gold trees in brackets, with parts of speech.
-        baseline: Other output, scored in the same way, without a significance test.
+    Hypotheses and baseline are trees in brackets, or symbols of `tfm.data.trees`, which are
+    combined with the words of the gold trees. There is no significance test.
 
     Raises:
         DataError: A line is not a tree.

@@ -72,8 +72,7 @@ def prepare(
         mirror: A folder or URL that holds the downloads under their file names.
         verify: Compare downloads with the checksums in the recipe.
         downloads_dir: Where downloads are kept; in the dataset folder if None.
-        overrides: {"cleaning" | "subword" | "binarize": {name: value}}, which replace settings of
-            the recipe.
+        overrides: {"cleaning" | "subword" | "binarize": {name: value}}; replaces recipe settings.
         text_only: Stop after the text is written.
         force: Repeat all steps, and replace another dataset in the folder.
 
@@ -90,17 +89,13 @@ def prepare(
     subword = settings_from(SubwordConfig, settings["subword"])
     binarization = settings_from(BinarizeConfig, settings["binarize"])
     _check_folder(recipe, out_dir, force=force)
+    later_settings = {name: settings[name] for name in ("subword", "binarize")}
     manifest = Manifest.create(
         out_dir,
         name=recipe.name,
         source=recipe.source,
         target=recipe.target,
-        settings={
-            "task": recipe.task,
-            "subword": settings["subword"],
-            "binarize": settings["binarize"],
-            "search": recipe.settings("search"),
-        },
+        settings={"task": recipe.task, **later_settings, "search": recipe.settings("search")},
     )
     downloads_dir = downloads_dir or out_dir / "downloads"
     sources = TextSources(

@@ -46,17 +46,11 @@ def score(
     language: str | None = None,
     runs_dir: Path,
 ) -> ScoreResult:
-    """Score a file of translations, one per line.
+    """Score a file of translations, or standard input, against one or more reference files.
 
-    Args:
-        hypotheses: The translations; None reads standard input.
-        references: One or more reference files; if empty, the reference of the text that
-            `tfm generate` translated last.
-        metrics: The metrics; by default DEFAULT_METRICS for text and bracket F1 for trees.
-        config: Settings of the metrics.
-        baseline: Other translations of the same text, for a significance test.
-        language: Target language for "paper-bleu"; by default the suffix of the first reference.
-        runs_dir: The folder of all runs, in which `tfm generate` records what it translates.
+    Defaults: the reference of the text that `tfm generate` translated last, as recorded in
+    `runs_dir`; DEFAULT_METRICS for text and bracket F1 for trees; for "paper-bleu", the language
+    that is the suffix of the first reference. A baseline is tested for a significant difference.
 
     Raises:
         DataError: A file is missing, empty or not UTF-8, or the files differ in length.

@@ -98,13 +98,7 @@ class TrainingRun:
         self._has_report = True
 
     def loop(self) -> None:
-        """Train until a limit is reached.
-
-        Raises:
-            InterruptedRunError: A signal asked to stop; the run is saved.
-            TrainingError: Too many steps in a row were skipped.
-            CheckpointError: The last checkpoint could not be saved.
-        """
+        """Train until a limit is reached, with the errors of `tfm.stages.train.train`."""
         first_step, interval = self.trainer.position.step, self._run.training.checkpoint_steps
         with (
             closing(self._saver),
@@ -272,11 +266,7 @@ class TrainingRun:
         )
 
     def _validate_and_save(self) -> None:
-        """Validate and save; after a signal, save at once and validate when the run is resumed.
-
-        Raises:
-            InterruptedRunError: A signal interrupted the validation.
-        """
+        """Validate and save; after a signal, save at once and validate when the run is resumed."""
         self._state.owes_validation = True
         if not self._validate():
             self._save_and_stop(self._group.largest([self._stop.received or 0])[0])

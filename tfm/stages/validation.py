@@ -28,14 +28,9 @@ _CHUNK = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """The result of one validation.
+    """The result of one validation."""
 
-    Attributes:
-        metrics: Loss in nats per target token, perplexity, and the score if it was computed.
-        score: The score with its signature; None if it was not computed.
-    """
-
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # loss in nats per target token, perplexity, score if computed
     score: MetricScore | None = None
 
     def __str__(self) -> str:
@@ -48,13 +43,7 @@ class Validation:
 
 @dataclass(frozen=True, kw_only=True)
 class Validator:
-    """Validates models on one split, which is divided among the processes of a group.
-
-    Attributes:
-        info: The metadata of the models.
-        heartbeat: Called with the name of each phase of the work.
-        should_stop: Whether to interrupt the validation.
-    """
+    """Validates models on one split, which is divided among the processes of a group."""
 
     split: ValidationSplit
     vocabulary: Vocabulary
@@ -65,11 +54,7 @@ class Validator:
     should_stop: Callable[[], bool] = lambda: False
 
     def validate(self, model: Model) -> Validation | None:
-        """Validate a model with full, not sharded, weights, equal on all processes.
-
-        Returns:
-            The result; None if a process was interrupted.
-        """
+        """Validate a model with full weights, equal on all processes; None if interrupted."""
         loss = self._loss(model)
         if loss is None:
             return None

@@ -105,12 +105,7 @@ class MatrixRate:
 
 
 def matrix_rates(device: torch.device, dtype: torch.dtype) -> list[float]:
-    """Measure the FLOP/s of a few products of square matrices.
-
-    Args:
-        device: Where to compute.
-        dtype: Type of the factors and the product.
-    """
+    """Measure the FLOP/s of a few products of square matrices."""
     size = _matrix_size(device)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     product = left @ right  # the first product of a shape is slower

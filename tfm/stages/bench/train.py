@@ -78,18 +78,11 @@ class StepSeconds:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSpeed:
-    """Speed of the loop of `tfm train`, with one checkpoint per round, against bare steps.
-
-    Attributes:
-        target_tokens_per_second_by_round: Speed of the loop.
-        share: Speed of the loop divided by that of the bare steps; median over the rounds.
-        share_in_steps: Fraction of the loop's time inside its own steps; median over the rounds.
-            It hardly depends on the load of the machine, unlike `share`.
-    """
+    """Speed of the loop of `tfm train`, with one checkpoint per round; medians over the rounds."""
 
     target_tokens_per_second_by_round: list[float]
-    share: float
-    share_in_steps: float
+    share: float  # speed of the loop divided by that of the bare steps
+    share_in_steps: float  # fraction of the loop's time in its steps, insensitive to other load
 
     @classmethod
     def of(cls, loops: list[LoopTime], bare_rates: list[float]) -> "LoopSpeed":
@@ -131,11 +124,8 @@ class TrainBench(BenchResult):
 def bench_train(data_dir: Path | None, run: RunConfig, plan: Plan, *, started: float) -> TrainBench:
     """Time training steps on preloaded batches, and optionally the training loop around them.
 
-    Args:
-        data_dir: The dataset folder; None for synthetic pairs with the lengths of WMT16.
-        run: All settings; limits of the run are ignored.
-        plan: What to time.
-        started: Start of the command, by `time.perf_counter`.
+    Without a dataset, synthetic pairs with the lengths of WMT16 are used. Limits of the run are
+    ignored. `started` is the start of the command, by `time.perf_counter`.
 
     Raises:
         DataError: The dataset cannot be used.

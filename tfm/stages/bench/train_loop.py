@@ -27,12 +27,8 @@ def time_loop(
 ) -> LoopTime:
     """Train a new model as `tfm train` does, and read the times from its metrics.jsonl.
 
-    Args:
-        run_dir: A new run folder.
-        data: The dataset; leave out its validation split, or validation is timed as well.
-        compute: Device and precision.
-        steps: The number of timed steps; a checkpoint is saved in their middle.
-        untimed_steps: The number of warm-up steps before them, at least 1.
+    A checkpoint is saved in the middle of the timed steps. If the data has a validation split,
+    validation is timed as well. There must be at least 1 untimed step.
     """
     run = data.info.run
     # A line of metrics is written at the first and the last timed step, and between them about as

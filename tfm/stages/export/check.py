@@ -22,22 +22,16 @@ _MAX_NATS_PER_TOKEN = 1e-2
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A line with different translations.
+    """A line that tfm (`ours`) and CTranslate2 (`theirs`) translate differently.
 
-    Attributes:
-        line_number: Line number in the text, counted from 1.
-        ours: Translation by tfm.
-        theirs: Translation by CTranslate2.
-        gain: Log probability of `theirs` minus that of `ours`, in nats, each by its own model.
-        is_cut: Whether `theirs` was cut off at the maximum length. There, CTranslate2 omits EOS,
-            but tfm appends it and counts its probability.
+    At the maximum length, CTranslate2 omits EOS, but tfm appends it and counts its probability.
     """
 
-    line_number: int
+    line_number: int  # counted from 1
     ours: str
     theirs: str
-    gain: float
-    is_cut: bool
+    gain: float  # log probability of theirs minus that of ours, in nats
+    is_cut: bool  # theirs has the maximum length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +71,9 @@ def lines_to_check(info: ModelInfo, number: int) -> list[str]:
 def compare(model_dir: Path, export_dir: Path, lines: Sequence[str]) -> Agreement:
     """Translate lines with tfm in fp32 and with CTranslate2, with equivalent settings.
 
-    Without length penalty, because the two define it differently, both stop once no better
-    hypothesis is possible. PAD, BOS and UNK are not forbidden to CTranslate2, which would
-    renormalize the other probabilities; a trained model does not produce them.
-
-    Args:
-        model_dir: The original model.
-        export_dir: The exported model.
-        lines: Plain text; empty lines are ignored.
+    Empty lines are ignored. Without length penalty, which the two define differently, both stop
+    once no better hypothesis is possible. PAD, BOS and UNK are not forbidden to CTranslate2, which
+    would renormalize the other probabilities; a trained model does not produce them.
     """
     info = load_info(model_dir)
     numbered = {number: line for number, line in enumerate(lines, start=1) if line.strip()}

@@ -39,12 +39,9 @@ def check_supported(config: ModelConfig) -> TransformerConfig:
 def transformer_spec(
     model: nn.Module, config: TransformerConfig, vocabulary: Vocabulary
 ) -> TransformerSpec:
-    """Build the specification with which CTranslate2 computes the logits of a model.
+    """Build CTranslate2's specification of a float32 model on the CPU, with the same logits.
 
-    Args:
-        model: The model, in float32 on the CPU.
-        config: Its settings, which passed `check_supported`.
-        vocabulary: Its subword models.
+    The settings must have passed `check_supported`.
     """
     weights = _Weights(model, config)
     shape = {
