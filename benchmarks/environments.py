@@ -1,4 +1,4 @@
-"""Environments of the other libraries: each its own packages, all the torch that tfm runs."""
+"""Virtual environments of the other libraries: separate packages, but tfm's torch."""
 
 import shutil
 import subprocess
@@ -11,13 +11,13 @@ import torch
 
 
 class Library(NamedTuple):
-    """What a library needs to train or translate.
+    """How to install a library.
 
     Attributes:
-        package: It, installed without what it asks for: some ask for a torch of years ago. None if
-            tfm's own environment has it.
-        needs: What it does need, besides torch and what comes with it in tfm's environment.
-        from_source: Whether its source is laid beside the packages as it is, without a build.
+        package: The package, installed without its dependencies, because some require an old
+            torch; None if tfm's environment contains it.
+        needs: The dependencies that tfm's environment does not provide.
+        from_source: Whether the source is copied to the packages without a build.
     """
 
     package: str | None
@@ -26,8 +26,7 @@ class Library(NamedTuple):
 
 
 LIBRARIES = {
-    # The source archive of the last release lacks files of its extensions in C++, which serve
-    # generation alone.
+    # The source archive lacks files of the C++ extensions, which only generation needs.
     "fairseq": Library(
         "fairseq==0.12.2",
         ("bitarray", "cffi", "hydra-core<1.1", "omegaconf<2.1", "regex", "sacrebleu", "tqdm"),
@@ -52,47 +51,41 @@ LIBRARIES = {
     ),
     "marian": Library("transformers==5.23.0", ("huggingface-hub", "regex", "tokenizers")),
     "torch": Library(None),
-    "ctranslate2": Library(None),  # which tfm export writes with
+    "ctranslate2": Library(None),  # installed for tfm export
 }
 
 
 def environment(name: str, envs_dir: Path) -> Path:
-    """Make a library's environment, if there is none yet.
-
-    Args:
-        name: The library.
-        envs_dir: The folder of all environments.
-
-    Returns:
-        Its Python.
-    """
+    """Create a library's environment unless it exists, and return its Python."""
     library = LIBRARIES[name]
     if library.package is None:
         return Path(sys.executable)
     folder = envs_dir / name
     python = folder / "bin" / "python"
     ready = folder / "ready"
-    wanted = " ".join((library.package, *library.needs))
-    if not (ready.is_file() and ready.read_text() == wanted):
-        print(f"{name}: making its environment, {folder}", file=sys.stderr)
+    requirements = " ".join((library.package, *library.needs))
+    if not (ready.is_file() and ready.read_text() == requirements):
+        print(f"{name}: creating its environment in {folder}", file=sys.stderr)
         shutil.rmtree(folder, ignore_errors=True)
         envs_dir.mkdir(parents=True, exist_ok=True)
         try:
-            _make(folder, python, library)
+            _create(folder, python, library)
         except subprocess.CalledProcessError as error:
-            raise SystemExit(f"{name}: no environment: {error}: leave it out with --only") from None
-        ready.write_text(wanted)
+            raise SystemExit(
+                f"{name}: could not create its environment: {error}: leave it out with --only"
+            ) from None
+        ready.write_text(requirements)
     return python
 
 
-def _make(folder: Path, python: Path, library: Library) -> None:
+def _create(folder: Path, python: Path, library: Library) -> None:
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     site_packages = next(folder.glob("lib/python*/site-packages"))
-    # Comes after the environment's own packages, so that those it needs in other versions win.
+    # A .pth path is searched last, so the environment's own packages take precedence.
     (site_packages / "torch-of-tfm.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     if library.from_source:
-        # Later ones refuse what the packages of its time say of themselves.
+        # Newer versions of pip reject the metadata of old packages.
         subprocess.run([*pip, "install", "pip<24.1"], check=True)
     subprocess.run([*pip, "install", *library.needs], check=True)
     assert library.package is not None

@@ -1,11 +1,11 @@
-"""OpenNMT-py's Transformer, which is pre-norm, over made-up pieces. Runs in its environment."""
+"""OpenNMT-py's pre-norm Transformer with a synthetic vocabulary. Runs in its environment."""
 
 import sys
 from collections.abc import Mapping
 from typing import Any
 from unittest.mock import MagicMock
 
-# Of OpenNMT-py's transforms of text, which it imports with the rest: token ids need none.
+# OpenNMT-py always imports the packages of its text transforms, which token ids do not need.
 sys.modules.update(dict.fromkeys(("ahocorasick", "fasttext", "rapidfuzz", "spacy"), MagicMock()))
 
 import onmt.opts  # noqa: E402
@@ -13,7 +13,7 @@ import pyonmttok  # noqa: E402
 from onmt.constants import DefaultTokens  # noqa: E402
 from onmt.utils.parse import ArgumentParser  # noqa: E402
 
-# None: a switch.
+# None stands for a flag without value.
 _TRANSFORMER = {
     "encoder_type": "transformer",
     "decoder_type": "transformer",
@@ -26,20 +26,20 @@ _TRANSFORMER = {
 
 
 def model_options(given: Mapping[str, object]) -> Any:
-    """OpenNMT-py's options: what its Transformer recipe sets, what is given, else its defaults."""
+    """Return OpenNMT-py's options: given ones, its Transformer recipe, its defaults."""
     parser = ArgumentParser()
     onmt.opts.train_opts(parser)
-    words = ["-data", "none", "-src_vocab", "none"]  # which it insists on
+    arguments = ["-data", "none", "-src_vocab", "none"]  # required
     for name, value in {**_TRANSFORMER, **given}.items():
-        words += [f"-{name}"] if value is None else [f"-{name}", str(value)]
-    options = parser.parse_args(words)
+        arguments += [f"-{name}"] if value is None else [f"-{name}", str(value)]
+    options = parser.parse_args(arguments)
     ArgumentParser.update_model_opts(options)
     ArgumentParser.validate_model_opts(options)
     return options
 
 
 def made_up_vocabulary(size: int) -> pyonmttok.Vocab:
-    """A vocabulary whose special tokens are numbered as tfm's."""
+    """Return a vocabulary with tfm's ids of special tokens."""
     specials = [DefaultTokens.PAD, DefaultTokens.BOS, DefaultTokens.EOS, DefaultTokens.UNK]
     pieces = [f"piece{number}" for number in range(len(specials), size)]
     return pyonmttok.build_vocab_from_tokens(pieces, special_tokens=specials)

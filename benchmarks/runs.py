@@ -1,4 +1,4 @@
-"""Runs of other libraries' programs, one after another, and the table of what came out."""
+"""Run the scripts of other libraries one after another, and tabulate their results."""
 
 import json
 import os
@@ -19,18 +19,18 @@ def run(
     threads: int,
     limit_seconds: float | None = None,
 ) -> dict[str, Any] | None:
-    """Run a script that writes one JSON object, in a process of its own.
+    """Run a script that writes one JSON object, in its own process.
 
     Args:
-        python: What to run it with.
+        python: The Python of the library's environment.
         script: The script.
-        settings: Its flags, by name; it is also given --out.
-        stem: What it writes, and what it says, is kept here, as .json and .log.
-        threads: Threads of OpenMP and MKL.
-        limit_seconds: After so long it has failed.
+        settings: Its flags, by name; --out is added.
+        stem: Path of the JSON object and the log, without suffix.
+        threads: The number of OpenMP and MKL threads.
+        limit_seconds: The script has failed after this time.
 
     Returns:
-        The object; None if the script fails, which is said.
+        The object; None if the script failed, after a message on stderr.
     """
     out, log = stem.with_suffix(".json"), stem.with_suffix(".log")
     out.unlink(missing_ok=True)
@@ -60,11 +60,11 @@ def run(
 
 
 def median(rounds: Sequence[Mapping[str, Any]], key: str) -> float:
-    """The median of a figure of some runs."""
-    return statistics.median(one[key] for one in rounds)
+    """Return the median of a value over some rounds."""
+    return statistics.median(result[key] for result in rounds)
 
 
 def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """Return a Markdown table."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,4 +1,4 @@
-"""tfm attend: from a model and a sentence to pictures."""
+"""tfm attend: attention pictures of a model and a sentence."""
 
 import json
 import os
@@ -81,14 +81,14 @@ def texts(path):
     return ["".join(element.itertext()) for element in elements]
 
 
-def test_without_a_name_there_is_a_page_here(picture, tmp_path):
+def test_without_out_a_page_is_written_to_the_working_directory(picture, tmp_path):
     result = picture()
     assert result.paths == [Path("attention.html")]
     assert [path.name for path in tmp_path.iterdir()] == ["attention.html"]
     assert set(by_kind(tmp_path / "attention.html")) == {"encoder", "decoder", "cross"}
 
 
-def test_the_target_is_the_models_own_translation(picture, trained_run, tmp_path):
+def test_without_a_target_the_model_translates_the_sentence(picture, trained_run, tmp_path):
     result = picture(search=SearchConfig(beam_size=3, max_extra_length=5))
     translator = Translator.load(trained_run, device="cpu")
     expected = translator.translate([SENTENCE], SearchConfig(beam_size=3, max_extra_length=5))
@@ -99,7 +99,7 @@ def test_the_target_is_the_models_own_translation(picture, trained_run, tmp_path
     assert data["note"] == f"{find_model(trained_run)}, translated with beam 3"
 
 
-def test_pieces_and_weights_are_those_of_the_forced_target(picture, trained_run, tmp_path):
+def test_a_given_target_is_decoded_by_force(picture, trained_run, tmp_path):
     target = "ich kaufe die roten Autos"
     assert picture(target=target).target == target
     folder = find_model(trained_run)
@@ -124,8 +124,8 @@ def test_pieces_and_weights_are_those_of_the_forced_target(picture, trained_run,
     assert data_of(tmp_path / "attention.html")["note"] == f"{folder}, target as given"
 
 
-def test_each_piece_is_spelled_as_in_the_vocabulary(picture, trained_run, tmp_path):
-    """Bytes for what has no piece, so that labels and tokens are as many."""
+def test_pieces_are_shown_as_in_the_vocabulary(picture, trained_run, tmp_path):
+    """Unknown characters are shown as bytes: there is one label per token."""
     picture("日 €", target="x")
     pieces = by_kind(tmp_path / "attention.html")["encoder"]["keys"]
     [ids] = Vocabulary.load(find_model(trained_run)).source.encode(["日 €"])
@@ -133,7 +133,7 @@ def test_each_piece_is_spelled_as_in_the_vocabulary(picture, trained_run, tmp_pa
     assert {"<0xE6>", "<0x97>", "<0xA5>"} <= set(pieces)
 
 
-def test_the_ending_of_a_name_says_what_is_drawn(picture, tmp_path):
+def test_the_suffix_selects_the_format(picture, tmp_path):
     names = ["a.html", "sub/b.svg", "c.PNG"]
     assert picture("seven", target="sieben", out=names).paths == [Path(name) for name in names]
     assert (tmp_path / "a.html").read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -160,13 +160,13 @@ def test_a_folder_gets_a_page(picture, tmp_path):
     ],
     ids=str,
 )
-def test_a_figure_shows_what_is_chosen(picture, choice, expected):
+def test_a_figure_shows_the_chosen_kind_layer_and_head(picture, choice, expected):
     [path] = picture("seven", target="sieben", out=["x.svg"], **choice).paths
     named = {text for text in texts(path) if re.match(r"layer|head|.*-attention$", text)}
     assert named == set(expected)
 
 
-def test_a_page_starts_with_what_is_chosen(picture):
+def test_a_page_starts_with_the_chosen_kind_layer_and_head(picture):
     [path] = picture(kind="decoder", layer=1, head=2).paths
     assert data_of(path)["start"] == {"kind": "decoder", "layer": 1, "heads": [2]}
     [path] = picture().paths
@@ -181,7 +181,8 @@ def test_the_recurrent_model_has_cross_attention_of_one_head(picture, recurrent)
     assert weights.shape == (1, 1, len(found["queries"]), len(found["keys"]))
     np.testing.assert_allclose(weights.sum(-1), 1000, atol=0.51 * len(found["keys"]))
     assert {"layer 1", "head 1"} <= set(texts(figure))
-    with pytest.raises(UsageError, match=r"recurrent has no encoder self-attention.*--kind cross"):
+    message = r"recurrent is recurrent and has no encoder self-attention: use --kind cross"
+    with pytest.raises(UsageError, match=message):
         picture(model=recurrent, kind="encoder", out=["y.svg"])
 
 
@@ -194,7 +195,7 @@ def test_the_recurrent_model_has_cross_attention_of_one_head(picture, recurrent)
     ],
     ids=str,
 )
-def test_what_the_model_has_not_is_refused(picture, tmp_path, choice, message):
+def test_layers_and_heads_that_do_not_exist_are_refused(picture, tmp_path, choice, message):
     with pytest.raises(UsageError, match=message):
         picture(target="eins", **choice)
     assert list(tmp_path.iterdir()) == []
@@ -208,27 +209,27 @@ def test_empty_sentences_are_refused(picture, empty):
         picture(target=empty)
 
 
-def test_sentences_too_long_to_read_in_a_picture_are_refused(picture, tmp_path):
+def test_long_sentences_are_refused(picture, tmp_path):
     with pytest.raises(UsageError, match=r"^the sentence has \d\d\d pieces, more than the 80 that"):
         picture("seven " * 100)
     with pytest.raises(UsageError, match=r"^--target has \d\d\d pieces, more than the 80"):
         picture(target="sieben " * 100)
-    # Hardly trained, the model goes on as long as it may.
+    # The model is hardly trained and does not end its sentences before the limit.
     with pytest.raises(UsageError, match=r"^the translation has \d\d+ pieces, more than the 80"):
         picture(search=SearchConfig(beam_size=1, length_penalty=5, max_extra_length=90))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["x.jpg", "x", "x.html.gz"])
-def test_other_kinds_of_picture_are_refused(picture, name):
+def test_other_picture_formats_are_refused(picture, name):
     with pytest.raises(
-        UsageError, match=rf"^{name} is no name for a picture.*\.html, \.png, \.svg"
+        UsageError, match=rf"^{name} is not a picture: use a name.*\.html, \.png, \.svg"
     ):
         picture(out=["good.html", name])
 
 
 @pytest.mark.parametrize("name", ["x.html", "x.svg", "x.png"])
-def test_a_picture_may_replace_a_picture_but_nothing_else(picture, tmp_path, name):
+def test_only_pictures_are_replaced(picture, tmp_path, name):
     path = tmp_path / name
     path.write_bytes(b"")  # as mktemp leaves it
     picture("seven", out=[name], target="eins")
@@ -237,13 +238,13 @@ def test_a_picture_may_replace_a_picture_but_nothing_else(picture, tmp_path, nam
     assert path.read_bytes() != first
 
     path.write_bytes(b"<!doctype html><title>mine</title>")
-    with pytest.raises(UsageError, match=rf"^{name} is there and no picture of tfm attend"):
+    with pytest.raises(UsageError, match=rf"^{name} exists and was not written by tfm attend"):
         picture(out=["other.html", name])
     assert path.read_bytes() == b"<!doctype html><title>mine</title>"
     assert not (tmp_path / "other.html").exists()
 
 
-def test_a_model_with_the_subword_model_of_another_is_refused(picture, trained_run, tmp_path):
+def test_a_model_with_another_subword_model_is_refused(picture, trained_run, tmp_path):
     folder = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "model")
     info = json.loads((folder / "config.json").read_text())
     info.pop("checksum", None)  # of config.json itself
@@ -254,8 +255,13 @@ def test_a_model_with_the_subword_model_of_another_is_refused(picture, trained_r
         picture(model=folder)
 
 
+<<<<<<< HEAD
 def test_without_a_model_it_says_how_to_get_one(picture, tmp_path):
     with pytest.raises(CheckpointError, match=r"is not a run or model folder"):
+=======
+def test_a_missing_model_is_an_error(picture, tmp_path):
+    with pytest.raises(CheckpointError, match=r"is no run or model folder"):
+>>>>>>> lang-D
         picture(model=tmp_path / "nowhere")
 
 
@@ -264,7 +270,7 @@ def test_without_a_model_it_says_how_to_get_one(picture, tmp_path):
 
 @pytest.fixture
 def tfm(trained_run, tmp_path, monkeypatch, capfd):
-    """Run the command line beside a runs folder: its exit code, stdout and stderr."""
+    """Run the command line beside a runs folder; return exit code, stdout and stderr."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "one").symlink_to(trained_run)
     monkeypatch.chdir(tmp_path)
@@ -290,7 +296,7 @@ def test_the_command_prints_the_pictures_and_says_what_they_show(tfm, trained_ru
     assert "head 2" in texts(tmp_path / "b.svg")
 
 
-def test_a_sentence_alone_is_for_the_newest_run_and_its_translation(tfm, tmp_path):
+def test_the_command_uses_the_newest_run_and_its_translation_by_default(tfm, tmp_path):
     code, out, err = tfm("attend", "seven", "--beam", "2", "--device", "cpu")
     assert (code, out) == (0, "attention.html\n")
     data = data_of(tmp_path / "attention.html")
@@ -312,18 +318,23 @@ def test_a_sentence_alone_is_for_the_newest_run_and_its_translation(tfm, tmp_pat
     ],
     ids=str,
 )
-def test_wrong_usage_is_one_line(tfm, arguments, message):
+def test_a_usage_error_is_one_line(tfm, arguments, message):
     code, out, err = tfm("attend", *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"tfm: {message}")
 
 
-def test_a_pipe_is_no_name_for_a_picture(picture, tmp_path):
+def test_a_named_pipe_is_refused(picture, tmp_path):
     os.mkfifo(tmp_path / "x.html")
-    with pytest.raises(UsageError, match=r"x\.html is no file"):
+    with pytest.raises(UsageError, match=r"x\.html is not a regular file"):
         picture(out=["x.html"])
 
 
+<<<<<<< HEAD
 def test_a_sentence_that_is_no_unicode_is_refused(picture):
     with pytest.raises(DataError, match="an unpaired surrogate"):
+=======
+def test_a_sentence_with_invalid_unicode_is_refused(picture):
+    with pytest.raises(DataError, match="half a surrogate pair"):
+>>>>>>> lang-D
         picture("b\udcff", target="eins")

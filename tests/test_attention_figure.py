@@ -47,7 +47,7 @@ def shades(root):
     return [int(color[1][:2], 16) for color in colors if color]
 
 
-def test_a_figure_is_what_its_name_ends_in(tmp_path):
+def test_the_suffix_selects_png_or_svg(tmp_path):
     for name in ("a.png", "b.PNG"):
         write_figure(tmp_path / name, new_maps(), layers=[1], heads=[1])
         assert (tmp_path / name).read_bytes().startswith(PNG_SIGNATURE)
@@ -74,7 +74,7 @@ def test_a_grid_names_its_layers_and_heads(svg_of):
     assert "rows: target pieces to predict; columns: source pieces that they attend to" in shown
 
 
-def test_the_larger_the_weight_the_darker_its_square(svg_of):
+def test_larger_weights_are_darker(svg_of):
     weights = np.array([[[[0.0, 1.0], [0.25, 0.75]]]], dtype=np.float32)
     maps = AttentionMaps(kind="cross", queries=["q", "r"], keys=["k", "l"], weights=weights)
     red = shades(svg_of(maps))
@@ -82,7 +82,7 @@ def test_the_larger_the_weight_the_darker_its_square(svg_of):
     assert red[1] < red[3] < red[2] < red[0]  # the less red, the darker the blue
 
 
-def test_each_map_is_that_of_its_layer_and_head(svg_of):
+def test_each_map_shows_its_layer_and_head(svg_of):
     weights = np.zeros((2, 2, 1, 2), dtype=np.float32)
     weights[..., 0] = 1.0
     weights[1, 0] = [[0.0, 1.0]]
@@ -117,27 +117,27 @@ def test_many_weights_become_an_image_with_sharp_edges(svg_of):
     assert set(pieces) <= set(texts(root))
 
 
-def test_small_print_is_warned_of(tmp_path, capsys):
+def test_very_small_labels_are_warned_of(tmp_path, capsys):
     wide = new_maps(queries=["q"], keys=[f"k{i}" for i in range(320)])
     write_figure(tmp_path / "x.svg", wide, layers=[1], heads=[1])
-    assert "x.svg is in small print: choose less of it with --layer and --head" in (
+    assert "x.svg has very small labels: draw fewer heads with --layer and --head" in (
         capsys.readouterr().err
     )
     write_figure(tmp_path / "x.svg", new_maps(), layers=[1, 2], heads=[1, 2, 3])
     assert capsys.readouterr().err == ""
 
 
-def test_characters_that_no_font_has_are_warned_of(tmp_path, capsys):
+def test_characters_missing_in_all_fonts_are_warned_of(tmp_path, capsys):
     """A noncharacter is in no font, whatever is installed."""
     maps = new_maps(queries=["▁ein", "\ufdd1", "</s>"])
     write_figure(tmp_path / "x.png", maps, layers=[1], heads=[1])
-    assert "x.png shows boxes for \ufdd1, which no font here has" in capsys.readouterr().err
-    # An SVG leaves it to who views it.
+    assert "x.png shows boxes for \ufdd1, missing in all inst" in capsys.readouterr().err
+    # The viewer of an SVG chooses the fonts.
     write_figure(tmp_path / "x.svg", maps, layers=[1], heads=[1])
     assert capsys.readouterr().err == ""
 
 
-def test_drawing_leaves_matplotlibs_settings_alone(tmp_path):
+def test_drawing_does_not_change_matplotlibs_settings(tmp_path):
     before = dict(mpl.rcParams)
     write_figure(tmp_path / "x.svg", new_maps(), layers=[1], heads=[1])
     assert dict(mpl.rcParams) == before

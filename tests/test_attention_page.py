@@ -1,4 +1,4 @@
-"""The page of attention: what it holds, and what its script makes of it in a browser."""
+"""The attention page: its data, and its script in a browser."""
 
 import html
 import json
@@ -74,7 +74,7 @@ def test_the_page_holds_all_pieces_and_weights_in_thousandths(page_of):
         np.testing.assert_allclose(shown, expected.weights, atol=0.0005001)
 
 
-def test_whatever_pieces_and_sentences_are_they_do_not_end_the_data(page_of):
+def test_no_piece_or_sentence_ends_the_data_element(page_of):
     hostile = "</script><script>alert(1)</script> ATTENTION_SCRIPT <!-- \u2028 \"'\\"
     path = page_of(source=hostile, target="ATTENTION_DATA")
     assert data_of(path)["source"]["text"] == hostile
@@ -82,14 +82,14 @@ def test_whatever_pieces_and_sentences_are_they_do_not_end_the_data(page_of):
     assert "alert(1)</script>" not in path.read_text(encoding="utf-8")
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_may_not_ask(page_of):
+def test_the_page_is_self_contained_and_its_policy_forbids_requests(page_of):
     text = page_of().read_text(encoding="utf-8")
     assert not re.search(r"\b(src|href)=|@import|url\(|fetch\(|import ", text)
     assert "content=\"default-src 'none';" in text
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
 
 
-def test_colors_are_there_in_light_and_dark(page_of):
+def test_colors_are_defined_for_light_and_dark_mode(page_of):
     text = page_of().read_text(encoding="utf-8")
     variables = set(re.findall(r"var\((--[a-z]+(?:-[a-z]+)?)\)", text))
     assert {"--ink", "--page", "--card", "--heat", "--accent"} <= variables
@@ -111,7 +111,7 @@ def contrast(one, other):
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_text_and_lines_stand_out_from_what_is_behind_them(page_of, scheme):
+def test_text_and_lines_have_enough_contrast(page_of, scheme):
     text = page_of().read_text(encoding="utf-8")
     block = re.findall(r":root \{(.*?)\}", text, re.DOTALL)[scheme]
     color = dict(re.findall(r"--([\w-]+): (#\w{6});", block))
@@ -139,14 +139,14 @@ def test_a_large_model_and_a_long_sentence_make_a_page_of_a_few_megabytes(page_o
 
 @pytest.fixture
 def open_page(tmp_path, page_of):
-    """Open the page in a browser, run some script in it and return the document then."""
+    """Open the page in a browser, run a script in it and return the resulting document."""
     if BROWSER is None:
         pytest.skip("needs a Chromium")
 
     def open_and_do(script="", *, view="", **page):
         path = page_of(**page)
         text = path.read_text(encoding="utf-8")
-        # A change of the view draws anew after the script that asks for it.
+        # A change of the view redraws the page after the script that requests it.
         steps = f"<script>const all = (s) => [...document.querySelectorAll(s)];{script}</script>"
         path.write_text(text.replace("</body>", f"{steps}</body>"), encoding="utf-8")
         return subprocess.run(
@@ -169,12 +169,12 @@ def readout(document):
     return html.unescape(re.search(r'id="readout"[^>]*>(.*?)</p>', document)[1])
 
 
-def test_a_page_opens_with_the_view_it_was_written_for(open_page):
+def test_a_page_opens_with_the_requested_view(open_page):
     document = open_page(start={"kind": "decoder", "layer": 1, "heads": [2]})
     assert pressed(document) == {"decoder", "layer-1", "head-2"}
     assert document.count('class="overview"') == 1
     assert len(re.findall(r"<canvas", document)) == 2 * 3
-    # Four pieces on each side, each line of a weight from one to another.
+    # Four pieces per side; a line connects two pieces.
     assert len(re.findall(r'name="(?:query|key)-\d"', document)) == 8
     weights = all_kinds()[1].weights[0, 1]
     assert len(re.findall(r"<line ", document)) == (np.rint(1000 * weights) >= 20).sum()
@@ -196,32 +196,32 @@ def test_clicks_choose_kind_layer_heads_and_a_piece_to_keep(open_page):
     assert readout(document) == f"“▁dogs” attends to {expected}"
 
 
-def test_pointing_at_a_cell_says_what_each_head_gives(open_page):
+def test_pointing_at_a_cell_shows_the_weight_of_each_head(open_page):
     script = 'all("#map i")[3 * 1 + 2].dispatchEvent(new MouseEvent("mouseenter"));'
     document = open_page(script)
     of_heads = all_kinds()[2].weights[1, :, 1, 2]
     each = ", ".join(f"head {i} {weight:.2f}" for i, weight in enumerate(of_heads, 1))
     assert readout(document) == f"“</script><b>” attends to “</s>”: {each}"
-    # Of the lines only this pair's remain.
+    # Only the lines of this pair are visible.
     shown = re.findall(r'<line [^>]*style="(?![^"]*display: none)[^"]*"[^>]*>', document)
     assert all('data-query="1" data-key="2"' in line for line in shown)
     assert len(shown) == 3
 
 
-def test_the_address_says_what_is_shown(open_page):
+def test_the_address_selects_the_view(open_page):
     document = open_page(view="#kind=cross&layer=1&heads=3&key=2")
     assert pressed(document) == {"cross", "layer-1", "head-3", "key-2"}
     assert readout(document).startswith("“▁dogs” is attended to by “")
 
 
-def test_what_makes_no_sense_in_an_address_is_as_if_it_were_not_there(open_page):
+def test_invalid_values_in_the_address_are_ignored(open_page):
     document = open_page(view="#kind=none&layer=99&heads=9.2.x.0&key=0&query=x")
     assert pressed(document) == {"cross", "layer-2", "head-2"}
     assert "Heat map, layer 2, head 2<" in document
     assert readout(document) == ""
 
 
-def test_the_keyboard_stays_where_it_was_when_all_is_drawn_anew(open_page):
+def test_the_keyboard_focus_survives_a_redraw(open_page):
     script = """
       addEventListener("hashchange", () => { document.title = document.activeElement.name; });
       all("[name=head-2]")[0].focus();
@@ -230,7 +230,7 @@ def test_the_keyboard_stays_where_it_was_when_all_is_drawn_anew(open_page):
     assert "<title>head-2</title>" in open_page(script)
 
 
-def test_a_model_of_one_head_has_no_use_for_all_and_none(open_page):
+def test_a_model_with_one_head_has_no_buttons_for_all_and_none(open_page):
     maps = [
         AttentionMaps(kind="cross", queries=TARGETS, keys=SOURCES, weights=some_weights(1, 1, 4, 3))
     ]

@@ -1,4 +1,4 @@
-"""tfm average: which checkpoints, and their mean."""
+"""tfm average: the selection of checkpoints and their mean."""
 
 import shutil
 
@@ -28,7 +28,7 @@ def test_the_average_is_the_mean_of_the_newest_checkpoints(run_dir):
         torch.testing.assert_close(tensor, mean.float(), rtol=0, atol=0)
 
 
-def test_without_a_number_the_run_says_how_many(run_dir):
+def test_the_default_number_is_that_of_the_run(run_dir):
     assert average(run_dir, AverageConfig()).steps == [8, 12]
 
 
@@ -38,7 +38,7 @@ def test_a_run_with_fewer_checkpoints_averages_those_it_has(run_dir):
     assert average(run_dir, AverageConfig()).steps == [12]
 
 
-def test_the_average_of_one_is_itself(run_dir, tmp_path):
+def test_the_average_of_one_checkpoint_is_the_checkpoint(run_dir, tmp_path):
     result = average(run_dir, AverageConfig(last=1), out_dir=tmp_path / "one")
     newest = checkpoints(run_dir)[-1]
     assert (tmp_path / "one" / "model.safetensors").read_bytes() == (
@@ -47,13 +47,13 @@ def test_the_average_of_one_is_itself(run_dir, tmp_path):
     assert load_info(result.model_dir).averaged == (12,)
 
 
-def test_the_best_are_chosen_by_the_metric_of_the_run(run_dir):
+def test_the_best_checkpoints_are_chosen_by_the_metric_of_the_run(run_dir):
     best = best_checkpoints(run_dir, "loss")[:2]
     expected = sorted(load_info(path).step for path in best)
     assert average(run_dir, AverageConfig(best=2)).steps == expected
 
 
-def test_an_average_is_a_whole_model_without_training_state(run_dir):
+def test_an_average_is_a_complete_model_without_training_state(run_dir):
     model_dir = average(run_dir, AverageConfig()).model_dir
     assert sorted(path.name for path in model_dir.iterdir()) == [
         "bpe.model", "config.json", "model.safetensors",
@@ -68,7 +68,7 @@ def test_averaging_again_replaces_the_average(run_dir):
     assert load_info(average(run_dir, AverageConfig(last=1)).model_dir).averaged == (12,)
 
 
-def test_more_than_there_are_is_refused(run_dir):
+def test_more_checkpoints_than_exist_are_refused(run_dir):
     with pytest.raises(UsageError, match="has 3 such checkpoints, not 4"):
         average(run_dir, AverageConfig(last=4))
 
@@ -81,7 +81,7 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path):
 def test_a_folder_that_is_no_model_is_never_replaced(run_dir, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").touch()
-    with pytest.raises(UsageError, match="holds no model: choose another folder with --out"):
+    with pytest.raises(UsageError, match="is no model: choose another folder with --out"):
         average(run_dir, AverageConfig(), out_dir=tmp_path / "precious")
     assert (tmp_path / "precious" / "thesis.tex").exists()
 
@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_is_named(run_dir):
     assert not (run_dir / "averaged").exists()
 
 
-def test_checkpoints_that_the_run_removes_meanwhile_are_said_to_be_gone(run_dir, monkeypatch):
+def test_checkpoints_removed_by_the_run_meanwhile_are_reported(run_dir, monkeypatch):
     listed = checkpoints(run_dir)
     monkeypatch.setattr(average_module, "checkpoints", lambda _: listed)
     shutil.rmtree(listed[0])

@@ -1,4 +1,4 @@
-"""tfm bench generate: figures that can be, of what `tfm generate` would write."""
+"""tfm bench generate: plausible results for the translations of `tfm generate`."""
 
 import json
 import os
@@ -28,7 +28,7 @@ PLAN = Plan(rounds=2, repeat=1, latency=False)
 
 @pytest.fixture
 def bench(trained_run):
-    """Time a text, the test split of the dataset if none is given, with the tiny model."""
+    """Time a text, by default the test split, with the tiny model."""
 
     def call(text=None, *, plan=PLAN, config=None):
         generation = plan_generation(
@@ -44,10 +44,10 @@ def hypothesis(*tokens):
     return Hypothesis(tokens=tokens, log_prob=-1.0, score=-1.0)
 
 
-# --- what is counted
+# --- counts
 
 
-def test_tokens_are_those_of_the_best_translation_ends_included():
+def test_tokens_of_the_best_translations_are_counted_with_eos():
     class Engine:
         def map(self, task, chunks, encode, config):
             for chunk in chunks:
@@ -63,7 +63,7 @@ def test_tokens_are_those_of_the_best_translation_ends_included():
     assert engine.counts == stage._Counts(sentences=4, source_tokens=10, target_tokens=10)
 
 
-def test_figures_are_plausible_and_fit_each_other(bench, data_dir, trained_run):
+def test_results_are_plausible_and_consistent(bench, data_dir, trained_run):
     result = bench()
     assert result.text == str(data_dir / "test.en")
     assert result.model.startswith(str(trained_run))
@@ -85,11 +85,11 @@ def test_figures_are_plausible_and_fit_each_other(bench, data_dir, trained_run):
     assert result.latency is None
 
 
-def test_a_text_several_times_over_has_as_many_times_the_tokens(bench, tmp_path):
+def test_a_text_repeated_three_times_has_three_times_the_tokens(bench, tmp_path):
     text = tmp_path / "in.en"
-    text.write_text("the dog\n\na cat sees it")  # the last line is not closed
+    text.write_text("the dog\n\na cat sees it")  # without a final line end
     once, thrice = (bench(text, plan=Plan(rounds=1, repeat=n, latency=False)) for n in (1, 3))
-    assert once.num_sentences == 2  # the empty line is none
+    assert once.num_sentences == 2  # without the empty line
     for name in ("num_sentences", "num_source_tokens", "num_target_tokens"):
         assert getattr(thrice, name) == 3 * getattr(once, name)
 
@@ -105,7 +105,7 @@ def test_each_sentence_is_timed_alone_in_each_round(bench, monkeypatch):
     monkeypatch.setattr(inference.Engine, "search", watched)
     result = bench(plan=Plan(rounds=2, repeat=1, latency=True))
     assert sizes.count(1) >= 2 * 12
-    assert sum(sizes) == 12 + 2 * (12 + 12)  # one pass more, which is not timed
+    assert sum(sizes) == 12 + 2 * (12 + 12)  # with one untimed pass
     latency = result.latency
     for times in (latency.sentence, latency.token):
         assert 0 < times.median <= times.p90 <= times.p99 < 60_000
@@ -118,13 +118,13 @@ def test_quantiles_are_in_milliseconds():
     )
 
 
-def test_all_of_it_is_json(bench):
+def test_results_are_json_values(bench):
     result = bench(plan=Plan(rounds=1, repeat=1, latency=True))
     assert json.loads(json.dumps(result.to_json())) == result.to_json()
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_nothing_is_left_behind(bench, tmp_path, monkeypatch, interrupted):
+def test_temporary_files_are_removed(bench, tmp_path, monkeypatch, interrupted):
     def interrupt(*args, **kwargs):
         assert list(tmp_path.glob("tfm-bench-*"))
         raise KeyboardInterrupt
@@ -137,7 +137,7 @@ def test_nothing_is_left_behind(bench, tmp_path, monkeypatch, interrupted):
     assert not list(tmp_path.iterdir())
 
 
-# --- what cannot be timed
+# --- refusals
 
 
 def test_several_processes_are_refused(bench, monkeypatch):
@@ -190,7 +190,7 @@ def test_json_is_one_object(run, trained_run):
     assert err.startswith("bench generate: ")
 
 
-def test_the_table_says_the_same(run, trained_run, data_dir):
+def test_the_table_shows_the_results(run, trained_run, data_dir):
     code, out, err = run(
         "bench", "generate", trained_run, "--split", "valid", "--device", "cpu", "--rounds", 1
     )
@@ -198,10 +198,10 @@ def test_the_table_says_the_same(run, trained_run, data_dir):
     for word in ("target tokens a second", "sentences a second", "peak memory", "beam 4"):
         assert word in out
     assert "one at a time" not in out
-    assert "valid.en" in "".join(out.split())  # which may take two lines
+    assert "valid.en" in "".join(out.split())  # it may be wrapped
 
 
-def test_standard_input_is_left_alone(run, trained_run, data_dir, monkeypatch):
+def test_standard_input_is_not_read(run, trained_run, data_dir, monkeypatch):
     monkeypatch.setattr("tfm.stages.generate._standard_input_has_text", lambda: True)
     code, out, err = run(
         "bench", "generate", trained_run, "--beam", 1, "--device", "cpu", "--rounds", 1, "--json"
@@ -222,14 +222,14 @@ def test_standard_input_is_left_alone(run, trained_run, data_dir, monkeypatch):
         ("--input nowhere --split test", 2, "--input and --split exclude each other"),
     ],
 )
-def test_mistakes_are_one_line(run, trained_run, arguments, code, message):
+def test_a_mistake_is_one_line(run, trained_run, arguments, code, message):
     got, out, err = run("bench", "generate", trained_run, *arguments.split())
     assert (got, out) == (code, "")
     assert len(err.splitlines()) == 1
     assert re.match(f"tfm: {message}", err)
 
 
-def test_a_model_that_is_not_there_is_one_line(run, tmp_path, monkeypatch):
+def test_a_missing_model_is_one_line(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments in ([], [tmp_path / "nothing"]):
         code, out, err = run("bench", "generate", *arguments)
@@ -238,7 +238,7 @@ def test_a_model_that_is_not_there_is_one_line(run, tmp_path, monkeypatch):
         assert os.sep in err
 
 
-def test_every_setting_of_a_search_is_one_of_the_benchmark():
+def test_the_benchmark_has_every_search_setting():
     group = typer.main.get_command(cli.app)
     generate, timed = group.commands["generate"], group.commands["bench"].commands["generate"]
     settings = {item.name for item in fields(SearchConfig)}

@@ -1,4 +1,4 @@
-"""tfm bench train: figures that can be, of what was asked for."""
+"""tfm bench train: plausible results for the requested plan."""
 
 import json
 import re
@@ -34,16 +34,16 @@ TINY_FLAGS = ["--d-model", 16, "--d-ff", 32, "--num-heads", 2, "--batch-tokens",
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Matrices and made-up datasets that take no time."""
+    """Use small matrices and small synthetic datasets."""
     monkeypatch.setattr(measurement, "_matrix_size", lambda device: 256)
-    monkeypatch.setattr(stage, "_NUM_MADE_UP_PAIRS", 500)
+    monkeypatch.setattr(stage, "_NUM_SYNTHETIC_PAIRS", 500)
     monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
 
 
-# --- figures
+# --- results
 
 
-def test_figures_are_plausible_and_fit_each_other(data_dir, tiny_run):
+def test_results_are_plausible_and_consistent(data_dir, tiny_run):
     started = time.perf_counter() - 5.0
     result = bench_train(data_dir, tiny_run(), PLAN, started=started)
     assert result.data == str(data_dir)
@@ -67,7 +67,7 @@ def test_figures_are_plausible_and_fit_each_other(data_dir, tiny_run):
     assert (result.skipped_steps, result.out_of_memory, result.loop) == (0, 0, None)
 
 
-def test_tokens_are_those_of_the_batches_and_not_padding(data_dir, tiny_run):
+def test_tokens_are_counted_without_padding(data_dir, tiny_run):
     run = tiny_run()
     result = bench_train(data_dir, run, PLAN, started=time.perf_counter())
     dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
@@ -78,25 +78,25 @@ def test_tokens_are_those_of_the_batches_and_not_padding(data_dir, tiny_run):
     assert result.target_tokens_per_step == pytest.approx(mean)
 
 
-def test_padding_is_what_the_longest_sentence_of_a_part_has_more(data_dir, tiny_run):
+def test_sentences_are_padded_to_the_longest_of_a_microbatch(data_dir, tiny_run):
     dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
     batcher = Batcher(dataset, tiny_run().batching, seed=1)
     lengths = np.stack(batcher.lengths(np.arange(len(dataset))))
-    rows = np.array([lengths[1].argmin(), lengths[1].argmax()])  # far below a part's most
+    rows = np.array([lengths[1].argmin(), lengths[1].argmax()])  # far below max_tokens
     share = stage._real_share(batcher, [rows], num_dropout_shards=1, packs=False)
     both = lengths[:, rows]
     assert share.target == pytest.approx(both[1].mean() / both[1].max())
     assert share.both == pytest.approx(both.sum() / (2 * both.max(axis=1)).sum())
 
 
-def test_without_a_dataset_pairs_are_made_up(tiny_run):
+def test_without_a_dataset_synthetic_pairs_are_used(tiny_run):
     plan = Plan(steps=1, untimed_steps=1, rounds=1, loop=False)
     result = bench_train(None, tiny_run(), plan, started=time.perf_counter())
     assert result.data is None
     assert result.num_parameters > 37_000 * 16
 
 
-def test_all_of_it_is_json(data_dir, tiny_run):
+def test_results_are_json_values(data_dir, tiny_run):
     plan = Plan(steps=1, untimed_steps=1, rounds=1, loop=False)
     result = bench_train(data_dir, tiny_run(), plan, started=time.perf_counter())
     assert json.loads(json.dumps(result.to_json())) == result.to_json()
@@ -109,7 +109,7 @@ def test_limits_of_a_run_do_not_stop_a_benchmark(tiny_run):
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_nothing_is_left_behind(tiny_run, tmp_path, monkeypatch, interrupted):
+def test_temporary_files_are_removed(tiny_run, tmp_path, monkeypatch, interrupted):
     def interrupt(*args, **kwargs):
         assert list(tmp_path.glob("tfm-bench-*"))
         raise KeyboardInterrupt
@@ -147,7 +147,7 @@ def test_the_loop_is_compared_with_bare_steps(data_dir, tiny_run):
     assert 0 < result.loop.share_in_steps < 1
 
 
-def test_the_loop_that_is_timed_saves_in_the_middle_and_does_not_validate(
+def test_the_timed_loop_saves_in_the_middle_and_does_not_validate(
     data_dir, tiny_run, tmp_path, monkeypatch
 ):
     data = replace(open_data(data_dir, tiny_run()), valid=None)
@@ -162,7 +162,7 @@ def test_the_loop_that_is_timed_saves_in_the_middle_and_does_not_validate(
     assert {4, 10} <= by_step.keys()
     assert found.num_tokens == by_step[10]["tokens"] - by_step[4]["tokens"]
     assert found.seconds == pytest.approx(60 * (by_step[10]["minutes"] - by_step[4]["minutes"]))
-    assert 0 < found.in_steps < found.seconds  # by a clock that runs fast
+    assert 0 < found.in_steps < found.seconds  # the clock is accelerated
 
 
 # --- the command line
@@ -190,7 +190,7 @@ def test_json_is_one_object(run, data_dir):
     assert err.startswith("bench train: base on ")
 
 
-def test_the_table_says_the_same(run, data_dir):
+def test_the_table_shows_the_results(run, data_dir):
     code, out, err = run("bench", "train", data_dir, *TINY_FLAGS, "--loop", "--log-steps", 1)
     assert code == 0, err
     for word in ("target tokens a second", "MFU", "no padding", "peak memory", "loop of tfm train"):
@@ -210,7 +210,7 @@ def test_the_table_says_the_same(run, data_dir):
         ("bench train nowhere", 1, "nowhere is no dataset"),
     ],
 )
-def test_mistakes_are_one_line(run, arguments, code, message):
+def test_a_mistake_is_one_line(run, arguments, code, message):
     got, out, err = run(*arguments.split())
     assert (got, out) == (code, "")
     assert len(err.splitlines()) == 1
@@ -218,13 +218,13 @@ def test_mistakes_are_one_line(run, arguments, code, message):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_refused(run):
+def test_a_missing_gpu_is_refused(run):
     code, out, err = run("bench", "train", "--device", "cuda")
     assert (code, out) == (2, "")
     assert err == "tfm: device is cuda, but torch sees no GPU: use --device cpu\n"
 
 
-def test_every_setting_of_train_is_one_of_the_benchmark():
+def test_the_benchmark_has_every_setting_of_train():
     group = typer.main.get_command(cli.app)
     train, timed = group.commands["train"], group.commands["bench"].commands["train"]
     panels = {p.name for p in train.params if "Settings" in (p.rich_help_panel or "")}
@@ -232,6 +232,6 @@ def test_every_setting_of_train_is_one_of_the_benchmark():
     assert panels <= {p.name for p in timed.params}
 
 
-def test_what_has_an_effect_is_a_setting():
+def test_effective_settings_exist():
     names = {*bench_cli._OF_A_STEP, *bench_cli._OF_THE_LOOP}
     assert names <= {item.name for item in fields(TrainingConfig)}

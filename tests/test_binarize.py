@@ -1,4 +1,4 @@
-"""tfm binarize: text to token ids on disk, lossless, bounded, again only if something changed."""
+"""tfm binarize: lossless, in bounded memory, and repeated only after a change."""
 
 import json
 import multiprocessing
@@ -95,7 +95,7 @@ def test_the_size_of_a_block_does_not_change_a_byte(folder, monkeypatch):
     assert results[0] == results[1] == results[2]
 
 
-def test_only_training_pairs_are_dropped_for_their_length_and_counted(folder):
+def test_only_long_training_pairs_are_dropped_and_counted(folder):
     vocabulary = Vocabulary.load(folder)
     lengths = [
         max(len(vocabulary.source.encode([s])[0]), len(vocabulary.target.encode([t])[0]))
@@ -120,7 +120,7 @@ def test_tokens_are_counted_and_recorded(folder):
         assert Manifest.load(folder).result("binarize")[split]["tokens"] == sums
 
 
-def test_the_index_says_what_is_there(folder):
+def test_the_index_lists_the_splits(folder):
     binarize(folder, CONFIG)
     index = DatasetIndex.load(folder / "bin")
     assert index.num_pairs == {"train": len(TRAIN), "test": len(TEST)}
@@ -139,14 +139,14 @@ def test_unknown_tokens_are_counted_and_warned_of(folder, capsys):
     assert "warning: train: " not in output
 
 
-def test_ids_take_the_smallest_type_that_fits(folder):
+def test_ids_have_the_smallest_type_that_fits(folder):
     binarize(folder, CONFIG)
     assert np.load(folder / "bin" / "train.en.tokens.npy").dtype == np.uint16
     assert stage.id_dtype(1 << 16) == np.uint16
     assert stage.id_dtype((1 << 16) + 1) == np.uint32
 
 
-def test_nothing_is_done_again_while_nothing_changed(folder, capsys):
+def test_an_unchanged_dataset_is_not_binarized_again(folder, capsys):
     first = binarize(folder, CONFIG)
     before = contents(folder)
     second = binarize(folder, BinarizeConfig(jobs=2))
@@ -157,7 +157,7 @@ def test_nothing_is_done_again_while_nothing_changed(folder, capsys):
     assert "unchanged" in capsys.readouterr().err
 
 
-def test_force_does_it_again(folder):
+def test_force_binarizes_again(folder):
     binarize(folder, CONFIG)
     assert binarize(folder, CONFIG, force=True).is_new
 
@@ -329,7 +329,7 @@ def test_a_subword_model_that_is_not_the_one_learnt_is_said(folder, capsys):
     path = folder / "bpe.model"
     path.write_bytes(path.read_bytes() + b"\xf2\xff\x03\x00")  # a field that nobody knows
     binarize(folder, CONFIG)
-    assert "has another subword model than tfm learn-bpe made" in capsys.readouterr().err
+    assert "is not the one that tfm learn-bpe wrote" in capsys.readouterr().err
 
 
 def test_a_record_of_another_form_is_damage(folder):

@@ -1,4 +1,4 @@
-"""tfm export: the same model, as CTranslate2 runs it."""
+"""tfm export: CTranslate2 computes the same model."""
 
 import math
 import shutil
@@ -42,7 +42,7 @@ EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 @pytest.fixture(scope="module")
 def trained(data_dir, tiny_run, tmp_path_factory):
-    """Runs that have learned to translate in parts, by where their norms are."""
+    """Partly trained runs, by the position of layer normalization."""
     runs_dir = tmp_path_factory.mktemp("runs")
     shape = {"d_model": 32, "d_ff": 64, "dropout": 0.0, "embedding_dropout": 0.0}
     runs = {
@@ -61,7 +61,7 @@ def pieces(subword_model, lines):
 
 
 def translations(exported, lines, *, beam_size, max_extra_length=50):
-    """What CTranslate2 finds, by the settings that the help names."""
+    """Translate with CTranslate2 and the settings that the help names."""
     vocabulary = Vocabulary.load(exported)
     translator = ctranslate2.Translator(str(exported))
     ids = {p: i for i, p in enumerate(vocabulary.target.pieces(range(len(vocabulary.target))))}
@@ -80,7 +80,7 @@ def translations(exported, lines, *, beam_size, max_extra_length=50):
 
 
 @EVERY_SHAPE
-def test_both_find_every_token_equally_probable(make_model, shape):
+def test_both_compute_the_same_token_probabilities(make_model, shape):
     model = make_model(**shape)
     exported = export(model).out_dir
     vocabulary = Vocabulary.load(exported)
@@ -95,7 +95,7 @@ def test_both_find_every_token_equally_probable(make_model, shape):
 
 
 @EVERY_SHAPE
-def test_both_choose_the_same_tokens_one_by_one(make_model, shape):
+def test_both_find_the_same_translations_by_greedy_search(make_model, shape):
     model = make_model(**shape)
     config = SearchConfig(beam_size=1, length_penalty=0.0, max_extra_length=20)
     ours = Translator.load(model, device="cpu", precision="fp32").translate(LINES, config)
@@ -114,21 +114,21 @@ def test_both_find_the_same_translations_without_a_length_penalty(
     config = SearchConfig(beam_size=beam_size, length_penalty=0.0)
     ours = Translator.load(trained[norm], device="cpu", precision="fp32").search(lines, config)
     theirs = translations(exported, lines, beam_size=beam_size)
-    # At the greatest length CTranslate2 stops, but tfm counts the probability of ending there.
+    # At the maximum length CTranslate2 stops, but tfm includes the probability of EOS.
     ended = [
         (our, text, log_prob)
         for [our], (text, log_prob, is_cut) in zip(ours, theirs, strict=True)
         if not is_cut
     ]
     identical = [(our, log_prob) for our, text, log_prob in ended if our.text == text]
-    # A hypothesis that ends costs tfm its place in the beam for a step: in theory they may differ.
+    # A finished hypothesis occupies a place in tfm's beam for a step: results may differ.
     assert len(identical) >= len(ended) - 1
     assert len({our.text for our, _ in identical}) >= 4
     for our, log_prob in identical:
         assert log_prob == pytest.approx(our.log_prob, abs=1e-3)
 
 
-def test_the_longest_source_that_tfm_takes_in_has_positions(make_model):
+def test_the_longest_source_of_tfm_has_positions(make_model):
     model = make_model()
     exported = export(model).out_dir
     vocabulary = Vocabulary.load(exported)
@@ -150,12 +150,12 @@ def test_quantized_weights_are_smaller_and_translate(make_model, tmp_path, quant
     assert len(list(translations(exported, LINES[:1], beam_size=2, max_extra_length=5))) == 1
 
 
-def test_of_a_parser_it_is_said_that_trees_are_not_restored(make_model, capsys):
+def test_exporting_a_parser_warns_that_trees_are_not_restored(make_model, capsys):
     export(make_model(task="parsing"))
     assert "only tfm generate makes them trees" in capsys.readouterr().err
 
 
-def test_of_learned_positions_it_is_said_how_far_they_reach(make_model, capsys):
+def test_exporting_learned_positions_warns_of_their_limit(make_model, capsys):
     exported = export(make_model(learned_positions=20)).out_dir
     assert "stops with an error at longer sources, and without max_decoding_length=19" in (
         capsys.readouterr().err
@@ -197,13 +197,13 @@ def test_an_export_with_other_probabilities_is_not_written(make_model, tmp_path,
     assert list(tmp_path.iterdir()) == [model]
 
 
-def test_no_check_is_passed_by_what_is_no_number():
+def test_nan_does_not_pass_the_check():
     agreement = check.Agreement(num_lines=1, differences=[], max_error=math.nan, beam_size=4)
     with pytest.raises(CheckpointError, match="nan nats"):
-        agreement.must_be_close(Path("out"))
+        agreement.require_close(Path("out"))
 
 
-def test_learned_positions_limit_what_is_compared(make_model):
+def test_the_check_respects_learned_positions(make_model):
     model = make_model(learned_positions=60, tied_embeddings="none")
     agreement = export(model, check_lines=3).agreement
     assert agreement.num_lines == 3
@@ -241,7 +241,7 @@ def test_the_command_prints_the_folder_and_what_the_check_found(trained, tmp_pat
     assert "weights in fp32" in err
 
 
-def test_the_command_shows_what_differs(trained, tmp_path, run, monkeypatch):
+def test_the_command_shows_differences(trained, tmp_path, run, monkeypatch):
     difference = check.Difference(line_number=7, ours="a", theirs="b", gain=0.5, is_cut=True)
     agreement = check.Agreement(
         num_lines=9, differences=[difference] * 7, max_error=0.0, beam_size=4

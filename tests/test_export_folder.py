@@ -1,4 +1,4 @@
-"""tfm export: a folder that is all that is needed, or one line and no folder."""
+"""tfm export: a self-contained folder, or one error line and no folder."""
 
 import errno
 import shutil
@@ -32,7 +32,7 @@ specification = pytest.importorskip("tfm.stages.export.specification")
         ),
     ],
 )
-def test_the_folder_is_all_that_is_needed(make_model, tmp_path, tied, subword_files, vocabularies):
+def test_the_folder_is_self_contained(make_model, tmp_path, tied, subword_files, vocabularies):
     model = make_model(tied_embeddings=tied)
     config = SearchConfig(length_penalty=0.0, max_extra_length=9, beam_size=1)
     [expected] = Translator.load(model, device="cpu", precision="fp32").translate(["7"], config)
@@ -44,7 +44,7 @@ def test_the_folder_is_all_that_is_needed(make_model, tmp_path, tied, subword_fi
     moved = shutil.move(result.out_dir, tmp_path / "elsewhere")
     shutil.rmtree(model)
     source, target = (f"{moved}/{name}" for name in subword_files)
-    # As the README has it.
+    # The example in the README.
     script = f"""
 import sys, ctranslate2, sentencepiece
 source = sentencepiece.SentencePieceProcessor({source!r})
@@ -60,7 +60,7 @@ assert "torch" not in sys.modules
     assert found.strip() == expected.strip() != ""
 
 
-def test_without_a_name_an_export_is_in_the_run_or_beside_the_model(trained_run, tmp_path):
+def test_the_default_folder_is_in_the_run_or_beside_the_model(trained_run, tmp_path):
     run = shutil.copytree(trained_run, tmp_path / "run")
     model = checkpoints(run)[0]
     assert export(run).out_dir == run / "ctranslate2"
@@ -69,12 +69,12 @@ def test_without_a_name_an_export_is_in_the_run_or_beside_the_model(trained_run,
     assert len(checkpoints(run)) == len(checkpoints(trained_run))
 
 
-def test_an_export_is_replaced_only_by_force(make_model, tmp_path):
+def test_an_export_is_replaced_only_with_force(make_model, tmp_path):
     model = make_model()
     before = export(model).out_dir / "model.bin"
     content = before.read_bytes()
     make_model(seed=1)
-    with pytest.raises(UsageError, match="is there: replace it with --force, or choose another"):
+    with pytest.raises(UsageError, match="exists: replace it with --force, or choose another"):
         export(model)
     assert before.read_bytes() == content
     export(model, force=True)
@@ -82,17 +82,17 @@ def test_an_export_is_replaced_only_by_force(make_model, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model", "thesis", "file"])
-def test_what_is_no_export_is_never_replaced(make_model, tmp_path, name):
+def test_other_files_and_folders_are_never_replaced(make_model, tmp_path, name):
     model = make_model()
     (tmp_path / "thesis").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="holds no exported model: choose another folder"):
+    with pytest.raises(UsageError, match="is no exported model: choose another folder"):
         export(model, out_dir=tmp_path / name, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "model", "thesis"]
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_what_is_interrupted_leaves_nothing_new(make_model, tmp_path, monkeypatch, force):
+def test_an_interrupted_export_changes_nothing(make_model, tmp_path, monkeypatch, force):
     model = make_model()
     if force:
         export(model)
@@ -125,15 +125,15 @@ def test_what_is_interrupted_leaves_nothing_new(make_model, tmp_path, monkeypatc
         ("rnn", {}, "arch rnn, attention additive"),
     ],
 )
-def test_all_settings_without_a_counterpart_are_named(arch, changes, missing):
+def test_all_unsupported_settings_are_named(arch, changes, missing):
     config = run_config(arch, {}, {"model": changes}).model
-    with pytest.raises(UsageError, match=f"no counterpart to {missing}: translate with tfm"):
-        specification.supported(config)
+    with pytest.raises(UsageError, match=f"does not support {missing}: translate with tfm"):
+        specification.check_supported(config)
 
 
-def test_a_model_without_a_counterpart_leaves_nothing(make_model, tmp_path):
+def test_an_unsupported_model_leaves_nothing(make_model, tmp_path):
     model = make_model(attention_window=3)
-    with pytest.raises(UsageError, match="no counterpart to attention_window 3"):
+    with pytest.raises(UsageError, match="does not support attention_window 3"):
         export(model)
     assert list(tmp_path.iterdir()) == [model]
 

@@ -1,4 +1,4 @@
-"""tfm generate: one line out for each line in."""
+"""tfm generate: line by line translation."""
 
 import json
 import os
@@ -24,7 +24,7 @@ CONFIG = SearchConfig(max_extra_length=3)
 
 @pytest.fixture
 def run(trained_run, tmp_path):
-    """Translate a file with the trained run; also where notes go."""
+    """Translate a file with the trained run, recorded in tmp_path."""
 
     def translate(path, config=CONFIG):
         plan = plan_generation([trained_run], input_path=path, split=None, runs_dir=tmp_path)
@@ -39,13 +39,13 @@ def write(path, content):
 
 
 def edit(folder, **changes):
-    """Change what a model's settings say, as its owner may."""
+    """Change the settings in a model's config.json."""
     record = json.loads((folder / "config.json").read_text())
     del record["checksum"]
     (folder / "config.json").write_text(json.dumps({**record, **changes}))
 
 
-def test_each_line_is_translated_in_order_and_empty_ones_are_kept(run, tmp_path, monkeypatch):
+def test_lines_are_translated_in_order_and_empty_lines_are_kept(run, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "CHUNK_LINES", 3)
     lines = [
         "seven",
@@ -62,7 +62,7 @@ def test_each_line_is_translated_in_order_and_empty_ones_are_kept(run, tmp_path,
     assert [not best[0].text for _, best in found] == [not line for line in lines]
 
 
-def test_translations_are_those_of_the_library(run, trained_run, tmp_path):
+def test_translations_equal_those_of_the_library(run, trained_run, tmp_path):
     lines = ["seven", "on Monday"]
     found = run(write(tmp_path / "in", "\n".join(lines).encode()))
     expected = Translator.load(trained_run, device="cpu").translate(lines, CONFIG)
@@ -80,14 +80,14 @@ def test_standard_input_is_read_when_it_has_text(trained_run, tmp_path, monkeypa
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """A standard input from which nothing comes."""
+    """An empty standard input."""
     with Path(os.devnull).open() as file:
         monkeypatch.setattr("sys.stdin", file)
         yield
 
 
 @pytest.mark.usefixtures("terminal")
-def test_a_terminal_is_read_where_it_is_asked_for(trained_run, tmp_path):
+def test_a_terminal_is_read_if_requested(trained_run, tmp_path):
     plan = plan_generation([trained_run], input_path=Path("-"), split=None, runs_dir=tmp_path)
     assert (plan.source.path, str(plan.source)) == (None, "standard input")
 
@@ -121,29 +121,27 @@ def test_text_and_split_exclude_each_other(trained_run, tmp_path):
         plan_generation([trained_run], input_path=tmp_path, split="test", runs_dir=tmp_path)
 
 
-def test_text_that_is_not_there_is_named(run, tmp_path):
+def test_a_missing_text_is_named(run, tmp_path):
     with pytest.raises(DataError, match="nowhere does not exist"):
         run(tmp_path / "nowhere")
 
 
-def test_a_dataset_that_is_gone_is_named(trained_run, tmp_path):
+def test_a_missing_dataset_is_named(trained_run, tmp_path):
     model = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "model")
     edit(model, data_dir="data/gone")
-    with pytest.raises(DataError, match=r"data/gone, the dataset of .*model, is not here"):
+    with pytest.raises(DataError, match=r"data/gone, the dataset of .*model, does not exist"):
         plan_generation([model], input_path=None, split="test", runs_dir=tmp_path)
 
 
-def test_without_any_run_the_user_is_told_to_train(tmp_path):
+def test_without_a_run_the_error_says_to_train(tmp_path):
     with pytest.raises(CheckpointError, match='start with "tfm train"'):
         plan_generation([], input_path=None, split="test", runs_dir=tmp_path)
 
 
-# --- files that go along with the text
+# --- prefixes and targets
 
 
-def test_translations_start_with_what_a_file_says_across_buffers(
-    trained_run, tmp_path, monkeypatch
-):
+def test_translations_start_with_the_prefixes_across_chunks(trained_run, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "CHUNK_LINES", 2)
     text = write(tmp_path / "in", b"seven\neight\nnine\n\nten\n")
     prefixes = write(tmp_path / "prefixes", "Ich\n\nzwölf Katzen\n\nDie\r\n".encode())
@@ -156,7 +154,7 @@ def test_translations_start_with_what_a_file_says_across_buffers(
     assert found[3][1][0].text == ""
 
 
-def test_targets_are_scored_as_the_library_does_and_summed_up(
+def test_targets_are_scored_as_in_the_library_and_summed(
     trained_run, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(engine, "CHUNK_LINES", 2)
@@ -175,7 +173,7 @@ def test_targets_are_scored_as_the_library_does_and_summed_up(
     num_tokens = sum(len(scored.pieces) for _, scored in found)
     total = sum(scored.log_prob for _, scored in found)
     assert (
-        f"generate: 3 targets of {num_tokens} tokens, ends included: "
+        f"generate: 3 targets of {num_tokens} tokens, EOS included: "
         f"log probability {total:,.1f}, perplexity "
     ) in capsys.readouterr().err
     assert not (tmp_path / "last-generation.json").exists()
@@ -197,7 +195,7 @@ def test_files_of_different_length_are_refused_before_any_work(trained_run, tmp_
         (b"a\nb\n\nd\ne\n", "other ends after 4 lines, before standard input: line N of one"),
     ],
 )
-def test_a_pipe_of_another_length_is_refused_where_it_shows(
+def test_a_pipe_of_another_length_is_refused_when_it_ends(
     trained_run, tmp_path, monkeypatch, content, message
 ):
     monkeypatch.setattr(engine, "CHUNK_LINES", 2)
@@ -211,7 +209,7 @@ def test_a_pipe_of_another_length_is_refused_where_it_shows(
             list(generate(plan, CONFIG, inference=CPU, runs_dir=tmp_path))
 
 
-def test_what_is_drawn_for_a_line_does_not_depend_on_buffers(run, tmp_path, monkeypatch):
+def test_samples_do_not_depend_on_chunks(run, tmp_path, monkeypatch):
     text = write(tmp_path / "in", b"seven\nseven\nseven\nseven\nseven\n")
     config = SearchConfig(search="sample", max_extra_length=3)
     expected = [best[0].text for _, best in run(text, config)]
@@ -220,7 +218,9 @@ def test_what_is_drawn_for_a_line_does_not_depend_on_buffers(run, tmp_path, monk
     assert len(set(expected)) > 1
 
 
-def test_processes_change_nothing_in_what_comes_out(trained_run, tmp_path, monkeypatch, capsys):
+def test_the_number_of_processes_does_not_change_the_output(
+    trained_run, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(engine, "CHUNK_LINES", 2)
     text = write(tmp_path / "in", b"seven\non Monday\n\n8\nseven\n")
     targets = write(tmp_path / "targets", b"sieben\nam Montag\nx\n8\nacht\n")
@@ -237,13 +237,13 @@ def test_processes_change_nothing_in_what_comes_out(trained_run, tmp_path, monke
     assert each[0] == each[1]
 
 
-def test_exact_search_says_at_the_end_how_much_is_proven(run, tmp_path, capsys):
+def test_exact_search_reports_the_number_of_proven_translations(run, tmp_path, capsys):
     config = SearchConfig(search="exact", max_extra_length=1, node_limit=3, length_penalty=3.0)
     found = run(write(tmp_path / "in", b"seven\n\non Monday\n"), config)
     num_proven = sum(best[0].proven is True for _, best in found)
     assert (
-        f"generate: nothing better exists for {num_proven} of 2 lines; {2 - num_proven} not "
-        "proven within --node-limit 3"
+        f"generate: {num_proven} of 2 translations are proven optimal; {2 - num_proven} are not, "
+        "within --node-limit 3"
     ) in capsys.readouterr().err
 
 
@@ -252,7 +252,7 @@ def test_exact_search_says_at_the_end_how_much_is_proven(run, tmp_path, capsys):
 
 @pytest.fixture
 def command(trained_run, tmp_path, monkeypatch, capfd):
-    """Run tfm generate on a file of two lines: its exit code, stdout and stderr."""
+    """Run tfm generate on a file of two lines; return exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "in.en", b"seven\non Monday\n")
     write(tmp_path / "out.de", b"sieben\nam Montag\n")
@@ -268,7 +268,7 @@ def command(trained_run, tmp_path, monkeypatch, capfd):
     return call
 
 
-def test_every_search_prints_as_many_lines_as_it_was_asked_for(command):
+def test_every_search_prints_the_requested_number_of_lines(command):
     for arguments, num_lines in [
         ("", 2),
         ("--search sample --temperature 0.5 --top-k 9 --top-p 0.9 --seed 3 --n-best 3", 6),
@@ -280,7 +280,7 @@ def test_every_search_prints_as_many_lines_as_it_was_asked_for(command):
         assert len(out.splitlines()) == num_lines
 
 
-def test_json_of_exact_search_says_what_is_proven_and_that_of_others_does_not(command):
+def test_only_the_json_of_exact_search_has_proven(command):
     _, out, _ = command("--search exact --max-extra-length 1 --node-limit 2 --json")
     for line in out.splitlines():
         [best] = json.loads(line)["translations"]
@@ -290,7 +290,7 @@ def test_json_of_exact_search_says_what_is_proven_and_that_of_others_does_not(co
     assert set(best) == {"text", "score", "log_prob"}
 
 
-def test_targets_are_printed_as_lines_as_tokens_and_as_json(command):
+def test_targets_are_printed_as_lines_tokens_or_json(command):
     code, out, err = command("--score-target out.de")
     assert code == 0, err
     rows = [line.split("\t") for line in out.splitlines()]
@@ -344,7 +344,7 @@ def test_a_mistake_is_one_line(command, arguments, code, pattern):
     assert re.fullmatch(f"tfm: {pattern}", line), line
 
 
-def test_a_models_own_settings_lie_under_the_flags(command, tmp_path):
+def test_flags_override_the_settings_of_the_model(command, tmp_path):
     folder = shutil.copytree(tmp_path / "model", tmp_path / "own")
     edit(folder, search={"beam_size": 2, "length_penalty": 0.0, "max_extra_length": 3})
     (tmp_path / "model").unlink()
@@ -359,6 +359,6 @@ def test_a_models_own_settings_lie_under_the_flags(command, tmp_path):
         for line in out.splitlines()
         for best in json.loads(line)["translations"]
     )
-    # A beam means nothing to sampling, and is no reason to refuse it.
+    # Sampling ignores the model's beam size without an error.
     code, _, err = command("--search sample")
     assert code == 0, err

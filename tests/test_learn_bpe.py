@@ -1,4 +1,4 @@
-"""tfm learn-bpe: a dataset's text to its subword models, again only if something changed."""
+"""tfm learn-bpe: subword models of a dataset, learned again only after a change."""
 
 import dataclasses
 
@@ -41,7 +41,7 @@ def test_both_languages_share_one_model(folder):
     assert files(folder) == ["bpe.model", "bpe.vocab", "manifest.json", "train.de", "train.en"]
 
 
-def test_separate_models_know_their_own_language(folder):
+def test_separate_models_have_pieces_of_their_language(folder):
     result = learn_bpe(
         folder, dataclasses.replace(CONFIG, separate=True, byte_fallback=False, vocab_size=40)
     )
@@ -52,7 +52,7 @@ def test_separate_models_know_their_own_language(folder):
     assert "ß" in vocabulary.target.vocab_text()
 
 
-def test_the_words_of_a_target_can_be_its_pieces(tmp_path):
+def test_target_words_can_be_pieces(tmp_path):
     symbols = ["(S (NP XX XX )NP (VP XX )VP )S"] * 15
     folder = make_dataset(tmp_path / "x", target=symbols)
     config = dataclasses.replace(CONFIG, separate=True, target_words=True, byte_fallback=False)
@@ -61,13 +61,13 @@ def test_the_words_of_a_target_can_be_its_pieces(tmp_path):
     assert len(Vocabulary.load(folder).target.encode(symbols)[0]) == 9
 
 
-def test_pieces_lie_beside_the_model_for_people_to_read(folder):
+def test_pieces_are_written_as_text_beside_the_model(folder):
     [path] = learn_bpe(folder, CONFIG).model_paths
     lines = path.with_suffix(".vocab").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 300
 
 
-def test_nothing_is_learnt_again_while_nothing_changed(folder, capsys):
+def test_an_unchanged_dataset_is_not_learned_again(folder, capsys):
     first = learn_bpe(folder, CONFIG)
     before = (folder / "bpe.model").stat()
     second = learn_bpe(folder, CONFIG)
@@ -97,33 +97,33 @@ def test_other_text_learns_again(folder):
     assert learn_bpe(folder, CONFIG).is_new
 
 
-def test_a_model_that_was_deleted_is_learnt_again(folder):
+def test_a_deleted_model_is_learned_again(folder):
     learn_bpe(folder, CONFIG)
     (folder / "bpe.model").unlink()
     assert learn_bpe(folder, CONFIG).is_new
     assert (folder / "bpe.model").exists()
 
 
-def test_force_learns_again_and_to_the_same_model(folder):
+def test_force_learns_the_same_model_again(folder):
     learn_bpe(folder, CONFIG)
     before = (folder / "bpe.model").read_bytes()
     assert learn_bpe(folder, CONFIG, force=True).is_new
     assert (folder / "bpe.model").read_bytes() == before
 
 
-def test_a_size_that_nobody_asked_for_gives_way_to_the_text(folder):
+def test_the_default_size_is_reduced_for_a_small_text(folder):
     [size] = learn_bpe(folder, SubwordConfig()).vocab_sizes
     assert 270 < size < 1_000
 
 
-def test_a_size_that_nobody_asked_for_gives_way_to_many_characters(tmp_path):
+def test_the_default_size_is_increased_for_many_characters(tmp_path):
     many = [chr(0x4E00 + first) + chr(0x4E00 + first + 1) for first in range(0, 2_000, 2)]
     folder = make_dataset(tmp_path / "x", source=many, target=many)
     [size] = learn_bpe(folder, SubwordConfig()).vocab_sizes
     assert size > 2_000
 
 
-def test_a_size_that_was_asked_for_is_kept_or_refused(folder):
+def test_a_requested_size_is_kept_or_refused(folder):
     with pytest.raises(UsageError, match=r"5,000 is too large .*train\.en, .*train\.de"):
         learn_bpe(folder, SubwordConfig(vocab_size=5_000))
 
@@ -138,7 +138,7 @@ def test_a_refused_size_leaves_the_older_vocabulary(folder, separate):
 
 
 @pytest.mark.parametrize("separate", [True, False])
-def test_changing_between_joint_and_separate_leaves_nothing_of_the_other(folder, separate):
+def test_changing_between_joint_and_separate_removes_the_other_models(folder, separate):
     for each in (not separate, separate):
         learn_bpe(folder, dataclasses.replace(CONFIG, separate=each, vocab_size=290))
     assert Vocabulary.load(folder).is_joint is not separate
@@ -147,7 +147,7 @@ def test_changing_between_joint_and_separate_leaves_nothing_of_the_other(folder,
     )
 
 
-def test_without_text_it_says_what_to_run(folder):
+def test_missing_text_is_an_error_that_names_the_command(folder):
     (folder / "train.de").unlink()
     with pytest.raises(DataError, match=r"train\.de does not exist: run tfm prepare first"):
         learn_bpe(folder, CONFIG)
@@ -164,7 +164,7 @@ def test_empty_text_is_named(tmp_path):
         learn_bpe(folder, SubwordConfig())
 
 
-def test_a_line_that_is_too_long_to_be_one_is_named(folder, monkeypatch):
+def test_a_line_that_is_too_long_is_named(folder, monkeypatch):
     monkeypatch.setattr("tfm.data.text._MAX_LINE_BYTES", 20)
     with pytest.raises(DataError, match=r"train\.en, line 1 has") as caught:
         learn_bpe(folder, CONFIG)

@@ -1,4 +1,4 @@
-"""BLEU as in the paper: words, compounds and arithmetic."""
+"""Paper BLEU: tokenization, compounds and arithmetic."""
 
 import math
 
@@ -6,12 +6,12 @@ import pytest
 
 from tfm.config import ScoreConfig
 from tfm.errors import UsageError
-from tfm.metrics.paper import MosesWords, paper_bleu, split_compounds
+from tfm.metrics.paper import PaperTokenizer, paper_bleu, split_compounds
 from tfm.metrics.scores import corpus_scores
 
 CONFIG = ScoreConfig()
 
-# Text, and what normalize-punctuation.perl and tokenizer.perl of Moses make of it.
+# Text, and the output of Moses' normalize-punctuation.perl and tokenizer.perl.
 GERMAN = {
     "Er sagte: „Das ist z. B. ein E-Mail-Konto – für 3,50 Euro“, und ging.": (
         "Er sagte : &quot; Das ist z. B. ein E-Mail-Konto - für 3,50 Euro &quot; , und ging ."
@@ -40,14 +40,14 @@ def bleu(hypotheses, *references, language="fr", config=CONFIG):
 
 
 @pytest.mark.parametrize(("language", "words"), [("de", GERMAN), ("fr", FRENCH)])
-def test_words_are_those_of_moses(language, words):
-    tokenizer = MosesWords(language, ScoreConfig(split_compounds="no"))
-    assert dict(zip(words, tokenizer.tokenized(words), strict=True)) == words
+def test_words_equal_those_of_moses(language, words):
+    tokenizer = PaperTokenizer(language, ScoreConfig(split_compounds="no"))
+    assert dict(zip(words, tokenizer.tokenize(words), strict=True)) == words
 
 
-def test_punctuation_can_stay_as_it_is():
-    tokenizer = MosesWords("de", ScoreConfig(normalize_punctuation=False))
-    assert tokenizer.tokenized(["„Bis bald – Anna.“"]) == ["„ Bis bald – Anna . “"]
+def test_normalization_of_punctuation_can_be_disabled():
+    tokenizer = PaperTokenizer("de", ScoreConfig(normalize_punctuation=False))
+    assert tokenizer.tokenize(["„Bis bald – Anna.“"]) == ["„ Bis bald – Anna . “"]
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,21 @@ def test_punctuation_can_stay_as_it_is():
         ("a - b -c d-", "a - b -c d-"),
     ],
 )
-def test_a_hyphen_between_characters_is_a_word_where_matches_do_not_overlap(text, split):
+def test_hyphens_between_characters_are_split_without_overlap(text, split):
     # As perl -pe 's{(\S)-(\S)}{$1 ##AT##-##AT## $2}g' does.
     assert split_compounds(text) == split
 
 
-def test_compounds_are_split_in_german_only_unless_told_otherwise():
+def test_compounds_are_split_in_german_only_by_default():
     def splits(language, choice):
-        return MosesWords(language, ScoreConfig(split_compounds=choice)).splits_compounds
+        return PaperTokenizer(language, ScoreConfig(split_compounds=choice)).splits_compounds
 
     assert [splits("de", choice) for choice in ("auto", "yes", "no")] == [True, True, False]
     assert [splits("fr", choice) for choice in ("auto", "yes", "no")] == [False, True, False]
 
 
-def test_half_a_compound_counts_in_german():
-    # Of "a b c d Haus - Tor", all is right but what ends with "Tor"; else, what ends with the last.
+def test_a_part_of_a_german_compound_can_match():
+    # Without the split, only the last word differs; with it, only "Tor" does.
     hypothesis, reference = ["a b c d Haus-Tor"], ["a b c d Haus-Tür"]
     german = 100 * math.pow(6 / 7 * 5 / 6 * 4 / 5 * 3 / 4, 1 / 4)
     assert bleu(hypothesis, reference, language="de") == pytest.approx(german)
@@ -96,7 +96,7 @@ def test_a_text_that_is_too_short_is_penalized():
     assert bleu(["a b c d f"], ["a b c d e f"]) == pytest.approx(expected)
 
 
-def test_without_a_run_of_four_words_it_is_zero_and_not_smoothed():
+def test_without_matching_4_grams_it_is_zero_and_not_smoothed():
     hypotheses, references = ["a b c x d e f"], ["a b c y d e f"]
     assert bleu(hypotheses, references) == 0
     [smoothed] = corpus_scores(hypotheses, [references], ["bleu"], CONFIG)
@@ -105,7 +105,7 @@ def test_without_a_run_of_four_words_it_is_zero_and_not_smoothed():
     assert bleu([""], ["a b c d"]) == 0
 
 
-def test_of_several_references_each_may_have_what_is_right():
+def test_n_grams_may_match_any_reference():
     # Words: "a" is twice in the second. Pairs: two in the first, two in the second.
     # Triples: one in each. Fours: "b c a d" in the third, "a b c a" in none.
     references = ["a b c z"], ["c a d a b z"], ["b c a d z z"]
@@ -114,27 +114,27 @@ def test_of_several_references_each_may_have_what_is_right():
     assert bleu(["a b c a d"], *references[:2]) == 0
 
 
-def test_of_references_as_close_in_length_the_shorter_counts():
+def test_of_equally_close_references_the_shorter_counts():
     hypotheses, longer, shorter = ["a b c d e"], ["a b c d e f"], ["z z z z"]
     assert bleu(hypotheses, longer) == pytest.approx(100 * math.exp(1 - 6 / 5))
     assert bleu(hypotheses, longer, shorter) == pytest.approx(100)
     assert bleu(hypotheses, longer, ["z z z"]) == bleu(hypotheses, longer)
 
 
-def test_case_counts_unless_told_otherwise():
+def test_case_counts_by_default():
     hypotheses, references = ["Ach wie schön ist es"], ["ach wie Schön ist es"]
     assert bleu(hypotheses, references) == 0
     assert bleu(hypotheses, references, config=ScoreConfig(lowercase=True)) == pytest.approx(100)
 
 
-def test_typographic_quotation_marks_are_as_good_as_plain_ones():
+def test_typographic_quotation_marks_equal_plain_ones():
     plain, typographic = ['Er sagte: "Ja, sehr gern."'], ["Er sagte: „Ja, sehr gern.“"]
     as_it_is = ScoreConfig(normalize_punctuation=False)
     assert bleu(plain, typographic, language="de") == pytest.approx(100)
     assert bleu(plain, typographic, language="de", config=as_it_is) < 90
 
 
-def test_the_signature_says_all_that_decides_the_score():
+def test_the_signature_has_all_settings():
     result = paper_bleu(["ja"], [["ja"], ["doch"]], CONFIG, language="de")
     start = "nrefs:2|case:mixed|norm:moses|tok:moses-de|compounds:atat|arithmetic:multi-bleu|"
     assert result.signature.startswith(start + "sacremoses:")
@@ -150,7 +150,7 @@ def test_the_signature_says_all_that_decides_the_score():
     assert result.signature.startswith(start)
 
 
-def test_the_note_names_what_makes_the_number_another():
+def test_the_note_names_the_differences_to_bleu():
     note = paper_bleu(["ja"], [["ja"]], CONFIG, language="de").note
     assert "differs from BLEU" in note
     assert "compound" in note
@@ -167,6 +167,6 @@ def test_the_difference_to_a_baseline_is_tested():
     assert result.comparison.p_value < 0.05
 
 
-def test_a_language_without_rules_is_refused():
-    with pytest.raises(UsageError, match=r'none called "txt": give one with --language \(.*de, '):
+def test_an_unsupported_language_is_refused():
+    with pytest.raises(UsageError, match=r'supports, not "txt": give one with --language \(.*de, '):
         paper_bleu(["ja"], [["ja"]], CONFIG, language="txt")

@@ -1,4 +1,4 @@
-"""Lines that a parser wrote, scored against gold trees."""
+"""Bracket F1 of a parser's output lines."""
 
 import pytest
 
@@ -19,7 +19,8 @@ SYMBOLS = ["(S (NP XX )NP (VP XX (ADVP XX )ADVP )VP XX )S", "(S (NP XX XX )NP XX
 
 @pytest.mark.parametrize("lines", [BRACKETS, SYMBOLS])
 def test_trees_are_scored_as_brackets_or_as_symbols(lines):
-    # All 4 of the first; of the second S, but neither NP nor VP: 5 of 6 are right, 5 of 7 found.
+    # All 4 of the first tree match; of the second, S but neither NP nor VP: precision 5/6, recall
+    # 5/7.
     result = bracket_f1(lines, [GOLD])
     assert result.value == pytest.approx(100 * 2 * 5 / (6 + 7))
     assert result.details["precision"] == pytest.approx(100 * 5 / 6)
@@ -29,7 +30,7 @@ def test_trees_are_scored_as_brackets_or_as_symbols(lines):
     assert result.signature == "evalb:COLLINS|tags:gold|sentences:2|errors:0|skipped:0"
 
 
-def test_what_symbols_need_to_be_a_tree_is_counted():
+def test_repairs_to_symbols_are_counted():
     forgotten = SYMBOLS[1].replace(")NP ", "")
     mended = bracket_f1([SYMBOLS[0], forgotten], [GOLD])
     assert bracket_f1(SYMBOLS, [GOLD]).details["repairs"] == 0
@@ -38,7 +39,7 @@ def test_what_symbols_need_to_be_a_tree_is_counted():
 
 
 @pytest.mark.parametrize("line", ["(S (NP (NP (NP", "(S (S XX XX XX XX", "XX", "(S"])
-def test_a_parser_that_has_not_learned_to_close_brackets_yet_is_scored_all_the_same(line):
+def test_a_parser_that_does_not_close_brackets_is_scored(line):
     result = bracket_f1([line, line], [GOLD])
     assert result.details["repairs"] > 0
     assert 0 <= result.value < 100
@@ -52,25 +53,25 @@ def test_other_words_are_an_error_and_an_empty_line_is_no_parse():
     assert (result.value, result.details["skipped"]) == (100, 1)
 
 
-def test_words_of_symbols_are_those_that_a_parser_reads():
+def test_traces_are_no_words_of_symbols():
     traced = GOLD[1].replace("(VBZ rains)", "(VBZ rains) (NP (-NONE- *))")
     result = bracket_f1([SYMBOLS[0], "(S (NP XX )NP (VP XX )VP XX )S"], [[GOLD[0], traced]])
     assert (result.value, result.details["repairs"]) == (100, 0)
 
 
-def test_parts_of_speech_of_the_parser_are_compared_if_it_gives_any():
+def test_tags_are_scored_if_the_parser_outputs_them():
     assert "tagging accuracy" not in bracket_f1(BRACKETS, [GOLD]).details
     tagged = [GOLD[0].replace("RB", "JJ"), GOLD[1]]
     assert bracket_f1(tagged, [GOLD]).details["tagging accuracy"] == 80
 
 
-def test_a_baseline_is_scored_likewise():
+def test_a_baseline_is_scored_in_the_same_way():
     result = bracket_f1(GOLD, [GOLD], baseline=SYMBOLS)
     assert result.value == 100
     assert result.comparison.baseline == bracket_f1(SYMBOLS, [GOLD]).value
 
 
-def test_lines_that_are_no_trees_are_named():
+def test_invalid_trees_are_named():
     with pytest.raises(DataError, match="hypotheses, line 2"):
         bracket_f1([BRACKETS[0], "(S (NP it) rains)"], [GOLD])
     with pytest.raises(DataError, match="reference, line 2"):

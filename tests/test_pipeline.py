@@ -1,4 +1,4 @@
-"""The stages one after another, from text to text."""
+"""All stages in sequence."""
 
 import json
 from pathlib import Path
@@ -28,8 +28,8 @@ from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 CPU = InferenceConfig(device="cpu", precision="fp32")
 
 
-def test_it_learns_to_copy(tmp_path, make_dataset):
-    """The whole way: subwords, training, checkpoints, beam search, text."""
+def test_a_model_learns_to_copy(tmp_path, make_dataset):
+    """From subword learning and training to beam search and text."""
     random = Random(1)
     lines = [" ".join(random.choices("abcdefgh", k=random.randint(1, 6))) for _ in range(1000)]
     unseen = sorted(set(lines[:100]) - set(lines[100:]))
@@ -85,7 +85,7 @@ def parser(tmp_path_factory):
     return folder
 
 
-def test_a_parser_is_validated_by_its_brackets(parser):
+def test_a_parser_is_validated_by_bracket_f1(parser):
     lines = (parser / "runs" / "trees" / "metrics.jsonl").read_text().splitlines()
     validations = [record for record in map(json.loads, lines) if record["kind"] == "validation"]
     assert [record["step"] for record in validations] == [2, 4]
@@ -93,15 +93,13 @@ def test_a_parser_is_validated_by_its_brackets(parser):
     assert all(record["signature"].startswith("evalb:COLLINS|") for record in validations)
 
 
-def test_a_parser_searches_as_its_dataset_says(parser):
+def test_a_parser_has_the_search_settings_of_its_dataset(parser):
     info = load_info(find_model(parser / "runs" / "trees"))
     assert info.task == "parsing"
     assert info.search == {"beam_size": 21, "length_penalty": 0.3, "max_extra_length": 300}
 
 
-def test_what_a_parser_writes_becomes_a_tree_of_each_sentence_and_is_scored(
-    parser, monkeypatch, capfd
-):
+def test_a_parsers_output_becomes_trees_of_the_sentences_and_is_scored(parser, monkeypatch, capfd):
     monkeypatch.chdir(parser)
     plan = plan_generation(
         [Path("runs/trees")], input_path=None, split="test", runs_dir=Path("runs")
@@ -112,7 +110,7 @@ def test_what_a_parser_writes_becomes_a_tree_of_each_sentence_and_is_scored(
     for sentence, [best] in outputs:
         tree = tree_of_line(best.text, where="output")
         assert words_of(tree) == sentence.split()
-    assert "mended in the trees" in capfd.readouterr().err
+    assert "repairs to the trees" in capfd.readouterr().err
     Path("out").write_text("".join(f"{best.text}\n" for _, [best] in outputs))
     [result] = score(Path("out"), [], config=ScoreConfig(), runs_dir=Path("runs")).scores
     assert result.name == "bracket-f1"
@@ -130,7 +128,7 @@ def test_what_a_parser_writes_becomes_a_tree_of_each_sentence_and_is_scored(
     ids=str,
 )
 def test_every_variation_trains_resumes_averages_and_decodes(model, data_dir, tiny_run, tmp_path):
-    """A run that is stopped half-way and resumed has the weights of one that is not."""
+    """A run that is stopped and resumed has the weights of an uninterrupted one."""
     check_variation(
         data_dir, tmp_path, lambda steps: tiny_run(model=model, training={"max_steps": steps})
     )
@@ -174,6 +172,6 @@ def check_variation(data_dir, folder, run_of):
         found = [best for [best] in beam_search(model, source, lengths, config)]
         targets = [hypothesis.tokens for hypothesis in found]
         at_once = forced_decoding([model], source, lengths, targets, config)
-    # Decoded step by step from a cache, and all at once.
+    # Decoding with a cache and full decoding agree.
     for hypothesis, forced in zip(found, at_once, strict=True):
         assert forced.hypothesis.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-3)

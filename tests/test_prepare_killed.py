@@ -1,4 +1,4 @@
-"""tfm prepare, killed at any moment and called again, ends with the same bytes."""
+"""tfm prepare writes the same bytes if it is killed at any moment and run again."""
 
 import gzip
 import io
@@ -17,7 +17,7 @@ import pytest
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.storage.files import sha256_of
 
-# The real command, which kills itself just before it changes anything on disk for the n-th time.
+# The real command, which kills itself just before its n-th change on disk.
 SELF_KILLER = """
 import os, signal, sys
 
@@ -87,7 +87,7 @@ def mirror(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(mirror):
-    """A server of the mirror's files, from any byte on, that takes its time."""
+    """A slow server of the mirror's files that supports range requests."""
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *args):
@@ -109,7 +109,7 @@ def site(mirror):
                     self.wfile.write(content[at : at + (1 << 15)])
                     time.sleep(0.01)
             except ConnectionError:
-                pass  # whoever asked was killed
+                pass  # the client was killed
 
     resumed = []
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -122,7 +122,7 @@ def site(mirror):
 
 @pytest.fixture
 def prepare(mirror, tmp_path):
-    """Start the command on a folder; the arguments before it are Python's."""
+    """Start the command on a folder, with arguments for Python."""
 
     def start(*python, source=mirror, out="data"):
         command = [sys.executable, *python, "prepare", str(mirror / "recipe.toml")]
@@ -139,7 +139,7 @@ def prepare(mirror, tmp_path):
 
 
 def contents(folder):
-    """Every file of a folder, hidden ones too, with its bytes."""
+    """Return the bytes of all files in a folder, including hidden ones."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
@@ -153,11 +153,11 @@ def finish(process):
     return output
 
 
-def test_killed_before_any_change_on_disk_it_goes_on(prepare, tmp_path):
+def test_killed_before_each_change_on_disk_it_resumes(prepare, tmp_path):
     moments = int(finish(prepare("-c", SELF_KILLER, str(tmp_path), "0", out="whole")))
     assert moments > 40
     num_kills = 0
-    # Steps that are done are not done again, so that each run gets further than the one before.
+    # Finished steps are not repeated, so each run proceeds further than the previous one.
     for moment in range(moments // 6, moments, moments // 6):
         process = prepare("-c", SELF_KILLER, str(tmp_path), str(moment))
         process.communicate(timeout=60)
@@ -167,7 +167,7 @@ def test_killed_before_any_change_on_disk_it_goes_on(prepare, tmp_path):
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
-def test_killed_in_a_download_or_at_any_time_it_goes_on(prepare, site, tmp_path):
+def test_killed_in_a_download_or_at_any_time_it_resumes(prepare, site, tmp_path):
     url, resumed = site
     started = time.monotonic()
     finish(prepare("-m", "tfm", source=url, out="whole"))

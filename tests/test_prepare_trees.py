@@ -1,4 +1,4 @@
-"""tfm prepare: treebanks to datasets of sentences, symbols and gold trees."""
+"""tfm prepare: treebanks become datasets of sentences, symbols and gold trees."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ SMALL = {"subword": {"vocab_size": 300, "byte_fallback": False, "num_threads": 1
 
 
 def write_treebank(path, split, num_trees):
-    """Write a file as treebanks have them: function tags, traces, a root without a name."""
+    """Write a file with features of treebanks: function tags, traces, an unnamed root."""
     trees = list(generate_trees(split, num_trees=num_trees, seed=3))
     text = "".join(f"\n( {bracketed(tree.children[0])} )\n" for tree in trees)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def lines(folder, name):
 
 @pytest.fixture(scope="module")
 def treebank(tmp_path_factory):
-    """Files of trees, and the trees."""
+    """Treebank files and their trees."""
     folder = tmp_path_factory.mktemp("wsj")
     trees = {
         "train": write_treebank(folder / "02" / "wsj_0201.mrg", "train", 150)
@@ -65,13 +65,13 @@ def test_a_dataset_has_sentences_and_symbols_of_normalized_trees(dataset, treeba
         assert lines(dataset, f"{split}.trees") == [" ".join(linearize(tree)) for tree in trees]
 
 
-def test_gold_trees_lie_beside_what_is_not_trained_on(dataset, treebank):
+def test_validation_and_test_splits_have_gold_trees(dataset, treebank):
     assert lines(dataset, "test.gold") == [bracketed(tree) for tree in treebank[1]["test"]]
     assert not (dataset / "train.gold").exists()
     assert not (dataset / "valid.gold").exists()
 
 
-def test_the_right_symbols_have_the_best_score(dataset):
+def test_the_symbols_of_the_gold_trees_have_a_perfect_score(dataset):
     gold = [tree_of_line(line, where="gold") for line in lines(dataset, "test.gold")]
     pairs = zip(lines(dataset, "test.trees"), lines(dataset, "test.words"), strict=True)
     restored = [restore(symbols.split(), words.split())[0] for symbols, words in pairs]
@@ -92,7 +92,7 @@ def test_each_symbol_is_one_piece(dataset):
     assert len(binarized) == len(symbols)
 
 
-def test_the_manifest_says_what_is_learnt_and_how_to_search(dataset):
+def test_the_manifest_has_the_subword_and_search_settings(dataset):
     manifest = Manifest.load(dataset)
     assert manifest.task == "parsing"
     assert manifest.settings("search") == {
@@ -104,7 +104,7 @@ def test_the_manifest_says_what_is_learnt_and_how_to_search(dataset):
     assert "test.gold" in files["steps"]["clean"]["outputs"]
 
 
-def test_no_tree_is_lost_to_rules_for_translations(tmp_path):
+def test_trees_are_not_cleaned_by_rules_for_translations(tmp_path):
     long = "(S " + "(NP (NN rain)) " * 400 + ")"
     trees = [long, "(X (NN a))", "(X (NN a))", "(NP (NP (NP (NP (NP (NP (NP (NN a))))))))"]
     path = tmp_path / "own.mrg"
@@ -113,7 +113,7 @@ def test_no_tree_is_lost_to_rules_for_translations(tmp_path):
     assert len(lines(tmp_path / "data", "train.trees")) == 4
 
 
-def test_trees_of_nothing_but_traces_are_left_out_of_all_files(tmp_path):
+def test_trees_of_traces_only_are_left_out_of_all_files(tmp_path):
     path = tmp_path / "own.mrg"
     path.write_text("(S (NN a))\n(S (-NONE- *))\n(S (NN b))\n", encoding="utf-8")
     recipe = recipe_from_trees(name="x", train=[path], test=[path])
@@ -122,7 +122,7 @@ def test_trees_of_nothing_but_traces_are_left_out_of_all_files(tmp_path):
     assert lines(tmp_path / "data", "test.gold") == ["(S (NN a))", "(S (NN b))"]
 
 
-def test_nothing_is_done_twice_but_a_changed_tree_is_seen(treebank, tmp_path):
+def test_steps_are_repeated_only_for_a_changed_tree(treebank, tmp_path):
     train = tmp_path / "train.mrg"
     train.write_bytes((treebank[0] / "02" / "wsj_0201.mrg").read_bytes())
     recipe = recipe_from_trees(name="x", train=[train], test=[treebank[0] / "23.mrg"])
@@ -136,7 +136,7 @@ def test_nothing_is_done_twice_but_a_changed_tree_is_seen(treebank, tmp_path):
     assert lines(out, "train.words") == ["a"]
 
 
-def test_gold_trees_of_a_split_that_is_no_more_go_with_it(treebank, tmp_path):
+def test_gold_trees_are_deleted_with_their_split(treebank, tmp_path):
     folder, out = treebank[0], tmp_path / "data"
     prepare(
         recipe_from_trees(name="x", train=[folder / "02"], test=[folder / "23.mrg"]),
@@ -187,7 +187,7 @@ def test_trees_in_archives_and_compressed_files_are_unpacked(treebank, tmp_path)
     assert lines(out, "test.gold") == [bracketed(tree) for tree in trees["test"]]
 
 
-def test_the_generated_treebank_is_prepared_as_any_other(tmp_path):
+def test_the_generated_treebank_is_prepared_like_others(tmp_path):
     path = tmp_path / "small.toml"
     path.write_text(
         'name = "small"\nsource = "words"\ntarget = "trees"\ntask = "parsing"\n'
@@ -203,7 +203,7 @@ def test_the_generated_treebank_is_prepared_as_any_other(tmp_path):
 
 @pytest.fixture
 def run(monkeypatch, capfd, tmp_path):
-    """Run the command line in this process: its exit code and stderr."""
+    """Run the command line in this process; return exit code and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -1,4 +1,4 @@
-"""The tour through all stages, on a program that only pretends."""
+"""The quickstart, with a stub in place of tfm."""
 
 import signal
 import sys
@@ -8,15 +8,15 @@ import pytest
 
 from tfm.stages.quickstart import StageFailedError, quickstart
 
-# Stands for tfm: notes how it was called, and does what the stages around it need.
-PRETENDER = """
+# Replaces tfm: records its arguments and writes the files that other stages need.
+STUB = """
     import json, os, pathlib, sys
 
     stage = sys.argv[1]
     with open("calls.txt", "a") as file:
         file.write(" ".join(sys.argv[1:]) + "\\n")
     if stage == os.environ.get("FAILS"):
-        sys.exit(f"{stage} cannot go on")
+        sys.exit(f"{stage} cannot continue")
     if stage == os.environ.get("DIES"):
         os.kill(os.getpid(), 9)
     if stage == "train":
@@ -27,8 +27,8 @@ PRETENDER = """
         assert not sys.stdin.read()
         pathlib.Path("test.en").write_text("one\\ntwo\\nthree\\nfour\\nfive\\n")
         pathlib.Path("test.de").write_text("eins\\nzwei\\ndrei\\nvier\\nfünf\\n")
-        note = {"format": 1, "source": "test.en", "reference": "test.de"}
-        pathlib.Path("runs/last-generation.json").write_text(json.dumps(note))
+        record = {"format": 1, "source": "test.en", "reference": "test.de"}
+        pathlib.Path("runs/last-generation.json").write_text(json.dumps(record))
         print("eins\\nzwei\\n[bold]drei\\nvier\\nsechs")
     if stage == "score":
         lines = sys.stdin.read().split("\\n")
@@ -40,8 +40,8 @@ PRETENDER = """
 
 @pytest.fixture
 def program(tmp_path):
-    path = tmp_path / "pretender.py"
-    path.write_text(textwrap.dedent(PRETENDER), encoding="utf-8")
+    path = tmp_path / "stub.py"
+    path.write_text(textwrap.dedent(STUB), encoding="utf-8")
     return [sys.executable, "-X", "utf8", str(path)]
 
 
@@ -50,22 +50,22 @@ def calls(out_dir):
 
 
 def test_the_seven_stages_run_in_order(tmp_path, program):
-    quickstart(tmp_path / "tour", program=program)
-    stages = [call.split()[0] for call in calls(tmp_path / "tour")]
+    quickstart(tmp_path / "quickstart", program=program)
+    stages = [call.split()[0] for call in calls(tmp_path / "quickstart")]
     assert stages[:5] == ["prepare", "learn-bpe", "binarize", "train", "average"]
-    # These two run at the same time.
+    # These two run in parallel.
     assert sorted(stages[5:]) == ["generate", "score"]
 
 
 def test_translations_go_through_the_pipe_to_the_score(tmp_path, program):
-    result = quickstart(tmp_path / "tour", program=program)
+    result = quickstart(tmp_path / "quickstart", program=program)
     assert result.scores == [
         {"name": "bleu", "label": "BLEU", "value": 600.0, "signature": "nrefs:1"}
     ]
 
 
 def test_samples_show_source_translation_and_reference(tmp_path, program):
-    result = quickstart(tmp_path / "tour", program=program)
+    result = quickstart(tmp_path / "quickstart", program=program)
     assert [(s.source, s.translation, s.reference) for s in result.samples] == [
         ("one", "eins", "eins"),
         ("three", "[bold]drei", "drei"),
@@ -73,8 +73,8 @@ def test_samples_show_source_translation_and_reference(tmp_path, program):
     ]
 
 
-def test_the_user_sees_each_line_as_it_would_be_typed(tmp_path, program, capfd):
-    result = quickstart(tmp_path / "tour", program=program)
+def test_each_command_line_is_shown(tmp_path, program, capfd):
+    result = quickstart(tmp_path / "quickstart", program=program)
     shown = capfd.readouterr().err
     for line in result.seconds:
         assert f"$ {line}" in shown
@@ -84,39 +84,41 @@ def test_the_user_sees_each_line_as_it_would_be_typed(tmp_path, program, capfd):
     assert "tfm prepare --train FILE.en FILE.de" in shown
 
 
-def test_nothing_but_what_stages_print_is_on_stdout(tmp_path, program, capfd):
-    quickstart(tmp_path / "tour", program=program)
+def test_stdout_has_only_the_output_of_stages(tmp_path, program, capfd):
+    quickstart(tmp_path / "quickstart", program=program)
     assert capfd.readouterr().out == ""
 
 
-def test_a_failing_stage_ends_the_tour_with_its_exit_code(tmp_path, program, monkeypatch, capfd):
+def test_a_failed_stage_ends_the_quickstart_with_its_exit_code(
+    tmp_path, program, monkeypatch, capfd
+):
     monkeypatch.setenv("FAILS", "binarize")
-    with pytest.raises(StageFailedError, match=r'"tfm binarize" in .*tour ended with') as error:
-        quickstart(tmp_path / "tour", program=program)
+    with pytest.raises(
+        StageFailedError, match=r'"tfm binarize" in .*quickstart failed with'
+    ) as error:
+        quickstart(tmp_path / "quickstart", program=program)
     assert error.value.exit_code == 1
     assert "\n" not in str(error.value)
-    assert "binarize cannot go on" in capfd.readouterr().err
-    assert calls(tmp_path / "tour")[-1] == "binarize"
+    assert "binarize cannot continue" in capfd.readouterr().err
+    assert calls(tmp_path / "quickstart")[-1] == "binarize"
 
 
 @pytest.mark.parametrize("stage", ["generate", "score"])
-def test_a_failure_in_the_pipe_is_that_of_the_stage_that_failed_first(
-    tmp_path, program, monkeypatch, stage
-):
+def test_a_failure_in_the_pipe_names_the_first_failed_stage(tmp_path, program, monkeypatch, stage):
     monkeypatch.setenv("FAILS", stage)
     with pytest.raises(StageFailedError, match=f'"tfm {stage} '):
-        quickstart(tmp_path / "tour", program=program)
+        quickstart(tmp_path / "quickstart", program=program)
 
 
-def test_a_stage_that_is_killed_gives_the_exit_code_of_a_shell(tmp_path, program, monkeypatch):
+def test_a_killed_stage_gives_the_exit_code_of_a_shell(tmp_path, program, monkeypatch):
     monkeypatch.setenv("DIES", "train")
     with pytest.raises(StageFailedError) as error:
-        quickstart(tmp_path / "tour", program=program)
+        quickstart(tmp_path / "quickstart", program=program)
     assert error.value.exit_code == 128 + signal.SIGKILL
 
 
-def test_a_second_tour_keeps_what_is_there(tmp_path, program):
-    out_dir = tmp_path / "tour"
+def test_a_second_quickstart_keeps_existing_files(tmp_path, program):
+    out_dir = tmp_path / "quickstart"
     quickstart(out_dir, program=program)
     (out_dir / "notes of the user.txt").write_text("mine")
     quickstart(out_dir, program=program)

@@ -79,15 +79,15 @@ def test_a_report_shows_a_chart_of_each_kind(report_of):
     assert titles(page) == [
         "Loss",
         "Perplexity",
-        "BLEU in validation",
+        "Validation BLEU",
         "Learning rate",
         "Speed",
-        "Arithmetic",
+        "Throughput",
     ]
     assert len(svgs(page)) == 6
 
 
-def test_a_report_lists_the_newest_figures(report_of):
+def test_a_report_lists_the_newest_metrics(report_of):
     page = report_of(training(50), validation(50), training(1000))
     assert figures(page) == {
         "Step": "1,000",
@@ -103,9 +103,9 @@ def test_a_report_lists_the_newest_figures(report_of):
         "Target tokens per second": "5,000",
         "FLOPs per step": "2.5e+09",
         "FLOP/s achieved": "4e+10",
-        "FLOP/s in fp32 products": "1e+11",
-        "FLOPs in all": "2.5e+12",
-        "FLOPs as the paper estimates: time × capacity": "6.25e+12",
+        "Peak fp32 FLOP/s": "1e+11",
+        "Total FLOPs": "2.5e+12",
+        "FLOPs by the paper (time × peak)": "6.25e+12",
         "Signature": SIGNATURE.replace("|", "|<wbr>"),
     }
 
@@ -117,18 +117,18 @@ def test_the_best_bleu_is_marked(report_of):
     assert "best 17.2 at step 200" in page
 
 
-def test_charts_say_in_words_what_they_show(report_of):
+def test_charts_have_descriptions_for_screen_readers(report_of):
     page = report_of(training(50, loss=7.25), training(1000, loss=2.5), validation(1000))
     label = svgs(page)[0].get("aria-label")
     assert svgs(page)[0].get("role") == "img"
     assert label == (
-        "Loss, nats per target token; in training label-smoothed, over training steps: "
+        "Loss, nats per target token; training with label smoothing, over training steps: "
         "training from 7.25 at step 50 to 2.5 at step 1,000; "
         "validation from 1.5 at step 1,000 to 1.5 at step 1,000."
     )
 
 
-def test_names_are_unique_within_the_page(report_of):
+def test_ids_are_unique_within_the_page(report_of):
     page = report_of(training(50), training(100), validation(100))
     names = re.findall(r'\bid="([^"]+)"', page)
     assert len(names) == len(set(names))
@@ -136,14 +136,14 @@ def test_names_are_unique_within_the_page(report_of):
         assert (link[0] or link[1]) in names
 
 
-def test_a_report_needs_nothing_from_elsewhere(report_of):
+def test_a_report_is_self_contained(report_of):
     page = report_of(training(50), validation(50))
     assert "<script" not in page
     assert not re.search(r'(src|href)="(?!#)', page)
     assert "@import" not in page
 
 
-def test_colors_are_the_pages_own_in_light_and_dark(report_of):
+def test_colors_are_css_variables_for_light_and_dark_mode(report_of):
     page = report_of(training(50), training(100), validation(50), validation(100))
     drawings = "".join(re.findall(r"<svg .*?</svg>", page, re.DOTALL))
     assert not re.search(r"#0000\d\d", drawings)
@@ -152,28 +152,28 @@ def test_colors_are_the_pages_own_in_light_and_dark(report_of):
         assert page.count(f"{variable}: #") == 2
 
 
-def test_the_same_figures_give_the_same_report(report_of):
+def test_equal_metrics_give_equal_reports(report_of):
     records = [training(50), training(100), validation(100)]
     assert report_of(*records) == report_of(*records)
 
 
-def test_drawing_leaves_matplotlibs_settings_alone(report_of):
+def test_drawing_does_not_change_matplotlibs_settings(report_of):
     before = dict(mpl.rcParams)
     report_of(training(50))
     assert dict(mpl.rcParams) == before
 
 
-def test_a_line_that_is_cut_short_is_left_out(report_of):
+def test_a_truncated_line_is_ignored(report_of):
     records = [training(50), training(100)]
     whole = report_of(*records)
     assert report_of(*records, tail='{"kind": "train", "step": 15') == whole
 
 
-def test_validation_without_bleu_has_no_chart_of_it(report_of):
+def test_validation_without_bleu_has_no_bleu_chart(report_of):
     record = validation(50)
     del record["bleu"], record["signature"]
     page = report_of(training(50), record)
-    assert "BLEU in validation" not in titles(page)
+    assert "Validation BLEU" not in titles(page)
     assert "BLEU" not in figures(page)
 
 
@@ -206,22 +206,22 @@ def test_settings_and_names_are_escaped(tmp_path):
     assert "<script" not in page
 
 
-def test_a_folder_without_figures_is_refused(tmp_path):
+def test_a_folder_without_metrics_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"metrics\.jsonl does not exist"):
         write_report(tmp_path)
 
 
-def test_a_report_says_what_the_training_cost(report_of):
+def test_a_report_lists_the_cost_of_training(report_of):
     shown = figures(report_of(training(50), training(100)))
     assert shown["FLOPs per step"] == "2.5e+09"
     assert shown["FLOP/s achieved"] == "4e+10"
-    assert shown["FLOPs in all"] == "2.5e+11"
-    assert shown["FLOPs as the paper estimates: time × capacity"] == "6.25e+11"
+    assert shown["Total FLOPs"] == "2.5e+11"
+    assert shown["FLOPs by the paper (time × peak)"] == "6.25e+11"
 
 
-def test_a_report_of_a_parser_shows_f1_in_place_of_bleu(report_of):
+def test_a_report_of_a_parser_shows_f1_instead_of_bleu(report_of):
     parsed = {"bleu": None, "f1": 91.2, "signature": "evalb"}
     page = report_of(training(50), validation(50, **parsed), validation(100, **parsed))
-    assert "Bracket F1 in validation" in titles(page)
-    assert "BLEU in validation" not in titles(page)
+    assert "Validation bracket F1" in titles(page)
+    assert "Validation BLEU" not in titles(page)
     assert figures(page)["Bracket F1"] == "91.2"

@@ -1,4 +1,4 @@
-"""sacreBLEU's metrics: ours are those of its own command."""
+"""The metrics of sacreBLEU equal those of its command."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def sacrebleu_command(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize("references", [["reference"], ["reference", "other"]])
-def test_scores_and_signatures_are_those_of_the_sacrebleu_command(files, references):
+def test_scores_and_signatures_equal_those_of_the_sacrebleu_command(files, references):
     paths = [files[name] for name in references]
     ours = corpus_scores(
         HYPOTHESES,
@@ -86,7 +86,7 @@ def test_scores_and_signatures_are_those_of_the_sacrebleu_command(files, referen
     ]
 
 
-def test_settings_are_those_of_the_sacrebleu_command(files):
+def test_settings_have_the_effect_of_the_sacrebleu_commands(files):
     config = ScoreConfig(lowercase=True, tokenize="intl", chrf_word_order=2)
     ours = corpus_scores(HYPOTHESES, [REFERENCE], ["bleu", "chrf"], config)
     flags = ["-lc", "-tok", "intl", "--chrf-lowercase", "--chrf-word-order", 2, "-w", 10]
@@ -100,7 +100,7 @@ def test_settings_are_those_of_the_sacrebleu_command(files):
     ]
 
 
-def test_the_test_against_a_baseline_is_that_of_the_sacrebleu_command(files):
+def test_the_bootstrap_test_equals_that_of_the_sacrebleu_command(files):
     config = ScoreConfig(bootstrap_samples=100)
     ours = corpus_scores(
         HYPOTHESES, [REFERENCE], ["bleu", "chrf", "ter"], config, baseline=BASELINE
@@ -119,7 +119,7 @@ def test_the_test_against_a_baseline_is_that_of_the_sacrebleu_command(files):
         assert result.signature in text
 
 
-def test_another_seed_samples_otherwise_and_leaves_the_environment_alone(monkeypatch):
+def test_the_seed_changes_the_samples_but_not_the_environment(monkeypatch):
     monkeypatch.setenv("SACREBLEU_SEED", "7")
     one, same, other = (
         corpus_scores(

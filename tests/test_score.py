@@ -1,4 +1,4 @@
-"""Files of translations and references, and the scores that are printed of them."""
+"""tfm score: files of translations and references, and the printed scores."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def files(tmp_path):
     return {name: tmp_path / name for name in texts}
 
 
-def write_note(runs_dir: Path, **changes: object) -> None:
+def write_record(runs_dir: Path, **changes: object) -> None:
     note = {
         "format": 1,
         "model": "runs/x",
@@ -109,41 +109,41 @@ def test_a_last_line_needs_no_line_feed(tmp_path):
     assert read_lines(tmp_path / "text") == ["one", "", "two"]
 
 
-def test_piped_translations_are_scored_against_what_generate_noted(tmp_path, monkeypatch, files):
-    write_note(tmp_path / "runs", reference=str(files["reference"]))
+def test_piped_translations_are_scored_against_the_recorded_reference(tmp_path, monkeypatch, files):
+    write_record(tmp_path / "runs", reference=str(files["reference"]))
     pipe_in(monkeypatch, "".join(f"{line}\n" for line in HYPOTHESES).encode())
     result = score(None, [], config=CONFIG, runs_dir=tmp_path / "runs")
     assert result.references == [str(files["reference"])]
     assert result.scores == corpus_scores(HYPOTHESES, [REFERENCE], ["bleu", "chrf"], CONFIG)
 
 
-def test_the_note_is_read_only_after_standard_input_has_ended(tmp_path, monkeypatch, files):
-    class LateNote(io.BytesIO):
+def test_the_record_is_read_after_standard_input_has_ended(tmp_path, monkeypatch, files):
+    class LateRecord(io.BytesIO):
         def readline(self, *size):
             line = super().readline(*size)
             if not line:
-                write_note(tmp_path / "runs", reference=str(files["reference"]))
+                write_record(tmp_path / "runs", reference=str(files["reference"]))
             return line
 
-    write_note(tmp_path / "runs", reference=str(tmp_path / "of an older generation"))
+    write_record(tmp_path / "runs", reference=str(tmp_path / "of an older generation"))
     data = "".join(f"{line}\n" for line in HYPOTHESES).encode()
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(LateNote(data)))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(LateRecord(data)))
     assert score(None, [], config=CONFIG, runs_dir=tmp_path / "runs").num_lines == 3
 
 
-def test_without_a_note_the_user_is_asked_for_a_reference(tmp_path):
+def test_without_a_record_the_error_asks_for_a_reference(tmp_path):
     with pytest.raises(UsageError, match="pass --reference"):
         default_reference(tmp_path)
 
 
-def test_a_note_without_reference_says_what_was_translated(tmp_path):
-    write_note(tmp_path, reference=None, source="news.en")
+def test_a_record_without_reference_is_an_error_that_names_the_text(tmp_path):
+    write_record(tmp_path, reference=None, source="news.en")
     with pytest.raises(UsageError, match=r"read news\.en, whose reference.*pass --reference"):
         default_reference(tmp_path)
 
 
-def test_a_note_of_another_format_is_refused(tmp_path):
-    write_note(tmp_path, format=2)
+def test_a_record_of_another_format_is_refused(tmp_path):
+    write_record(tmp_path, format=2)
     with pytest.raises(DataError, match="generate again"):
         default_reference(tmp_path)
 
@@ -188,7 +188,7 @@ def test_an_empty_pipe_says_that_nothing_was_translated(tmp_path, monkeypatch):
         score(None, [], config=CONFIG, runs_dir=tmp_path)
 
 
-def test_a_terminal_is_not_waited_for(tmp_path, monkeypatch):
+def test_a_terminal_is_not_read(tmp_path, monkeypatch):
     pipe_in(monkeypatch, b"")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     with pytest.raises(UsageError, match="--hypotheses"):
@@ -213,27 +213,27 @@ def test_the_target_language_is_the_suffix_of_the_reference_unless_it_is_given(t
     assert "|tok:moses-de|" in signature(tmp_path / "test.txt", "de")
 
 
-def test_the_target_language_of_what_generate_translated_is_known(tmp_path, monkeypatch, files):
+def test_the_target_language_of_the_recorded_reference_is_known(tmp_path, monkeypatch, files):
     files["reference"].rename(tmp_path / "test.de")
-    write_note(tmp_path, reference=str(tmp_path / "test.de"))
+    write_record(tmp_path, reference=str(tmp_path / "test.de"))
     pipe_in(monkeypatch, "".join(f"{line}\n" for line in HYPOTHESES).encode())
     result = score(None, [], metrics=["paper-bleu"], config=CONFIG, runs_dir=tmp_path)
     assert "|tok:moses-de|" in result.scores[0].signature
 
 
-def test_an_unknown_target_language_is_refused_before_anything_is_waited_for(files, monkeypatch):
+def test_an_unknown_target_language_is_refused_before_reading_standard_input(files, monkeypatch):
     class Endless(io.BytesIO):
         def read(self, *_):
             raise AssertionError("waited for standard input")
 
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(Endless()))
-    with pytest.raises(UsageError, match=r'none called "": give one with --language \('):
+    with pytest.raises(UsageError, match=r'supports, not "": give one with --language \('):
         score(None, [files["reference"]], metrics=["paper-bleu"], config=CONFIG, runs_dir=Path())
 
 
 @pytest.fixture
 def run(monkeypatch, capfd, tmp_path):
-    """Run `tfm score` in the folder of the files: its exit code, stdout and stderr."""
+    """Run `tfm score` in the folder of the files; return exit code, stdout and stderr."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(tmp_path)
@@ -247,7 +247,7 @@ def run(monkeypatch, capfd, tmp_path):
     return call
 
 
-def test_the_papers_bleu_is_shown_beside_that_of_sacrebleu_and_why_they_differ(run, files):
+def test_paper_bleu_is_shown_beside_bleu_with_the_differences(run, files):
     files["reference"].rename(files["reference"].with_suffix(".de"))
     arguments = ("--hypotheses", "hypotheses", "--reference", "reference.de", "--metric", "ter")
     code, out, _ = run(*arguments, "--paper")
@@ -258,7 +258,7 @@ def test_the_papers_bleu_is_shown_beside_that_of_sacrebleu_and_why_they_differ(r
     assert run(*arguments)[1] == f"{ter}\n"
 
 
-def test_bracket_f1_is_shown_with_what_belongs_to_it(run, tmp_path):
+def test_bracket_f1_is_shown_with_its_details(run, tmp_path):
     (tmp_path / "gold").write_text("(S (NP (PRP it)) (VP (VBZ rains)))\n")
     (tmp_path / "symbols").write_text("(S (NP XX )NP XX )S\n")
     arguments = ("--hypotheses", "symbols", "--reference", "gold", "--metric", "bracket-f1")
@@ -272,7 +272,7 @@ def test_bracket_f1_is_shown_with_what_belongs_to_it(run, tmp_path):
 
 def test_the_gold_trees_of_a_dataset_are_scored_as_trees(run, tmp_path):
     (tmp_path / "test.gold").write_text("(S (NP (PRP it)) (VP (VBZ rains)))\n")
-    write_note(tmp_path / "runs", reference="test.gold")
+    write_record(tmp_path / "runs", reference="test.gold")
     code, out, _ = run("--hypotheses", "test.gold")
     assert code == 0
     assert out.startswith("bracket F1 = 100.00")
@@ -292,16 +292,16 @@ def test_the_gold_trees_of_a_dataset_are_scored_as_trees(run, tmp_path):
         ("--metric bleu --chrf-word-order 2", "--chrf-word-order is about chrf: .*"),
         ("--metric bracket-f1 --lowercase", "--lowercase is about bleu, paper-bleu, .*"),
         ("--metric exact --baseline b --bootstrap-seed 1", "--bootstrap-seed is about bleu, .*"),
-        ("--metric bracket-f1 --paper", "bracket-f1 is about trees, .*: ask for it alone"),
+        ("--metric bracket-f1 --paper", "bracket-f1 scores trees, .*: use it alone"),
     ],
 )
-def test_a_flag_that_would_have_no_effect_is_refused(run, arguments, message):
+def test_a_flag_without_effect_is_refused(run, arguments, message):
     code, out, err = run(*arguments.split())
     assert (code, out) == (2, "")
     assert re.fullmatch(f"tfm: {message}\n", err)
 
 
-def test_what_each_setting_is_about_is_known():
+def test_the_metrics_of_each_setting_are_known():
     assert set(_METRICS_ABOUT) == {item.name for item in fields(ScoreConfig)} | {"language"}
     assert {name for about in _METRICS_ABOUT.values() for name in about} <= set(
         get_args(MetricName)
@@ -318,23 +318,23 @@ def test_scoring_starts_without_torch():
     [{"format": 2}, {"reference": 5}, {"source": ["x"]}, {"source": None}],
     ids=str,
 )
-def test_a_note_of_another_form_is_refused(tmp_path, change):
-    write_note(tmp_path, **change)
+def test_an_invalid_record_is_refused(tmp_path, change):
+    write_record(tmp_path, **change)
     with pytest.raises(DataError, match=r"last-generation\.json is not of format 1"):
         default_reference(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
-def test_what_no_file_can_be_called_is_refused(name):
-    with pytest.raises(DataError, match="is no name that a file can have"):
+def test_an_invalid_file_name_is_refused(name):
+    with pytest.raises(DataError, match="is not a valid file name"):
         read_lines(Path(name))
 
 
-def test_a_line_without_end_is_not_read_into_memory():
+def test_an_endless_line_is_not_read_into_memory():
     with pytest.raises(DataError, match=r"/dev/zero, line 1 has 16 MiB or more"):
         read_lines(Path("/dev/zero"))
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+def test_a_byte_order_mark_is_removed_from_the_first_line(tmp_path):
     (tmp_path / "text").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
     assert read_lines(tmp_path / "text") == ["one", "\ufefftwo"]

@@ -1,4 +1,4 @@
-"""What all metrics have in common."""
+"""Properties of all metrics."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def test_a_perfect_translation_has_perfect_bleu_however_it_is_tokenized(lines):
     assert paper.value == pytest.approx(100)
 
 
-def test_scores_come_in_the_order_asked_for_and_once():
+def test_scores_have_the_requested_order_without_duplicates():
     scores = corpus_scores(["a b"], [["a c"]], ["exact", "bleu", "exact"], CONFIG)
     assert [result.name for result in scores] == ["exact", "bleu"]
 
@@ -44,17 +44,17 @@ def test_lists_that_are_empty_or_of_different_lengths_are_refused():
         corpus_scores(["a"], [["a"], ["a", "b"]], ["bleu"], CONFIG)
 
 
-def test_a_metric_that_does_not_exist_is_named_with_those_that_do():
+def test_an_unknown_metric_is_named_with_the_known_ones():
     with pytest.raises(UsageError, match='no metric "blue": choose among bleu, paper-bleu, '):
         check_metrics(["bleu", "blue"])
 
 
 def test_trees_are_not_scored_as_text():
-    with pytest.raises(UsageError, match="ask for it alone"):
+    with pytest.raises(UsageError, match="use it alone"):
         check_metrics(["bleu", "bracket-f1"])
 
 
-def test_bleu_while_training_does_not_wait_for_moses():
+def test_bleu_in_training_does_not_import_moses():
     code = (
         "import sys; from tfm.config import ScoreConfig; "
         "from tfm.metrics.scores import corpus_scores; "

@@ -1,4 +1,4 @@
-"""tfm train: run folders, resuming, stopping, and what it refuses."""
+"""tfm train: run folders, resuming, stopping and refusals."""
 
 import errno
 import itertools
@@ -55,7 +55,7 @@ def same_weights(one, other):
 
 @pytest.fixture
 def signal_after(monkeypatch):
-    """Raise a signal in the middle of a step, as if it came from outside."""
+    """Raise a signal in the middle of a step."""
 
     def arrange(number, step):
         original = Trainer.step
@@ -73,22 +73,22 @@ def signal_after(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def straight(data_dir, tiny_run, tmp_path_factory):
-    """A run of 24 steps in one go."""
-    run_dir = tmp_path_factory.mktemp("runs") / "straight"
+def uninterrupted(data_dir, tiny_run, tmp_path_factory):
+    """An uninterrupted run of 24 steps."""
+    run_dir = tmp_path_factory.mktemp("runs") / "uninterrupted"
     run = tiny_run(training={"max_steps": 24, "checkpoint_steps": 6})
     result = train(data_dir, run_dir, run)
     return run, run_dir, result
 
 
 @pytest.fixture(autouse=True)
-def no_report(straight, monkeypatch):
-    """One run with a report is enough: drawing takes longer than training here."""
+def no_report(uninterrupted, monkeypatch):
+    """Draw the report of one run only: drawing takes longer than training here."""
     monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
 
 
-def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(straight):
-    run, run_dir, result = straight
+def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(uninterrupted):
+    run, run_dir, result = uninterrupted
     assert (result.run_dir, result.step) == (run_dir, 24)
     assert steps(run_dir) == [6, 12, 18, 24]
     assert run_config(None, read_toml(run_dir / "config.toml")) == run
@@ -99,14 +99,14 @@ def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(straight):
     assert records(run_dir, "validation")[-1]["loss"] == result.metrics["loss"]
 
 
-def test_it_learns(straight):
-    found = [line["loss"] for line in records(straight[1], "validation")]
+def test_the_loss_falls(uninterrupted):
+    found = [line["loss"] for line in records(uninterrupted[1], "validation")]
     assert found == sorted(found, reverse=True)
     assert found[-1] < found[0] - 0.2
 
 
-def test_training_twice_gives_the_same_run(straight, data_dir, tmp_path):
-    run, run_dir, _ = straight
+def test_training_twice_gives_the_same_run(uninterrupted, data_dir, tmp_path):
+    run, run_dir, _ = uninterrupted
     train(data_dir, tmp_path / "again", run)
     assert records(tmp_path / "again") == records(run_dir)
     assert same_weights(checkpoints(tmp_path / "again")[-1], checkpoints(run_dir)[-1])
@@ -114,10 +114,10 @@ def test_training_twice_gives_the_same_run(straight, data_dir, tmp_path):
 
 # Within an epoch and a line of metrics, at a checkpoint, and at the end of an epoch.
 @pytest.mark.parametrize("step", [10, 12, "epoch"])
-def test_a_run_that_is_stopped_and_started_again_is_the_same_run(
-    straight, data_dir, tmp_path, signal_after, step
+def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(
+    uninterrupted, data_dir, tmp_path, signal_after, step
 ):
-    run, run_dir, result = straight
+    run, run_dir, result = uninterrupted
     if step == "epoch":
         step = 2 * forecast(data_dir, run).steps_per_epoch
     signal_after(signal.SIGTERM, step)
@@ -130,8 +130,8 @@ def test_a_run_that_is_stopped_and_started_again_is_the_same_run(
     assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
 
 
-def test_a_run_may_be_made_longer(straight, data_dir, tiny_run, tmp_path):
-    run, run_dir, _ = straight
+def test_a_run_may_be_made_longer(uninterrupted, data_dir, tiny_run, tmp_path):
+    run, run_dir, _ = uninterrupted
     shorter = tiny_run(training={"max_steps": 12, "checkpoint_steps": 6})
     train(data_dir, tmp_path / "run", shorter)
     train(data_dir, tmp_path / "run", run)
@@ -139,8 +139,8 @@ def test_a_run_may_be_made_longer(straight, data_dir, tiny_run, tmp_path):
     assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
 
 
-def test_a_killed_run_goes_on_from_its_newest_checkpoint(straight, data_dir, tmp_path):
-    run, run_dir, _ = straight
+def test_a_killed_run_resumes_from_its_newest_checkpoint(uninterrupted, data_dir, tmp_path):
+    run, run_dir, _ = uninterrupted
     copy = shutil.copytree(run_dir, tmp_path / "run")
     for path in checkpoints(copy)[-1:]:
         shutil.rmtree(path)
@@ -151,8 +151,8 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint(straight, data_dir, tmp
     assert same_weights(checkpoints(copy)[-1], checkpoints(run_dir)[-1])
 
 
-def test_a_finished_run_is_left_as_it_is(straight, data_dir, capsys):
-    run, run_dir, result = straight
+def test_a_finished_run_is_not_changed(uninterrupted, data_dir, capsys):
+    run, run_dir, result = uninterrupted
     before = records(run_dir)
     assert train(data_dir, run_dir, run) == result
     assert "is finished at step 24" in capsys.readouterr().err
@@ -170,10 +170,10 @@ def test_signals_save_and_stop(data_dir, tiny_run, tmp_path, signal_after, numbe
 
 # At a checkpoint, and at the last.
 @pytest.mark.parametrize("step", [12, 24])
-def test_a_signal_does_not_wait_for_a_validation_which_is_made_up_for(
-    straight, data_dir, tmp_path, signal_after, step
+def test_a_signal_interrupts_validation_which_is_repeated_on_resume(
+    uninterrupted, data_dir, tmp_path, signal_after, step
 ):
-    run, run_dir, result = straight
+    run, run_dir, result = uninterrupted
     signal_after(signal.SIGTERM, step)
     with pytest.raises(InterruptedRunError):
         train(data_dir, tmp_path / "run", run)
@@ -217,46 +217,48 @@ def test_patience_without_a_validation_split_is_refused(other_data, tiny_run, tm
     ],
     ids=str,
 )
-def test_other_settings_are_refused_when_resuming(straight, data_dir, tiny_run, changes, message):
-    _, run_dir, _ = straight
+def test_other_settings_are_refused_when_resuming(
+    uninterrupted, data_dir, tiny_run, changes, message
+):
+    _, run_dir, _ = uninterrupted
     before = (run_dir / "config.toml").read_bytes()
     with pytest.raises(UsageError, match=rf"was started with other settings \({message}\): use"):
         train(data_dir, run_dir, tiny_run(**changes))
     assert (run_dir / "config.toml").read_bytes() == before
 
 
-def test_all_other_settings_are_named_together(straight, data_dir, tiny_run):
+def test_all_other_settings_are_named_together(uninterrupted, data_dir, tiny_run):
     changes = {"model": {"d_ff": 64, "norm": "pre"}, "training": {"seed": 2}}
     with pytest.raises(UsageError, match=r"d_ff was 32.*; model\.norm was post.*; training\.seed"):
-        train(data_dir, straight[1], tiny_run(**changes))
+        train(data_dir, uninterrupted[1], tiny_run(**changes))
 
 
 @pytest.fixture(scope="module")
 def other_data(tmp_path_factory, make_dataset):
-    """A dataset with a vocabulary for each language and no validation split."""
+    """A dataset with separate vocabularies and no validation split."""
     pairs = list(generate_pairs("train", num_pairs=60, seed=2))
     folder = tmp_path_factory.mktemp("data") / "other"
     return make_dataset(folder, {"train": pairs}, vocab_size=350, separate=True)
 
 
-def test_another_subword_model_is_refused_when_resuming(straight, other_data, tiny_run):
+def test_another_subword_model_is_refused_when_resuming(uninterrupted, other_data, tiny_run):
     run = tiny_run(model={"tied_embeddings": "two-way"})
     with pytest.raises(UsageError, match="its subword model was "):
-        train(other_data, straight[1], run)
+        train(other_data, uninterrupted[1], run)
 
 
-def test_parts_of_another_size_are_another_device_and_not_another_run(
-    straight, data_dir, tiny_run, tmp_path
-):
-    _, run_dir, _ = straight
+def test_max_tokens_may_change_when_a_run_is_resumed(uninterrupted, data_dir, tiny_run, tmp_path):
+    _, run_dir, _ = uninterrupted
     copy = shutil.copytree(run_dir, tmp_path / "run")
     longer = {"max_steps": 25, "checkpoint_steps": 6}
     result = train(data_dir, copy, tiny_run(batching={"max_tokens": 99}, training=longer))
     assert result.step == 25
 
 
-def test_other_data_is_refused_when_resuming(straight, data_dir, tiny_run, tmp_path, make_dataset):
-    run, run_dir, _ = straight
+def test_other_data_is_refused_when_resuming(
+    uninterrupted, data_dir, tiny_run, tmp_path, make_dataset
+):
+    run, run_dir, _ = uninterrupted
     other = shutil.copytree(data_dir, tmp_path / "data")
     lines = [(other / f"train.{language}").read_text().splitlines() for language in ("en", "de")]
     for language, side in zip(("en", "de"), lines, strict=True):
@@ -267,9 +269,9 @@ def test_other_data_is_refused_when_resuming(straight, data_dir, tiny_run, tmp_p
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
-    straight, data_dir, tmp_path, capsys
+    uninterrupted, data_dir, tmp_path, capsys
 ):
-    run, run_dir, _ = straight
+    run, run_dir, _ = uninterrupted
     copy = shutil.copytree(run_dir, tmp_path / "run")
     newest = checkpoints(copy)[-1]
     damaged = newest / "model.safetensors"
@@ -282,7 +284,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
     assert same_weights(checkpoints(copy)[-1], checkpoints(run_dir)[-1])
 
 
-def test_two_runs_in_one_folder_are_one_too_many(data_dir, tiny_run, tmp_path):
+def test_a_second_run_in_the_same_folder_is_refused(data_dir, tiny_run, tmp_path):
     with (
         lock_folder(tmp_path / "run"),
         pytest.raises(LockedFolderError, match="is being written to by process"),
@@ -292,9 +294,9 @@ def test_two_runs_in_one_folder_are_one_too_many(data_dir, tiny_run, tmp_path):
 
 
 def test_a_disk_that_is_full_for_a_while_does_not_end_a_run(
-    straight, data_dir, tmp_path, monkeypatch, capsys
+    uninterrupted, data_dir, tmp_path, monkeypatch, capsys
 ):
-    run, run_dir, _ = straight
+    run, run_dir, _ = uninterrupted
     original, tries = saving.save_checkpoint, itertools.count(1)
 
     def save(*args, **options):
@@ -321,8 +323,8 @@ def test_a_run_whose_end_cannot_be_saved_fails(data_dir, tiny_run, tmp_path, mon
         train(data_dir, tmp_path / "run", tiny_run())
 
 
-def test_saving_in_the_background_changes_nothing(straight, data_dir, tiny_run, tmp_path):
-    _, run_dir, _ = straight
+def test_saving_in_the_background_changes_nothing(uninterrupted, data_dir, tiny_run, tmp_path):
+    _, run_dir, _ = uninterrupted
     options = {"max_steps": 24, "checkpoint_steps": 6, "background_saving": True}
     train(data_dir, tmp_path / "run", tiny_run(training=options))
     assert steps(tmp_path / "run") == [6, 12, 18, 24]
@@ -345,7 +347,9 @@ def test_three_way_tied_embeddings_need_a_joint_vocabulary(other_data, tiny_run)
         open_data(other_data, tiny_run())
 
 
-def test_a_subword_model_that_was_learnt_again_is_refused(data_dir, other_data, tiny_run, tmp_path):
+def test_a_subword_model_that_was_learned_again_is_refused(
+    data_dir, other_data, tiny_run, tmp_path
+):
     copy = shutil.copytree(data_dir, tmp_path / "data")
     shutil.copy(other_data / "bpe.source.model", copy / "bpe.model")
     with pytest.raises(DataError, match=r'was binarized with subword model .* "tfm binarize"'):
@@ -361,8 +365,8 @@ def test_validation_text_that_was_changed_since_is_refused(data_dir, tiny_run, t
         open_data(copy, tiny_run())
 
 
-def test_a_forecast_counts_what_the_run_will_do(data_dir, tiny_run, straight):
-    run, run_dir, _ = straight
+def test_a_forecast_equals_the_counts_of_the_run(data_dir, tiny_run, uninterrupted):
+    run, run_dir, _ = uninterrupted
     found = forecast(data_dir, run)
     assert (found.num_pairs, found.max_steps, found.vocab_sizes) == (200, 24, (400, 400))
     epochs = [line["epoch"] for line in records(run_dir)]

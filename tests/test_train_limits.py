@@ -1,4 +1,4 @@
-"""tfm train: when a run ends, and which of its checkpoints are left."""
+"""tfm train: limits of a run, and the checkpoints that are kept."""
 
 import itertools
 import json
@@ -24,12 +24,12 @@ def steps(run_dir):
 
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
-    """Drawing takes longer than training here."""
+    """Draw no report, which takes longer than training here."""
     monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
 
 
 def test_newest_and_best_checkpoints_are_kept(data_dir, tiny_run, tmp_path):
-    # So high a learning rate that an early checkpoint is the best.
+    # The learning rate is so high that an early checkpoint is the best.
     run = tiny_run(
         optimizer={"learning_rate": 1.0, "warmup_steps": 10},
         training={"checkpoint_steps": 2, "keep_last": 2, "keep_best": 1, "average_last": 1,
@@ -42,7 +42,7 @@ def test_newest_and_best_checkpoints_are_kept(data_dir, tiny_run, tmp_path):
     assert steps(tmp_path / "run") == [best, 12, 14]
 
 
-def test_patience_stops_a_run_that_gets_no_better(data_dir, tiny_run, tmp_path):
+def test_patience_stops_a_run_that_does_not_improve(data_dir, tiny_run, tmp_path):
     run = tiny_run(
         optimizer={"learning_rate": 0.3, "warmup_steps": 10},
         training={"checkpoint_steps": 2, "patience": 3, "max_steps": 100},
@@ -64,10 +64,10 @@ def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, limit, epo
     assert train(data_dir, tmp_path / "run", run).step == result.step
 
 
-def test_checkpoints_come_by_the_minute_too(data_dir, tiny_run, tmp_path, monkeypatch):
+def test_checkpoints_can_be_saved_by_minutes(data_dir, tiny_run, tmp_path, monkeypatch):
     clock = itertools.count(step=0.5)  # seconds; it is read several times a step
     monkeypatch.setattr("tfm.stages.training_run.time.monotonic", lambda: next(clock))
-    # The watchdog's clock runs as fast.
+    # The watchdog's clock is accelerated as well.
     tables = {"training": {"checkpoint_minutes": 0.1, "max_steps": 20, "stall_minutes": 1e6}}
     run = tiny_run(**tables)
     object.__setattr__(run.training, "checkpoint_steps", None)
@@ -75,7 +75,7 @@ def test_checkpoints_come_by_the_minute_too(data_dir, tiny_run, tmp_path, monkey
     assert 2 <= len(steps(tmp_path / "run")) < 20
 
 
-def test_bleu_is_measured_with_its_signature_and_decides_on_the_best(data_dir, tiny_run, tmp_path):
+def test_bleu_is_measured_with_its_signature_and_selects_the_best(data_dir, tiny_run, tmp_path):
     run = tiny_run(
         training={"validation_beam": 2, "best_metric": "score", "max_steps": 2,
                   "checkpoint_steps": 2}

@@ -1,4 +1,4 @@
-"""How good a model is on the validation split, while it is being trained."""
+"""Validation during training."""
 
 import itertools
 import math
@@ -43,7 +43,7 @@ def validate(data_dir, tiny_run):
     return call
 
 
-def test_without_a_beam_there_is_the_loss_alone(validate):
+def test_without_a_beam_only_the_loss_is_computed(validate):
     validation = validate(0)
     assert validation.metrics.keys() == {"loss", "perplexity"}
     assert validation.metrics["perplexity"] == pytest.approx(math.exp(validation.metrics["loss"]))
@@ -89,7 +89,7 @@ def loss_of(model, data, **batching):
     return validator.validate(model).metrics["loss"]
 
 
-def test_the_loss_is_the_plain_one_over_all_pairs_without_dropout(new_trainer, data_dir, tiny_run):
+def test_the_loss_is_the_unsmoothed_mean_without_dropout(new_trainer, data_dir, tiny_run):
     trainer, data = new_trainer(), open_data(data_dir, tiny_run())
     sizes = {"batch_tokens": 60, "bucket_tokens": 60}
     few, many = (loss_of(trainer.model, data, max_tokens=n, **sizes) for n in (40, 100_000))
@@ -106,9 +106,7 @@ def test_the_loss_is_the_plain_one_over_all_pairs_without_dropout(new_trainer, d
     assert num_tokens == batcher.num_tokens
 
 
-def test_training_goes_on_after_a_validation_as_if_there_had_been_none(
-    new_trainer, data_dir, tiny_run
-):
+def test_a_validation_does_not_change_the_training(new_trainer, data_dir, tiny_run):
     one, other = new_trainer(), new_trainer()
     batches = list(itertools.islice(one.batches(), 4))
     for number, rows in enumerate(batches):

@@ -1,24 +1,23 @@
-"""Time the translation of a text by tfm and by other libraries with the same weights, in turn.
+"""Compare the translation speed of tfm and other libraries with the same weights.
 
     pip install 'tfm[export]'
     python benchmarks/decoding/compare.py --model runs/small --envs /tmp/envs --out /tmp/speed
     python benchmarks/decoding/compare.py --model runs/small --envs … --out … --latency --beam 4 1
 
-Marian (of Hugging Face transformers) knows post-norm models alone and OpenNMT-py pre-norm ones: the
-other is left out, and said to be. CTranslate2 takes what `tfm export` writes, the two a state dict
-made by hand; both are seen to compute tfm's own log probabilities first.
+Marian (of Hugging Face transformers) supports post-norm models only, OpenNMT-py pre-norm ones: the
+other is left out, with a message. CTranslate2 reads the output of `tfm export`, the two others a
+converted state dict; both must reproduce tfm's log probabilities first.
 
-Each library first finds its best setting on some sentences: how the threads are shared among
-batches that run at once, and the size of batches (tfm keeps its default). Then all translate the
-text, each run in a process of its own, one after another, round after round. The clock runs while
-sentences are translated with a loaded model that has translated some before. tfm is given text, and
-cuts and joins it while the clock runs; the others are given, and give, pieces or token ids. Target
-tokens are those of the translations, ends counted. At --length-penalty 0 all search for the same;
-other values are each library's own: Wu et al.'s formula in tfm and OpenNMT-py, a power of the
-length in the other two. tfm's longest translation is 50 tokens longer than its source; the others
-have one limit for all, that of the longest source: a model that repeats itself runs into it.
+Each library first finds its best setting on a sample: the number of parallel batches that share the
+threads, and the batch size (tfm keeps its default). Then all libraries translate the text in turn,
+each run in its own process, for some rounds. Only translation is timed, with a loaded model that
+has warmed up. The time of tfm includes tokenization; the others read and write pieces or token ids.
+Target tokens include EOS. At --length-penalty 0, all libraries search for the same; other values
+have a different meaning: Wu et al.'s formula in tfm and OpenNMT-py, a power of the length in the
+other two. In tfm, a translation has at most 50 tokens more than its source; the others have one
+limit for all, which follows from the longest source and is reached by a model that repeats itself.
 
-The table goes to stdout as Markdown; --out keeps one JSON file a run, and what the run said.
+The table goes to stdout as Markdown; --out keeps one JSON file and one log per run.
 """
 
 import argparse
@@ -41,7 +40,7 @@ from tfm.storage.checkpoint.run_folder import find_model
 
 _HERE = Path(__file__).parent
 _OURS = "tfm"
-# By library: the arithmetic that it has.
+# The precisions that each library supports.
 _PRECISIONS = {
     _OURS: ("fp32", "bf16", "fp16", "int8"),
     "ctranslate2": ("fp32", "bf16", "fp16", "int8"),
@@ -52,7 +51,7 @@ _PEERS = tuple(name for name in _PRECISIONS if name != _OURS)
 
 
 class Contestant(NamedTuple):
-    """A library, and what it is to do."""
+    """A library with a precision and a beam size."""
 
     name: str
     precision: str
@@ -63,7 +62,7 @@ class Contestant(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What a library is free to choose."""
+    """The settings that each library chooses for itself."""
 
     processes: int
     threads: int
@@ -75,12 +74,12 @@ class Setting(NamedTuple):
         return f"{self.processes} × {self.threads}{batches}"
 
 
-# By contestant: its setting, and what its rounds came to; those that failed are missing.
+# The setting and the results of all successful rounds of each contestant.
 Results = dict[Contestant, tuple[Setting, list[dict[str, Any]]]]
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     started = time.monotonic()
     options = _options()
     options.model = find_model(options.model)
@@ -90,15 +89,15 @@ def main() -> None:
     if "ctranslate2" in options.only:
         export_to_ctranslate2(options.model, setup / "ctranslate2")
     bench = _Bench(options, text)
-    tuned = {contestant: bench.tuned(contestant) for contestant in _contestants(options)}
+    tuned = {contestant: bench.tune(contestant) for contestant in _contestants(options)}
     results: Results = {}
     for number in range(1, options.rounds + 1):
-        for contestant, found in tuned.items():
-            if found is None:
+        for contestant, choice in tuned.items():
+            if choice is None:
                 continue
-            result = bench.timed(contestant, *found, number=number)
+            result = bench.time(contestant, *choice, number=number)
             if result is not None:
-                results.setdefault(contestant, (found[0], []))[1].append(result)
+                results.setdefault(contestant, (choice[0], []))[1].append(result)
     vocabulary = Vocabulary.load(options.model)
     print(_latency_table(results) if options.latency else _table(results, text, vocabulary))
     print(f"{(time.monotonic() - started) / 60:.1f} minutes", file=sys.stderr)
@@ -124,15 +123,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--length-penalty", type=float, default=0.0, help="each library's own α")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--repeat", type=int, default=5, help="times over that a round has the text"
+        "--repeat", type=int, default=5, help="times that a round translates the text"
     )
     parser.add_argument(
         "--max-seconds",
         type=float,
         default=20.0,
-        help="of a run, by which slow libraries have the text fewer times over, but once",
+        help="time limit of a run; slow libraries translate the text fewer times, at least once",
     )
-    parser.add_argument("--sample", type=int, default=400, help="sentences to choose settings by")
+    parser.add_argument("--sample", type=int, default=400, help="sentences to choose settings on")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 64, 128])
@@ -141,11 +140,11 @@ def _options() -> argparse.Namespace:
         type=int,
         nargs="+",
         default=[1024, 2048, 4096],
-        help="sizes in tokens, which CTranslate2 knows, too",
+        help="batch sizes in tokens, only for CTranslate2",
     )
     parser.add_argument("--latency", action="store_true", help="translate one sentence at a time")
     parser.add_argument(
-        "--latency-sentences", type=int, default=100, help="how many of the text, so"
+        "--latency-sentences", type=int, default=100, help="number of sentences for --latency"
     )
     return parser.parse_args()
 
@@ -159,7 +158,7 @@ def _contestants(options: argparse.Namespace) -> Iterator[Contestant]:
 
 
 def _settings(name: str, options: argparse.Namespace) -> Iterator[Setting]:
-    """What to choose from."""
+    """Yield the settings to choose from."""
     num_threads = options.threads
     divisors = [n for n in range(1, num_threads + 1) if num_threads % n == 0]
     if options.latency:
@@ -179,12 +178,7 @@ def _settings(name: str, options: argparse.Namespace) -> Iterator[Setting]:
 
 
 class _Bench:
-    """Runs runners.
-
-    Args:
-        options: What to run.
-        text: What they translate.
-    """
+    """Runs the runners on a text."""
 
     def __init__(self, options: argparse.Namespace, text: Text) -> None:
         self._options = options
@@ -193,28 +187,28 @@ class _Bench:
         for name in options.only:
             self._pythons[name] = environment(name, options.envs)
 
-    def tuned(self, contestant: Contestant) -> tuple[Setting, int] | None:
-        """The fastest setting, and how often it has the text in time; None if it fails."""
+    def tune(self, contestant: Contestant) -> tuple[Setting, int] | None:
+        """Find the fastest setting and the number of copies of the text; None if it fails."""
         options = self._options
         num_sentences = min(30, options.sample) if options.latency else options.sample
-        found: dict[Setting, dict[str, Any]] = {}
+        results: dict[Setting, dict[str, Any]] = {}
         for setting in _settings(contestant.name, options):
             name = f"{contestant}-{'-'.join(map(str, setting))}"
             result = self._run(contestant, setting, name, num_sentences=num_sentences, copies=1)
             if result is not None:
-                found[setting] = result
-            elif not found:
-                return None  # nor would it with another
-        best = max(found, key=lambda setting: found[setting]["tokens_per_second"])
-        share = len(found[best]["translations"]) / len(self._text.lines)
-        seconds = sum(found[best]["seconds"]) / share
+                results[setting] = result
+            elif not results:
+                return None  # other settings would fail as well
+        best = max(results, key=lambda setting: results[setting]["tokens_per_second"])
+        fraction = len(results[best]["translations"]) / len(self._text.lines)
+        seconds = sum(results[best]["seconds"]) / fraction
         copies = max(1, min(options.repeat, int(options.max_seconds / seconds)))
         return best, copies
 
-    def timed(
+    def time(
         self, contestant: Contestant, setting: Setting, copies: int, *, number: int
     ) -> dict[str, Any] | None:
-        """What a round comes to; None if it fails, which is said."""
+        """Return the result of a round; None if it fails, after a message."""
         return self._run(
             contestant,
             setting,
@@ -265,7 +259,7 @@ class _Bench:
 
 
 def _table(results: Results, text: Text, vocabulary: Vocabulary) -> str:
-    """The results in Markdown, the slowest last."""
+    """Return the results in Markdown, the slowest last."""
     speeds = {
         contestant: median(rounds, "tokens_per_second")
         for contestant, (_, rounds) in results.items()
@@ -278,7 +272,7 @@ def _table(results: Results, text: Text, vocabulary: Vocabulary) -> str:
     for contestant in sorted(speeds, key=lambda each: -speeds[each]):
         setting, rounds = results[contestant]
         last = rounds[-1]
-        plain = results.get(Contestant(_OURS, "fp32", contestant.beam_size))
+        fp32 = results.get(Contestant(_OURS, "fp32", contestant.beam_size))
         rows.append(
             [
                 last["version"],
@@ -294,7 +288,7 @@ def _table(results: Results, text: Text, vocabulary: Vocabulary) -> str:
                     for one in ours
                 ),
                 f"{_bleu(last['translations'], text, vocabulary):.2f}",
-                _share_of_equals(last, plain[1][-1]) if plain else "",
+                _fraction_equal(last, fp32[1][-1]) if fp32 else "",
                 f"{median(rounds, 'peak_memory_mb'):,.0f}",
             ]
         )
@@ -302,7 +296,7 @@ def _table(results: Results, text: Text, vocabulary: Vocabulary) -> str:
 
 
 def _latency_table(results: Results) -> str:
-    """What one sentence takes, in Markdown, the slowest last."""
+    """Return the time per sentence in Markdown, the slowest last."""
     milliseconds = {
         contestant: [1e3 * value for one in rounds for value in one["seconds"]]
         for contestant, (_, rounds) in results.items()
@@ -333,13 +327,13 @@ def _latency_table(results: Results) -> str:
 
 
 def _bleu(translations: Iterable[list[int]], text: Text, vocabulary: Vocabulary) -> float:
-    """That of sacreBLEU, by its defaults (13a, cased)."""
+    """Compute BLEU with sacreBLEU's defaults (13a, cased)."""
     lines = vocabulary.target.decode(translations)
     return float(sacrebleu.corpus_bleu(lines, [text.references]).score)
 
 
-def _share_of_equals(result: dict[str, Any], plain: dict[str, Any]) -> str:
-    pairs = list(zip(result["translations"], plain["translations"], strict=True))
+def _fraction_equal(result: dict[str, Any], fp32: dict[str, Any]) -> str:
+    pairs = list(zip(result["translations"], fp32["translations"], strict=True))
     return f"{sum(one == other for one, other in pairs) / len(pairs):.1%}"
 
 

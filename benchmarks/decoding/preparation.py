@@ -1,4 +1,4 @@
-"""What all runners read: the text, and the model as those without tfm can read it."""
+"""Write the text and the model in a format that runners can read without tfm."""
 
 import json
 import shutil
@@ -22,37 +22,24 @@ from tfm.storage.checkpoint.model_folder import load_info
 
 _NUM_POSITIONS = 1024
 _NUM_EXAMPLES = 4
-_MAX_EXTRA_LENGTH = 50  # as of tfm generate
+_MAX_EXTRA_LENGTH = 50  # the default of tfm generate
 
 
 class Text(NamedTuple):
-    """A text and its reference, without empty lines.
-
-    Attributes:
-        lines: Plain text.
-        ids: Their token ids, without EOS.
-        references: Their translations.
-        max_length: Most tokens that a translation is to have.
-    """
+    """A text and its reference, without empty lines."""
 
     lines: list[str]
-    ids: list[list[int]]
+    ids: list[list[int]]  # of the lines, without EOS
     references: list[str]
 
     @property
     def max_length(self) -> int:
-        """Most tokens that a translation is to have."""
+        """The maximum number of tokens of a translation."""
         return max(map(len, self.ids)) + 1 + _MAX_EXTRA_LENGTH
 
 
 def read_text(folder: Path, source: Path | None, reference: Path | None) -> Text:
-    """The text, by default the test split of the dataset that the model was trained on.
-
-    Args:
-        folder: Of the model.
-        source: The text's file.
-        reference: That of its translation.
-    """
+    """Read the text, by default the test split of the dataset of the model in a folder."""
     if source is None or reference is None:
         data_dir = Path(load_info(folder).data_dir)
         manifest = Manifest.load(data_dir)
@@ -67,13 +54,7 @@ def read_text(folder: Path, source: Path | None, reference: Path | None) -> Text
 
 
 def write_setup(setup: Path, folder: Path, text: Text) -> None:
-    """Write what runners read.
-
-    Args:
-        setup: Where to.
-        folder: Of the model.
-        text: What they are to translate.
-    """
+    """Write a text and the model in a folder to `setup`, for the runners."""
     setup.mkdir(parents=True, exist_ok=True)
     vocabulary = Vocabulary.load(folder)
     sentences = [
@@ -88,12 +69,12 @@ def write_setup(setup: Path, folder: Path, text: Text) -> None:
 
 
 def export_to_ctranslate2(folder: Path, out: Path) -> None:
-    """Write the model as CTranslate2 reads it, by tfm's own command, which says if it cannot."""
+    """Export the model with tfm export, which prints an error if that is not possible."""
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "tfm", "export", folder, "--format", "ctranslate2"]
     process = subprocess.run([*command, "--out", out], stdout=sys.stderr, check=False)
     if process.returncode:
-        print("there is nothing for CTranslate2 to read: it will be left out", file=sys.stderr)
+        print("the export failed: CTranslate2 will be left out", file=sys.stderr)
 
 
 def _lines(path: Path) -> list[str]:
@@ -103,12 +84,12 @@ def _lines(path: Path) -> list[str]:
 def _stored_model(
     folder: Path, sources: Sequence[list[int]], targets: Sequence[list[int]]
 ) -> StoredModel:
-    """The model with examples of what it computes."""
+    """Return the model with examples of its log probabilities."""
     info = load_info(folder)
     model = load_model(folder, info).eval()
     config = info.run.model
     if not (isinstance(config, TransformerConfig) and isinstance(model, Transformer)):
-        raise SystemExit(f"{folder} is no Transformer: other libraries have nothing like it")
+        raise SystemExit(f"{folder} is no Transformer, and only those are compared")
     examples = []
     for source, target in zip(sources, targets, strict=True):
         ids, target_input = torch.tensor([[*source, EOS]]), torch.tensor([[BOS, *target]])
@@ -132,7 +113,7 @@ def _stored_model(
 
 
 def _log_probs(model: Transformer, source: Tensor, target_input: Tensor) -> Tensor:
-    """[T, V] of the next token, for one sentence pair."""
+    """Compute the [T, V] log probabilities of the next token, for one sentence pair."""
     with torch.inference_mode():
-        hidden = model(source, torch.tensor([source.size(1)]), target_input)
-        return model.logits(hidden)[0].log_softmax(dim=-1).clone()
+        hidden_states = model(source, torch.tensor([source.size(1)]), target_input)
+        return model.logits(hidden_states)[0].log_softmax(dim=-1).clone()

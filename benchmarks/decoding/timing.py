@@ -1,7 +1,7 @@
-"""What the runners share: settings, text, and the clock. Needs Python's own library alone.
+"""Settings, text and timing of all runners, with Python's standard library only.
 
-A runner translates a text with one library and leaves one JSON object. It runs in that library's
-own environment, on what `compare.py` wrote.
+A runner translates a text with one library, in the environment of that library, and writes one JSON
+object. Its input is written by `compare.py`.
 """
 
 import argparse
@@ -12,71 +12,47 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-PAD, BOS, EOS, UNK = 0, 1, 2, 3  # as tfm numbers them
+PAD, BOS, EOS, UNK = 0, 1, 2, 3  # tfm's ids
 
-# Sentences that are translated before the clock runs.
-_UNTIMED = 100
+# The number of sentences that are translated to warm up.
+_NUM_UNTIMED = 100
 
 
 class Sentence(NamedTuple):
-    """A sentence to translate, in every form that a library may want.
-
-    Attributes:
-        text: Plain text.
-        pieces: Its subword pieces, without EOS.
-        ids: Their token ids, without EOS.
-    """
+    """A sentence to translate, as text, subword pieces and token ids, both without EOS."""
 
     text: str
     pieces: list[str]
     ids: list[int]
 
 
-# Sentences to the token ids of their translations, in the same order, without EOS.
+# Returns the token ids of the translations, in the order of the sentences, without EOS.
 Translate = Callable[[Sequence[Sentence]], list[list[int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What to translate, and how.
+    """The settings of a runner, each a flag of its command line."""
 
-    Attributes:
-        setup: Folder of what `compare.py` wrote.
-        out: The JSON to write.
-        model: Folder of tfm's model.
-        device: "cpu" or "cuda".
-        precision: Arithmetic.
-        beam_size: Hypotheses that are kept.
-        length_penalty: α of the library's own length penalty; 0 is the same for all.
-        max_length: Most tokens of a translation.
-        processes: Batches that are translated at once.
-        threads: Threads for each of them.
-        batch_size: Size of a batch; 0 is the library's default.
-        batch_type: Whether that is in "examples" or in "tokens".
-        num_sentences: How many of the text to translate.
-        copies: How many times over.
-        one_at_a_time: Whether each sentence is by itself, and timed so.
-    """
-
-    setup: Path
-    out: Path
-    model: Path
-    device: str
+    setup: Path  # folder with the files of `compare.py`
+    out: Path  # JSON to write
+    model: Path  # tfm's model folder
+    device: str  # "cpu" or "cuda"
     precision: str
     beam_size: int
-    length_penalty: float
-    max_length: int
-    processes: int
-    threads: int
-    batch_size: int
-    batch_type: str
-    num_sentences: int
-    copies: int
-    one_at_a_time: bool
+    length_penalty: float  # α of the library's own formula; 0 means the same to all
+    max_length: int  # maximum number of tokens of a translation
+    processes: int  # batches that are translated in parallel
+    threads: int  # per process
+    batch_size: int  # 0 is the library's default
+    batch_type: str  # unit of batch_size: "examples" or "tokens"
+    num_sentences: int  # from the beginning of the text
+    copies: int  # times that the text is translated
+    one_at_a_time: bool  # translate and time single sentences
 
 
 def read_settings(description: str | None) -> Settings:
-    """The command line of a runner: a flag for each setting."""
+    """Parse the command line of a runner."""
     parser = argparse.ArgumentParser(description=description)
     for name, kind in Settings.__annotations__.items():
         flag = f"--{name.replace('_', '-')}"
@@ -85,28 +61,28 @@ def read_settings(description: str | None) -> Settings:
 
 
 def measure(settings: Settings, translate: Translate, *, version: str) -> None:
-    """Translate, time and write what came out.
+    """Translate the text, measure the time and write the result.
 
     Args:
         settings: What to translate.
-        translate: Does it, with a model that is loaded.
+        translate: Translates sentences with a loaded model.
         version: The library and its version.
     """
     stored = json.loads((settings.setup / "text.json").read_text())
     sentences = [Sentence(*each) for each in stored][: settings.num_sentences]
-    parts = [sentences * settings.copies]
+    calls = [sentences * settings.copies]
     if settings.one_at_a_time:
-        parts = [[each] for each in sentences]
-        for part in parts[: _UNTIMED // 5]:
-            translate(part)
+        calls = [[sentence] for sentence in sentences]
+        for call in calls[: _NUM_UNTIMED // 5]:
+            translate(call)
     else:
-        translate(sentences[:_UNTIMED])
+        translate(sentences[:_NUM_UNTIMED])
     translations, seconds = [], []
-    for part in parts:
+    for call in calls:
         started = time.perf_counter()
-        translations += translate(part)
+        translations += translate(call)
         seconds.append(time.perf_counter() - started)
-    num_tokens = [len(ids) + 1 for ids in translations]  # ends counted
+    num_tokens = [len(ids) + 1 for ids in translations]  # with EOS
     results = {
         "version": version,
         "settings": {name: str(value) for name, value in asdict(settings).items()},
@@ -124,30 +100,30 @@ def in_batches(
     batch_size: int,
     translate: Callable[[list[list[int]]], list[list[int]]],
 ) -> list[list[int]]:
-    """Translate batches of sentences that are alike in length, the longest first.
+    """Translate in batches of sentences of similar length, the longest first.
 
     Args:
-        sentences: What to translate.
-        batch_size: Sentences of a batch.
-        translate: Translates a batch: token ids to token ids, both without EOS.
+        sentences: The sentences.
+        batch_size: The number of sentences in a batch.
+        translate: Translates a batch of token ids without EOS.
     """
     order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index].ids))
-    found: list[list[int]] = [[]] * len(sentences)
+    translations: list[list[int]] = [[]] * len(sentences)
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
         outputs = translate([sentences[index].ids for index in indices])
         for index, output in zip(indices, outputs, strict=True):
-            found[index] = output
-    return found
+            translations[index] = output
+    return translations
 
 
 def until_end(ids: Sequence[int]) -> list[int]:
-    """The token ids before the first EOS."""
+    """Return the token ids before the first EOS."""
     return list(ids[: ids.index(EOS)] if EOS in ids else ids)
 
 
 def _peak_memory_mb(process: Path) -> float:
-    """The most memory that a process had, and those it started have had, as Linux knows it."""
+    """Return the peak memory of a process and its children, from Linux's /proc."""
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
     peak = int(status["VmHWM"].split()[0]) / 1024
     children = [

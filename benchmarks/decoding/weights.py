@@ -1,4 +1,4 @@
-"""tfm's weights, as `compare.py` wrote them, for the models of other libraries."""
+"""Read tfm's weights into models of other libraries, in the format of `compare.py`."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Of log probabilities in fp32: kernels differ, and so the last bits of their sums.
+# Maximum difference of log probabilities in fp32, for rounding in different kernels.
 _TOLERANCE = 1e-3
 
 
 class Shape(NamedTuple):
-    """What a model looks like."""
+    """The sizes of a model."""
 
     vocab_size: int
     num_encoder_layers: int
@@ -23,91 +23,79 @@ class Shape(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A sentence pair, and what tfm makes of it.
+    """A sentence pair with tfm's log probabilities."""
 
-    Attributes:
-        source: [1, S] token ids, closed by EOS.
-        target_input: [1, T] token ids, opened by BOS.
-        log_probs: [T, V] of the next token.
-    """
-
-    source: Tensor
-    target_input: Tensor
-    log_probs: Tensor
+    source: Tensor  # [1, S] token ids, ending in EOS
+    target_input: Tensor  # [1, T] token ids, starting with BOS
+    log_probs: Tensor  # [T, V] of the next token
 
 
 class StoredModel(NamedTuple):
-    """A model of tfm.
-
-    Attributes:
-        shape: What it looks like.
-        norm: "pre" or "post".
-        tied_embeddings: Which embeddings are one: "three-way", "two-way" or "none".
-        weights: All of them, by tfm's names; those that are tied are there under each.
-        positions: [num_positions, d_model] what is added to embeddings.
-        examples: What it computes.
-    """
+    """A model of tfm."""
 
     shape: Shape
-    norm: str
-    tied_embeddings: str
-    weights: dict[str, Tensor]
-    positions: Tensor
+    norm: str  # "pre" or "post"
+    tied_embeddings: str  # "three-way", "two-way" or "none"
+    weights: dict[str, Tensor]  # by tfm's names; tied weights are stored under each name
+    positions: Tensor  # [num_positions, d_model] positional encoding
     examples: list[Example]
 
 
 def write_model(path: Path, model: StoredModel) -> None:
-    """Store a model, readable without tfm."""
+    """Write a model in a format that can be read without tfm."""
     torch.save({name: _plain(value) for name, value in model._asdict().items()}, path)
 
 
 def read_model(setup: Path, *, norm: str) -> StoredModel:
-    """Read the model that is to be translated with, whose embeddings must all be one.
+    """Read the model, which must have three-way tied embeddings.
 
     Args:
-        setup: Folder of what `compare.py` wrote.
-        norm: The only place of layer normalization that the library knows.
+        setup: Folder with the files of `compare.py`.
+        norm: The position of layer normalization that the library supports.
     """
     stored: dict[str, Any] = torch.load(setup / "model.pt", weights_only=True)
     stored["shape"] = Shape(**stored["shape"])
     stored["examples"] = [Example(**each) for each in stored["examples"]]
     if stored["norm"] != norm:
-        raise SystemExit(f"the model is {stored['norm']}-norm, and this library has {norm}-norm")
+        raise SystemExit(f"the model is {stored['norm']}-norm, but this library is {norm}-norm")
     if stored["tied_embeddings"] != "three-way":
-        raise SystemExit(f"the model's embeddings are not all one: {stored['tied_embeddings']}")
+        raise SystemExit(f"the embeddings are tied {stored['tied_embeddings']}, not three-way")
     return StoredModel(**stored)
 
 
 def projections(weights: dict[str, Tensor], name: str) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The weight and bias of each projection of an attention, by "query", "key", "value", "output".
+    """Yield the "query", "key", "value" and "output" projections of the attention `name`.
 
     Args:
         weights: All weights.
-        name: Of the attention.
+        name: The name of the attention.
+
+    Yields:
+        Name, [d, d_model] weight and [d] bias.
     """
-    parts = (weights[f"{name}.input.{kind}"].chunk(3) for kind in ("weight", "bias"))
-    yield from zip(("query", "key", "value"), *parts, strict=True)
+    slices = (weights[f"{name}.input.{kind}"].chunk(3) for kind in ("weight", "bias"))
+    yield from zip(("query", "key", "value"), *slices, strict=True)
     yield "output", weights[f"{name}.output.weight"], weights[f"{name}.output.bias"]
 
 
 def check_against_tfm(model: StoredModel, log_probs: Callable[[Example], Tensor]) -> None:
-    """See whether another model computes what tfm does.
+    """Exit unless another model computes tfm's log probabilities.
 
     Args:
-        model: Of tfm.
-        log_probs: The other's [T, V] log probabilities of an example.
+        model: The model of tfm.
+        log_probs: Returns the other model's [T, V] log probabilities of an example.
     """
     with torch.inference_mode():
         differences = [
             (log_probs(each).float() - each.log_probs).abs().max().item() for each in model.examples
         ]
-    print(f"largest difference of a log probability to tfm's: {max(differences):.2g}")
+    print(f"maximum difference of log probabilities to tfm: {max(differences):.2g}")
     if not max(differences) < _TOLERANCE:
-        raise SystemExit(f"its log probabilities are not those of tfm: {max(differences):.2g} off")
+        raise SystemExit(f"the log probabilities differ from tfm's by {max(differences):.2g}")
 
 
 def _plain(value: Any) -> Any:
-    """Named tuples as dicts, as torch.load lets no classes through."""
+    """Convert named tuples to dicts, because torch.load rejects classes."""
     if isinstance(value, Shape | Example):
         return value._asdict()
     return [_plain(each) for each in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Translate with CTranslate2: the model as `tfm export` writes it, from pieces to pieces."""
+"""Translate with CTranslate2 and the model of `tfm export`, from pieces to pieces."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ _COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     settings = read_settings(__doc__)
     translator = ctranslate2.Translator(
         str(settings.setup / "ctranslate2"),

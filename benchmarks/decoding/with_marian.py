@@ -1,4 +1,4 @@
-"""Translate with the MarianMTModel of Hugging Face transformers, by its `generate`."""
+"""Translate with `generate` of MarianMTModel in Hugging Face transformers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -34,7 +34,7 @@ _ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     settings = read_settings(__doc__)
     model = _model(read_model(settings.setup, norm="post"))
     model.to(settings.device, _DTYPES[settings.precision])
@@ -58,12 +58,12 @@ def main() -> None:
 
 
 def _model(stored: StoredModel) -> MarianMTModel:
-    """The same model, found to compute the same."""
+    """Build Marian's counterpart of a model, and check its log probabilities."""
     model = MarianMTModel(_config(stored.shape, num_positions=len(stored.positions))).eval()
     weights = dict(_weights(stored))
     missing, unexpected = model.load_state_dict(weights, strict=False)
     if missing or unexpected:
-        raise SystemExit(f"weights are missing: {missing}; or too many: {unexpected}")
+        raise SystemExit(f"missing weights: {missing}; unexpected weights: {unexpected}")
 
     def log_probs(example: Example) -> Tensor:
         outputs = model(input_ids=example.source, decoder_input_ids=example.target_input)
@@ -97,7 +97,7 @@ def _config(shape: Shape, *, num_positions: int) -> MarianConfig:
 
 
 def _weights(stored: StoredModel) -> Iterator[tuple[str, Tensor]]:
-    """The weights by Marian's names."""
+    """Yield the weights by Marian's names."""
     embedding = stored.weights["output_weight"]
     yield "model.shared.weight", embedding
     yield "lm_head.weight", embedding
@@ -113,9 +113,9 @@ def _weights(stored: StoredModel) -> Iterator[tuple[str, Tensor]]:
 def _layer_weights(weights: dict[str, Tensor], layer: str) -> Iterator[tuple[str, Tensor]]:
     for ours, theirs in _ATTENTIONS.items():
         if f"{layer}.{ours}.input.weight" in weights:
-            for part, weight, bias in projections(weights, f"{layer}.{ours}"):
-                yield f"{theirs}.{_PROJECTIONS[part]}.weight", weight
-                yield f"{theirs}.{_PROJECTIONS[part]}.bias", bias
+            for projection, weight, bias in projections(weights, f"{layer}.{ours}"):
+                yield f"{theirs}.{_PROJECTIONS[projection]}.weight", weight
+                yield f"{theirs}.{_PROJECTIONS[projection]}.bias", bias
     for ours, theirs in _RESIDUALS.items():
         for kind in ("weight", "bias"):
             if f"{layer}.{ours}.{kind}" in weights:
@@ -123,7 +123,7 @@ def _layer_weights(weights: dict[str, Tensor], layer: str) -> Iterator[tuple[str
 
 
 def _generation(settings: Settings) -> GenerationConfig:
-    """Its search as documented, but for what tfm never produces."""
+    """Return the documented settings of the search, without the tokens that tfm never outputs."""
     return GenerationConfig(
         num_beams=settings.beam_size,
         length_penalty=settings.length_penalty,

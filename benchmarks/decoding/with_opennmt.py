@@ -1,4 +1,4 @@
-"""Translate with OpenNMT-py: its Translator, on its Transformer, which is pre-norm."""
+"""Translate with the Translator and the pre-norm Transformer of OpenNMT-py."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import opennmt_model  # first: without it the next do not import
+import opennmt_model  # first, because it makes the next imports possible
 from onmt.constants import DefaultTokens
 from onmt.model_builder import build_model
 from onmt.translate import GNMTGlobalScorer, Translator
@@ -36,7 +36,7 @@ _FIRST_NORMS = {"encoder": "layer_norm", "decoder": "layer_norm_1"}
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     settings = read_settings(__doc__)
     stored = read_model(settings.setup, norm="pre")
     vocabulary = opennmt_model.made_up_vocabulary(stored.shape.vocab_size)
@@ -47,7 +47,7 @@ def main() -> None:
     }
     model = _model(stored, vocabularies)
     if settings.precision == "int8":
-        # As it does itself when it loads a model with -precision int8.
+        # OpenNMT-py does the same when it loads a model with -precision int8.
         torch.quantization.quantize_dynamic(model, dtype=torch.qint8, inplace=True)
     model.to(settings.device)
     translator = _translator(model, vocabularies, settings)
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _model(stored: StoredModel, vocabularies: dict[str, Any]) -> Any:
-    """The same model, found to compute the same."""
+    """Build OpenNMT-py's counterpart of a model, and check its log probabilities."""
     shape = stored.shape
     options = opennmt_model.model_options(
         {
@@ -87,27 +87,27 @@ def _model(stored: StoredModel, vocabularies: dict[str, Any]) -> Any:
     )
     model = build_model(options, options, vocabularies, None, -1).eval()
     weights = dict(_weights(stored))
-    # Its own load_state_dict reads files of its own.
-    found = torch.nn.Module.load_state_dict(model, weights, strict=False)
-    missing = [name for name in found.missing_keys if not name.endswith(".pe.pe")]
-    if missing or found.unexpected_keys:
-        raise SystemExit(f"weights are missing: {missing}; or too many: {found.unexpected_keys}")
+    # OpenNMT-py overrides load_state_dict with a method for its own files.
+    keys = torch.nn.Module.load_state_dict(model, weights, strict=False)
+    missing = [name for name in keys.missing_keys if not name.endswith(".pe.pe")]
+    if missing or keys.unexpected_keys:
+        raise SystemExit(f"missing weights: {missing}; unexpected: {keys.unexpected_keys}")
 
     def log_probs(example: Example) -> Tensor:
         source = example.source[:, :, None]
         lengths = torch.tensor([source.size(1)])
         encoded, states, _ = model.encoder(source, lengths)
         model.decoder.init_state(source, encoded, states)
-        hidden, _ = model.decoder(example.target_input[:, :, None], encoded, src_len=lengths)
-        found: Tensor = model.generator(hidden)[0].log_softmax(dim=-1)
-        return found
+        hidden_states, _ = model.decoder(example.target_input[:, :, None], encoded, src_len=lengths)
+        result: Tensor = model.generator(hidden_states)[0].log_softmax(dim=-1)
+        return result
 
     check_against_tfm(stored, log_probs)
     return model
 
 
 def _weights(stored: StoredModel) -> Iterator[tuple[str, Tensor]]:
-    """The weights by OpenNMT-py's names; its positions are computed as tfm's."""
+    """Yield the weights by OpenNMT-py's names; it computes the same positions as tfm."""
     weights = stored.weights
     embedding = weights["output_weight"]
     yield "generator.weight", embedding
@@ -127,9 +127,9 @@ def _layer_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     for ours, theirs in _ATTENTIONS.items():
         if f"{layer}.{ours}.input.weight" in weights:
-            for part, weight, bias in projections(weights, f"{layer}.{ours}"):
-                yield f"{theirs}.{_PROJECTIONS[part]}.weight", weight
-                yield f"{theirs}.{_PROJECTIONS[part]}.bias", bias
+            for projection, weight, bias in projections(weights, f"{layer}.{ours}"):
+                yield f"{theirs}.{_PROJECTIONS[projection]}.weight", weight
+                yield f"{theirs}.{_PROJECTIONS[projection]}.bias", bias
     for ours, theirs in names.items():
         for kind in ("weight", "bias"):
             if f"{layer}.{ours}.{kind}" in weights:
@@ -137,7 +137,7 @@ def _layer_weights(
 
 
 def _translator(model: Any, vocabularies: dict[str, Any], settings: Settings) -> Translator:
-    """Its beam search at its defaults, with the penalty of Wu et al. 2016 if there is to be one."""
+    """Return a translator with default settings, and with Wu et al.'s length penalty if not 0."""
     alpha = settings.length_penalty
     scorer = GNMTGlobalScorer(
         alpha=alpha, beta=0.0, length_penalty="wu" if alpha else "none", coverage_penalty="none"

@@ -1,4 +1,4 @@
-"""Translate with tfm: from text to text, by what `tfm generate` does it with."""
+"""Translate with tfm from text to text, with the engine of `tfm generate`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,47 +16,43 @@ from tfm.inference.reader import LineReader
 from tfm.inference.workers import Workers
 
 
-class Recording:
-    """An engine that keeps the token ids of the best translations.
-
-    Args:
-        engine: What does the work.
-    """
+class RecordingEngine:
+    """Records the token ids of the best translations of another engine."""
 
     def __init__(self, engine: LineEngine) -> None:
         self._engine = engine
-        self.found: dict[int, list[int]] = {}  # by line number
+        self.translations: dict[int, list[int]] = {}  # by line number
 
     @property
     def limits(self) -> BatchLimits:
-        """As the engine has them."""
+        """Return the limits of the other engine."""
         return self._engine.limits
 
     def map(
         self, task: Any, chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
     ) -> Iterator[tuple[Chunk, dict[int, Any]]]:
-        """Let the engine do a search."""
+        """Let the other engine translate, and record the token ids."""
         for chunk, outputs in self._engine.map(task, chunks, encode, config):
-            for number, best in outputs.items():
-                self.found[number] = list(best[0].tokens)
+            for number, n_best in outputs.items():
+                self.translations[number] = list(n_best[0].tokens)
             yield chunk, outputs
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     settings = read_settings(__doc__)
     vocabulary = Vocabulary.load(settings.model)
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "beam_size": settings.beam_size,
         "length_penalty": settings.length_penalty,
     }
     if settings.batch_size:
-        given["max_tokens"] = settings.batch_size
-    config = SearchConfig(**given)
-    with opened(settings) as engine:
+        options["max_tokens"] = settings.batch_size
+    config = SearchConfig(**options)
+    with open_engine(settings) as engine:
 
         def translate(sentences: Sequence[Sentence]) -> list[list[int]]:
-            recording = Recording(engine)
+            recording = RecordingEngine(engine)
             if len(sentences) == 1:
                 chunks = [Chunk(first_line=1, lines=[sentences[0].text])]
                 list(translate_lines(recording, vocabulary, chunks, config))
@@ -66,14 +62,15 @@ def main() -> None:
                 with LineReader(path, None, chunk_lines=engine.limits.chunk_lines) as text:
                     for _ in translate_lines(recording, vocabulary, text, config):
                         pass
-            return [recording.found.get(number, []) for number in range(1, len(sentences) + 1)]
+            numbers = range(1, len(sentences) + 1)
+            return [recording.translations.get(number, []) for number in numbers]
 
         measure(settings, translate, version=f"tfm {version('tfm')}")
 
 
 @contextmanager
-def opened(settings: Settings) -> Iterator[LineEngine]:
-    """The model, in this process or in several."""
+def open_engine(settings: Settings) -> Iterator[LineEngine]:
+    """Load the model, in this process or in several."""
     device: Any = settings.device
     precision: Any = settings.precision
     inference = InferenceConfig(device=device, precision=precision, kernels="fast")

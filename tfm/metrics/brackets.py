@@ -1,13 +1,12 @@
-"""Labelled bracket F1, as EVALB computes it with COLLINS.prm.
+"""Labeled bracket F1, as EVALB (Sekine and Collins 1997) computes it with COLLINS.prm.
 
-EVALB (Sekine and Collins 1997) is the scorer of Penn Treebank parsing. What it does:
-
-- Words whose part of speech is punctuation (, : `` '' .) or a trace do not count, and spans are
-  numbered without them; constituents of nothing else do not count either.
-- TOP does not count. Of other labels, only what is before "-" or "=" does; PRT is ADVP.
-- A constituent is correct if one of its label and span is in the other tree, each being used once.
-- A sentence whose words differ from those of the gold tree is an error, one without a parse is
-  skipped: neither is part of any other figure, so their numbers belong to the score.
+- Punctuation (tags , : `` '' .) and traces are deleted before spans are numbered; constituents
+  without other words are ignored.
+- TOP is ignored. Labels end before "-" or "="; PRT equals ADVP.
+- A constituent is correct if the other tree has one with the same label and span; each constituent
+  matches at most once.
+- A sentence whose words differ from the gold tree's is an error, one without a parse is skipped.
+  Both are excluded from all other counts, so the signature reports their numbers.
 """
 
 from collections import Counter
@@ -22,42 +21,42 @@ CUTOFF_LENGTH = 40
 _DELETED_TAGS = frozenset((TOP, TRACE, ",", ":", "``", "''", "."))
 _EQUIVALENT = {"PRT": "ADVP"}
 
-# Label, first word and the word after the last, counted in words that are not deleted.
+# Label, start and end (exclusive) of a constituent, in words that are not deleted.
 Bracket = tuple[str, int, int]
 Span = tuple[int, int]
 
 
 @dataclass(kw_only=True)
 class BracketCounts:
-    """What EVALB counts over some sentences, and the figures that it prints of them."""
+    """EVALB's counts over some sentences, and the metrics that follow from them."""
 
-    sentences: int = 0  # all, also errors and skipped ones
+    sentences: int = 0  # including errors and skipped
     errors: int = 0  # sentences whose words differ from those of the gold tree
     skipped: int = 0  # sentences without a parse
     gold: int = 0  # brackets of the gold trees
-    test: int = 0  # brackets of the trees that are scored
+    test: int = 0  # brackets of the scored trees
     matched: int = 0  # brackets in both
-    complete: int = 0  # sentences with all brackets right
-    crossing: int = 0  # brackets of the scored trees that cross one of the gold tree
-    no_crossing: int = 0  # sentences without any
-    few_crossing: int = 0  # sentences with two or less
-    words: int = 0  # words that count
+    complete: int = 0  # sentences in which all brackets match
+    crossing: int = 0  # brackets of the scored trees that cross a gold bracket
+    no_crossing: int = 0  # sentences without crossing brackets
+    few_crossing: int = 0  # sentences with at most 2 crossing brackets
+    words: int = 0  # without deleted ones
     correct_tags: int = 0  # words with the part of speech of the gold tree
     untagged: int = 0  # words to which the parser gave no part of speech
 
     @property
     def valid(self) -> int:
-        """Sentences that the figures are about."""
+        """The number of scored sentences."""
         return self.sentences - self.errors - self.skipped
 
     @property
     def precision(self) -> float:
-        """Percent of the brackets that are right."""
+        """Percentage of the brackets that are correct."""
         return _percent(self.matched, self.test)
 
     @property
     def recall(self) -> float:
-        """Percent of the gold brackets that were found."""
+        """Percentage of the gold brackets that were found."""
         return _percent(self.matched, self.gold)
 
     @property
@@ -67,17 +66,17 @@ class BracketCounts:
 
     @property
     def complete_match(self) -> float:
-        """Percent of the valid sentences with all brackets right."""
+        """Percentage of the valid sentences in which all brackets match."""
         return _percent(self.complete, self.valid)
 
     @property
     def average_crossing(self) -> float:
-        """Crossing brackets a valid sentence."""
+        """The mean number of crossing brackets per valid sentence."""
         return self.crossing / self.valid if self.valid else 0.0
 
     @property
     def tagging_accuracy(self) -> float | None:
-        """Percent of the words with the right part of speech; None if the parser gives none."""
+        """Percentage of words with the correct part of speech; None without a tagging parser."""
         return None if self.untagged or not self.words else _percent(self.correct_tags, self.words)
 
     def add(self, other: "BracketCounts") -> None:
@@ -88,14 +87,14 @@ class BracketCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class BracketScore:
-    """Counts of all sentences, and of those of up to 40 words, which EVALB prints as well."""
+    """Counts of all sentences, and of those of at most 40 words, as EVALB prints them."""
 
     all: BracketCounts = field(default_factory=BracketCounts)
     short: BracketCounts = field(default_factory=BracketCounts)
 
     @property
     def signature(self) -> str:
-        """What decides the score besides the trees."""
+        """The settings and excluded sentences, in sacreBLEU's notation."""
         counts = self.all
         return (
             f"evalb:COLLINS|tags:{'gold' if counts.untagged else 'own'}"
@@ -106,15 +105,15 @@ class BracketScore:
 def score_brackets(gold: Sequence[Tree], trees: Sequence[Tree | None]) -> BracketScore:
     """Score trees.
 
-    A word tagged XX has no part of speech of its own and takes that of the gold tree, so that
-    punctuation is deleted in both.
+    Words with the tag XX (no part of speech) get the gold tree's tag, so that punctuation is
+    deleted in both trees.
 
     Args:
-        gold: The right trees, with parts of speech.
+        gold: Gold trees with parts of speech.
         trees: The trees to score; None for a sentence without a parse.
 
     Raises:
-        DataError: They are not equally many, or none.
+        DataError: The numbers of trees differ, or there are none.
     """
     if len(gold) != len(trees) or not gold:
         raise DataError(
@@ -122,25 +121,25 @@ def score_brackets(gold: Sequence[Tree], trees: Sequence[Tree | None]) -> Bracke
             "both need one for each sentence"
         )
     score = BracketScore()
-    for right, tree in zip(gold, trees, strict=True):
-        counts = _compare(right, tree)
+    for gold_tree, tree in zip(gold, trees, strict=True):
+        counts = _compare(gold_tree, tree)
         score.all.add(counts)
-        if sum(leaf.tag != TRACE for leaf in _leaves(right)) <= CUTOFF_LENGTH:
+        if sum(leaf.tag != TRACE for leaf in _leaves(gold_tree)) <= CUTOFF_LENGTH:
             score.short.add(counts)
     return score
 
 
 class _Sentence:
-    """A tree as EVALB sees it; `tags` are parts of speech in place of its own."""
+    """The words and brackets of a tree that EVALB compares; `tags` replace the tree's own."""
 
     def __init__(self, tree: Tree, tags: Sequence[str] | None = None) -> None:
         self.leaves: list[Leaf] = []
         self.brackets: Counter[Bracket] = Counter()
-        remaining = iter(tags or [leaf.tag for leaf in _leaves(tree)])
+        remaining_tags = iter(tags or [leaf.tag for leaf in _leaves(tree)])
         starts: list[int] = []
         for node, ends in walk(tree):
             if isinstance(node, Leaf):
-                tag = next(remaining)
+                tag = next(remaining_tags)
                 if tag not in _DELETED_TAGS:
                     self.leaves.append(Leaf(tag, node.word))
             elif not ends:
@@ -153,9 +152,9 @@ class _Sentence:
 
 
 def _compare(gold_tree: Tree, tree: Tree | None) -> BracketCounts:
-    """The counts of one sentence."""
+    """Count the brackets of one sentence."""
     counts = BracketCounts(sentences=1)
-    if tree is None or not (test := _Sentence(tree, _with_gold_tags(tree, gold_tree))).leaves:
+    if tree is None or not (test := _Sentence(tree, _tags(tree, gold_tree))).leaves:
         counts.skipped = 1
         return counts
     gold = _Sentence(gold_tree)
@@ -172,30 +171,27 @@ def _compare(gold_tree: Tree, tree: Tree | None) -> BracketCounts:
     counts.few_crossing = int(counts.crossing <= 2)
     counts.words = len(gold.leaves)
     counts.correct_tags = sum(
-        _EQUIVALENT.get(right.tag, right.tag) == _EQUIVALENT.get(leaf.tag, leaf.tag)
-        for right, leaf in zip(gold.leaves, test.leaves, strict=True)
+        _EQUIVALENT.get(gold_leaf.tag, gold_leaf.tag) == _EQUIVALENT.get(leaf.tag, leaf.tag)
+        for gold_leaf, leaf in zip(gold.leaves, test.leaves, strict=True)
     )
     return counts
 
 
-def _with_gold_tags(tree: Tree, gold: Tree) -> list[str]:
-    """Parts of speech of a tree's words, those of the gold tree where they are XX.
-
-    Only a tree of as many words as the gold tree has can take them.
-    """
-    own = [leaf.tag for leaf in _leaves(tree)]
-    right = [leaf.tag for leaf in _leaves(gold) if leaf.tag != TRACE]
-    if len(own) - own.count(TRACE) != len(right):
-        return own
-    remaining = iter(right)
-    aligned = [tag if tag == TRACE else next(remaining) for tag in own]
-    return [other if tag == UNTAGGED else tag for tag, other in zip(own, aligned, strict=True)]
+def _tags(tree: Tree, gold: Tree) -> list[str]:
+    """Return the tags of a tree; XX is replaced by the gold tag if both have as many words."""
+    tags = [leaf.tag for leaf in _leaves(tree)]
+    gold_tags = [leaf.tag for leaf in _leaves(gold) if leaf.tag != TRACE]
+    if len(tags) - tags.count(TRACE) != len(gold_tags):
+        return tags
+    remaining = iter(gold_tags)
+    aligned = [tag if tag == TRACE else next(remaining) for tag in tags]
+    return [other if tag == UNTAGGED else tag for tag, other in zip(tags, aligned, strict=True)]
 
 
 def _num_crossing(gold: Counter[Bracket], test: Counter[Bracket]) -> int:
-    """How many brackets overlap a gold bracket of which neither holds the other."""
+    """Count the brackets that overlap a gold bracket without one containing the other."""
     innermost = _innermost({(start, end) for _, start, end in gold})
-    # What holds the innermost span reaches beyond it: if that does not cross, neither do others.
+    # The innermost gold span suffices: if it is not crossed, those around it are not either.
     return sum(
         number
         for (_, first, last), number in test.items()
@@ -205,21 +201,21 @@ def _num_crossing(gold: Counter[Bracket], test: Counter[Bracket]) -> int:
 
 
 def _innermost(spans: Collection[Span]) -> dict[int, Span]:
-    """For each place between two words of a span, the smallest span around it.
+    """Return the smallest span that strictly contains each position between words, if any.
 
     Args:
-        spans: Those of one tree: two of them are apart, or one holds the other.
+        spans: The spans of one tree, which are nested or disjoint.
     """
     innermost = {}
-    around: list[Span] = []
-    ahead = sorted(spans, key=lambda span: (-span[0], span[1]))  # the last comes next
-    for place in range(max((end for _, end in spans), default=0)):
-        while around and around[-1][1] <= place:
-            around.pop()
-        if around:
-            innermost[place] = around[-1]
-        while ahead and ahead[-1][0] == place:
-            around.append(ahead.pop())
+    open_spans: list[Span] = []
+    ahead = sorted(spans, key=lambda span: (-span[0], span[1]))  # a stack: the next span is last
+    for position in range(max((end for _, end in spans), default=0)):
+        while open_spans and open_spans[-1][1] <= position:
+            open_spans.pop()
+        if open_spans:
+            innermost[position] = open_spans[-1]
+        while ahead and ahead[-1][0] == position:
+            open_spans.append(ahead.pop())
     return innermost
 
 

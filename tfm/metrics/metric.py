@@ -1,4 +1,4 @@
-"""What a metric says of translations."""
+"""The result of a metric."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,37 +9,25 @@ MetricName = Literal["bleu", "paper-bleu", "chrf", "ter", "exact", "bracket-f1"]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A score beside that of a baseline.
+    """The score of a baseline, and a paired bootstrap test of the difference to it.
 
-    Attributes:
-        p_value: How often chance alone makes such a difference, by paired bootstrap resampling;
-            None for a metric without that test.
-        mean: Mean score over the bootstrap samples.
-        interval: Half the width of the interval that holds 95 % of them.
+    Metrics without that test have only the baseline's score.
     """
 
     baseline: float
     p_value: float | None = None
-    mean: float | None = None
-    interval: float | None = None
+    mean: float | None = None  # over the bootstrap samples
+    interval: float | None = None  # half the width of their 95 % confidence interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricScore:
-    """A score that others can compute again.
-
-    Attributes:
-        label: The name to print: "BLEU", "chrF2", "chrF2++", "TER", …
-        value: The score, in points or percent, from 0 to 100; TER may be more, and less is better.
-        signature: All that decides the score, as sacreBLEU writes it.
-        details: Figures that belong to the score, by name.
-        note: What to know before the score is compared with others.
-    """
+    """A reproducible score."""
 
     name: MetricName
-    label: str
-    value: float
-    signature: str
+    label: str  # to print: "BLEU", "chrF2", "chrF2++", "TER", …
+    value: float  # 0 to 100; TER may be higher, and lower is better
+    signature: str  # all settings that influence the score, in sacreBLEU's notation
     comparison: Comparison | None = None
-    details: Mapping[str, float] = field(default_factory=dict)
-    note: str | None = None
+    details: Mapping[str, float] = field(default_factory=dict)  # such as precision and recall
+    note: str | None = None  # a warning about comparing the score with others

@@ -1,10 +1,9 @@
-"""BLEU as the paper's Table 2 has it: of tokenized text, not comparable with sacreBLEU's.
+"""BLEU of tokenized text as in the paper's Table 2, not comparable with sacreBLEU's.
 
-The paper does not say how it was computed. tensor2tensor, which its authors published, does, in
-get_ende_bleu.sh: tokenizer.perl of Moses on translation and reference, hyphenated compounds cut in
-three, then multi-bleu.perl of Moses, on a reference with plain quotation marks in place of
-typographic ones. Here, sacremoses takes the place of tokenizer.perl as it was in 2017, and of
-normalize-punctuation.perl, which makes quotation marks and dashes plain on both sides.
+The paper does not define it, but get_ende_bleu.sh in tensor2tensor, which its authors published,
+does: Moses' tokenizer.perl on translation and reference, hyphenated compounds split in three, then
+Moses' multi-bleu.perl, with plain quotation marks in the reference. Here, sacremoses replaces
+tokenizer.perl as of 2017 and normalize-punctuation.perl, which is applied to both sides.
 """
 
 import re
@@ -18,13 +17,13 @@ from sacremoses.corpus import NonbreakingPrefixes
 from tfm.config import ScoreConfig
 from tfm.errors import UsageError
 from tfm.metrics.metric import MetricScore
-from tfm.metrics.sacre import measured
+from tfm.metrics.sacre import score_metric
 
 _COMPOUND_LANGUAGES = ("de",)
 _HYPHEN = rb"##AT##-##AT##"
 
-# Single quotation marks that are no apostrophe in a word. normalize-punctuation.perl makes them
-# double ones; sacremoses does so with ’ only.
+# Single quotation marks, but no apostrophes: normalize-punctuation.perl makes them double
+# quotation marks, sacremoses only ’.
 _SINGLE_QUOTES = re.compile(r"‚|(?<![a-zA-Z])‘|‘(?![a-zA-Z])")
 
 
@@ -36,27 +35,27 @@ def paper_bleu(
     language: str,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score detokenized text in a language, given as a two-letter code.
+    """Score detokenized text in a language (a two-letter code).
 
     Raises:
-        UsageError: Moses does not know the language.
+        UsageError: Moses does not support the language.
     """
     check_language(language)
-    tokenizer = MosesWords(language, config)
-    # multi-bleu.perl: the same counts and brevity penalty as sacreBLEU's, but nothing is smoothed.
+    tokenizer = PaperTokenizer(language, config)
+    # multi-bleu.perl has the counts and brevity penalty of sacreBLEU, but no smoothing.
     metric = BLEU(
         lowercase=config.lowercase,
         tokenize="none",
         smooth_method="none",
         force=True,  # no warning that the text is tokenized
-        references=[tokenizer.tokenized(lines) for lines in references],
+        references=[tokenizer.tokenize(lines) for lines in references],
     )
-    score = measured(
+    score = score_metric(
         metric,
-        tokenizer.tokenized(hypotheses),
+        tokenizer.tokenize(hypotheses),
         config,
         name="paper-bleu",
-        baseline=None if baseline is None else tokenizer.tokenized(baseline),
+        baseline=None if baseline is None else tokenizer.tokenize(baseline),
     )
     bootstrap = f"|bs:{config.bootstrap_samples}|seed:{config.bootstrap_seed}"
     signature = (  # in the order of sacreBLEU's
@@ -66,27 +65,27 @@ def paper_bleu(
         f"|compounds:{'atat' if tokenizer.splits_compounds else 'whole'}"
         f"|arithmetic:multi-bleu|sacremoses:{sacremoses.__version__}"
     )
-    reasons = [f"words are cut by Moses, not by {config.tokenize}"]
+    reasons = [f"tokenized by Moses, not by {config.tokenize}"]
     if tokenizer.normalizes:
-        reasons.append("quotation marks and dashes are made plain")
+        reasons.append("quotation marks and dashes are normalized")
     if tokenizer.splits_compounds:
         reasons.append("a hyphenated compound counts as three words")
-    note = f"differs from BLEU: {'; '.join(reasons)}. Compare it with tokenized BLEU in papers only"
+    note = f"differs from BLEU: {'; '.join(reasons)}. Compare only with tokenized BLEU in papers"
     return replace(score, label="paper BLEU", signature=signature, note=note)
 
 
 def check_language(language: str) -> None:
-    """Raise UsageError unless Moses knows a language."""
+    """Raise UsageError unless Moses supports a language."""
     known = sorted(set(NonbreakingPrefixes().available_langs.values()))
     if language not in known:
         raise UsageError(
-            f'paper BLEU needs the target language, and Moses knows none called "{language}": '
+            f'paper BLEU needs a target language that Moses supports, not "{language}": '
             f"give one with --language ({', '.join(known)})"
         )
 
 
-class MosesWords:
-    """Text as words with space between them, as multi-bleu.perl reads it."""
+class PaperTokenizer:
+    """Tokenizes text into words separated by spaces, for multi-bleu.perl."""
 
     def __init__(self, language: str, config: ScoreConfig) -> None:
         self.splits_compounds = config.split_compounds == "yes" or (
@@ -96,22 +95,22 @@ class MosesWords:
         self._normalizer = sacremoses.MosesPunctNormalizer(language, perl_parity=True)
         self._tokenizer = sacremoses.MosesTokenizer(language)
 
-    def tokenized(self, lines: Iterable[str]) -> list[str]:
-        """The words of each line."""
-        return [self._tokenized(line) for line in lines]
+    def tokenize(self, lines: Iterable[str]) -> list[str]:
+        """Return each line as words separated by spaces."""
+        return [self._tokenize_line(line) for line in lines]
 
-    def _tokenized(self, line: str) -> str:
+    def _tokenize_line(self, line: str) -> str:
         if self.normalizes:
-            # The script sees the line's end, and moves a period before a last quotation mark.
+            # Given the line end, the script moves a period before a final quotation mark.
             line = self._normalizer.normalize(_SINGLE_QUOTES.sub('"', line) + "\n")
         words: str = self._tokenizer.tokenize(line, return_str=True)
         return split_compounds(words) if self.splits_compounds else words
 
 
 def split_compounds(text: str) -> str:
-    """Make each hyphen between two characters a word of its own, `##AT##-##AT##`.
+    """Replace each hyphen between two characters by the word `##AT##-##AT##`.
 
-    Matches do not overlap: of a-b-c, only the first hyphen is cut off. The original works on bytes,
-    where ä-ö-ü has enough of them for both; so does this.
+    Matches do not overlap: in a-b-c, only the first hyphen is replaced. Like the original, this
+    works on bytes, so that both hyphens of ä-ö-ü are.
     """
     return re.sub(rb"(\S)-(\S)", rb"\1 " + _HYPHEN + rb" \2", text.encode()).decode()

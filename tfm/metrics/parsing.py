@@ -1,4 +1,4 @@
-"""Lines that a parser wrote, and gold trees, to labeled bracket F1."""
+"""Labeled bracket F1 of a parser's output lines."""
 
 import re
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from tfm.errors import DataError, UsageError
 from tfm.metrics.brackets import CUTOFF_LENGTH, BracketScore, score_brackets
 from tfm.metrics.metric import Comparison, MetricScore
 
-# Of the two ways to write trees, only symbols have labels behind closing brackets,
+# Only symbols have a label after a closing bracket.
 _CLOSING_SYMBOL = re.compile(r"\)[^\s()]")
-# and only brackets close without one. A parser's first tries may close nothing at all.
+# The output of a hardly trained parser may contain no closing bracket: then the opening ones tell.
 _OPENING_SYMBOL = re.compile(rf"\([^\s()]+(?!\S)|(?<!\S){UNTAGGED}(?!\S)")
 
 
@@ -22,28 +22,26 @@ def bracket_f1(
     *,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score trees, a line for each sentence.
+    """Score trees, one line per sentence, against one list of gold trees with parts of speech.
 
-    Args:
-        hypotheses: All of them trees in brackets, or all symbols of `tfm.data.trees`, which are
-            then made trees of the gold tree's words.
-        references: One list of the right trees in brackets, with parts of speech.
-        baseline: Other lines, scored likewise; there is no test.
+    Hypotheses and baseline are trees in brackets, or symbols of `tfm.data.trees`, which are
+    combined with the words of the gold trees. There is no significance test.
 
     Raises:
-        DataError: A line is no tree.
-        UsageError: There are several lists of right trees.
+        DataError: A line is not a tree.
+        UsageError: There are several lists of gold trees.
     """
     if len(references) != 1:
         raise UsageError(
-            f"bracket-f1 takes one gold tree a sentence, not {len(references)}: give one reference"
+            f"bracket-f1 takes one gold tree per sentence, not {len(references)}: give one "
+            "reference"
         )
     [gold] = references
-    gold_trees = [_gold_tree(line, number) for number, line in enumerate(gold, start=1)]
-    score, repairs = _scored(hypotheses, gold_trees, "hypotheses")
+    gold_trees = [_parse_gold(line, number) for number, line in enumerate(gold, start=1)]
+    score, repairs = _score(hypotheses, gold_trees, "hypotheses")
     comparison = None
     if baseline is not None:
-        comparison = Comparison(baseline=_scored(baseline, gold_trees, "baseline")[0].all.f1)
+        comparison = Comparison(baseline=_score(baseline, gold_trees, "baseline")[0].all.f1)
     counts = score.all
     details: dict[str, float] = {
         "precision": counts.precision,
@@ -67,10 +65,10 @@ def bracket_f1(
     )
 
 
-def _scored(
+def _score(
     lines: Sequence[str], gold: Sequence[Tree], name: str
 ) -> tuple[BracketScore, Repairs | None]:
-    """The score, and what had to be mended; None for trees in brackets, which are not."""
+    """Return the score and the repairs that symbols needed; None for trees in brackets."""
     if not _are_symbols(lines):
         trees = [
             tree_of_line(line, where=f"{name}, line {number:,}")
@@ -79,21 +77,21 @@ def _scored(
         return score_brackets(gold, trees), None
     repairs = Repairs()
     restored = []
-    for line, right in zip(lines, gold, strict=True):
-        tree, mended = restore(line.split(), _words(right))
+    for line, gold_tree in zip(lines, gold, strict=True):
+        tree, tree_repairs = restore(line.split(), _words(gold_tree))
         restored.append(tree)
-        repairs.add(mended)
+        repairs.add(tree_repairs)
     return score_brackets(gold, restored), repairs
 
 
 def _are_symbols(lines: Sequence[str]) -> bool:
-    """Whether lines that a parser wrote are symbols, not trees in brackets."""
+    """Return whether a parser's output lines are symbols, not trees in brackets."""
     if any(")" in line for line in lines):
         return any(map(_CLOSING_SYMBOL.search, lines))
     return any(map(_OPENING_SYMBOL.search, lines))
 
 
-def _gold_tree(line: str, number: int) -> Tree:
+def _parse_gold(line: str, number: int) -> Tree:
     where = f"reference, line {number:,}"
     tree = tree_of_line(line, where=where)
     if tree is None or not _words(tree):
@@ -102,5 +100,5 @@ def _gold_tree(line: str, number: int) -> Tree:
 
 
 def _words(tree: Tree) -> list[str]:
-    """The words that a parser reads: traces are none."""
+    """Return the words of a tree, without traces."""
     return [node.word for node, _ in walk(tree) if isinstance(node, Leaf) and node.tag != TRACE]

@@ -27,7 +27,7 @@ def sacrebleu_score(
     *,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score detokenized text; see `tfm.metrics.scores.corpus_scores`."""
+    """Score detokenized text as `tfm.metrics.scores.corpus_scores` does."""
     metric: Metric
     match name:
         case "bleu":
@@ -36,16 +36,14 @@ def sacrebleu_score(
             )
         case "chrf":
             metric = CHRF(
-                lowercase=config.lowercase,
-                word_order=config.chrf_word_order,
-                references=references,
+                lowercase=config.lowercase, word_order=config.chrf_word_order, references=references
             )
         case "ter":
             metric = TER(references=references)
-    return measured(metric, hypotheses, config, name=name, baseline=baseline)
+    return score_metric(metric, hypotheses, config, name=name, baseline=baseline)
 
 
-def measured(
+def score_metric(
     metric: Metric,
     hypotheses: Sequence[str],
     config: ScoreConfig,
@@ -53,7 +51,7 @@ def measured(
     name: MetricName,
     baseline: Sequence[str] | None,
 ) -> MetricScore:
-    """Score translations by a metric of sacreBLEU that has the references in it."""
+    """Score translations with a sacreBLEU metric that was constructed with the references."""
     if baseline is None:
         result = metric.corpus_score(hypotheses, None)
         signature = str(metric.get_signature())
@@ -67,25 +65,25 @@ def measured(
             n_samples=config.bootstrap_samples,
         )()
     [(label, test_signature)] = signatures.items()
-    # sacreBLEU types these loosely; some of their numbers are NumPy's.
-    before, after = cast("list[Any]", results[label])
+    # The results are untyped, and some of their numbers are NumPy's.
+    of_baseline, result = cast("list[Any]", results[label])
     return MetricScore(
         name=name,
         label=label,
-        value=float(after.score),
+        value=float(result.score),
         signature=str(test_signature),
         comparison=Comparison(
-            baseline=float(before.score),
-            p_value=float(after.p_value),
-            mean=float(after.mean),
-            interval=float(after.ci),
+            baseline=float(of_baseline.score),
+            p_value=float(result.p_value),
+            mean=float(result.mean),
+            interval=float(result.ci),
         ),
     )
 
 
 @contextlib.contextmanager
 def _bootstrap_seed(seed: int) -> Iterator[None]:
-    """Set the seed of sacreBLEU's resampling, which it reads from the environment only."""
+    """Set the environment variable from which sacreBLEU reads the seed of its resampling."""
     before = os.environ.get(_SEED_VARIABLE)
     os.environ[_SEED_VARIABLE] = str(seed)
     try:

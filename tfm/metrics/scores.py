@@ -1,4 +1,4 @@
-"""Translations and references to scores: one function for training and for `tfm score`."""
+"""Scores of translations, for validation and `tfm score`."""
 
 from collections.abc import Mapping, Sequence
 from typing import get_args
@@ -18,19 +18,15 @@ def corpus_scores(
     baseline: Sequence[str] | None = None,
     language: str | None = None,
 ) -> list[MetricScore]:
-    """Score translations.
+    """Score detokenized translations, or trees for "bracket-f1", one per segment.
 
-    Args:
-        hypotheses: Detokenized text, one for each segment; trees for "bracket-f1".
-        references: One or more lists of the same, each as long as the hypotheses.
-        metrics: What to compute; a metric named twice is computed once.
-        config: How to compute it.
-        baseline: Other translations of the same segments, to test the difference.
-        language: Language of the text as a two-letter code; only "paper-bleu" needs it.
+    There may be several lists of references. With a baseline (other translations of the same
+    segments), the difference to it is tested. Only "paper-bleu" needs the language, the two-letter
+    code of the target. Duplicate metrics are computed once.
 
     Raises:
-        DataError: The lists are empty or not of one length.
-        UsageError: There is no such metric, or it needs a language that it knows.
+        DataError: The lists are empty, or differ in length.
+        UsageError: A metric does not exist, or does not support the language.
     """
     texts = {"hypotheses": hypotheses}
     texts |= {f"reference {number}": lines for number, lines in enumerate(references, start=1)}
@@ -50,7 +46,7 @@ def corpus_scores(
 
                 return bracket_f1(hypotheses, references, baseline=baseline)
             case "paper-bleu":
-                # Only here: what this imports takes longer than most scores.
+                # Imported late: it takes longer than computing most scores.
                 from tfm.metrics.paper import paper_bleu
 
                 return paper_bleu(
@@ -61,24 +57,24 @@ def corpus_scores(
 
 
 def check_metrics(names: Sequence[str]) -> None:
-    """Raise UsageError unless all metrics exist and can be computed of the same text."""
+    """Raise UsageError unless all metrics exist and apply to the same kind of text."""
     for name in names:
         if name not in get_args(MetricName):
             known = ", ".join(get_args(MetricName))
             raise UsageError(f'there is no metric "{name}": choose among {known}')
     if "bracket-f1" in names and set(names) != {"bracket-f1"}:
-        raise UsageError("bracket-f1 is about trees, other metrics about text: ask for it alone")
+        raise UsageError("bracket-f1 scores trees, other metrics text: use it alone")
 
 
 def check_lengths(texts: Mapping[str, Sequence[str]]) -> None:
-    """Raise DataError unless all texts, by name, have the same number of lines, and not 0."""
-    (first, lines), *others = texts.items()
+    """Raise DataError if the texts are empty or differ in their numbers of lines."""
+    (first, lines), *other_texts = texts.items()
     if not lines:
-        raise DataError(f"{first} has no lines: there is nothing to score")
-    for name, other in others:
-        if len(other) != len(lines):
+        raise DataError(f"{first} has no lines to score")
+    for name, other_lines in other_texts:
+        if len(other_lines) != len(lines):
             raise DataError(
-                f"{first} and {name} have {len(lines):,} and {len(other):,} lines: "
+                f"{first} and {name} have {len(lines):,} and {len(other_lines):,} lines: "
                 "both need one for each segment"
             )
 
@@ -90,14 +86,14 @@ def _exact_score(
     *,
     baseline: Sequence[str] | None,
 ) -> MetricScore:
-    """The percentage of lines that equal a reference, but for space at their ends."""
+    """Compute the percentage of lines that equal a reference, except for outer whitespace."""
 
-    def normalized(text: str) -> str:
+    def normalize(text: str) -> str:
         return text.strip().lower() if config.lowercase else text.strip()
 
     def percent_exact(lines: Sequence[str]) -> float:
         matches = sum(
-            normalized(line) in map(normalized, candidates)
+            normalize(line) in map(normalize, candidates)
             for line, *candidates in zip(lines, *references, strict=True)
         )
         return 100 * matches / len(lines)

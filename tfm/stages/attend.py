@@ -1,4 +1,4 @@
-"""tfm attend: a sentence → pictures of what the model attends to."""
+"""tfm attend: a sentence → pictures of the model's attention weights."""
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from tfm.search.beam import beam_search
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
 from tfm.visualization.attention_figure import write_figure
-from tfm.visualization.attention_maps import GENERATOR, WORDS, AttentionKind, AttentionMaps
+from tfm.visualization.attention_maps import GENERATOR, LABELS, AttentionKind, AttentionMaps
 from tfm.visualization.attention_page import write_page
 
 _FORMATS = (".html", ".png", ".svg")
 _DEFAULT_NAME = "attention.html"
-_MAX_PIECES = 80  # of one side, with EOS; of more, a picture cannot be read
-_BYTES_WITH_GENERATOR = 4_096
+_MAX_PIECES = 80  # per side, with EOS; a larger picture would be illegible
+_HEADER_BYTES = 4_096  # the beginning of a picture, which names its generator
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttendResult:
-    """The model folder, the target sentence, given or translated, and the pictures."""
+    """The model folder, the target sentence and the pictures that were written."""
 
     model_dir: Path
     target: str
@@ -46,36 +46,37 @@ def attend(
     search: SearchConfig,
     device: DeviceName,
 ) -> AttendResult:
-    """Draw what a model attends to as it reads a sentence and predicts another.
+    """Draw the attention weights of a model for a pair of sentences.
 
     Args:
         model_path: A model or run folder.
         sentence: The source sentence.
         target: The target sentence; the model's own translation if None.
-        out: Files to write, .html, .png or .svg, or folders for a page; a page here if empty.
-        kind: Which attention to draw; a page starts with it, and has the others, too.
-        layer: Which layer, counted from 1; None for all, of which a page starts with the last.
-        head: Which head, counted from 1; None for all.
-        search: How to translate.
+        out: Files to write (.html, .png or .svg) or folders to write a page to; a page in the
+            working directory if empty.
+        kind: The attention to draw. A page starts with it and has the other kinds as well.
+        layer: Layer to draw, counted from 1; None for all. A page starts with this or the last.
+        head: Head to draw, counted from 1; None for all.
+        search: Settings of the translation.
         device: Where to compute.
 
     Raises:
-        UsageError: A sentence is empty or too long, a file is not one for pictures, or there is
-            no such layer or head.
-        CheckpointError: There is no sound model.
+        UsageError: A sentence is empty or too long, a file name is not a picture's, or there is no
+            such layer or head.
+        CheckpointError: The model is missing or damaged.
     """
-    paths = [_picture_path(path) for path in out or [Path()]]
+    paths = [_check_picture_path(path) for path in out or [Path()]]
     compute = choose_compute(device, "fp32")
     folder = find_model(model_path)
     info, vocabulary = load_info(folder), Vocabulary.load(folder)
     if vocabulary.fingerprint != info.fingerprint:
         raise CheckpointError(
             f"{folder} was trained with subword model {info.fingerprint[:8]}, not "
-            f"{vocabulary.fingerprint[:8]}, which it holds: choose another model"
+            f"{vocabulary.fingerprint[:8]}, which it contains: choose another model"
         )
     model = load_model(folder, info).to(compute.device).eval()
     max_pieces = min(_MAX_PIECES, model.max_positions or _MAX_PIECES)
-    source_ids = _encoded(vocabulary.source, sentence, max_pieces, name="the sentence")
+    source_ids = _encode(vocabulary.source, sentence, max_pieces, name="the sentence")
     source = torch.tensor([[*source_ids, EOS]], device=compute.device)
     lengths = torch.tensor([source.size(1)], device=compute.device)
     if target is None:
@@ -86,19 +87,19 @@ def attend(
         [target] = vocabulary.target.decode([target_ids])
         origin = f"translated with beam {search.beam_size}"
     else:
-        target_ids = _encoded(vocabulary.target, target, max_pieces, name="--target")
+        target_ids = _encode(vocabulary.target, target, max_pieces, name="--target")
         origin = "target as given"
     target_input = torch.tensor([[BOS, *target_ids]], device=compute.device)
     weights = record_attention(model, source, lengths, target_input)
-    maps = _maps(weights, vocabulary, source_ids, target_ids)
+    maps = _attention_maps(weights, vocabulary, source_ids, target_ids)
     if kind not in maps:
         raise UsageError(
-            f"{folder} has no {kind} self-attention, it is recurrent: use --kind cross"
+            f"{folder} is recurrent and has no {kind} self-attention: use --kind cross"
         )
-    title = WORDS[kind][0].lower()
+    title = LABELS[kind][0].lower()
     num_layers, num_heads, *_ = maps[kind].weights.shape
-    layers = _numbers("layer", layer, num_layers, title)
-    heads = _numbers("head", head, num_heads, title)
+    layers = _select("layer", layer, num_layers, title)
+    heads = _select("head", head, num_heads, title)
     for path in paths:
         if path.suffix.lower() != ".html":
             write_figure(path, maps[kind], layers=layers, heads=heads)
@@ -117,10 +118,10 @@ def attend(
     return AttendResult(model_dir=folder, target=target, paths=paths)
 
 
-def _encoded(model: SubwordModel, text: str, max_pieces: int, *, name: str) -> list[int]:
-    """Token ids of a sentence, without EOS, if it is neither empty nor too long for a picture."""
+def _encode(model: SubwordModel, text: str, max_pieces: int, *, name: str) -> list[int]:
+    """Return the token ids of a sentence, without EOS; UsageError if it is empty or too long."""
     if not text.strip():
-        raise UsageError(f"{name} is empty: there is nothing to show")
+        raise UsageError(f"{name} is empty: give a sentence with words")
     [ids] = model.encode([text])
     _check_length(ids, max_pieces, name=name)
     return ids
@@ -129,25 +130,22 @@ def _encoded(model: SubwordModel, text: str, max_pieces: int, *, name: str) -> l
 def _check_length(ids: Sized, max_pieces: int, *, name: str) -> None:
     if len(ids) + 1 > max_pieces:
         raise UsageError(
-            f"{name} has {len(ids) + 1:,} pieces, more than the {max_pieces} that a picture can "
-            "hold: give a shorter one"
+            f"{name} has {len(ids) + 1:,} pieces, more than the {max_pieces} that fit in a "
+            "picture: give a shorter sentence"
         )
 
 
-def _maps(
-    recorded: AttentionWeights,
-    vocabulary: Vocabulary,
-    source_ids: list[int],
-    target_ids: list[int],
+def _attention_maps(
+    recorded: AttentionWeights, vocabulary: Vocabulary, source_ids: list[int], target_ids: list[int]
 ) -> dict[AttentionKind, AttentionMaps]:
-    """What the model attended to as it predicted this target, of each kind that it has."""
+    """Label the recorded weights with pieces, for each kind of attention that the model has."""
     sources = vocabulary.source.pieces([*source_ids, EOS])
-    given = vocabulary.target.pieces([BOS, *target_ids])
-    predicted = vocabulary.target.pieces([*target_ids, EOS])
+    target_inputs = vocabulary.target.pieces([BOS, *target_ids])
+    predictions = vocabulary.target.pieces([*target_ids, EOS])
     kinds: dict[AttentionKind, tuple[torch.Tensor | None, list[str], list[str]]] = {
         "encoder": (recorded.encoder, sources, sources),
-        "decoder": (recorded.decoder, predicted, given),
-        "cross": (recorded.cross, predicted, sources),
+        "decoder": (recorded.decoder, predictions, target_inputs),
+        "cross": (recorded.cross, predictions, sources),
     }
     return {
         kind: AttentionMaps(
@@ -158,26 +156,26 @@ def _maps(
     }
 
 
-def _picture_path(path: Path) -> Path:
-    """The file that a path means, if its ending is right and nothing else stands there."""
+def _check_picture_path(path: Path) -> Path:
+    """Return the file to write; UsageError if it is not a picture's name or is another's file."""
     if path.is_dir():
         path = path / _DEFAULT_NAME
     if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"{path} is no name for a picture: end it in {', '.join(_FORMATS)}")
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is no file: choose another name with --out")
+        raise UsageError(f"{path} is not a picture: use a name that ends in {', '.join(_FORMATS)}")
     if path.exists():
+        if not path.is_file():
+            raise UsageError(f"{path} is not a regular file: choose another name with --out")
         with path.open("rb") as file:
-            start = file.read(_BYTES_WITH_GENERATOR)
-        if start and GENERATOR.encode() not in start:
+            header = file.read(_HEADER_BYTES)
+        if header and GENERATOR.encode() not in header:
             raise UsageError(
-                f"{path} is there and no picture of {GENERATOR}: choose another name with --out"
+                f"{path} exists and was not written by {GENERATOR}: choose another name with --out"
             )
     return path
 
 
-def _numbers(name: str, wanted: int | None, count: int, title: str) -> list[int]:
-    """The layers or heads to draw, counted from 1: the one that is wanted, or all."""
-    if wanted is not None and not 1 <= wanted <= count:
-        raise UsageError(f"--{name} {wanted}: {title} has {name}s 1 to {count}")
-    return [*range(1, count + 1)] if wanted is None else [wanted]
+def _select(name: str, number: int | None, count: int, title: str) -> list[int]:
+    """Return the numbers of the layers or heads to draw, counted from 1; None selects all."""
+    if number is not None and not 1 <= number <= count:
+        raise UsageError(f"--{name} {number}: {title} has {name}s 1 to {count}")
+    return [*range(1, count + 1)] if number is None else [number]

@@ -1,4 +1,4 @@
-"""tfm average: checkpoints of a run → one model, the mean of their weights (§6.1)."""
+"""tfm average: checkpoints of a run → one model with their mean weights (§6.1)."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,46 +12,44 @@ from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoints
 
 @dataclass(frozen=True, kw_only=True)
 class AverageResult:
-    """The averaged model and the steps of the checkpoints in it."""
+    """The averaged model and the steps of its checkpoints."""
 
     model_dir: Path
     steps: list[int]
 
 
 def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None) -> AverageResult:
-    """Average the newest or the best checkpoints of a run, which may be training on.
+    """Average the newest or the best checkpoints of a run, which may still be training.
 
-    Args:
-        run_dir: The run.
-        config: Which checkpoints.
-        out_dir: Where to write the model; the run's "averaged" if not given.
+    The model is written to `out_dir`, by default "averaged" in the run folder.
 
     Raises:
-        CheckpointError: The run has no checkpoint, or damaged ones.
-        UsageError: It has fewer than asked for, or the place of the model is taken.
+        CheckpointError: The run has no checkpoints, or a damaged one.
+        UsageError: There are fewer checkpoints than requested, or `out_dir` is no model folder.
     """
     out_dir = out_dir or run_dir / "averaged"
     if out_dir.exists() and not (out_dir / "config.json").is_file():
-        raise UsageError(f"{out_dir} is there and holds no model: choose another folder with --out")
+        raise UsageError(f"{out_dir} exists and is no model: choose another folder with --out")
     present = checkpoints(run_dir)
     if not present:
         raise CheckpointError(f'{run_dir} has no checkpoints: train with "tfm train"')
-    training = load_info(present[-1]).run.training
+    newest = load_info(present[-1])
+    training, newest_step = newest.run.training, newest.step
     if config.best is not None:
-        wanted, ranked = config.best, best_checkpoints(run_dir, training.best_metric)
+        number, ranked = config.best, best_checkpoints(run_dir, training.best_metric)
     else:
-        # As many as there are, unless the user counts on a number.
-        wanted, ranked = config.last or min(training.average_last, len(present)), present[::-1]
-    if wanted > len(ranked):
-        raise UsageError(f"{run_dir} has {len(ranked)} such checkpoints, not {wanted}")
-    chosen = sorted(ranked[:wanted])
+        # Only a number that the user gave must be available.
+        number, ranked = config.last or min(training.average_last, len(present)), present[::-1]
+    if number > len(ranked):
+        raise UsageError(f"{run_dir} has {len(ranked)} such checkpoints, not {number}")
+    chosen = sorted(ranked[:number])
     infos = [load_info(path) for path in chosen]
     steps = [info.step for info in infos]
-    subword_files = Vocabulary.load(chosen[-1]).files()
     save_checkpoint(
         out_dir,
-        replace(infos[-1], metrics={}, averaged=tuple(steps)),
+        # The step says how far the run was, so that an outdated average can be recognized.
+        replace(infos[-1], step=newest_step, metrics={}, averaged=tuple(steps)),
         average_weights(chosen),
-        subword_files=subword_files,
+        subword_files=Vocabulary.load(chosen[-1]).files(),
     )
     return AverageResult(model_dir=out_dir, steps=steps)

@@ -1,4 +1,4 @@
-"""tfm binarize: the text of a dataset + its subword model → token ids on disk."""
+"""tfm binarize: text and subword model of a dataset → token ids on disk."""
 
 import contextlib
 from collections import deque
@@ -28,13 +28,13 @@ _UNKNOWN_WARNING_RATE = 0.001
 T = TypeVar("T")
 Result = TypeVar("Result")
 
-# Token ids of the sentences of one side of a block, one after another, and their lengths.
+# Concatenated token ids of one side of a block, and the length of each sentence.
 Side = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 
 
 @dataclass(kw_only=True)
 class SplitCounts:
-    """What became of the pairs of one split; tokens and unknowns are [source, target]."""
+    """Numbers of pairs and tokens of one split; `tokens` and `unknown` are [source, target]."""
 
     read: int = 0
     too_long: int = 0
@@ -45,7 +45,7 @@ class SplitCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class BinarizeResult:
-    """The binarized dataset and what became of each split."""
+    """The folder of the binarized dataset and the counts of each split."""
 
     bin_dir: Path
     counts: dict[str, SplitCounts]
@@ -53,13 +53,13 @@ class BinarizeResult:
 
 
 def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> BinarizeResult:
-    """Turn all splits of a dataset into token ids, unless text, model and settings are unchanged.
+    """Encode all splits of a dataset, unless text, subword model and settings are unchanged.
 
-    Memory stays bounded whatever the size of the text, and the number of jobs changes no byte.
+    Memory use does not depend on the size of the text; the output not on the number of jobs.
 
     Raises:
-        DataError: Text or subword model are missing, a line is not UTF-8, or the sides have unequal
-            line counts.
+        DataError: Text or subword model are missing, a line is not UTF-8, or the sides differ in
+            their numbers of lines.
     """
     manifest = Manifest.load(data_dir)
     vocabulary = Vocabulary.load(data_dir)
@@ -80,7 +80,7 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
         except TypeError as error:
             raise manifest.damage() from error
         return BinarizeResult(bin_dir=bin_dir, counts=recorded, is_new=False)
-    _warn_of_another_model(manifest, vocabulary)
+    _warn_of_replaced_model(manifest, vocabulary)
     (bin_dir / "dataset.json").unlink(missing_ok=True)
     counts = {split: _binarize_split(manifest, split, vocabulary, config) for split in splits}
     DatasetIndex(
@@ -97,14 +97,14 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
     return BinarizeResult(bin_dir=bin_dir, counts=counts, is_new=True)
 
 
-def _warn_of_another_model(manifest: Manifest, vocabulary: Vocabulary) -> None:
-    """Say so if the subword model is not the one that was learned, as if it is damaged."""
+def _warn_of_replaced_model(manifest: Manifest, vocabulary: Vocabulary) -> None:
+    """Warn if the subword model is not the one that was learned: it may be damaged."""
     learned = manifest.result(LEARNING).get("fingerprints")
     models = [vocabulary.source] if vocabulary.is_joint else [vocabulary.source, vocabulary.target]
     if learned is not None and learned != [model.fingerprint for model in models]:
         say(
-            f"warning: {manifest.data_dir} has another subword model than tfm learn-bpe made: "
-            'unless you put it there, it is damaged; run "tfm learn-bpe --force" then'
+            f"warning: the subword model in {manifest.data_dir} is not the one that tfm learn-bpe "
+            'wrote: if you did not replace it, it is damaged; run "tfm learn-bpe --force"'
         )
 
 
@@ -118,8 +118,10 @@ def _binarize_split(
 
     def encode(block: Block) -> tuple[int, list[Side]]:
         sides = [model.encode_block(side) for model, side in zip(models, block, strict=True)]
-        # Only training may lose a sentence: the others are what a score is compared on.
-        return len(block[0]), _without_long(sides, config.max_length if split == "train" else None)
+        # Other splits keep every sentence, so that scores stay comparable.
+        if split == "train":
+            sides = _drop_long_pairs(sides, config.max_length)
+        return len(block[0]), sides
 
     counts = SplitCounts()
     with contextlib.ExitStack() as stack:
@@ -128,9 +130,9 @@ def _binarize_split(
             for language, model in zip(languages, models, strict=True)
         ]
         bar = stack.enter_context(Progress(f"binarize {split}", total=None, unit="pairs"))
-        # SentencePiece's own threads would stand still whenever Python makes arrays of the ids.
+        # SentencePiece's own threads would idle while Python makes arrays of the ids.
         threads = ThreadPoolExecutor(jobs, "binarize")
-        # Whatever goes wrong, and on Ctrl-C, no more than the blocks at work are waited for.
+        # On an error or Ctrl-C, wait only for the blocks that are being encoded.
         stack.callback(threads.shutdown, cancel_futures=True)
         blocks = read_blocks(*texts, strict=True)
         for num_read, sides in map_in_order(threads, encode, blocks, num_ahead=2 * jobs):
@@ -154,18 +156,18 @@ def map_in_order(
     *,
     num_ahead: int,
 ) -> Iterator[Result]:
-    """Map items by several threads, in their order, reading at most `num_ahead` in advance."""
-    waiting: deque[Future[Result]] = deque()
+    """Map items in threads and in order, reading at most `num_ahead` items in advance."""
+    pending: deque[Future[Result]] = deque()
     for item in items:
-        waiting.append(threads.submit(function, item))
-        if len(waiting) > num_ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+        pending.append(threads.submit(function, item))
+        if len(pending) > num_ahead:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
 class _TokenWriter:
-    """Tokens and offsets of one language of one split."""
+    """Writes the tokens and offsets of one side of a split."""
 
     def __init__(self, stack: contextlib.ExitStack, stem: Path, vocab_size: int) -> None:
         tokens = stack.enter_context(atomic_write(stem.with_name(f"{stem.name}.tokens.npy")))
@@ -190,10 +192,8 @@ class _TokenWriter:
         self._offsets.finish()
 
 
-def _without_long(sides: list[Side], max_length: int | None) -> list[Side]:
-    """Leave out the pairs with a side of more tokens."""
-    if max_length is None:
-        return sides
+def _drop_long_pairs(sides: list[Side], max_length: int) -> list[Side]:
+    """Drop the pairs with more than `max_length` tokens on either side."""
     is_kept = np.logical_and(*(lengths <= max_length for _, lengths in sides))
     if is_kept.all():
         return sides
@@ -210,6 +210,6 @@ def _report(split: str, counts: SplitCounts) -> None:
     )
     if rate > _UNKNOWN_WARNING_RATE:
         say(
-            f"warning: {split}: {rate:.2%} of the tokens are unknown to the subword model; "
+            f"warning: {split}: {rate:.2%} of the tokens are unknown to the subword model: "
             "learn it with byte_fallback or a higher character_coverage"
         )

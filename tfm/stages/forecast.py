@@ -1,4 +1,4 @@
-"""tfm train --dry-run: what a run would cost, before anything is computed."""
+"""tfm train --dry-run: the cost of a run, without training."""
 
 import math
 from dataclasses import dataclass
@@ -16,56 +16,35 @@ from tfm.stages.training_data import open_data
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a run would cost.
-
-    Attributes:
-        data_dir: Its dataset.
-        compute: Device and arithmetic, in words.
-        cost: Of the model.
-        vocab_sizes: Number of source and target pieces.
-        num_pairs: Training pairs.
-        steps_per_epoch: Steps in a pass over them.
-        tokens_per_step: Mean target tokens of a step.
-        num_processes: Processes that compute it together.
-        microbatches_per_step: Mean number of microbatches of a step on each of them.
-        flops_per_step: Mean training FLOPs of a step.
-        max_steps: Where the run stops.
-    """
+    """The cost of a run; numbers per step are means over an epoch."""
 
     data_dir: Path
-    compute: str
+    compute: str  # device and precision, in words
     cost: Cost
-    vocab_sizes: tuple[int, int]
+    vocab_sizes: tuple[int, int]  # source, target
     num_pairs: int
     steps_per_epoch: int
-    tokens_per_step: float
+    tokens_per_step: float  # target tokens
     num_processes: int
-    microbatches_per_step: float
+    microbatches_per_step: float  # per process
     flops_per_step: float
     max_steps: int
 
 
 def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forecast:
-    """Work out what a run would cost.
-
-    Args:
-        data_dir: The dataset folder.
-        run: All settings.
-        num_processes: Processes that compute it together.
+    """Compute the cost of a run on a number of processes.
 
     Raises:
         DataError: The dataset cannot be used.
-        UsageError: Settings do not suit dataset or device.
+        UsageError: The settings do not fit the dataset or device.
     """
     data = open_data(data_dir, run)
     compute = verified_compute(run.training.device, run.training.precision, trains=True)
     set_num_threads(run.training.threads, num_processes=num_processes)
-    source_size, target_size = data.info.vocab_sizes
+    source, target = data.info.vocab_sizes
+    max_tokens = run.batching.max_tokens
     cost = model_cost(
-        run.model,
-        source_vocab_size=source_size,
-        target_vocab_size=target_size,
-        max_tokens=run.batching.max_tokens,
+        run.model, source_vocab_size=source, target_vocab_size=target, max_tokens=max_tokens
     )
     batcher = Batcher(data.train, run.batching, seed=run.training.seed)
     steps = batcher.num_batches()

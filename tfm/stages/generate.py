@@ -1,4 +1,4 @@
-"""tfm generate: text → translations, one line out for each line in."""
+"""tfm generate: text → translations, line by line."""
 
 import math
 import os
@@ -18,13 +18,7 @@ from tfm.data.trees.brackets import bracketed
 from tfm.data.trees.symbols import Repairs, restore
 from tfm.errors import DataError, UsageError
 from tfm.inference.engine import load_engine
-from tfm.inference.lines import (
-    LineEngine,
-    ScoredTarget,
-    Translation,
-    score_lines,
-    translate_lines,
-)
+from tfm.inference.lines import LineEngine, ScoredTarget, Translation, score_lines, translate_lines
 from tfm.inference.reader import LineReader, count_lines
 from tfm.inference.workers import Workers
 from tfm.reporting import Progress, say
@@ -32,7 +26,7 @@ from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import find_model, newest_run
 from tfm.storage.files import write_json
 
-RECORD_FORMAT = 1
+_RECORD_FORMAT = 1  # read by tfm score, which must not import torch
 STANDARD_INPUT = Path("-")
 
 Split = Literal["test", "valid"]
@@ -40,17 +34,11 @@ Split = Literal["test", "valid"]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Text to translate.
+    """Text to translate."""
 
-    Attributes:
-        path: Its file; None for standard input.
-        split: The split of the model's dataset that it is; None if it is none.
-        reference: The translation to score against, where it is known.
-    """
-
-    path: Path | None
-    split: Split | None = None
-    reference: Path | None = None
+    path: Path | None  # None for standard input
+    split: Split | None = None  # of the model's dataset; None for other text
+    reference: Path | None = None  # None if unknown
 
     def __str__(self) -> str:
         return "standard input" if self.path is None else str(self.path)
@@ -58,25 +46,15 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """Models and text, chosen and checked.
-
-    Attributes:
-        models: Model folders.
-        source: What to translate.
-        prefixes: What the translation of each line must start with, line by line.
-        targets: A translation of each line whose probability is wanted, line by line.
-        data_dir: Dataset that the first model was trained on.
-        search: Settings of SearchConfig that suit the first model.
-        task: What the first model was trained to do: "translation" or "parsing".
-    """
+    """Checked models and text; `data_dir`, `search` and `task` are those of the first model."""
 
     models: Sequence[Path]
     source: Source
-    prefixes: Path | None
-    targets: Path | None
+    prefixes: Path | None  # file with the beginning of each translation
+    targets: Path | None  # file with the translations to score
     data_dir: str
-    search: Mapping[str, Any]
-    task: str = "translation"
+    search: Mapping[str, Any]  # settings of SearchConfig
+    task: str = "translation"  # or "parsing"
 
 
 def plan_generation(
@@ -88,20 +66,20 @@ def plan_generation(
     prefixes: Path | None = None,
     targets: Path | None = None,
 ) -> Generation:
-    """Choose what is not given: the newest run's model, standard input or the test set.
+    """Check models and text, with the newest run and standard input or test set as defaults.
 
     Args:
-        models: Model or run folders; none means the newest run below `runs_dir`.
-        input_path: Text to translate; "-" is standard input, a terminal too.
-        split: A split of the model's dataset instead.
-        runs_dir: Where runs are looked for, and where `tfm score` finds what was translated.
-        prefixes: What translations must start with, line by line.
-        targets: Translations to score instead of searching for any, line by line.
+        models: Model or run folders; the newest run in `runs_dir` if empty.
+        input_path: Text to translate; "-" is standard input, even a terminal.
+        split: A split of the model's dataset to translate instead.
+        runs_dir: The folder of all runs.
+        prefixes: File with the beginning of each translation.
+        targets: File with a translation per line to score instead of searching.
 
     Raises:
         UsageError: Both text and split are given, or both prefixes and targets.
         CheckpointError: There is no such model.
-        DataError: A file is not there, or has not as many lines as the text.
+        DataError: A file does not exist, or differs from the text in its number of lines.
     """
     if input_path is not None and split is not None:
         raise UsageError("--input and --split exclude each other: give one")
@@ -140,75 +118,58 @@ def generate(
     runs_dir: Path,
     num_processes: int = 1,
 ) -> Iterator[tuple[str, list[Translation]]]:
-    """Translate.
+    """Translate a text, or parse it if the model is a parser.
 
-    Args:
-        plan: Models and text.
-        config: How to search.
-        inference: Where to compute, and how.
-        runs_dir: Where to note what is translated, for `tfm score`.
-        num_processes: How many processes share the work, each on a GPU of its own if the device is
-            cuda; they change nothing in what comes out.
+    The output does not depend on the number of worker processes, each of which has its own GPU if
+    the device is cuda. What is translated is recorded in `runs_dir`, for `tfm score`.
 
     Yields:
-        For each line of the text, in order: the line, and its `n_best` translations; of a parser,
-        trees in brackets.
+        Each line of the text, in order, with its `n_best` translations or trees in brackets.
     """
-    _note(plan, runs_dir)
+    _record_generation(plan, runs_dir)
     proofs: Counter[bool | None] = Counter()
     repairs = Repairs()
-    with _opened(plan, plan.prefixes, inference, num_processes) as work:
-        for chunk, found in translate_lines(work.engine, work.vocabulary, work.reader, config):
-            proofs.update(best[0].proven for best in found)
+    with _open(plan, plan.prefixes, inference, num_processes) as work:
+        for chunk, outputs in translate_lines(work.engine, work.vocabulary, work.reader, config):
+            proofs.update(best.proven for best, *_ in outputs)
             if plan.task == "parsing":
-                found = [
-                    [_with_tree(each, line, repairs) for each in best]
-                    for line, best in zip(chunk.lines, found, strict=True)
+                outputs = [
+                    [_restore_tree(output, line, repairs) for output in n_best]
+                    for line, n_best in zip(chunk.lines, outputs, strict=True)
                 ]
-            yield from zip(chunk.lines, found, strict=True)
+            yield from zip(chunk.lines, outputs, strict=True)
             work.bar.update(len(chunk.lines))
     if config.search == "exact":
         say(
-            f"generate: nothing better exists for {proofs[True]:,} of "
-            f"{proofs[True] + proofs[False]:,} lines; {proofs[False]:,} not proven within "
-            f"--node-limit {config.node_limit:,}"
+            f"generate: {proofs[True]:,} of {proofs[True] + proofs[False]:,} translations are "
+            f"proven optimal; {proofs[False]:,} are not, within --node-limit {config.node_limit:,}"
         )
     if plan.task == "parsing":
         kinds = [f"{n:,} {kind.replace('_', ' ')}" for kind, n in vars(repairs).items() if n]
-        say(f"generate: mended in the trees: {', '.join(kinds) or 'nothing'}")
+        say(f"generate: repairs to the trees: {', '.join(kinds) or 'none'}")
 
 
-def _with_tree(output: Translation, sentence: str, repairs: Repairs) -> Translation:
-    """A parser's output with its symbols made a tree of the sentence's words."""
+def _restore_tree(output: Translation, sentence: str, repairs: Repairs) -> Translation:
+    """Replace a parser's symbols by a tree over the words of the sentence."""
     words = sentence.split()
     if not words:
         return replace(output, text="")
-    tree, mended = restore(output.text.split(), words)
-    repairs.add(mended)
+    tree, tree_repairs = restore(output.text.split(), words)
+    repairs.add(tree_repairs)
     return replace(output, text=bracketed(tree))
 
 
 def score_targets(
-    plan: Generation,
-    config: SearchConfig,
-    *,
-    inference: InferenceConfig,
-    num_processes: int = 1,
+    plan: Generation, config: SearchConfig, *, inference: InferenceConfig, num_processes: int = 1
 ) -> Iterator[tuple[str, ScoredTarget]]:
-    """Compute how probable the models find the targets of a plan, and say it of all together.
-
-    Args:
-        plan: Models, text and targets.
-        config: Length penalty, longest source and size of batches.
-        inference: Where to compute, and how.
-        num_processes: How many processes share the work, as in `generate`.
+    """Score the targets of a plan with forced decoding, and print their perplexity.
 
     Yields:
-        For each line of the text, in order: the line, and its target.
+        Each line of the text, in order, with its scored target.
     """
     num_lines = num_pieces = 0
     log_prob = 0.0
-    with _opened(plan, plan.targets, inference, num_processes) as work:
+    with _open(plan, plan.targets, inference, num_processes) as work:
         for chunk, targets in score_lines(work.engine, work.vocabulary, work.reader, config):
             for line, scored in zip(chunk.lines, targets, strict=True):
                 num_lines += 1
@@ -219,14 +180,14 @@ def score_targets(
     if num_pieces:
         perplexity = math.exp(-log_prob / num_pieces)
         say(
-            f"generate: {num_lines:,} targets of {num_pieces:,} tokens, ends included: "
-            f"log probability {log_prob:,.1f}, perplexity {perplexity:.3f} a token"
+            f"generate: {num_lines:,} targets of {num_pieces:,} tokens, EOS included: "
+            f"log probability {log_prob:,.1f}, perplexity {perplexity:.3f} per token"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """Text to be read, what translates it, and the bar that says how far it has come."""
+    """The open files, models and progress bar of a generation."""
 
     engine: LineEngine
     vocabulary: Vocabulary
@@ -235,13 +196,10 @@ class _Work:
 
 
 @contextmanager
-def _opened(
-    plan: Generation,
-    paired_path: Path | None,
-    inference: InferenceConfig,
-    num_processes: int,
+def _open(
+    plan: Generation, paired_path: Path | None, inference: InferenceConfig, num_processes: int
 ) -> Iterator[_Work]:
-    """Open the files of a plan and load its models, in this process or in others."""
+    """Open the files of a plan and load its models, in this process or in worker processes."""
     path = plan.source.path
     total = count_lines(path) if path is not None and path.is_file() else None
     vocabulary = Vocabulary.load(plan.models[0])
@@ -269,22 +227,22 @@ def _split_source(info: ModelInfo, split: Split, model: Path) -> Source:
     data_dir = Path(info.data_dir)
     if not data_dir.is_dir():
         raise DataError(
-            f"{data_dir}, the dataset of {model}, is not here: give text with --input or by a pipe"
+            f"{data_dir}, the dataset of {model}, does not exist: give text with --input or a pipe"
         )
     manifest = Manifest.load(data_dir)
     path = manifest.text_path(split, manifest.source)
     if not path.is_file():
-        raise DataError(f"{data_dir} has no {split} split: give text with --input or by a pipe")
+        raise DataError(f"{data_dir} has no {split} split: give text with --input or a pipe")
     return Source(path=path, split=split, reference=manifest.reference_path(split))
 
 
-def _note(plan: Generation, runs_dir: Path) -> None:
-    """Let `tfm score`, at the other end of a pipe, know what is being translated."""
+def _record_generation(plan: Generation, runs_dir: Path) -> None:
+    """Record what is translated, for `tfm score` at the other end of a pipe."""
     source = plan.source
     if source.reference is None and not runs_dir.is_dir():
-        return  # nothing to tell, and no older note to take back
+        return  # there is no reference to record, and no older record to replace
     record = {
-        "format": RECORD_FORMAT,
+        "format": _RECORD_FORMAT,
         "model": [str(path) for path in plan.models],
         "data": plan.data_dir,
         "split": source.split,
@@ -298,11 +256,11 @@ def _note(plan: Generation, runs_dir: Path) -> None:
 
 
 def _check_alignment(source: Source, paired_path: Path) -> None:
-    """See whether a file goes with a text line by line, where that can be seen beforehand."""
+    """Raise DataError if two regular files differ in their numbers of lines."""
     if source.path is not None and source.path.is_file() and paired_path.is_file():
-        num_lines, num_others = count_lines(source.path), count_lines(paired_path)
-        if num_lines != num_others:
+        num_lines, num_paired = count_lines(source.path), count_lines(paired_path)
+        if num_lines != num_paired:
             raise DataError(
-                f"{source} has {num_lines:,} lines, but {paired_path} has {num_others:,}: "
+                f"{source} has {num_lines:,} lines, but {paired_path} has {num_paired:,}: "
                 "line N of one must belong to line N of the other"
             )

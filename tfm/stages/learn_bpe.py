@@ -1,4 +1,4 @@
-"""tfm learn-bpe: the training text of a dataset → its subword model."""
+"""tfm learn-bpe: training text of a dataset → its subword model."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ STEP = "learn-bpe"
 
 @dataclass(frozen=True, kw_only=True)
 class LearnBpeResult:
-    """The joint model of a dataset, or those of source and target, and their numbers of pieces."""
+    """The joint subword model of a dataset, or its source and target models, with their sizes."""
 
     model_paths: list[Path]
     vocab_sizes: list[int]
@@ -35,7 +35,7 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
 
     Raises:
         DataError: There is no training text.
-        UsageError: The vocabulary does not fit the text.
+        UsageError: The vocabulary size does not fit the text.
     """
     manifest = Manifest.load(data_dir)
     texts = [manifest.text_path("train", lang) for lang in (manifest.source, manifest.target)]
@@ -61,7 +61,7 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
         ]
     outputs = []
     for path, model in zip(paths, models, strict=True):
-        vocab_path = path.with_suffix(".vocab")  # the pieces, for people to read
+        vocab_path = path.with_suffix(".vocab")  # the pieces as text
         write_text(vocab_path, model.vocab_text())
         with atomic_write(path) as file:
             file.write(model.content)
@@ -78,7 +78,7 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
 
 
 def _learn(texts: list[Path], config: SubwordConfig) -> SubwordModel:
-    """Learn one model; a size that nobody asked for gives way to the text."""
+    """Learn one model; the default vocabulary size is reduced if the text is too small for it."""
     if config.vocab_size is not None:
         return learn_subword_model(texts, config, vocab_size=config.vocab_size)
     num_pairs = sum(1 for _ in read_lines(texts[0], strict=False))

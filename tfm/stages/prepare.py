@@ -1,4 +1,4 @@
-"""tfm prepare: a recipe, or text files → the text, subword model and token ids of a dataset."""
+"""tfm prepare: recipe or text files → text, subword model and token ids of a dataset."""
 
 import os
 import typing
@@ -33,25 +33,21 @@ from tfm.storage.files import atomic_write, remove_leftovers
 if typing.TYPE_CHECKING:
     from tfm.data.synthetic.corpus import Split
 
-_SPLITS_SHORT_FIRST: tuple["Split", ...] = ("test", "valid", "train")
-# More lines than this that are not UTF-8 are another encoding, not damage.
-_MAX_BROKEN_RATE = 0.01
-# Two bytes a piece of some four characters, and eight a sentence; measured on WMT text.
+# Training text comes last: a problem with the other splits shows before the long work.
+_SPLITS_TRAINING_LAST: tuple["Split", ...] = ("test", "valid", "train")
+# A higher rate of lines that are not UTF-8 means another encoding, not damage.
+_MAX_INVALID_RATE = 0.01
+# 2 bytes per piece of about 4 characters, and 8 bytes per sentence; measured on WMT text.
 _TOKEN_ID_BYTES_PER_TEXT_BYTE = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareResult:
-    """A prepared dataset, and what each step did; steps that were not asked for are None.
-
-    Attributes:
-        counts: What became of the pairs of each split when its text was written.
-        is_new: False if the text was there already.
-    """
+    """A prepared dataset and the results of its steps; None for steps that text_only leaves out."""
 
     data_dir: Path
-    counts: dict[str, PairCounts]
-    is_new: bool
+    counts: dict[str, PairCounts]  # by split
+    is_new: bool  # False if the text was up to date
     subword: LearnBpeResult | None
     binarized: BinarizeResult | None
 
@@ -67,26 +63,26 @@ def prepare(
     text_only: bool = False,
     force: bool = False,
 ) -> PrepareResult:
-    """Make a dataset: download, extract, clean, learn the subword model, binarize.
+    """Prepare a dataset: download, extract, clean, learn the subword model, binarize.
 
-    Only training text is cleaned; validation and test text keep every line as it is. A step whose
-    inputs have not changed is not done again, and what only it needs may be deleted. It may be
-    killed at any moment: the next call goes on with the last step that was not done.
+    Only training text is cleaned; validation and test text keep every line unchanged. A step is
+    skipped if its inputs have not changed and its outputs exist, so files that only earlier steps
+    read may be deleted, and a killed call is resumed by the next one.
 
     Args:
         recipe: Where the text comes from.
         out_dir: The dataset folder.
-        mirror: A folder or URL that has the downloads by their file names.
-        verify: Compare downloads with the checksums that the recipe knows.
+        mirror: A folder or URL that holds the downloads under their file names.
+        verify: Compare downloads with the checksums in the recipe.
         downloads_dir: Where downloads are kept; in the dataset folder if None.
-        overrides: {"cleaning" | "subword" | "binarize": {name: value}}, laid over the recipe's.
-        text_only: Stop when the text is written.
-        force: Do all steps again, and replace another dataset in the folder.
+        overrides: {"cleaning" | "subword" | "binarize": {name: value}}; replaces recipe settings.
+        text_only: Stop after the text is written.
+        force: Repeat all steps, and replace another dataset in the folder.
 
     Raises:
-        DataError: Text or archives are missing, damaged or do not fit together, or a disk is too
-            small, which is said before anything is downloaded.
-        UsageError: A setting cannot be, or the folder holds something else.
+        DataError: Text or archives are missing, damaged or inconsistent, or a disk is too small,
+            which is checked before anything is downloaded.
+        UsageError: A setting is invalid, or the folder holds something else.
     """
     settings = {
         section: {**recipe.settings(section), **(overrides or {}).get(section, {})}
@@ -96,46 +92,27 @@ def prepare(
     subword = settings_from(SubwordConfig, settings["subword"])
     binarization = settings_from(BinarizeConfig, settings["binarize"])
     _check_folder(recipe, out_dir, force=force)
+    later_settings = {name: settings[name] for name in ("subword", "binarize")}
     manifest = Manifest.create(
         out_dir,
         name=recipe.name,
         source=recipe.source,
         target=recipe.target,
-        settings={
-            "task": recipe.task,
-            "subword": settings["subword"],
-            "binarize": settings["binarize"],
-            "search": recipe.settings("search"),
-        },
+        settings={"task": recipe.task, **later_settings, "search": recipe.settings("search")},
     )
-    raw_dir, downloads_dir = out_dir / "raw", downloads_dir or out_dir / "downloads"
+    downloads_dir = downloads_dir or out_dir / "downloads"
     sources = TextSources(
-        recipe, raw_dir=raw_dir, downloads_dir=downloads_dir, mirror=mirror, verify=verify
+        recipe, raw_dir=out_dir / "raw", downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
-    inputs = sources.fingerprint()
-    clean_inputs = inputs | {"cleaning": settings_to(cleaning)}
-    is_new = not manifest.is_current("clean", clean_inputs)
-    for folder in (out_dir, raw_dir, out_dir / "bin", downloads_dir):
-        remove_leftovers(folder)
-    if is_new:
-        is_unpacked = manifest.is_current("extract", inputs)
-        needs = _disk_needs(
-            sources, out_dir, downloads_dir, unpack=not is_unpacked, text_only=text_only
-        )
-        check_disks(list(needs))
-        if is_unpacked and sources.unpacked_paths:
-            say(f"extract: {raw_dir} unchanged")
-        elif sources.unpacked_paths:
-            _unpack(sources, manifest, inputs)
-        _write_text(recipe, sources, cleaning, manifest, clean_inputs)
-    else:
-        say(f"clean: {out_dir} unchanged")
+    is_new = _extract_and_clean(
+        recipe, sources, cleaning, manifest, downloads_dir=downloads_dir, text_only=text_only
+    )
     if not recipe.valid:
-        say("warning: there is no validation text, so training will not see when to stop")
+        say("warning: there is no validation text, so training cannot tell when to stop")
     learned = None if text_only else learn_bpe(out_dir, subword, force=force)
     binarized = None if text_only else binarize(out_dir, binarization, force=force)
     if is_new and sources.unpacked_paths:
-        say(f"{raw_dir} and the downloads serve no more but to clean by other rules")
+        say(f"{out_dir / 'raw'} and the downloads are only needed to clean the text again")
     names = [item.name for item in fields(PairCounts)]
     try:
         counts = {
@@ -145,24 +122,22 @@ def prepare(
     except (KeyError, TypeError) as error:
         raise manifest.damage() from error
     return PrepareResult(
-        data_dir=out_dir,
-        counts=counts,
-        is_new=is_new,
-        subword=learned,
-        binarized=binarized,
+        data_dir=out_dir, counts=counts, is_new=is_new, subword=learned, binarized=binarized
     )
 
 
 def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
-    """Refuse to overwrite what is no earlier version of this dataset."""
+    """Raise UsageError rather than overwrite anything but this dataset."""
     languages = (recipe.source, recipe.target)
     suffixes = (*languages, GOLD) if recipe.task == "parsing" else languages
     outputs = [out_dir / f"{split}.{suffix}" for split in SPLITS for suffix in suffixes]
-    # Path.resolve would fail on a link that leads to itself.
-    read = {os.path.realpath(path) for path in recipe.local_paths()}
+    # Path.resolve raises an error on a link to itself.
+    inputs = {os.path.realpath(path) for path in recipe.local_paths()}
     for path in outputs:
-        if os.path.realpath(path) in read:
-            raise UsageError(f"{path} would be read and overwritten: choose another --out")
+        if os.path.realpath(path) in inputs:
+            raise UsageError(
+                f"{path} would be both read and overwritten: choose another folder with --out"
+            )
     manifest_path = out_dir / "manifest.json"
     if force:
         manifest_path.unlink(missing_ok=True)
@@ -171,20 +146,54 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
         if (manifest.name, manifest.source, manifest.target) != (recipe.name, *languages):
             raise UsageError(
                 f"{out_dir} holds {manifest.name} ({manifest.source}-{manifest.target}), not "
-                f"{recipe.name} ({'-'.join(languages)}): choose another --out, or --force"
+                f"{recipe.name} ({'-'.join(languages)}): choose another folder with --out, or "
+                "replace the dataset with --force"
             )
     else:
         for path in outputs:
             if path.exists():
                 raise UsageError(
-                    f"{path} was not written by tfm prepare: choose another --out, or --force"
+                    f"{path} was not written by tfm prepare: choose another folder with --out, or "
+                    "replace the file with --force"
                 )
+
+
+def _extract_and_clean(
+    recipe: Recipe,
+    sources: TextSources,
+    cleaning: CleaningConfig,
+    manifest: Manifest,
+    *,
+    downloads_dir: Path,
+    text_only: bool,
+) -> bool:
+    """Write the text of all splits; return False if it was up to date."""
+    out_dir, raw_dir = manifest.data_dir, manifest.data_dir / "raw"
+    inputs = sources.fingerprint()
+    clean_inputs = inputs | {"cleaning": settings_to(cleaning)}
+    is_current = manifest.is_current("clean", clean_inputs)
+    for folder in (out_dir, raw_dir, out_dir / "bin", downloads_dir):
+        remove_leftovers(folder)
+    if is_current:
+        say(f"clean: {out_dir} unchanged")
+        return False
+    is_unpacked = manifest.is_current("extract", inputs)
+    needs = _disk_needs(
+        sources, out_dir, downloads_dir, unpack=not is_unpacked, text_only=text_only
+    )
+    check_disks(list(needs))
+    if is_unpacked and sources.unpacked_paths:
+        say(f"extract: {raw_dir} unchanged")
+    elif sources.unpacked_paths:
+        _unpack(sources, manifest, inputs)
+    _write_text(recipe, sources, cleaning, manifest, clean_inputs)
+    return True
 
 
 def _disk_needs(
     sources: TextSources, out_dir: Path, downloads_dir: Path, *, unpack: bool, text_only: bool
 ) -> Iterator[DiskNeed]:
-    """What the steps that are still to be done will write."""
+    """Estimate how much the remaining steps will write."""
     size = sources.size()
     elsewhere = "choose an --out on another disk"
 
@@ -206,15 +215,14 @@ def _disk_needs(
 
 
 def _unpack(sources: TextSources, manifest: Manifest, inputs: Table) -> None:
-    """Download and extract."""
     outputs = sources.unpacked_paths
     fetched = sources.fetch()
-    facts = {
+    files = {
         name: {"sha256": file.sha256, "size": file.size, "verified": file.verified}
         for name, file in fetched.items()
     }
-    # Downloads may be deleted once they are extracted, so they are not outputs to look for.
-    manifest.record("download", inputs=inputs, outputs=[], result=facts)
+    # Not recorded as outputs: downloads may be deleted after extraction.
+    manifest.record("download", inputs=inputs, outputs=[], result=files)
     sources.unpack(fetched)
     manifest.record("extract", inputs=inputs, outputs=outputs, result={"files": len(outputs)})
     say(f"extract: {len(outputs)} files in {manifest.data_dir / 'raw'}")
@@ -227,19 +235,18 @@ def _write_text(
     manifest: Manifest,
     inputs: Table,
 ) -> None:
-    """Write the text of all splits, and record what became of each line."""
+    """Write the text of all splits, and record how many pairs were kept and dropped."""
     cleaner = Cleaner(cleaning)
     result: dict[str, Any] = {split: {} for split in SPLITS if recipe.texts(split)}
     outputs: list[Path] = []
-    # Training text comes last: what is wrong with the others shows before the long work.
-    for split in _SPLITS_SHORT_FIRST:
+    for split in _SPLITS_TRAINING_LAST:
         paths = [manifest.text_path(split, lang) for lang in (recipe.source, recipe.target)]
         gold_path = manifest.text_path(split, GOLD)
         if split in result:
             result[split] = _write_split(recipe, split, sources, cleaner, paths)
             outputs += paths
             if recipe.task == "parsing" and split != "train":
-                _write_gold(recipe.texts(split), split, sources, gold_path)
+                _write_gold_trees(recipe.texts(split), split, sources, gold_path)
                 outputs.append(gold_path)
         else:
             for stale in (*paths, gold_path):
@@ -261,7 +268,7 @@ def _write_split(
     cleaner: Cleaner,
     outputs: Sequence[Path],
 ) -> dict[str, Any]:
-    """Write both sides of a split, and count its pairs: in all, and of each text."""
+    """Write both sides of a split; return the counts of its pairs, in total and by text."""
     total = PairCounts()
     entries = []
     with (
@@ -292,7 +299,7 @@ def _write_split(
             sides = (side for text in recipe.texts(split) for side in getattr(text, "sides", ()))
             raise DataError(f"the {split} text is empty: {', '.join(dict.fromkeys(sides))}")
         if not total.kept:
-            raise DataError(f"nothing is left to write to {outputs[0]}: {_summary(total)}")
+            raise DataError(f"no pairs are left for {outputs[0]}: {_summary(total)}")
     say(f"clean: {split} {_summary(total)}")
     return asdict(total) | {"texts": entries}
 
@@ -305,8 +312,8 @@ def _check_encoding(
     Raises:
         DataError: The text has another encoding, which is named with the way to convert it.
     """
-    num_broken = counts.dropped["not_utf8"]
-    if num_broken <= _MAX_BROKEN_RATE * counts.read:
+    num_invalid = counts.dropped["not_utf8"]
+    if num_invalid <= _MAX_INVALID_RATE * counts.read:
         return
     sides = dict(zip(sources.locate_sides(text), languages, strict=True))
     guesses = {path: likely_encoding(path, language) for path, language in sides.items()}
@@ -315,11 +322,13 @@ def _check_encoding(
         for path, encoding in guesses.items()
         if encoding is not None
     ]
-    raise DataError(f"{num_broken:,} of {counts.read:,} pairs are not UTF-8: {'; '.join(remedies)}")
+    raise DataError(f"{num_invalid:,} of {counts.read:,} pairs are not UTF-8: {'; '.join(remedies)}")
 
 
-def _write_gold(texts: Sequence[Text], split: "Split", sources: TextSources, path: Path) -> None:
-    """Write the trees of a split in brackets, with parts of speech, as scoring needs them."""
+def _write_gold_trees(
+    texts: Sequence[Text], split: "Split", sources: TextSources, path: Path
+) -> None:
+    """Write the trees of a split as brackets with part-of-speech tags, for scoring."""
     with atomic_write(path) as file:
         for text in texts:
             if not isinstance(text, TextFiles):

@@ -1,4 +1,4 @@
-"""tfm quickstart: all seven stages as one would type them, on a corpus made for it."""
+"""tfm quickstart: run all seven stages as shell commands on a small synthetic corpus."""
 
 import json
 import shutil
@@ -23,34 +23,34 @@ _GENERATE = "generate --beam 4"
 _SCORE = "score --metric bleu --metric chrf --metric exact --json"
 
 
-# What each line to type is for, and its commands, which are joined by pipes.
-_LINES = (
+# The purpose of each command line, and its commands, which are joined by pipes.
+_COMMAND_LINES = (
     (
         "Write a small corpus, English and German: numbers, dates, times and prices.",
         ("prepare numbers-en-de --text-only",),
     ),
-    ("Learn the pieces that its words are made of.", ("learn-bpe",)),
-    ("Turn its text into the numbers of these pieces.", ("binarize",)),
+    ("Learn a vocabulary of subword pieces.", ("learn-bpe",)),
+    ("Encode the text as token ids.", ("binarize",)),
     ("Train a small Transformer.", ("train --arch quickstart",)),
-    ("Average its last checkpoints, which beats each of them.", ("average",)),
-    ("Translate the test set, and compare that with its reference.", (_GENERATE, _SCORE)),
+    ("Average the last checkpoints, which is better than each of them.", ("average",)),
+    ("Translate the test set, and score the translations.", (_GENERATE, _SCORE)),
 )
-_NEXT = (
+_NEXT_STEPS = (
     (
         'echo "two red apples cost five euros" | tfm generate',
-        "translate something of your own, of the kind above",
+        "translate your own sentence, similar to those above",
     ),
-    ("tfm train --help", "see all that can be set"),
+    ("tfm train --help", "list all settings"),
     ("tfm prepare multi30k-en-de", "a real corpus: captions of pictures, 29,000 pairs"),
     (
         "tfm prepare --train FILE.en FILE.de --valid FILE.en FILE.de",
-        "your own corpus: two text files a split, one sentence a line",
+        "your own corpus: two text files per split, one sentence per line",
     ),
 )
 
 
 class Sample(NamedTuple):
-    """A sentence of the test set, its translation, and the translation it should have."""
+    """A sentence of the test set with its translation and reference."""
 
     source: str
     translation: str
@@ -59,21 +59,21 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartResult:
-    """Seconds by line typed, scores as in `tfm score --json`, translations, and runs' reports."""
+    """What a quickstart measured and wrote."""
 
-    seconds: dict[str, float]
-    scores: list[dict[str, Any]]
+    seconds: dict[str, float]  # by command line
+    scores: list[dict[str, Any]]  # as in `tfm score --json`
     samples: list[Sample]
-    reports: list[Path]
+    reports: list[Path]  # of all runs
 
 
 class StageFailedError(TfmError):
-    """A stage of the quickstart that failed; it ends the quickstart with its own exit code."""
+    """A stage failed; the quickstart ends with the exit code of the stage."""
 
     def __init__(self, command: str, exit_code: int, out_dir: Path) -> None:
         super().__init__(
-            f'"{command}" in {out_dir} ended with exit code {exit_code} and says why above: '
-            'when that is mended, "tfm quickstart" goes on from there'
+            f'"{command}" in {out_dir} failed with exit code {exit_code} (see its message above): '
+            'correct the cause and run "tfm quickstart" again, which resumes there'
         )
         self.exit_code = exit_code
 
@@ -81,9 +81,7 @@ class StageFailedError(TfmError):
 def quickstart(
     out_dir: Path = Path("quickstart"), *, program: Sequence[str] = _THIS_PROGRAM
 ) -> QuickstartResult:
-    """Take a newcomer through all stages, telling on stderr what happens.
-
-    What is there from an earlier quickstart is used again.
+    """Run all stages and explain them on stderr, reusing the files of an earlier quickstart.
 
     Raises:
         StageFailedError: A stage failed.
@@ -93,7 +91,7 @@ def quickstart(
     console.print(f"Seven stages, in the folder {out_dir}:", markup=False, soft_wrap=True)
     outputs: dict[str, bytes] = {}
     seconds: dict[str, float] = {}
-    for purpose, commands in _LINES:
+    for purpose, commands in _COMMAND_LINES:
         line = " | ".join(f"tfm {command}" for command in commands)
         console.print(f"\n# {purpose}", style="dim", markup=False)
         console.print(f"$ {line}", style="bold", markup=False, soft_wrap=True)
@@ -112,17 +110,17 @@ def quickstart(
 
 
 def _run(commands: Sequence[str], out_dir: Path, program: Sequence[str]) -> dict[str, bytes]:
-    """Run one command, or several at the same time that read each other's output.
+    """Run a command, or several that are joined by pipes.
 
     Returns:
-        What each wrote into a pipe; a single command writes to the terminal instead.
+        The output of each piped command; a single command writes to the terminal instead.
     """
     piped = subprocess.PIPE if len(commands) > 1 else None
     processes = [
         subprocess.Popen(  # noqa: S603 - this program itself
             [*program, *command.split()],
             cwd=out_dir,
-            # Never the terminal's: tfm generate would translate a pipe or file that it finds there.
+            # Standard input is not inherited: tfm generate would translate it.
             stdin=piped if number else subprocess.DEVNULL,
             stdout=piped,
         )
@@ -133,12 +131,12 @@ def _run(commands: Sequence[str], out_dir: Path, program: Sequence[str]) -> dict
         for process in processes:
             outputs.append(process.communicate(outputs[-1])[0])
     except KeyboardInterrupt:
-        # The stages have been interrupted, too, and may be saving their work.
+        # Ctrl-C interrupts the stages as well; they may be saving their work.
         for process in processes:
             process.wait()
         raise
     for command, process in zip(commands, processes, strict=True):
-        # A signal's number is negative here; a shell adds it to 128.
+        # Popen returns -N for signal N, a shell 128 + N.
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
         if code:
             raise StageFailedError(f"tfm {command}", code, out_dir)
@@ -146,15 +144,15 @@ def _run(commands: Sequence[str], out_dir: Path, program: Sequence[str]) -> dict
 
 
 def _samples(out_dir: Path, translations: Sequence[str]) -> list[Sample]:
-    """Translations from the beginning, the middle and the end of the text."""
-    note = read_json(out_dir / "runs" / LAST_GENERATION)
-    sources, references = (read_lines(out_dir / note[key]) for key in ("source", "reference"))
+    """Return the translations at the beginning, the middle and the end of the test set."""
+    record = read_json(out_dir / "runs" / LAST_GENERATION)
+    sources, references = (read_lines(out_dir / record[key]) for key in ("source", "reference"))
     last = len(translations) - 1
     return [Sample(sources[i], translations[i], references[i]) for i in (0, last // 2, last)]
 
 
 def _summarize(console: Console, result: QuickstartResult, out_dir: Path) -> None:
-    """Show what was done, how well it works, and what to try next."""
+    """Print times, sample translations, scores and what to try next."""
     times = Table("stage", Column("seconds", justify="right"))
     for line, seconds in result.seconds.items():
         times.add_row(line, f"{seconds:.1f}")
@@ -167,10 +165,10 @@ def _summarize(console: Console, result: QuickstartResult, out_dir: Path) -> Non
     for score in result.scores:
         scores.add_row(score["label"], f"{score['value']:.1f}", score["signature"])
     console.print("", times, "", samples, scores, "")
-    reports = [(str(path), "the curves of the training, for a browser") for path in result.reports]
+    reports = [(str(path), "the training curves (open in a browser)") for path in result.reports]
     console.print("What to try next:", style="bold")
-    first = [(f"cd {out_dir}", "where the model is")]
+    first = [(f"cd {out_dir}", "the folder with the model")]
     if shutil.which("tfm") is None:
         first.insert(0, (f". {sys.prefix}/bin/activate", "so that the shell finds tfm"))
-    for command, purpose in (*first, *_NEXT, *reports):
+    for command, purpose in (*first, *_NEXT_STEPS, *reports):
         console.print(f"  {command}\n      {purpose}", markup=False, soft_wrap=True)

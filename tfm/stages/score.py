@@ -1,4 +1,4 @@
-"""tfm score: files of translations and references → scores with their signatures."""
+"""tfm score: translations and references → scores with their signatures."""
 
 import sys
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _STDIN_NAME = "standard input"
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreResult:
-    """The scores of one set of translations, in the order asked for, and the files compared."""
+    """The scores of one set of translations, in the requested order, and the names of the files."""
 
     scores: list[MetricScore]
     num_lines: int
@@ -32,7 +32,7 @@ class ScoreResult:
     baseline: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """Return all fields as JSON values."""
         return asdict(self)
 
 
@@ -46,32 +46,25 @@ def score(
     language: str | None = None,
     runs_dir: Path,
 ) -> ScoreResult:
-    """Score a file of translations, one a line.
+    """Score a file of translations, or standard input, against one or more reference files.
 
-    Args:
-        hypotheses: The translations; None reads standard input.
-        references: One or more files of references; if none, the reference of what `tfm generate`
-            translated last.
-        metrics: What to compute; if not given, DEFAULT_METRICS for text and bracket F1 for trees.
-        config: How to compute it.
-        baseline: Other translations of the same text, to test the difference.
-        language: Target language, which "paper-bleu" needs; if not given, the suffix of the first
-            reference, as in a dataset.
-        runs_dir: Where `tfm generate` notes what it translates.
+    Defaults: the reference of the text that `tfm generate` translated last, as recorded in
+    `runs_dir`; DEFAULT_METRICS for text and bracket F1 for trees; for "paper-bleu", the language
+    that is the suffix of the first reference. A baseline is tested for a significant difference.
 
     Raises:
-        DataError: A file is missing, empty, not UTF-8, or not of the length of the others.
-        UsageError: No reference is given and none is known, or a metric cannot be computed.
+        DataError: A file is missing, empty or not UTF-8, or the files differ in length.
+        UsageError: No reference is given or recorded, or a metric cannot be computed.
     """
     check_metrics(metrics or ())
     if references:
-        _suitable(metrics, references[0])
+        _choose_metrics(metrics, references[0])
     if metrics and "paper-bleu" in metrics and (language or references):
         from tfm.metrics.paper import check_language
 
         check_language(language or _language_of(references[0]))
-    # What is wrong with the command is said by now, before anything is waited for. Standard input
-    # ends when generate does, so its note is there by then.
+    # Mistakes in the command are reported by now, before waiting for standard input. When that
+    # ends, tfm generate has ended and has written its record.
     name = str(hypotheses or _STDIN_NAME)
     hypothesis_lines = read_hypotheses(hypotheses)
     paths = list(references) or [default_reference(runs_dir)]
@@ -82,7 +75,7 @@ def score(
     scores = corpus_scores(
         hypothesis_lines,
         [texts[str(path)] for path in paths],
-        _suitable(metrics, paths[0]),
+        _choose_metrics(metrics, paths[0]),
         config,
         baseline=None if baseline is None else texts[str(baseline)],
         language=language or _language_of(paths[0]),
@@ -97,24 +90,22 @@ def score(
 
 
 def read_hypotheses(path: Path | None) -> list[str]:
-    """Read translations, one a line, from a file or else from standard input to its end."""
+    """Read translations, one per line, from a file or standard input."""
     if path is not None:
         return read_lines(path)
     if sys.stdin.isatty():
         raise UsageError("no translations to score: pipe them in, or name a file (--hypotheses)")
     lines = list(decoded_lines(sys.stdin.buffer.readline, _STDIN_NAME))
     if not lines:
-        raise DataError(
-            f"{_STDIN_NAME} is empty: what should have written the translations wrote none"
-        )
+        raise DataError(f"{_STDIN_NAME} is empty, without any translations: did tfm generate fail?")
     return lines
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read a text file whose lines end with LF or CR LF, and with nothing else.
+    """Read a text file whose lines end with LF or CR LF.
 
     Raises:
-        DataError: It is missing, empty or not UTF-8.
+        DataError: The file is missing, empty or not UTF-8.
     """
     try:
         with path.open("rb") as file:
@@ -123,29 +114,30 @@ def read_lines(path: Path) -> list[str]:
         raise DataError(f"{path} does not exist: check its name") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}): check its name") from error
-    except ValueError as error:  # no name of a file has a zero byte or half a surrogate pair
-        raise DataError(f"{str(path)!r} is no name that a file can have: check it") from error
+    except ValueError as error:  # a zero byte or half a surrogate pair
+        raise DataError(f"{str(path)!r} is not a valid file name: check it") from error
     if not lines:
-        raise DataError(f"{path} is empty: there is nothing to score")
+        raise DataError(f"{path} is empty: it has no lines to score")
     return lines
 
 
 def default_reference(runs_dir: Path) -> Path:
-    """The reference of what `tfm generate` translated last, as it noted in its runs folder.
+    """Return the reference of the text that `tfm generate` translated last.
 
     Raises:
-        DataError: The note is damaged.
-        UsageError: There is no note, or it says that no reference is known.
+        DataError: The record of the last generation is damaged.
+        UsageError: There is no record, or it has no reference.
     """
     path = runs_dir / LAST_GENERATION
     if not path.is_file():
         raise UsageError(
-            f"no reference given, and {path} does not say what was translated: pass --reference"
+            f"no reference given, and {path}, which records the last generation, does not exist: "
+            "pass --reference"
         )
-    note = read_json(path)
-    reference, source = note.get("reference", 0), note.get("source")
+    record = read_json(path)
+    reference, source = record.get("reference", 0), record.get("source")
     if (
-        note.get("format") != LAST_GENERATION_FORMAT
+        record.get("format") != LAST_GENERATION_FORMAT
         or not isinstance(source, str)
         or not isinstance(reference, str | None)
     ):
@@ -155,14 +147,14 @@ def default_reference(runs_dir: Path) -> Path:
         )
     if reference is None:
         raise UsageError(
-            f"no reference given, and tfm generate read {source}, whose reference it does not "
-            "know: pass --reference"
+            f"no reference given, and tfm generate read {source}, whose reference is unknown: "
+            "pass --reference"
         )
     return Path(reference)
 
 
-def _suitable(metrics: Sequence[MetricName] | None, reference: Path) -> Sequence[MetricName]:
-    """The metrics, or those that suit the reference; a dataset's trees are not scored as text."""
+def _choose_metrics(metrics: Sequence[MetricName] | None, reference: Path) -> Sequence[MetricName]:
+    """Return the given metrics or the defaults; UsageError for metrics of text on trees."""
     has_trees = reference.suffix == f".{GOLD}"
     if metrics is None:
         return ("bracket-f1",) if has_trees else DEFAULT_METRICS

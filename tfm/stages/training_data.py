@@ -1,4 +1,4 @@
-"""A dataset, checked and opened for training."""
+"""Open a binarized dataset for training, and check that the settings fit it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,46 +14,31 @@ from tfm.storage.checkpoint.model_folder import ModelInfo
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationSplit:
-    """What a model in training is measured on.
-
-    Attributes:
-        pairs: Its pairs as token ids.
-        sources: Their plain text.
-        references: What outputs are scored against: translations, or trees for a parser.
-    """
+    """The validation pairs, as token ids and as text."""
 
     pairs: ParallelDataset
     sources: list[str]
-    references: list[str]
+    references: list[str]  # translations; for a parser, gold trees
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """A dataset, checked and opened.
-
-    Attributes:
-        data_dir: Its folder.
-        vocabulary: Its subword models.
-        train: Training pairs.
-        valid: Validation split; None if there is none.
-        info: Describes a model trained on it.
-        checksum: Of the training pairs, in their order.
-    """
+    """An open dataset."""
 
     data_dir: Path
     vocabulary: Vocabulary
     train: ParallelDataset
     valid: ValidationSplit | None
-    info: ModelInfo
-    checksum: str
+    info: ModelInfo  # of a model trained on this dataset, at step 0
+    checksum: str  # depends on the training pairs and their order
 
 
 def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
     """Open a dataset for training.
 
     Raises:
-        DataError: It is not binarized, damaged, or binarized with another subword model.
-        UsageError: The model's settings do not suit it.
+        DataError: The dataset is damaged, not binarized, or binarized with another subword model.
+        UsageError: The settings do not fit the dataset.
     """
     manifest = Manifest.load(data_dir)
     vocabulary = Vocabulary.load(data_dir)
@@ -65,8 +50,8 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
         )
     if not vocabulary.is_joint and run.model.tied_embeddings == "three-way":
         raise UsageError(
-            f"{data_dir} has a vocabulary for each language, but three-way tied embeddings need "
-            "a joint one: use --tied-embeddings two-way, or learn a joint vocabulary"
+            f"{data_dir} has separate vocabularies, but three-way tied embeddings need a joint "
+            "one: use --tied-embeddings two-way, or learn a joint vocabulary"
         )
     vocab_sizes = (len(vocabulary.source), len(vocabulary.target))
     train = ParallelDataset(data_dir / "bin", "train", vocab_sizes=vocab_sizes)
@@ -87,7 +72,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             f"patience has no effect: {data_dir} has no validation split; leave it out, or prepare "
             "the data with one"
         )
-    _check_lengths(data_dir, [train, *([] if valid is None else [valid.pairs])], run)
+    _check_lengths(data_dir, [train] if valid is None else [train, valid.pairs], run)
     return TrainingData(
         data_dir=data_dir,
         vocabulary=vocabulary,
@@ -109,7 +94,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
 
 
 def _check_lengths(data_dir: Path, splits: list[ParallelDataset], run: RunConfig) -> None:
-    """Refuse sentences that are longer than the positions that a model would learn."""
+    """Raise UsageError if a sentence has more tokens than the model has learned positions."""
     limit = run.model.learned_positions if isinstance(run.model, TransformerConfig) else None
     if limit is None:
         return

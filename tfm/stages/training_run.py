@@ -1,4 +1,4 @@
-"""The training loop: steps, metrics, validation, checkpoints, from start or resume to a stop."""
+"""The training loop: steps, metrics, validation and checkpoints."""
 
 import time
 from collections.abc import Mapping
@@ -27,45 +27,38 @@ from tfm.storage.saving import Saver
 from tfm.training.progress import ControlFlags, Heartbeat, MetricsWindow, StepReport, no_heartbeat
 from tfm.training.trainer import Trainer
 
-_MAX_PAIRS_NAMED = 10
+_MAX_PAIRS_IN_MESSAGE = 10
 
 
 @dataclass
 class RunState:
-    """What a checkpoint holds of a run besides its trainer.
+    """The state of a run besides its trainer's, saved in every checkpoint."""
 
-    Attributes:
-        best: The best quality of a validation; None before the first.
-        validations_since_best: Validations since then.
-        owes_validation: Whether a signal came before the end of the last validation.
-        minutes: Wall time before the run was last resumed.
-        capacity_flops: Operations that the devices could have done (the paper's estimate, §6.1).
-    """
-
-    best: float | None = None
+    best: float | None = None  # quality at the best validation so far
     validations_since_best: int = 0
-    owes_validation: bool = False
-    minutes: float = 0.0
-    capacity_flops: float = 0.0
+    owes_validation: bool = False  # a signal interrupted the last validation
+    minutes: float = 0.0  # wall time before the run was last resumed
+    capacity_flops: float = 0.0  # time × peak FLOP/s of the devices (the paper's estimate, §6.1)
 
 
 class TrainingRun:
-    """A run from its newest checkpoint, or its start, to a limit or a stop.
+    """A training run, new or resumed, until a limit is reached or a signal stops it.
 
-    All processes of a group go through it in step; only the first writes and speaks.
+    All processes of a group call the same methods in the same order; only rank 0 writes files and
+    prints.
 
     Args:
         run_dir: The run folder.
-        data: What to train on, and all settings.
-        compute: Device and arithmetic.
+        data: Dataset and settings.
+        compute: Device and precision.
         group: The processes that train together.
-        heartbeat: Told where it stands.
-        stop: Signals that ask to stop.
-        checkpoint: Where to resume; None starts.
+        heartbeat: Called with the name of each phase of the work.
+        stop: Requests to stop, from signals.
+        checkpoint: Where to resume; None starts a new run.
 
     Attributes:
         trainer: Makes the steps.
-        metrics: Of the newest validation.
+        metrics: The metrics of the newest validation.
     """
 
     def __init__(
@@ -86,11 +79,11 @@ class TrainingRun:
         self._group = group or Group()
         self._heartbeat = heartbeat
         self._stop = stop or StopRequests()
-        heartbeat("the model")
+        heartbeat("building the model")
         model = self._new_model() if checkpoint is None else load_model(checkpoint, data.info)
         self._model = model.to(compute.device)
         self.trainer = self._new_trainer()
-        heartbeat("the speed of the device")
+        heartbeat("measuring the speed of the device")
         self._capacity = self._group.world.size * single_precision_flops(compute.device)
         self._saver = Saver(run_dir, background=self._run.training.background_saving)
         self._started = self._validated_at = time.monotonic()
@@ -105,21 +98,15 @@ class TrainingRun:
         self._has_report = True
 
     def loop(self) -> None:
-        """Train until a limit is reached.
-
-        Raises:
-            InterruptedRunError: A signal asked to stop; the run is saved.
-            TrainingError: Too many steps in a row were skipped.
-            CheckpointError: The last checkpoint could not be saved.
-        """
-        first_step = self.trainer.position.step
+        """Train until a limit is reached, with the errors of `tfm.stages.train.train`."""
+        first_step, interval = self.trainer.position.step, self._run.training.checkpoint_steps
         with (
             closing(self._saver),
             Progress("train", total=self._last_step(), unit="steps", initial=first_step) as bar,
         ):
             if self._state.owes_validation:
                 self._validate_and_save()
-            self._heartbeat("the start of all", waits=True)
+            self._heartbeat("waiting for all processes to start", waits=True)
             is_over = self.is_finished() or bool(self._group.largest([self._is_out_of_time()])[0])
             if is_over:
                 say(f"train: {self._run_dir} has reached its limits")
@@ -131,16 +118,17 @@ class TrainingRun:
                     self._save_and_stop(flags.stop)
                 self._log_step(report, rows, bar)
                 is_over = flags.end or self.is_finished()
-                if is_over or flags.checkpoint or self._is_checkpoint_step(report.step):
+                is_due = interval is not None and report.step % interval == 0
+                if is_over or flags.checkpoint or is_due:
                     self._validate_and_save()
-                    is_over = is_over or self.is_finished()  # as patience runs out
+                    is_over = is_over or self.is_finished()  # validation may exhaust the patience
                 elif flags.retry:
                     self._save({})
             self._heartbeat("saving")
             self._saver.finish()
 
     def is_finished(self) -> bool:
-        """Return whether one of the limits of the run is reached, minutes aside."""
+        """Return whether the run has reached its steps, epochs or patience."""
         limits, position = self._run.training, self.trainer.position
         epochs_done = position.epoch - (position.examples < len(self._data.train))
         since_best = self._state.validations_since_best
@@ -160,12 +148,8 @@ class TrainingRun:
             return limits.max_steps
         return min(limits.max_steps, limits.max_epochs * self.trainer.batcher.num_batches())
 
-    def _is_checkpoint_step(self, step: int) -> bool:
-        interval = self._run.training.checkpoint_steps
-        return interval is not None and step % interval == 0
-
     def _poll(self) -> ControlFlags:
-        """Return the flags of this process."""
+        """Return the control flags of this process."""
         training = self._run.training
         return ControlFlags(
             stop=self._stop.received or 0,
@@ -180,22 +164,20 @@ class TrainingRun:
 
     def _new_model(self) -> Model:
         torch.manual_seed(self._run.training.seed)
-        source_size, target_size = self._data.info.vocab_sizes
-        return new_model(
-            self._run.model, source_vocab_size=source_size, target_vocab_size=target_size
-        )
+        source, target = self._data.info.vocab_sizes
+        return new_model(self._run.model, source_vocab_size=source, target_vocab_size=target)
 
     def _new_trainer(self) -> Trainer:
-        source_size, target_size = self._data.info.vocab_sizes
+        source, target = self._data.info.vocab_sizes
         cost = model_cost(
             self._run.model,
-            source_vocab_size=source_size,
-            target_vocab_size=target_size,
+            source_vocab_size=source,
+            target_vocab_size=target,
             max_tokens=self._run.batching.max_tokens,
         )
         num_processes = self._group.world.local_size
         threads = ComputeThreads(self._run.training.threads, num_processes=num_processes)
-        self._heartbeat("the start of the trainers", waits=True)
+        self._heartbeat("starting the trainers", waits=True)
         return Trainer(
             self._model,
             self._data.train,
@@ -211,8 +193,8 @@ class TrainingRun:
         saved = load_training_state(checkpoint)
         if saved["dataset"] != self._data.checksum:
             raise UsageError(
-                f"{self._run_dir} was started on other data than {self._data.data_dir}: use that, "
-                "or another folder with --run"
+                f"{self._run_dir} was started on other data than {self._data.data_dir}: train on "
+                "the same data, or choose another folder with --run"
             )
         self.trainer.load_state(saved["trainer"])
         self._state = RunState(**{item.name: saved[item.name] for item in fields(RunState)})
@@ -235,7 +217,7 @@ class TrainingRun:
             self._window = MetricsWindow()
 
     def _totals(self) -> dict[str, float]:
-        """Return what a line of metrics.jsonl says of the run so far."""
+        """Return the totals of the run so far, for metrics.jsonl."""
         return {
             "tokens": self.trainer.position.tokens,
             "total_flops": self.trainer.position.flops,
@@ -248,7 +230,7 @@ class TrainingRun:
         }
 
     def _log_skip(self, report: StepReport, rows: Rows) -> None:
-        """Report a skipped step; TrainingError if it was one too many."""
+        """Report a skipped step; raise TrainingError after too many in a row."""
         self._write_line(
             {
                 "kind": "skipped",
@@ -259,10 +241,10 @@ class TrainingRun:
                 "pairs": rows.tolist(),
             }
         )
-        what = f"loss {report.loss:.4g}, gradient norm {report.gradient_norm:.4g}: not finite"
+        problem = f"loss {report.loss:.4g}, gradient norm {report.gradient_norm:.4g}: not finite"
         limit = self._run.training.max_skipped_steps
         if self.trainer.position.skipped_in_a_row < limit:
-            say(f"train: step {report.step:,} changes nothing: {what}")
+            say(f"train: step {report.step:,} was skipped: {problem}")
             return
         unsaved = ""
         self._heartbeat("saving", waits=not self._group.world.is_first)
@@ -270,26 +252,21 @@ class TrainingRun:
             self._saver.finish()
         except CheckpointError as error:
             unsaved = f"; {error}"
-        pairs = ", ".join(map(str, sorted(rows.tolist())[:_MAX_PAIRS_NAMED]))
-        others = len(rows) - _MAX_PAIRS_NAMED
-        more = f" and {others:,} more, as metrics.jsonl says" if others > 0 else ""
-        # The first process knows.
+        pairs = ", ".join(map(str, sorted(rows.tolist())[:_MAX_PAIRS_IN_MESSAGE]))
+        num_hidden = len(rows) - _MAX_PAIRS_IN_MESSAGE
+        more = f" and {num_hidden:,} more (see metrics.jsonl)" if num_hidden > 0 else ""
+        # Only rank 0 saves, and knows the last saved step.
         saved, unsaved = self._group.gather([self._saver.saved_step, unsaved])[0]
         last = "none" if saved is None else checkpoint_path(self._run_dir, saved)
         raise TrainingError(
-            f"step {report.step:,}: {what}, as in {limit} steps in a row, which changed nothing; "
+            f"step {report.step:,}: {problem}; {limit} steps in a row were skipped; "
             f"last good checkpoint: {last}; training pairs of the step, counted from 0: "
             f"{pairs}{more}{unsaved}. Lower the learning rate, set --clip-norm, or look at those "
             "pairs"
         )
 
     def _validate_and_save(self) -> None:
-        """Validate and save the model.
-
-        Raises:
-            InterruptedRunError: A signal came meanwhile; the run is saved, and validates when it is
-                resumed.
-        """
+        """Validate and save; after a signal, save at once and validate when the run is resumed."""
         self._state.owes_validation = True
         if not self._validate():
             self._save_and_stop(self._group.largest([self._stop.received or 0])[0])
@@ -299,7 +276,7 @@ class TrainingRun:
         self._write_report()
 
     def _validate(self) -> bool:
-        """Measure the model on the validation split, if any; return whether no process gave up."""
+        """Validate if there is a validation split; return False if a signal interrupted it."""
         if self._data.valid is None:
             return True
         validator = Validator(
@@ -309,7 +286,7 @@ class TrainingRun:
             compute=self._compute,
             group=self._group,
             heartbeat=self._heartbeat,
-            stopped=lambda: self._stop.received is not None,
+            should_stop=lambda: self._stop.received is not None,
         )
         validation = validator.validate(self._full_model())
         if validation is None:
@@ -324,7 +301,7 @@ class TrainingRun:
         return True
 
     def _full_model(self) -> Model:
-        """Return the model with all its weights in this process."""
+        """Return the model with full, not sharded, weights in this process."""
         if not self._run.training.shard or self._group.is_alone:
             return self._model
         model = self._new_model().to(self._compute.device)
@@ -345,9 +322,9 @@ class TrainingRun:
 
     def _save(self, metrics: dict[str, float]) -> None:
         self._heartbeat("saving", waits=True)
-        writes = self._group.world.is_first
-        weights, trainer = self.trainer.weights(keep=writes), self.trainer.state(keep=writes)
-        if not writes:
+        is_first = self._group.world.is_first
+        weights, trainer = self.trainer.weights(keep=is_first), self.trainer.state(keep=is_first)
+        if not is_first:
             return
         state = {
             "trainer": trainer,
@@ -361,18 +338,18 @@ class TrainingRun:
         self._saver.save(info, weights, state, self._data.vocabulary.files())
 
     def _save_and_stop(self, signal_number: int) -> NoReturn:
-        """Save if that is needed, and raise InterruptedRunError."""
+        """Save unless this step is saved already, then raise InterruptedRunError."""
         step = self.trainer.position.step
         self._heartbeat("saving")
         self._saver.wait()
-        self._heartbeat("the decision what to save", waits=True)
+        self._heartbeat("agreeing on whether to save", waits=True)
         is_unsaved = self._group.world.is_first and step not in (0, self._saver.saved_step)
-        if self._group.largest([is_unsaved])[0]:  # all save together
+        if self._group.largest([is_unsaved])[0]:  # saving needs all processes
             self._save({})
         self._saver.finish()
-        done = f"stopped and saved at step {step:,}; the same command goes on from there"
+        saved = f"stopped and saved at step {step:,}; run the same command to resume"
         raise InterruptedRunError(
-            done if step else "stopped before the first step; the same command starts again",
+            saved if step else "stopped before the first step; run the same command to start again",
             exit_code=StopRequests.EXIT_CODES[signal_number],
         )
 
@@ -381,11 +358,11 @@ class TrainingRun:
             return
         self._heartbeat("drawing the report")
         try:
-            # It loads matplotlib, for which a run need not wait at its start.
+            # Imported late: matplotlib would delay the start of the run.
             from tfm.visualization.report import write_report
 
             write_report(self._run_dir)
-        except OSError as error:  # a full disk, say: training is worth more than its picture
+        except OSError as error:  # such as a full disk, which must not end the training
             if self._has_report:
                 say(f"warning: {error.filename}: {error.strerror}; report.html is not up to date")
             self._has_report = False

@@ -1,4 +1,4 @@
-"""How good a model is on the validation split while it is being trained."""
+"""Validation during training: loss, perplexity, and BLEU or bracket F1."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,20 +22,15 @@ from tfm.storage.checkpoint.model_folder import SCORES, ModelInfo
 from tfm.training.loss import batch_loss, perplexity
 from tfm.training.progress import Heartbeat, no_heartbeat
 
-# Signals are looked for after this many sentences.
+# Translation checks whether to stop after this many sentences.
 _CHUNK = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """The figures of one validation.
+    """The result of one validation."""
 
-    Attributes:
-        metrics: Loss in nats per target token, perplexity, and the score if it is computed.
-        score: The score and all that decides it; None if it is not computed.
-    """
-
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # loss in nats per target token, perplexity, score if computed
     score: MetricScore | None = None
 
     def __str__(self) -> str:
@@ -48,17 +43,7 @@ class Validation:
 
 @dataclass(frozen=True, kw_only=True)
 class Validator:
-    """Measures models on one split; each process of a group does its share of the work.
-
-    Attributes:
-        split: What to measure on.
-        vocabulary: Of its ids.
-        info: Describes the models.
-        compute: Device and arithmetic.
-        group: The processes that measure together.
-        heartbeat: Told where it stands.
-        stopped: Whether to give up.
-    """
+    """Validates models on one split, which is divided among the processes of a group."""
 
     split: ValidationSplit
     vocabulary: Vocabulary
@@ -66,14 +51,10 @@ class Validator:
     compute: Compute
     group: Group = field(default_factory=Group)
     heartbeat: Heartbeat = no_heartbeat
-    stopped: Callable[[], bool] = lambda: False
+    should_stop: Callable[[], bool] = lambda: False
 
     def validate(self, model: Model) -> Validation | None:
-        """Measure a model, which must be full and the same on all processes.
-
-        Returns:
-            Its figures; None if a process gave up.
-        """
+        """Validate a model with full weights, equal on all processes; None if interrupted."""
         loss = self._loss(model)
         if loss is None:
             return None
@@ -83,7 +64,7 @@ class Validator:
         outputs = self._translate(model)
         if outputs is None:
             return None
-        self.heartbeat("the score of the validation")
+        self.heartbeat("scoring the validation outputs")
         [score] = corpus_scores(
             outputs,
             [self.split.references],
@@ -97,35 +78,36 @@ class Validator:
         model.train(False)
         world, batcher = self.group.world, Batcher(self.split.pairs, self.info.run.batching, seed=0)
         microbatches = [each for rows in batcher.epoch(1) for each in batcher.split(rows)]
-        sums = torch.zeros(3, dtype=torch.float64)  # NLL, tokens, processes that gave up
+        sums = torch.zeros(3, dtype=torch.float64)  # NLL, tokens, interrupted processes
         with torch.inference_mode():
             for rows in microbatches[world.rank :: world.size]:
-                self.heartbeat("the loss of the validation")
-                if self.stopped():
+                self.heartbeat("computing the validation loss")
+                if self.should_stop():
                     sums[2] = 1
                     break
                 batch = batcher.batch(rows).to(self.compute.device)
                 with self.compute.autocast():
                     _, nll = batch_loss(model, batch, label_smoothing=0.0)
                 sums += torch.tensor([float(nll), batch.num_tokens, 0])
-        self.heartbeat("the sum of the loss of the validation", waits=True)
-        total, num_tokens, num_stopped = self.group.sum(sums).tolist()
-        return None if num_stopped else float(total / num_tokens)
+        self.heartbeat("summing the validation loss", waits=True)
+        total, num_tokens, num_interrupted = self.group.sum(sums).tolist()
+        return None if num_interrupted else float(total / num_tokens)
 
     def _translate(self, model: Model) -> list[str] | None:
-        """Return the outputs of the model by validation_beam; None if a process gave up."""
+        """Translate the split with validation_beam; None if a process was interrupted."""
         world, sources = self.group.world, self.split.sources
-        outputs = self._translate_share(model, sources[world.rank :: world.size])
-        self.heartbeat("the outputs of the validation", waits=True)
-        everyone = self.group.gather(outputs)
-        if None in everyone:
+        outputs = self._translate_slice(model, sources[world.rank :: world.size])
+        self.heartbeat("gathering the validation outputs", waits=True)
+        outputs_by_rank = self.group.gather(outputs)
+        if None in outputs_by_rank:
             return None
-        return [everyone[i % world.size][i // world.size] for i in range(len(sources))]
+        return [outputs_by_rank[i % world.size][i // world.size] for i in range(len(sources))]
 
-    def _translate_share(self, model: Model, sources: Sequence[str]) -> list[str] | None:
+    def _translate_slice(self, model: Model, sources: Sequence[str]) -> list[str] | None:
+        """Translate the sentences of this process; None if it was interrupted."""
         training = self.info.run.training
         search = {**self.info.search, "beam_size": training.validation_beam}
-        # Sentences that are translated together have about the same length.
+        # Sentences of similar length share a chunk.
         order = sorted(range(len(sources)), key=lambda number: -len(sources[number]))
         chunks = (
             Chunk(first_line=start + 1, lines=[sources[i] for i in order[start : start + _CHUNK]])
@@ -139,10 +121,10 @@ class Validator:
         for _, found in translate_lines(engine, self.vocabulary, chunks, config):
             outputs += [best[0].text for best in found]
             self._report(outputs, sources)
-            if self.stopped():
+            if self.should_stop():
                 return None
         translations = dict(zip(order, outputs, strict=True))
         return [translations[number] for number in range(len(sources))]
 
     def _report(self, outputs: Sequence[str], sources: Sequence[str]) -> None:
-        self.heartbeat(f"the outputs of the validation, {len(outputs):,} of {len(sources):,}")
+        self.heartbeat(f"translating for validation, {len(outputs):,} of {len(sources):,}")

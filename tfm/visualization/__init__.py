@@ -1,1 +1,1 @@
-"""Training reports and pictures of attention, as self-contained HTML pages."""
+"""Training reports and attention pictures, as self-contained files."""

@@ -1,4 +1,4 @@
-"""Attention as heat maps in a PNG or SVG file: one head, or several in a grid."""
+"""Attention heat maps as a PNG or SVG file: a row per layer, a column per head."""
 
 import warnings
 from collections.abc import Sequence
@@ -15,24 +15,24 @@ from matplotlib.font_manager import findfont, fontManager, get_font
 
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
-from tfm.visualization.attention_maps import GENERATOR, WORDS, AttentionMaps
+from tfm.visualization.attention_maps import GENERATOR, LABELS, AttentionMaps
 
-_CELL_INCHES = 0.2  # the side of a weight; less where the figure would become larger than this:
+_CELL_INCHES = 0.2  # side of a weight, reduced if the figure would exceed _MAX_INCHES
 _MAX_INCHES = 24.0
 _GAP_INCHES = 0.16
 _BAR_INCHES = (0.1, 1.0)
 _FONT_POINTS = 9.0
-_FONT_OF_CELL = 0.72
-_SMALL_PRINT_POINTS = 4.0
+_FONT_PER_CELL = 0.72
+_MIN_LEGIBLE_POINTS = 4.0
 _DPI = 200
-# A weight is a square, sharp at any size; so many squares are too many, and become an image.
+# Up to this number, weights are drawn as vector squares, above it as a raster image.
 _MAX_SQUARES = 1_600
 _INK, _MUTED = "#1b1f27", "#5d6673"
-# One hue, light to dark, is read alike in any kind of color vision, and in print.
+# A single hue is legible in print and for color-blind readers.
 _COLOR_SCALE = "Blues"
-# Families that have what Matplotlib's own font has not, where they are installed.
-_OWN_FAMILY = "DejaVu Sans"
-_OTHER_FAMILIES = (
+_DEFAULT_FAMILY = "DejaVu Sans"
+# Used, where installed, for characters that Matplotlib's default font lacks.
+_FALLBACK_FAMILIES = (
     "Noto Sans CJK JP",
     "Noto Sans CJK SC",
     "WenQuanYi Zen Hei",
@@ -49,20 +49,19 @@ _OTHER_FAMILIES = (
 def write_figure(
     path: Path, maps: AttentionMaps, *, layers: Sequence[int], heads: Sequence[int]
 ) -> None:
-    """Draw heat maps of some heads: a row for each layer, a column for each head.
+    """Draw heat maps of some layers and heads, which are counted from 1.
 
-    The same weights always give the same file, a PNG or SVG by its ending. Layers and heads are
-    counted from 1.
+    The suffix of the path selects SVG or PNG. Equal weights give identical files.
     """
     longest = max(len(layers) * len(maps.queries), len(heads) * len(maps.keys))
     cell = min(_CELL_INCHES, _MAX_INCHES / longest)
-    label_points = min(_FONT_POINTS, 72 * cell * _FONT_OF_CELL)
-    if label_points < _SMALL_PRINT_POINTS:
-        say(f"warning: {path} is in small print: choose less of it with --layer and --head")
+    label_points = min(_FONT_POINTS, 72 * cell * _FONT_PER_CELL)
+    if label_points < _MIN_LEGIBLE_POINTS:
+        say(f"warning: {path} has very small labels: draw fewer heads with --layer and --head")
     installed = set(fontManager.get_font_names())
-    families = [_OWN_FAMILY, *(family for family in _OTHER_FAMILIES if family in installed)]
+    families = [_DEFAULT_FAMILY, *(name for name in _FALLBACK_FAMILIES if name in installed)]
     is_svg = path.suffix.lower() == ".svg"
-    if not is_svg:  # in an SVG text stays text, which each viewer draws with its own fonts
+    if not is_svg:  # text in an SVG is drawn with the fonts of its viewer
         _warn_of_missing_characters("".join([*maps.queries, *maps.keys]), families, path)
     with (
         mpl.rc_context(
@@ -72,7 +71,7 @@ def write_figure(
         atomic_write(path) as file,
     ):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        _drawn(maps, layers, heads, cell, label_points).savefig(
+        _draw(maps, layers, heads, cell, label_points).savefig(
             file,
             format="svg" if is_svg else "png",
             dpi=_DPI,
@@ -87,19 +86,19 @@ def _warn_of_missing_characters(text: str, families: list[str], path: Path) -> N
     missing = [c for c in sorted(set(text)) if not any(f.get_char_index(ord(c)) for f in fonts)]
     if missing:
         say(
-            f"warning: {path} shows boxes for {''.join(missing[:10])}, which no font here has: "
-            "install one, or look at the page (--out attention.html)"
+            f"warning: {path} shows boxes for {''.join(missing[:10])}, missing in all installed "
+            "fonts: install a font, or draw a page with --out attention.html"
         )
 
 
-def _drawn(
+def _draw(
     maps: AttentionMaps,
     layers: Sequence[int],
     heads: Sequence[int],
     cell: float,
     label_points: float,
 ) -> Figure:
-    """The figure, as large as its maps; what stands around them widens it when it is saved."""
+    """Return a figure of the size of its maps; labels enlarge it when it is saved."""
     height, width = cell * len(maps.queries), cell * len(maps.keys)
     total_height = len(layers) * (height + _GAP_INCHES) - _GAP_INCHES
     total_width = len(heads) * (width + _GAP_INCHES) - _GAP_INCHES
@@ -128,7 +127,7 @@ def _drawn(
                 axes.set_ylabel(f"layer {layer}", fontsize=_FONT_POINTS, color=_MUTED, labelpad=8)
     bar_width, bar_height = _BAR_INCHES
     _draw_scale(add_axes(total_width + _GAP_INCHES, 0, bar_width, min(bar_height, total_height)))
-    title, query_name, key_name = WORDS[maps.kind]
+    title, query_name, key_name = LABELS[maps.kind]
     explanation = f"rows: {query_name}; columns: {key_name} that they attend to"
     figure.text(0, 1 + 0.46 / total_height, title, fontsize=10.5, fontweight="bold", color=_INK)
     figure.text(0, 1 + 0.29 / total_height, explanation, fontsize=8, color=_MUTED)
@@ -142,7 +141,7 @@ def _draw_map(axes: Axes, weights: np.ndarray, *, is_image: bool) -> None:
         extent = (0, num_keys, num_queries, 0)
         axes.imshow(weights, interpolation="none", aspect="auto", extent=extent, **colors)
     else:
-        # Without lines of the same color, viewers show seams between the squares.
+        # Edges of the same color hide seams between the squares.
         axes.pcolormesh(weights, edgecolors="face", linewidth=0.1, **colors)
         axes.invert_yaxis()
     axes.spines[:].set(linewidth=0.5, color=_MUTED)
@@ -151,9 +150,8 @@ def _draw_map(axes: Axes, weights: np.ndarray, *, is_image: bool) -> None:
 def _label_pieces(
     axes: Axes, *, queries: Sequence[str], keys: Sequence[str], points: float
 ) -> None:
-    """Write the pieces beside a map."""
     axes.tick_params(length=0, pad=2.5, labelsize=points, labelcolor=_INK)
-    # A piece may hold two dollar signs: it is no formula.
+    # parse_math=False: dollar signs in pieces do not mark formulas.
     axes.set_xticks(
         np.arange(len(keys)) + 0.5,
         keys,
@@ -167,7 +165,7 @@ def _label_pieces(
 
 
 def _draw_scale(axes: Axes) -> None:
-    """What the colors mean."""
+    """Draw the color scale."""
     colors = ScalarMappable(Normalize(0, 1), cmap=_COLOR_SCALE)
     bar = axes.figure.colorbar(colors, cax=axes, ticks=[0, 0.5, 1])
     bar.outline.set(linewidth=0.5, color=_MUTED)

@@ -1,4 +1,4 @@
-"""What an attention picture shows: weights, and the pieces that they are between."""
+"""Attention weights with the pieces that they connect, as attention pictures show them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
 
-# Every picture says that it comes from here, so that nothing else need ever be overwritten.
+# Every picture contains this name, so that no other file is overwritten.
 GENERATOR = "tfm attend"
 
-# The title of each kind, what attends and what is attended to.
-WORDS: dict[AttentionKind, tuple[str, str, str]] = {
+# Title, queries and keys of each kind.
+LABELS: dict[AttentionKind, tuple[str, str, str]] = {
     "encoder": ("Encoder self-attention", "source pieces", "source pieces"),
     "decoder": ("Decoder self-attention", "target pieces to predict", "target pieces so far"),
     "cross": ("Cross-attention", "target pieces to predict", "source pieces"),
@@ -22,16 +22,9 @@ WORDS: dict[AttentionKind, tuple[str, str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionMaps:
-    """Attention of one kind in all its L layers and h heads, for one sentence.
-
-    Attributes:
-        kind: Which attention of the model.
-        queries: The piece of each row, which attends; in the decoder, the one to predict.
-        keys: The piece of each column, which is attended to.
-        weights: [L, h, queries, keys], each row summing to 1.
-    """
+    """Attention weights of one kind in all L layers and h heads, for one pair of sentences."""
 
     kind: AttentionKind
-    queries: Sequence[str]
-    keys: Sequence[str]
-    weights: npt.NDArray[np.float32]
+    queries: Sequence[str]  # a piece per row; in the decoder, the piece to predict
+    keys: Sequence[str]  # a piece per column
+    weights: npt.NDArray[np.float32]  # [L, h, queries, keys]; each row sums to 1

@@ -1,35 +1,36 @@
-// The page of tfm attend: pictures of the attention weights that stand in its element "data".
+// The page of tfm attend: draws the attention weights in the element "data".
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const LINE_PIXELS = 24;        // the height of a piece in the columns
-const LEAST_WEIGHT = 0.02;     // lines of less would only be haze
-const COLORS = 8;
+const NOTHING = { query: null, key: null };
+const LINE_PIXELS = 24;        // height of a piece in the columns
+const MIN_WEIGHT = 0.02;       // smaller weights have no line
+const NUM_COLORS = 8;
 
-// What is shown: the address after "#" says it, so that a view can be bookmarked.
+// The current view. It is stored in the address after "#", so that it can be bookmarked.
 let view;
-// What is pointed at: the index of a query, of a key, of both (a cell), or of neither.
-let pointed = { query: null, key: null };
+// Index of the query and the key under the pointer: one of them, both (a cell) or none.
+let pointed = NOTHING;
 
 function readView() {
-  const given = new URLSearchParams(location.hash.slice(1));
-  const maps = data.maps.find((m) => m.kind === given.get("kind"))
+  const address = new URLSearchParams(location.hash.slice(1));
+  const maps = data.maps.find((m) => m.kind === address.get("kind"))
     || data.maps.find((m) => m.kind === data.start.kind);
-  const within = (text, count) => {
+  const parseNumber = (text, count) => {
     const number = Number.parseInt(text, 10);
     return number >= 1 && number <= count ? number : null;
   };
   const numHeads = maps.weights[0].length;
-  const heads = (given.get("heads") || "").split(".").map((h) => within(h, numHeads));
+  const heads = (address.get("heads") || "").split(".").map((h) => parseNumber(h, numHeads));
   const index = (name, pieces) => {
-    const number = within(given.get(name), pieces.length);
+    const number = parseNumber(address.get(name), pieces.length);
     return number === null ? null : number - 1;
   };
   view = {
     maps,
-    layer: within(given.get("layer"), maps.weights.length)
+    layer: parseNumber(address.get("layer"), maps.weights.length)
       || Math.min(data.start.layer, maps.weights.length),
-    heads: given.has("heads") ? heads.filter((h) => h !== null)
+    heads: address.has("heads") ? heads.filter((h) => h !== null)
       : data.start.heads.filter((h) => h <= numHeads),
     kept: { query: index("query", maps.queries), key: index("key", maps.keys) },
   };
@@ -47,21 +48,21 @@ function show(changes) {
 }
 
 function element(name, properties, children) {
-  const made = Object.assign(document.createElement(name), properties);
-  made.append(...(children || []));
-  return made;
+  const created = Object.assign(document.createElement(name), properties);
+  created.append(...(children || []));
+  return created;
 }
 
-// A button that is on or off; by its name it is found again when all is drawn anew.
-function choice(name, label, pressed, choose) {
-  const button = element("button", { type: "button", name, textContent: label, onclick: choose });
+// A toggle button. Its name identifies it when the page is drawn again.
+function toggle(name, label, pressed, onclick) {
+  const button = element("button", { type: "button", name, textContent: label, onclick });
   button.setAttribute("aria-pressed", pressed);
   return button;
 }
 
-const color = (head) => `var(--head-${(head - 1) % COLORS})`;
+const color = (head) => `var(--head-${(head - 1) % NUM_COLORS})`;
 
-// Of the chosen heads: the mean weight, as a number from 0 to 1.
+// The mean weight of the chosen heads, from 0 to 1.
 function meanWeight(query, key) {
   const layer = view.maps.weights[view.layer - 1];
   const sum = view.heads.reduce((total, head) => total + layer[head - 1][query][key], 0);
@@ -70,15 +71,14 @@ function meanWeight(query, key) {
 
 function drawControls() {
   const { maps, layer, heads } = view;
-  const nothing = { query: null, key: null };
   document.getElementById("kinds").replaceChildren(
-    ...data.maps.map((m) => choice(
-      m.kind, m.title, m === maps, () => show({ kind: m.kind, kept: nothing }),
+    ...data.maps.map((m) => toggle(
+      m.kind, m.title, m === maps, () => show({ kind: m.kind, kept: NOTHING }),
     )),
   );
   document.getElementById("layers").replaceChildren(
     element("span", { textContent: "Layer" }),
-    ...maps.weights.map((_, i) => choice(
+    ...maps.weights.map((_, i) => toggle(
       `layer-${i + 1}`, i + 1, i + 1 === layer, () => show({ layer: i + 1 }),
     )),
   );
@@ -86,7 +86,7 @@ function drawControls() {
   const chips = all.map((head) => {
     const others = heads.filter((h) => h !== head);
     const isOn = others.length < heads.length;
-    const chip = choice(`head-${head}`, head, isOn, () => show({
+    const chip = toggle(`head-${head}`, head, isOn, () => show({
       heads: isOn ? others : [...heads, head].sort((a, b) => a - b),
     }));
     chip.style.setProperty("--color", color(head));
@@ -103,13 +103,12 @@ function drawControls() {
 
 function pieceColumn(side, name, pieces) {
   const buttons = pieces.map((piece, index) => {
-    const other = side === "query" ? "key" : "query";
-    const only = { [side]: index, [other]: null };
+    const only = { ...NOTHING, [side]: index };
     const isKept = view.kept[side] === index;
-    const kept = isKept ? { query: null, key: null } : only;
-    const button = choice(`${side}-${index + 1}`, piece, isKept, () => show({ kept }));
+    const kept = isKept ? NOTHING : only;
+    const button = toggle(`${side}-${index + 1}`, piece, isKept, () => show({ kept }));
     button.onmouseenter = button.onfocus = () => point(only);
-    button.onmouseleave = button.onblur = () => point({ query: null, key: null });
+    button.onmouseleave = button.onblur = () => point(NOTHING);
     button.dir = "auto";
     return button;
   });
@@ -122,10 +121,10 @@ function drawLines() {
   const { maps, layer, heads } = view;
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("aria-hidden", "true");
-  heads.forEach((head, place) => {
-    const shift = 2 * (place - (heads.length - 1) / 2);  // heads side by side
+  heads.forEach((head, position) => {
+    const shift = 2 * (position - (heads.length - 1) / 2);  // draws heads side by side
     maps.weights[layer - 1][head - 1].forEach((row, query) => row.forEach((weight, key) => {
-      if (weight / 1000 < LEAST_WEIGHT) return;
+      if (weight / 1000 < MIN_WEIGHT) return;
       const line = document.createElementNS(svg.namespaceURI, "line");
       const height = (index) => (index + 1.5) * LINE_PIXELS + shift;
       const ends = { x1: "0%", y1: height(query), x2: "100%", y2: height(key) };
@@ -143,10 +142,10 @@ function drawLines() {
   );
 }
 
-function placed(made, row, column) {
-  made.style.setProperty("--row", row);
-  made.style.setProperty("--column", column);
-  return made;
+function place(child, row, column) {
+  child.style.setProperty("--row", row);
+  child.style.setProperty("--column", column);
+  return child;
 }
 
 function drawMap() {
@@ -157,9 +156,9 @@ function drawMap() {
   const children = [];
   maps.queries.forEach((piece, query) => {
     const label = element("b", { className: "query", textContent: piece, dir: "auto" });
-    children.push(placed(label, query + 1, 1));
+    children.push(place(label, query + 1, 1));
     maps.keys.forEach((_, key) => {
-      const cell = placed(element("i", {}), query + 1, key + 2);
+      const cell = place(element("i", {}), query + 1, key + 2);
       cell.style.setProperty("--weight", meanWeight(query, key).toFixed(3));
       cell.onmouseenter = () => point({ query, key });
       children.push(cell);
@@ -167,14 +166,14 @@ function drawMap() {
   });
   maps.keys.forEach((piece, key) => {
     const label = element("b", { className: "key", textContent: piece });
-    children.push(placed(label, numQueries + 1, key + 2));
+    children.push(place(label, numQueries + 1, key + 2));
   });
-  children.push(placed(element("div", { className: "frame" }), `1 / span ${numQueries}`,
+  children.push(place(element("div", { className: "frame" }), `1 / span ${numQueries}`,
     `2 / span ${numKeys}`));
   const map = document.getElementById("map");
   map.style.gridTemplateColumns = `max-content repeat(${numKeys}, ${side}px)`;
   map.style.gridTemplateRows = `repeat(${numQueries}, ${side}px) max-content`;
-  map.onmouseleave = () => point({ query: null, key: null });
+  map.onmouseleave = () => point(NOTHING);
   map.setAttribute("aria-label",
     `Heat map: ${maps.query_name} in ${numQueries} rows, ${maps.key_name} in ${numKeys} columns`);
   map.replaceChildren(...children);
@@ -191,9 +190,9 @@ function drawOverview() {
   overview.style.gridTemplateColumns = `auto repeat(${numHeads}, minmax(2.5rem, 8rem))`;
   const title = (text) => element("span", { textContent: text });
   const children = [title(""), ...maps.weights[0].map((_, head) => title(`head ${head + 1}`))];
-  maps.weights.forEach((ofLayer, l) => {
+  maps.weights.forEach((layerWeights, l) => {
     children.push(title(`layer ${l + 1}`));
-    ofLayer.forEach((rows, h) => {
+    layerWeights.forEach((rows, h) => {
       const canvas = element("canvas", { width: maps.keys.length, height: maps.queries.length });
       const pen = canvas.getContext("2d");
       pen.fillStyle = heat;
@@ -202,7 +201,7 @@ function drawOverview() {
         pen.fillRect(key, query, 1, 1);
       }));
       const isShown = l + 1 === layer && heads.includes(h + 1);
-      const button = choice(
+      const button = toggle(
         `map-${l + 1}-${h + 1}`, "", isShown, () => show({ layer: l + 1, heads: [h + 1] }),
       );
       button.setAttribute("aria-label", `Layer ${l + 1}, head ${h + 1}`);
@@ -218,15 +217,15 @@ function point(at) {
   drawPointed();
 }
 
-// What is pointed at, else what is kept, stands out in all pictures, and is put into words.
+// Highlight the pieces under the pointer, else the kept ones, in all pictures and as text.
 function drawPointed() {
   const { maps, kept } = view;
   const at = pointed.query !== null || pointed.key !== null ? pointed : kept;
   const isNone = at.query === null && at.key === null;
-  const among = (query, key) => (at.query === null || at.query === Number(query))
+  const isSelected = (query, key) => (at.query === null || at.query === Number(query))
     && (at.key === null || at.key === Number(key));
   for (const line of document.querySelectorAll("#lines line")) {
-    line.style.display = among(line.dataset.query, line.dataset.key) ? "" : "none";
+    line.style.display = isSelected(line.dataset.query, line.dataset.key) ? "" : "none";
   }
   for (const [name, side, other] of [["queries", "query", "key"], ["keys", "key", "query"]]) {
     document.querySelectorAll(`#lines .${name} button`).forEach((button, index) => {
@@ -247,27 +246,27 @@ function drawPointed() {
     const rows = at.query === null ? `1 / span ${maps.queries.length}` : at.query + 1;
     const columns = at.key === null ? `2 / span ${maps.keys.length}` : at.key + 2;
     document.getElementById("map").append(
-      placed(element("div", { className: "band" }), rows, columns),
+      place(element("div", { className: "band" }), rows, columns),
     );
   }
-  document.getElementById("readout").textContent = isNone ? "" : inWords(at);
+  document.getElementById("readout").textContent = isNone ? "" : describe(at);
 }
 
-function inWords(at) {
+function describe(at) {
   const { maps, layer, heads } = view;
   const number = (weight) => weight.toFixed(2);
   if (at.query !== null && at.key !== null) {
-    const each = heads.map((head) => {
+    const weights = heads.map((head) => {
       const weight = maps.weights[layer - 1][head - 1][at.query][at.key] / 1000;
       return `head ${head} ${number(weight)}`;
     });
-    return `“${maps.queries[at.query]}” attends to “${maps.keys[at.key]}”: ${each.join(", ")}`;
+    return `“${maps.queries[at.query]}” attends to “${maps.keys[at.key]}”: ${weights.join(", ")}`;
   }
   const pieces = at.key === null ? maps.keys : maps.queries;
   const strongest = pieces
     .map((piece, i) => [piece, at.key === null ? meanWeight(at.query, i) : meanWeight(i, at.key)])
-    .filter(([, weight]) => weight >= LEAST_WEIGHT)
-    .sort(([, one], [, other]) => other - one)
+    .filter(([, weight]) => weight >= MIN_WEIGHT)
+    .sort(([, a], [, b]) => b - a)
     .slice(0, 5)
     .map(([piece, weight]) => `“${piece}” ${number(weight)}`)
     .join(", ");
@@ -279,7 +278,7 @@ function inWords(at) {
 function draw() {
   const focused = document.activeElement.name;
   readView();
-  pointed = { query: null, key: null };
+  pointed = NOTHING;
   document.getElementById("title").textContent = `${view.maps.title}, layer ${view.layer}`;
   drawControls();
   drawLines();
@@ -297,7 +296,7 @@ document.getElementById("model").textContent = data.note;
 document.title = `Attention: ${data.source.text}`;
 addEventListener("hashchange", draw);
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape") show({ kept: { query: null, key: null } });
+  if (event.key === "Escape") show({ kept: NOTHING });
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawOverview);
 draw();

@@ -1,4 +1,4 @@
-"""Attention as a page to explore: one HTML file that needs nothing else."""
+"""Attention weights as an interactive, self-contained HTML page."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfm.storage.files import write_text
-from tfm.visualization.attention_maps import WORDS, AttentionKind, AttentionMaps
+from tfm.visualization.attention_maps import LABELS, AttentionKind, AttentionMaps
 
 
 def write_page(
@@ -24,18 +24,10 @@ def write_page(
     layer: int,
     heads: Sequence[int],
 ) -> None:
-    """Write a page on which to choose kind, layer and heads, and to point at pieces.
+    """Write a page on which the kind of attention, layer and heads can be chosen.
 
-    Args:
-        path: The HTML file.
-        maps: The kinds of attention to choose from.
-        source: The source sentence.
-        target: The target sentence.
-        languages: Codes of their languages.
-        note: Where this comes from, in a line.
-        kind: Which attention to show at first.
-        layer: Which layer to show at first, counted from 1.
-        heads: Which heads to show at first, counted from 1.
+    It starts with `kind`, `layer` and `heads`, counted from 1, and shows `note`, a line about the
+    origin of the weights. `languages` are the codes of source and target.
     """
     data = {
         "source": {"text": source, "language": languages[0]},
@@ -44,7 +36,7 @@ def write_page(
         "start": {"kind": kind, "layer": layer, "heads": heads},
         "maps": [_record(each) for each in maps],
     }
-    # The data stand in a script element, which nothing in them may end.
+    # The data must not contain "</script>", which would end their element.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     folder = resources.files("tfm.visualization")
     page = (folder / "attention_page.html").read_text(encoding="utf-8")
@@ -53,8 +45,8 @@ def write_page(
 
 
 def _record(maps: AttentionMaps) -> dict[str, Any]:
-    """What the page's script reads; weights are in thousandths."""
-    title, query_name, key_name = WORDS[maps.kind]
+    """Return the maps as the page's script reads them, with weights in thousandths."""
+    title, query_name, key_name = LABELS[maps.kind]
     return {
         "kind": maps.kind,
         "title": title,

@@ -1,4 +1,4 @@
-"""report.html of a run: its curves, newest figures and settings in one file without scripts."""
+"""The report.html of a run: curves, newest metrics and settings, without scripts."""
 
 import contextlib
 import html
@@ -25,7 +25,7 @@ _FIGURE_INCHES = (4.6, 2.6)
 _AXES_BOX = (0.11, 0.16, 0.87, 0.755)
 _FONT_POINTS = 8.5
 
-# Matplotlib draws in these stand-ins; the page's style says what they look like, light or dark.
+# Placeholders, which become CSS variables with values for light and dark mode.
 _COLORS = {
     "ink": "#000001",
     "muted": "#000002",
@@ -40,7 +40,7 @@ Points = Sequence[tuple[int, float]]
 
 
 class _Chart(NamedTuple):
-    """Values of one name over training steps, in training and in validation."""
+    """A metric over training steps, in training and in validation."""
 
     name: str
     title: str
@@ -52,16 +52,16 @@ class _Chart(NamedTuple):
 
 
 _CHARTS = (
-    _Chart("loss", "Loss", "nats per target token; in training label-smoothed"),
+    _Chart("loss", "Loss", "nats per target token; training with label smoothing"),
     _Chart("perplexity", "Perplexity", "per target token", is_logarithmic=True),
-    _Chart("bleu", "BLEU in validation", "BLEU points", marks_best=True),
-    _Chart("f1", "Bracket F1 in validation", "percent", marks_best=True),
+    _Chart("bleu", "Validation BLEU", "BLEU points", marks_best=True),
+    _Chart("f1", "Validation bracket F1", "percent", marks_best=True),
     _Chart("learning_rate", "Learning rate", "learning rate", starts_at_zero=True),
     _Chart("target_tokens_per_second", "Speed", "target tokens per second", starts_at_zero=True),
     _Chart(
         "flops_per_second",
-        "Arithmetic",
-        "GFLOP/s of the model, padding not counted",
+        "Throughput",
+        "GFLOP/s of the model, without padding",
         divisor=1e9,
         starts_at_zero=True,
     ),
@@ -69,23 +69,23 @@ _CHARTS = (
 
 
 def write_report(run_dir: Path) -> None:
-    """Write report.html of a run, from its metrics.jsonl and, if there, its config.toml.
+    """Write report.html of a run, from its metrics.jsonl and, if present, its config.toml.
 
-    The same files always give the same report. A line of figures that is cut short is left out.
+    Equal files give identical reports. Truncated lines are ignored.
 
     Raises:
         DataError: There is no metrics.jsonl.
     """
     path = run_dir / "metrics.jsonl"
     if not path.is_file():
-        raise DataError(f"{path} does not exist: a report needs the figures of a training run")
+        raise DataError(f"{path} does not exist: a report needs the metrics of a training run")
     training, validation = _read_metrics(path)
     records = {"training": training, "validation": validation}
     charts = []
     for chart in _CHARTS:
         curves = {name: _points(each, chart) for name, each in records.items()}
         if curves := {name: points for name, points in curves.items() if points}:
-            charts.append(_chart_html(chart, curves))
+            charts.append(_render_chart(chart, curves))
     settings = ""
     if (config := run_dir / "config.toml").is_file():
         text = html.escape(config.read_text(encoding="utf-8"))
@@ -93,7 +93,7 @@ def write_report(run_dir: Path) -> None:
     page = resources.files("tfm.visualization") / "report_page.html"
     content = Template(page.read_text(encoding="utf-8")).substitute(
         title=html.escape(run_dir.resolve().name),
-        figures=_figures_html(training, validation),
+        figures=_render_figures(training, validation),
         charts="\n".join(charts),
         settings=settings,
     )
@@ -101,25 +101,25 @@ def write_report(run_dir: Path) -> None:
 
 
 def _read_metrics(path: Path) -> tuple[list[Record], list[Record]]:
-    """Training records, thinned out, and validation records."""
+    """Return at most about _MAX_POINTS training records, and all validation records."""
     lines = path.read_bytes().splitlines()
     validation = [line for line in lines if b'"validation"' in line]
     training = [line for line in lines if b'"train"' in line]
     stride = math.ceil(len(training) / _MAX_POINTS) or 1
-    # The last line of a killed run may be cut short; the one before it is whole.
+    # The last line of a killed run may be truncated; the one before it is complete.
     kept = training[:-2:stride] + training[-2:]
-    return [*_parsed(kept)], [*_parsed(validation)]
+    return [*_parse(kept)], [*_parse(validation)]
 
 
-def _parsed(lines: Iterable[bytes]) -> Iterator[Record]:
-    """The records of lines, without one that a killed run cut short."""
+def _parse(lines: Iterable[bytes]) -> Iterator[Record]:
+    """Yield the records of all lines that are not truncated."""
     for line in lines:
         with contextlib.suppress(ValueError):
             yield json.loads(line)
 
 
 def _points(records: Iterable[Record], chart: _Chart) -> Points:
-    """(step, value) of the records with a finite value."""
+    """Return (step, value) of all records with a finite value."""
     pairs = ((record["step"], record.get(chart.name)) for record in records)
     return [
         (step, value / chart.divisor)
@@ -128,23 +128,23 @@ def _points(records: Iterable[Record], chart: _Chart) -> Points:
     ]
 
 
-def _chart_html(chart: _Chart, curves: Mapping[str, Points]) -> str:
-    """A chart as a figure element with its SVG inside, and a description for screen readers."""
+def _render_chart(chart: _Chart, curves: Mapping[str, Points]) -> str:
+    """Return a chart as an HTML figure with an SVG and a description for screen readers."""
     figure = Figure(figsize=_FIGURE_INCHES)
     figure.patch.set_visible(False)
     axes = figure.add_axes(_AXES_BOX)
     _draw_curves(axes, chart, curves)
     _label(axes, chart)
     file = io.StringIO()
-    # Text stays text, and names within the SVG are the same each time.
+    # Text is not converted to paths, and ids are deterministic.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.name}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     svg = file.getvalue()
     svg = svg[svg.index("<svg ") :]
-    # Names within an SVG are global to the page.
+    # Ids of all charts share the page's namespace.
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{chart.name}-", svg)
-    for name, stand_in in _COLORS.items():
-        svg = svg.replace(stand_in, f"var(--{name})")
+    for name, placeholder in _COLORS.items():
+        svg = svg.replace(placeholder, f"var(--{name})")
     ranges = (
         f"{label} from {points[0][1]:.4g} at step {points[0][0]:,} "
         f"to {points[-1][1]:.4g} at step {points[-1][0]:,}"
@@ -156,7 +156,7 @@ def _chart_html(chart: _Chart, curves: Mapping[str, Points]) -> str:
 
 
 def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> None:
-    """Lines, with dots where there are few points, and a ring at the best value."""
+    """Draw lines, with dots if there are few points, and a ring around the best value."""
     for label, points in curves.items():
         axes.plot(
             *zip(*points, strict=True),
@@ -183,10 +183,10 @@ def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> Non
 
 
 def _label(axes: Axes, chart: _Chart) -> None:
-    """Axis labels, ticks, grid and legend."""
+    """Add axis labels, ticks, grid and legend."""
     muted = _COLORS["muted"]
     axes.set_xlabel("step", color=muted, fontsize=_FONT_POINTS)
-    # Above the axis, where it reads without turning the head.
+    # The unit is written horizontally above the y axis.
     axes.set_title(chart.unit, loc="left", color=muted, fontsize=_FONT_POINTS)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -211,8 +211,8 @@ def _label(axes: Axes, chart: _Chart) -> None:
         )
 
 
-def _figures_html(training: Sequence[Record], validation: Sequence[Record]) -> str:
-    """The newest figures, each with its name."""
+def _render_figures(training: Sequence[Record], validation: Sequence[Record]) -> str:
+    """Return the newest metrics as HTML."""
     newest = training[-1] if training else {}
     validated = validation[-1] if validation else {}
     latest = max(newest, validated, key=lambda record: record.get("step", 0))
@@ -231,14 +231,9 @@ def _figures_html(training: Sequence[Record], validation: Sequence[Record]) -> s
         ("Target tokens per second", newest, "target_tokens_per_second", "{:,.0f}"),
         ("FLOPs per step", newest, "flops_per_step", "{:.3g}"),
         ("FLOP/s achieved", newest, "flops_per_second", "{:.3g}"),
-        ("FLOP/s in fp32 products", newest, "capacity_flops_per_second", "{:.3g}"),
-        ("FLOPs in all", newest, "total_flops", "{:.3g}"),
-        (
-            "FLOPs as the paper estimates: time × capacity",
-            newest,
-            "paper_estimate_flops",
-            "{:.3g}",
-        ),
+        ("Peak fp32 FLOP/s", newest, "capacity_flops_per_second", "{:.3g}"),
+        ("Total FLOPs", newest, "total_flops", "{:.3g}"),
+        ("FLOPs by the paper (time × peak)", newest, "paper_estimate_flops", "{:.3g}"),
         ("Signature", validated, "signature", "{}"),
     ]
     shown = (

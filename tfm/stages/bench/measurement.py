@@ -1,24 +1,65 @@
-"""What a benchmark reads of a device: its clock, its memory, the rate of its matrix products."""
+"""Time, memory and peak matrix-product rate of a device, for benchmarks."""
 
 import resource
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 
+from tfm import __version__
+from tfm.device.compute import Compute
 from tfm.device.cpu import this_cpu
+from tfm.errors import UsageError
+from tfm.world import World
 
 _REPETITIONS = 5
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchResult:
+    """The software and hardware of a benchmark; subclasses add what was measured."""
+
+    version: str  # of tfm
+    torch: str  # version of torch
+    device: str  # the manufacturer's name
+    compute: str  # device and precision, in words
+    num_threads: int  # of torch, on the CPU
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON values."""
+        return asdict(self)
+
+
+def environment(compute: Compute) -> dict[str, Any]:
+    """Return the fields of `BenchResult` for this process."""
+    return {
+        "version": __version__,
+        "torch": torch.__version__,
+        "device": device_name(compute.device),
+        "compute": str(compute),
+        "num_threads": torch.get_num_threads(),
+    }
+
+
+def require_single_process(command: str) -> None:
+    """Raise UsageError if a launcher has started several processes."""
+    world = World.from_environment()
+    if world.size > 1:
+        raise UsageError(
+            f"tfm bench {command} times a single process, but {world.launcher} has started "
+            f"{world.size}: run it without a launcher"
+        )
+
+
 class StepClock:
-    """Times steps, one after another, without making a GPU wait between them.
+    """Times consecutive steps without synchronizing a GPU between them.
 
     Args:
-        device: Where the steps compute; a GPU is to be idle at the first mark.
+        device: Where the steps run; a GPU must be idle at the first mark.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,7 +68,7 @@ class StepClock:
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        """Note that a step begins here, and the one before ends."""
+        """Mark the end of one step and the beginning of the next."""
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
@@ -36,50 +77,39 @@ class StepClock:
             self._times.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """What each step took, from mark to mark; waits for the device."""
-        wait_for(self._device)
+        """Wait for the device, then return the seconds between consecutive marks."""
+        synchronize(self._device)
         if self._device.type == "cuda":
             return [start.elapsed_time(end) / 1e3 for start, end in pairwise(self._events)]
         return [end - start for start, end in pairwise(self._times)]
 
 
-def wait_for(device: torch.device) -> None:
-    """Return once a device has done all it was told to do."""
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has finished all work that was submitted to it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRate:
-    """Operations a second that a device reached in plain matrix products.
+    """FLOP/s of plain matrix products on a device."""
 
-    Attributes:
-        size: Rows and columns of each matrix.
-        best: The highest rate.
-        median: The median of all.
-    """
-
-    size: int
+    size: int  # rows and columns of each matrix
     best: float
     median: float
 
     @classmethod
     def of(cls, device: torch.device, rates: list[float]) -> "MatrixRate":
-        """What rates of `matrix_rates` come to."""
+        """Summarize the FLOP/s that `matrix_rates` measured on a device."""
         return cls(size=_matrix_size(device), best=max(rates), median=statistics.median(rates))
 
 
 def matrix_rates(device: torch.device, dtype: torch.dtype) -> list[float]:
-    """Operations a second of some products of square matrices, measured now.
-
-    Args:
-        device: Where to compute.
-        dtype: Type of factors and product.
-    """
+    """Measure the FLOP/s of a few products of square matrices."""
     size = _matrix_size(device)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    product = left @ right  # the first use of a shape costs more
-    wait_for(device)
+    product = left @ right  # the first product of a shape is slower
+    synchronize(device)
     clock = StepClock(device)
     clock.mark()
     for _ in range(_REPETITIONS):
@@ -94,25 +124,20 @@ def _matrix_size(device: torch.device) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """The most memory that was in use.
+    """Peak memory in bytes."""
 
-    Attributes:
-        device: Bytes on a GPU, since `forget_peak_memory`; None on a CPU.
-        process: Bytes of this process, since its start.
-    """
-
-    device: int | None
-    process: int
+    device: int | None  # of a GPU since `reset_peak_memory`; None on a CPU
+    process: int  # resident memory of this process since its start
 
 
-def forget_peak_memory(device: torch.device) -> None:
-    """Count a GPU's memory from here on."""
+def reset_peak_memory(device: torch.device) -> None:
+    """Start to measure the peak memory of a GPU from here on."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> PeakMemory:
-    """The most memory that was in use so far."""
+    """Return the peak memory so far."""
     unit = 1 if sys.platform == "darwin" else 1024
     return PeakMemory(
         device=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
@@ -121,7 +146,5 @@ def peak_memory(device: torch.device) -> PeakMemory:
 
 
 def device_name(device: torch.device) -> str:
-    """The name that the maker of a device gave it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return this_cpu().model
+    """Return the manufacturer's name of a device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else this_cpu().model

@@ -1,4 +1,4 @@
-"""The whole loop of tfm train, timed: batches, figures, bar, and one checkpoint."""
+"""Time the whole loop of tfm train: batches, metrics, progress bar and one checkpoint."""
 
 import json
 import math
@@ -15,44 +15,38 @@ from tfm.world import World
 
 @dataclass(frozen=True, kw_only=True)
 class LoopTime:
-    """What some steps of a loop took.
+    """The time that some steps of the training loop took."""
 
-    Attributes:
-        num_tokens: Their target tokens.
-        seconds: All of the time.
-        in_steps: What of it was the steps' own.
-    """
-
-    num_tokens: int
+    num_tokens: int  # target tokens
     seconds: float
-    in_steps: float
+    in_steps: float  # seconds in the steps themselves
 
 
 def time_loop(
     run_dir: Path, data: TrainingData, compute: Compute, *, steps: int, untimed_steps: int
 ) -> LoopTime:
-    """Train a fresh model as `tfm train` does; what it writes tells the time.
+    """Train a new model as `tfm train` does, and read the times from its metrics.jsonl.
 
-    Args:
-        run_dir: A run folder, which is made.
-        data: What to train on; a validation split would be timed, too.
-        compute: Device and arithmetic.
-        steps: Steps to time; in their middle, a checkpoint is written.
-        untimed_steps: Steps before those, at least one.
+    A checkpoint is saved in the middle of the timed steps. If the data has a validation split,
+    validation is timed as well. There must be at least 1 untimed step.
     """
     run = data.info.run
+    # A line of metrics is written at the first and the last timed step, and between them about as
+    # often as in the run.
+    common = math.gcd(untimed_steps, steps)
+    log_steps = max(n for n in range(1, min(run.training.log_steps, common) + 1) if common % n == 0)
     settings = replace(
         run.training,
         max_steps=untimed_steps + steps,
         checkpoint_steps=untimed_steps + steps // 2,
-        log_steps=_log_steps(run.training.log_steps, untimed_steps, steps),
+        log_steps=log_steps,
     )
     info = replace(data.info, run=replace(run, training=settings))
     run_dir.mkdir()
     with Watchdog(World(), None, timeout_seconds=60 * settings.stall_minutes) as watchdog:
         TrainingRun(run_dir, replace(data, info=info), compute, heartbeat=watchdog.heartbeat).loop()
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    timed = [each for each in lines if each["kind"] == "train" and each["step"] >= untimed_steps]
+    timed = [line for line in lines if line["kind"] == "train" and line["step"] >= untimed_steps]
     return LoopTime(
         num_tokens=timed[-1]["tokens"] - timed[0]["tokens"],
         seconds=60 * (timed[-1]["minutes"] - timed[0]["minutes"]),
@@ -61,9 +55,3 @@ def time_loop(
             for before, line in pairwise(timed)
         ),
     )
-
-
-def _log_steps(wanted: int, untimed_steps: int, steps: int) -> int:
-    """Steps from line to line of the figures: about as wanted, and with one at both ends."""
-    common = math.gcd(untimed_steps, steps)
-    return max(each for each in range(1, min(wanted, common) + 1) if common % each == 0)

@@ -1,4 +1,4 @@
-"""Whether an exported model is the same model: both translate the same lines."""
+"""Compare an exported model with its original on the same lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,56 +16,44 @@ from tfm.inference.translator import Translator
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 _BATCH_TOKENS = 4_096
-# Two ways to sum in float32 differ by far less, two models by far more.
+# Far above the rounding differences of float32 sums, far below the difference of two models.
 _MAX_NATS_PER_TOKEN = 1e-2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A line that the two translate differently.
+    """A line that tfm (`ours`) and CTranslate2 (`theirs`) translate differently.
 
-    Attributes:
-        line_number: Where it is in the text.
-        ours: What tfm finds.
-        theirs: What CTranslate2 finds.
-        gain: How many nats more probable theirs is, each by its own reckoning.
-        is_cut: Whether theirs has reached the greatest length: there CTranslate2 stops, but tfm
-            has the translation end, and counts the probability of that.
+    At the maximum length, CTranslate2 omits EOS, but tfm appends it and counts its probability.
     """
 
-    line_number: int
+    line_number: int  # counted from 1
     ours: str
     theirs: str
-    gain: float
-    is_cut: bool
+    gain: float  # log probability of theirs minus that of ours, in nats
+    is_cut: bool  # theirs has the maximum length
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How the two translate the same lines, empty ones left out.
+    """The comparison of both models on the same lines."""
 
-    Attributes:
-        max_error: The most by which the log probability of a token of tfm's translations
-            differs, in nats.
-        beam_size: Of both searches.
-    """
-
-    num_lines: int
+    num_lines: int  # that are not empty
     differences: Sequence[Difference]
-    max_error: float
+    max_error: float  # of the log probability of a token of tfm's translations, in nats
     beam_size: int
 
-    def must_be_close(self, out_dir: Path) -> None:
+    def require_close(self, out_dir: Path) -> None:
         """Raise CheckpointError if probabilities differ by more than rounding."""
-        if not self.max_error <= _MAX_NATS_PER_TOKEN:
+        if not self.max_error <= _MAX_NATS_PER_TOKEN:  # NaN is not close either
             raise CheckpointError(
                 f"{out_dir} is not written: log probabilities of CTranslate2 differ from tfm's by "
-                f"up to {self.max_error:.3g} nats a token; try another version of it"
+                f"up to {self.max_error:.3g} nats per token: try another version of CTranslate2"
             )
 
 
 def lines_to_check(info: ModelInfo, number: int) -> list[str]:
-    """The first lines of the test set of a model's dataset; DataError if there are none."""
+    """Return the first lines of the test set of a model; DataError if there is no test set."""
     data_dir = Path(info.data_dir)
     lines: list[str] = []
     if data_dir.is_dir():
@@ -81,22 +69,17 @@ def lines_to_check(info: ModelInfo, number: int) -> list[str]:
 
 
 def compare(model_dir: Path, export_dir: Path, lines: Sequence[str]) -> Agreement:
-    """Translate lines by tfm in fp32 and by CTranslate2, by settings that mean the same to both.
+    """Translate lines with tfm in fp32 and with CTranslate2, with equivalent settings.
 
-    There is no length penalty, for which the two have other formulas: both stop once nothing
-    better can come. CTranslate2 could be kept from producing PAD, BOS and UNK, but would take
-    their probability for that of the other tokens; a trained model does not produce them.
-
-    Args:
-        model_dir: The model.
-        export_dir: What was exported from it.
-        lines: Plain text; empty lines are left out.
+    Empty lines are ignored. Without length penalty, which the two define differently, both stop
+    once no better hypothesis is possible. PAD, BOS and UNK are not forbidden to CTranslate2, which
+    would renormalize the other probabilities; a trained model does not produce them.
     """
     info = load_info(model_dir)
     numbered = {number: line for number, line in enumerate(lines, start=1) if line.strip()}
     lines = list(numbered.values())
-    same_to_both = {"search": "beam", "length_penalty": 0.0, "num_groups": 1, "n_best": 1}
-    config = SearchConfig.for_model(info.search, same_to_both)
+    equivalent = {"search": "beam", "length_penalty": 0.0, "num_groups": 1, "n_best": 1}
+    config = SearchConfig.for_model(info.search, equivalent)
     learned_positions = getattr(info.run.model, "learned_positions", None)
     translator = Translator.load(model_dir, device="cpu", precision="fp32")
     ours = [best for [best] in translator.search(lines, config)]
@@ -122,7 +105,7 @@ def compare(model_dir: Path, export_dir: Path, lines: Sequence[str]) -> Agreemen
 
 
 class _ExportedModel:
-    """An exported model as CTranslate2 runs it on the CPU."""
+    """Runs an exported model with CTranslate2 on the CPU."""
 
     def __init__(self, folder: Path, config: SearchConfig, *, max_positions: int | None) -> None:
         import ctranslate2
@@ -137,16 +120,16 @@ class _ExportedModel:
         self._max_positions = max_positions
 
     def translate(self, lines: Sequence[str]) -> list[tuple[str, float, bool]]:
-        """Text and log probability of each translation, and if it has the greatest length."""
+        """Return the text and log probability of each translation, and whether it was cut off."""
         sources = self._pieces(lines)
         found: dict[int, tuple[str, float, bool]] = {}
 
         def length_of(index: int) -> int:
             return len(sources[index])
 
-        # CTranslate2 knows one greatest length for all that it translates together.
+        # CTranslate2 has one maximum length per call, tfm one per sentence.
         for length, group in groupby(sorted(range(len(lines)), key=length_of), key=length_of):
-            limit = length + self._config.max_extra_length  # with the ends of both, as tfm has it
+            limit = length + self._config.max_extra_length
             if self._max_positions is not None:
                 limit = min(limit, self._max_positions - 1)
             indices = list(group)
@@ -170,10 +153,10 @@ class _ExportedModel:
     def max_error(
         self, lines: Sequence[str], texts: Sequence[str], translator: Translator
     ) -> float:
-        """The most by which it and tfm differ in the log probability of a token of texts."""
+        """Return the maximum difference to tfm in the log probability of a token of texts."""
         limit = self._max_positions
         num_pieces = map(len, self._vocabulary.target.encode(texts))
-        # A text may be cut into more pieces than it was found in, and then be too long.
+        # Encoding a translation may give more pieces than the search, and too many to score.
         fits = [limit is None or number < limit for number in num_pieces]
         lines, texts = list(compress(lines, fits)), list(compress(texts, fits))
         ours = translator.score_targets(lines, texts, self._config)
@@ -191,7 +174,7 @@ class _ExportedModel:
                 our.piece_log_probs, their.log_probs, strict=True
             )
         ]
-        return float(torch.tensor([0.0, *errors]).max())  # Python's max would pass over NaN
+        return float(torch.tensor([0.0, *errors]).max())  # unlike Python's max, propagates NaN
 
     def _pieces(self, lines: Sequence[str]) -> list[list[str]]:
         source, limit = self._vocabulary.source, self._config.max_source_length

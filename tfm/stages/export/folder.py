@@ -1,4 +1,4 @@
-"""From a model folder to one that CTranslate2 reads, which needs nothing beside it."""
+"""Convert a model folder to a self-contained folder for CTranslate2."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,24 +13,24 @@ from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
 from tfm.storage.files import atomic_directory
 
-# What the weights are stored as, and computed with where the hardware can; "none" is float32.
+# Type of the stored weights, and of the computation if the hardware supports it; "none" is float32.
 Quantization = Literal[
     "none", "int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
 ]
 
-_WEIGHTS = "model.bin"  # as CTranslate2 calls them
-_OLDEST_VERSION = (4, 7)  # before, heads of other widths than d_model / num_heads were unknown
+_WEIGHTS = "model.bin"  # CTranslate2's file name
+_MIN_VERSION = (4, 7)  # earlier versions require heads of width d_model / num_heads
 _INSTALL = 'pip install "tfm[export]"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
-    """The model, the folder for CTranslate2, the size of its files, and what a check found."""
+    """An exported model."""
 
     model_dir: Path
     out_dir: Path
-    num_bytes: int
-    agreement: Agreement | None
+    num_bytes: int  # of all files
+    agreement: Agreement | None  # None if it was not checked
 
 
 def export(
@@ -41,31 +41,30 @@ def export(
     force: bool = False,
     check_lines: int = 0,
 ) -> ExportResult:
-    """Write a model as CTranslate2 reads it, with the subword model that cuts text for it.
+    """Export a model and its subword model for CTranslate2.
 
     Args:
         path: A model or run folder.
-        quantization: What to store the weights as.
+        quantization: Type of the stored weights.
         out_dir: The folder to write; beside the model, or in the run, if None.
-        force: Replace an earlier export of that name.
-        check_lines: The number of lines of the test set that both translate, before the folder
-            takes its name.
+        force: Replace an earlier export.
+        check_lines: The number of lines of the test set on which the export is compared with the
+            model before the folder gets its name.
 
     Raises:
-        UsageError: CTranslate2 is not installed or has no counterpart to the model, or the place
-            is taken.
-        CheckpointError: There is no sound model, or what was exported is not the same one.
-        DataError: There is no test set to check with.
+        UsageError: CTranslate2 is not installed or does not support the model, or `out_dir` exists.
+        CheckpointError: The model is missing or damaged, or the export differs from it.
+        DataError: There is no test set for the check.
     """
     model_dir = find_model(path)
     info = load_info(model_dir)
     out_dir = out_dir or _default_folder(path, quantization)
-    _check_place(out_dir, force=force)
+    _check_out_dir(out_dir, force=force)
     lines = lines_to_check(info, check_lines) if check_lines else []
     _check_library()
-    from tfm.stages.export.specification import supported, transformer_spec
+    from tfm.stages.export.specification import check_supported, transformer_spec
 
-    config = supported(info.run.model)
+    config = check_supported(info.run.model)
     vocabulary = Vocabulary.load(model_dir)
     sizes = (len(vocabulary.source), len(vocabulary.target))
     if vocabulary.fingerprint != info.fingerprint or sizes != info.vocab_sizes:
@@ -83,9 +82,9 @@ def export(
         num_bytes = sum(file.stat().st_size for file in folder.iterdir())
         agreement = compare(model_dir, folder, lines) if lines else None
         if agreement is not None and quantization == "none":
-            agreement.must_be_close(out_dir)
+            agreement.require_close(out_dir)
     if info.task == "parsing":
-        say("warning: CTranslate2 gives the parser's symbols; only tfm generate makes them trees")
+        say("warning: CTranslate2 outputs the parser's symbols; only tfm generate makes them trees")
     if (limit := config.learned_positions) is not None:
         say(
             f"warning: the model learned {limit:,} positions: CTranslate2 stops with an error at "
@@ -104,16 +103,14 @@ def _default_folder(path: Path, quantization: Quantization) -> Path:
     return path.with_name(f"{path.name}-{name}")
 
 
-def _check_place(out_dir: Path, *, force: bool) -> None:
-    if not out_dir.exists():
-        return
-    if not (out_dir / _WEIGHTS).is_file():
+def _check_out_dir(out_dir: Path, *, force: bool) -> None:
+    if out_dir.exists() and not (out_dir / _WEIGHTS).is_file():
         raise UsageError(
-            f"{out_dir} is there and holds no exported model: choose another folder with --out"
+            f"{out_dir} exists and is no exported model: choose another folder with --out"
         )
-    if not force:
+    if out_dir.exists() and not force:
         raise UsageError(
-            f"{out_dir} is there: replace it with --force, or choose another folder with --out"
+            f"{out_dir} exists: replace it with --force, or choose another folder with --out"
         )
 
 
@@ -121,7 +118,7 @@ def _check_library() -> None:
     try:
         import ctranslate2.specs
     except ImportError as error:
-        raise UsageError(f"there is no CTranslate2 ({error}): {_INSTALL}") from error
+        raise UsageError(f"CTranslate2 is not installed ({error}): {_INSTALL}") from error
     version = ctranslate2.__version__
-    if tuple(map(int, version.split(".")[:2])) < _OLDEST_VERSION:
+    if tuple(map(int, version.split(".")[:2])) < _MIN_VERSION:
         raise UsageError(f"CTranslate2 {version} is too old: {_INSTALL}")

@@ -1,4 +1,4 @@
-"""The Transformer as CTranslate2 describes one: its weights by other names."""
+"""Map a Transformer's weights to a CTranslate2 specification."""
 
 import math
 from typing import Any
@@ -17,38 +17,31 @@ from tfm.data.subword import BOS, EOS, UNK, Vocabulary
 from tfm.errors import UsageError
 from tfm.model.embedding import sinusoidal_encoding
 
-# Of sinusoids, which have no end: as many as two of the longest sources that tfm does not cut.
+# The number of exported sinusoidal positions: twice tfm's default maximum source length.
 _NUM_POSITIONS = 2_048
 
 
-def supported(config: ModelConfig) -> TransformerConfig:
-    """The shape of a model, if CTranslate2 can compute it.
-
-    Raises:
-        UsageError: It has no counterpart to some settings, all of which are named.
-    """
-    missing = [] if isinstance(config, TransformerConfig) else ["arch rnn"]
+def check_supported(config: ModelConfig) -> TransformerConfig:
+    """Return the settings of a model; UsageError names all that CTranslate2 does not support."""
+    unsupported = [] if isinstance(config, TransformerConfig) else ["arch rnn"]
     if config.attention != "dot-product":
-        missing.append(f"attention {config.attention}")
+        unsupported.append(f"attention {config.attention}")
     if isinstance(config, TransformerConfig):
         if config.attention_window is not None:
-            missing.append(f"attention_window {config.attention_window}")
-        if not missing:
+            unsupported.append(f"attention_window {config.attention_window}")
+        if not unsupported:
             return config
     raise UsageError(
-        f"CTranslate2 has no counterpart to {', '.join(missing)}: translate with tfm generate"
+        f"CTranslate2 does not support {', '.join(unsupported)}: translate with tfm generate"
     )
 
 
 def transformer_spec(
     model: nn.Module, config: TransformerConfig, vocabulary: Vocabulary
 ) -> TransformerSpec:
-    """Describe a model to CTranslate2, which computes the same logits from it.
+    """Build CTranslate2's specification of a float32 model on the CPU, with the same logits.
 
-    Args:
-        model: The model, in float32 on the CPU.
-        config: Its shape, which is `supported`.
-        vocabulary: What its token ids mean.
+    The settings must have passed `check_supported`.
     """
     weights = _Weights(model, config)
     shape = {
@@ -76,10 +69,10 @@ def transformer_spec(
 
 
 class _Weights:
-    """The weights of a model, put where a specification has them.
+    """Copies the weights of a model into a specification.
 
-    CTranslate2's heads have one width, for queries, keys and values: narrower ones are filled up
-    with zeros, which change no product.
+    In CTranslate2, queries, keys and values have the same width: narrower heads are padded with
+    zeros, which change no dot product.
     """
 
     def __init__(self, model: nn.Module, config: TransformerConfig) -> None:
@@ -94,11 +87,11 @@ class _Weights:
         return self._by_name[name].detach()
 
     def fill_stack(self, spec: Any, stack: str, embedding_spec: Any, embedding: str) -> None:
-        """Fill in the encoder or the decoder; by default, embeddings are scaled by √d_model."""
+        """Fill in the encoder or the decoder; CTranslate2 scales embeddings by √d_model itself."""
         embedding_spec.weight = self[f"{embedding}.weight"]
         if self._config.learned_positions is not None:
             positions = self[f"{embedding}.positions"]
-        else:  # CTranslate2's own sinusoids count from 1, and stand in another order
+        else:  # CTranslate2's own sinusoids count from 1 and have another order
             positions = sinusoidal_encoding(torch.arange(_NUM_POSITIONS), self._config.d_model)
         spec.position_encodings.encodings = positions
         if self._config.norm == "pre":
@@ -124,22 +117,23 @@ class _Weights:
         ]
         *inputs, output = spec.linear
         for parameter in ("weight", "bias"):
-            parts = torch.split(self[f"{name}.input.{parameter}"], rows)
-            queries, keys, values = map(self._widened, parts)
-            # Self-attention has one matrix for all, cross-attention one for each of its inputs.
+            queries, keys, values = map(
+                self._pad_heads, torch.split(self[f"{name}.input.{parameter}"], rows)
+            )
+            # Self-attention has one matrix for all, cross-attention one for each input.
             joined = [[queries, keys, values]] if len(inputs) == 1 else [[queries], [keys, values]]
             for linear, matrices in zip(inputs, joined, strict=True):
                 setattr(linear, parameter, torch.cat(matrices))
-        output.weight = self._widened(self[f"{name}.output.weight"].mT).mT
+        output.weight = self._pad_heads(self[f"{name}.output.weight"].mT).mT
         output.bias = self[f"{name}.output.bias"]
         spec.queries_scale = 1 / math.sqrt(config.key_width)
 
-    def _widened(self, rows: Tensor) -> Tensor:
-        """[h · d, …] as [h · head_width, …]."""
+    def _pad_heads(self, rows: Tensor) -> Tensor:
+        """Pad [h · d, …] with zeros to [h · head_width, …]."""
         heads = rows.reshape(self._config.num_heads, -1, *rows.shape[1:])
-        widened = rows.new_zeros(self._config.num_heads, self.head_width, *rows.shape[1:])
-        widened[:, : heads.size(1)] = heads
-        return widened.flatten(0, 1)
+        padded = rows.new_zeros(self._config.num_heads, self.head_width, *rows.shape[1:])
+        padded[:, : heads.size(1)] = heads
+        return padded.flatten(0, 1)
 
     def _fill_linear(self, spec: Any, name: str) -> None:
         spec.weight, spec.bias = self[f"{name}.weight"], self[f"{name}.bias"]

@@ -116,18 +116,28 @@ def prune_checkpoints(run_dir: Path) -> None:
 def find_model(path: Path) -> Path:
     """Return the model folder at a path; for a run, its average, best or newest checkpoint.
 
+    An average is passed over, with a warning, if the run has newer checkpoints.
+
     Raises:
         CheckpointError: There is none, or it is damaged.
     """
-    for folder in (path, path / "averaged"):
-        intact = intact_directory(folder)
-        if (intact / CONFIG).is_file():
-            return intact
+    folder, averaged = intact_directory(path), intact_directory(path / "averaged")
+    if (folder / CONFIG).is_file():
+        return folder
     present = checkpoints(path)
+    has_average = (averaged / CONFIG).is_file()
+    if has_average and (not present or load_info(averaged).step >= (newest_step(path) or 0)):
+        return averaged
     if not present:
         raise CheckpointError(f"{path} is not a run or model folder: train one with tfm train")
     best = best_checkpoints(path, load_info(present[-1]).run.training.best_metric)
-    return best[0] if best else present[-1]
+    chosen = best[0] if best else present[-1]
+    if has_average:
+        say(
+            f"warning: {averaged} is older than the newest checkpoint: using {chosen} instead; make "
+            f"a new average with tfm average {path}"
+        )
+    return chosen
 
 
 def newest_run(runs_dir: Path) -> Path:
