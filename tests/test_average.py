@@ -50,7 +50,9 @@ def test_the_average_of_one_checkpoint_is_the_checkpoint(run_dir, tmp_path):
 def test_the_best_checkpoints_are_chosen_by_the_metric_of_the_run(run_dir):
     best = best_checkpoints(run_dir, "loss")[:2]
     expected = sorted(load_info(path).step for path in best)
-    assert average(run_dir, AverageConfig(best=2)).steps == expected
+    result = average(run_dir, AverageConfig(best=2))
+    assert result.steps == expected
+    assert load_info(result.model_dir).step == load_info(checkpoints(run_dir)[-1]).step
 
 
 def test_an_average_is_a_complete_model_without_training_state(run_dir):

@@ -126,6 +126,19 @@ def test_the_model_of_a_run_is_its_average_or_best_or_newest_checkpoint(make_run
         find_model(run_dir / "nowhere")
 
 
+def test_an_average_older_than_the_newest_checkpoint_is_passed_over_with_a_warning(
+    make_run, capsys
+):
+    run_dir = make_run({1: 1.0, 2: 2.0}, best_metric="loss")
+    save(run_dir / "averaged", new_info(2, {}))
+    assert find_model(run_dir).name == "averaged"
+    assert not capsys.readouterr().err
+    make_run({3: 0.5}, best_metric="loss")
+    assert find_model(run_dir).name == "step-00000003"
+    assert "averaged is older than the newest checkpoint: using" in capsys.readouterr().err
+    assert find_model(run_dir / "averaged").name == "averaged"
+
+
 def test_the_newest_run_is_the_last_written_one(make_run, tmp_path):
     with pytest.raises(CheckpointError, match="holds no run with a checkpoint"):
         newest_run(tmp_path)
