@@ -59,7 +59,7 @@ def _tanh_of_sums(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _per_head(weight: Tensor, query: Tensor) -> Tensor:
-    """View [h, d_k] such that it broadcasts against [B, h, …, T, S, d_k]."""
+    """View [h, d_k] to broadcast against [B, h, …, T, S, d_k]."""
     return weight.view(len(weight), *[1] * (query.dim() - 2), -1)
 
 

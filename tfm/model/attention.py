@@ -11,7 +11,6 @@ from tfm.backends.packing import Packing
 from tfm.backends.plain import PLAIN, Backend, PackedAttention
 from tfm.config import TransformerConfig
 from tfm.model.additive import additive_scores, new_additive_weight
-from tfm.model.single_sentence import FoldedCrossAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,18 +233,6 @@ class MultiHeadAttention(nn.Module):
         """View [G · n, h · d], or [G, n, h · d], as heads [G, h, n, d]."""
         width = projected.size(-1) // self.num_heads
         return projected.view(num_groups, -1, self.num_heads, width).transpose(1, 2)
-
-    def fold_projections(self, key: Tensor, value: Tensor) -> FoldedCrossAttention:
-        """Multiply the projections into one source's keys [h, S, d_k] and values [h, S, d_v]."""
-        query_weight, query_bias = self._query_and_memory_input[0]
-        return FoldedCrossAttention.of(
-            key,
-            value,
-            query_weight=query_weight,
-            query_bias=query_bias,
-            output_weight=self.output.weight,
-            output_bias=self.output.bias,
-        )
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Project [B, S, d_model] to keys [B, h, S, d_k] and values [B, h, S, d_v]."""

@@ -21,13 +21,7 @@ Model = Transformer | Recurrent
 
 
 def new_model(config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int) -> Model:
-    """Create a model with random weights.
-
-    Args:
-        config: Kind and sizes of the model.
-        source_vocab_size: Number of source tokens.
-        target_vocab_size: Number of target tokens; with three-way tied embeddings, the same.
-    """
+    """Create a model with random weights; three-way tied embeddings need equal vocabularies."""
     sizes = {"source_vocab_size": source_vocab_size, "target_vocab_size": target_vocab_size}
     match config:
         case TransformerConfig():
@@ -103,13 +97,9 @@ def converted(model: Model, dtype: torch.dtype) -> Model:
 
 
 class EvaluationMode(contextlib.AbstractContextManager[None]):
-    """A reusable context in which models have no dropout, and optionally another backend.
+    """A reusable context in which models have no dropout, and another backend if one is given.
 
     Entering takes microseconds, so that it can be done for single sentences.
-
-    Args:
-        models: The models.
-        backend: The backend in the context; unchanged if not given.
     """
 
     def __init__(self, models: Sequence[nn.Module], backend: Backend | None = None) -> None:

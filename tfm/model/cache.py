@@ -86,10 +86,10 @@ class DecoderCache(LayerCache):
     hypotheses see the columns that `bias` does not hide; or, if `bias` is None, one per hypothesis.
 
     Attributes:
-        memory: For each layer, the source's keys [B, h, d_k, S] and values [B, h, S, d_v].
+        memory: Each layer's keys [B, h, d_k, S] and values [B, h, S, d_v] of the source.
         memory_bias: [B, 1, S] added to scores: -inf at padding; None if there is none.
         num_sentences: B.
-        past: For each layer, keys [G, h, capacity, d_k] and values [G, h, capacity, d_v].
+        past: Each layer's keys [G, h, capacity, d_k] and values [G, h, capacity, d_v].
         bias: [B, K, C] added to scores: -inf where a column is another hypothesis' past.
         num_hypotheses: K.
         position: Number of tokens so far.
@@ -113,7 +113,7 @@ class DecoderCache(LayerCache):
         """Create the cache of B sentences before their first token.
 
         Args:
-            memory: For each layer, the source's keys [B, h, S, d_k] and values [B, h, S, d_v].
+            memory: Each layer's keys [B, h, S, d_k] and values [B, h, S, d_v] of the source.
             lengths: [B] source lengths.
         """
         columns = torch.arange(memory[0][0].size(2), device=lengths.device)

@@ -42,7 +42,7 @@ class Products:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a model costs.
+    """The cost of a model.
 
     Attributes:
         parameters: Number of parameters by part; shared ones count once, with the embeddings.
@@ -86,14 +86,7 @@ class Cost:
 def model_cost(
     config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int, max_tokens: int
 ) -> Cost:
-    """Compute the cost of a model without allocating its weights.
-
-    Args:
-        config: Kind and sizes of the model.
-        source_vocab_size: Number of source tokens.
-        target_vocab_size: Number of target tokens.
-        max_tokens: Maximum number of tokens on each side of a batch.
-    """
+    """Compute the cost of a model, without its weights, for `max_tokens` tokens on each side."""
     model = empty_model(
         config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
     )

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from tfm.backends.plain import PLAIN, Backend
 from tfm.config import TransformerConfig
 from tfm.model.attention import MultiHeadAttention, Sentences
-from tfm.model.single_sentence import SingleSentenceLayer, as_function
+from tfm.model.single_sentence import FoldedCrossAttention, SingleSentenceLayer, as_function
 
 
 class LayerCache(Protocol):
@@ -191,7 +191,7 @@ class DecoderLayer(nn.Module):
             norm_first=self.self_attention_residual.norm_first,
             projection=projection,
             output=output,
-            cross_attention=self.cross_attention.fold_projections(key, value),
+            cross_attention=FoldedCrossAttention.of(self.cross_attention, key, value),
             inner=inner,
             outer=outer,
         )

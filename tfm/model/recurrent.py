@@ -21,7 +21,7 @@ from tfm.model.additive import new_additive_weight
 from tfm.model.attention import AttentionMask, attention_weights
 from tfm.model.embedding import new_embedding_weights
 
-# For each layer, its hidden state [N, d_model] and, of an LSTM, its cell state [N, d_model].
+# Each layer's hidden state [N, d_model] and, in an LSTM, cell state [N, d_model].
 LayerStates = list[tuple[Tensor, ...]]
 
 
@@ -257,7 +257,7 @@ class RecurrentState:
 
     Attributes:
         memory: The encoder's output.
-        layers: For each layer, its states [B·K, d_model].
+        layers: States of the layers, [B·K, d_model].
         output: [B·K, d_model] the decoder's output at the newest token; zeros before the first.
     """
 
@@ -282,13 +282,7 @@ class RecurrentState:
 
 
 class Recurrent(nn.Module):
-    """The encoder-decoder model.
-
-    Args:
-        config: Sizes of the model.
-        source_vocab_size: Number of source tokens.
-        target_vocab_size: Number of target tokens; with three-way tied embeddings, the same.
-    """
+    """The recurrent encoder-decoder model."""
 
     max_positions: int | None = None  # sentences may have any length
     backend: Backend = PLAIN  # of the loss; torch computes the layers

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.backends.plain import PrepackedLinear
+from tfm.model.attention import MultiHeadAttention
 
 _FIRST_CAPACITY = 64
 
@@ -53,35 +54,20 @@ class FoldedCrossAttention:
 
     @classmethod
     def of(
-        cls,
-        key: Tensor,
-        value: Tensor,
-        *,
-        query_weight: Tensor,
-        query_bias: Tensor,
-        output_weight: Tensor,
-        output_bias: Tensor,
+        cls, attention: MultiHeadAttention, key: Tensor, value: Tensor
     ) -> "FoldedCrossAttention":
-        """Multiply the projections into keys and values.
-
-        Args:
-            key: [h, S, d_k].
-            value: [h, S, d_v].
-            query_weight: [h · d_k, d_model].
-            query_bias: [h · d_k].
-            output_weight: [d_model, h · d_v].
-            output_bias: [d_model].
-        """
+        """Multiply the projections into the keys [h, S, d_k] and values [h, S, d_v] of a source."""
         num_heads, _, key_width = key.shape
+        query, output, dtype = attention.widths[0], attention.output, key.dtype
+        query_weight = attention.input.weight[:query].to(dtype).view(num_heads, key_width, -1)
+        query_bias = attention.input.bias[:query].to(dtype).view(num_heads, key_width, 1)
+        output_weight = output.weight.to(dtype).T.view(num_heads, value.size(2), -1)
         scaled = key / math.sqrt(key_width)
-        scores = scaled @ query_weight.to(key.dtype).view(num_heads, key_width, -1)
-        bias = scaled @ query_bias.to(key.dtype).view(num_heads, key_width, 1)
-        head_outputs = output_weight.to(key.dtype).T.view(num_heads, value.size(2), -1)
-        values = torch.baddbmm(output_bias.to(key.dtype) / num_heads, value, head_outputs)
+        values = torch.baddbmm(output.bias.to(dtype) / num_heads, value, output_weight)
         return cls(
             num_heads=num_heads,
-            score_weight=scores.flatten(0, 1),
-            score_bias=bias.flatten(),
+            score_weight=(scaled @ query_weight).flatten(0, 1),
+            score_bias=(scaled @ query_bias).flatten(),
             value_weight=values.flatten(0, 1),
         )
 
@@ -126,8 +112,6 @@ class SingleSentenceCache:
         num_kept: Number of rows of the cache that are in use.
 
     Args:
-        layers: The decoder layers, prepared for the sentence.
-        num_heads: h.
         widths: h · d_k, h · d_k and h · d_v.
         round_up_rows: Returns the number of rows to compute for a number of hypotheses.
     """

@@ -40,12 +40,7 @@ class DecoderSlots(LayerCache):
         positions: [N] int64 number of tokens so far of each slot's hypotheses.
 
     Args:
-        shape: Sizes of the slots.
-        num_layers: Number of decoder layers.
-        num_heads: h.
         widths: h · d_k, h · d_k and h · d_v.
-        dtype: Type of keys and values.
-        device: The model's device.
     """
 
     def __init__(
@@ -84,7 +79,7 @@ class DecoderSlots(LayerCache):
 
         Args:
             slots: [B] slot of each source.
-            memory: For each layer, keys and values [B, S, h · (d_k + d_v)] of the sources.
+            memory: Each layer's keys and values [B, S, h · (d_k + d_v)] of the sources.
             lengths: [B] source lengths.
         """
         for cache, keys_values in zip(self._memory, memory, strict=True):

@@ -22,11 +22,6 @@ class Transformer(nn.Module):
 
     Attributes:
         max_positions: The maximum number of tokens of a source or target; None if unlimited.
-
-    Args:
-        config: Sizes of the model.
-        source_vocab_size: Number of source tokens.
-        target_vocab_size: Number of target tokens; with three-way tied embeddings, the same.
     """
 
     backend: Backend = PLAIN
@@ -58,15 +53,7 @@ class Transformer(nn.Module):
         self.output_weight = output_weight
 
     def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
-        """Encode sources.
-
-        Args:
-            source: [B, S] token ids, padded at the end.
-            lengths: [B] source lengths.
-
-        Returns:
-            [B, S, d_model]; ignore the values at padding.
-        """
+        """Encode sources [B, S] of [B] lengths as [B, S, d_model]; padding may hold any values."""
         return self._encode(self.source_embedding(source), lengths)
 
     def forward(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Tensor:
@@ -91,16 +78,9 @@ class Transformer(nn.Module):
     def forward_packed(
         self, source: Tensor, sources: Packing, target_input: Tensor, targets: Packing
     ) -> Tensor:
-        """Decode packed sentences as `forward` does; pad them if the backend does not pack.
+        """Decode packed tokens [num_rows] to [num_rows, d_model] as `forward` does.
 
-        Args:
-            source: [num_rows of the sources] token ids.
-            sources: Packing of the sources.
-            target_input: [num_rows of the targets] token ids, each sentence shifted right by one.
-            targets: Packing of the targets.
-
-        Returns:
-            [num_rows of the targets, d_model].
+        Sentences are padded meanwhile if the backend does not pack.
         """
         if not self.packs:
             padded = self(sources.pad(source), sources.device_lengths, targets.pad(target_input))
@@ -198,10 +178,6 @@ class Transformer(nn.Module):
         for index, layer in enumerate(self._decoder_layers()):
             x = layer.step(x, cache, index)
         return self.logits(self.decoder_norm(x))
-
-    def block_max_and_logsumexp(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the maxima [R, blocks] and the logsumexp [R] of logits [R, blocks, block]."""
-        return self.backend.block_max_and_logsumexp(logits)
 
     def _is_new_single_sentence(self, cache: DecoderCache) -> bool:
         """Whether a cache is of one sentence before its first step, and faster by itself."""
