@@ -270,16 +270,10 @@ class MultiHeadAttention(nn.Module):
     def self_attend(
         self, x: Tensor, sentences: Sentences, *, causal: bool = False, window: int | None = None
     ) -> Tensor:
-        """Attend from each token to the tokens of its sentence.
+        """Attend from tokens [B, T, d_model], or packed [num_rows, d_model], to their sentence.
 
-        Args:
-            x: [B, T, d_model], or packed [num_rows, d_model].
-            sentences: The sentences of x.
-            causal: Whether a token sees only the tokens up to itself.
-            window: The number of tokens that each sees, as in `AttentionMask`.
-
-        Returns:
-            […, h · d_v], the input of the output projection.
+        `causal` and `window` are those of `AttentionMask`. Returns […, h · d_v], the input of the
+        output projection.
         """
         projected = self.project(x)
         fused, dropout = self._fused_attention, self._active_dropout
@@ -297,16 +291,10 @@ class MultiHeadAttention(nn.Module):
     def cross_attend(
         self, x: Tensor, memory: Tensor, targets: Sentences, sources: Sentences
     ) -> Tensor:
-        """Attend from each target token to the tokens of its source.
+        """Attend from targets x [B, T, d_model] to the encoder's output memory [B, S, d_model].
 
-        Args:
-            x: [B, T, d_model], or packed [num_rows, d_model].
-            memory: [B, S, d_model], or packed: the encoder's output.
-            targets: The sentences of x.
-            sources: The sentences of the memory.
-
-        Returns:
-            […, h · d_v], the input of the output projection.
+        Either may be packed, [num_rows, d_model]. Returns […, h · d_v], the input of the output
+        projection.
         """
         # Split once: the gradient of the weight is then one concatenation.
         query_input, memory_input = self._query_and_memory_input

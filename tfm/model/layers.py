@@ -16,29 +16,14 @@ class LayerCache(Protocol):
     def attend(
         self, index: int, attention: MultiHeadAttention, projected: Tensor, window: int | None
     ) -> Tensor:
-        """Add the keys and values of a position, and attend to all positions up to it.
+        """Add the keys and values of a position to a layer, and attend to all positions up to it.
 
-        Args:
-            index: Index of the layer.
-            attention: The layer's self-attention.
-            projected: [R, h · (2 d_k + d_v)] queries, keys and values.
-            window: The number of positions that a query sees, including its own; None for all.
-
-        Returns:
-            [R, h · d_v].
+        Maps queries, keys and values [R, h · (2 d_k + d_v)] to [R, h · d_v]. The window is the
+        number of positions that a query sees, including its own; None for all.
         """
 
     def attend_source(self, index: int, attention: MultiHeadAttention, queries: Tensor) -> Tensor:
-        """Attend to the source.
-
-        Args:
-            index: Index of the layer.
-            attention: The layer's cross-attention.
-            queries: [R, h · d_k].
-
-        Returns:
-            [R, h · d_v].
-        """
+        """Attend from queries [R, h · d_k] of a layer to the source: [R, h · d_v]."""
 
 
 class Residual(nn.Module):
@@ -135,16 +120,9 @@ class DecoderLayer(nn.Module):
         self.feed_forward_residual = Residual(config)
 
     def forward(self, x: Tensor, encoded: Tensor, targets: Sentences, sources: Sentences) -> Tensor:
-        """Decode all positions at once.
+        """Map targets [B, T, d_model] to the same shape, given encoded sources [B, S, d_model].
 
-        Args:
-            x: [B, T, d_model], or packed [num_rows, d_model].
-            encoded: [B, S, d_model], or packed: the encoder's output.
-            targets: The sentences of x.
-            sources: The sentences of the encoder's output.
-
-        Returns:
-            The same shape as x.
+        Either may be packed, [num_rows, d_model].
         """
         attention, residual = self.self_attention, self.self_attention_residual
         attended = attention.self_attend(
@@ -157,16 +135,7 @@ class DecoderLayer(nn.Module):
         return self._after_attention(x, attended)
 
     def step(self, x: Tensor, cache: LayerCache, index: int) -> Tensor:
-        """Decode the next position of hypotheses.
-
-        Args:
-            x: [R, d_model].
-            cache: The hypotheses' cache, which this position is added to.
-            index: Index of this layer.
-
-        Returns:
-            [R, d_model].
-        """
+        """Decode the next position [R, d_model] of hypotheses, and add it to their cache."""
         attention, residual = self.self_attention, self.self_attention_residual
         projected = attention.project(residual.sublayer_input(x))
         attended = cache.attend(index, attention, projected, self.attention_window)

@@ -311,11 +311,7 @@ class Recurrent(nn.Module):
         self.output_weight = output_weight
 
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, LayerStates]:
-        """Encode sources, without running over padding in either direction.
-
-        Args:
-            source: [B, S] token ids, padded at the end.
-            lengths: [B] source lengths.
+        """Encode sources [B, S] of [B] lengths; neither direction runs over padding.
 
         Returns:
             [B, S, d_model] outputs, zeros at padding; and the decoder's initial states, which the
@@ -334,16 +330,7 @@ class Recurrent(nn.Module):
         return self.dropout(outputs), states
 
     def forward(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Tensor:
-        """Decode all positions, each after the true tokens before it (teacher forcing).
-
-        Args:
-            source: [B, S] token ids, padded at the end.
-            lengths: [B] source lengths.
-            target_input: [B, T] target token ids, shifted right by one.
-
-        Returns:
-            [B, T, d_model] hidden states, which `logits` projects.
-        """
+        """Decode all positions of target inputs [B, T] to [B, T, d_model] (teacher forcing)."""
         return self._decode(source, lengths, target_input)[0]
 
     def forward_packed(
@@ -368,15 +355,10 @@ class Recurrent(nn.Module):
         return RecurrentState(memory, states, torch.zeros_like(states[0][0]))
 
     def step(self, tokens: Tensor, state: RecurrentState, rows: Tensor | None = None) -> Tensor:
-        """Decode the next position of each hypothesis.
-
-        Args:
-            tokens: [B, K] newest token ids.
-            state: The decoding state, which is updated.
-            rows: [R] indices, among the B·K hypotheses, of those whose logits are returned.
+        """Decode the next position after tokens [B, K], and update the state.
 
         Returns:
-            [B, K, V] logits of the next token, or with rows [R, V].
+            [B, K, V] logits of the next token; or, with rows [R] among the B·K hypotheses, [R, V].
         """
         x = self.target_embedding(tokens)
         outputs, state.layers = self.decoder.step(x, state.output, state.layers, state.memory)

@@ -39,13 +39,9 @@ class Constraints:
         max_positions: int | None,
         prefixes: Prefixes | None,
     ) -> "Constraints":
-        """Build the constraints of a batch.
+        """Build the constraints of sources with [B] lengths, EOS included.
 
-        Args:
-            lengths: [B] source lengths, EOS included.
-            config: Limits of length.
-            max_positions: Maximum number of tokens that the model can decode; None if unlimited.
-            prefixes: [B] token ids that outputs must start with; none if not given.
+        `max_positions` is the maximum number of tokens that the model can decode, None if unlimited.
         """
         rows = [torch.tensor([*ids, ANY]) for ids in prefixes or [()] * len(lengths)]
         forced = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=ANY)

@@ -110,18 +110,7 @@ class SlotSearch:
 def _run(
     pool: _Pool, rows: Sequence[int], source: Tensor, lengths: Tensor, constraints: Constraints
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """Search for the outputs of some rows of a batch.
-
-    Args:
-        pool: Slots that are large enough for each row.
-        rows: Indices of the rows.
-        source: [B, S] token ids.
-        lengths: [B] source lengths.
-        constraints: Constraints of all B sentences.
-
-    Yields:
-        A row and its n best hypotheses.
-    """
+    """Yield rows of a batch [B, S] and their n best hypotheses; the slots must be large enough."""
     waiting = deque(rows)
     free = list(range(pool.num_slots))
     running: dict[int, int] = {}  # slot → row
