@@ -41,7 +41,7 @@ class Constraints:
     ) -> "Constraints":
         """Build the constraints of sources with [B] lengths, EOS included.
 
-        `max_positions` is the maximum number of tokens that the model can decode, None if unlimited.
+        `max_positions` is the number of tokens that the model can decode, None if unlimited.
         """
         rows = [torch.tensor([*ids, ANY]) for ids in prefixes or [()] * len(lengths)]
         forced = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=ANY)
