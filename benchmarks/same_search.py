@@ -1,10 +1,10 @@
-"""Whether `tfm generate` finds what a beam search as plain as can be finds.
+"""Compare the translations of `tfm generate` with those of a reference beam search.
 
-The plain one has no cache, no batch and no kernels of its own: it runs the whole model on a source
-and the whole prefix of each hypothesis, takes a softmax of the logits and sorts all continuations.
-Each sentence whose best translations differ is named with their scores: it is a float tie if these
-are equal but for rounding, which then decides. After that the text is translated in other orders
-and other batches, where nothing may change either.
+The reference has no cache, batches or kernels: it runs the model on a source and the whole prefix
+of each hypothesis, takes a softmax of the logits and sorts all continuations. Each sentence whose
+best translations differ is listed with their scores; it is a float tie if the scores are equal
+except for rounding. Then the text is translated in other orders and batches, which must not change
+the translations either.
 
     .venv/bin/python benchmarks/same_search.py --model runs/mine --text test.en --beams 1 4 8
 """
@@ -34,59 +34,59 @@ from tfm.search.scoring import Hypothesis, length_penalty
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
 
-_TIE = 1e-4  # scores that differ by less than this share are equal but for rounding
+_TIE = 1e-4  # scores with a smaller relative difference are equal except for rounding
 _MAX_TOKENS = (100, 1_000, 20_000)
 
-# Tokens with BOS, and their log probability.
+# Token ids, BOS first, and their log probability.
 Prefix = tuple[tuple[int, ...], float]
 
 
 def main() -> None:
-    """Compare the two at each beam, and print Markdown."""
+    """Compare the two at each beam size, and print Markdown."""
     arguments = _arguments()
     folder = find_model(arguments.model)
     lines = (line.decode() for line in read_lines(arguments.text, strict=True))
     text = list(islice((line for line in lines if line.strip()), arguments.lines))
     engine = Engine(folder, device=arguments.device, in_slots=arguments.in_slots)
-    plain = PlainSearch(folder)
+    reference = ReferenceSearch(folder)
     print(f"{arguments.model}, {len(text):,} sentences of {arguments.text}, fp32\n")
-    print("| beam | differ | of these float ties | plain, seconds | tfm, seconds |")
+    print("| beam | differ | of these float ties | reference, seconds | tfm, seconds |")
     print("|---|---|---|---|---|")
-    named, again = [], []
+    differences, repeated = [], []
     for beam in arguments.beams:
         config = SearchConfig(beam_size=beam, length_penalty=arguments.length_penalty)
         start = time.perf_counter()
-        expected = [plain.best(line, config) for line in text]
+        expected = [reference.best(line, config) for line in text]
         middle = time.perf_counter()
         found = engine.best(text, config)
         end = time.perf_counter()
         pairs = list(zip(found, expected, strict=True))
         seconds = f"{middle - start:.1f} | {end - middle:.1f}"
-        print(f"| {beam} | {_counted(pairs)} | {seconds} |", flush=True)
-        named += [
+        print(f"| {beam} | {_count(pairs)} | {seconds} |", flush=True)
+        differences += [
             f"- beam {beam}, sentence {number}: {_scores(*pair)}"
             for number, pair in enumerate(pairs, 1)
             if pair[0].tokens != pair[1].tokens
         ]
-        again += [f"| {beam} | {line} |" for line in _again(engine, text, config, found)]
-    print("\n" + "\n".join(named or ["No sentence differs."]))
-    print("\n| beam | once more | differ | of these float ties |\n|---|---|---|---|")
-    print("\n".join(again))
+        repeated += [f"| {beam} | {row} |" for row in _repeat(engine, text, config, found)]
+    print("\n" + "\n".join(differences or ["No sentence differs."]))
+    print("\n| beam | repeated with | differ | of these float ties |\n|---|---|---|---|")
+    print("\n".join(repeated))
 
 
 class InSlots(Backend):
-    """torch's own operations, with which sentences are decoded in slots as on a GPU."""
+    """The plain backend, but decoding in slots as on a GPU."""
 
     decodes_in_slots = True
 
 
 class Engine:
-    """What `tfm generate` translates with.
+    """The engine of `tfm generate`.
 
     Args:
         folder: A model folder.
-        device: Where to compute: on cuda with its kernels, and in slots.
-        in_slots: Whether to search in slots on a CPU, too.
+        device: The device; on cuda, the search uses kernels and slots.
+        in_slots: Whether to search in slots on a CPU.
     """
 
     def __init__(self, folder: Path, *, device: DeviceName, in_slots: bool) -> None:
@@ -96,15 +96,15 @@ class Engine:
         self._vocabulary = Vocabulary.load(folder)
 
     def best(self, text: list[str], config: SearchConfig) -> list[Hypothesis]:
-        """The best translation of each line."""
+        """Return the best translation of each line."""
         encoder = SentenceEncoder(self._vocabulary, self._engine.limits, config)
         chunk = Chunk(first_line=0, lines=text)
         [(_, found)] = self._engine.map(inference.Engine.search, [chunk], encoder.to_search, config)
         return [found[number][0] for number in range(len(text))]
 
 
-class PlainSearch:
-    """Beam search of one sentence at a time, by the definition.
+class ReferenceSearch:
+    """Beam search of one sentence at a time, straight from the definition.
 
     Args:
         folder: A model folder.
@@ -119,75 +119,75 @@ class PlainSearch:
 
     @torch.inference_mode()
     def best(self, line: str, config: SearchConfig) -> Hypothesis:
-        """The best translation of a line."""
+        """Return the best translation of a line."""
         [ids] = self._source.encode([line])
         source = [*ids, EOS]
         max_length = len(source) + config.max_extra_length
         if self._model.max_positions is not None:
             max_length = min(max_length, self._model.max_positions)
-        greatest_penalty = length_penalty(max_length, config.length_penalty)
+        max_penalty = length_penalty(max_length, config.length_penalty)
         finished: list[Hypothesis] = []
-        going_on: list[Prefix] = [((BOS,), 0.0)]
+        active: list[Prefix] = [((BOS,), 0.0)]
         best_score = -torch.inf
         for length in range(1, max_length + 1):
-            chosen = self._best(config.beam_size, source, going_on, must_end=length == max_length)
+            chosen = self._best(config.beam_size, source, active, must_end=length == max_length)
             penalty = length_penalty(length, config.length_penalty)
             finished += [
                 Hypothesis(tokens=tokens[1:-1], log_prob=log_prob, score=log_prob / penalty)
                 for tokens, log_prob in chosen
                 if tokens[-1] == EOS
             ]
-            going_on = [prefix for prefix in chosen if prefix[0][-1] != EOS]
-            best_score = max((each.score for each in finished), default=-torch.inf)
-            # A log probability can only fall, and is divided by most at the greatest length.
-            if all(log_prob / greatest_penalty <= best_score for _, log_prob in going_on):
+            active = [prefix for prefix in chosen if prefix[0][-1] != EOS]
+            best_score = max((output.score for output in finished), default=-torch.inf)
+            # Log probabilities only fall, and the maximum length has the greatest divisor.
+            if all(log_prob / max_penalty <= best_score for _, log_prob in active):
                 break
         return max(finished, key=lambda hypothesis: hypothesis.score)
 
     def _best(
         self, size: int, source: list[int], prefixes: list[Prefix], *, must_end: bool
     ) -> list[Prefix]:
-        """The most probable continuations of prefixes by a token."""
+        """Return the most probable continuations of prefixes by one token."""
         totals = torch.stack(
             [self._log_probs(source, tokens) + log_prob for tokens, log_prob in prefixes]
         )
         if must_end:
             totals[:, :EOS] = totals[:, EOS + 1 :] = -torch.inf
-        ordered, places = totals.flatten().sort(descending=True, stable=True)
-        best = zip(ordered[:size].tolist(), places[:size].tolist(), strict=True)
+        ordered, indices = totals.flatten().sort(descending=True, stable=True)
+        best = zip(ordered[:size].tolist(), indices[:size].tolist(), strict=True)
         return [
-            ((*prefixes[place // totals.size(1)][0], place % totals.size(1)), log_prob)
-            for log_prob, place in best
+            ((*prefixes[index // totals.size(1)][0], index % totals.size(1)), log_prob)
+            for log_prob, index in best
             if log_prob > -torch.inf
         ]
 
     def _log_probs(self, source: list[int], tokens: tuple[int, ...]) -> Tensor:
-        """[V] of the token after a prefix; -inf for those that are never produced."""
+        """Return log probabilities [V] of the next token; -inf for tokens never produced."""
         lengths = torch.tensor([len(source)])
-        hidden = self._model(torch.tensor([source]), lengths, torch.tensor([tokens]))
-        log_probs: Tensor = self._model.logits(hidden)[0, -1].log_softmax(dim=-1)
+        hidden_states = self._model(torch.tensor([source]), lengths, torch.tensor([tokens]))
+        log_probs: Tensor = self._model.logits(hidden_states)[0, -1].log_softmax(dim=-1)
         log_probs[[PAD, BOS, UNK]] = -torch.inf
         return log_probs
 
 
-def _again(
+def _repeat(
     engine: Engine, text: list[str], config: SearchConfig, found: list[Hypothesis]
 ) -> list[str]:
-    """What differs if the text comes in another order, or in other batches."""
-    lines = []
+    """Translate in other orders and batches; return table rows that count the differences."""
+    rows = []
     for seed in range(3):
         order = random.Random(seed).sample(range(len(text)), len(text))
-        others = engine.best([text[i] for i in order], config)
-        pairs = [(found[i], other) for i, other in zip(order, others, strict=True)]
-        lines.append(f"in random order {seed} | {_counted(pairs)}")
+        again = engine.best([text[i] for i in order], config)
+        pairs = [(found[i], hypothesis) for i, hypothesis in zip(order, again, strict=True)]
+        rows.append(f"random order {seed} | {_count(pairs)}")
     for max_tokens in _MAX_TOKENS:
-        others = engine.best(text, replace(config, max_tokens=max_tokens))
-        pairs = list(zip(found, others, strict=True))
-        lines.append(f"--max-tokens {max_tokens:,} | {_counted(pairs)}")
-    return lines
+        again = engine.best(text, replace(config, max_tokens=max_tokens))
+        pairs = list(zip(found, again, strict=True))
+        rows.append(f"--max-tokens {max_tokens:,} | {_count(pairs)}")
+    return rows
 
 
-def _counted(pairs: list[tuple[Hypothesis, Hypothesis]]) -> str:
+def _count(pairs: list[tuple[Hypothesis, Hypothesis]]) -> str:
     differing = [pair for pair in pairs if pair[0].tokens != pair[1].tokens]
     return f"{len(differing)} | {sum(_is_tie(*pair) for pair in differing)}"
 
@@ -198,18 +198,22 @@ def _is_tie(one: Hypothesis, other: Hypothesis) -> bool:
 
 def _scores(found: Hypothesis, expected: Hypothesis) -> str:
     kind = "a float tie" if _is_tie(found, expected) else "not a tie"
-    return f"tfm {found.score:.6f}, plain {expected.score:.6f}, {kind}"
+    return f"tfm {found.score:.6f}, reference {expected.score:.6f}, {kind}"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, required=True, help="model or run folder")
-    parser.add_argument("--text", type=Path, required=True, help="sentences, one a line")
-    parser.add_argument("--lines", type=int, default=500, help="take so many of them")
-    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4, 8], help="beams to compare")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of tfm's search")
-    parser.add_argument("--in-slots", action="store_true", help="search as on a GPU, but on a CPU")
-    parser.add_argument("--length-penalty", type=float, default=0.6, help="α, not negative")
+    parser.add_argument("--text", type=Path, required=True, help="text, one sentence per line")
+    parser.add_argument("--lines", type=int, default=500, help="number of sentences")
+    parser.add_argument(
+        "--beams", type=int, nargs="+", default=[1, 4, 8], help="beam sizes to compare"
+    )
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="device of tfm's search"
+    )
+    parser.add_argument("--in-slots", action="store_true", help="decode in slots, as on a GPU")
+    parser.add_argument("--length-penalty", type=float, default=0.6, help="exponent α, at least 0")
     return parser.parse_args()
 
 

@@ -1,8 +1,8 @@
-"""How often beam search misses the best output, after Stahlberg and Byrne 2019.
+"""Count the search errors of beam search (Stahlberg and Byrne 2019).
 
-Exact search looks for the output with the best score there is; where it proves one, a worse one of
-beam search is a search error. It starts from greedy decoding, so that it owes the beam nothing. Run
-it on a model folder and a text, or on test sentences of the corpus that tfm writes itself:
+If exact search proves that an output is the best, a worse result of beam search is a search error.
+Exact search starts from greedy search, independently of the beam. Run it on a model folder and a
+text, or on test sentences of the synthetic corpus:
 
     .venv/bin/python benchmarks/search_errors.py runs/numbers-en-de-quickstart
     .venv/bin/python benchmarks/search_errors.py runs/mine --text test.en --length-penalty 0
@@ -34,12 +34,17 @@ _ROUNDING = 1e-4  # scores closer than this are equal
 
 def main(
     model_path: Annotated[Path, typer.Argument(metavar="MODEL", help="Model or run folder.")],
-    text: Annotated[Path | None, typer.Option(help="Sentences, one a line.")] = None,
-    sentences: Annotated[int, typer.Option(help="Take so many of them.", min=1)] = 50,
-    beam: Annotated[int, typer.Option(help="Beam to compare with.")] = 4,
-    length_penalty: Annotated[float, typer.Option(help="α.")] = 0.6,
-    max_extra_length: Annotated[int, typer.Option(help="As of tfm generate.")] = 50,
-    node_limit: Annotated[int, typer.Option(help="As of tfm generate.")] = 10_000,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Text, one sentence per line; the synthetic test set if not given."),
+    ] = None,
+    sentences: Annotated[int, typer.Option(help="Number of sentences.", min=1)] = 50,
+    beam: Annotated[int, typer.Option(help="Beam size to compare with.")] = 4,
+    length_penalty: Annotated[float, typer.Option(help="Exponent α.")] = 0.6,
+    max_extra_length: Annotated[
+        int, typer.Option(help="Maximum number of tokens by which outputs exceed their source.")
+    ] = 50,
+    node_limit: Annotated[int, typer.Option(help="Maximum number of prefixes to extend.")] = 10_000,
 ) -> None:
     """Compare beam search with exact search."""
     exact = SearchConfig(
@@ -49,7 +54,7 @@ def main(
         max_extra_length=max_extra_length,
         node_limit=node_limit,
     )
-    rival = replace(exact, search="beam", beam_size=beam)
+    beam_config = replace(exact, search="beam", beam_size=beam)
     folder = find_model(model_path)
     model = load_model(folder, load_info(folder)).eval()
     source_model = Vocabulary.load(folder).source
@@ -60,7 +65,7 @@ def main(
             source = torch.tensor([[*ids, EOS]])
             lengths = torch.tensor([source.size(1)])
             start = time.perf_counter()
-            [[found]] = beam_search(model, source, lengths, rival)
+            [[found]] = beam_search(model, source, lengths, beam_config)
             beam_seconds += time.perf_counter() - start
             start = time.perf_counter()
             [result] = exact_search(model, source, lengths, exact)
@@ -70,11 +75,11 @@ def main(
     print(f"seconds: beam {beam_seconds:.1f}, exact {exact_seconds:.1f}")
 
 
-def _sentences(text: Path | None, num: int) -> list[str]:
+def _sentences(text: Path | None, num_sentences: int) -> list[str]:
     if text is None:
-        return [english for english, _ in generate_pairs("test", num_pairs=num, seed=1)]
+        return [english for english, _ in generate_pairs("test", num_pairs=num_sentences, seed=1)]
     lines = (line.decode() for line in read_lines(text, strict=True))
-    return list(islice((line for line in lines if line.strip()), num))
+    return list(islice((line for line in lines if line.strip()), num_sentences))
 
 
 def _report(pairs: list[tuple[Hypothesis, ExactResult]]) -> None:
@@ -91,7 +96,7 @@ def _report(pairs: list[tuple[Hypothesis, ExactResult]]) -> None:
         print(f"of these, score of the best minus the beam's: {min(gains):.6f} to {max(gains):.6f}")
         print(f"exact search is never below the beam: {min(gains) >= -_ROUNDING}")
     print(
-        f"nodes: {sum(nodes):,} in all, median {statistics.median(nodes):,.0f}, most {nodes[-1]:,}"
+        f"nodes: {sum(nodes):,} in total, median {statistics.median(nodes):,.0f}, max {nodes[-1]:,}"
     )
 
 

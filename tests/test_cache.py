@@ -205,7 +205,7 @@ def test_rows_that_are_computed_are_scattered_back_to_their_hypotheses(to_multip
         selected = rows.select(x)
         assert len(selected) == rows.num_rows
         assert len(selected) % to_multiple_of == 0
-        assert torch.equal(rows.outputs(selected), x[wanted])
+        assert torch.equal(rows.select_outputs(selected), x[wanted])
         scattered = rows.scatter(selected)
         assert torch.equal(scattered[wanted], x[wanted])
         is_computed = (scattered == x).all(dim=1)

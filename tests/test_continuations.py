@@ -19,7 +19,7 @@ ROUNDING = 1e-4
 def how_many(request, monkeypatch):
     """Whether so few logits are treated as few."""
     if request.param == "many":
-        monkeypatch.setattr(continuations, "_FEW_ELEMENTS", 0)
+        monkeypatch.setattr(continuations, "_MAX_DENSE_ELEMENTS", 0)
 
 
 def random_logits(num_rows, vocab_size, *, kind, dtype):

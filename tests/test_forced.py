@@ -112,7 +112,7 @@ def test_neither_company_nor_order_changes_a_figure(models):
 def test_how_many_logits_are_held_at_once_changes_nothing(monkeypatch):
     targets = [[5, 5, 6], [], [7], [4, 11, 4, 4, 4, 9]]
     expected = force(MODELS["transformer"], SOURCES, targets)
-    monkeypatch.setattr(forced, "_POSITIONS_AT_ONCE", 3)
+    monkeypatch.setattr(forced, "_MAX_ROWS", 3)
     for one, other in zip(force(MODELS["transformer"], SOURCES, targets), expected, strict=True):
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-6)
 

@@ -13,7 +13,7 @@ from tfm.model.build import new_model
 from tfm.search.beam import beam_search
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
-from tfm.search.sampling import _distribution, _drawn, sample
+from tfm.search.sampling import _distribution, _draw, sample
 
 V = 9
 SOURCES = [[4, 5, EOS], [6, EOS], [EOS], [5, 5, 6, EOS]]
@@ -104,7 +104,7 @@ def test_frequencies_are_the_models_probabilities_at_the_temperature(temperature
     assert (first_tokens(temperature=temperature) - expected).abs().max() < 0.032
 
 
-def test_only_the_likeliest_k_are_drawn():
+def test_only_the_likeliest_k_are_draw():
     frequencies = first_tokens(top_k=3)
     likeliest = first_log_probs().topk(3).indices
     assert set(frequencies.nonzero().flatten().tolist()) == set(likeliest.tolist())
@@ -149,7 +149,7 @@ def test_a_number_draws_the_token_in_whose_share_it_falls():
     weights = torch.tensor([[[1.0, 0.0, 2.0, 1.0, 0.0]]], dtype=torch.float64)
     for number, token in [(0, 0), (0.249, 0), (0.25, 2), (0.749, 2), (0.75, 3), (0.999999, 3)]:
         numbers = torch.tensor([[number]], dtype=torch.float64)
-        assert _drawn(weights, numbers).tolist() == [[token]]
+        assert _draw(weights, numbers).tolist() == [[token]]
 
 
 @pytest.mark.parametrize("truncation", [{"top_k": 1}, {"top_p": 0.0}, {"temperature": 0.01}])

@@ -366,7 +366,7 @@ def test_a_subword_model_of_another_run_is_refused(model_dir, tmp_path, make_dat
 def test_weights_of_another_shape_are_refused(model_dir):
     run = json.loads((model_dir / "config.json").read_text())["run"]
     edit(model_dir, run={**run, "model": {**run["model"], "d_ff": 64}})
-    with pytest.raises(CheckpointError, match=r"weights and config\.json are not of one model"):
+    with pytest.raises(CheckpointError, match=r"the weights do not fit config\.json"):
         Translator.load(model_dir, device="cpu")
 
 

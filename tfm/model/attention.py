@@ -1,4 +1,4 @@
-"""Multi-head attention, and the functions that it may attend by (Vaswani et al. 2017, §3.2, §4)."""
+"""Multi-head attention with dot-product or additive scores (Vaswani et al. 2017, §3.2, §4)."""
 
 import math
 from dataclasses import dataclass
@@ -11,31 +11,25 @@ from tfm.backends.packing import Packing
 from tfm.backends.plain import PLAIN, Backend, PackedAttention
 from tfm.config import TransformerConfig
 from tfm.model.additive import additive_scores, new_additive_weight
-from tfm.model.single_sentence import SourceAttention
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionMask:
-    """Which keys a query may attend to: the meaning, which is rendered where it is used.
+    """Which keys each query may attend to.
 
     Attributes:
-        key_lengths: [B] number of valid keys, counted from the first; None if all are valid.
+        key_lengths: [B] number of valid keys, which come first; None if all are valid.
         causal: Whether query i sees keys 0 to i only.
-        window: In self-attention, how many neighbors a query sees, itself among them: the ones
-            around it, or if causal the last ones; None if all.
+        window: In self-attention, the number of keys that a query sees, including its own: its
+            neighbors on both sides, or the preceding ones if causal; None for all.
     """
 
     key_lengths: Tensor | None = None
     causal: bool = False
     window: int | None = None
 
-    @property
-    def is_only_causal(self) -> bool:
-        """Whether nothing else is hidden than what comes later."""
-        return self.causal and self.key_lengths is None and self.window is None
-
     def allowed(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-        """[B or 1, 1, T or 1, S] True where attention is allowed; None if it is everywhere."""
+        """Return [B or 1, 1, T or 1, S], True where attention is allowed; None if all is."""
         if self.key_lengths is None and self.window is None and not self.causal:
             return None
         rows = torch.arange(num_queries, device=device)[:, None]
@@ -49,24 +43,24 @@ class AttentionMask:
         return allowed
 
     def window_size(self) -> tuple[int, int]:
-        """How many keys before and after itself a query of a window sees."""
-        others = (self.window or 1) - 1
-        return (others, 0) if self.causal else (others // 2, others - others // 2)
+        """Return the numbers of keys before and after its own that a query sees in the window."""
+        neighbors = (self.window or 1) - 1
+        return (neighbors, 0) if self.causal else (neighbors // 2, neighbors - neighbors // 2)
 
     def window_mask(self, rows: Tensor, columns: Tensor, num_keys: int) -> Tensor:
-        """[B or 1, 1, …] True where a key is in the window of a query, and valid.
+        """Return [B or 1, 1, …], True where a key is valid and in the window of a query.
 
         Args:
             rows: […] positions of queries.
-            columns: […] positions of keys, which may lie outside of the text.
-            num_keys: Length of the text where there are no `key_lengths`.
+            columns: […] positions of keys, which may be outside of the sentence.
+            num_keys: Length of the sentences if there are no `key_lengths`.
         """
         before, after = self.window_size()
         distance = columns - rows
         window_mask = ((distance >= -before) & (distance <= after))[None, None]
         ends = columns.new_tensor([num_keys]) if self.key_lengths is None else self.key_lengths
         end = ends.view(-1, 1, *[1] * rows.dim())
-        # What stands at padding means nothing, but it must see something: its own padding.
+        # Outputs at padding are ignored, but a softmax over no key is NaN: padding sees padding.
         return window_mask & (columns >= 0) & ((columns < end) | (rows >= end))
 
 
@@ -79,10 +73,10 @@ def attention(
     additive_weight: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(scores) V, with dropout on the softmax (§3.2.1).
+    """Return softmax(scores) V, with dropout on the softmax (§3.2.1).
 
-    Scores are QKᵀ / √d_k, or additive ones if their weight is given. In self-attention with a
-    window r, the work grows with r · T, not with T².
+    Scores are QKᵀ / √d_k, or additive if `additive_weight` is given. Self-attention with a window r
+    costs O(r · T), not O(T²).
 
     Args:
         query: [B, h, T, d_k].
@@ -97,40 +91,31 @@ def attention(
     """
     num_queries, num_keys = query.size(2), key.size(2)
     if mask.window is not None and num_keys > 2 * mask.window:
-        blocks, window_mask = _blocks(query, key, value, mask)
-        attended = _attend(*blocks, window_mask, additive_weight=additive_weight, dropout=dropout)
+        attended = _attend(*_blocks(query, key, value, mask), additive_weight, dropout)
         return attended.flatten(2, 3)[:, :, :num_queries]
-    # A kernel that is told "causal" skips what is hidden; other masks it is given as they are.
-    is_causal = mask.is_only_causal and additive_weight is None
-    allowed = None if is_causal else mask.allowed(num_queries, num_keys, query.device)
-    return _attend(
-        query,
-        key,
-        value,
-        allowed,
-        is_causal=is_causal,
-        additive_weight=additive_weight,
-        dropout=dropout,
-    )
+    is_only_causal = mask.causal and mask.key_lengths is None and mask.window is None
+    if is_only_causal and additive_weight is None:
+        # Without a mask tensor, kernels skip the blocks of keys that are hidden.
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+    allowed = mask.allowed(num_queries, num_keys, query.device)
+    return _attend(query, key, value, allowed, additive_weight, dropout)
 
 
 def attention_weights(
     query: Tensor, key: Tensor, mask: AttentionMask, *, additive_weight: Tensor | None = None
 ) -> Tensor:
-    """[B, h, T, S] softmax of the scores, as `attention` multiplies the values by."""
-    return _softmax(
-        _scores(query, key, additive_weight),
-        mask.allowed(query.size(2), key.size(2), query.device),
-    )
+    """Return [B, h, T, S], the weights by which `attention` multiplies values, before dropout."""
+    allowed = mask.allowed(query.size(2), key.size(2), query.device)
+    return _weights(query, key, allowed, additive_weight)
 
 
-def _scores(query: Tensor, key: Tensor, additive_weight: Tensor | None) -> Tensor:
-    if additive_weight is not None:
-        return additive_scores(query, key, additive_weight)
-    return query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
-
-
-def _softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
+def _weights(
+    query: Tensor, key: Tensor, allowed: Tensor | None, additive_weight: Tensor | None
+) -> Tensor:
+    if additive_weight is None:
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
+    else:
+        scores = additive_scores(query, key, additive_weight)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -math.inf)
     return scores.softmax(dim=-1)
@@ -141,37 +126,35 @@ def _attend(
     key: Tensor,
     value: Tensor,
     allowed: Tensor | None,
-    *,
-    is_causal: bool = False,
     additive_weight: Tensor | None,
     dropout: float,
 ) -> Tensor:
     if additive_weight is None:
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=is_causal
+            query, key, value, attn_mask=allowed, dropout_p=dropout
         )
-    weights = _softmax(additive_scores(query, key, additive_weight), allowed)
+    weights = _weights(query, key, allowed, additive_weight)
     return F.dropout(weights, dropout).to(value.dtype) @ value
 
 
 def _blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
-) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Cut self-attention with a window r into blocks of r queries and the keys that they see.
 
     Returns:
-        Queries [B, h, n, r, d_k], keys and values [B, h, n, 2r - 1, …], and where attention is
-        allowed, [B or 1, 1, n, r, 2r - 1].
+        Queries [B, h, n, r, d_k], keys and values [B, h, n, 2r - 1, …], and the mask
+        [B or 1, 1, n, r, 2r - 1], True where attention is allowed.
     """
     window = mask.window or 1
     before, after = mask.window_size()
     num_keys = key.size(2)
     num_blocks = -(-num_keys // window)
-    missing = num_blocks * window - num_keys
-    padded = F.pad(query, (0, 0, 0, missing))
+    padding = num_blocks * window - num_keys
+    padded = F.pad(query, (0, 0, 0, padding))
     queries = padded.reshape(*query.shape[:2], num_blocks, window, -1)
     keys, values = (
-        F.pad(x, (0, 0, before, missing + after))
+        F.pad(x, (0, 0, before, padding + after))
         .unfold(2, window + before + after, window)
         .transpose(-1, -2)
         for x in (key, value)
@@ -179,10 +162,10 @@ def _blocks(
     starts = window * torch.arange(num_blocks, device=key.device)[:, None, None]
     rows = starts + torch.arange(window, device=key.device)[:, None]
     columns = starts - before + torch.arange(window + before + after, device=key.device)
-    return (queries, keys, values), mask.window_mask(rows, columns, num_keys)
+    return queries, keys, values, mask.window_mask(rows, columns, num_keys)
 
 
-# Packed rows, or a padded batch and its [B] lengths; None if all are of full length.
+# The sentences of packed rows, or the [B] lengths of a padded batch; None without padding.
 Sentences = Packing | Tensor | None
 
 
@@ -191,20 +174,18 @@ def _lengths(sentences: Sentences) -> Tensor | None:
 
 
 def _pad(x: Tensor, sentences: Sentences) -> Tensor:
-    """[B, T, …] with padding."""
     return sentences.pad(x) if isinstance(sentences, Packing) else x
 
 
 def _pack(x: Tensor, sentences: Sentences) -> Tensor:
-    """The way back."""
     return sentences.pack(x) if isinstance(sentences, Packing) else x
 
 
 class MultiHeadAttention(nn.Module):
-    """Attention in several heads, each over its own projections (§3.2.2).
+    """Attention in several heads, each with its own projections (§3.2.2).
 
-    The projections to queries, keys and values are rows of one weight, so that self-attention
-    needs one matrix product.
+    The projections to queries, keys and values are one weight, as `in_proj_weight` is in
+    torch.nn.MultiheadAttention, so that self-attention needs one matrix product.
     """
 
     additive_weight: nn.Parameter | None
@@ -214,82 +195,63 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.dropout = config.attention_dropout
-        self.widths = [
-            config.num_heads * width
-            for width in (config.key_width, config.key_width, config.value_width)
-        ]
+        head_widths = (config.key_width, config.key_width, config.value_width)
+        self.widths = [config.num_heads * width for width in head_widths]
         self.input = nn.Linear(config.d_model, sum(self.widths))
         self.output = nn.Linear(self.widths[2], config.d_model)
-        # Drawn as the one matrix that it is: as three, with their larger weights, it learns later.
-        nn.init.xavier_uniform_(self.input.weight)
-        nn.init.xavier_uniform_(self.output.weight)
-        nn.init.zeros_(self.input.bias)
-        nn.init.zeros_(self.output.bias)
+        # Initialized as one matrix: three, with their larger weights, learn more slowly at first.
+        for linear in (self.input, self.output):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
         self.additive_weight = None
         if config.attention == "additive":
             self.additive_weight = new_additive_weight(config.num_heads, config.key_width)
 
     def project(self, x: Tensor) -> Tensor:
-        """[…, d_model] → […, h · (2 d_k + d_v)] queries, keys and values."""
-        return self.backend.linear(x, *self._input)
+        """Project […, d_model] to queries, keys and values […, h · (2 d_k + d_v)]."""
+        return self.backend.linear(x, self.input.weight, self.input.bias)
 
     def project_queries(self, x: Tensor) -> Tensor:
-        """[…, d_model] → […, h · d_k]."""
-        rows = self.widths[0]
-        return self.backend.linear(x, self.input.weight[:rows], self.input.bias[:rows])
+        """Project […, d_model] to […, h · d_k]."""
+        return self.backend.linear(x, *self._query_and_memory_input[0])
+
+    def project_memory(self, x: Tensor) -> Tensor:
+        """Project […, d_model] to keys and values […, h · (d_k + d_v)]."""
+        return self.backend.linear(x, *self._query_and_memory_input[1])
 
     def split_heads(self, projected: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-        """[G · n, …] what `project` returned → queries, keys and values [G, h, n, …]."""
-        if len(set(self.widths)) == 1:
-            parts = projected.view(
-                num_groups, -1, 3, self.num_heads, self.widths[0] // self.num_heads
-            )
-            query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        """Split the result of `project` [G · n, …] into queries, keys and values [G, h, n, …]."""
+        if len(set(self.widths)) == 1:  # one view is faster than three
+            heads = (num_groups, -1, 3, self.num_heads, self.widths[0] // self.num_heads)
+            query, key, value = projected.view(heads).permute(2, 0, 3, 1, 4).unbind(0)
         else:
-            each = torch.split(projected, self.widths, dim=-1)
-            query, key, value = (self.heads(part, num_groups) for part in each)
+            split = torch.split(projected, self.widths, dim=-1)
+            query, key, value = (self.heads(x, num_groups) for x in split)
         return query, key, value
 
     def heads(self, projected: Tensor, num_groups: int) -> Tensor:
-        """[G · n, h · d] → [G, h, n, d]."""
+        """View [G · n, h · d], or [G, n, h · d], as heads [G, h, n, d]."""
         width = projected.size(-1) // self.num_heads
         return projected.view(num_groups, -1, self.num_heads, width).transpose(1, 2)
-
-    def to_source(self, key: Tensor, value: Tensor) -> SourceAttention:
-        """Multiply its projections into keys [h, S, d_k] and values [h, S, d_v] of a source."""
-        rows = self.widths[0]
-        return SourceAttention.of(
-            key,
-            value,
-            query_weight=self.input.weight[:rows],
-            query_bias=self.input.bias[:rows],
-            output_weight=self.output.weight,
-            output_bias=self.output.bias,
-        )
-
-    def project_memory(self, x: Tensor) -> Tensor:
-        """[…, d_model] → […, h · (d_k + d_v)] keys and values."""
-        rows = self.widths[0]
-        return self.backend.linear(x, self.input.weight[rows:], self.input.bias[rows:])
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Project [B, S, d_model] to keys [B, h, S, d_k] and values [B, h, S, d_v]."""
         key, value = torch.split(self.project_memory(x), self.widths[1:], dim=-1)
-        return self._heads(key), self._heads(value)
+        return self.heads(key, len(x)), self.heads(value, len(x))
 
     def attend_cached(
         self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """Attend in each head, in groups of queries that share their keys, and join the heads.
+        """Attend to cached keys and join the heads; the n queries of a group share their keys.
 
         Args:
             query: [G, h, n, d_k].
             key: [G, h, d_k, C].
             value: [G, h, C, d_v].
-            bias: [G, n or 1, C] added to scores: -inf where a key must not be seen.
+            bias: [G, n or 1, C] added to scores: -inf where a key is hidden.
 
         Returns:
-            [G · n, h · d_v], which `output` projects.
+            [G · n, h · d_v], the input of the output projection.
         """
         bias = None if bias is None else bias[:, None]
         if self.additive_weight is None:
@@ -300,44 +262,28 @@ class MultiHeadAttention(nn.Module):
         return attended.to(query.dtype).transpose(1, 2).reshape(-1, self.widths[2])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
-        """Attend in each head and join the heads to [B, T, h · d_v], which `output` projects."""
-        heads = attention(
-            query,
-            key,
-            value,
-            mask,
-            additive_weight=self.additive_weight,
-            dropout=self.dropout if self.training else 0.0,
-        )
+        """Attend as `attention` does, and join the heads to [B, T, h · d_v]."""
+        weight, dropout = self.additive_weight, self._active_dropout
+        heads = attention(query, key, value, mask, additive_weight=weight, dropout=dropout)
         return heads.transpose(1, 2).flatten(2)
 
     def self_attend(
         self, x: Tensor, sentences: Sentences, *, causal: bool = False, window: int | None = None
     ) -> Tensor:
-        """Attend to the own sentence.
+        """Attend from tokens [B, T, d_model], or packed [num_rows, d_model], to their sentence.
 
-        Args:
-            x: [B, T, d_model], or packed [num_rows, d_model].
-            sentences: Where they are.
-            causal: Whether a token sees only those up to itself.
-            window: As in `AttentionMask`.
-
-        Returns:
-            […, h · d_v] the joined heads, which `output` projects.
+        `causal` and `window` are those of `AttentionMask`. Returns […, h · d_v], the input of the
+        output projection.
         """
-        projected = self.backend.linear(x, *self._input)
-        fused = self._fused_attention
+        projected = self.project(x)
+        fused, dropout = self._fused_attention, self._active_dropout
         if fused is not None and window is None and isinstance(sentences, Packing):
             return fused.self_attention(
-                projected,
-                sentences,
-                num_heads=self.num_heads,
-                causal=causal,
-                dropout=self.dropout if self.training else 0.0,
+                projected, sentences, num_heads=self.num_heads, causal=causal, dropout=dropout
             )
-        parts = torch.split(_pad(projected, sentences), self.widths, dim=-1)
-        query, key, value = map(self._heads, parts)
-        # No token sees the padding after its sentence if it only sees what is before it.
+        split = torch.split(_pad(projected, sentences), self.widths, dim=-1)
+        query, key, value = (self.heads(part, len(part)) for part in split)
+        # With a causal mask, no token sees the padding after its sentence.
         lengths = None if causal else _lengths(sentences)
         mask = AttentionMask(key_lengths=lengths, causal=causal, window=window)
         return _pack(self.attend(query, key, value, mask), sentences)
@@ -345,52 +291,38 @@ class MultiHeadAttention(nn.Module):
     def cross_attend(
         self, x: Tensor, memory: Tensor, targets: Sentences, sources: Sentences
     ) -> Tensor:
-        """Attend to the source of each sentence.
+        """Attend from targets x [B, T, d_model] to the encoder's output memory [B, S, d_model].
 
-        Args:
-            x: [B, T, d_model], or packed [num_rows, d_model].
-            memory: The same of the sources.
-            targets: Where the sentences of x are.
-            sources: Where those of the memory are.
-
-        Returns:
-            […, h · d_v] the joined heads, which `output` projects.
+        Either may be packed, [num_rows, d_model]. Returns […, h · d_v], the input of the output
+        projection.
         """
-        widths = [self.widths[0], sum(self.widths[1:])]
-        [for_query, for_memory] = torch.split(self.input.weight, widths)
-        [query_bias, memory_bias] = torch.split(self.input.bias, widths)
-        query = self.backend.linear(x, for_query, query_bias)
-        key_value = self.backend.linear(memory, for_memory, memory_bias)
-        fused = self._fused_attention
+        # Split once: the gradient of the weight is then one concatenation.
+        query_input, memory_input = self._query_and_memory_input
+        query = self.backend.linear(x, *query_input)
+        key_value = self.backend.linear(memory, *memory_input)
+        fused, dropout = self._fused_attention, self._active_dropout
         if fused is not None and isinstance(targets, Packing) and isinstance(sources, Packing):
             return fused.cross_attention(
-                query,
-                key_value,
-                targets,
-                sources,
-                num_heads=self.num_heads,
-                dropout=self.dropout if self.training else 0.0,
+                query, key_value, targets, sources, num_heads=self.num_heads, dropout=dropout
             )
-        key, value = torch.split(_pad(key_value, sources), self.widths[1:], dim=-1)
+        split = torch.split(_pad(key_value, sources), self.widths[1:], dim=-1)
+        query, key, value = (self.heads(part, len(part)) for part in (_pad(query, targets), *split))
         mask = AttentionMask(key_lengths=_lengths(sources))
-        attended = self.attend(
-            self._heads(_pad(query, targets)), self._heads(key), self._heads(value), mask
-        )
-        return _pack(attended, targets)
+        return _pack(self.attend(query, key, value, mask), targets)
 
-    def weights(self, query: Tensor, key: Tensor, mask: AttentionMask) -> Tensor:
-        """[B, h, T, S] what `attend` weights the values by, but for dropout."""
-        return attention_weights(query, key, mask, additive_weight=self.additive_weight)
+    @property
+    def _active_dropout(self) -> float:
+        return self.dropout if self.training else 0.0
 
     @property
     def _fused_attention(self) -> PackedAttention | None:
-        """Where it can compute what this module is set to."""
+        """The backend's kernel, if it computes this kind of attention and these widths."""
         has_usual_heads = self.additive_weight is None and len(set(self.widths)) == 1
         return self.backend.packed_attention if has_usual_heads else None
 
     @property
-    def _input(self) -> tuple[Tensor, Tensor]:
-        return self.input.weight, self.input.bias
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+    def _query_and_memory_input(self) -> list[tuple[Tensor, Tensor]]:
+        """Weight and bias of the projection to queries, and of that to keys and values."""
+        widths = [self.widths[0], sum(self.widths[1:])]
+        weights, biases = (torch.split(x, widths) for x in (self.input.weight, self.input.bias))
+        return list(zip(weights, biases, strict=True))

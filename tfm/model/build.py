@@ -1,4 +1,4 @@
-"""The model that a configuration describes, or a model folder holds."""
+"""Build models from configurations or model folders."""
 
 import contextlib
 import copy
@@ -21,27 +21,18 @@ Model = Transformer | Recurrent
 
 
 def new_model(config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int) -> Model:
-    """Make a model with fresh weights.
-
-    Args:
-        config: Its kind and shape.
-        source_vocab_size: Number of source pieces.
-        target_vocab_size: Number of target pieces; with three-way tied embeddings, the same.
-    """
+    """Create a model with random weights; three-way tied embeddings need equal vocabularies."""
+    sizes = {"source_vocab_size": source_vocab_size, "target_vocab_size": target_vocab_size}
     match config:
         case TransformerConfig():
-            return Transformer(
-                config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
-            )
+            return Transformer(config, **sizes)
         case RecurrentConfig():
-            return Recurrent(
-                config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
-            )
+            return Recurrent(config, **sizes)
     raise TypeError(f"{type(config).__name__} describes no model")
 
 
-class _DrawNothing(TorchFunctionMode):
-    """Leaves tensors as they are that would be filled with random numbers."""
+class _SkipRandomInit(TorchFunctionMode):
+    """Leaves tensors unchanged that would be filled with random numbers."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -52,16 +43,12 @@ class _DrawNothing(TorchFunctionMode):
 
 
 def empty_model(config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int) -> Model:
-    """Make a model without weights, on the meta device.
+    """Create a model without memory for its weights, on the meta device.
 
-    To draw them there would load torch's compiler, which takes two seconds.
-
-    Args:
-        config: Its kind and shape.
-        source_vocab_size: Number of source pieces.
-        target_vocab_size: Number of target pieces; with three-way tied embeddings, the same.
+    Random initialization is skipped: on the meta device, it loads torch's compiler, which takes
+    two seconds.
     """
-    with torch.device("meta"), _DrawNothing():
+    with torch.device("meta"), _SkipRandomInit():
         return new_model(
             config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
         )
@@ -71,7 +58,7 @@ def load_model(folder: Path, info: ModelInfo) -> Model:
     """Build a model and read its weights.
 
     Raises:
-        CheckpointError: The weights are damaged, or not those of this model.
+        CheckpointError: The weights are damaged, or do not fit the configuration.
     """
     source_size, target_size = info.vocab_sizes
     model = empty_model(
@@ -81,8 +68,10 @@ def load_model(folder: Path, info: ModelInfo) -> Model:
     parameters = dict(model.named_parameters())
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     if shapes != {name: parameter.shape for name, parameter in parameters.items()}:
-        raise CheckpointError(f"{folder}: weights and config.json are not of one model")
-    # Those that are tied are one parameter, in several modules.
+        raise CheckpointError(
+            f"{folder}: the weights do not fit config.json: copy both files from the same model"
+        )
+    # Tied weights are one parameter of several modules.
     loaded = {
         parameter: nn.Parameter(weights[name].clone()) for name, parameter in parameters.items()
     }
@@ -93,33 +82,24 @@ def load_model(folder: Path, info: ModelInfo) -> Model:
 
 
 def use_backend(model: nn.Module, backend: Backend) -> None:
-    """Have a model computed with other operations; modules that have none of them stay as they are.
-
-    Args:
-        model: The model.
-        backend: What to compute its layers with.
-    """
+    """Compute all modules of a model that have a backend with this one."""
     for module in model.modules():
         if hasattr(type(module), "backend"):
             vars(module)["backend"] = backend
 
 
 def converted(model: Model, dtype: torch.dtype) -> Model:
-    """A copy of a model whose weights are of another type; its sinusoids stay as they are."""
-    copied = copy.deepcopy(model)
-    for parameter in copied.parameters():
+    """Return a copy of a model with parameters of another type; buffers keep theirs."""
+    clone = copy.deepcopy(model)
+    for parameter in clone.parameters():
         parameter.data = parameter.data.to(dtype)
-    return copied
+    return clone
 
 
 class EvaluationMode(contextlib.AbstractContextManager[None]):
-    """Switches dropout off for a while, and perhaps takes other operations; as often as one likes.
+    """A reusable context in which models have no dropout, and another backend if one is given.
 
-    Entering takes microseconds: it is done for single sentences.
-
-    Args:
-        models: The models.
-        backend: What to compute their layers with meanwhile; as before if not given.
+    Entering takes microseconds, so that it can be done for single sentences.
     """
 
     def __init__(self, models: Sequence[nn.Module], backend: Backend | None = None) -> None:
@@ -128,16 +108,15 @@ class EvaluationMode(contextlib.AbstractContextManager[None]):
         self._before: list[tuple[bool, Backend | None]] = []
 
     def __enter__(self) -> None:
-        """Switch over."""
-        of_modules = [vars(module) for module in self._modules]
-        self._before = [(each["training"], each.get("backend")) for each in of_modules]
-        for module, attributes in zip(self._modules, of_modules, strict=True):
+        self._before = []
+        for module in self._modules:
+            attributes = vars(module)
+            self._before.append((attributes["training"], attributes.get("backend")))
             attributes["training"] = False
             if self._backend is not None and hasattr(type(module), "backend"):
                 attributes["backend"] = self._backend
 
     def __exit__(self, *_: object) -> None:
-        """Switch back."""
         for module, (training, backend) in zip(self._modules, self._before, strict=True):
             attributes = vars(module)
             attributes["training"] = training

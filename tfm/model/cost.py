@@ -1,7 +1,8 @@
-"""What a model costs in parameters, operations and memory, known before it is trained."""
+"""Compute a model's parameters, operations and memory before it is trained."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +21,15 @@ Lengths = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Products:
-    """Multiply-adds of a forward pass; what is not a matrix product is left out.
+    """The multiply-adds of the matrix products of a forward pass.
 
     Attributes:
-        per_source_token: Of the products that a source token goes through.
-        per_target_token: The same for a target token.
-        per_source_pair: Of the encoder's self-attention, for a query and a key in its sight.
-        per_target_pair: Of the decoder's self-attention, likewise; keys that come later count, too.
-        per_cross_pair: Of attention to the source, for a target and a source token.
-        window: Keys in sight of self-attention; None if all are.
+        per_source_token: Multiply-adds for a source token.
+        per_target_token: Multiply-adds for a target token.
+        per_source_pair: Encoder self-attention, for a query and a key that it sees.
+        per_target_pair: Decoder self-attention, for a query and a key, including hidden later keys.
+        per_cross_pair: Cross-attention, for a target and a source token.
+        window: Number of keys that a query sees in self-attention; None for all.
     """
 
     per_source_token: int
@@ -41,13 +42,13 @@ class Products:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a model costs.
+    """The cost of a model.
 
     Attributes:
         parameters: Number of parameters by part; shared ones count once, with the embeddings.
-        products: Multiply-adds.
-        state_bytes: Weights, gradients and optimizer.
-        activation_bytes: An estimate for `max_tokens` tokens a side.
+        products: Multiply-adds of a forward pass.
+        state_bytes: Memory of weights, gradients and optimizer state.
+        activation_bytes: Estimated memory of activations, for `max_tokens` tokens on each side.
     """
 
     parameters: Mapping[str, int]
@@ -57,27 +58,27 @@ class Cost:
 
     @property
     def num_parameters(self) -> int:
-        """All parameters."""
+        """The number of all parameters."""
         return sum(self.parameters.values())
 
     def training_flops(self, source_lengths: Lengths, target_lengths: Lengths) -> int:
-        """Operations to train on sentence pairs once, forward and backward, without padding.
+        """Return the operations of training on sentence pairs once, without padding.
 
         Args:
             source_lengths: [N] tokens of each source, EOS included.
             target_lengths: [N] tokens of each target, EOS included.
         """
-        each = self.products
+        products = self.products
         sources_seen, targets_seen = (
-            lengths if each.window is None else np.minimum(lengths, each.window)
+            lengths if products.window is None else np.minimum(lengths, products.window)
             for lengths in (source_lengths, target_lengths)
         )
         macs = (
-            each.per_source_token * int(source_lengths.sum())
-            + each.per_target_token * int(target_lengths.sum())
-            + each.per_source_pair * int(source_lengths @ sources_seen)
-            + each.per_target_pair * int(target_lengths @ targets_seen)
-            + each.per_cross_pair * int(source_lengths @ target_lengths)
+            products.per_source_token * int(source_lengths.sum())
+            + products.per_target_token * int(target_lengths.sum())
+            + products.per_source_pair * int(source_lengths @ sources_seen)
+            + products.per_target_pair * int(target_lengths @ targets_seen)
+            + products.per_cross_pair * int(source_lengths @ target_lengths)
         )
         return _TRAINING_FLOPS_PER_MAC * macs
 
@@ -85,80 +86,72 @@ class Cost:
 def model_cost(
     config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int, max_tokens: int
 ) -> Cost:
-    """Count a model without making its weights.
-
-    Args:
-        config: Its kind and shape.
-        source_vocab_size: Number of source pieces.
-        target_vocab_size: Number of target pieces.
-        max_tokens: Tokens a side that are computed at once.
-    """
+    """Compute the cost of a model, without its weights, for `max_tokens` tokens on each side."""
     model = empty_model(
         config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
     )
     parameters = {"embeddings and output": 0, "encoder": 0, "decoder": 0}
     for name, parameter in model.named_parameters():
-        parameters[_part_of(name)] += parameter.numel()
-    match config:
-        case TransformerConfig():
-            products, activations = _transformer_products(config)
-        case RecurrentConfig():
-            products, activations = _recurrent_products(config, model)
-        case _:
-            raise TypeError(f"{type(config).__name__} describes no model")
+        parameters[_part_of_model(name)] += parameter.numel()
+    output = config.d_model * target_vocab_size
+    if isinstance(config, RecurrentConfig):
+        products, activations = _recurrent_products(config, model, output)
+    else:
+        products, activations = _transformer_products(cast("TransformerConfig", config), output)
     return Cost(
         parameters=parameters,
-        products=replace(
-            products,
-            per_target_token=products.per_target_token + config.d_model * target_vocab_size,
-        ),
+        products=products,
         state_bytes=_BYTES_PER_PARAMETER * sum(parameters.values()),
         activation_bytes=4 * max_tokens * activations,
     )
 
 
-def _part_of(name: str) -> str:
-    """The part of the model that a parameter belongs to."""
+def _part_of_model(name: str) -> str:
     if name.startswith(("source_embedding", "target_embedding", "output_weight")):
         return "embeddings and output"
     return "encoder" if name.startswith("encoder") else "decoder"
 
 
-def _transformer_products(config: TransformerConfig) -> tuple[Products, int]:
-    """Multiply-adds, but the output projection's, and activations of a token in all layers."""
-    query_output = config.d_model * config.num_heads * (config.key_width + config.value_width)
-    key_value = query_output
-    feed_forward = 2 * config.d_model * config.d_ff
+def _transformer_products(config: TransformerConfig, output: int) -> tuple[Products, int]:
+    """Return the multiply-adds, and the number of activations per token in all layers."""
     pair = config.num_heads * (config.key_width + config.value_width)
+    query_output = key_value = config.d_model * pair
+    feed_forward = 2 * config.d_model * config.d_ff
     encoders, decoders = config.num_encoder_layers, config.num_decoder_layers
+    encoder_layer = query_output + key_value + feed_forward
+    decoder_layer = 2 * query_output + key_value + feed_forward
     products = Products(
-        per_source_token=encoders * (query_output + key_value + feed_forward)
-        + decoders * key_value,
-        per_target_token=decoders * (2 * query_output + key_value + feed_forward),
+        per_source_token=encoders * encoder_layer + decoders * key_value,
+        per_target_token=decoders * decoder_layer + output,
         per_source_pair=encoders * pair,
         per_target_pair=decoders * pair,
         per_cross_pair=decoders * pair,
         window=config.attention_window,
     )
-    # Inputs of each matrix product and norm, and the masks of dropout.
+    # Inputs of each matrix product and norm, and dropout masks.
     layers = (8 * encoders + 13 * decoders) * config.d_model
     return products, layers + 2 * config.d_ff * (encoders + decoders)
 
 
-def _recurrent_products(config: RecurrentConfig, model: nn.Module) -> tuple[Products, int]:
-    """The same, the bridge between encoder and decoder left out, which is used once a sentence."""
+def _recurrent_products(
+    config: RecurrentConfig, model: nn.Module, output: int
+) -> tuple[Products, int]:
+    """Return the same without the bridge, which is used only once per sentence."""
     source = target = 0
     for name, parameter in model.named_parameters():
-        if parameter.dim() < 2 or _part_of(name) == "embeddings and output" or "bridge" in name:
+        is_embedding = _part_of_model(name) == "embeddings and output"
+        if parameter.dim() < 2 or is_embedding or "bridge" in name:
             continue
         if name.startswith(("encoder", "decoder.attention.key")):
             source += parameter.numel()
         else:
             target += parameter.numel()
     if config.attention == "additive":
-        target -= config.d_model  # v, which is no matrix
+        target -= config.d_model  # v is no matrix
     products = Products(
-        per_source_token=source, per_target_token=target, per_cross_pair=2 * config.d_model
+        per_source_token=source,
+        per_target_token=target + output,
+        per_cross_pair=2 * config.d_model,
     )
-    # Gates, states and outputs of each layer, and the masks of dropout.
+    # Gates, states and outputs of each layer, and dropout masks.
     return products, 12 * (config.num_encoder_layers + config.num_decoder_layers) * config.d_model

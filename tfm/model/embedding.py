@@ -15,7 +15,7 @@ _INITIAL_POSITIONS = 256
 
 
 def sinusoidal_encoding(positions: Tensor, d_model: int) -> Tensor:
-    """Positional encoding of Vaswani et al. 2017, §3.5.
+    """Return the positional encoding of Vaswani et al. 2017, §3.5.
 
     Args:
         positions: [T] token positions, counted from 0.
@@ -24,14 +24,14 @@ def sinusoidal_encoding(positions: Tensor, d_model: int) -> Tensor:
     Returns:
         [T, d_model] float32; sines at even, cosines at odd indices.
     """
-    # In float64: float32 loses the angle of late positions.
+    # In float64: float32 is too coarse for the angles of late positions.
     exponents = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device) / d_model
     angles = positions[:, None].double() / _WAVELENGTH_BASE**exponents
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).float()
 
 
 class Embedding(nn.Module):
-    """Scaled token embeddings plus positions, with dropout on their sum.
+    """Scaled token embeddings plus positions, with dropout on the sum.
 
     Args:
         weight: [V, d_model] the embedding matrix, which may be shared.
@@ -51,7 +51,7 @@ class Embedding(nn.Module):
         self.dropout = dropout
         self.max_positions = learned_positions
         if learned_positions is None:
-            # On the CPU even where a model is built without memory for its weights.
+            # On the CPU, even if the model is built on the meta device.
             first = torch.arange(_INITIAL_POSITIONS, device="cpu")
             table = sinusoidal_encoding(first, weight.size(1))
             self.register_buffer("positions", table, persistent=False)
@@ -75,19 +75,19 @@ class Embedding(nn.Module):
         return self._sum(tokens, positions)
 
     def packed(self, tokens: Tensor, packing: Packing) -> Tensor:
-        """Embed packed token ids [num_rows]; returns [num_rows, d_model]."""
+        """Embed packed tokens [num_rows] as [num_rows, d_model]."""
         positions = self._positions(0, packing.longest).index_select(0, packing.positions)
         return self._sum(tokens, positions)
 
     def at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Embed tokens [R] at positions [R], for which `reserve` made room: [R, d_model]."""
+        """Embed tokens [R] at positions [R], which are reserved, as [R, d_model]."""
         return self._sum(tokens, self.positions.index_select(0, positions))
 
     def reserve(self, num_positions: int) -> None:
-        """Have so many positions ready.
+        """Extend the table of positions to at least this number.
 
         Raises:
-            UsageError: There are not as many learned ones.
+            UsageError: The model learned fewer positions.
         """
         self._positions(0, num_positions)
 
@@ -99,35 +99,26 @@ class Embedding(nn.Module):
 
     def _positions(self, start: int, end: int) -> Tensor:
         if end > len(self.positions):
-            self._lengthen(end)
+            if self.max_positions is not None:
+                raise UsageError(
+                    f"a sentence of {end:,} tokens is longer than the {self.max_positions:,} "
+                    "positions that the model learned: split the sentence, or train a model with "
+                    "more --learned-positions or with sinusoids"
+                )
+            longer = torch.arange(2 * end, device=self.positions.device)
+            self.positions = sinusoidal_encoding(longer, self.weight.size(1))
         return self.positions[start:end]
-
-    def _lengthen(self, end: int) -> None:
-        if self.max_positions is not None:
-            raise UsageError(
-                f"a sentence of {end:,} tokens needs more than the {self.max_positions:,} "
-                "positions that the model learned: split it, or train with more "
-                "--learned-positions, or with sinusoids"
-            )
-        longer = torch.arange(2 * end, device=self.positions.device)
-        self.positions = sinusoidal_encoding(longer, self.weight.size(1))
 
 
 def new_embedding_weight(vocab_size: int, d_model: int) -> nn.Parameter:
-    """[V, d_model] drawn from N(0, 1/d_model), so that scaled embeddings have unit variance."""
+    """Draw [V, d_model] from N(0, 1/d_model), so that scaled embeddings have unit variance."""
     return nn.Parameter(torch.empty(vocab_size, d_model).normal_(std=d_model**-0.5))
 
 
 def new_embedding_weights(
     config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int
 ) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
-    """Source, target and output weights, of which those that are tied are one and the same.
-
-    Args:
-        config: Says which are tied.
-        source_vocab_size: Number of source pieces.
-        target_vocab_size: Number of target pieces.
-    """
+    """Draw the source, target and output embeddings [V, d_model]; tied ones are one parameter."""
     source_weight = new_embedding_weight(source_vocab_size, config.d_model)
     target_weight = output_weight = source_weight
     if config.tied_embeddings != "three-way":

@@ -7,38 +7,23 @@ from torch import Tensor, nn
 from tfm.backends.plain import PLAIN, Backend
 from tfm.config import TransformerConfig
 from tfm.model.attention import MultiHeadAttention, Sentences
-from tfm.model.single_sentence import SentenceLayer, as_function
+from tfm.model.single_sentence import FoldedCrossAttention, SingleSentenceLayer, as_function
 
 
 class LayerCache(Protocol):
-    """What the next position of hypotheses attends to: their past, and their sources."""
+    """The keys and values that the decoder layers attend to at the next position of hypotheses."""
 
     def attend(
         self, index: int, attention: MultiHeadAttention, projected: Tensor, window: int | None
     ) -> Tensor:
-        """Take in a position's keys and values, and attend to all up to them.
+        """Add the keys and values of a position to a layer, and attend to all positions up to it.
 
-        Args:
-            index: Number of the layer.
-            attention: Its self-attention.
-            projected: [R, h · (2 d_k + d_v)] queries, keys and values.
-            window: How many positions a query sees, its own among them; None for all.
-
-        Returns:
-            [R, h · d_v].
+        Maps queries, keys and values [R, h · (2 d_k + d_v)] to [R, h · d_v]. The window is the
+        number of positions that a query sees, including its own; None for all.
         """
 
     def attend_source(self, index: int, attention: MultiHeadAttention, queries: Tensor) -> Tensor:
-        """Attend to the source.
-
-        Args:
-            index: Number of the layer.
-            attention: Its attention to the source.
-            queries: [R, h · d_k].
-
-        Returns:
-            [R, h · d_v].
-        """
+        """Attend from queries [R, h · d_k] of a layer to the source: [R, h · d_v]."""
 
 
 class Residual(nn.Module):
@@ -57,17 +42,19 @@ class Residual(nn.Module):
         self.norm_first = config.norm == "pre"
 
     def sublayer_input(self, x: Tensor) -> Tensor:
-        """What the sub-layer is given, for x […, d_model]."""
-        given: Tensor = self.norm(x) if self.norm_first else x
-        return given
+        """Return the sub-layer's input […, d_model]: x, normalized if pre-norm."""
+        return cast("Tensor", self.norm(x)) if self.norm_first else x
 
     def add_and_norm(self, x: Tensor, hidden_states: Tensor, output: nn.Linear) -> Tensor:
-        """Add the sub-layer to x […, d_model].
+        """Apply the sub-layer's output projection, add x, and normalize if post-norm.
 
         Args:
-            x: What the sub-layer started from.
-            hidden_states: […, in] the sub-layer but for its last projection.
-            output: That projection.
+            x: […, d_model] residual.
+            hidden_states: […, in] input of the output projection.
+            output: The output projection.
+
+        Returns:
+            […, d_model].
         """
         dropout = self.dropout if self.training else 0.0
         summed = self.backend.add_linear_dropout(
@@ -86,12 +73,12 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(config.d_model, config.d_ff)
         self.outer = nn.Linear(config.d_ff, config.d_model)
         self.dropout = config.relu_dropout
-        # Weights stay as torch draws them, from ±1/√fan_in: with Glorot's rule it learns later.
+        # Weights keep torch's initialization, ±1/√fan_in: with Glorot's, learning starts later.
         for linear in (self.inner, self.outer):
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map […, d_model] to […, d_ff], which `outer` projects back."""
+        """Map […, d_model] to […, d_ff], the input of `outer`."""
         dropout = self.dropout if self.training else 0.0
         inner = self.inner
         return self.backend.linear_relu_dropout(x, inner.weight, inner.bias, dropout)
@@ -110,16 +97,17 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, sentences: Sentences) -> Tensor:
         """Map [B, S, d_model], or packed [num_rows, d_model], to the same shape."""
-        attended = self.self_attention.self_attend(
-            self.self_attention_residual.sublayer_input(x), sentences, window=self.attention_window
+        attention, residual = self.self_attention, self.self_attention_residual
+        attended = attention.self_attend(
+            residual.sublayer_input(x), sentences, window=self.attention_window
         )
-        x = self.self_attention_residual.add_and_norm(x, attended, self.self_attention.output)
-        fed = self.feed_forward(self.feed_forward_residual.sublayer_input(x))
-        return self.feed_forward_residual.add_and_norm(x, fed, self.feed_forward.outer)
+        x = residual.add_and_norm(x, attended, attention.output)
+        inner = self.feed_forward(self.feed_forward_residual.sublayer_input(x))
+        return self.feed_forward_residual.add_and_norm(x, inner, self.feed_forward.outer)
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention to what came before, attention to the source, a feed-forward network."""
+    """Causal self-attention, cross-attention to the source, and a feed-forward network."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -132,40 +120,22 @@ class DecoderLayer(nn.Module):
         self.feed_forward_residual = Residual(config)
 
     def forward(self, x: Tensor, encoded: Tensor, targets: Sentences, sources: Sentences) -> Tensor:
-        """Decode all positions at once.
+        """Map targets [B, T, d_model] to the same shape, given encoded sources [B, S, d_model].
 
-        Args:
-            x: [B, T, d_model], or packed [num_rows, d_model].
-            encoded: What the encoder made of the sources.
-            targets: Where the sentences of x are.
-            sources: Where their sources are.
-
-        Returns:
-            The same shape as x.
+        Either may be packed, [num_rows, d_model].
         """
-        attended = self.self_attention.self_attend(
-            self.self_attention_residual.sublayer_input(x),
-            targets,
-            causal=True,
-            window=self.attention_window,
+        attention, residual = self.self_attention, self.self_attention_residual
+        attended = attention.self_attend(
+            residual.sublayer_input(x), targets, causal=True, window=self.attention_window
         )
-        x = self.self_attention_residual.add_and_norm(x, attended, self.self_attention.output)
+        x = residual.add_and_norm(x, attended, attention.output)
         attended = self.cross_attention.cross_attend(
             self.cross_attention_residual.sublayer_input(x), encoded, targets, sources
         )
         return self._after_attention(x, attended)
 
     def step(self, x: Tensor, cache: LayerCache, index: int) -> Tensor:
-        """Decode the next position of hypotheses.
-
-        Args:
-            x: [R, d_model].
-            cache: Theirs, which takes in this position's keys and values.
-            index: Number of this layer.
-
-        Returns:
-            [R, d_model].
-        """
+        """Decode the next position [R, d_model] of hypotheses, and add it to their cache."""
         attention, residual = self.self_attention, self.self_attention_residual
         projected = attention.project(residual.sublayer_input(x))
         attended = cache.attend(index, attention, projected, self.attention_window)
@@ -174,19 +144,14 @@ class DecoderLayer(nn.Module):
         queries = attention.project_queries(residual.sublayer_input(x))
         return self._after_attention(x, cache.attend_source(index, attention, queries))
 
-    def for_sentence(self, key: Tensor, value: Tensor) -> SentenceLayer:
-        """Make ready for one sentence.
-
-        Args:
-            key: [h, S, d_k] of its source.
-            value: [h, S, d_v].
-        """
+    def for_single_sentence(self, key: Tensor, value: Tensor) -> SingleSentenceLayer:
+        """Prepare the layer for one source, given its keys [h, S, d_k] and values [h, S, d_v]."""
         attention, feed_forward = self.self_attention, self.feed_forward
         linears = (attention.input, attention.output, feed_forward.inner, feed_forward.outer)
         projection, output, inner, outer = (
             attention.backend.prepack_linear(linear.weight, linear.bias) for linear in linears
         )
-        return SentenceLayer(
+        return SingleSentenceLayer(
             norms=(
                 as_function(self.self_attention_residual.norm),
                 as_function(self.cross_attention_residual.norm),
@@ -195,12 +160,12 @@ class DecoderLayer(nn.Module):
             norm_first=self.self_attention_residual.norm_first,
             projection=projection,
             output=output,
-            source=self.cross_attention.to_source(key, value),
+            cross_attention=FoldedCrossAttention.of(self.cross_attention, key, value),
             inner=inner,
             outer=outer,
         )
 
     def _after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         x = self.cross_attention_residual.add_and_norm(x, attended, self.cross_attention.output)
-        fed = self.feed_forward(self.feed_forward_residual.sublayer_input(x))
-        return self.feed_forward_residual.add_and_norm(x, fed, self.feed_forward.outer)
+        inner = self.feed_forward(self.feed_forward_residual.sublayer_input(x))
+        return self.feed_forward_residual.add_and_norm(x, inner, self.feed_forward.outer)

@@ -1,10 +1,8 @@
-"""The decoding of one sentence by itself, in as few operations as can be.
+"""A faster decoder for a single sentence.
 
-What a step of a few rows takes is not arithmetic: it is reading the weights, and calling torch. So
-the projections of cross-attention are multiplied into the keys and values of the source, once:
-with (x W_q) Kᵀ = x (W_q Kᵀ) and p (V W_o) = (p V) W_o, two products a layer need not be computed,
-nor their weights be read. And hypotheses share one cache of all layers, to which each adds a row at
-each step; which rows are its own past, a mask says.
+A step of a few rows spends its time on reading weights and calling torch, not on arithmetic. So the
+projections of cross-attention are multiplied into the keys and values of the source once, as
+(x W_q) Kᵀ = x (W_q Kᵀ) and p (V W_o) = (p V) W_o: each step saves two matrix products per layer.
 """
 
 import copy
@@ -18,15 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.backends.plain import PrepackedLinear
+from tfm.model.attention import MultiHeadAttention
 
 _FIRST_CAPACITY = 64
 
-# LayerNorm, of rows.
+# LayerNorm of rows [R, d_model].
 Norm = Callable[[Tensor], Tensor]
 
 
 def as_function(norm: nn.LayerNorm) -> Norm:
-    """A norm that is no module: to call one takes longer than a few rows do."""
+    """Return a norm as a plain function: calling a module takes longer than a few rows do."""
     return functools.partial(
         torch.layer_norm,
         normalized_shape=norm.normalized_shape,
@@ -37,15 +36,15 @@ def as_function(norm: nn.LayerNorm) -> Norm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceAttention:
+class FoldedCrossAttention:
     """Cross-attention of a layer to one source, its projections multiplied in (§3.2.2).
 
     Attributes:
         num_heads: h.
-        score_weight: [h · S, d_model] what a row is multiplied by for its scores.
-        score_bias: [h · S] what is added to them.
-        value_weight: [h · S, d_model] what their softmax is multiplied by; with the bias, which
-            the weights of each head, being one together, add h times a part.
+        score_weight: [h · S, d_model] weight of the linear map from rows to scores.
+        score_bias: [h · S] its bias.
+        value_weight: [h · S, d_model] projected values. They include 1/h of the output bias,
+            because the attention weights of each head sum to 1.
     """
 
     num_heads: int
@@ -55,64 +54,49 @@ class SourceAttention:
 
     @classmethod
     def of(
-        cls,
-        key: Tensor,
-        value: Tensor,
-        *,
-        query_weight: Tensor,
-        query_bias: Tensor,
-        output_weight: Tensor,
-        output_bias: Tensor,
-    ) -> "SourceAttention":
-        """Multiply projections in.
-
-        Args:
-            key: [h, S, d_k].
-            value: [h, S, d_v].
-            query_weight: [h · d_k, d_model].
-            query_bias: [h · d_k].
-            output_weight: [d_model, h · d_v].
-            output_bias: [d_model].
-        """
+        cls, attention: MultiHeadAttention, key: Tensor, value: Tensor
+    ) -> "FoldedCrossAttention":
+        """Multiply the projections into the keys [h, S, d_k] and values [h, S, d_v] of a source."""
         num_heads, _, key_width = key.shape
+        query, output, dtype = attention.widths[0], attention.output, key.dtype
+        query_weight = attention.input.weight[:query].to(dtype).view(num_heads, key_width, -1)
+        query_bias = attention.input.bias[:query].to(dtype).view(num_heads, key_width, 1)
+        output_weight = output.weight.to(dtype).T.view(num_heads, value.size(2), -1)
         scaled = key / math.sqrt(key_width)
-        scores = scaled @ query_weight.to(key.dtype).view(num_heads, key_width, -1)
-        bias = scaled @ query_bias.to(key.dtype).view(num_heads, key_width, 1)
-        of_heads = output_weight.to(key.dtype).T.view(num_heads, value.size(2), -1)
-        values = torch.baddbmm(output_bias.to(key.dtype) / num_heads, value, of_heads)
+        values = torch.baddbmm(output.bias.to(dtype) / num_heads, value, output_weight)
         return cls(
             num_heads=num_heads,
-            score_weight=scores.flatten(0, 1),
-            score_bias=bias.flatten(),
+            score_weight=(scaled @ query_weight).flatten(0, 1),
+            score_bias=(scaled @ query_bias).flatten(),
             value_weight=values.flatten(0, 1),
         )
 
-    def add_to(self, x: Tensor, given: Tensor) -> Tensor:
-        """X + the attention of rows [R, d_model] that are given."""
-        scores = F.linear(given, self.score_weight, self.score_bias)
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return the residual [R, d_model] + the attention of rows x [R, d_model]."""
+        scores = F.linear(x, self.score_weight, self.score_bias)
         weights = scores.view(x.size(0), self.num_heads, -1).softmax(dim=-1)
-        return torch.addmm(x, weights.flatten(1), self.value_weight)
+        return torch.addmm(residual, weights.flatten(1), self.value_weight)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceLayer:
-    """A decoder layer, made ready for one sentence.
+class SingleSentenceLayer:
+    """A decoder layer that is prepared for one sentence.
 
     Attributes:
-        norms: Around self-attention, cross-attention and the feed-forward network.
-        norm_first: Whether they are before these, not after.
-        projection: To queries, keys and values.
-        output: Of self-attention.
-        source: Cross-attention.
-        inner: The first part of the feed-forward network.
-        outer: Its second.
+        norms: The norms of self-attention, cross-attention and the feed-forward network.
+        norm_first: Whether norms come before their sub-layers (pre-norm).
+        projection: Self-attention's projection to queries, keys and values.
+        output: Self-attention's output projection.
+        cross_attention: Attention to the source.
+        inner: The first linear map of the feed-forward network.
+        outer: The second.
     """
 
     norms: tuple[Norm, Norm, Norm]
     norm_first: bool
     projection: PrepackedLinear
     output: PrepackedLinear
-    source: SourceAttention
+    cross_attention: FoldedCrossAttention
     inner: PrepackedLinear
     outer: PrepackedLinear
 
@@ -120,22 +104,21 @@ class SentenceLayer:
 class SingleSentenceCache:
     """The KV cache of the hypotheses of a single sentence, and the layers that use it.
 
-    Where the cache is full, the rows leave that are nobody's past any more.
+    All hypotheses share one cache, to which each adds a row at each step; a mask hides the rows of
+    the others. When the cache is full, rows that no hypothesis sees any more are removed.
 
     Attributes:
-        layers: Made ready for the sentence.
-        num_kept: Rows of the cache that are in use.
+        layers: The decoder layers, prepared for the sentence.
+        num_kept: Number of rows of the cache that are in use.
 
     Args:
-        layers: Made ready for the sentence.
-        num_heads: h.
         widths: h · d_k, h · d_k and h · d_v.
-        round_up_rows: Return the number of rows to compute for a number of hypotheses.
+        round_up_rows: Returns the number of rows to compute for a number of hypotheses.
     """
 
     def __init__(
         self,
-        layers: Sequence[SentenceLayer],
+        layers: Sequence[SingleSentenceLayer],
         *,
         num_heads: int,
         widths: Sequence[int],
@@ -147,26 +130,26 @@ class SingleSentenceCache:
         self._round_up_rows = round_up_rows
         self._num_hypotheses = 1
         self.num_kept = 0
-        # [rows to compute, capacity] what is added to scores: -inf where a row is another
-        # hypothesis' past, or nobody's; None if it is of the only one there has ever been.
+        # [rows to compute, capacity] added to scores: -inf where a row of the cache is hidden;
+        # None while there has been only one hypothesis.
         self._bias: Tensor | None = None
-        self._others = torch.empty(0, 0)  # [K, K] the same of the rows of one step
-        dtype = layers[0].source.score_weight.dtype
-        self._use(torch.empty(len(layers), _FIRST_CAPACITY, sum(widths[1:]), dtype=dtype))
+        self._step_bias = torch.empty(0, 0)  # [K, K] the same for the rows that one step adds
+        dtype = layers[0].cross_attention.score_weight.dtype
+        self._set_cache(torch.empty(len(layers), _FIRST_CAPACITY, sum(widths[1:]), dtype=dtype))
 
     def __deepcopy__(self, memo: object) -> "SingleSentenceCache":
-        """The same past, which goes on independently; the layers do not change."""
-        other = copy.copy(self)
-        other._use(self._cache.clone())  # noqa: SLF001 - of its own class
+        """Copy the hypotheses, which can continue independently, and share the layers."""
+        clone = copy.copy(self)
+        clone._set_cache(self._cache.clone())  # noqa: SLF001 - of the same class
         if self._bias is not None:
-            other._bias = self._bias.clone()  # noqa: SLF001
-        return other
+            clone._bias = self._bias.clone()  # noqa: SLF001
+        return clone
 
     def step(self, x: Tensor) -> Tensor:
         """Decode the next position of all hypotheses.
 
         Args:
-            x: [K, d_model] their embedded tokens.
+            x: [K, d_model] embedded tokens.
 
         Returns:
             [K, d_model], before the last norm.
@@ -194,38 +177,36 @@ class SingleSentenceCache:
             )
             x = x + layer.output(attended.transpose(1, 2).reshape(num_rows, -1), False)
             if layer.norm_first:
-                x = layer.source.add_to(x, cross_norm(x))
+                x = layer.cross_attention.add_to(x, cross_norm(x))
                 x = x + layer.outer(layer.inner(feed_norm(x), True), False)
             else:
                 x = norm(x)
-                x = cross_norm(layer.source.add_to(x, x))
+                x = cross_norm(layer.cross_attention.add_to(x, x))
                 x = feed_norm(x + layer.outer(layer.inner(x, True), False))
         return x[:num_used]
 
     def reorder(self, parents: Tensor) -> None:
-        """Go on with hypotheses [K'] that continue these of the present ones."""
-        before, self._num_hypotheses = self._num_hypotheses, len(parents)
+        """Replace the hypotheses by continuations of parents [K'] among them."""
+        num_before, self._num_hypotheses = self._num_hypotheses, len(parents)
         if self._bias is not None:
-            kept = self._bias[:, : self.num_kept].index_select(0, parents)
-        elif before == len(parents):  # there is one
-            return
-        else:
-            kept = self._cache.new_zeros(len(parents), self.num_kept)
-        self._hide(kept)
+            self._set_bias(self._bias[:, : self.num_kept].index_select(0, parents))
+        elif num_before < len(parents):
+            self._set_bias(self._cache.new_zeros(len(parents), self.num_kept))
 
     def _begin_step(self) -> Tensor | None:
-        """Give each hypothesis a row; return what its queries must not see."""
-        start, num_new = self.num_kept, self._num_hypotheses
-        if start + num_new > self._cache.size(1):
-            self._make_room(num_new)
-            start = self.num_kept
+        """Reserve a row for each hypothesis; return the bias [rows to compute, num_kept]."""
+        num_new = self._num_hypotheses
+        if self.num_kept + num_new > self._cache.size(1):
+            self._compact(num_new)
+        start = self.num_kept
         self.num_kept += num_new
         if self._bias is None:
             return None
-        self._bias[:num_new, start : self.num_kept] = self._others
+        self._bias[:num_new, start : self.num_kept] = self._step_bias
         return self._bias[:, : self.num_kept]
 
-    def _make_room(self, num_new: int) -> None:
+    def _compact(self, num_new: int) -> None:
+        """Remove the rows that no hypothesis sees, and make room for at least `num_new` rows."""
         cache = self._cache[:, : self.num_kept]
         if self._bias is not None:
             bias = self._bias[: self._num_hypotheses, : self.num_kept]
@@ -235,27 +216,28 @@ class SingleSentenceCache:
         capacity = max(self._cache.size(1), 2 * (self.num_kept + num_new))
         larger = cache.new_empty(len(cache), capacity, cache.size(2))
         larger[:, : self.num_kept] = cache
-        self._use(larger)
+        self._set_cache(larger)
         if self._bias is not None:
-            self._hide(bias)
+            self._set_bias(bias)
 
-    def _use(self, cache: Tensor) -> None:
-        """Take a cache [layers, capacity, h · (d_k + d_v)], and make the views that steps use."""
+    def _set_cache(self, cache: Tensor) -> None:
+        """Use a cache [layers, capacity, h · (d_k + d_v)], of which steps use views."""
         self._cache = cache
-        views = []
+        self._views = []
         for rows in cache:
-            each = rows.split(list(self._widths[1:]), dim=1)
-            keys, values = (part.unflatten(1, (self._num_heads, -1)) for part in each)
-            views.append((rows, keys.transpose(0, 1)[None], values.transpose(0, 1)[None]))
-        self._views = views
+            keys, values = (
+                x.unflatten(1, (self._num_heads, -1)).transpose(0, 1)[None]
+                for x in rows.split(list(self._widths[1:]), dim=1)
+            )
+            self._views.append((rows, keys, values))
 
-    def _hide(self, kept: Tensor) -> None:
-        """Take [K, rows of the cache] what is added to scores, with room for more."""
+    def _set_bias(self, kept: Tensor) -> None:
+        """Use the bias [K, num_kept], extended to the rows to compute and the capacity."""
         capacity, num_rows = self._cache.size(1), self._round_up_rows(len(kept))
         if self._bias is None or self._bias.shape != (num_rows, capacity):
-            # Spare queries see all at first, and always the first row: it is everybody's past.
+            # Spare queries always see the first row, which all hypotheses share.
             self._bias = kept.new_zeros(num_rows, capacity)
         self._bias[: len(kept), : self.num_kept] = kept
-        if len(self._others) != len(kept):
+        if len(self._step_bias) != len(kept):
             own = torch.eye(len(kept), dtype=torch.bool, device=kept.device)
-            self._others = kept.new_zeros(own.shape).masked_fill_(~own, -math.inf)
+            self._step_bias = kept.new_zeros(own.shape).masked_fill_(~own, -math.inf)

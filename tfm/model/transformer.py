@@ -20,10 +20,8 @@ from tfm.model.slots import DecoderSlots, SlotShape
 class Transformer(nn.Module):
     """The encoder-decoder model.
 
-    Args:
-        config: Its shape.
-        source_vocab_size: Number of source pieces.
-        target_vocab_size: Number of target pieces; with three-way tied embeddings, the same.
+    Attributes:
+        max_positions: The maximum number of tokens of a source or target; None if unlimited.
     """
 
     backend: Backend = PLAIN
@@ -35,8 +33,9 @@ class Transformer(nn.Module):
         source_weight, target_weight, output_weight = new_embedding_weights(
             config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
         )
-        self.attends_plainly = config.attention == "dot-product" and not config.attention_window
-        self.max_positions = config.learned_positions  # the most tokens a side; None is endless
+        # Fast decoding supports only dot-product attention without a window.
+        self._has_fast_decoding = config.attention == "dot-product" and not config.attention_window
+        self.max_positions = config.learned_positions
         self.source_embedding, self.target_embedding = (
             Embedding(
                 weight,
@@ -47,57 +46,41 @@ class Transformer(nn.Module):
         )
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
-        # Pre-norm leaves the last sums without a norm: add one after each stack.
+        # Pre-norm leaves the last residual sum without a norm: add one after each stack.
         final_norm = nn.LayerNorm if config.norm == "pre" else nn.Identity
         self.encoder_norm = final_norm(config.d_model)
         self.decoder_norm = final_norm(config.d_model)
         self.output_weight = output_weight
 
     def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
-        """Encode sources.
-
-        Args:
-            source: [B, S] token ids, padded at the end.
-            lengths: [B] their lengths.
-
-        Returns:
-            [B, S, d_model]; what stands at padding means nothing.
-        """
+        """Encode sources [B, S] of [B] lengths as [B, S, d_model]; padding may hold any values."""
         return self._encode(self.source_embedding(source), lengths)
 
     def forward(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Tensor:
-        """Decode with the true target before each position (teacher forcing).
+        """Decode all positions, each after the true tokens before it (teacher forcing).
 
         Args:
             source: [B, S] token ids, padded at the end.
             lengths: [B] source lengths.
-            target_input: [B, T] target token ids, moved right by one.
+            target_input: [B, T] target token ids, shifted right by one.
 
         Returns:
-            [B, T, d_model] what `logits` maps to the next token's.
+            [B, T, d_model] hidden states, which `logits` projects.
         """
         encoded = self.encode(source, lengths)
         return self._decode(self.target_embedding(target_input), encoded, None, lengths)
 
     @property
     def packs(self) -> bool:
-        """Whether its backend computes packed sentences, without padding."""
+        """Whether the backend computes packed sentences, without padding."""
         return self.backend.packed_attention is not None
 
     def forward_packed(
         self, source: Tensor, sources: Packing, target_input: Tensor, targets: Packing
     ) -> Tensor:
-        """Do the same for packed sentences: without padding, if the backend packs.
+        """Decode packed tokens [num_rows] to [num_rows, d_model] as `forward` does.
 
-        Args:
-            source: [num_rows of the sources] token ids.
-            sources: Packing of the sources.
-            target_input: [num_rows of the targets] token ids, those of each sentence moved right
-                by one.
-            targets: Packing of the targets.
-
-        Returns:
-            [num_rows of the targets, d_model].
+        Sentences are padded meanwhile if the backend does not pack.
         """
         if not self.packs:
             padded = self(sources.pad(source), sources.device_lengths, targets.pad(target_input))
@@ -111,29 +94,29 @@ class Transformer(nn.Module):
         return self.backend.project(hidden_states, self.output_weight)
 
     def start(self, source: Tensor, lengths: Tensor) -> DecoderCache:
-        """Encode sources and stand before their first target token, one hypothesis each."""
-        encode = self._encode_without_padding if self.packs else self.encode
-        encoded = encode(source, lengths)
+        """Encode sources [B, S] of [B] lengths; return the cache of one hypothesis for each."""
+        encoded = self._encode_for_decoding(source, lengths)
         memory = [each.cross_attention.keys_values(encoded) for each in self._decoder_layers()]
-        return DecoderCache.before_first(memory, lengths)
+        return DecoderCache.for_sources(memory, lengths)
 
     def step(self, tokens: Tensor, state: DecoderCache, rows: Tensor | None = None) -> Tensor:
-        """Take in the newest token of each hypothesis.
+        """Decode the next position of each hypothesis.
 
         Args:
-            tokens: [B, K] token ids.
+            tokens: [B, K] newest token ids.
             state: The cache, which this position is added to.
-            rows: [R] index among the B·K hypotheses of those whose logits are wanted; the others
-                need not be computed, and none of them may be continued.
+            rows: [R] indices, among the B·K hypotheses, of those whose logits are returned. The
+                others may be left out of the computation, and must not be continued.
 
         Returns:
-            [B, K, V] logits of the next token; of some hypotheses, [R, V].
+            [B, K, V] logits of the next token, or with rows [R, V].
         """
-        if self._suits_single_sentence(state):
+        if self._is_new_single_sentence(state):
             state.single = self._single_sentence_cache(state)
-            state.memory = []  # it is in the layers now
+            state.memory = []  # folded into the layers
         if state.single is not None:
-            x = self._step_single(tokens, state, state.single)
+            embedded = self.target_embedding(tokens.view(-1, 1), first_position=state.position)
+            x = state.single.step(embedded[:, 0])
             x = x if rows is None or len(rows) == len(x) else x.index_select(0, rows)
         else:
             x = self._step_batch(tokens, state, rows)
@@ -141,8 +124,8 @@ class Transformer(nn.Module):
         logits = self.logits(self.decoder_norm(x))
         return logits.view(*tokens.shape, -1) if rows is None else logits
 
-    def _step_batch(self, tokens: Tensor, cache: DecoderCache, wanted: Tensor | None) -> Tensor:
-        rows = StepRows.of(tokens.numel(), wanted, self.backend)
+    def _step_batch(self, tokens: Tensor, cache: DecoderCache, outputs: Tensor | None) -> Tensor:
+        rows = StepRows.of(tokens.numel(), outputs, self.backend)
         newest = tokens.reshape(-1, 1)
         if rows.computed is not None:
             newest = newest.index_select(0, rows.computed)
@@ -151,24 +134,17 @@ class Transformer(nn.Module):
         cache.begin_step(rows)
         for index, layer in enumerate(self._decoder_layers()):
             x = layer.step(x, cache, index)
-        return rows.outputs(x)
-
-    def _step_single(
-        self, tokens: Tensor, cache: DecoderCache, single: SingleSentenceCache
-    ) -> Tensor:
-        embedded = self.target_embedding(tokens.view(-1, 1), first_position=cache.position)
-        return single.step(embedded[:, 0])
+        return rows.select_outputs(x)
 
     @property
     def decodes_in_slots(self) -> bool:
-        """Whether it can, and its operations are such that it is best decoded in slots."""
-        return self.attends_plainly and self.backend.decodes_in_slots
+        """Whether decoding in slots is possible, and the backend prefers it."""
+        return self._has_fast_decoding and self.backend.decodes_in_slots
 
     def new_slots(self, shape: SlotShape) -> DecoderSlots:
-        """Make room for decoding in slots, in the type that activations have now."""
-        # Behind the last position that was learned nothing is decoded.
-        capacity = shape.capacity
-        self.target_embedding.reserve(min(capacity, self.max_positions or capacity))
+        """Allocate slots for decoding, of the type of the backend's activations."""
+        # Nothing is decoded after the last learned position.
+        self.target_embedding.reserve(min(shape.capacity, self.max_positions or shape.capacity))
         layers = list(self._decoder_layers())
         weight = self.output_weight
         return DecoderSlots(
@@ -180,48 +156,43 @@ class Transformer(nn.Module):
             device=weight.device,
         )
 
-    def prefill(self, slots: DecoderSlots, places: Tensor, source: Tensor, lengths: Tensor) -> None:
-        """Encode sources [B, S] of [B] lengths and put them into the [B] slots of these places."""
-        encode = self._encode_without_padding if self.packs else self.encode
-        encoded = encode(source, lengths)
-        memory = [layer.cross_attention.project_memory(encoded) for layer in self._decoder_layers()]
-        slots.prefill(places, memory, lengths)
+    def prefill(self, cache: DecoderSlots, slots: Tensor, source: Tensor, lengths: Tensor) -> None:
+        """Encode sources [B, S] of [B] lengths, and put them into these slots [B] of a cache."""
+        encoded = self._encode_for_decoding(source, lengths)
+        memory = [each.cross_attention.project_memory(encoded) for each in self._decoder_layers()]
+        cache.prefill(slots, memory, lengths)
 
-    def step_slots(self, tokens: Tensor, slots: DecoderSlots) -> Tensor:
-        """Take in the newest token of each hypothesis.
+    def step_slots(self, tokens: Tensor, cache: DecoderSlots) -> Tensor:
+        """Decode the next position of each hypothesis; `DecoderSlots.reorder` must follow.
 
         Args:
-            tokens: [N, K] token ids.
-            slots: Where they are; `reorder` is to follow.
+            tokens: [N, K] newest token ids.
+            cache: The slots of the hypotheses.
 
         Returns:
             [N · K, V] logits of the next token.
         """
-        positions = slots.positions[:, None].expand_as(tokens)
-        slots.begin_step()
+        positions = cache.positions[:, None].expand_as(tokens)
+        cache.begin_step()
         x = self.target_embedding.at(tokens.flatten(), positions.flatten())
         for index, layer in enumerate(self._decoder_layers()):
-            x = layer.step(x, slots, index)
+            x = layer.step(x, cache, index)
         return self.logits(self.decoder_norm(x))
 
-    def block_max_and_logsumexp(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, blocks, block] → the greatest of each block, and the logarithm of the sum of all."""
-        return self.backend.block_max_and_logsumexp(logits)
-
-    def _suits_single_sentence(self, cache: DecoderCache) -> bool:
-        """Whether it is a single sentence before its first step, and faster by itself."""
+    def _is_new_single_sentence(self, cache: DecoderCache) -> bool:
+        """Whether a cache is of one sentence before its first step, and faster by itself."""
         return (
             cache.num_sentences == cache.num_hypotheses == 1
             and cache.position == 0
             and self.backend.single_sentence_fast_path
-            and self.attends_plainly
+            and self._has_fast_decoding
         )
 
     def _single_sentence_cache(self, cache: DecoderCache) -> SingleSentenceCache:
         layers = list(self._decoder_layers())
         return SingleSentenceCache(
             [
-                layer.for_sentence(key[0].mT, value[0])
+                layer.for_single_sentence(key[0].mT, value[0])
                 for layer, (key, value) in zip(layers, cache.memory, strict=True)
             ],
             num_heads=layers[0].self_attention.num_heads,
@@ -229,16 +200,18 @@ class Transformer(nn.Module):
             round_up_rows=self.backend.round_up_rows,
         )
 
-    def _encode_without_padding(self, source: Tensor, lengths: Tensor) -> Tensor:
-        """The same as `encode`."""
+    def _encode_for_decoding(self, source: Tensor, lengths: Tensor) -> Tensor:
+        """Encode as `encode` does, without padding if the backend packs."""
+        if not self.packs:
+            return self.encode(source, lengths)
         if len(lengths) == 1:
             length = source.size(1)
             spare = self.backend.round_up_rows(length) - length
             x = self.source_embedding(F.pad(source, (0, spare)) if spare else source)
             return self._encode(x, lengths if spare else None)[:, :length]
-        on_cpu = lengths.cpu()
-        num_rows = self.backend.round_up_rows(int(on_cpu.sum()) + 1)
-        packing = Packing(on_cpu, num_rows, source.device)
+        cpu_lengths = lengths.cpu()
+        num_rows = self.backend.round_up_rows(int(cpu_lengths.sum()) + 1)
+        packing = Packing(cpu_lengths, num_rows, source.device)
         tokens = packing.pack(source[:, : packing.longest])
         x = self.source_embedding.packed(tokens, packing)
         return packing.pad(self._encode(x, packing))

@@ -1,4 +1,4 @@
-"""What a model attends to: the attention weights of one pass, recorded from outside."""
+"""Record the attention weights of one forward pass."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from tfm.model.attention import AttentionMask, MultiHeadAttention
+from tfm.model.attention import AttentionMask, MultiHeadAttention, attention_weights
 from tfm.model.build import EvaluationMode, Model
 from tfm.model.layers import DecoderLayer, EncoderLayer
 from tfm.model.recurrent import Recurrent
@@ -16,14 +16,12 @@ from tfm.model.recurrent import Recurrent
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWeights:
-    """Attention weights of all L layers and h heads; each row of keys sums to 1.
+    """Attention weights of all L layers and h heads; each sums to 1 over the keys.
 
     Attributes:
-        encoder: [L, B, h, S, S] source positions to source positions; None without
-            self-attention.
-        decoder: [L, B, h, T, T] target positions to those up to themselves; None without
-            self-attention.
-        cross: [L, B, h, T, S] target positions to source positions.
+        encoder: [L, B, h, S, S] self-attention of the encoder; None without self-attention.
+        decoder: [L, B, h, T, T] self-attention of the decoder; None without self-attention.
+        cross: [L, B, h, T, S] attention of target positions to source positions.
     """
 
     encoder: Tensor | None
@@ -34,19 +32,17 @@ class AttentionWeights:
 def record_attention(
     model: Model, source: Tensor, lengths: Tensor, target_input: Tensor
 ) -> AttentionWeights:
-    """Run a model once with the true target, without dropout, and keep its attention weights.
-
-    The model is afterwards as it was before.
+    """Run a model once in evaluation mode with the true target, and return its attention weights.
 
     Args:
-        model: The model.
+        model: The model, which is left unchanged.
         source: [B, S] token ids, padded at the end.
         lengths: [B] source lengths.
-        target_input: [B, T] target token ids, moved right by one: row t of the weights is what
-            the model attends to when it predicts the token after target_input[:, t].
+        target_input: [B, T] target token ids, shifted right by one: row t of the weights belongs
+            to the prediction of the token after target_input[:, t].
 
     Returns:
-        Float32 weights on the model's device; rows at the source's padding mean nothing.
+        Float32 weights on the model's device; ignore rows at the source's padding.
     """
     with EvaluationMode([model]), torch.no_grad():
         if isinstance(model, Recurrent):
@@ -66,31 +62,33 @@ def record_attention(
 
 
 @contextlib.contextmanager
-def _recording(attentions: Sequence[MultiHeadAttention]) -> Iterator[list[Tensor]]:
-    """Keep what each of these attends to, in the order in which they are called.
+def _recording(modules: Sequence[MultiHeadAttention]) -> Iterator[list[Tensor]]:
+    """Record the weights of attention modules, in the order in which they are called.
 
-    Fused kernels never hold the weights: those are worked out from the queries, keys and mask
-    that `attend` is given. An attribute of that name hides the method for a while, so that the
-    model's own code, which training runs, need know nothing of this.
+    Fused kernels never hold the weights: they are computed again from the queries, keys and mask
+    of `attend`. An instance attribute shadows that method meanwhile, so that the model's own code,
+    which training runs, needs no hook.
 
     Yields:
         A list to which each call appends its weights [B, h, T, S].
     """
     recorded: list[Tensor] = []
 
-    def hide(attention: MultiHeadAttention) -> None:
-        attend = attention.attend
+    def shadow(module: MultiHeadAttention) -> None:
+        attend = module.attend
 
         def record(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
-            recorded.append(attention.weights(query, key, mask).float())
+            weight = module.additive_weight
+            weights = attention_weights(query, key, mask, additive_weight=weight)
+            recorded.append(weights.float())
             return attend(query, key, value, mask)
 
-        vars(attention)["attend"] = record
+        vars(module)["attend"] = record
 
-    for attention in attentions:
-        hide(attention)
+    for module in modules:
+        shadow(module)
     try:
         yield recorded
     finally:
-        for attention in attentions:
-            del vars(attention)["attend"]
+        for module in modules:
+            del vars(module)["attend"]

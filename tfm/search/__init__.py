@@ -23,18 +23,18 @@ def search(
     line_numbers: Sequence[int],
     prefixes: Prefixes | None = None,
 ) -> list[list[Hypothesis]]:
-    """Search for outputs in the way that the settings say.
+    """Search for outputs with the algorithm that is configured.
 
     Args:
-        model: Anything that can encode and step, in evaluation mode.
-        source: [B, S] token ids, closed by EOS and padded at the end.
-        lengths: [B] their lengths, EOS included.
-        config: How to search.
-        line_numbers: [B] a number for each source, on which what is drawn at random depends.
-        prefixes: For each source the tokens that outputs must start with.
+        model: A model in evaluation mode.
+        source: [B, S] token ids, each source closed by EOS and padded at the end.
+        lengths: [B] source lengths, EOS included.
+        config: Algorithm and limits.
+        line_numbers: [B] a number for each source, which seeds its samples.
+        prefixes: [B] token ids that each output must start with.
 
     Returns:
-        For each source its `n_best` hypotheses, best first.
+        The `n_best` hypotheses of each source, best first.
     """
     match config.search:
         case "beam" if config.num_groups > 1:

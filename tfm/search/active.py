@@ -1,4 +1,4 @@
-"""The hypotheses that a search extends: what beam search, sampling and exact search share."""
+"""The active hypotheses of a batch, which beam search, sampling and exact search extend."""
 
 import copy
 import math
@@ -19,25 +19,17 @@ _COMPACTION_THRESHOLD = 0.75
 
 
 class ActiveHypotheses:
-    """The hypotheses of a batch that a search extends, all of one length.
+    """The active hypotheses of a batch: K for each of B sentences, all of one length.
 
-    B counts the sentences, K the hypotheses of each, t their tokens with BOS. A hypothesis that
-    cannot be continued stays as a row that is not computed; so does a sentence that is finished,
-    until enough of them are worth removing.
+    A hypothesis that is not continued remains as a row that is not computed. A finished sentence
+    remains until the batch is compacted.
 
     Attributes:
-        state: Where the model stands.
-        num_open: Number of sentences with a hypothesis that is continued.
-        sentences: [B] their places in the batch, on the CPU.
+        state: The model's decoding state.
+        num_open: Number of sentences with an active hypothesis.
+        sentences: [B] indices of the sentences in the original batch, on the CPU.
         tokens: [B, K, t] token ids, BOS first.
-        log_probs: [B, K] log probabilities; -inf for one that cannot be continued.
-
-    Args:
-        model: Anything that can encode and step, in evaluation mode.
-        source: [B, S] token ids, closed by EOS and padded at the end.
-        lengths: [B] their lengths, EOS included.
-        config: Penalty and limits.
-        prefixes: What outputs must start with; nothing if not given.
+        log_probs: [B, K] log probabilities; -inf for hypotheses that are not continued.
     """
 
     def __init__(
@@ -53,82 +45,70 @@ class ActiveHypotheses:
         self.sentences = torch.arange(num_sentences)
         self.tokens = torch.full((num_sentences, 1, 1), BOS, device=device)
         self.log_probs = torch.zeros(num_sentences, 1, device=device)
-        self._rows = torch.arange(num_sentences, device=device)  # [R] those that are continued
+        self._rows = torch.arange(num_sentences, device=device)  # [R] active ones among the B·K
         self._model = model
         self.state = model.start(source, lengths)
         self._constraints = Constraints.of(
             lengths, config, max_positions=model.max_positions, prefixes=prefixes
         )
         limits = self._constraints.max_lengths
-        self._penalty = LengthPenalty(
-            config.length_penalty,
-            max_length=int(limits.max()) if num_sentences else 0,
-            device=device,
-        )
-        # Up to where a prefix forces tokens, and from where a greatest length does.
-        self._free = (
-            self._constraints.forced.size(1) - 1,
-            int(limits.min()) if num_sentences else 0,
-        )
+        shortest, longest = map(int, limits.aminmax()) if num_sentences else (0, 0)
+        self._penalty = LengthPenalty(config.length_penalty, max_length=longest, device=device)
+        # Tokens are forced up to the longest prefix, and from the smallest maximum length.
+        self._unforced = self._constraints.forced.size(1) - 1, shortest
 
     @property
     def length(self) -> int:
-        """Of an output that ends now: EOS makes up for BOS."""
+        """The length of an output that ends now: EOS counts, and BOS does not."""
         return self.tokens.size(2)
 
     @property
     def max_length(self) -> int:
-        """The greatest number of tokens of an output, EOS included."""
+        """The maximum number of tokens of an output, EOS included."""
         return int(self._constraints.max_lengths.amax())
 
     def copy(self) -> "ActiveHypotheses":
-        """The same hypotheses, which can be extended independently of these."""
-        other = copy.copy(self)
-        other.state = copy.deepcopy(self.state)
-        return other
+        """Return a copy that can be extended independently."""
+        clone = copy.copy(self)
+        clone.state = copy.deepcopy(self.state)
+        return clone
 
     def next_log_probs(self) -> Tensor:
-        """Take in the newest tokens.
+        """Run the model on the newest tokens.
 
         Returns:
-            [B, K, V] the model's log probabilities of the next token; -inf where it is ruled out.
+            [B, K, V] log probabilities of the next token; -inf for excluded tokens.
         """
         logits = self._model.step(self.tokens[:, :, -1], self.state)
         log_probs = logits.float().log_softmax(dim=-1)
-        rows, only = self._forced_rows()
-        kept = log_probs[rows, :, only]
+        sentences, tokens = self._forced_tokens()
+        forced = log_probs[sentences, :, tokens]
         log_probs[:, :, NEVER_PRODUCED] = -math.inf
-        log_probs[rows] = -math.inf
-        log_probs[rows, :, only] = kept
+        log_probs[sentences] = -math.inf
+        log_probs[sentences, :, tokens] = forced
         return log_probs
 
     def best_continuations(self, size: int) -> Continuations:
-        """Take in the newest tokens; return the most probable continuations, best first.
-
-        Args:
-            size: How many to return for each sentence, if there are as many.
-        """
+        """Run the model on the newest tokens; return at most `size` best continuations [B, K']."""
         logits = self._model.step(self.tokens[:, :, -1], self.state, self._rows)
         next_tokens = NextTokens.of(logits, NEVER_PRODUCED)
-        forced, only = self._forced_rows()
-        if forced.numel():
-            of_sentences = only.new_full((len(self.tokens),), ANY).index_copy_(0, forced, only)
-            of_rows = of_sentences[self._rows // self.tokens.size(1)]
-            next_tokens.force((of_rows != ANY).nonzero()[:, 0], of_rows[of_rows != ANY])
+        sentences, tokens = self._forced_tokens()
+        if sentences.numel():
+            by_sentence = tokens.new_full((len(self.tokens),), ANY)
+            by_sentence.index_copy_(0, sentences, tokens)
+            by_row = by_sentence[self._rows // self.tokens.size(1)]
+            next_tokens.force((by_row != ANY).nonzero()[:, 0], by_row[by_row != ANY])
         return next_tokens.best(self.log_probs, self._rows, size)
 
     def finished(
         self, totals: Tensor, parents: Tensor, ends: Tensor
     ) -> Iterator[tuple[int, Hypothesis]]:
-        """The finished outputs among some continuations.
+        """Yield the outputs that continuations finish, each after the index of its sentence.
 
         Args:
             totals: [B, K'] log probabilities of the continuations.
             parents: [B, K'] which of the K hypotheses each continues.
-            ends: [B, K'] whether by EOS.
-
-        Yields:
-            The place of the sentence in the batch, and a hypothesis.
+            ends: [B, K'] whether a continuation is EOS.
         """
         if not ends.any():
             return
@@ -145,54 +125,50 @@ class ActiveHypotheses:
             yield sentence, Hypothesis(tokens=tuple(tokens), log_prob=log_prob, score=score)
 
     def min_log_probs(self, scores: Sequence[float]) -> Tensor:
-        """[B] float64 log probabilities above which outputs may still have better scores.
-
-        Args:
-            scores: For each open sentence the score to beat.
-        """
+        """Return the [B] float64 log probabilities above which outputs can beat [B] scores."""
         max_lengths = self._constraints.max_lengths
         to_beat = torch.tensor(scores, dtype=torch.float64, device=max_lengths.device)
         lengths = torch.full_like(max_lengths, self.length)
         return self._penalty.min_log_probs(to_beat, lengths, max_lengths)
 
     def advance(self, log_probs: Tensor, parents: Tensor, tokens: Tensor) -> None:
-        """Replace the hypotheses by chosen continuations.
+        """Replace the hypotheses by continuations.
 
         Args:
-            log_probs: [B, K'] of each continuation; -inf if it is not to be continued itself.
-            parents: [B, K'] which of the K hypotheses it continues.
-            tokens: [B, K'] by which token.
+            log_probs: [B, K'] log probabilities; -inf for hypotheses that are not continued.
+            parents: [B, K'] which of the K hypotheses each continues.
+            tokens: [B, K'] tokens by which they continue.
         """
-        is_continued = log_probs > -math.inf
-        continued = is_continued.flatten().nonzero().flatten()
-        rows = parents  # [B, K'] index among the B·K
+        is_active = log_probs > -math.inf
+        active = is_active.flatten().nonzero().flatten()
+        rows = parents  # [B, K'] indices among the B·K
         if len(parents) > 1:
             num_rows, num_hypotheses = self.log_probs.numel(), self.log_probs.size(1)
             firsts = torch.arange(0, num_rows, num_hypotheses, device=parents.device)
             rows = firsts[:, None] + parents
         self.num_open = len(rows)
-        if len(continued) < is_continued.numel():
-            is_open = is_continued.any(dim=1)
+        if len(active) < is_active.numel():
+            is_open = is_active.any(dim=1)
             self.num_open = int(is_open.sum())
             if self.num_open <= _COMPACTION_THRESHOLD * len(rows):
                 rows, tokens, log_probs = rows[is_open], tokens[is_open], log_probs[is_open]
-                continued = is_continued[is_open].flatten().nonzero().flatten()
+                active = is_active[is_open].flatten().nonzero().flatten()
                 self._constraints = self._constraints[is_open]
                 self.sentences = self.sentences[is_open.cpu()]
-        before = self.tokens.flatten(0, 1).index_select(0, rows.flatten())
-        longer = torch.cat([before, tokens.reshape(-1, 1)], dim=1)
-        self.tokens = longer.view(*tokens.shape, longer.size(1))
+        prefixes = self.tokens.flatten(0, 1).index_select(0, rows.flatten())
+        extended = torch.cat([prefixes, tokens.reshape(-1, 1)], dim=1)
+        self.tokens = extended.view(*tokens.shape, extended.size(1))
         self.log_probs = log_probs
-        self._rows = continued
+        self._rows = active
         if self.num_open:
             self.state.reorder(rows)
 
-    def _forced_rows(self) -> tuple[Tensor, Tensor]:
-        """Which of the B sentences have only one token that may come next, and which it is."""
-        if self._free[0] < self.length < self._free[1]:
+    def _forced_tokens(self) -> tuple[Tensor, Tensor]:
+        """Return the indices [N] of sentences whose next token is forced, and these tokens [N]."""
+        if self._unforced[0] < self.length < self._unforced[1]:
             nothing = self._rows.new_empty(0)
             return nothing, nothing
         positions = torch.full_like(self._constraints.max_lengths, self.length - 1)
-        only = self._constraints.only_tokens(positions)
-        rows = (only != ANY).nonzero()[:, 0]
-        return rows, only[rows]
+        tokens = self._constraints.forced_tokens(positions)
+        sentences = (tokens != ANY).nonzero()[:, 0]
+        return sentences, tokens[sentences]

@@ -21,22 +21,12 @@ def beam_search(
     *,
     prefixes: Prefixes | None = None,
 ) -> list[list[Hypothesis]]:
-    """Find the best outputs of a batch of sources.
+    """Find the n best outputs of sources [B, S] of [B] lengths; arguments as in `search`.
 
-    At each step all continuations of the hypotheses of a sentence compete. Of the `beam_size` most
-    probable, those that end are finished and ranked by their score, the others are continued: a
-    beam of one is greedy. A sentence is finished only when no hypothesis that is continued can
-    still enter its n best.
-
-    Args:
-        model: Anything that can encode and step, in evaluation mode.
-        source: [B, S] token ids, closed by EOS and padded at the end.
-        lengths: [B] their lengths, EOS included.
-        config: Beam, penalty and limits.
-        prefixes: What outputs must start with.
-
-    Returns:
-        For each source its `n_best` hypotheses, best first.
+    At each step, all continuations of a sentence's hypotheses compete. Of the `beam_size` most
+    probable, those with EOS are finished and ranked by score, and the others are continued (a beam
+    of one is greedy search). A sentence is finished only if no active hypothesis can still enter
+    its n best.
     """
     beams = BeamSearchState(ActiveHypotheses(model, source, lengths, config, prefixes), config)
     while beams.hypotheses.num_open:
@@ -45,17 +35,17 @@ def beam_search(
 
 
 class BeamSearchState:
-    """The beams of a batch of sentences, and what they have finished.
+    """The beams of a batch of sentences, and their finished hypotheses.
 
     Attributes:
-        hypotheses: The hypotheses that are extended.
-        finished: For each sentence of the batch its n best finished hypotheses, best first.
+        hypotheses: The active hypotheses.
+        finished: The n best finished hypotheses of each sentence, best first.
 
     Args:
-        hypotheses: Where to start.
-        config: Beam and penalty.
-        prune: Whether to leave out single hypotheses that cannot enter the n best. It does not
-            change these: whatever takes the place of such a hypothesis is less probable still.
+        hypotheses: The active hypotheses.
+        config: Size of the n best list.
+        prune: Whether to stop extending each hypothesis that cannot enter the n best. This cannot
+            change the n best: less probable continuations take the place of the pruned ones.
     """
 
     def __init__(
@@ -63,18 +53,18 @@ class BeamSearchState:
     ) -> None:
         self.hypotheses = hypotheses
         self.finished: list[list[Hypothesis]] = [[] for _ in hypotheses.sentences]
-        self._config = config
+        self._n_best = config.n_best
         self._prune = prune
 
     def extend(self, chosen: Continuations) -> None:
-        """Make each hypothesis a token longer, and close the sentences that are finished."""
+        """Replace the hypotheses by chosen continuations [B, K'], and close finished sentences."""
         totals, parents, tokens = chosen
         ends = tokens == EOS
         log_probs = totals.masked_fill(ends, -math.inf)
-        n_best = self._config.n_best
         for sentence, hypothesis in self.hypotheses.finished(totals, parents, ends):
-            keep_best(self.finished[sentence], hypothesis, n_best)
-        to_beat = [nth_score(self.finished[i], n_best) for i in self.hypotheses.sentences.tolist()]
+            keep_best(self.finished[sentence], hypothesis, self._n_best)
+        sentences = self.hypotheses.sentences.tolist()
+        to_beat = [nth_score(self.finished[i], self._n_best) for i in sentences]
         if max(to_beat) > -math.inf:
             can_improve = log_probs > self.hypotheses.min_log_probs(to_beat)[:, None]
             if not self._prune:

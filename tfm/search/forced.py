@@ -1,4 +1,4 @@
-"""Forced decoding: how probable a model finds outputs that are given."""
+"""Forced decoding: the probability of given outputs under a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,26 +12,26 @@ from tfm.data.subword import BOS, EOS, PAD
 from tfm.search.model import mean_probability
 from tfm.search.scoring import Hypothesis, length_penalty
 
-_POSITIONS_AT_ONCE = 1024  # whose logits are held in memory
+_MAX_ROWS = 1024  # positions whose logits are in memory at a time
 
 
 class TeacherForcedModel(Protocol):
-    """A model that takes in a whole target at once."""
+    """A model that decodes all positions of given targets at once."""
 
     def __call__(self, source: Tensor, lengths: Tensor, target_input: Tensor, /) -> Any:
-        """Map [B, S] sources, [B] lengths and [B, T] target inputs to hidden [B, T, d_model]."""
+        """Map sources [B, S] of [B] lengths and target inputs [B, T] to [B, T, d_model]."""
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        """Map [..., d_model] to the logits [..., V] of the next token."""
+        """Map […, d_model] to the logits […, V] of the next token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForcedOutput:
-    """An output that was given, as the model sees it.
+    """A given output and its probability under the model.
 
     Attributes:
-        hypothesis: Its tokens, log probability and score.
-        token_log_probs: Of each of its tokens and of EOS, in nats, given those before.
+        hypothesis: The output's tokens, log probability and score.
+        token_log_probs: Log probability of each token, EOS included, in nats.
     """
 
     hypothesis: Hypothesis
@@ -45,28 +45,26 @@ def forced_decoding(
     targets: Sequence[Sequence[int]],
     config: SearchConfig,
 ) -> list[ForcedOutput]:
-    """Compute the log probabilities of given outputs, all positions at once.
-
-    What a search returns has here the log probability and the score that the search gave it.
+    """Compute the log probabilities and scores of given outputs, as a search would.
 
     Args:
         models: One model, or an ensemble whose probabilities are averaged; in evaluation mode.
-        source: [B, S] token ids, closed by EOS and padded at the end.
-        lengths: [B] their lengths, EOS included.
+        source: [B, S] token ids, each source closed by EOS and padded at the end.
+        lengths: [B] source lengths, EOS included.
         targets: [B] token ids of the outputs, without EOS.
         config: Length penalty.
     """
     rows = [torch.tensor([BOS, *target, EOS], device=source.device) for target in targets]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    given, expected = padded[:, :-1], padded[:, 1:]
+    target_input, expected = padded[:, :-1], padded[:, 1:]
     sizes = [len(target) + 1 for target in targets]
     ends = torch.tensor(sizes, device=source.device)[:, None]
     is_token = torch.arange(expected.size(1), device=source.device) < ends
-    each_model = [
-        _log_probs_of(expected[is_token], model, model(source, lengths, given)[is_token])
+    model_log_probs = [
+        _log_probs(expected[is_token], model, model(source, lengths, target_input)[is_token])
         for model in models
     ]
-    log_probs = mean_probability(torch.stack(each_model))
+    log_probs = mean_probability(torch.stack(model_log_probs))
     outputs = []
     for target, values in zip(targets, torch.split(log_probs, sizes), strict=True):
         log_prob = float(values.double().sum())
@@ -76,16 +74,12 @@ def forced_decoding(
     return outputs
 
 
-def _log_probs_of(tokens: Tensor, model: TeacherForcedModel, hidden_states: Tensor) -> Tensor:
-    """[N] log probabilities of tokens [N], each after what hidden [N, d_model] has seen."""
-    parts = zip(
-        torch.split(tokens, _POSITIONS_AT_ONCE),
-        torch.split(hidden_states, _POSITIONS_AT_ONCE),
-        strict=True,
-    )
+def _log_probs(tokens: Tensor, model: TeacherForcedModel, hidden_states: Tensor) -> Tensor:
+    """Return the log probabilities [N] of tokens [N], given hidden states [N, d_model]."""
+    chunks = zip(*(torch.split(x, _MAX_ROWS) for x in (tokens, hidden_states)), strict=True)
     return torch.cat(
         [
-            model.logits(seen).float().log_softmax(dim=-1).gather(1, expected[:, None])[:, 0]
-            for expected, seen in parts
+            model.logits(hidden).float().log_softmax(dim=-1).gather(1, expected[:, None])[:, 0]
+            for expected, hidden in chunks
         ]
     )

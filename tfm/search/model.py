@@ -1,4 +1,4 @@
-"""What search needs of a model, and several models as one."""
+"""The interface between search and models, and ensembles of models."""
 
 import math
 from collections.abc import Sequence
@@ -6,20 +6,21 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 
 class DecoderState(Protocol):
-    """Where the decoding of a batch stands; only the model looks inside.
+    """The decoding state of K hypotheses for each of B sentences, opaque to the search.
 
-    A deep copy of it goes on independently; so it must not hold the model's weights.
+    Deep copies continue independently; so a state must not hold the model's weights.
     """
 
     def reorder(self, rows: Tensor) -> None:
-        """Go on with some hypotheses only, in another order.
+        """Replace the hypotheses by a selection of them.
 
         Args:
-            rows: [B', K'] index, among the B·K present hypotheses, of each that goes on; those
-                in one row belong to one sentence, and sentences keep their order.
+            rows: [B', K'] indices among the B·K present hypotheses; those of one row belong to one
+                sentence, and sentences keep their order.
         """
 
 
@@ -27,24 +28,30 @@ class SearchableModel(Protocol):
     """A model that can encode and step.
 
     Attributes:
-        max_positions: The most tokens it can take in on either side; None if there is no limit.
+        max_positions: The maximum number of tokens of a source or output; None if unlimited.
     """
 
     max_positions: int | None
 
     def start(self, source: Tensor, lengths: Tensor) -> DecoderState:
-        """Encode [B, S] sources of [B] lengths and stand before the first token, K = 1."""
+        """Encode sources [B, S] of [B] lengths; return the state of one hypothesis for each."""
 
     def step(self, tokens: Tensor, state: Any, rows: Tensor | None = None) -> Tensor:
-        """Take in the newest tokens [B, K]; return [B, K, V] logits of the next.
+        """Decode the next position of each hypothesis.
 
-        If [R] rows among the B·K hypotheses are given, return [R, V] logits of these: nothing that
-        goes on comes from the others.
+        Args:
+            tokens: [B, K] newest token ids.
+            state: The decoding state, which is updated.
+            rows: [R] indices, among the B·K hypotheses, of those whose logits are returned; the
+                others will not be continued.
+
+        Returns:
+            [B, K, V] logits of the next token, or with rows [R, V].
         """
 
 
-class Ensemble:
-    """Several models that agree on a vocabulary; their probabilities are averaged.
+class Ensemble(SearchableModel):
+    """Models with one vocabulary, whose probabilities are averaged.
 
     Args:
         models: At least one model.
@@ -55,31 +62,31 @@ class Ensemble:
         limits = [model.max_positions for model in models if model.max_positions is not None]
         self.max_positions = min(limits, default=None)
 
+    @override
     def start(self, source: Tensor, lengths: Tensor) -> "EnsembleState":
-        """Start every model."""
         return EnsembleState([model.start(source, lengths) for model in self._models])
 
+    @override
     def step(self, tokens: Tensor, state: "EnsembleState", rows: Tensor | None = None) -> Tensor:
-        """Step every model; return [B, K, V] or [R, V] logarithms of the mean probabilities."""
         log_probs = [
-            model.step(tokens, each, rows).float().log_softmax(dim=-1)
-            for model, each in zip(self._models, state.states, strict=True)
+            model.step(tokens, model_state, rows).float().log_softmax(dim=-1)
+            for model, model_state in zip(self._models, state.states, strict=True)
         ]
         return mean_probability(torch.stack(log_probs))
 
 
-class EnsembleState:
-    """The states of the models of an ensemble."""
+class EnsembleState(DecoderState):
+    """The decoding states of the models of an ensemble."""
 
     def __init__(self, states: Sequence[DecoderState]) -> None:
         self.states = states
 
+    @override
     def reorder(self, rows: Tensor) -> None:
-        """Reorder every model's state."""
         for state in self.states:
             state.reorder(rows)
 
 
 def mean_probability(log_probs: Tensor) -> Tensor:
-    """The logarithm of the mean of N probabilities, given theirs [N, …]."""
+    """Return the logarithm […] of the mean of N probabilities with logarithms [N, …]."""
     return log_probs.logsumexp(dim=0) - math.log(len(log_probs))

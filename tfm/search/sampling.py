@@ -1,4 +1,4 @@
-"""Sampling from a model, whole or truncated to what is likely."""
+"""Sampling from a model, optionally truncated to the most probable tokens."""
 
 import math
 from collections.abc import Sequence
@@ -24,30 +24,21 @@ def sample(
     line_numbers: Sequence[int],
     prefixes: Prefixes | None = None,
 ) -> list[list[Hypothesis]]:
-    """Draw outputs of a batch of sources at random, independently of each other.
+    """Draw outputs of sources [B, S] of [B] lengths at random; arguments as in `search`.
 
-    A draw depends on the seed, the number of the source's line and that of the sample alone: not on
-    how many samples there are, nor on what else is in the batch (but for the rounding of the
-    model's arithmetic). Log probabilities and scores are the model's own, whatever temperature and
-    truncation the tokens were drawn with.
-
-    Args:
-        model: Anything that can encode and step, in evaluation mode.
-        source: [B, S] token ids, closed by EOS and padded at the end.
-        lengths: [B] their lengths, EOS included.
-        config: Distribution, seed, number of samples (`n_best`), penalty and limits.
-        line_numbers: [B] a number for each source.
-        prefixes: What outputs must start with.
+    A sample depends only on the seed, the source's line number and the sample's index, not on the
+    number of samples or the rest of the batch (except for rounding). Log probabilities and scores
+    are the model's own, without temperature and truncation.
 
     Returns:
-        For each source `n_best` hypotheses, best first; the same one may come more than once.
+        `n_best` hypotheses of each source, best first, possibly with duplicates.
     """
     active = ActiveHypotheses(model, source, lengths, config, prefixes)
     finished: list[list[Hypothesis]] = [[] for _ in line_numbers]
     numbers = _random_numbers(config, line_numbers, size=active.max_length).to(lengths.device)
     while active.num_open:
-        now = numbers[active.sentences.to(numbers.device), :, active.length - 1]
-        _step(active, finished, now, config)
+        sentences = active.sentences.to(numbers.device)
+        _step(active, finished, numbers[sentences, :, active.length - 1], config)
     for samples in finished:
         samples.sort(key=lambda hypothesis: -hypothesis.score)
     return finished
@@ -59,11 +50,11 @@ def _step(
     numbers: Tensor,
     config: SearchConfig,
 ) -> None:
-    """Draw the next token of each of K' samples of each sentence by random numbers [B, K']."""
+    """Draw the next tokens of K' samples of each sentence by random numbers [B, K'] in [0, 1)."""
     log_probs = active.next_log_probs()
     if log_probs.size(1) != numbers.size(1):  # all samples start from one hypothesis
         log_probs = log_probs.expand(-1, numbers.size(1), -1)
-    tokens = _drawn(_distribution(log_probs, config), numbers)
+    tokens = _draw(_distribution(log_probs, config), numbers)
     totals = active.log_probs + log_probs.gather(2, tokens[:, :, None])[:, :, 0]
     parents = torch.arange(numbers.size(1), device=tokens.device) % active.tokens.size(1)
     parents = parents.expand_as(tokens)
@@ -74,44 +65,36 @@ def _step(
 
 
 def _distribution(log_probs: Tensor, config: SearchConfig) -> Tensor:
-    """What to draw from.
+    """Return unnormalized float64 probabilities [B, K, V] to draw from, given log_probs [B, K, V].
 
-    Of the likeliest `top_k` tokens at the temperature, the fewest that have the probability `top_p`
-    together: the nucleus of Holtzman et al. 2020. There is always one.
-
-    Args:
-        log_probs: [B, K, V] of the next token.
-        config: Temperature and truncation.
-
-    Returns:
-        [B, K, V] float64 weights, which need not sum to one.
+    Of the `top_k` most probable tokens at the temperature, the smallest set whose probability is at
+    least `top_p` is kept (the nucleus of Holtzman et al. 2020), and at least one token.
     """
     scaled = log_probs.double() / config.temperature
     if config.top_k is not None and config.top_k < scaled.size(-1):
-        least = scaled.topk(config.top_k).values[..., -1:]
-        scaled = scaled.masked_fill(scaled < least, -math.inf)
+        threshold = scaled.topk(config.top_k).values[..., -1:]
+        scaled = scaled.masked_fill(scaled < threshold, -math.inf)
     probs = scaled.softmax(dim=-1)
     if config.top_p is not None:
         ordered, index = probs.sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1) - ordered
-        beyond = before >= config.top_p
-        beyond[..., 0] = False
-        probs = probs.masked_fill(beyond.scatter(-1, index, beyond), 0.0)
+        removed = ordered.cumsum(dim=-1) - ordered >= config.top_p
+        removed[..., 0] = False
+        probs = probs.masked_fill(removed.scatter(-1, index, removed), 0.0)
     return probs
 
 
-def _drawn(weights: Tensor, numbers: Tensor) -> Tensor:
-    """The tokens [B, K] at which cumulative weights [B, K, V] pass random numbers [B, K].
+def _draw(probs: Tensor, numbers: Tensor) -> Tensor:
+    """Draw tokens [B, K] from unnormalized probabilities [B, K, V] by random numbers [B, K].
 
-    Tokens keep the vocabulary's order: then weights that differ by rounding draw the same ones.
+    Tokens are not sorted, so that probabilities that differ by rounding draw the same tokens.
     """
-    cumulative = weights.cumsum(dim=-1)
-    levels = numbers[:, :, None] * cumulative[:, :, -1:]
-    return torch.searchsorted(cumulative, levels, right=True)[:, :, 0]
+    cumulative = probs.cumsum(dim=-1)
+    thresholds = numbers[:, :, None] * cumulative[:, :, -1:]
+    return torch.searchsorted(cumulative, thresholds, right=True)[:, :, 0]
 
 
 def _random_numbers(config: SearchConfig, line_numbers: Sequence[int], *, size: int) -> Tensor:
-    """[B, n_best, size] float64 in [0, 1): a stream of its own for each line and sample."""
+    """Return float64 numbers [B, n_best, size] in [0, 1), seeded for each line and sample."""
     numbers = np.empty((len(line_numbers), config.n_best, size))
     for row, line_number in zip(numbers, line_numbers, strict=True):
         for index in range(config.n_best):

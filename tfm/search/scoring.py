@@ -1,4 +1,4 @@
-"""What hypotheses are ranked by: the length penalty, the best score within reach, the n best."""
+"""Scores of hypotheses: the length penalty, and lists of the n best."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ class Hypothesis:
     Attributes:
         tokens: Token ids, without BOS and EOS.
         log_prob: log P(tokens, EOS | source), in nats.
-        score: log_prob over the length penalty; hypotheses are ranked by it.
-        proven: Whether it is known that no output has a better score; None if nobody asked.
+        score: log_prob divided by the length penalty; hypotheses are ranked by it.
+        proven: In exact search, whether this is proven to be one of the best; otherwise None.
     """
 
     tokens: tuple[int, ...]
@@ -24,23 +24,12 @@ class Hypothesis:
 
 
 def length_penalty(length: int, alpha: float) -> float:
-    """((5 + |Y|) / 6)^α of Wu et al. 2016, eq. 14, by which log P is divided.
-
-    Args:
-        length: |Y|: tokens of the output, EOS included.
-        alpha: α.
-    """
+    """Return ((5 + |Y|) / 6)^α of |Y| tokens, EOS included (Wu et al. 2016, eq. 14)."""
     return float(((5 + length) / 6) ** alpha)
 
 
 class LengthPenalty:
-    """The length penalty of every length up to a greatest one, as tensors need it.
-
-    Args:
-        alpha: α.
-        max_length: The greatest length, EOS included.
-        device: Where the lengths are.
-    """
+    """The length penalties, with exponent α, of all lengths up to a maximum as a tensor."""
 
     def __init__(self, alpha: float, *, max_length: int, device: torch.device) -> None:
         penalties = [length_penalty(length, alpha) for length in range(max_length + 2)]
@@ -48,40 +37,31 @@ class LengthPenalty:
         self._grows = alpha >= 0
 
     def scores(self, log_probs: Tensor, lengths: Tensor) -> Tensor:
-        """The scores of finished outputs: [B, K] log probabilities, [B] lengths with EOS."""
+        """Return the scores [B, K] of outputs with log probabilities [B, K] and lengths [B]."""
         return log_probs.double() / self._penalties[lengths][:, None]
 
     def min_log_probs(self, scores: Tensor, lengths: Tensor, max_lengths: Tensor) -> Tensor:
-        """The log probability above which a continuation may still end with a better score.
+        """Return the log probabilities [B] above which a continuation can beat a score.
 
-        A log probability can only fall. The penalty divides it by most at the greatest length or,
-        with a negative α, at the next one: no score can be higher than that.
+        Log probabilities only fall. The greatest divisor is that of the maximum length or, if α is
+        negative, of the next length.
 
         Args:
-            scores: [B] the scores to beat.
-            lengths: [B] of outputs that would end now.
-            max_lengths: [B] the greatest of outputs, EOS included.
-
-        Returns:
-            [B] float64.
+            scores: [B] scores to beat.
+            lengths: [B] lengths of outputs that end now, EOS included.
+            max_lengths: [B] maximum lengths, EOS included.
         """
         return scores * self._penalties[max_lengths if self._grows else lengths + 1]
 
 
 def keep_best(best: list[Hypothesis], found: Hypothesis, n_best: int) -> None:
-    """Insert a hypothesis into the n best, if it is new and among them.
-
-    Args:
-        best: At most `n_best` hypotheses, best first; changed in place.
-        found: Another one.
-        n_best: How many to keep.
-    """
-    if all(found.tokens != other.tokens for other in best):
+    """Insert a hypothesis into the list of the n best, best first, if it is new and among them."""
+    if all(found.tokens != known.tokens for known in best):
         best.append(found)
         best.sort(key=lambda hypothesis: -hypothesis.score)
         del best[n_best:]
 
 
 def nth_score(best: list[Hypothesis], n_best: int) -> float:
-    """The score above which a hypothesis enters the n best: that of the last, or -inf."""
+    """Return the score that a hypothesis must beat to enter the n best, -inf if they are fewer."""
     return best[-1].score if len(best) == n_best else float("-inf")

@@ -1,4 +1,4 @@
-"""Beam search in slots that take in the next sentences as soon as others are finished."""
+"""Beam search in slots, which take new sentences as soon as others are finished."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,24 +14,24 @@ from tfm.search.constraints import Constraints, Prefixes
 from tfm.search.scoring import Hypothesis
 from tfm.search.slot_beam import SlotBeams, hypotheses
 
-# Hypotheses of a sentence look through each other's columns: up to this many that costs little.
+# Each hypothesis reads the columns of all hypotheses of its sentence: cheap up to this beam size.
 MAX_HYPOTHESES = 64
-# Whether sentences are finished is looked at every few steps: to look is to wait for the device.
-_STEPS_AT_ONCE = 4
-# Capacities are multiples of this; those of sources, this times a power of two.
-_CAPACITY_UNIT = 64
-# Tokens of hypotheses that there is room for, for each source token that is translated together:
-# 256 slots for short sentences with a beam of 4 and 4,096 tokens, which keep a GPU busy.
-_TOKENS_PER_SOURCE_TOKEN = 32
+# To ask which sentences are finished is to wait for the device, so it is done once in N steps.
+_STEPS_PER_POLL = 4
+# Capacities are multiples of this; source capacities are this times a power of two.
+_CAPACITY_MULTIPLE = 64
+# Token capacity of all hypotheses per source token of a batch: 256 slots for short sentences with a
+# beam of 4 and 4,096 tokens, which keep a GPU busy.
+_CAPACITY_PER_SOURCE_TOKEN = 32
 _MAX_POOLS = 4
 
-# Makes of a step one that is recorded and replayed.
-Record = Callable[[Callable[[], None]], Callable[[], None]]
+# Returns a function that replays a step.
+RecordStep = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 @dataclass
 class _Pool:
-    """Slots of a shape, and what has all of them take a step."""
+    """Slots of one shape, and the function that runs a step of all of them."""
 
     beams: SlotBeams
     step: Callable[[], None]
@@ -39,18 +39,18 @@ class _Pool:
 
 
 class SlotSearch:
-    """Searches for the outputs of a batch in slots, of which there may be fewer than sentences.
+    """Beam search of a batch in slots, which may be fewer than its sentences.
 
-    It finds the same as `beam_search`, but for the rounding of matrix products.
+    The results are those of `beam_search`, except for the rounding of matrix products.
 
     Args:
         model: The model, in evaluation mode.
-        device: Where it is.
-        record: Makes of a step one that is replayed; steps are launched anew if not given.
+        device: The model's device.
+        record: Returns a function that replays a step; by default, the step itself.
     """
 
     def __init__(
-        self, model: Transformer, device: torch.device, record: Record = lambda step: step
+        self, model: Transformer, device: torch.device, record: RecordStep = lambda step: step
     ) -> None:
         self._model = model
         self._device = device
@@ -66,17 +66,17 @@ class SlotSearch:
         max_tokens: int,
         prefixes: Prefixes | None = None,
     ) -> list[list[Hypothesis]]:
-        """Search for the outputs of a batch.
+        """Find the n best outputs of a batch.
 
         Args:
-            source: [B, S] token ids on the CPU, closed by EOS and padded at the end.
-            lengths: [B] their lengths, EOS included.
+            source: [B, S] token ids on the CPU, each source closed by EOS and padded at the end.
+            lengths: [B] source lengths, EOS included.
             config: Beam, penalty and limits.
-            max_tokens: About how many source tokens to translate at a time.
-            prefixes: What outputs must start with.
+            max_tokens: Approximate number of source tokens to translate at a time.
+            prefixes: [B] token ids that each output must start with.
 
         Returns:
-            For each source its `n_best` hypotheses, best first.
+            The `n_best` hypotheses of each source, best first.
         """
         constraints = Constraints.of(
             lengths, config, max_positions=self._model.max_positions, prefixes=prefixes
@@ -85,9 +85,10 @@ class SlotSearch:
         try:
             for shape, rows in _groups(lengths, constraints, config, max_tokens=max_tokens):
                 pool = self._pool(shape, config)
-                _run(pool, rows, source, lengths, constraints, outputs)
+                for row, found in _run(pool, rows, source, lengths, constraints):
+                    outputs[row] = found
         except BaseException:
-            self.release()  # slots that were left in the middle are of no use
+            self.release()  # interrupted slots are in an undefined state
             raise
         return outputs
 
@@ -107,33 +108,14 @@ class SlotSearch:
 
 
 def _run(
-    pool: _Pool,
-    rows: Sequence[int],
-    source: Tensor,
-    lengths: Tensor,
-    constraints: Constraints,
-    outputs: list[list[Hypothesis]],
-) -> None:
-    """Search for the outputs of some rows of a batch.
-
-    Args:
-        pool: Slots that each of them fits in.
-        rows: Which rows.
-        source: [B, S] token ids.
-        lengths: [B] their lengths.
-        constraints: Of all B.
-        outputs: Their places are filled.
-    """
+    pool: _Pool, rows: Sequence[int], source: Tensor, lengths: Tensor, constraints: Constraints
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Yield rows of a batch [B, S] and their n best hypotheses; the slots must be large enough."""
     waiting = deque(rows)
     free = list(range(pool.num_slots))
     running: dict[int, int] = {}  # slot → row
-    finished: tuple[list[int], Tensor] | None = None
-
-    def hand_out() -> None:
-        if finished is not None:
-            for row, found in zip(finished[0], hypotheses(finished[1]), strict=True):
-                outputs[row] = found
-
+    finished: list[int] = []
+    outputs = torch.empty(0)
     while waiting or running:
         num_new = min(len(waiting), len(free))
         # To encode a few sentences costs nearly as much as to encode many.
@@ -143,42 +125,38 @@ def _run(
             longest = int(lengths[new].max())
             pool.beams.prefill(slots, source[new, :longest], lengths[new], constraints[new])
             running.update(zip(slots, new.tolist(), strict=True))
-        for _ in range(_STEPS_AT_ONCE):
+        for _ in range(_STEPS_PER_POLL):
             pool.step()
-        hand_out()  # while the device computes
+        yield from zip(finished, hypotheses(outputs), strict=True)  # while the device computes
         is_open = pool.beams.is_open.tolist()
         done = [slot for slot in running if not is_open[slot]]
-        finished = None
-        if done:
-            finished = [running.pop(slot) for slot in done], pool.beams.outputs(done)
-            free += done
-    hand_out()
+        finished = [running.pop(slot) for slot in done]
+        outputs = pool.beams.outputs(done) if done else torch.empty(0)
+        free += done
+    yield from zip(finished, hypotheses(outputs), strict=True)
 
 
 def _groups(
     lengths: Tensor, constraints: Constraints, config: SearchConfig, *, max_tokens: int
 ) -> Iterator[tuple[SlotShape, list[int]]]:
-    """Group the rows of a batch by the slots that they need, the longest first."""
+    """Group the rows of a batch by the shape of the slots that they need, the longest first."""
     groups: dict[int, list[int]] = {}
     for row in lengths.argsort(descending=True, stable=True).tolist():
-        capacity = _CAPACITY_UNIT
-        while capacity < lengths[row]:
-            capacity *= 2
-        groups.setdefault(capacity, []).append(row)
+        source_capacity = _CAPACITY_MULTIPLE
+        while source_capacity < lengths[row]:
+            source_capacity *= 2
+        groups.setdefault(source_capacity, []).append(row)
     for source_capacity, rows in groups.items():
         longest = int(constraints.max_lengths[rows].max())
-        needed = max(longest, source_capacity + config.max_extra_length)
-        capacity = -(-needed // _CAPACITY_UNIT) * _CAPACITY_UNIT
-        most = _TOKENS_PER_SOURCE_TOKEN * max_tokens // (capacity * config.beam_size)
-        yield (
-            SlotShape(
-                # Powers of two, so that shapes repeat.
-                num_slots=min(
-                    1 << max(0, most.bit_length() - 1), 1 << (len(rows) - 1).bit_length()
-                ),
-                num_hypotheses=config.beam_size,
-                source_capacity=source_capacity,
-                capacity=capacity,
-            ),
-            rows,
+        min_capacity = max(longest, source_capacity + config.max_extra_length)
+        capacity = -(-min_capacity // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE
+        max_slots = _CAPACITY_PER_SOURCE_TOKEN * max_tokens // (capacity * config.beam_size)
+        # Powers of two, so that shapes repeat.
+        num_slots = min(1 << max(0, max_slots.bit_length() - 1), 1 << (len(rows) - 1).bit_length())
+        shape = SlotShape(
+            num_slots=num_slots,
+            num_hypotheses=config.beam_size,
+            source_capacity=source_capacity,
+            capacity=capacity,
         )
+        yield shape, rows
