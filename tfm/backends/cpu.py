@@ -42,26 +42,23 @@ class CpuBackend(Backend):
 
     @override
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return out
+        return _apply(_Linear, x, weight, bias)
 
     @override
     def linear_relu_dropout(
         self, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:
-        out: Tensor = _LinearReluDropout.apply(  # type: ignore[no-untyped-call]
-            x, weight, bias, dropout, self._masks
-        )
-        return out
+        return _apply(_LinearReluDropout, x, weight, bias, dropout, self._masks)
 
     @override
     def add_linear_dropout(
         self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:
-        out: Tensor = _AddLinearDropout.apply(  # type: ignore[no-untyped-call]
-            residual, x, weight, bias, dropout, self._masks
-        )
-        return out
+        return _apply(_AddLinearDropout, residual, x, weight, bias, dropout, self._masks)
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    return cast("Tensor", function.apply(*args))  # type: ignore[no-untyped-call]
 
 
 def _scale_and_cast(parameter: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
@@ -72,17 +69,12 @@ def _scale_and_cast(parameter: Tensor, scale: float, dtype: torch.dtype) -> Tens
 def _gradients(
     grad: Tensor, x: Tensor, weight: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, weight and bias.
+    """Return the gradients of x […, in], weight and bias, given that of x (scale · W)ᵀ + scale · b.
 
-    Args:
-        grad: […, out] gradient of x (scale · W)ᵀ + scale · b.
-        x: […, in].
-        weight: [out, in] scaled weight.
-        scale: Factor of weight and bias.
+    `weight` [out, in] is the scaled one.
     """
-    grad_rows = grad.flatten(0, -2)
+    grad_rows, x_rows = grad.flatten(0, -2), x.flatten(0, -2)
     precision = torch.promote_types(grad.dtype, torch.float32)
-    x_rows = x.flatten(0, -2)
     # The product whose result has fewer rows is the faster one.
     narrow = grad_rows.size(-1) <= x_rows.size(-1)
     product = grad_rows.mT @ x_rows if narrow else (x_rows.mT @ grad_rows).mT
@@ -120,10 +112,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _LinearReluDropout(torch.autograd.Function):
-    """Linear layer, ReLU and dropout; gradients pass where the output is positive.
-
-    Elements that ReLU or dropout zeroed are both 0 in the output, so no mask is saved.
-    """
+    """Needs no saved mask: gradients pass where neither ReLU nor dropout zeroed the output."""
 
     @staticmethod
     def forward(

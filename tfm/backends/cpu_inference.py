@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tfm.backends.dropout import RandomMasks
-from tfm.backends.plain import Backend, PrepackedLinear
+from tfm.backends.plain import PLAIN, Backend, PrepackedLinear
 from tfm.backends.sentence_attention import SentenceAttention
 from tfm.device.cpu import this_cpu
 
@@ -48,8 +48,7 @@ class CpuInferenceBackend(Backend):
         prepack: Prepacks a weight [out, in] and a bias [out].
         dtype: Dtype of activations.
         compaction_threshold: The attribute of `Backend`.
-        limit_sizes: Whether to compute few distinct numbers of rows, because each new one costs
-            preparations, as in oneDNN.
+        limit_sizes: Whether to compute few distinct numbers of rows: oneDNN prepares for each.
     """
 
     single_sentence_fast_path = True
@@ -171,12 +170,8 @@ def prepack_bf16(weight: Tensor, bias: Tensor | None) -> PrepackedLinear:
     weight = weight.bfloat16()
     bias = None if bias is None else bias.bfloat16()
     if not HAS_ONEDNN:
-
-        def plain_linear(x: Tensor, relu: bool) -> Tensor:
-            out = F.linear(x.bfloat16(), weight, bias)
-            return out.relu_() if relu else out
-
-        return plain_linear
+        plain = PLAIN.prepack_linear(weight, bias)
+        return lambda x, relu: plain(x.bfloat16(), relu)
     reordered = _ONEDNN_REORDER(weight)
 
     def linear(x: Tensor, relu: bool) -> Tensor:
@@ -206,9 +201,9 @@ def prepack_int8(weight: Tensor, bias: Tensor | None) -> PrepackedLinear:
         torch.backends.quantized.engine = engine
 
     def linear(x: Tensor, relu: bool) -> Tensor:
-        if relu:
-            return cast("Tensor", torch.ops.quantized.linear_relu_dynamic(x, prepacked, False))
-        return cast("Tensor", torch.ops.quantized.linear_dynamic(x, prepacked, False))
+        ops = torch.ops.quantized
+        product = ops.linear_relu_dynamic if relu else ops.linear_dynamic
+        return cast("Tensor", product(x, prepacked, False))
 
     return linear
 

@@ -50,10 +50,9 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
 class _LinearCrossEntropy(torch.autograd.Function):
     """Output projection and loss in one, so that only a chunk of logits exists at a time.
 
-    The forward pass computes the gradients, too, while it has the logits: the gradient of a logit
-    is p - q, where p is the model's probability and q the target's. q is the same for all classes
-    but the right one, so the sum of the projection's rows gives the contribution of smoothing to
-    the loss and to the gradients, without a pass over the logits.
+    The forward pass computes the gradients, too: p - q for a logit, where p is the model's
+    probability and q the target's. As q is the same for all classes but the right one, smoothing
+    contributes through the sum of the projection's rows, without a pass over the logits.
     """
 
     @staticmethod
@@ -124,10 +123,7 @@ def _chunks(num_rows: int, num_chunks: int) -> list[slice]:
 
 
 def _log_normalizer(logits: Tensor, probs: Tensor, index: Tensor, gold_logits: Tensor) -> Tensor:
-    """Return the [N, 1] logsumexp of the logits: a logit minus its log probability.
-
-    If a probability is too small for that, compute it from all logits.
-    """
+    """Return the [N, 1] logsumexp: a logit minus its log probability, unless that is inaccurate."""
     gold_probs = probs.gather(1, index).to(gold_logits.dtype)
     if bool((gold_probs < _MIN_PROBABILITY).any()):
         return logits.to(gold_logits.dtype).logsumexp(-1, keepdim=True)

@@ -57,11 +57,7 @@ class GpuBackend(Backend):
 
 
 class FusedAttention(PackedAttention):
-    """One kernel forward and two backward, whatever the lengths of sentences.
-
-    Args:
-        seeds: Seeds of dropout.
-    """
+    """Attention by one kernel forward and two backward, with seeds for dropout."""
 
     def __init__(self, seeds: "Seeds") -> None:
         self._seeds = seeds

@@ -11,11 +11,7 @@ from tfm.backends.triton.token_blocks import block_max_and_logsumexp
 
 
 class GpuInferenceBackend(Backend):
-    """Attention and the search through logits by Triton kernels, everything else by torch.
-
-    Args:
-        dtype: Dtype of weights and activations.
-    """
+    """Attention and block maxima by Triton kernels, the rest by torch, with weights of a dtype."""
 
     decodes_in_slots = True
 

@@ -79,9 +79,7 @@ class Packing:
     def spans(self, keys: "Packing", *, causal: bool = False) -> Spans:
         """Return the rows of keys that each row sees, cached for all layers.
 
-        Args:
-            keys: Packing of the keys, with as many sentences; this one in self-attention.
-            causal: Whether to hide later tokens.
+        In self-attention, `keys` is this packing, and `causal` hides later tokens.
         """
         # A strong reference of a packing to itself would outlive its batch.
         cache = self._spans.setdefault(causal, WeakKeyDictionary())
@@ -104,14 +102,9 @@ class Packing:
         )
 
     def split_heads_indices(self, num_heads: int, num_projections: int) -> Tensor:
-        """Return the indices that split rows into padded heads.
+        """Return indices that split rows of P projections (such as query, key, value) into heads.
 
-        Args:
-            num_heads: h.
-            num_projections: P, the number of vectors per head in a row, such as query, key, value.
-
-        Returns:
-            [P · B' · h · T'] indices of the num_rows · P · h vectors of packed rows.
+        They are [P · B' · h · T'] indices of the num_rows · P · h vectors of packed rows.
         """
         key = (num_heads, num_projections)
         if key not in self._split_indices:
@@ -126,15 +119,9 @@ class Packing:
         return self._split_indices[key]
 
     def merge_heads_indices(self, num_heads: int, num_projections: int) -> Tensor:
-        """Return the indices that merge padded heads into rows, the inverse of splitting.
+        """Return the inverse of `split_heads_indices`, undefined for spare rows.
 
-        Args:
-            num_heads: h.
-            num_projections: P.
-
-        Returns:
-            [num_rows · P · h] indices of the P · B' · h · T' vectors of heads; undefined for spare
-            rows.
+        They are [num_rows · P · h] indices of the P · B' · h · T' vectors of heads.
         """
         key = (num_heads, num_projections)
         if key not in self._merge_indices:

@@ -22,17 +22,10 @@ class PackedAttention(Protocol):
     def self_attention(
         self, projected: Tensor, packing: Packing, *, num_heads: int, causal: bool, dropout: float
     ) -> Tensor:
-        """Let each token attend to its own sentence.
+        """Let each token attend to its own sentence, without later tokens if `causal`.
 
-        Args:
-            projected: [num_rows, 3 · h · d_k] queries, keys and values.
-            packing: Sentence boundaries of the rows.
-            num_heads: h.
-            causal: Whether to hide later tokens.
-            dropout: Probability of dropping an attention weight.
-
-        Returns:
-            [num_rows, h · d_k].
+        `projected` is [num_rows, 3 · h · d_k]: queries, keys and values. The result is
+        [num_rows, h · d_k]. `dropout` is the probability of dropping an attention weight.
         """
 
     def cross_attention(
@@ -47,16 +40,8 @@ class PackedAttention(Protocol):
     ) -> Tensor:
         """Let each target token attend to the source sentence of its pair.
 
-        Args:
-            query: [num_rows, h · d_k].
-            key_value: [num_rows of the keys, 2 · h · d_k] keys and values.
-            queries: Sentence boundaries of the queries.
-            keys: Sentence boundaries of keys and values.
-            num_heads: h.
-            dropout: Probability of dropping an attention weight.
-
-        Returns:
-            [num_rows, h · d_k].
+        `query` and the result are [num_rows, h · d_k], `key_value` is [num_rows of the keys,
+        2 · h · d_k].
         """
 
 
@@ -116,15 +101,7 @@ class Backend:
         smoothing: float,
         num_tokens: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return loss and negative log-likelihood, scalars: see the function of this name.
-
-        Args:
-            hidden_states: [N, d_model] decoder outputs.
-            weight: [V, d_model] output projection.
-            targets: [N] token ids.
-            smoothing: ε (§5.4).
-            num_tokens: Count the first `num_tokens` rows only.
-        """
+        """Return the scalar loss and negative log-likelihood, as the function of this name does."""
         return label_smoothed_cross_entropy(
             hidden_states, weight, targets, smoothing=smoothing, num_tokens=num_tokens
         )
@@ -158,11 +135,11 @@ class Backend:
     def attend_slots(
         self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None
     ) -> Tensor:
-        """Return [N, K, h · d_v], the attention of hypotheses in slots: see `slot_attention`."""
+        """Return the [N, K, h · d_v] attention over cache slots, as `slot_attention` does."""
         return slot_attention(query, key, value, ends, ancestors)
 
     def block_max_and_logsumexp(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [R, blocks] maxima and [R] logsumexp: see the function of this name."""
+        """Return [R, blocks] maxima and [R] logsumexp, as the function of this name does."""
         return block_max_and_logsumexp(logits)
 
     def prepack_linear(self, weight: Tensor, bias: Tensor | None) -> PrepackedLinear:

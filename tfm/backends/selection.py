@@ -35,15 +35,10 @@ def verified_compute(
 ) -> Compute:
     """Choose device and arithmetic; fall back to fp32 if the arithmetic is wrong on this CPU.
 
-    Args:
-        device: Requested device.
-        precision: Requested arithmetic of matrix products.
-        local_rank: Index of the GPU.
-        trains: Whether to check training, too.
-        notify: Receives warnings for the user.
+    `trains` includes training in the choice and the verification; `notify` receives warnings.
 
     Raises:
-        UsageError: This machine does not have what is requested.
+        UsageError: This machine does not support the device or the precision.
     """
     compute = choose_compute(device, precision, local_rank=local_rank, trains=trains)
     dtype = compute.dtype
@@ -79,9 +74,7 @@ def _wrong_products(dtype: torch.dtype, error: float, *, fallback: str) -> str:
 def training_backend(compute: Compute, kernels: Kernels) -> Backend:
     """Choose the backend for training.
 
-    Args:
-        compute: Device and arithmetic.
-        kernels: "auto" takes the fast ones on CPUs only: those for GPUs have not been measured.
+    "auto" takes fast kernels on CPUs only: those for GPUs have not been measured.
 
     Raises:
         UsageError: `kernels` is "fast", and the device has no fast ones.
@@ -101,12 +94,7 @@ def training_backend(compute: Compute, kernels: Kernels) -> Backend:
 def inference_backend(
     compute: Compute, kernels: Kernels = "auto", *, notify: Callable[[str], None] = say
 ) -> Backend:
-    """Choose the backend for inference.
-
-    Args:
-        compute: Device and arithmetic.
-        kernels: "auto" takes the fast ones on CPUs only: those for GPUs have not been measured.
-        notify: Receives warnings for the user.
+    """Choose the backend for inference, with the "auto" of training; `notify` receives warnings.
 
     Raises:
         UsageError: `kernels` is "fast", and the device has no fast ones; or it is "plain", and the

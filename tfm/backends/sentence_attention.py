@@ -19,11 +19,7 @@ from tfm.backends.plain import PackedAttention
 
 
 class SentenceAttention(PackedAttention):
-    """Attention of each sentence, padded to `Packing.padded_shape`.
-
-    Args:
-        masks: Dropout masks of attention weights.
-    """
+    """Attention of sentences padded to `Packing.padded_shape`, with masks for dropout."""
 
     def __init__(self, masks: RandomMasks) -> None:
         self._masks = masks
@@ -32,9 +28,8 @@ class SentenceAttention(PackedAttention):
     def self_attention(
         self, projected: Tensor, packing: Packing, *, num_heads: int, causal: bool, dropout: float
     ) -> Tensor:
-        attention_bias = _attention_bias(packing, packing, causal=causal)
-        attended: Tensor = _SelfAttention.apply(  # type: ignore[no-untyped-call]
-            projected, packing, attention_bias, num_heads, dropout, self._masks
+        attended: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
+            packing, packing, num_heads, causal, dropout, self._masks, projected
         )
         return attended
 
@@ -49,11 +44,80 @@ class SentenceAttention(PackedAttention):
         num_heads: int,
         dropout: float,
     ) -> Tensor:
-        attention_bias = _attention_bias(queries, keys, causal=False)
-        attended: Tensor = _CrossAttention.apply(  # type: ignore[no-untyped-call]
-            query, key_value, queries, keys, attention_bias, num_heads, dropout, self._masks
+        attended: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
+            queries, keys, num_heads, False, dropout, self._masks, query, key_value
         )
         return attended
+
+
+class _Attention(torch.autograd.Function):
+    """Attention of all heads at once; projections are joint, or the query and joint key, value.
+
+    Shapes: query and result are [B · h, T, d], key and value [B · h, S, d], weights [S, B · h, T],
+    where B, S and T are rounded up.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Packing,
+        keys: Packing,
+        num_heads: int,
+        causal: bool,
+        dropout: float,
+        masks: RandomMasks,
+        *projections: Tensor,
+    ) -> Tensor:
+        if len(projections) == 1:
+            query, key, value = _split_heads(projections[0], queries, num_heads, 3)
+        else:
+            [query] = _split_heads(projections[0], queries, num_heads, 1)
+            key, value = _split_heads(projections[1], keys, num_heads, 2)
+        products = torch.bmm(key, query.mT).transpose(0, 1)
+        scores = torch.empty_like(products, memory_format=torch.contiguous_format)
+        torch.mul(products, _scale(query), out=scores)
+        attention_bias = _attention_bias(queries, keys, causal=causal)
+        if attention_bias is not None:
+            by_sentence = scores.view(len(scores), -1, num_heads, scores.size(-1))
+            by_sentence.add_(attention_bias.to(scores.dtype))
+        weights = scores.softmax(0)
+        mask = masks.draw(weights, dropout) if dropout else None
+        kept = weights if mask is None else torch.mul(weights, mask, out=scores)
+        # With beta=0, baddbmm reads the shape of its first argument only.
+        unread = torch.empty_like(query)
+        attended = torch.baddbmm(
+            unread, kept.permute(1, 2, 0), value, beta=0, alpha=keep_scale(dropout)
+        )
+        ctx.save_for_backward(query, key, value, weights, mask)
+        ctx.queries, ctx.keys, ctx.num_heads, ctx.dropout = queries, keys, num_heads, dropout
+        ctx.num_joint = 4 - len(projections)  # projections in the last tensor
+        return _merge_heads(attended, queries, num_heads, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, weights, mask = ctx.saved_tensors
+        [grad] = _split_heads(grad, ctx.queries, ctx.num_heads, 1)
+        joint_grads = grad.new_empty(ctx.num_joint, *key.shape)
+        grad_key, grad_value = joint_grads[-2], joint_grads[-1]
+        grad_query = joint_grads[0] if ctx.num_joint == 3 else torch.empty_like(grad)
+        kept = weights if mask is None else weights * mask
+        torch.bmm(kept.transpose(0, 1), grad, out=grad_value)
+        products = torch.bmm(value, grad.mT).transpose(0, 1)
+        if mask is None:
+            grad_weights = products.contiguous()
+        else:
+            grad_value.mul_(keep_scale(ctx.dropout))
+            grad_weights = torch.mul(products, mask, out=kept)
+        # Dropout's scale is a common factor: apply it once, at the end.
+        mean = (grad_weights * weights).sum(0)
+        grad_scores = grad_weights.sub_(mean).mul_(weights)
+        grad_scores.mul_(_scale(query) * keep_scale(ctx.dropout))
+        torch.bmm(grad_scores.permute(1, 2, 0), key, out=grad_query)
+        torch.bmm(grad_scores.transpose(0, 1), query, out=grad_key)
+        grads = [_merge_heads(joint_grads, ctx.keys, ctx.num_heads, ctx.num_joint)]
+        if ctx.num_joint == 2:
+            grads.insert(0, _merge_heads(grad_query[None], ctx.queries, ctx.num_heads, 1))
+        return *[None] * 6, *grads
 
 
 def _attention_bias(queries: Packing, keys: Packing, *, causal: bool) -> Tensor | None:
@@ -70,74 +134,6 @@ def _attention_bias(queries: Packing, keys: Packing, *, causal: bool) -> Tensor 
         lengths = F.pad(keys.lengths, (0, num_sentences - len(keys.lengths)), value=1)
         visible = (columns[:, None] < lengths)[:, :, None, None]
     return torch.zeros(visible.shape).masked_fill_(~visible, -math.inf)
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_bias: Tensor | None,
-    num_heads: int,
-    dropout: float,
-    masks: RandomMasks,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the attention of all B · h heads at once.
-
-    Args:
-        query: [B · h, T, d_k].
-        key: [B · h, S, d_k].
-        value: [B · h, S, d_k].
-        attention_bias: [S, 1 or B, 1, 1 or T] added to scores.
-        num_heads: h.
-        dropout: Probability of dropping an attention weight.
-        masks: Dropout masks.
-
-    Returns:
-        [B · h, T, d_k], the weights [S, B · h, T] and the mask of weights, if there is dropout.
-    """
-    products = torch.bmm(key, query.mT).transpose(0, 1)
-    scores = torch.empty_like(products, memory_format=torch.contiguous_format)
-    torch.mul(products, _scale(query), out=scores)
-    if attention_bias is not None:
-        by_sentence = scores.view(len(scores), -1, num_heads, scores.size(-1))
-        by_sentence.add_(attention_bias.to(scores.dtype))
-    weights = scores.softmax(0)
-    mask = masks.draw(weights, dropout) if dropout else None
-    kept = weights if mask is None else torch.mul(weights, mask, out=scores)
-    # With beta=0, baddbmm reads the shape of its first argument only.
-    unread = value.new_empty(query.size(0), query.size(1), value.size(2))
-    attended = torch.baddbmm(
-        unread, kept.permute(1, 2, 0), value, beta=0, alpha=keep_scale(dropout)
-    )
-    return attended, weights, mask
-
-
-def _attend_backward(
-    grad: Tensor, saved: tuple[Any, ...], dropout: float, out: tuple[Tensor, Tensor, Tensor]
-) -> None:
-    """Compute the gradients of query, key and value.
-
-    Args:
-        grad: [B · h, T, d_k] gradient of the result.
-        saved: Query, key, value, weights and mask.
-        dropout: Probability of dropping an attention weight.
-        out: Tensors for the three gradients.
-    """
-    query, key, value, weights, mask = saved
-    grad_query, grad_key, grad_value = out
-    kept = weights if mask is None else weights * mask
-    torch.bmm(kept.transpose(0, 1), grad, out=grad_value)
-    products = torch.bmm(value, grad.mT).transpose(0, 1)
-    if mask is None:
-        grad_weights = products.contiguous()
-    else:
-        grad_value.mul_(keep_scale(dropout))
-        grad_weights = torch.mul(products, mask, out=kept)
-    # The scale of dropout is a common factor: apply it once, at the end.
-    mean = (grad_weights * weights).sum(0)
-    grad_scores = grad_weights.sub_(mean).mul_(weights).mul_(_scale(query) * keep_scale(dropout))
-    torch.bmm(grad_scores.permute(1, 2, 0), key, out=grad_query)
-    torch.bmm(grad_scores.transpose(0, 1), query, out=grad_key)
 
 
 def _scale(query: Tensor) -> float:
@@ -159,67 +155,3 @@ def _merge_heads(heads: Tensor, packing: Packing, num_heads: int, num_projection
     x = x.view(packing.num_rows, -1)
     x[packing.num_tokens :] = 0
     return x
-
-
-class _SelfAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        projected: Tensor,
-        packing: Packing,
-        attention_bias: Tensor | None,
-        num_heads: int,
-        dropout: float,
-        masks: RandomMasks,
-    ) -> Tensor:
-        query, key, value = _split_heads(projected, packing, num_heads, 3)
-        attended, *weights_and_mask = _attend(
-            query, key, value, attention_bias, num_heads, dropout, masks
-        )
-        ctx.save_for_backward(query, key, value, *weights_and_mask)
-        ctx.packing, ctx.num_heads, ctx.dropout = packing, num_heads, dropout
-        return _merge_heads(attended, packing, num_heads, 1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        packing, num_heads = ctx.packing, ctx.num_heads
-        [grad_heads] = _split_heads(grad, packing, num_heads, 1)
-        grads = grad_heads.new_empty(3, *grad_heads.shape)
-        _attend_backward(grad_heads, ctx.saved_tensors, ctx.dropout, (grads[0], grads[1], grads[2]))
-        return _merge_heads(grads, packing, num_heads, 3), None, None, None, None, None
-
-
-class _CrossAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key_value: Tensor,
-        queries: Packing,
-        keys: Packing,
-        attention_bias: Tensor | None,
-        num_heads: int,
-        dropout: float,
-        masks: RandomMasks,
-    ) -> Tensor:
-        [query_heads] = _split_heads(query, queries, num_heads, 1)
-        key, value = _split_heads(key_value, keys, num_heads, 2)
-        attended, *weights_and_mask = _attend(
-            query_heads, key, value, attention_bias, num_heads, dropout, masks
-        )
-        ctx.save_for_backward(query_heads, key, value, *weights_and_mask)
-        ctx.queries, ctx.keys, ctx.num_heads, ctx.dropout = queries, keys, num_heads, dropout
-        return _merge_heads(attended, queries, num_heads, 1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        queries, keys, num_heads, saved = ctx.queries, ctx.keys, ctx.num_heads, ctx.saved_tensors
-        [grad_heads] = _split_heads(grad, queries, num_heads, 1)
-        grad_query = torch.empty_like(grad_heads)
-        grads = grad_heads.new_empty(2, *saved[1].shape)
-        _attend_backward(grad_heads, saved, ctx.dropout, (grad_query, grads[0], grads[1]))
-        return (
-            _merge_heads(grad_query[None], queries, num_heads, 1),
-            _merge_heads(grads, keys, num_heads, 2),
-            *[None] * 6,
-        )

@@ -40,11 +40,10 @@ def attention_spans(
     Args:
         query_offsets: [B + 1] int32, ascending from 0.
         key_offsets: [B + 1] int32, the same for self-attention.
-        num_queries: N, the capacity of the axis of queries.
-        num_keys: M, the capacity of the axis of keys.
+        num_queries: N, the number of rows of queries.
+        num_keys: M, the number of rows of keys.
         before: In self-attention, the number of earlier keys that a query sees; None for all.
-        after: In self-attention, the number of later keys that a query sees: 0 if causal, None for
-            all.
+        after: The same for later keys: 0 if causal.
 
     Raises:
         ValueError: `before` or `after` is given although the axes differ.

@@ -17,16 +17,10 @@ _WIDTH, _NUM_OUTPUTS = 64, 48
 
 @cache
 def inference_error(dtype: torch.dtype) -> float:
-    """Return the largest relative error of prepacked linear layers on this CPU.
+    """Return the largest relative error of prepacked linear layers; infinity if a product fails.
 
     Some operands have both signs. Others are all large and positive, so that sums overflow if a
     CPU adds 8-bit products in 16 bits.
-
-    Args:
-        dtype: Arithmetic of matrix products.
-
-    Returns:
-        The error; infinity if the products fail.
     """
     generator = torch.Generator().manual_seed(0)
     errors = []
@@ -40,14 +34,7 @@ def inference_error(dtype: torch.dtype) -> float:
 
 @cache
 def training_error(dtype: torch.dtype) -> float:
-    """Return the largest relative error of a linear layer and its gradients on this CPU.
-
-    Args:
-        dtype: Arithmetic of matrix products.
-
-    Returns:
-        The error; infinity if the products fail.
-    """
+    """Return the largest relative error of a linear layer and its gradients, or infinity."""
     backend = CpuBackend(dtype)
     generator = torch.Generator().manual_seed(0)
     x, grad = torch.randn(2, _NUM_ROWS[-1], _WIDTH, generator=generator)

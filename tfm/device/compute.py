@@ -47,12 +47,6 @@ def choose_compute(
 ) -> Compute:
     """Resolve "auto", and configure torch for the device.
 
-    Args:
-        device: Requested device.
-        precision: Requested arithmetic of matrix products.
-        local_rank: Index of the GPU.
-        trains: Whether to choose for training.
-
     Raises:
         UsageError: The requested GPU does not exist, or the device does not support the precision.
     """

@@ -30,16 +30,10 @@ _ISA_LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
-    """A CPU.
-
-    Attributes:
-        model: Name of the model.
-        vendor: Vendor id of the CPUID instruction; empty if unknown.
-        flags: Names in /proc/cpuinfo of the instruction sets that oneDNN may use.
-    """
+    """A CPU, with the instruction sets that oneDNN may use, by their names in /proc/cpuinfo."""
 
     model: str
-    vendor: str = ""
+    vendor: str = ""  # of the CPUID instruction
     flags: frozenset[str] = frozenset()
 
     @property

@@ -46,8 +46,7 @@ def set_num_threads(num_threads: int | None, *, num_processes: int = 1) -> None:
     """Set the number of threads with which this process computes on a CPU.
 
     Args:
-        num_threads: Threads of all processes together; None for OMP_NUM_THREADS if set, else one
-            per core.
+        num_threads: Threads of all processes together; None for OMP_NUM_THREADS, or one per core.
         num_processes: Number of processes on this machine.
     """
     if num_threads is None and "OMP_NUM_THREADS" in os.environ:

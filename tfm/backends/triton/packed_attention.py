@@ -185,11 +185,7 @@ _attend.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 def _tile(query: Tensor, value: Tensor) -> int:
-    """Return the number of rows of a tile that registers hold.
-
-    Raises:
-        ValueError: Heads are too wide.
-    """
+    """Return the number of rows of a tile that registers hold."""
     num_bytes = max(query.size(2), value.size(2)) * query.element_size()
     if num_bytes > 2048:
         raise ValueError(f"a row of a head has {num_bytes} bytes; at most 2048 fit")

@@ -25,21 +25,10 @@ _LAUNCH = {"num_warps": 4, "enable_fp_fusion": True}
 def slot_attention(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None = None
 ) -> Tensor:
-    """Return softmax(QKᵀ / √d_k) V of the hypotheses of each slot, heads merged, in one kernel.
+    """Return the [N, K, h · d_v] attention over cache slots, as the reference does, in one kernel.
 
-    Sums are fp32. Tensors are copied unless their last axis is contiguous.
-
-    Args:
-        query: [N, K, h, d_k] of K hypotheses in each of N slots.
-        key: [N, C, h, d_k]; columns after the ends are never read.
-        value: [N, C, h, d_v].
-        ends: [N] int64 number of visible columns of each slot, the first ones; with ancestors, the
-            number of visible positions.
-        ancestors: [N, K, T] int16 for C = T · K: the hypothesis whose column is visible at each
-            position. If None, all hypotheses see all columns.
-
-    Returns:
-        [N, K, h · d_v], of the query's dtype; zeros in slots without visible columns.
+    Sums are fp32; slots without visible columns yield zeros. Columns after the ends are never read.
+    Tensors are copied unless their last axis is contiguous.
 
     Raises:
         ValueError: The shape of the ancestors does not fit, or heads are too wide.
@@ -66,11 +55,7 @@ def slot_attention(
 
 
 def _tiles(query: Tensor, value: Tensor) -> dict[str, int]:
-    """Return the numbers of hypotheses and columns per tile and of pipeline stages that fit.
-
-    Raises:
-        ValueError: Heads are too wide.
-    """
+    """Return the numbers of hypotheses and columns per tile and of pipeline stages that fit."""
     num_bytes = max(query.size(3), value.size(3)) * query.element_size()
     if num_bytes > _MAX_BYTES:
         raise ValueError(f"a row of a head has {num_bytes} bytes; at most {_MAX_BYTES} fit")

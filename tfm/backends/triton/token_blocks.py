@@ -14,14 +14,9 @@ _LAUNCH = {"num_warps": 8, "enable_fp_fusion": True}
 
 
 def block_max_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the greatest logit of each block, and the logsumexp of each row.
+    """Return [R, blocks] maxima and [R] logsumexp in fp32, as the reference does.
 
-    Args:
-        logits: [R, blocks, block] of R distributions, copied unless the last axis is contiguous;
-            -inf for padding and forbidden tokens.
-
-    Returns:
-        [R, blocks] and [R], both fp32; -inf where all logits are.
+    Logits are copied unless their last axis is contiguous.
     """
     if logits.stride(2) != 1:
         logits = logits.contiguous()
