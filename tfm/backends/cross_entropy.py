@@ -68,7 +68,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         compute_dtype = autocast_dtype(hidden_states)
         precision = torch.promote_types(hidden_states.dtype, torch.float32)
         other = smoothing / (len(weight) - 1)
-        gold = 1.0 - smoothing - other  # in addition to what every class has
+        gold = 1.0 - smoothing - other  # in addition to the share of every class
         with torch.autocast(hidden_states.device.type, enabled=False):
             matrix = weight.to(compute_dtype)
             row_sum = matrix.sum(0, dtype=precision)

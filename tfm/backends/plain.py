@@ -48,7 +48,7 @@ class PackedAttention(Protocol):
 class Backend:
     """The operations of a model's layers: here torch's own, on padded batches.
 
-    Subclasses override what they compute faster; tests compare each with this one.
+    Subclasses override the operations that they compute faster; tests compare them with these.
 
     Attributes:
         packed_attention: Attention in packed batches; None if batches must be padded.

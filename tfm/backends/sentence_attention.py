@@ -121,7 +121,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _attention_bias(queries: Packing, keys: Packing, *, causal: bool) -> Tensor | None:
-    """Return what to add to scores: [S', 1 or B', 1, 1 or T'], -inf for hidden keys."""
+    """Return the [S', 1 or B', 1, 1 or T'] bias of scores, -inf for hidden keys."""
     num_sentences, length = keys.padded_shape
     columns = torch.arange(length)
     if causal:

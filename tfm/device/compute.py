@@ -45,7 +45,7 @@ def choose_compute(
     local_rank: int = 0,
     trains: bool = False,
 ) -> Compute:
-    """Resolve "auto", and configure torch for the device.
+    """Resolve "auto", for training if `trains`, and configure torch for the device.
 
     Raises:
         UsageError: The requested GPU does not exist, or the device does not support the precision.
@@ -56,11 +56,11 @@ def choose_compute(
     use_gpu = has_gpu and device != "cpu"
     if use_gpu and local_rank >= torch.cuda.device_count():
         raise UsageError(
-            f"each process needs its own GPU, but torch sees {torch.cuda.device_count()} for local "
-            f"rank {local_rank}: start fewer processes"
+            f"local rank {local_rank} needs its own GPU, but torch sees only "
+            f"{torch.cuda.device_count()}: start fewer processes"
         )
     if use_gpu and precision == "int8":
-        raise UsageError("GPUs do not support int8: use --precision bf16, or --device cpu")
+        raise UsageError("int8 is supported on CPUs only: use --precision bf16, or --device cpu")
     if precision == "auto" and use_gpu:
         # Emulated bf16 is slower than fp16.
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -170,7 +170,7 @@ def _recompute_weights(
 def _load_spans(
     spans: tl.tensor, rows: tl.tensor, num_rows: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the first and the end (exclusive) of what each row sees; both 0 beyond the rows."""
+    """Return the first row that each row sees and the end (exclusive); 0 beyond the rows."""
     first = tl.load(spans + 2 * rows, mask=rows < num_rows, other=0)
     end = tl.load(spans + 2 * rows + 1, mask=rows < num_rows, other=0)
     return first, end
