@@ -1,9 +1,9 @@
-"""What saving costs: the pause that training sees, in turn with training and in the background.
+"""Measure the cost of saving checkpoints, in the foreground and in the background.
 
-A model of the preset's size with Adam's state is saved in both ways in turn, and medians are
-printed; the first round, in which memory is taken, is printed by itself. While the background
-writes, the main thread multiplies matrices as training does, and its speed is compared with what it
-is when nothing is written:
+Save a model of a preset's size with Adam's state in both ways by turns, and print the pause of
+training and the time until all is on disk: of the first round, which allocates memory, and the
+medians of the others. During a background save, the main thread multiplies matrices in place of
+training; its speed is compared with the speed without a save:
 
     .venv/bin/python benchmarks/checkpoint_cost.py --folder /tmp/checkpoint-cost
     .venv/bin/python benchmarks/checkpoint_cost.py --arch tiny --pieces 8000 --folder /tmp/x
@@ -11,6 +11,7 @@ is when nothing is written:
 
 import shutil
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,16 +27,17 @@ from tfm.storage.checkpoint.model_folder import ModelInfo, check_model, load_tra
 from tfm.storage.checkpoint.run_folder import checkpoints
 from tfm.storage.saving import Saver
 
-_SIDE = 1024  # of the matrices, so that one product takes some hundredths of a second
+_MIN_SAVE_SECONDS = 0.01
+_MATRIX_SIZE = 1024  # one product takes some hundredths of a second
 
 
 def main(
-    folder: Annotated[Path, typer.Option(help="Where to save; removed at the end.")],
+    folder: Annotated[Path, typer.Option(help="New folder to save to; removed at the end.")],
     arch: Annotated[str, typer.Option(help=f"One of {', '.join(PRESETS)}.")] = "big",
     pieces: Annotated[int, typer.Option(help="Size of the joint vocabulary.")] = 37_000,
-    rounds: Annotated[int, typer.Option(help="Rounds after the first.", min=1)] = 5,
+    rounds: Annotated[int, typer.Option(help="Number of rounds after the first.", min=1)] = 5,
 ) -> None:
-    """Time saving in both ways."""
+    """Measure both ways of saving."""
     if folder.exists():
         raise typer.BadParameter(f"{folder} exists: choose another")
     torch.set_num_threads(1)
@@ -48,35 +50,33 @@ def main(
         data_dir="data/x", step=0,
     )  # fmt: skip
     num_bytes = 3 * sum(4 * weight.numel() for weight in weights.values())
-    print(
-        f"{arch}, {pieces:,} pieces: {num_bytes / 1e9:.2f} GB a checkpoint, Adam's state included"
-    )
-    idle = _products_a_second(lambda: False, seconds=2.0)
+    print(f"{arch}, {pieces:,} pieces: {num_bytes / 1e9:.2f} GB per checkpoint, with Adam's state")
+    idle_speed = _products_per_second(lambda: False, seconds=2.0)
     savers = {way: Saver(folder / way, background=way == "background") for way in WAYS}
     timings: dict[str, list[tuple[float, ...]]] = {way: [] for way in WAYS}
     try:
         for step in range(1, rounds + 2):
             for way, saver in savers.items():
-                timings[way].append(_timed(saver, info, step, weights, state, idle))
+                timings[way].append(_time_save(saver, info, step, weights, state, idle_speed))
         for saver in savers.values():
             saver.finish()
         newest = checkpoints(folder / WAYS[0])[-1]
-        print(f"checking it before it is gone on from: {_seconds(check_model, newest):.2f} s")
+        print(f"verifying it before resuming: {_seconds(check_model, newest):.2f} s")
         print(f"reading its training state: {_seconds(load_training_state, newest):.2f} s")
     finally:
         shutil.rmtree(folder)
-    print("| | pause, s | written after, s | MB/s | training meanwhile |")
+    print("| | pause, s | written after, s | MB/s | training during the save |")
     print("|---|---|---|---|---|")
-    for way, found in timings.items():
-        print(_row(f"{way}, first", found[:1], num_bytes))
-        print(_row(f"{way}, median of {rounds}", found[1:], num_bytes))
+    for way, rows in timings.items():
+        print(_row(f"{way}, first", rows[:1], num_bytes))
+        print(_row(f"{way}, median of {rounds}", rows[1:], num_bytes))
 
 
-WAYS = ("in turn", "background")
+WAYS = ("foreground", "background")
 
 
 def _adam_state(weights: list[Tensor]) -> dict[str, Any]:
-    """A state as the trainer's, of an optimizer that has made a step."""
+    """Return a training state like that of Adam after a step."""
     moments = {
         number: {
             "step": torch.tensor(1.0),
@@ -88,26 +88,29 @@ def _adam_state(weights: list[Tensor]) -> dict[str, Any]:
     return {"trainer": {"optimizer": {"state": moments, "param_groups": []}}}
 
 
-def _timed(
+def _time_save(
     saver: Saver,
     info: ModelInfo,
     step: int,
     weights: dict[str, Tensor],
     state: dict[str, Any],
-    idle: float,
+    idle_speed: float,
 ) -> tuple[float, ...]:
-    """Seconds of pause, seconds until all is on the disk, and the speed of training meanwhile."""
+    """Return the pause and the time to disk in seconds, and the relative speed during the save."""
     info = ModelInfo(**{**vars(info), "step": step})
     started = time.perf_counter()
     saver.save(info, weights, state, {"bpe.model": b"subword"})
     pause = time.perf_counter() - started
-    share = _products_a_second(saver.is_writing) / idle if saver.is_writing() else 0.0
-    return pause, time.perf_counter() - started, share
+    waiting = threading.Thread(target=saver.wait)
+    waiting.start()
+    waiting.join(_MIN_SAVE_SECONDS)  # ends at once after a save in the foreground
+    speed = _products_per_second(waiting.is_alive) / idle_speed if waiting.is_alive() else 0.0
+    return pause, time.perf_counter() - started, speed
 
 
-def _products_a_second(is_active: Callable[[], bool], *, seconds: float = 0.0) -> float:
-    """Matrix products made in a second, for so long or as long as something goes on."""
-    matrix = torch.randn(_SIDE, _SIDE)
+def _products_per_second(is_active: Callable[[], bool], *, seconds: float = 0.0) -> float:
+    """Return the matrix products per second, for a time or while something is active."""
+    matrix = torch.randn(_MATRIX_SIZE, _MATRIX_SIZE)
     started, count = time.perf_counter(), 0
     while time.perf_counter() - started < seconds or is_active():
         matrix @ matrix
@@ -115,15 +118,15 @@ def _products_a_second(is_active: Callable[[], bool], *, seconds: float = 0.0) -
     return count / (time.perf_counter() - started)
 
 
-def _row(label: str, found: list[tuple[float, ...]], num_bytes: int) -> str:
-    pause, written, share = (statistics.median(column) for column in zip(*found, strict=True))
-    shown = f"{share:.0%} of its speed" if share else "waits"
+def _row(label: str, timings: list[tuple[float, ...]], num_bytes: int) -> str:
+    pause, written, speed = (statistics.median(column) for column in zip(*timings, strict=True))
+    shown = f"{speed:.0%} of its speed" if speed else "waits"
     return f"| {label} | {pause:.2f} | {written:.2f} | {num_bytes / written / 1e6:,.0f} | {shown} |"
 
 
-def _seconds(work: Callable[[Path], object], path: Path) -> float:
+def _seconds(function: Callable[[Path], object], path: Path) -> float:
     started = time.perf_counter()
-    work(path)
+    function(path)
     return time.perf_counter() - started
 
 

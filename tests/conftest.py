@@ -1,4 +1,4 @@
-"""What several test files share: tiny data, runs and models, the command line, a server."""
+"""Shared fixtures: tiny datasets, runs and models, the command line, processes, a web server."""
 
 import multiprocessing
 import os
@@ -23,11 +23,11 @@ from tfm.device.cpu import this_cpu
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 
-# The same sums in every process, however many threads it has, wherever its memory lies.
+# Reproducible sums in every process, for any number of threads and alignment of memory.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-# Tests run side by side, and threads that wait for each other would slow all of them down.
+# Tests run in parallel: more threads than cores would slow all of them down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# As the command line has it, for processes that load torch before they become one.
+# The setting of the command line, for forked processes in which torch is already loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 TINY: dict[str, dict[str, Any]] = {
@@ -54,14 +54,14 @@ TINY: dict[str, dict[str, Any]] = {
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what this CPU has no units for."""
+    """Skip tests that need bf16 units on other CPUs."""
     if item.get_closest_marker("needs_bf16") and not this_cpu().has_bf16:
         pytest.skip("this CPU has no bf16 units")
 
 
 @pytest.fixture(scope="session")
 def make_dataset() -> Callable[..., Path]:
-    """Make a binarized dataset of given pairs in a folder."""
+    """Make a binarized dataset of sentence pairs in a folder."""
 
     def make(folder: Path, splits: dict[str, list[tuple[str, str]]], **subword: Any) -> Path:
         manifest = Manifest.create(folder, name="tiny", source="en", target="de", settings={})
@@ -78,7 +78,7 @@ def make_dataset() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory, make_dataset: Callable[..., Path]) -> Path:
-    """A dataset of a few hundred generated pairs; tests must not change it."""
+    """Return a dataset of a few hundred generated pairs; tests must not change it."""
     sizes = {"train": 200, "valid": 12, "test": 12}
     splits = {
         split: list(generate_pairs(split, num_pairs=size, seed=1)) for split, size in sizes.items()
@@ -88,7 +88,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory, make_dataset: Callable[..
 
 @pytest.fixture(scope="session")
 def tiny_run() -> Callable[..., RunConfig]:
-    """Settings of a run that takes a second, with some changed."""
+    """Return settings of a run that takes a second, with some changed."""
 
     def make(**changes: dict[str, Any]) -> RunConfig:
         return run_config("base", TINY, changes)
@@ -100,7 +100,7 @@ def tiny_run() -> Callable[..., RunConfig]:
 def trained_run(
     data_dir: Path, tiny_run: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A run with checkpoints at steps 4, 8 and 12; tests must not change it."""
+    """Return a run with checkpoints at steps 4, 8 and 12; tests must not change it."""
     from tfm.stages.train import train
 
     run_dir = tmp_path_factory.mktemp("runs") / "tiny"
@@ -136,15 +136,15 @@ def new_trainer(data_dir: Path, tiny_run: Callable[..., RunConfig]) -> Callable[
 def separate_data_dir(
     make_dataset: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A dataset whose languages have vocabularies of their own, of different sizes."""
+    """Return a dataset with separate vocabularies of different sizes."""
     pairs = [(f"{i} cars", f"{i} Autos und {i % 7} Räder zu Ä Ö Ü") for i in range(60)]
     folder = tmp_path_factory.mktemp("data") / "separate"
     splits = {"train": pairs, "valid": pairs[:3], "test": pairs[:3]}
     return make_dataset(folder, splits, separate=True, vocab_size=290)
 
 
-def _make_ready(model: Any) -> None:
-    """Let biases and norms matter, and let nothing be produced that never is."""
+def _randomize(model: Any) -> None:
+    """Give biases and norms random values, and special tokens low probabilities."""
     from torch import nn
 
     for parameter in model.parameters():
@@ -162,7 +162,7 @@ def make_model(
     tiny_run: Callable[..., RunConfig],
     tmp_path: Path,
 ) -> Callable[..., Path]:
-    """Write a model of random weights, with the vocabularies that its embeddings ask for."""
+    """Write a model with random weights, and with vocabularies that match its embeddings."""
     import torch
 
     from tfm.model.build import new_model
@@ -178,7 +178,7 @@ def make_model(
         torch.manual_seed(seed)
         model = new_model(run.model, source_vocab_size=sizes[0], target_vocab_size=sizes[1])
         with torch.no_grad():
-            _make_ready(model)
+            _randomize(model)
         info = ModelInfo(
             run=run,
             source="en",
@@ -198,7 +198,7 @@ def make_model(
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, and help as wide as it likes."""
+    """Change to a temporary folder, and set a wide terminal for help texts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
@@ -209,11 +209,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[Any, str, str]]:
-    """Run the command line in this process: its exit code, stdout and stderr."""
+    """Run the command line in this process; return its exit code, stdout and stderr."""
 
     def call(*arguments: Any) -> tuple[Any, str, str]:
         monkeypatch.setattr(sys, "argv", ["tfm", *map(str, arguments)])
-        monkeypatch.setattr(os, "_exit", sys.exit)  # which would be the end of pytest
+        monkeypatch.setattr(os, "_exit", sys.exit)  # os._exit would end pytest
         with pytest.raises(SystemExit) as stopped:
             cli.main()
         return stopped.value.code, *capfd.readouterr()
@@ -232,7 +232,7 @@ exec(source, {"__name__": "__main__"})
 
 
 class ForkedPython:
-    """`python -c` in a process that finds torch and tfm loaded; used as a `subprocess.Popen` is."""
+    """`python -c` in a process with torch and tfm loaded; has the methods of `subprocess.Popen`."""
 
     def __init__(
         self, folder: Path, source: str, arguments: list[str], environment: dict[str, str]
@@ -279,19 +279,19 @@ class ForkedPython:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self._process.join(timeout)
-        assert self._process.exitcode is not None, "it has not ended in time"
+        assert self._process.exitcode is not None, "the process has not ended in time"
         out, err = (path.read_text(encoding="utf-8") for path in self._files)
         return out, err
 
     def readline(self) -> str:
-        """The next line of its output, which is waited for; empty if it has ended without one."""
+        """Wait for the next line of its output; return an empty text if it has ended before."""
         while True:
-            is_over = self.poll() is not None
+            has_ended = self.poll() is not None
             lines = self._files[0].read_text(encoding="utf-8").splitlines(keepends=True)
             if len(lines) > self._lines_read and lines[self._lines_read].endswith("\n"):
                 self._lines_read += 1
                 return lines[self._lines_read - 1]
-            if is_over:
+            if has_ended:
                 return ""
             time.sleep(0.01)
 
@@ -310,7 +310,7 @@ def fork_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Forke
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[type[BaseHTTPRequestHandler]], str]]:
-    """Answer on this machine as a handler does, until the test ends; returns the address."""
+    """Start a web server with a handler, until the test ends; return its address."""
     with ExitStack() as stack:
 
         def start(handler: type[BaseHTTPRequestHandler]) -> str:

@@ -255,7 +255,7 @@ def test_a_model_with_the_subword_model_of_another_is_refused(picture, trained_r
 
 
 def test_without_a_model_it_says_how_to_get_one(picture, tmp_path):
-    with pytest.raises(CheckpointError, match=r"is no run or model folder"):
+    with pytest.raises(CheckpointError, match=r"is not a run or model folder"):
         picture(model=tmp_path / "nowhere")
 
 

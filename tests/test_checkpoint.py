@@ -1,4 +1,4 @@
-"""Model folders: whole or absent, and checked when they are read."""
+"""Model folders: complete or absent, and verified when they are read."""
 
 import dataclasses
 import json
@@ -63,7 +63,7 @@ def model_dir(tmp_path):
     return save(tmp_path / "model")
 
 
-def test_what_is_saved_is_loaded(model_dir):
+def test_a_saved_model_is_loaded(model_dir):
     info, weights, state = load_all(model_dir)
     assert info == new_info()
     torch.testing.assert_close(weights["a"], torch.arange(6.0).view(2, 3))
@@ -79,22 +79,22 @@ def test_a_missing_file_is_named(model_dir, name):
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_a_truncated_file_is_named(model_dir, name, share):
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_file_is_named(model_dir, name, fraction):
     content = (model_dir / name).read_bytes()
-    (model_dir / name).write_bytes(content[: int(share * len(content))])
+    (model_dir / name).write_bytes(content[: int(fraction * len(content))])
     with pytest.raises(CheckpointError, match=rf"{name}: it is damaged"):
         load_all(model_dir)
 
 
-def flip(content, position, bit):
+def flip_bit(content, position, bit):
     damaged = bytearray(content)
     damaged[position] ^= 1 << bit
     return bytes(damaged)
 
 
-def same(one, other):
-    """Whether two models with their states are the same to the last bit."""
+def is_same_model(one, other):
+    """Return whether two models and their states have the same bits."""
     return (
         one[0] == other[0]
         and all(torch.equal(one[1][name], other[1][name]) for name in one[1] | other[1])
@@ -107,24 +107,24 @@ def same(one, other):
 )
 @given(data=st.data())
 @pytest.mark.parametrize("name", FILES)
-def test_any_flipped_bit_is_found(model_dir, name, data):
+def test_any_flipped_bit_is_detected(model_dir, name, data):
     path = model_dir / name
     before, content = load_all(model_dir), path.read_bytes()
     position, bit = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 7))
-    path.write_bytes(flip(content, position, bit))
+    path.write_bytes(flip_bit(content, position, bit))
     try:
         for check in (check_model, load_all):
             with pytest.raises(CheckpointError, match=rf"cannot read .*{name}: it is damaged"):
                 check(model_dir)
-    except pytest.fail.Exception:  # in config.json alone there is something that says nothing
+    except pytest.fail.Exception:  # config.json contains white space that does not matter
         assert name == "config.json"
         assert chr(content[position]).isspace()
-        assert same(load_all(model_dir), before)
+        assert is_same_model(load_all(model_dir), before)
     finally:
         path.write_bytes(content)
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(model_dir):
+def test_a_pipe_with_the_name_of_a_file_is_refused(model_dir):
     for name in FILES:
         content = (model_dir / name).read_bytes()
         (model_dir / name).unlink()
@@ -135,7 +135,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(model_dir):
         (model_dir / name).write_bytes(content)
 
 
-def test_a_file_that_cannot_be_read_is_not_called_damaged(model_dir, monkeypatch):
+def test_a_file_that_cannot_be_read_is_not_reported_as_damaged(model_dir, monkeypatch):
     def fail(path):
         raise OSError(5, "Input/output error")
 
@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(model_dir, monkeypatch
     assert not isinstance(caught.value, DamagedCheckpointError)
 
 
-def test_a_model_that_is_removed_meanwhile_is_not_called_damaged(model_dir):
+def test_a_model_removed_during_reading_is_not_reported_as_damaged(model_dir):
     shutil.rmtree(model_dir)
     for load in (load_info, load_weights, load_training_state):
         with pytest.raises(CheckpointError, match="was removed while it was read") as caught:
@@ -154,7 +154,7 @@ def test_a_model_that_is_removed_meanwhile_is_not_called_damaged(model_dir):
 
 
 def edit(folder, change):
-    """Change config.json as someone would who knows of its checksum."""
+    """Change config.json and its checksum."""
     record = json.loads((folder / "config.json").read_text())
     del record["checksum"]
     change(record)
@@ -162,17 +162,19 @@ def edit(folder, change):
     (folder / "config.json").write_text(text)
 
 
-def test_models_without_a_checksum_of_their_settings_are_read(model_dir):
+def test_models_of_older_versions_without_a_checksum_are_read(model_dir):
     record = json.loads((model_dir / "config.json").read_text())
     del record["checksum"]
     (model_dir / "config.json").write_text(json.dumps(record))
     assert load_info(model_dir) == new_info()
 
 
-def test_settings_edited_by_hand_say_how_to_have_them_accepted(model_dir):
+def test_the_error_for_edited_settings_explains_how_to_accept_them(model_dir):
     text = (model_dir / "config.json").read_text()
     (model_dir / "config.json").write_text(text.replace('"data/x"', '"data/y"'))
-    with pytest.raises(CheckpointError, match='was edited: if so, take its "checksum" out'):
+    with pytest.raises(
+        CheckpointError, match='was edited: if you edited it, remove its "checksum"'
+    ):
         load_info(model_dir)
 
 
@@ -202,7 +204,7 @@ for _ in range(400):
     ],
     ids=lambda change: str(change)[:60],
 )  # fmt: skip
-def test_a_record_of_other_types_is_refused_whatever_its_checksum(model_dir, change):
+def test_a_record_with_invalid_values_is_refused_though_its_checksum_is_correct(model_dir, change):
     edit(model_dir, lambda record: record.update(change))
     with pytest.raises(CheckpointError, match="cannot read") as caught:
         load_all(model_dir)
@@ -210,7 +212,7 @@ def test_a_record_of_other_types_is_refused_whatever_its_checksum(model_dir, cha
 
 
 @pytest.mark.parametrize("key", ["run", "source", "step", "vocab_sizes", "averaged", "sha256"])
-def test_a_record_that_lacks_something_is_refused(model_dir, key):
+def test_a_record_with_a_missing_value_is_refused(model_dir, key):
     edit(model_dir, lambda record: record.pop(key))
     with pytest.raises(CheckpointError, match=r"config\.json: it is damaged"):
         load_all(model_dir)
@@ -218,19 +220,21 @@ def test_a_record_that_lacks_something_is_refused(model_dir, key):
 
 def test_a_model_of_another_format_is_refused(model_dir):
     edit(model_dir, lambda record: record.update(format=99))
-    with pytest.raises(CheckpointError, match="has format 99, but this version of tfm reads format") as caught:
+    with pytest.raises(
+        CheckpointError, match="has format 99, but this version of tfm reads format"
+    ) as caught:
         load_info(model_dir)
     assert not isinstance(caught.value, DamagedCheckpointError)
 
 
-def test_settings_that_nobody_knows_are_named(model_dir):
+def test_unknown_settings_are_named(model_dir):
     edit(model_dir, lambda record: record["run"]["model"].update(rotary=True))
     with pytest.raises(CheckpointError, match=r"config\.json: unknown setting 'rotary'"):
         load_info(model_dir)
 
 
 def replace_file(folder, name, content):
-    """Put another file into a model folder as someone would who knows of the checksums."""
+    """Replace a file of a model folder and its checksum."""
     (folder / name).write_bytes(content)
     edit(folder, lambda record: record["sha256"].update({name: sha256_of(folder / name)}))
 
@@ -247,10 +251,12 @@ def replace_file(folder, name, content):
     ],
     ids=lambda content: repr(content[:10]),
 )  # fmt: skip
-def test_tensor_files_that_are_none_are_refused_whatever_their_checksum(model_dir, name, content):
+def test_invalid_tensor_files_are_refused_though_their_checksum_is_correct(
+    model_dir, name, content
+):
     replace_file(model_dir, name, content)
     if (name, content[8:]) == ("model.safetensors", b"{}") and content[0] == 2:
-        assert load_weights(model_dir) == {}  # no tensors: no model has these shapes
+        assert load_weights(model_dir) == {}  # valid, but without tensors
         return
     with pytest.raises(CheckpointError, match=rf"cannot read .*{name}: it is damaged"):
         load_all(model_dir)
@@ -261,7 +267,7 @@ def test_tensor_files_that_are_none_are_refused_whatever_their_checksum(model_di
     ["5", "[]", "", "{", "[" * 5_000, '{"mapping": 5}', '{"mapping": [[1]]}', '{"tensor": "a"}',
      '{"mapping": [[[], 1]]}', '{"list": [1]}', '{"tensor": []}', '{"what": 1}'],
 )  # fmt: skip
-def test_a_training_state_that_is_none_is_refused_whatever_its_checksum(model_dir, outline):
+def test_an_invalid_training_state_is_refused_though_its_checksum_is_correct(model_dir, outline):
     content = safetensors.torch.save({}, metadata={"state": outline})
     replace_file(model_dir, "training.safetensors", content)
     with pytest.raises(CheckpointError, match=r"training\.safetensors: it is damaged"):
@@ -273,7 +279,7 @@ def full_disk(*_, **__):
 
 
 @pytest.mark.parametrize("function", ["write_tensors", "write_state", "write_json"])
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, function):
+def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch, function):
     def fail(path, *_, **__):
         path.write_bytes(b"half")
         full_disk()
@@ -284,7 +290,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, functio
     assert not list(tmp_path.iterdir())
 
 
-def test_a_write_that_fails_keeps_the_older_model(model_dir, monkeypatch):
+def test_a_failed_write_keeps_the_older_model(model_dir, monkeypatch):
     monkeypatch.setattr(model_folder, "write_state", full_disk)
     with pytest.raises(OSError, match="No space"):
         save(model_dir, new_info(step=2))
@@ -298,7 +304,7 @@ def test_writing_again_replaces_the_model(model_dir):
     assert [path.name for path in model_dir.parent.iterdir()] == ["model"]
 
 
-def test_an_average_is_the_mean_and_of_one_is_itself(tmp_path):
+def test_an_average_is_the_mean_of_the_weights(tmp_path):
     torch.manual_seed(0)
     weights = [{"a": torch.randn(50, 3), "b": torch.randn(4)} for _ in range(3)]
     paths = [save(tmp_path / str(i), weights=w) for i, w in enumerate(weights)]
@@ -312,12 +318,12 @@ def test_an_average_is_the_mean_and_of_one_is_itself(tmp_path):
 @pytest.mark.parametrize(
     "other", [{"b": torch.ones(2)}, {"a": torch.ones(3)}, {"a": torch.ones(2), "b": torch.ones(2)}]
 )
-def test_models_that_differ_cannot_be_averaged(tmp_path, other):
+def test_different_models_cannot_be_averaged(tmp_path, other):
     paths = [
         save(tmp_path / "x", weights={"a": torch.ones(2)}),
         save(tmp_path / "y", weights=other),
     ]
-    with pytest.raises(CheckpointError, match="not of one model"):
+    with pytest.raises(CheckpointError, match="not checkpoints of one model"):
         average_weights(paths)
 
 
@@ -330,6 +336,6 @@ def test_a_damaged_model_cannot_be_averaged(tmp_path):
         average_weights(paths)
 
 
-def test_every_field_of_a_model_survives(tmp_path):
+def test_every_field_of_a_model_is_saved(tmp_path):
     info = dataclasses.replace(new_info(7, {"loss": 1.25}, seed=3), averaged=(5, 6, 7))
     assert load_info(save(tmp_path / "model", info)) == info

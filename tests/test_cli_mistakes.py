@@ -69,10 +69,13 @@ def complains(result, code, pattern):
         ("train --processes 0", "--processes is 0, but must be at least 1"),
         ("train --gpus 2 --processes 2", "--gpus and --processes exclude each other: give one"),
         ("train --gpus 2 --device cpu", "--gpus contradicts --device cpu: leave one out"),
-        ("train --processes 2 --device cuda", "--processes are of the CPU: .* say --gpus"),
-        ("train --nodes 2", "--nodes 2 needs, on each machine, its --node-rank and .*"),
-        ("train --nodes 2 --node-rank 0", "--nodes 2 needs, on each machine, its .*"),
-        ("train --node-rank 0", "--node-rank and --rendezvous are about several machines: .*"),
+        (
+            "train --processes 2 --device cuda",
+            "--processes N uses the CPU: .* give --gpus N instead",
+        ),
+        ("train --nodes 2", "--nodes 2 needs on each node its own --node-rank and .*"),
+        ("train --nodes 2 --node-rank 0", "--nodes 2 needs on each node its own .*"),
+        ("train --node-rank 0", "--node-rank and --rendezvous are for several nodes: .*"),
         (
             "train --nodes 2 --node-rank 2 --rendezvous a:1",
             "--node-rank is 2, but must be from 0 to 1",
@@ -139,7 +142,7 @@ def test_a_preset_that_contradicts_the_file_is_refused(run, elsewhere):
         ("average", 'runs/ holds no run with a checkpoint: start with "tfm train"'),
         ("average nowhere", "nowhere .*"),
         ("generate", 'runs/ holds no run with a checkpoint: start with "tfm train"'),
-        ("generate nowhere", "nowhere is no run or model folder: .*"),
+        ("generate nowhere", "nowhere is not a run or model folder: .*"),
         ("score --hypotheses nowhere", "nowhere does not exist: .*"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Files and folders appear under their names whole or not at all."""
+"""Files and folders appear under their names complete or not at all."""
 
 import contextlib
 import errno
@@ -17,12 +17,12 @@ from tfm.storage import files
 from tfm.storage.files import (
     atomic_directory,
     atomic_write,
+    finish_replacement,
+    intact_directory,
     make_directory,
     read_json,
     remove_leftovers,
-    settle_directory,
     sha256_of,
-    standing_directory,
     sync_directory,
     write_json,
     write_text,
@@ -30,12 +30,12 @@ from tfm.storage.files import (
 
 
 class StoppedError(Exception):
-    """Something that goes wrong while a file is being written."""
+    """An error while a file is being written."""
 
 
 @contextlib.contextmanager
 def full_disk():
-    """For a while nothing may write a file larger than 1,000 bytes, not even pytest its output."""
+    """Limit the size of all files, including pytest's output, to 1,000 bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
@@ -53,9 +53,9 @@ def names(folder):
 def test_a_file_appears_when_it_is_complete(tmp_path):
     path = tmp_path / "deep" / "down" / "file"
     with atomic_write(path) as file:
-        file.write(b"all of it")
+        file.write(b"content")
         assert not path.exists()
-    assert path.read_bytes() == b"all of it"
+    assert path.read_bytes() == b"content"
     assert names(path.parent) == ["file"]
 
 
@@ -76,7 +76,7 @@ def test_an_error_leaves_the_older_file_and_nothing_else(tmp_path, error):
 
     def fail():
         with atomic_write(path) as file:
-            file.write(b"half of it")
+            file.write(b"half")
             raise error
 
     with pytest.raises(error):
@@ -95,7 +95,7 @@ def test_a_full_disk_leaves_the_older_file_and_the_error_names_it(tmp_path):
     assert names(tmp_path) == ["file"]
 
 
-def test_a_disk_that_is_full_only_when_flushed_is_named_too(tmp_path, monkeypatch):
+def test_an_error_while_flushing_names_the_file_too(tmp_path, monkeypatch):
     def fail(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -106,7 +106,7 @@ def test_a_disk_that_is_full_only_when_flushed_is_named_too(tmp_path, monkeypatc
     assert names(tmp_path) == []
 
 
-def test_an_error_that_knows_its_file_keeps_it(tmp_path):
+def test_the_file_name_of_another_error_is_kept(tmp_path):
     with pytest.raises(FileNotFoundError) as caught, atomic_write(tmp_path / "file"):
         (tmp_path / "missing").read_bytes()
     assert caught.value.filename == str(tmp_path / "missing")
@@ -175,11 +175,11 @@ def fill(path, name):
 
 
 def no_exchange(one, other):
-    """What a file system says that cannot exchange two names."""
+    """Fail like a file system that cannot exchange two names."""
     raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
-def test_a_file_system_that_cannot_exchange_names_replaces_folders_too(tmp_path, monkeypatch):
+def test_folders_are_replaced_on_file_systems_that_cannot_exchange_names(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_exchange", no_exchange)
     for name in ("old", "new"):
         fill(tmp_path / "folder", name)
@@ -187,7 +187,7 @@ def test_a_file_system_that_cannot_exchange_names_replaces_folders_too(tmp_path,
     assert names(tmp_path) == ["folder"]
 
 
-def test_a_folder_whose_place_cannot_be_taken_comes_back(tmp_path, monkeypatch):
+def test_the_older_folder_is_restored_if_the_new_one_cannot_be_renamed(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_exchange", no_exchange)
     fill(tmp_path / "folder", "old")
     rename = os.replace
@@ -204,7 +204,7 @@ def test_a_folder_whose_place_cannot_be_taken_comes_back(tmp_path, monkeypatch):
     assert names(tmp_path) == ["folder"]
 
 
-def test_an_exchange_that_is_refused_leaves_the_older_folder(tmp_path, monkeypatch):
+def test_a_failed_exchange_leaves_the_older_folder(tmp_path, monkeypatch):
     def fail(one, other):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -216,21 +216,21 @@ def test_an_exchange_that_is_refused_leaves_the_older_folder(tmp_path, monkeypat
     assert names(tmp_path) == ["folder"]
 
 
-def test_a_folder_that_was_half_replaced_is_the_older_one(tmp_path):
+def test_an_interrupted_replacement_leaves_the_older_folder(tmp_path):
     path = tmp_path / "folder"
-    assert standing_directory(path) == path
+    assert intact_directory(path) == path
     fill(tmp_path / ".folder.old", "old")
-    assert names(standing_directory(path)) == ["old"]
-    settle_directory(path)
+    assert names(intact_directory(path)) == ["old"]
+    finish_replacement(path)
     assert names(path) == ["old"]
-    fill(tmp_path / ".folder.old", "older")  # killed after the new one took the name
-    assert standing_directory(path) == path
-    settle_directory(path)
+    fill(tmp_path / ".folder.old", "older")  # killed after the new folder was renamed
+    assert intact_directory(path) == path
+    finish_replacement(path)
     assert names(path) == ["old"]
     assert names(tmp_path) == ["folder"]
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
+def test_a_link_is_replaced_and_its_target_is_kept(tmp_path):
     fill(tmp_path / "precious", "thesis.tex")
     (tmp_path / "folder").symlink_to(tmp_path / "precious")
     fill(tmp_path / "folder", "new")
@@ -250,30 +250,30 @@ def test_a_folder_cannot_replace_a_file(tmp_path):
 
 @pytest.fixture
 def events(monkeypatch):
-    """What is put on the disk for good, and which names change, in order."""
-    found = []
+    """Return the flushes and renames, in order."""
+    recorded = []
     sync, rename, exchange = os.fsync, os.replace, files._exchange
 
-    def noted(kind, function):
+    def record(kind, function):
         def call(*paths):
-            found.append((kind, *(path.name for path in paths)))
+            recorded.append((kind, *(path.name for path in paths)))
             return function(*paths)
 
         return call
 
-    def noted_sync(descriptor):
-        found.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+    def record_sync(descriptor):
+        recorded.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
         sync(descriptor)
 
-    monkeypatch.setattr(files.os, "fsync", noted_sync)
-    monkeypatch.setattr(files.os, "replace", noted("rename", rename))
-    monkeypatch.setattr(files, "_exchange", noted("exchange", exchange))
-    return found
+    monkeypatch.setattr(files.os, "fsync", record_sync)
+    monkeypatch.setattr(files.os, "replace", record("rename", rename))
+    monkeypatch.setattr(files, "_exchange", record("exchange", exchange))
+    return recorded
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
 @pytest.mark.parametrize("replaces", [False, True])
-def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end(
+def test_content_is_flushed_before_the_rename_and_the_rename_before_the_end(
     tmp_path, events, replaces
 ):
     path = tmp_path / "runs" / "folder"
@@ -281,15 +281,15 @@ def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end(
         fill(path, "old")
     else:
         make_directory(path.parent)
-        assert events == [("sync", tmp_path.name)]  # which the name of "runs" is in
+        assert events == [("sync", tmp_path.name)]  # the folder that contains the name "runs"
     events.clear()
     fill(path, "new")
-    partial = files._aside(path).name
+    partial = files._partial(path).name
     change = ("exchange", "folder", partial) if replaces else ("rename", partial, "folder")
     assert events == [("sync", "new"), ("sync", partial), change, ("sync", "runs")]
 
 
-def test_a_file_system_that_cannot_flush_folders_is_good_enough(tmp_path, monkeypatch):
+def test_file_systems_that_cannot_flush_folders_are_supported(tmp_path, monkeypatch):
     def fail(descriptor):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
@@ -298,7 +298,7 @@ def test_a_file_system_that_cannot_flush_folders_is_good_enough(tmp_path, monkey
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o700), (0o027, 0o750), (0o000, 0o777)])
-def test_the_umask_decides_who_may_read(tmp_path, mask, mode):
+def test_the_umask_determines_permissions(tmp_path, mask, mode):
     before = os.umask(mask)
     try:
         fill(tmp_path / "folder", "a")
@@ -310,11 +310,11 @@ def test_the_umask_decides_who_may_read(tmp_path, mask, mode):
         assert path.stat().st_mode & 0o777 == mode & 0o666
 
 
-def test_what_is_left_of_a_killed_attempt_is_cleared_away(tmp_path):
+def test_leftovers_of_a_killed_attempt_are_removed(tmp_path):
     path = tmp_path / "folder"
-    left = files._aside(path)
-    left.mkdir()
-    (left / "half").write_text("x")
+    leftover = files._partial(path)
+    leftover.mkdir()
+    (leftover / "half").write_text("x")
     with atomic_directory(path) as folder:
         (folder / "a").write_text("1")
     assert names(path) == ["a"]
@@ -322,38 +322,38 @@ def test_what_is_left_of_a_killed_attempt_is_cleared_away(tmp_path):
 
 @pytest.fixture
 def dead_process():
-    """The id of a process that is no more."""
+    """Return the id of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
 
 
-def test_a_file_is_written_over_what_a_killed_process_left_of_it(tmp_path, dead_process):
+def test_writing_a_file_removes_its_leftovers_of_killed_processes(tmp_path, dead_process):
     for name in ("file", "other"):
         (tmp_path / f".{name}.{dead_process}.partial").write_text("half")
     write_text(tmp_path / "file", "whole")
     assert names(tmp_path) == [f".other.{dead_process}.partial", "file"]
 
 
-def test_leftovers_of_killed_processes_go_and_nothing_else_does(tmp_path, dead_process):
+def test_only_leftovers_of_killed_processes_are_removed(tmp_path, dead_process):
     kept = [".a.1.partial", ".a.partial", "a.1.partial", f"b.{dead_process}.partial", "c"]
     for name in [*kept, f".a.{dead_process}.partial", f".a.b.{dead_process}.partial"]:
         (tmp_path / name).write_text("x")
-    left = tmp_path / f".folder.{dead_process}.partial"
-    left.mkdir()
-    (left / "half").write_text("x")
+    leftover = tmp_path / f".folder.{dead_process}.partial"
+    leftover.mkdir()
+    (leftover / "half").write_text("x")
     remove_leftovers(tmp_path)
     assert names(tmp_path) == sorted(kept)
     remove_leftovers(tmp_path / "missing")
 
 
 @pytest.mark.parametrize("value", [{}, {"ä": [1, 2.5, None, True], "b": {"c": "\u2028\n"}}])
-def test_json_comes_back_as_it_went(tmp_path, value):
+def test_json_is_read_as_it_was_written(tmp_path, value):
     write_json(tmp_path / "x.json", value)
     assert read_json(tmp_path / "x.json") == value
 
 
-def test_json_is_for_people_to_read(tmp_path):
+def test_json_is_indented_and_not_escaped(tmp_path):
     write_json(tmp_path / "x.json", {"Größe": 1})
     assert (tmp_path / "x.json").read_text(encoding="utf-8") == '{\n  "Größe": 1\n}\n'
 
@@ -362,12 +362,12 @@ def test_json_is_for_people_to_read(tmp_path):
 def test_damaged_json_is_named(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"x\.json is damaged .*make it again") as caught:
+    with pytest.raises(DataError, match=r"x\.json is damaged .*create it again") as caught:
         read_json(path)
     assert "\n" not in str(caught.value)
 
 
-def test_nonsense_in_json_is_refused_as_a_whole(tmp_path, monkeypatch):
+def test_json_that_is_too_deep_or_too_large_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     path.write_text("[" * 100_000)
     with pytest.raises(DataError, match=r"x\.json is damaged"):
@@ -381,20 +381,20 @@ def test_nonsense_in_json_is_refused_as_a_whole(tmp_path, monkeypatch):
         read_json(path)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
+def test_a_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "x.json")
     with pytest.raises(DataError, match=r"x\.json is not a file"):
         read_json(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
-def test_sha256_is_that_of_the_bytes(tmp_path, size):
+def test_sha256_is_computed_over_the_whole_file(tmp_path, size):
     path = tmp_path / "file"
     path.write_bytes(b"x" * size)
     assert sha256_of(path) == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_json_carries_paths_that_are_not_utf_8(tmp_path):
+def test_json_can_hold_paths_that_are_not_utf_8(tmp_path):
     value = {"path": os.fsdecode(b"caf\xe9"), "text": "café"}
     write_json(tmp_path / "note.json", value)
     assert read_json(tmp_path / "note.json") == value

@@ -1,11 +1,11 @@
-"""A folder that is being replaced by a process which is killed is there, old or new, and whole."""
+"""A process killed while it replaces a folder leaves the old or the new one, complete."""
 
 import subprocess
 import sys
 
 import pytest
 
-# Replaces a folder again and again, killed just before it changes anything for the n-th time.
+# Replaces a folder in child processes; the N-th is killed before its N-th change on disk.
 KILLED_WHILE_REPLACING = """
 import errno, os, pathlib, signal, sys
 from tfm.storage import files
@@ -32,8 +32,8 @@ def watch(event, arguments):
             os.kill(os.getpid(), signal.SIGKILL)
 
 def read():
-    standing = files.standing_directory(path)
-    return [(standing / name).read_text() for name in ("a", "b")]
+    intact = files.intact_directory(path)
+    return [(intact / name).read_text() for name in ("a", "b")]
 
 fill("0")
 for moment in range(1, 1000):
@@ -48,7 +48,7 @@ for moment in range(1, 1000):
     assert read() in ([str(moment)] * 2, ["0"] * 2), (moment, read())
     fill("0")
     assert read() == ["0"] * 2
-    assert sorted(each.name for each in path.parent.iterdir()) == ["folder"], moment
+    assert sorted(child.name for child in path.parent.iterdir()) == ["folder"], moment
     if status == 0:
         break
 print(moment)
@@ -56,7 +56,7 @@ print(moment)
 
 
 @pytest.mark.parametrize("way", ["exchange", "renames"])
-def test_a_folder_is_there_whole_whenever_its_replacement_is_killed(tmp_path, way):
+def test_a_folder_is_complete_whenever_its_replacement_is_killed(tmp_path, way):
     arguments = [sys.executable, "-c", KILLED_WHILE_REPLACING, str(tmp_path), way]
     moments = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
     assert 10 < int(moments) < 100

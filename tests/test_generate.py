@@ -334,7 +334,7 @@ def test_targets_are_printed_as_lines_as_tokens_and_as_json(command):
         ("--gpus 1", 2, "--gpus contradicts --device cpu: leave one out"),
         ("--gpus 1 --processes 1", 2, "--gpus and --processes exclude each other: give one"),
         ("--processes 0", 2, "--processes is 0, but must be at least 1"),
-        ("--processes 2 --device cuda", 2, "--processes are of the CPU: .*"),
+        ("--processes 2 --device cuda", 2, "--processes N uses the CPU: .*"),
     ],
 )
 def test_a_mistake_is_one_line(command, arguments, code, pattern):

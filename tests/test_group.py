@@ -1,4 +1,4 @@
-"""Several processes train as one does, agree, and say so when one of them is lost."""
+"""Several processes train the same model as one process, and report a lost process."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ from tfm.storage.checkpoint.run_folder import checkpoints
 
 TIMEOUT_SECONDS = 180
 
-# What all scripts start with: two processes that have met.
+# The start of all scripts.
 JOIN = """
 import json, sys
 from datetime import timedelta
@@ -26,12 +26,12 @@ import torch
 from tfm.distributed.group import joined
 from tfm.world import World
 world = World.from_environment()
-def tell(**facts):
+def output(**facts):
     print(json.dumps(facts))
 """
 
 
-# What `python -m tfm` runs.
+# The program that `python -m tfm` runs.
 TFM = "from tfm.cli.main import main; main()"
 
 
@@ -62,7 +62,7 @@ def start(fork_python):
 
 
 def finish(processes):
-    """Wait for processes; returns exit codes, what they said, and what they complained of."""
+    """Wait for processes; return their exit codes, stdout and stderr."""
     try:
         outputs = [process.communicate(timeout=TIMEOUT_SECONDS) for process in processes]
     finally:
@@ -73,19 +73,19 @@ def finish(processes):
 
 @pytest.fixture(scope="module")
 def run_script(start):
-    """What each of some processes tells, by rank."""
+    """Run a script in several processes; return the output of each, by rank."""
 
     def run(script, *arguments, size=2):
-        codes, told, complaints = finish(start(JOIN + script, *arguments, size=size))
-        assert codes == [0] * size, complaints
-        return [json.loads(each) for each in told]
+        codes, outputs, errors = finish(start(JOIN + script, *arguments, size=size))
+        assert codes == [0] * size, errors
+        return [json.loads(text) for text in outputs]
 
     return run
 
 
 @pytest.fixture
 def run_processes(data_dir, tmp_path, start):
-    """Train by several processes, as a user would; returns exit codes and complaints."""
+    """Train in several processes with the command line; return exit codes and stderr."""
 
     def run(run_dir, settings, size=2, meanwhile=None):
         config = tmp_path / f"{run_dir.name}.toml"
@@ -93,8 +93,8 @@ def run_processes(data_dir, tmp_path, start):
         processes = start(TFM, "train", data_dir, "--run", run_dir, "--config", config, size=size)
         if meanwhile is not None:
             meanwhile(processes)
-        codes, _, complaints = finish(processes)
-        return codes, complaints
+        codes, _, errors = finish(processes)
+        return codes, errors
 
     return run
 
@@ -110,12 +110,12 @@ def bleus(run_dir):
 
 @pytest.fixture(scope="module")
 def scored_run(tiny_run):
-    """Settings with dropout, several parts a step and BLEU."""
+    """Settings with dropout, several microbatches per step and BLEU."""
 
     def make(**changes):
         training = {"log_steps": 1, "validation_beam": 2, "best_metric": "score"}
         training |= changes.pop("training", {})
-        # With a small ε, Adam makes as much of what rounding leaves of zero as of a gradient.
+        # With a small ε, Adam would amplify rounding errors of gradients that are zero.
         optimizer = {"adam_epsilon": 1e-4}
         changes = {"batching": {"num_dropout_shards": 2}, "optimizer": optimizer, **changes}
         return tiny_run(**changes, training=training)
@@ -124,62 +124,63 @@ def scored_run(tiny_run):
 
 
 @pytest.fixture(scope="module")
-def alone(data_dir, scored_run, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("runs") / "alone"
+def single_process_run(data_dir, scored_run, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "single"
     train(data_dir, run_dir, scored_run())
     return run_dir
 
 
 def assert_same_run(one, other):
-    """Up to the rounding of sums in another order."""
+    """Check equality up to the rounding of sums in another order."""
     assert losses(one).keys() == losses(other).keys()
     assert list(losses(one).values()) == pytest.approx(list(losses(other).values()), rel=1e-5)
     assert bleus(one) == bleus(other)
-    ours, theirs = (load_weights(checkpoints(run)[-1]) for run in (one, other))
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-5)
+    weights, expected = (load_weights(checkpoints(run)[-1]) for run in (one, other))
+    for name in expected:
+        torch.testing.assert_close(weights[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
-def test_two_processes_train_as_one_does(alone, run_processes, scored_run, tmp_path, shard):
-    codes, complaints = run_processes(tmp_path / "run", scored_run(training={"shard": shard}))
-    assert codes == [0, 0], complaints
-    assert_same_run(tmp_path / "run", alone)
-    assert "2 processes" in complaints[0]
-    assert complaints[1] == ""
-
-
-def test_two_processes_are_the_run_that_asks_for_two_shares(
-    alone, run_processes, scored_run, tmp_path
+def test_two_processes_train_the_same_model_as_one(
+    single_process_run, run_processes, scored_run, tmp_path, shard
 ):
-    """Without saying so: that is what the setting is for."""
-    codes, complaints = run_processes(
-        tmp_path / "run", scored_run(batching={"num_dropout_shards": 1})
-    )
-    assert codes == [0, 0], complaints
-    assert_same_run(tmp_path / "run", alone)
+    codes, errors = run_processes(tmp_path / "run", scored_run(training={"shard": shard}))
+    assert codes == [0, 0], errors
+    assert_same_run(tmp_path / "run", single_process_run)
+    assert "2 processes" in errors[0]
+    assert errors[1] == ""
 
 
-def test_a_run_of_two_processes_goes_on_as_one(
-    alone, run_processes, scored_run, data_dir, tmp_path
+def test_two_processes_draw_the_dropout_of_two_shards_by_default(
+    single_process_run, run_processes, scored_run, tmp_path
 ):
-    codes, complaints = run_processes(
+    codes, errors = run_processes(tmp_path / "run", scored_run(batching={"num_dropout_shards": 1}))
+    assert codes == [0, 0], errors
+    assert_same_run(tmp_path / "run", single_process_run)
+
+
+def test_one_process_resumes_a_run_of_two(
+    single_process_run, run_processes, scored_run, data_dir, tmp_path
+):
+    codes, errors = run_processes(
         tmp_path / "run", scored_run(batching={"num_dropout_shards": 1}, training={"max_steps": 8})
     )
-    assert codes == [0, 0], complaints
-    # That batches were split for two is remembered, though nothing in the settings says so.
+    assert codes == [0, 0], errors
+    # The checkpoint stores that batches were split for two processes; the settings do not.
     result = train(data_dir, tmp_path / "run", scored_run(batching={"num_dropout_shards": 1}))
     assert result.step == 12
-    found, expected = losses(tmp_path / "run"), losses(alone)
+    found, expected = losses(tmp_path / "run"), losses(single_process_run)
     assert [found[key] for key in expected] == pytest.approx(list(expected.values()), rel=1e-5)
 
 
-def test_a_sharded_run_that_is_resumed_is_the_same_run(alone, run_processes, scored_run, tmp_path):
+def test_a_sharded_run_that_is_resumed_is_the_same_run(
+    single_process_run, run_processes, scored_run, tmp_path
+):
     for max_steps in (8, 12):
         settings = scored_run(training={"shard": True, "max_steps": max_steps})
-        codes, complaints = run_processes(tmp_path / "run", settings)
-        assert codes == [0, 0], complaints
-    assert_same_run(tmp_path / "run", alone)
+        codes, errors = run_processes(tmp_path / "run", settings)
+        assert codes == [0, 0], errors
+    assert_same_run(tmp_path / "run", single_process_run)
 
 
 def test_a_signal_to_one_process_stops_and_saves_both(run_processes, scored_run, tmp_path):
@@ -193,15 +194,15 @@ def test_a_signal_to_one_process_stops_and_saves_both(run_processes, scored_run,
             time.sleep(0.05)
         processes[1].send_signal(signal.SIGUSR1)
 
-    codes, complaints = run_processes(run_dir, settings, meanwhile=stop)
-    assert codes == [0, 0], complaints
+    codes, errors = run_processes(run_dir, settings, meanwhile=stop)
+    assert codes == [0, 0], errors
     [saved] = checkpoints(run_dir)
     step = load_info(saved).step
-    assert f"stopped and saved at step {step:,}; the same command goes on" in complaints[0]
-    assert complaints[1] == ""
+    assert f"stopped and saved at step {step:,}; " in errors[0]
+    assert errors[1] == ""
 
 
-def test_a_process_that_dies_is_missed(run_processes, scored_run, tmp_path):
+def test_a_process_that_dies_is_named(run_processes, scored_run, tmp_path):
     run_dir = tmp_path / "run"
 
     def kill(processes):
@@ -211,19 +212,19 @@ def test_a_process_that_dies_is_missed(run_processes, scored_run, tmp_path):
         processes[1].kill()
 
     settings = scored_run(training={"max_steps": 100_000, "checkpoint_steps": 100_000})
-    codes, complaints = run_processes(run_dir, settings, meanwhile=kill)
+    codes, errors = run_processes(run_dir, settings, meanwhile=kill)
     assert codes == [1, -signal.SIGKILL]
-    last = complaints[0].splitlines()[-1]
+    last = errors[0].splitlines()[-1]
     assert last.startswith("tfm: rank ")
     assert "rank 1" in last
-    assert "the same command goes on from the last checkpoint" in last
-    assert "Traceback" not in complaints[0]
+    assert "run the same command again to resume from the last checkpoint" in last
+    assert "Traceback" not in errors[0]
 
 
-def test_groups_sum_agree_and_hear_of_each_other(run_script):
+def test_collectives_of_two_processes(run_script):
     script = """
 with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
-    tell(
+    output(
         sum=group.sum(torch.tensor([world.rank, 1.5])).tolist(),
         largest=group.largest([world.rank, -world.rank]),
         gathered=group.gather({"rank": world.rank, "text": "ä" * world.rank}),
@@ -237,7 +238,7 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     assert run_script(script) == [expected, expected]
 
 
-def test_a_process_alone_agrees_with_itself():
+def test_collectives_of_a_single_process_return_its_values():
     group = Group()
     assert group.sum(torch.tensor([2.0])).tolist() == [2.0]
     assert group.largest([3, 4]) == [3, 4]
@@ -246,18 +247,18 @@ def test_a_process_alone_agrees_with_itself():
     assert group.store is None
 
 
-def test_processes_that_were_not_given_the_same_are_refused(run_script):
+def test_processes_with_different_settings_are_refused(run_script):
     script = """
 from tfm.errors import UsageError
 with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     try:
         group.check_equal({"settings": world.rank, "dataset": 1})
     except UsageError as error:
-        tell(error=str(error))
+        output(error=str(error))
 """
-    told = run_script(script)
-    assert told[0] == told[1]
-    assert told[0]["error"].startswith("rank 1 has other settings than rank 0:")
+    outputs = run_script(script)
+    assert outputs[0] == outputs[1]
+    assert outputs[0]["error"].startswith("rank 1 has other settings than rank 0:")
 
 
 TRAINER = """
@@ -283,11 +284,11 @@ def new_trainer(group):
     return Trainer(model, dataset, run, compute, cost=cost, group=group)
 """
 
-# Rank 1 runs out of memory in a step of two microbatches each: in the forward or backward pass of
-# the first, which is its own affair, or of the last, in which all share their gradients.
+# Rank 1 runs out of memory in a step of two microbatches per rank: in the forward or backward pass
+# of the first, or of the last, in which all ranks sum their gradients.
 WHERE = ["nowhere", "forward 1", "backward 1", "forward 2", "backward 2"]
 OUT_OF_MEMORY = """
-class Explodes(torch.autograd.Function):
+class OutOfMemory(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         return x.clone()
@@ -297,18 +298,18 @@ class Explodes(torch.autograd.Function):
         raise torch.OutOfMemoryError("tried to allocate")
 
 calls, where, original = 0, "", BatchLoss.forward
-def forward(module, part):
+def forward(module, batch):
     global calls
     calls += 1
-    loss, nll = original(module, part)
+    loss, nll = original(module, batch)
     if world.rank == 1 and where == f"forward {calls}":
         raise torch.OutOfMemoryError("tried to allocate")
     if world.rank == 1 and where == f"backward {calls}":
-        loss = Explodes.apply(loss)
+        loss = OutOfMemory.apply(loss)
     return loss, nll
 BatchLoss.forward = forward
 
-told = {}
+outputs = {}
 with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     for place in arguments:
         trainer = new_trainer(group)
@@ -318,19 +319,19 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
             rows = next(batches)
             calls, where = 0, place if step == 2 else ""
             reports.append(trainer.step(rows)[0])
-        told[place] = dict(
+        outputs[place] = dict(
             losses=[report.loss for report in reports],
             norm=reports[-1].gradient_norm,
             weight=float(trainer.model.output_weight.square().sum()),
             out_of_memory=trainer.out_of_memory,
         )
-tell(**told)
+output(**outputs)
 """
 
 
 @pytest.fixture(scope="module")
 def memory_problems(data_dir, tiny_run, tmp_path_factory, run_script):
-    """What one process without a problem tells, and two with one each, by place."""
+    """Outputs of one process with enough memory, and of two where rank 1 runs out, by place."""
     config = tmp_path_factory.mktemp("config") / "run.toml"
     no_dropout = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
     run = tiny_run(model=no_dropout)
@@ -339,15 +340,15 @@ def memory_problems(data_dir, tiny_run, tmp_path_factory, run_script):
     batcher = Batcher(dataset, run.batching, seed=run.training.seed)
     assert len(batcher.split(batcher.epoch(1)[2], multiple_of=2)) == 4  # two for each process
 
-    def told(places, size):
+    def outputs(places, size):
         return run_script(TRAINER + OUT_OF_MEMORY, data_dir, config, *places, size=size)
 
-    [alone] = told(["nowhere"], 1)
-    return alone["nowhere"], told(WHERE, 2)
+    [single] = outputs(["nowhere"], 1)
+    return single["nowhere"], outputs(WHERE, 2)
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_out_of_memory_in_one_process_makes_all_take_smaller_parts(memory_problems, where):
+def test_out_of_memory_in_one_process_makes_all_use_smaller_microbatches(memory_problems, where):
     expected, (found, others) = memory_problems
     found, others = found[where], others[where]
     assert found == others
@@ -357,7 +358,7 @@ def test_out_of_memory_in_one_process_makes_all_take_smaller_parts(memory_proble
     assert found["out_of_memory"] == (where != "nowhere")
 
 
-def test_microbatches_that_the_processes_cannot_share_evenly_all_count_once(
+def test_each_microbatch_counts_once_though_ranks_have_different_numbers_of_them(
     data_dir, tiny_run, run_script, tmp_path
 ):
     script = """
@@ -365,10 +366,10 @@ import numpy as np
 with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     trainer = new_trainer(group)
     report, _ = trainer.step(np.arange(3))
-    tell(loss=report.loss, norm=report.gradient_norm)
+    output(loss=report.loss, norm=report.gradient_norm)
 """
     config = tmp_path / "run.toml"
     no_dropout = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
     config.write_text(run_toml(tiny_run(model=no_dropout, batching={"max_tokens": 1})))
-    [alone] = run_script(TRAINER + script, data_dir, config, size=1)
-    assert run_script(TRAINER + script, data_dir, config) == [pytest.approx(alone)] * 2
+    [single] = run_script(TRAINER + script, data_dir, config, size=1)
+    assert run_script(TRAINER + script, data_dir, config) == [pytest.approx(single)] * 2

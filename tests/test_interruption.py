@@ -17,7 +17,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]
 
 
 @pytest.mark.parametrize(("number", "code"), list(zip(SIGNALS, [130, 0, 0, 0], strict=True)))
-def test_a_signal_only_asks(number, code):
+def test_a_signal_is_only_recorded(number, code):
     with StopRequests() as stop:
         assert (stop.received, stop.exit_code) == (None, None)
         signal.raise_signal(number)
@@ -39,21 +39,21 @@ def test_another_ctrl_c_stops_at_once(first):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_handlers_are_given_back():
+def test_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in SIGNALS]
     with StopRequests():
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_a_signal_that_comes_from_the_launcher_too_does_not_end_what_is_ending(monkeypatch):
+def test_a_second_signal_from_the_launcher_does_not_kill_a_process_as_it_ends(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "error.json")
     before = [signal.getsignal(number) for number in SIGNALS]
     try:
         with StopRequests() as stop:
             signal.raise_signal(signal.SIGUSR1)
         for number in SIGNALS:
-            # Python gives handlers of its own back before it ends, but leaves these.
+            # Python restores its own handlers before it ends, but keeps SIG_IGN.
             assert signal.getsignal(number) == signal.SIG_IGN
         assert stop.received == signal.SIGUSR1
     finally:
@@ -61,7 +61,7 @@ def test_a_signal_that_comes_from_the_launcher_too_does_not_end_what_is_ending(m
             signal.signal(number, handler)
 
 
-def test_a_signal_that_is_ignored_stays_so():
+def test_a_signal_that_was_ignored_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopRequests() as stop:
@@ -71,7 +71,7 @@ def test_a_signal_that_is_ignored_stays_so():
         signal.signal(signal.SIGHUP, before)
 
 
-_WRITES_TO_A_LOST_TERMINAL = """
+_WRITE_TO_LOST_TERMINAL = """
 import os, sys, time
 from tfm.distributed.interruption import StopRequests
 with StopRequests() as stop:
@@ -84,23 +84,23 @@ with StopRequests() as stop:
 
 
 def test_a_run_saves_though_its_terminal_is_closed(tmp_path):
-    ours, theirs = pty.openpty()
+    terminal, process_end = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-c", _WRITES_TO_A_LOST_TERMINAL, tmp_path / "saved"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        [sys.executable, "-c", _WRITE_TO_LOST_TERMINAL, tmp_path / "saved"],
+        stdin=process_end,
+        stdout=process_end,
+        stderr=process_end,
         start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     ) as process:
-        os.close(theirs)
-        assert b"ready" in os.read(ours, 100)
-        os.close(ours)
+        os.close(process_end)
+        assert b"ready" in os.read(terminal, 100)
+        os.close(terminal)
         assert process.wait(timeout=10) == 0
     assert (tmp_path / "saved").exists()
 
 
-_FOLLOWS = """
+_STOP_WITH_LAUNCHER = """
 import os, sys, time
 from tfm.distributed.interruption import StopRequests, stop_with_launcher
 stop_with_launcher()
@@ -110,7 +110,7 @@ with StopRequests() as stop:
         time.sleep(0.01)
     open(sys.argv[1] + "/saved", "w").write(str(stop.received))
 """
-_DIES = """
+_DYING_LAUNCHER = """
 import os, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", sys.argv[2], sys.argv[1]], start_new_session=True)
 while not os.path.exists(sys.argv[1] + "/started"):
@@ -119,7 +119,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def appears(path):
+def wait_for(path):
     deadline = time.monotonic() + 10
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -128,7 +128,7 @@ def appears(path):
 
 def test_a_process_saves_and_stops_if_its_launcher_is_killed(tmp_path):
     environment = os.environ | {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
-    command = [sys.executable, "-c", _DIES, tmp_path, _FOLLOWS]
+    command = [sys.executable, "-c", _DYING_LAUNCHER, tmp_path, _STOP_WITH_LAUNCHER]
     done = subprocess.run(command, env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert appears(tmp_path / "saved")
+    assert wait_for(tmp_path / "saved")

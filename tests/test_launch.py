@@ -1,4 +1,4 @@
-"""Processes that are started, watched and ended together; tiny programs stand for a training."""
+"""Launching several processes that end together; tiny programs take the place of a training."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tfm.distributed.launch import launch, num_local_processes
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError
 
-# What the programs have at hand. `ready` waits until both processes have come so far.
+# The start of all programs. `ready` waits until both processes have called it.
 _START = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -28,13 +28,13 @@ from tfm.distributed.failures import report_failure
 rank, here = int(os.environ["RANK"]), Path.cwd()
 def ready():
     (here / f"ready{rank}").write_text(str(os.getpid()))
-    while not all((here / f"ready{each}").exists() for each in (0, 1)):
+    while not all((here / f"ready{other}").exists() for other in (0, 1)):
         time.sleep(0.01)
     time.sleep(0.05)
-    return [int((here / f"ready{each}").read_text()) for each in (0, 1)]
+    return [int((here / f"ready{other}").read_text()) for other in (0, 1)]
 """
-# Stops as a training does: saves, and ends in order.
-_STOPS = """
+# Saves and ends normally after a signal, as a training does.
+_SAVE_AND_STOP = """
 from tfm.distributed.interruption import StopRequests
 with StopRequests() as stop:
     ready()
@@ -45,8 +45,8 @@ with StopRequests() as stop:
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """A folder for the processes, and one for temporary files."""
+def work_dir(tmp_path, monkeypatch):
+    """Return a working directory, and check that no temporary file is left."""
     (tmp_path / "temporary").mkdir()
     (tmp_path / "work").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -64,7 +64,7 @@ def run(text, *, processes=2):
 
 
 def assert_all_gone(folder):
-    """No process that was ready is there any more."""
+    """Check that no process that was ready is still running."""
     pids = [int(path.read_text()) for path in folder.glob("ready*")]
     assert pids
     for pid in pids:
@@ -72,28 +72,32 @@ def assert_all_gone(folder):
             os.kill(pid, 0)
 
 
-# --- who is who
+# --- environment
 
 
-def test_each_process_is_told_which_it_is(elsewhere, monkeypatch):
+def test_each_process_knows_its_rank(work_dir, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = dict(os.environ)
-    assert run('(here / f"told{rank}").write_text(json.dumps(dict(os.environ)))', processes=3) == 0
-    told = [json.loads((elsewhere / f"told{rank}").read_text()) for rank in range(3)]
-    assert [each["LOCAL_RANK"] for each in told] == ["0", "1", "2"]
-    assert {each["WORLD_SIZE"] for each in told} == {"3"}
-    assert {each["MASTER_ADDR"] for each in told} == {"127.0.0.1"}
-    assert {each["OMP_NUM_THREADS"] for each in told} == {str(max(1, num_cores() // 3))}
+    assert (
+        run('(here / f"environment{rank}").write_text(json.dumps(dict(os.environ)))', processes=3)
+        == 0
+    )
+    environments = [json.loads((work_dir / f"environment{rank}").read_text()) for rank in range(3)]
+    assert [variables["LOCAL_RANK"] for variables in environments] == ["0", "1", "2"]
+    assert {variables["WORLD_SIZE"] for variables in environments} == {"3"}
+    assert {variables["MASTER_ADDR"] for variables in environments} == {"127.0.0.1"}
+    num_threads = str(max(1, num_cores() // 3))
+    assert {variables["OMP_NUM_THREADS"] for variables in environments} == {num_threads}
     assert dict(os.environ) == before
 
 
-def test_the_number_of_threads_is_left_to_who_sets_it(elsewhere, monkeypatch):
+def test_the_number_of_threads_that_the_user_sets_is_kept(work_dir, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     run('(here / f"threads{rank}").write_text(os.environ["OMP_NUM_THREADS"])')
-    assert [path.read_text() for path in elsewhere.iterdir()] == ["5", "5"]
+    assert [path.read_text() for path in work_dir.iterdir()] == ["5", "5"]
 
 
-def test_the_processes_find_each_other(capfd):
+def test_the_processes_can_communicate(capfd):
     text = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -106,23 +110,25 @@ dist.destroy_process_group()
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("asked", "num_gpus", "found"), [(None, 3, 3), (2, 3, 2), (3, 3, 3)])
-def test_each_gpu_has_a_process(monkeypatch, asked, num_gpus, found):
+@pytest.mark.parametrize(
+    ("local_size", "num_gpus", "expected"), [(None, 3, 3), (2, 3, 2), (3, 3, 3)]
+)
+def test_each_gpu_has_a_process(monkeypatch, local_size, num_gpus, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    assert num_local_processes(Layout(local_size=asked, device="cuda")) == found
+    assert num_local_processes(Layout(local_size=local_size, device="cuda")) == expected
 
 
-@pytest.mark.parametrize(("asked", "num_gpus"), [(None, 0), (1, 0), (4, 3)])
-def test_more_gpus_than_there_are_is_a_mistake(monkeypatch, asked, num_gpus):
+@pytest.mark.parametrize(("local_size", "num_gpus"), [(None, 0), (1, 0), (4, 3)])
+def test_more_processes_than_gpus_are_refused(monkeypatch, local_size, num_gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     with pytest.raises(UsageError, match="torch sees"):
-        launch(Layout(local_size=asked, device="cuda"), program("ready()"))
+        launch(Layout(local_size=local_size, device="cuda"), program("ready()"))
 
 
 # --- failures
 
 
-def test_a_process_that_is_killed_is_named_and_ends_the_others(elsewhere, capfd):
+def test_a_killed_process_is_named_and_ends_the_others(work_dir, capfd):
     text = """
 pids = ready()
 if rank == 1:
@@ -131,17 +137,17 @@ time.sleep(60)
 """
     with pytest.raises(FailedProcessError) as failed:
         run(text)
-    pid = (elsewhere / "ready1").read_text()
+    pid = (work_dir / "ready1").read_text()
     assert str(failed.value) == (
         f"rank 1 (process {pid}) was killed by SIGKILL (out of memory?); "
-        "the same command goes on from the last checkpoint"
+        "run the same command again to resume from the last checkpoint"
     )
     assert failed.value.exit_code == 1
-    assert_all_gone(elsewhere)
+    assert_all_gone(work_dir)
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_all_processes_say_is_said_once(elsewhere, capfd):
+def test_an_error_of_all_processes_is_shown_once(work_dir, capfd):
     text = """
 ready()
 report_failure("what and where: what to do", exit_code=2)
@@ -153,7 +159,7 @@ sys.exit(2)
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_cause_is_named_though_a_consequence_was_told_first(elsewhere):
+def test_the_root_cause_is_shown_though_a_consequence_was_reported_first(work_dir):
     text = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ready()
@@ -161,15 +167,15 @@ if rank == 0:
     report_failure("rank 0 lost the others", is_consequence=True)
     sys.exit(1)
 time.sleep(0.3)
-report_failure("rank 1 has it")
+report_failure("rank 1 is the cause")
 sys.exit(1)
 """
-    with pytest.raises(FailedProcessError, match=r"^rank 1 has it$"):
+    with pytest.raises(FailedProcessError, match=r"^rank 1 is the cause$"):
         run(text)
 
 
-def test_a_bug_keeps_its_traceback_once(elsewhere, capfd, monkeypatch):
-    (elsewhere / "bug.py").write_text(
+def test_the_traceback_of_a_bug_is_shown_once(work_dir, capfd, monkeypatch):
+    (work_dir / "bug.py").write_text(
         "import sys\n"
         "import tfm.stages.quickstart\n"
         "from tfm.cli.main import main\n"
@@ -190,7 +196,7 @@ def test_a_bug_keeps_its_traceback_once(elsewhere, capfd, monkeypatch):
 
 
 def ask_to_stop(folder, *numbers):
-    """Send signals to this process once both others are ready, one after the other."""
+    """Send signals to this process, one after the other, once both processes are ready."""
 
     def send():
         while len(list(folder.glob("ready*"))) < 2:
@@ -206,16 +212,16 @@ def ask_to_stop(folder, *numbers):
     ("number", "code"),
     [(signal.SIGTERM, 0), (signal.SIGUSR1, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)],
 )
-def test_a_signal_reaches_all_processes_which_save(elsewhere, capfd, number, code):
-    ask_to_stop(elsewhere, number)
-    assert run(_STOPS) == code
-    saved = [(elsewhere / f"saved{rank}").read_text() for rank in (0, 1)]
+def test_a_signal_makes_all_processes_save(work_dir, capfd, number, code):
+    ask_to_stop(work_dir, number)
+    assert run(_SAVE_AND_STOP) == code
+    saved = [(work_dir / f"saved{rank}").read_text() for rank in (0, 1)]
     assert saved == [str(int(number))] * 2
     assert capfd.readouterr() == ("", "")
 
 
-def test_ctrl_c_is_passed_on_once(elsewhere):
-    """A second one would stop a process before it has saved."""
+def test_ctrl_c_is_forwarded_once(work_dir):
+    """A second Ctrl-C would stop a process before it has saved."""
     text = """
 count = 0
 def note(number, frame):
@@ -226,56 +232,56 @@ ready()
 time.sleep(1)
 (here / f"saved{rank}").write_text(str(count))
 """
-    ask_to_stop(elsewhere, signal.SIGINT)
+    ask_to_stop(work_dir, signal.SIGINT)
     assert run(text) == 130
-    assert [(elsewhere / f"saved{rank}").read_text() for rank in (0, 1)] == ["1", "1"]
+    assert [(work_dir / f"saved{rank}").read_text() for rank in (0, 1)] == ["1", "1"]
 
 
-def test_a_second_ctrl_c_stops_at_once(elsewhere):
+def test_a_second_ctrl_c_stops_at_once(work_dir):
     text = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 ready()
 time.sleep(60)
 """
-    ask_to_stop(elsewhere, signal.SIGINT, signal.SIGINT)
+    ask_to_stop(work_dir, signal.SIGINT, signal.SIGINT)
     with pytest.raises(InterruptedRunError, match=r"^stopped$") as stopped:
         run(text)
     assert stopped.value.exit_code == 130
-    assert_all_gone(elsewhere)
+    assert_all_gone(work_dir)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
-def test_a_signal_before_the_processes_listen_stops_them(elsewhere, capfd, number, code):
+def test_a_signal_before_the_processes_handle_it_stops_them(work_dir, capfd, number, code):
     text = """
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 ready()
 time.sleep(60)
 """
-    ask_to_stop(elsewhere, number)
+    ask_to_stop(work_dir, number)
     with pytest.raises(InterruptedRunError, match="stopped before the run could save") as stopped:
         run(text)
     assert stopped.value.exit_code == code
-    assert_all_gone(elsewhere)
+    assert_all_gone(work_dir)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_failure_while_saving_is_told(elsewhere):
+def test_a_failure_while_saving_is_shown(work_dir):
     text = """
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(True))
 ready()
-while not asked:
+while not signals:
     time.sleep(0.01)
 if rank == 0:
     report_failure("disk full")
 sys.exit(1)
 """
-    ask_to_stop(elsewhere, signal.SIGTERM)
+    ask_to_stop(work_dir, signal.SIGTERM)
     with pytest.raises(FailedProcessError, match=r"^disk full$"):
         run(text)
 
 
-_LAUNCHES = """
+_LAUNCH = """
 import sys
 from tfm.distributed.launch import launch
 from tfm.device.cpu import num_cores
@@ -284,25 +290,25 @@ launch(Layout(local_size=2), [sys.executable, "-c", sys.argv[1]])
 """
 
 
-def test_the_processes_save_and_end_if_their_launcher_is_killed(elsewhere):
+def test_the_processes_save_and_end_if_their_launcher_is_killed(work_dir):
     text = "from tfm.distributed.interruption import stop_with_launcher\nstop_with_launcher()\n"
-    command = [sys.executable, "-c", _LAUNCHES, _START + text + _STOPS]
-    environment = os.environ | {"TMPDIR": str(elsewhere)}
+    command = [sys.executable, "-c", _LAUNCH, _START + text + _SAVE_AND_STOP]
+    environment = os.environ | {"TMPDIR": str(work_dir)}
     with subprocess.Popen(command, env=environment) as launcher:
         deadline = time.monotonic() + 30
-        while len(list(elsewhere.glob("ready*"))) < 2 and time.monotonic() < deadline:
+        while len(list(work_dir.glob("ready*"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         launcher.kill()
-    while len(list(elsewhere.glob("saved*"))) < 2 and time.monotonic() < deadline:
+    while len(list(work_dir.glob("saved*"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(list(elsewhere.glob("saved*"))) == 2
+    assert len(list(work_dir.glob("saved*"))) == 2
 
 
-def test_torchrun_starts_the_command_line_and_shows_its_failure_once(elsewhere):
+def test_torchrun_shows_a_failure_of_the_command_line_once(work_dir):
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tfm",
          "train", "--processes", "3"],
-        env=os.environ | {"TMPDIR": str(elsewhere)},
+        env=os.environ | {"TMPDIR": str(work_dir)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1

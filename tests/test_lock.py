@@ -1,4 +1,4 @@
-"""One writer to a folder: the second is refused, a dead one's lock is free."""
+"""A folder has one writer: a second one is refused; the lock of a dead process is free."""
 
 import errno
 import fcntl
@@ -14,7 +14,7 @@ import pytest
 from tfm.errors import TfmError
 from tfm.storage.lock import LockedFolderError, lock_folder
 
-# Takes the lock, says so, and waits; with a child of its own if asked to.
+# Acquires the lock, prints a process id, and waits; optionally starts a child process first.
 HOLDER = """
 import os, pathlib, sys, time
 from tfm.storage.lock import lock_folder
@@ -35,12 +35,12 @@ with lock_folder(pathlib.Path(sys.argv[1])):
     if sys.argv[2] == "program":
         import subprocess
         print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
-    if sys.argv[2] == "past child":
+    if sys.argv[2] == "ended child":
         child = os.fork()
         if child == 0:
             sys.exit()
         os.waitpid(child, 0)
-    if sys.argv[2] in ("alone", "past child"):
+    if sys.argv[2] in ("alone", "ended child"):
         print(os.getpid(), flush=True)
     time.sleep(60)
 """
@@ -48,19 +48,19 @@ with lock_folder(pathlib.Path(sys.argv[1])):
 
 @pytest.fixture
 def holder(tmp_path):
-    """Start a process that holds the lock; it and its children end with the test."""
-    started, children = [], []
+    """Start a process that holds the lock; it and its children are killed after the test."""
+    processes, children = [], []
 
-    def start(way="alone"):
+    def start(mode="alone"):
         process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, str(tmp_path), way], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", HOLDER, str(tmp_path), mode], stdout=subprocess.PIPE, text=True
         )
-        started.append(process)
+        processes.append(process)
         children.append(int(process.stdout.readline()))
         return process
 
     yield start
-    for process, child in zip(started, children, strict=True):
+    for process, child in zip(processes, children, strict=True):
         process.kill()
         process.wait()
         process.stdout.close()
@@ -79,7 +79,7 @@ def fail_flock(number, set_attribute):
     set_attribute(fcntl, "flock", fail)
 
 
-def test_a_second_process_is_refused_with_the_name_of_the_first(tmp_path, holder):
+def test_a_second_process_is_refused_and_the_first_is_named(tmp_path, holder):
     process = holder()
     with pytest.raises(LockedFolderError) as caught, lock_folder(tmp_path):
         pass
@@ -90,7 +90,7 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(tmp_path, holder
     assert "\n" not in message
 
 
-def test_one_process_is_refused_a_second_lock_too(tmp_path):
+def test_a_process_is_refused_a_second_lock_too(tmp_path):
     with (
         lock_folder(tmp_path),
         pytest.raises(LockedFolderError, match=str(os.getpid())),
@@ -101,7 +101,7 @@ def test_one_process_is_refused_a_second_lock_too(tmp_path):
         pass
 
 
-def test_a_lock_is_free_when_it_is_closed_and_its_note_says_nothing_more(tmp_path):
+def test_a_released_lock_is_free_and_its_note_is_empty(tmp_path):
     with lock_folder(tmp_path / "run"):
         assert note(tmp_path / "run").startswith(f"process {os.getpid()} on ")
     assert (tmp_path / "run" / ".lock").read_bytes() == b""
@@ -109,9 +109,9 @@ def test_a_lock_is_free_when_it_is_closed_and_its_note_says_nothing_more(tmp_pat
         pass
 
 
-@pytest.mark.parametrize("way", ["alone", "child", "program"])
-def test_the_lock_of_a_killed_process_is_free_though_its_children_live(tmp_path, holder, way):
-    process = holder(way)
+@pytest.mark.parametrize("mode", ["alone", "child", "program"])
+def test_the_lock_of_a_killed_process_is_free_though_its_children_run(tmp_path, holder, mode):
+    process = holder(mode)
     with pytest.raises(LockedFolderError), lock_folder(tmp_path):
         pass
     process.kill()
@@ -120,13 +120,13 @@ def test_the_lock_of_a_killed_process_is_free_though_its_children_live(tmp_path,
         assert note(tmp_path).startswith(f"process {os.getpid()} on ")
 
 
-def test_a_child_that_ends_leaves_its_parent_the_lock(tmp_path, holder):
-    process = holder("past child")
+def test_a_child_that_ends_does_not_release_the_lock_of_its_parent(tmp_path, holder):
+    process = holder("ended child")
     with pytest.raises(LockedFolderError, match=f"process {process.pid} on"), lock_folder(tmp_path):
         pass
 
 
-def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path):
+def test_a_link_with_the_name_of_the_lock_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / ".lock").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="Too many levels"), lock_folder(tmp_path):
@@ -135,14 +135,14 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"process 1\n\x1b[2J", b"\0\0", b"\xff" * 9_999])
-def test_a_lock_with_a_note_that_is_none_still_refuses(tmp_path, content):
+def test_a_lock_with_an_invalid_note_still_holds(tmp_path, content):
     with lock_folder(tmp_path):
         (tmp_path / ".lock").write_bytes(content)
         with pytest.raises(LockedFolderError, match="by another process: "), lock_folder(tmp_path):
             pass
 
 
-def test_a_lock_holds_though_there_is_no_room_for_its_note(tmp_path, monkeypatch):
+def test_a_lock_holds_though_its_note_cannot_be_written(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -153,13 +153,13 @@ def test_a_lock_holds_though_there_is_no_room_for_its_note(tmp_path, monkeypatch
 
 @pytest.fixture(params=["ENOLCK", "ENOTSUP", "ENOSYS", "EINVAL"])
 def no_locks(request, monkeypatch):
-    """A file system that does not support locks, for this process and those that it starts."""
+    """Simulate a file system without locks, for this process and its children."""
     fail_flock(getattr(errno, request.param), monkeypatch.setattr)
     monkeypatch.setenv("NO_LOCKS", str(getattr(errno, request.param)))
 
 
 @pytest.mark.usefixtures("no_locks")
-def test_without_locks_a_process_that_runs_here_is_believed_until_it_ends(tmp_path, holder):
+def test_without_locks_the_marker_of_a_process_here_counts_until_it_ends(tmp_path, holder):
     process = holder()
     with (
         pytest.raises(LockedFolderError, match=f"process {process.pid} on .*, remove .*marker"),
@@ -176,7 +176,7 @@ def test_without_locks_a_process_that_runs_here_is_believed_until_it_ends(tmp_pa
 
 
 @pytest.mark.usefixtures("no_locks")
-def test_without_locks_another_machine_is_believed_until_the_marker_is_removed(tmp_path):
+def test_without_locks_the_marker_of_another_machine_counts_until_it_is_removed(tmp_path):
     (tmp_path / ".lock.marker").write_text(f"{os.getpid()}\nelsewhere\n")
     with (
         pytest.raises(LockedFolderError, match=r"no longer runs, remove .*\.lock\.marker"),
@@ -188,7 +188,7 @@ def test_without_locks_another_machine_is_believed_until_the_marker_is_removed(t
         assert socket.gethostname() in note(tmp_path)
 
 
-def test_other_failures_to_lock_are_said_as_they_are(tmp_path, monkeypatch):
+def test_other_errors_of_the_lock_are_raised_unchanged(tmp_path, monkeypatch):
     fail_flock(errno.EIO, monkeypatch.setattr)
     with pytest.raises(OSError, match="Input/output error"), lock_folder(tmp_path):
         pass

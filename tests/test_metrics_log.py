@@ -1,4 +1,4 @@
-"""metrics.jsonl: appended to, and cut back to where a run resumes."""
+"""metrics.jsonl: lines are appended; a resumed run removes the lines of later steps."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ def steps(path):
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def test_lines_are_appended_as_they_come(tmp_path, path):
+def test_lines_are_appended_at_once(tmp_path, path):
     log = MetricsLog(tmp_path, step=0)
     for step in (1, 2):
         log.append({"step": step, "loss": 1.5})
@@ -46,20 +46,20 @@ def test_a_line_that_a_crash_cut_short_is_removed(tmp_path, path, tail):
     assert steps(path) == [5, 11]
 
 
-def test_a_line_without_its_end_gets_one(tmp_path, path):
+def test_a_last_line_without_a_newline_is_kept(tmp_path, path):
     path.write_text('{"step": 5}')
     MetricsLog(tmp_path, step=10).append({"step": 11})
     assert steps(path) == [5, 11]
 
 
-def test_a_log_that_fits_is_left_alone(tmp_path, path):
+def test_a_log_without_later_steps_is_not_rewritten(tmp_path, path):
     path.write_text('{"step": 5}\n')
     before = path.stat()
     MetricsLog(tmp_path, step=5)
     assert path.stat().st_ino == before.st_ino
 
 
-def test_bytes_that_are_no_text_are_removed(tmp_path, path):
+def test_lines_that_are_not_utf_8_are_removed(tmp_path, path):
     path.write_bytes(b'{"step": 5}\n{"step": 6, "kind": "tr\xffin"}\n{"step": 7}\n')
     MetricsLog(tmp_path, step=10)
     assert steps(path) == [5, 7]
@@ -67,7 +67,7 @@ def test_bytes_that_are_no_text_are_removed(tmp_path, path):
 
 @contextlib.contextmanager
 def full_disk(path, *, room):
-    """For a while there is room for so many bytes more."""
+    """Limit the size of the file to its present size and a number of bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
@@ -79,9 +79,7 @@ def full_disk(path, *, room):
 
 
 @pytest.mark.parametrize("room", [0, 1, 10, 13, 14, 25])
-def test_lines_without_room_are_kept_in_order_and_no_half_of_one_is_left(
-    tmp_path, path, capsys, room
-):
+def test_lines_are_kept_in_order_until_there_is_room_for_whole_lines(tmp_path, path, capsys, room):
     log = MetricsLog(tmp_path, step=0)
     log.append({"step": 1})
     with full_disk(path, room=room):
@@ -94,7 +92,7 @@ def test_lines_without_room_are_kept_in_order_and_no_half_of_one_is_left(
     assert capsys.readouterr().err.count("cannot write") == 1
 
 
-def test_half_a_line_that_could_not_be_taken_back_goes_with_the_next(tmp_path, path):
+def test_half_a_line_of_a_failed_attempt_is_removed_before_the_next(tmp_path, path):
     log = MetricsLog(tmp_path, step=0)
     log.append({"step": 1})
     with path.open("a") as file:
@@ -103,7 +101,7 @@ def test_half_a_line_that_could_not_be_taken_back_goes_with_the_next(tmp_path, p
     assert steps(path) == [1, 2]
 
 
-def test_a_file_that_somebody_removes_is_begun_again(tmp_path, path):
+def test_a_removed_file_is_created_again(tmp_path, path):
     log = MetricsLog(tmp_path, step=0)
     log.append({"step": 1})
     path.unlink()
@@ -111,7 +109,7 @@ def test_a_file_that_somebody_removes_is_begun_again(tmp_path, path):
     assert steps(path) == [2]
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_a_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(DataError, match=r"metrics\.jsonl is no file"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl is not a file"):
         MetricsLog(tmp_path, step=0)

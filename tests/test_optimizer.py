@@ -1,4 +1,4 @@
-"""Adam and its schedule by hand (§5.3)."""
+"""Adam and its learning rate schedule, computed by hand (§5.3)."""
 
 import math
 
@@ -13,7 +13,7 @@ from tfm.training.optimizer import Adam, learning_rate, peak_learning_rate
 
 
 @given(st.integers(1, 1_000_000), st.integers(1, 10_000), st.sampled_from([16, 512, 1024]))
-def test_the_learning_rate_is_that_of_the_paper(step, warmup_steps, d_model):
+def test_the_learning_rate_follows_the_paper(step, warmup_steps, d_model):
     peak = peak_learning_rate(OptimizerConfig(warmup_steps=warmup_steps), d_model)
     found = learning_rate(step, peak=peak, warmup_steps=warmup_steps)
     expected = d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
@@ -26,13 +26,13 @@ def test_the_paper_base_model_peaks_at_seven_ten_thousandths():
     assert learning_rate(4000, peak=peak, warmup_steps=4000) == peak
 
 
-def test_a_learning_rate_that_is_set_is_the_peak():
+def test_the_learning_rate_of_the_settings_is_the_peak():
     assert peak_learning_rate(OptimizerConfig(learning_rate=0.5), 512) == 0.5
     assert learning_rate(10, peak=0.5, warmup_steps=20) == 0.25
     assert learning_rate(80, peak=0.5, warmup_steps=20) == 0.25
 
 
-def test_adam_moves_a_parameter_as_the_formulas_say():
+def test_adam_updates_a_parameter_by_the_formulas():
     config = OptimizerConfig(adam_beta1=0.9, adam_beta2=0.98, adam_epsilon=1e-2)
     parameter = nn.Parameter(torch.tensor([1.0]))
     optimizer = Adam([parameter], config)
@@ -49,25 +49,24 @@ def test_adam_moves_a_parameter_as_the_formulas_say():
         assert parameter.item() == pytest.approx(value, rel=1e-5)
 
 
-def test_it_is_torchs_adam_with_the_defaults_of_the_paper():
+def test_adam_equals_torchs_adam_with_the_defaults_of_the_paper():
     torch.manual_seed(0)
     shapes = [(3, 4), (5,), (2, 2)]
-    ours, theirs = ([nn.Parameter(torch.ones(shape)) for shape in shapes] for _ in range(2))
-    adam = Adam(ours, OptimizerConfig())
-    reference = torch.optim.Adam(theirs, lr=1e-2, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    parameters, expected = ([nn.Parameter(torch.ones(shape)) for shape in shapes] for _ in range(2))
+    adam = Adam(parameters, OptimizerConfig())
+    reference = torch.optim.Adam(expected, lr=1e-2, betas=(0.9, 0.98), eps=1e-9, fused=True)
     for _ in range(4):
-        for one, other in zip(ours, theirs, strict=True):
-            one.grad = torch.randn_like(one)
-            other.grad = one.grad.clone()
+        for parameter, copy in zip(parameters, expected, strict=True):
+            parameter.grad = torch.randn_like(parameter)
+            copy.grad = parameter.grad.clone()
         adam.step(1e-2)
         reference.step()
     adam.zero_grad()
-    assert all(parameter.grad is None for parameter in ours)
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one, other)
+    assert all(parameter.grad is None for parameter in parameters)
+    assert all(map(torch.equal, parameters, expected))
 
 
-def test_a_parameter_without_a_gradient_stays_as_it_is():
+def test_a_parameter_without_a_gradient_is_unchanged():
     first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     adam = Adam([first, second], OptimizerConfig())
     first.grad = torch.ones(2)

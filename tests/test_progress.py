@@ -1,4 +1,4 @@
-"""The figures of some steps, as one line."""
+"""The figures of several steps as one record."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def report(step, **changes):
     return StepReport(step=step, **figures | changes)
 
 
-def test_losses_are_means_over_tokens_and_speeds_over_seconds():
+def test_losses_are_means_over_tokens_and_rates_are_per_second():
     window = MetricsWindow()
     window.add(report(1, loss=1.0, num_tokens=300, seconds=1.0, flops=5000))
     window.add(report(2, loss=5.0, num_tokens=100, seconds=3.0, flops=3000))
@@ -31,13 +31,13 @@ def test_losses_are_means_over_tokens_and_speeds_over_seconds():
     assert record["step"] == 2
 
 
-def test_a_window_goes_on_from_its_state():
+def test_a_window_resumes_from_its_state():
     window, resumed = MetricsWindow([report(1)]), MetricsWindow()
     for state in window.state():
         resumed.add(StepReport(**state))
     assert resumed.record() == window.record()
 
 
-def test_a_loss_beyond_numbers_can_still_be_shown():
+def test_a_loss_too_large_for_a_perplexity_can_be_shown():
     window = MetricsWindow([report(1, nll=5000.0)])
     assert "ppl" in window.figures()

@@ -1,4 +1,4 @@
-"""What people see while a stage works: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a stage: a bar on a terminal, plain lines elsewhere."""
 
 import io
 from contextlib import redirect_stderr
@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is set."""
+    """A clock that the test advances."""
 
     class Clock:
         now = 0.0
@@ -31,7 +31,7 @@ def test_messages_are_lines_on_stderr(capsys):
     assert capsys.readouterr() == ("", "one\ntwo\n")
 
 
-def test_elsewhere_than_on_a_terminal_there_is_a_line_now_and_then(capsys, clock):
+def test_without_a_terminal_lines_are_printed_at_intervals(capsys, clock):
     with Progress("work", total=2_000, unit="pairs") as bar:
         for _ in range(20):
             clock.now += 5
@@ -41,20 +41,20 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_now_and_then(capsys, clock
     assert len(lines) == 6
 
 
-def test_quick_work_says_nothing_elsewhere_than_on_a_terminal(capsys, clock):
+def test_without_a_terminal_quick_work_prints_nothing(capsys, clock):
     with Progress("work", total=None, unit="pairs") as bar:
         bar.update(100)
     assert capsys.readouterr() == ("", "")
 
 
-def test_without_a_total_only_what_is_done_is_said(capsys, clock):
+def test_without_a_total_only_the_count_is_printed(capsys, clock):
     with Progress("work", total=None, unit="pairs") as bar:
         clock.now += 60
         bar.update(1_234)
     assert capsys.readouterr().err == "work 1,234 pairs\n"
 
 
-def test_figures_stand_beside_the_count_until_there_are_newer_ones(capsys, clock):
+def test_figures_are_shown_until_newer_ones_replace_them(capsys, clock):
     with Progress("train", total=None, unit="steps", initial=7) as bar:
         bar.update(figures="loss 3.0")
         clock.now += 60
@@ -62,7 +62,7 @@ def test_figures_stand_beside_the_count_until_there_are_newer_ones(capsys, clock
     assert capsys.readouterr().err == "train 9 steps · loss 3.0\n"
 
 
-def test_a_terminal_shows_a_bar_and_clears_it_in_the_end():
+def test_a_terminal_shows_a_bar_and_clears_it_at_the_end():
     with redirect_stderr(Terminal()) as terminal, Progress("work", total=2, unit="pairs") as bar:
         bar.update(1, figures="loss 3.0")
         say("a line")
@@ -73,7 +73,7 @@ def test_a_terminal_shows_a_bar_and_clears_it_in_the_end():
     assert shown.endswith("\r")
 
 
-def test_a_bar_is_closed_when_work_fails():
+def test_a_bar_is_closed_when_the_work_fails():
     def fail():
         with Progress("work", total=2, unit="pairs") as bar:
             bar.update(1 // 0)
@@ -84,7 +84,7 @@ def test_a_bar_is_closed_when_work_fails():
 
 
 @pytest.mark.parametrize("tty", [True, False])
-def test_what_is_done_is_counted(tty):
+def test_finished_units_are_counted(tty):
     stream = Terminal() if tty else io.StringIO()
     with redirect_stderr(stream), Progress("work", total=10, unit="pairs", initial=3) as bar:
         bar.update()

@@ -1,4 +1,4 @@
-"""A run's checkpoints: found, gone on from, kept or removed, and set aside if damaged."""
+"""A run's checkpoints: found, resumed from, kept or removed, and set aside if damaged."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def save(path, info):
 
 @pytest.fixture
 def make_run(tmp_path):
-    """A run whose checkpoints have given validation losses, by step."""
+    """Make a run whose checkpoints have the given validation losses, by step."""
 
     def make(losses, **training):
         for step, loss in losses.items():
@@ -72,13 +72,13 @@ def test_checkpoints_are_listed_oldest_first(make_run):
     assert checkpoints(run_dir / "nowhere") == []
 
 
-def test_best_checkpoints_come_best_first_and_the_newer_of_equals_first(make_run):
+def test_checkpoints_are_ranked_by_quality_then_by_step(make_run):
     run_dir = make_run({1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 1.0})
     for metric in ("loss", "score"):
         assert steps_of(best_checkpoints(run_dir, metric)) == [5, 2, 3, 1]
 
 
-def test_a_loss_that_is_no_number_is_never_the_best(make_run):
+def test_a_checkpoint_with_a_nan_loss_is_never_the_best(make_run):
     run_dir = make_run({1: float("nan"), 2: 3.0, 3: float("nan"), 4: 2.0, 5: float("inf")})
     assert steps_of(best_checkpoints(run_dir, "loss")) == [4, 2, 5]
 
@@ -93,7 +93,7 @@ def test_a_loss_that_is_no_number_is_never_the_best(make_run):
         (20, 1, [1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_the_newest_and_the_best_are_kept_and_no_others(make_run, keep_last, keep_best, kept):
+def test_only_the_newest_and_the_best_checkpoints_are_kept(make_run, keep_last, keep_best, kept):
     losses = {1: 4.0, 2: 1.0, 3: 2.0, 4: 3.0, 5: 2.5, 6: None}
     run_dir = make_run(losses, keep_last=keep_last, keep_best=keep_best, best_metric="loss")
     prune_checkpoints(run_dir)
@@ -104,7 +104,7 @@ def test_the_newest_and_the_best_are_kept_and_no_others(make_run, keep_last, kee
     assert all(load_weights(path) for path in checkpoints(run_dir))
 
 
-def test_pruning_removes_what_a_killed_run_left_half_done(make_run):
+def test_pruning_removes_leftovers_of_a_killed_run(make_run):
     run_dir = make_run({1: 2.0, 2: 1.0}, keep_last=1, keep_best=0)
     for name in (".step-00000001.removed", ".step-00000003.123.partial"):
         leftover = run_dir / "checkpoints" / name
@@ -114,7 +114,7 @@ def test_pruning_removes_what_a_killed_run_left_half_done(make_run):
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000002"]
 
 
-def test_a_run_means_its_average_else_its_best_else_its_newest_checkpoint(make_run):
+def test_the_model_of_a_run_is_its_average_or_best_or_newest_checkpoint(make_run):
     run_dir = make_run({1: None, 2: None}, best_metric="loss")
     assert find_model(run_dir).name == "step-00000002"
     make_run({3: 1.0, 4: 2.0}, best_metric="loss")
@@ -122,11 +122,11 @@ def test_a_run_means_its_average_else_its_best_else_its_newest_checkpoint(make_r
     save(run_dir / "averaged", new_info(4, {}))
     assert find_model(run_dir).name == "averaged"
     assert find_model(run_dir / "averaged") == run_dir / "averaged"
-    with pytest.raises(CheckpointError, match="no run or model folder"):
+    with pytest.raises(CheckpointError, match="not a run or model folder"):
         find_model(run_dir / "nowhere")
 
 
-def test_the_newest_run_is_the_one_last_written_to(make_run, tmp_path):
+def test_the_newest_run_is_the_last_written_one(make_run, tmp_path):
     with pytest.raises(CheckpointError, match="holds no run with a checkpoint"):
         newest_run(tmp_path)
     first = make_run({1: 1.0})
@@ -145,7 +145,7 @@ def folder_names(run_dir):
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
 
-def test_a_run_goes_on_from_its_newest_checkpoint(make_run, tmp_path):
+def test_a_run_resumes_from_its_newest_checkpoint(make_run, tmp_path):
     assert newest_intact_checkpoint(tmp_path / "run") is None
     assert newest_step(tmp_path / "run") is None
     run_dir = make_run({1: 1.0, 2: 1.0})
@@ -154,15 +154,15 @@ def test_a_run_goes_on_from_its_newest_checkpoint(make_run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", STATE, "config.json", "bpe.model"])
-@pytest.mark.parametrize("way", ["damage", "remove", "cut"])
-def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_one_before_is_used(
-    make_run, capsys, name, way
+@pytest.mark.parametrize("change", ["damage", "remove", "truncate"])
+def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_previous_one_is_used(
+    make_run, capsys, name, change
 ):
     run_dir = make_run({1: 1.0, 2: 1.0, 3: 1.0})
     newest = checkpoint_path(run_dir, 3)
-    if way == "damage":
+    if change == "damage":
         damage(newest, name)
-    elif way == "cut":
+    elif change == "truncate":
         (newest / name).write_bytes((newest / name).read_bytes()[:-2])
     else:
         (newest / name).unlink()
@@ -182,7 +182,7 @@ def test_several_damaged_checkpoints_are_set_aside_one_after_the_other(make_run)
     assert newest_intact_checkpoint(run_dir) == checkpoint_path(run_dir, 1)
 
 
-def test_a_checkpoint_damaged_again_is_set_aside_beside_the_first(make_run):
+def test_a_checkpoint_damaged_again_gets_another_name(make_run):
     for _ in range(3):
         run_dir = make_run({1: 1.0, 2: 1.0})
         damage(checkpoint_path(run_dir, 2), STATE)
@@ -193,7 +193,7 @@ def test_a_checkpoint_damaged_again_is_set_aside_beside_the_first(make_run):
     ]  # fmt: skip
 
 
-def test_a_run_with_only_damaged_checkpoints_does_not_start_again_unasked(make_run):
+def test_a_run_with_only_damaged_checkpoints_does_not_start_from_scratch(make_run):
     run_dir = make_run({1: 1.0, 2: 1.0})
     for path in checkpoints(run_dir):
         damage(path, "model.safetensors")
@@ -202,17 +202,17 @@ def test_a_run_with_only_damaged_checkpoints_does_not_start_again_unasked(make_r
             newest_intact_checkpoint(run_dir)
 
 
-def test_a_run_does_not_go_on_from_a_checkpoint_without_state(make_run):
+def test_a_run_does_not_resume_from_a_checkpoint_without_state(make_run):
     run_dir = make_run({1: 1.0, 2: 1.0, 3: 1.0})
     prune_checkpoints(run_dir)
     for step in (2, 3):
         damage(checkpoint_path(run_dir, step), STATE)
-    with pytest.raises(CheckpointError, match=r"step-00000001, its newest whole .* has no train"):
+    with pytest.raises(CheckpointError, match=r"newest intact .*step-00000001, has no train"):
         newest_intact_checkpoint(run_dir)
     assert find_model(run_dir) == checkpoint_path(run_dir, 1)
 
 
-def test_what_cannot_be_read_for_now_is_not_set_aside(make_run, monkeypatch):
+def test_a_checkpoint_that_cannot_be_read_is_not_set_aside(make_run, monkeypatch):
     def fail(path, **_):
         raise CheckpointError(f"cannot read {path}: Permission denied")
 
@@ -223,7 +223,7 @@ def test_what_cannot_be_read_for_now_is_not_set_aside(make_run, monkeypatch):
     assert folder_names(run_dir) == ["step-00000001", "step-00000002"]
 
 
-def test_checkpoints_that_were_set_aside_are_never_removed(make_run):
+def test_damaged_checkpoints_are_never_removed(make_run):
     run_dir = make_run({1: 1.0, 2: 1.0, 3: 1.0}, keep_last=1, keep_best=0)
     damage(checkpoint_path(run_dir, 3), "model.safetensors")
     newest_intact_checkpoint(run_dir)
@@ -231,7 +231,7 @@ def test_checkpoints_that_were_set_aside_are_never_removed(make_run):
     assert folder_names(run_dir) == ["damaged-step-00000003", "step-00000002"]
 
 
-def test_a_damaged_older_checkpoint_does_not_keep_others_from_being_removed(make_run, capsys):
+def test_others_are_pruned_though_an_older_checkpoint_is_damaged(make_run, capsys):
     run_dir = make_run({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, keep_last=2, keep_best=1)
     damage(checkpoint_path(run_dir, 1), "config.json")
     prune_checkpoints(run_dir)
@@ -241,7 +241,7 @@ def test_a_damaged_older_checkpoint_does_not_keep_others_from_being_removed(make
     assert "step-00000001/config.json: it is damaged" in capsys.readouterr().err
 
 
-def test_readers_name_what_is_damaged_and_change_nothing(make_run):
+def test_readers_report_damage_and_rename_nothing(make_run):
     run_dir = make_run({1: 1.0, 2: 2.0})
     damage(checkpoint_path(run_dir, 1), "config.json")
     for read in (find_model, lambda path: best_checkpoints(path, "loss")):
@@ -250,7 +250,7 @@ def test_readers_name_what_is_damaged_and_change_nothing(make_run):
     assert folder_names(run_dir) == ["step-00000001", "step-00000002"]
 
 
-def test_a_checkpoint_that_goes_while_the_best_are_looked_for_is_not_one(make_run, monkeypatch):
+def test_a_checkpoint_removed_during_the_search_is_ignored(make_run, monkeypatch):
     run_dir = make_run({1: 1.0, 2: 2.0})
     present = checkpoints(run_dir)
     shutil.rmtree(present[0])
@@ -259,21 +259,21 @@ def test_a_checkpoint_that_goes_while_the_best_are_looked_for_is_not_one(make_ru
     assert newest_run(run_dir.parent) == run_dir
 
 
-def test_an_average_that_was_half_replaced_is_the_older_one(make_run):
+def test_an_interrupted_replacement_leaves_the_older_average(make_run):
     run_dir = make_run({1: 1.0})
     save(run_dir / ".averaged.old", new_info(7, {}))
     assert load_info(find_model(run_dir)).step == 7
     assert load_info(find_model(run_dir / "averaged")).step == 7
 
 
-def test_a_checkpoint_that_was_half_replaced_comes_back(make_run):
+def test_an_interrupted_replacement_of_a_checkpoint_is_undone(make_run):
     run_dir = make_run({1: 1.0, 2: 2.0})
     path = checkpoint_path(run_dir, 2)
     path.rename(path.with_name(f".{path.name}.old"))
     assert newest_intact_checkpoint(run_dir) == path
 
 
-def test_files_of_others_among_the_checkpoints_are_left_alone(make_run):
+def test_other_files_among_the_checkpoints_are_kept(make_run):
     run_dir = make_run({1: 1.0, 2: 1.0}, keep_last=1, keep_best=0)
     folder = run_dir / "checkpoints"
     (folder / ".nfs000123").touch()
@@ -286,7 +286,7 @@ def test_files_of_others_among_the_checkpoints_are_left_alone(make_run):
     ]  # fmt: skip
 
 
-def test_of_a_checkpoint_that_is_a_link_only_the_link_is_removed(make_run, tmp_path):
+def test_pruning_a_link_to_a_checkpoint_keeps_its_target(make_run, tmp_path):
     run_dir = make_run({1: 1.0, 2: 1.0}, keep_last=1, keep_best=0)
     path = checkpoint_path(run_dir, 1)
     path.rename(tmp_path / "archive")

@@ -1,4 +1,4 @@
-"""Saving: in the background as in the foreground, and in spite of a full disk."""
+"""Saving in the foreground and in the background, and despite a full disk."""
 
 import errno
 import subprocess
@@ -52,14 +52,14 @@ def steps(run_dir):
     return [load_info(path).step for path in checkpoints(run_dir)]
 
 
-@pytest.fixture(params=[False, True], ids=["in turn", "background"])
+@pytest.fixture(params=[False, True], ids=["foreground", "background"])
 def background(request):
     return request.param
 
 
 @pytest.fixture
 def clock():
-    """Seconds that pass when the test says so."""
+    """A clock that the test advances."""
 
     class Clock:
         now = 0.0
@@ -72,7 +72,7 @@ def clock():
 
 @pytest.fixture
 def disk(monkeypatch):
-    """A disk that is full if the test says so; saves are counted."""
+    """A disk that the test can make fail, and that counts attempts to save."""
 
     class Disk:
         error: int | None = None
@@ -80,17 +80,17 @@ def disk(monkeypatch):
 
     disk = Disk()
 
-    def save_if_there_is_room(path, *arguments, **keywords):
+    def save_unless_full(path, *arguments, **keywords):
         disk.attempts += 1
         if disk.error is not None:
             raise OSError(disk.error, "No space left on device", str(path))
         save_checkpoint(path, *arguments, **keywords)
 
-    monkeypatch.setattr(saving, "save_checkpoint", save_if_there_is_room)
+    monkeypatch.setattr(saving, "save_checkpoint", save_unless_full)
     return disk
 
 
-def test_what_is_saved_is_there_when_saving_is_finished(tmp_path, background):
+def test_a_checkpoint_is_complete_when_saving_is_finished(tmp_path, background):
     saver = Saver(tmp_path, background=background)
     save(saver, 7)
     saver.finish()
@@ -98,13 +98,13 @@ def test_what_is_saved_is_there_when_saving_is_finished(tmp_path, background):
     path = newest_intact_checkpoint(tmp_path)
     assert path == checkpoint_path(tmp_path, 7)
     assert load_info(path) == info(7)
-    assert all(torch.equal(load_weights(path)[name], each) for name, each in model(7).items())
+    assert all(torch.equal(load_weights(path)[name], weight) for name, weight in model(7).items())
     assert repr(load_training_state(path)) == repr(state(7))
     assert (path / "bpe.model").read_bytes() == b"subword"
     assert saver.problem is None
 
 
-def test_what_is_not_to_be_kept_is_removed_after_each_save(tmp_path, background):
+def test_old_checkpoints_are_removed_after_each_save(tmp_path, background):
     saver = Saver(tmp_path, background=background)
     for step in range(1, 6):
         save(saver, step)
@@ -114,32 +114,34 @@ def test_what_is_not_to_be_kept_is_removed_after_each_save(tmp_path, background)
 
 @pytest.fixture
 def slow_disk(monkeypatch):
-    """Writing waits until the test lets it go on."""
-    go_on, began = threading.Event(), threading.Event()
+    """Block writing until the test releases it."""
+    released, started = threading.Event(), threading.Event()
 
     def save_slowly(*arguments, **keywords):
-        began.set()
-        assert go_on.wait(timeout=30)
+        started.set()
+        assert released.wait(timeout=30)
         save_checkpoint(*arguments, **keywords)
 
     monkeypatch.setattr(saving, "save_checkpoint", save_slowly)
-    yield began, go_on
-    go_on.set()
+    yield started, released
+    released.set()
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(tmp_path, slow_disk):
-    began, go_on = slow_disk
+def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it(
+    tmp_path, slow_disk
+):
+    started, released = slow_disk
     saver = Saver(tmp_path, background=True)
     weights, training_state = model(1), state(1)
     saver.save(info(1), weights, training_state, {})
-    assert began.wait(timeout=30)
+    assert started.wait(timeout=30)
     with torch.no_grad():
         for tensor in (*weights.values(), *training_state["optimizer"]["state"][0].values()):
             tensor.fill_(-1.0)
     training_state["optimizer"]["state"][0].clear()
     training_state["minutes"] = -1.0
     assert checkpoints(tmp_path) == []
-    go_on.set()
+    released.set()
     saver.finish()
     [path] = checkpoints(tmp_path)
     assert torch.equal(load_weights(path)["a"], model(1)["a"])
@@ -147,15 +149,15 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(t
 
 
 def test_a_second_save_waits_for_the_first(tmp_path, slow_disk):
-    began, go_on = slow_disk
+    started, released = slow_disk
     saver = Saver(tmp_path, background=True)
     save(saver, 1)
-    assert began.wait(timeout=30)
+    assert started.wait(timeout=30)
     second = threading.Thread(target=save, args=(saver, 2))
     second.start()
     second.join(timeout=0.2)
     assert second.is_alive()
-    go_on.set()
+    released.set()
     second.join(timeout=30)
     saver.finish()
     assert steps(tmp_path) == [1, 2]
@@ -163,19 +165,19 @@ def test_a_second_save_waits_for_the_first(tmp_path, slow_disk):
         assert torch.equal(load_weights(path)["a"], model(step)["a"])
 
 
-def test_memory_for_copies_is_used_again_and_follows_other_shapes():
+def test_memory_for_copies_is_reused_and_replaced_for_other_shapes():
     copies = saving._Copies()
-    first = copies.of(({"a": torch.ones(3)}, [torch.zeros(2), (1, "x")]))
+    first = copies.copy(({"a": torch.ones(3)}, [torch.zeros(2), (1, "x")]))
     pointers = first[0]["a"].data_ptr(), first[1][0].data_ptr()
-    second = copies.of(({"a": torch.full((3,), 2.0)}, [torch.ones(2), (1, "x")]))
+    second = copies.copy(({"a": torch.full((3,), 2.0)}, [torch.ones(2), (1, "x")]))
     assert (second[0]["a"].data_ptr(), second[1][0].data_ptr()) == pointers
     assert repr(second) == repr(({"a": torch.full((3,), 2.0)}, [torch.ones(2), (1, "x")]))
-    other = copies.of(({"a": torch.ones(2, 2).T}, []))
+    other = copies.copy(({"a": torch.ones(2, 2).T}, []))
     assert torch.equal(other[0]["a"], torch.ones(2, 2))
-    assert copies.of({"a": torch.ones(3, dtype=torch.int64)})["a"].dtype == torch.int64
+    assert copies.copy({"a": torch.ones(3, dtype=torch.int64)})["a"].dtype == torch.int64
 
 
-def test_a_full_disk_is_said_once_and_tried_again_until_there_is_room(
+def test_a_full_disk_is_reported_once_and_saving_is_retried(
     tmp_path, background, disk, clock, capsys
 ):
     saver = Saver(tmp_path, background=background, clock=clock)
@@ -195,7 +197,7 @@ def test_a_full_disk_is_said_once_and_tried_again_until_there_is_room(
     assert steps(tmp_path) == [1_000]
     assert capsys.readouterr().err == (
         f"warning: cannot save step 1,100 in {tmp_path} (disk full): "
-        "training goes on, and tries again every 60 seconds\n"
+        "training continues, and saving is retried every 60 seconds\n"
     )
     disk.error = None
     save(saver, 1_300)
@@ -207,14 +209,14 @@ def test_a_full_disk_is_said_once_and_tried_again_until_there_is_room(
     assert disk.attempts == 4
 
 
-def test_other_failures_of_the_disk_are_named(tmp_path, disk):
+def test_the_reason_of_other_disk_errors_is_shown(tmp_path, disk):
     disk.error = errno.EIO
     saver = Saver(tmp_path)
     save(saver, 1)
-    assert saver.problem == "not saved yet: No space left on device"  # as the system words it
+    assert saver.problem == "not saved yet: No space left on device"  # the system's own words
 
 
-def test_a_run_that_went_on_says_since_when_it_is_not_saved(tmp_path, disk):
+def test_a_resumed_run_knows_its_last_saved_step(tmp_path, disk):
     save(Saver(tmp_path), 5)
     disk.error = errno.ENOSPC
     saver = Saver(tmp_path)
@@ -222,29 +224,29 @@ def test_a_run_that_went_on_says_since_when_it_is_not_saved(tmp_path, disk):
     assert saver.problem == "not saved since step 5: disk full"
 
 
-def test_a_run_whose_last_save_failed_does_not_end_well(tmp_path, background, disk):
+def test_a_run_whose_last_save_failed_ends_with_an_error(tmp_path, background, disk):
     saver = Saver(tmp_path, background=background)
     disk.error = errno.ENOSPC
     save(saver, 3)
-    with pytest.raises(CheckpointError, match="is not saved yet: disk full; make room"):
+    with pytest.raises(CheckpointError, match="is not saved yet: disk full; free space"):
         saver.finish()
 
 
-def test_a_bug_while_saving_is_no_problem_of_the_disk(tmp_path, background):
+def test_a_bug_while_saving_is_raised(tmp_path, background):
     saver = Saver(tmp_path, background=background)
 
-    def save_nonsense():
-        saver.save(info(1), {"a": "no tensor"}, {}, {})
+    def save_invalid_weights():
+        saver.save(info(1), {"a": "not a tensor"}, {}, {})
         saver.wait()
 
     with pytest.raises(AttributeError):
-        save_nonsense()
+        save_invalid_weights()
     if background:
         with pytest.raises(AttributeError):
             saver.is_retry_due()
 
 
-def test_checkpoints_that_cannot_be_removed_are_no_reason_to_stop(tmp_path, monkeypatch, capsys):
+def test_training_continues_if_old_checkpoints_cannot_be_removed(tmp_path, monkeypatch, capsys):
     def fail(_):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -257,11 +259,11 @@ def test_checkpoints_that_cannot_be_removed_are_no_reason_to_stop(tmp_path, monk
     assert capsys.readouterr().err.count("cannot remove old checkpoints") == 1
 
 
-# Saves in the background, killed just before it changes anything on the disk for the n-th time.
+# Saves in the background in child processes; the N-th is killed before its N-th change on disk.
 KILLED_WHILE_SAVING = """
 import os, pathlib, signal, sys
 sys.path.insert(0, sys.argv[2])
-import test_saving as given
+import test_saving
 from tfm.storage.checkpoint.model_folder import check_model
 from tfm.storage.checkpoint.run_folder import checkpoints, newest_intact_checkpoint
 from tfm.storage.saving import Saver
@@ -279,7 +281,7 @@ def watch(event, arguments):
 def train(*steps):
     saver = Saver(run_dir, background=True)
     for step in steps:
-        given.save(saver, step)
+        test_saving.save(saver, step)
     saver.finish()
 
 train(1, 2)
@@ -306,7 +308,7 @@ print(moment)
 """
 
 
-def test_a_process_that_is_killed_while_it_saves_leaves_whole_checkpoints(tmp_path):
+def test_a_process_killed_while_saving_leaves_intact_checkpoints(tmp_path):
     arguments = [str(tmp_path / "run"), str(Path(__file__).parent)]
     result = subprocess.run(
         [sys.executable, "-c", KILLED_WHILE_SAVING, *arguments],

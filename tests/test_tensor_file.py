@@ -1,4 +1,4 @@
-"""Tensors and nested values as safetensors files: what goes in comes out, to the last bit."""
+"""Tensors and nested values as safetensors files: they are read exactly as they were written."""
 
 import json
 import math
@@ -19,48 +19,48 @@ DTYPES = [
 ]  # fmt: skip
 
 
-def tensors_of_all_kinds():
+def various_tensors():
     torch.manual_seed(0)
-    found = {str(dtype): (9 * torch.randn(3, 5)).to(dtype) for dtype in DTYPES}
-    return found | {
-        "number": torch.tensor(3.0),
-        "nothing": torch.zeros(0, 4),
-        "turned": torch.randn(3, 4).T,
-        "a part": torch.randn(10)[::3],
-        "learned": torch.nn.Parameter(torch.randn(2)),
+    tensors = {str(dtype): (9 * torch.randn(3, 5)).to(dtype) for dtype in DTYPES}
+    return tensors | {
+        "scalar": torch.tensor(3.0),
+        "empty": torch.zeros(0, 4),
+        "transposed": torch.randn(3, 4).T,
+        "strided": torch.randn(10)[::3],
+        "parameter": torch.nn.Parameter(torch.randn(2)),
         "ä/☃": torch.tensor([math.nan, math.inf, -0.0]),
-        "large": torch.randn(1_300_000),  # of more than one block
+        "large": torch.randn(1_300_000),  # more than one block
     }
 
 
-def same(one, other):
+def is_same_tensor(one, other):
     assert (one.dtype, one.shape) == (other.dtype, other.shape)
     flat = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
     return torch.equal(*flat)
 
 
-def test_the_library_reads_what_is_written(tmp_path):
-    tensors = tensors_of_all_kinds()
+def test_the_safetensors_library_reads_the_files(tmp_path):
+    tensors = various_tensors()
     write_tensors(tmp_path / "x", tensors, metadata={"note": "ü"})
     loaded = safetensors.torch.load_file(tmp_path / "x")
     assert loaded.keys() == tensors.keys()
-    assert all(same(loaded[name], tensors[name]) for name in tensors)
+    assert all(is_same_tensor(loaded[name], tensors[name]) for name in tensors)
     with safetensors.safe_open(tmp_path / "x", "pt") as file:
         assert file.metadata() == {"note": "ü"}
 
 
-def test_the_digest_is_that_of_the_file(tmp_path):
-    for tensors in ({}, tensors_of_all_kinds()):
+def test_the_digest_is_the_sha256_of_the_file(tmp_path):
+    for tensors in ({}, various_tensors()):
         assert write_tensors(tmp_path / "x", tensors) == sha256_of(tmp_path / "x")
 
 
-def test_the_order_of_tensors_does_not_matter(tmp_path):
-    tensors = tensors_of_all_kinds()
+def test_the_file_does_not_depend_on_the_order_of_tensors(tmp_path):
+    tensors = various_tensors()
     backwards = dict(reversed(tensors.items()))
     assert write_tensors(tmp_path / "x", tensors) == write_tensors(tmp_path / "y", backwards)
 
 
-def test_a_type_that_the_format_does_not_know_is_an_error(tmp_path):
+def test_a_dtype_that_the_format_does_not_support_is_an_error(tmp_path):
     with pytest.raises(KeyError):
         write_tensors(tmp_path / "x", {"a": torch.zeros(1, dtype=torch.complex64)})
 
@@ -80,15 +80,15 @@ values = st.recursive(
 )
 
 
-def equal(one, other):
+def is_equal(one, other):
     assert type(one) is type(other)
     match one:
         case torch.Tensor():
-            return same(one, other)
+            return is_same_tensor(one, other)
         case dict():
-            return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+            return list(one) == list(other) and all(is_equal(one[key], other[key]) for key in one)
         case list() | tuple():
-            return len(one) == len(other) and all(map(equal, one, other))
+            return len(one) == len(other) and all(map(is_equal, one, other))
         case float():
             return one.hex() == other.hex()
     return one == other
@@ -96,32 +96,32 @@ def equal(one, other):
 
 @settings(max_examples=200, deadline=None)
 @given(value=values)
-def test_nested_values_come_back_as_they_went(tmp_path_factory, value):
+def test_nested_values_are_read_as_they_were_written(tmp_path_factory, value):
     path = tmp_path_factory.getbasetemp() / "state"
     try:
         write_state(path, {"value": value})
     except ValueError as error:
-        assert "two tensors would be called" in str(error)  # noqa: PT017
+        assert "two tensors would have the name" in str(error)  # noqa: PT017
         return
-    assert equal(read_state(path), {"value": value})
+    assert is_equal(read_state(path), {"value": value})
 
 
-def test_two_tensors_of_one_name_are_an_error(tmp_path):
+def test_two_tensors_with_the_same_name_are_an_error(tmp_path):
     state = {1: torch.zeros(1), "1": torch.ones(1)}
-    with pytest.raises(ValueError, match="two tensors would be called 1"):
+    with pytest.raises(ValueError, match="two tensors would have the name 1"):
         write_state(tmp_path / "x", state)
 
 
-def test_what_is_no_plain_value_is_an_error(tmp_path):
+def test_a_value_that_is_not_plain_is_an_error(tmp_path):
     with pytest.raises(TypeError):
         write_state(tmp_path / "x", {"path": tmp_path})
 
 
-def test_the_state_of_an_optimizer_goes_on_bit_for_bit(tmp_path):
+def test_a_resumed_optimizer_computes_the_same_bits(tmp_path):
     torch.manual_seed(0)
     start = torch.randn(4, 3)
 
-    def trained(steps, state=None, weights=start):
+    def train(steps, state=None, weights=start):
         weights = torch.nn.Parameter(weights.clone())
         optimizer = torch.optim.Adam([weights], lr=0.1, betas=(0.9, 0.98), fused=True)
         if state is not None:
@@ -132,14 +132,14 @@ def test_the_state_of_an_optimizer_goes_on_bit_for_bit(tmp_path):
             optimizer.zero_grad()
         return weights.detach(), optimizer.state_dict()
 
-    weights, state = trained(3)
+    weights, state = train(3)
     write_state(tmp_path / "x", state)
     loaded = read_state(tmp_path / "x")
-    assert equal(loaded, state)
-    assert torch.equal(trained(2, loaded, weights)[0], trained(5)[0])
+    assert is_equal(loaded, state)
+    assert torch.equal(train(2, loaded, weights)[0], train(5)[0])
 
 
-def test_what_is_read_does_not_hold_on_to_the_file(tmp_path):
+def test_a_state_that_was_read_does_not_depend_on_the_file(tmp_path):
     write_state(tmp_path / "x", {"a": torch.ones(100_000)})
     state = read_state(tmp_path / "x")
     (tmp_path / "x").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""The training loop: deterministic, resumable, and stopped before it does harm."""
+"""The training loop: deterministic, resumable, and safe against losses that are not finite."""
 
 import itertools
 import math
@@ -23,13 +23,13 @@ VOCAB_SIZES = (400, 400)
 COMPUTE = Compute(torch.device("cpu"), torch.float32)
 NO_DROPOUT = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
 
-# Of `test_the_first_steps_are_those_that_were_recorded`, every fifth step.
+# Every fifth loss of `test_the_first_losses_are_the_recorded_ones`.
 RECORDED_LOSSES = [6.16871, 5.31295, 4.60924, 3.90532, 3.17817, 2.59351, 2.07224, 1.76730]
 
 
 @pytest.fixture(scope="module")
 def counting_data(tmp_path_factory):
-    """Sources that count up from somewhere, targets that count down from their end."""
+    """Return a dataset of ascending source numbers and descending target numbers."""
     folder = tmp_path_factory.mktemp("counting")
     starts = [4 + (7 * i) % 60 for i in range(200)]
     sources = [list(range(start, start + 3 + start % 5)) for start in starts]
@@ -66,40 +66,40 @@ def test_one_seed_gives_the_same_losses_and_weights_to_the_bit(new_trainer):
     assert_same_weights(one, other)
 
 
-def test_the_seed_decides_on_weights_order_and_dropout(new_trainer):
+def test_the_seed_determines_weights_order_and_dropout(new_trainer):
     runs = [new_trainer(training={"seed": seed}) for seed in (1, 2)]
     assert not torch.equal(runs[0].model.output_weight, runs[1].model.output_weight)
     rows = runs[0].batcher.epoch(1)[0]
     assert rows.tolist() != runs[1].batcher.epoch(1)[0].tolist()
-    # From the same weights, on the same batch, only dropout is left to differ.
+    # With the same weights and the same batch, only dropout differs.
     state = runs[0].model.state_dict()
     runs[1].model.load_state_dict(state)
     assert runs[0].step(rows)[0].loss != runs[1].step(rows)[0].loss
 
 
 @pytest.mark.parametrize("seed", [0, 2**32, 2**63 - 1])
-def test_any_seed_that_the_settings_allow_works(new_trainer, seed):
+def test_every_seed_that_the_settings_allow_works(new_trainer, seed):
     assert math.isfinite(take(new_trainer(training={"seed": seed}), 1)[0].loss)
 
 
 @pytest.mark.parametrize("stop_after", [1, 7, 8, 13])
-def test_a_run_that_is_stopped_and_resumed_is_the_same_run(new_trainer, stop_after):
-    straight, stopped = new_trainer(), new_trainer()
-    num_batches = straight.batcher.num_batches()
-    assert 7 <= num_batches <= 12  # so that stops are within, between and beyond epochs
-    assert len(straight.batcher.split(straight.batcher.epoch(1)[0])) > 1
-    expected = take(straight, 18)
+def test_a_resumed_run_computes_the_same_steps_as_an_uninterrupted_one(new_trainer, stop_after):
+    uninterrupted, stopped = new_trainer(), new_trainer()
+    num_batches = uninterrupted.batcher.num_batches()
+    assert 7 <= num_batches <= 12  # so that stops are within and between epochs
+    assert len(uninterrupted.batcher.split(uninterrupted.batcher.epoch(1)[0])) > 1
+    expected = take(uninterrupted, 18)
     before = take(stopped, stop_after)
     resumed = new_trainer()
     resumed.model.load_state_dict(stopped.model.state_dict())
     resumed.load_state(stopped.state())
     after = take(resumed, 18 - stop_after)
     assert losses(before + after) == losses(expected)
-    assert resumed.position == straight.position
-    assert_same_weights(resumed, straight)
+    assert resumed.position == uninterrupted.position
+    assert_same_weights(resumed, uninterrupted)
 
 
-def test_stopping_at_the_end_of_an_epoch_begins_the_next(new_trainer):
+def test_a_run_stopped_at_the_end_of_an_epoch_resumes_with_the_next(new_trainer):
     stopped, resumed = new_trainer(), new_trainer()
     take(stopped, stopped.batcher.num_batches())
     resumed.load_state(stopped.state())
@@ -108,7 +108,7 @@ def test_stopping_at_the_end_of_an_epoch_begins_the_next(new_trainer):
     assert (report.epoch, resumed.position.examples) == (2, len(first_batch))
 
 
-def test_progress_is_counted(new_trainer):
+def test_steps_pairs_and_tokens_are_counted(new_trainer):
     trainer = new_trainer()
     num_batches = trainer.batcher.num_batches()
     reports = take(trainer, num_batches)
@@ -117,8 +117,8 @@ def test_progress_is_counted(new_trainer):
     assert sum(report.num_tokens for report in reports) == trainer.position.tokens
 
 
-def test_the_step_follows_the_mean_loss_over_all_parts(new_trainer):
-    """Against one plain step of torch's Adam on the whole batch."""
+def test_a_step_follows_the_mean_loss_over_all_microbatches(new_trainer):
+    """Compares with a step of torch's Adam on the whole batch."""
     changes = {
         "model": NO_DROPOUT,
         "optimizer": {"learning_rate": 0.01, "warmup_steps": 1, "adam_epsilon": 1e-3},
@@ -127,42 +127,45 @@ def test_the_step_follows_the_mean_loss_over_all_parts(new_trainer):
     rows = trainer.batcher.epoch(1)[0]
     report, _ = trainer.step(rows)
 
-    model, parts = plain.model, list(map(plain.batcher.batch, plain.batcher.split(rows)))
+    model = plain.model
+    microbatches = list(map(plain.batcher.batch, plain.batcher.split(rows)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-3)
     total = 0.0
-    for part in parts:
-        sources, targets = part.sources, part.targets
-        hidden = model(sources.pad(part.source), sources.lengths, targets.pad(part.target_input))
+    for batch in microbatches:
+        sources, targets = batch.sources, batch.targets
+        hidden_states = model(
+            sources.pad(batch.source), sources.lengths, targets.pad(batch.target_input)
+        )
         total += F.cross_entropy(
-            model.logits(hidden).flatten(0, 1),
-            targets.pad(part.target_output).flatten(),
+            model.logits(hidden_states).flatten(0, 1),
+            targets.pad(batch.target_output).flatten(),
             ignore_index=0,
             reduction="sum",
             label_smoothing=0.1 * 400 / 399,
         )
-    loss = total / sum(part.num_tokens for part in parts)
+    loss = total / sum(batch.num_tokens for batch in microbatches)
     loss.backward()
     optimizer.step()
-    assert len(parts) > 1
+    assert len(microbatches) > 1
     assert report.loss == pytest.approx(float(loss.detach()), rel=1e-5)
-    for ours, theirs in zip(weights(trainer), weights(plain), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for found, expected in zip(weights(trainer), weights(plain), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_clipping_keeps_the_gradient_norm_to_its_limit(new_trainer):
+def test_clipping_limits_the_gradient_norm(new_trainer):
     clipped = new_trainer(optimizer={"clip_norm": 0.01, "adam_epsilon": 1.0, "learning_rate": 1.0,
                                      "warmup_steps": 1})  # fmt: skip
     before = weights(clipped)
     [report] = take(clipped, 1)
     assert report.gradient_norm > 0.01
-    # With so large an ε, Adam's first step is nearly the gradient itself.
-    moved = math.sqrt(
+    # With such a large ε, Adam's first step is nearly the gradient itself.
+    distance = math.sqrt(
         sum(float((a - b).square().sum()) for a, b in zip(weights(clipped), before, strict=True))
     )
-    assert moved == pytest.approx(0.01, rel=0.02)
+    assert distance == pytest.approx(0.01, rel=0.02)
 
 
-def test_a_step_whose_loss_is_not_finite_changes_nothing_and_is_counted(new_trainer):
+def test_a_step_with_a_loss_that_is_not_finite_is_skipped_and_counted(new_trainer):
     trainer = new_trainer(optimizer={"learning_rate": 1e30, "warmup_steps": 1})
     [good] = take(trainer, 1)
     before = weights(trainer)
@@ -173,14 +176,14 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing_and_is_counted(new_trai
     assert (position.step, position.skipped, position.skipped_in_a_row) == (4, 3, 3)
 
 
-def test_training_goes_on_after_steps_that_were_skipped(new_trainer):
+def test_training_continues_after_skipped_steps(new_trainer):
     trainer = new_trainer()
     take(trainer, 1)
     output_weight = trainer.model.output_weight.data
-    kept = output_weight[5].clone()
+    original = output_weight[5].clone()
     output_weight[5] = math.nan
     assert take(trainer, 1)[0].skipped
-    output_weight[5] = kept
+    output_weight[5] = original
     [report] = take(trainer, 1)
     assert not report.skipped
     assert (trainer.position.skipped, trainer.position.skipped_in_a_row) == (1, 0)
@@ -188,49 +191,47 @@ def test_training_goes_on_after_steps_that_were_skipped(new_trainer):
     assert trainer.state()["updates"] == 2
 
 
-@pytest.mark.parametrize("asked_before_microbatch", [1, 2, 3])
-def test_a_stop_in_the_middle_of_a_step_leaves_everything_as_before_it(
-    new_trainer, asked_before_microbatch
-):
-    straight, stopped = new_trainer(), new_trainer()
-    expected = take(straight, 4)
+@pytest.mark.parametrize("stop_before_microbatch", [1, 2, 3])
+def test_a_stop_within_a_step_leaves_everything_unchanged(new_trainer, stop_before_microbatch):
+    uninterrupted, stopped = new_trainer(), new_trainer()
+    expected = take(uninterrupted, 4)
     found = take(stopped, 2)
     before, position = weights(stopped), asdict(stopped.position)
-    asked = itertools.count(1)
+    num_polls = itertools.count(1)
 
     def poll():
-        return ControlFlags(stop=15 if next(asked) >= asked_before_microbatch else 0)
+        return ControlFlags(stop=15 if next(num_polls) >= stop_before_microbatch else 0)
 
     rows = next(stopped.batches())
-    assert len(stopped.batcher.split(rows)) >= asked_before_microbatch
+    assert len(stopped.batcher.split(rows)) >= stop_before_microbatch
     report, flags = stopped.step(rows, poll=poll)
     assert report is None
     assert flags.stop == 15
     assert asdict(stopped.position) == position
     assert all(map(torch.equal, before, weights(stopped)))
     assert losses(found + take(stopped, 2)) == losses(expected)
-    assert_same_weights(stopped, straight)
+    assert_same_weights(stopped, uninterrupted)
 
 
-def test_draws_of_dropout_follow_from_step_and_part_alone(new_trainer):
-    """So any process may compute any part."""
+def test_dropout_depends_only_on_the_step_and_the_microbatch(new_trainer):
+    """So any process may compute any microbatch."""
     trainer = new_trainer()
     rows = trainer.batcher.epoch(1)[0]
     torch.manual_seed(999)
-    one, _ = trainer.step(rows)
+    report, _ = trainer.step(rows)
     other = new_trainer()
     torch.manual_seed(0)
-    assert other.step(rows)[0].loss == one.loss
+    assert other.step(rows)[0].loss == report.loss
 
 
-def test_the_first_steps_are_those_that_were_recorded(new_trainer, counting_data):
+def test_the_first_losses_are_the_recorded_ones(new_trainer, counting_data):
     """Without dropout, whose random numbers may change with torch; a tolerance for other CPUs."""
     trainer = new_trainer(counting_data, model=NO_DROPOUT)
     found = [report.loss for report in take(trainer, 40)][4::5]
     assert found == pytest.approx(RECORDED_LOSSES, rel=1e-3)
 
 
-def test_fast_kernels_are_refused_for_a_model_that_has_none(data_dir, tiny_run):
+def test_fast_kernels_are_refused_for_a_model_without_them(data_dir, tiny_run):
     run = replace(tiny_run(training={"kernels": "fast"}), model=RecurrentConfig(d_model=16))
     sizes = {"source_vocab_size": 400, "target_vocab_size": 400}
     cost = model_cost(run.model, **sizes, max_tokens=1000)

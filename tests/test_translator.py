@@ -371,7 +371,7 @@ def test_weights_of_another_shape_are_refused(model_dir):
 
 
 def test_a_path_that_is_no_model_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="no run or model folder"):
+    with pytest.raises(CheckpointError, match="not a run or model folder"):
         Translator.load(tmp_path / "nowhere")
 
 

@@ -1,4 +1,4 @@
-"""A watchdog over the processes of a run: a rank that makes no progress is named, once."""
+"""A watchdog over the processes of a run: it names a rank that makes no progress, once."""
 
 import json
 import os
@@ -16,8 +16,8 @@ import torch.distributed as dist
 from tfm.distributed.watchdog import (
     RankStatus,
     Watchdog,
+    format_stack,
     process_state,
-    stack_of,
     stalled_ranks,
 )
 from tfm.errors import LostPeersError
@@ -25,7 +25,7 @@ from tfm.world import World
 
 TIMEOUT = 1.0
 
-# A process of a run that comes on for a minute. Port 0 makes it the place where they meet.
+# A rank that makes progress for a minute. With port 0, it hosts the store.
 WORKER = """
 import sys, time
 from torch.distributed import TCPStore
@@ -39,66 +39,66 @@ print(store.port, flush=True)
 store.add("here", 1)
 while store.add("here", 0) < 2:
     time.sleep(0.01)
-has_told = False
+has_printed = False
 with Watchdog(world, store, timeout_seconds=1.0) as watchdog:
     for step in range(6000):
         watchdog.heartbeat(f"step {step}")
-        if step and not has_told and all(each.post for each in watchdog._statuses.values()):
+        if step and not has_printed and all(status.post for status in watchdog._statuses.values()):
             print("together", flush=True)
-            has_told = True
+            has_printed = True
         time.sleep(0.01)
 """
 
 
-def run_ranks(*deeds):
-    """Run ranks as threads, each a deed on its watchdog; return what they say at their end."""
-    store, said = dist.HashStore(), {}
+def run_ranks(*actions):
+    """Run one action per rank, in threads; return the messages that the ranks end with."""
+    store, messages = dist.HashStore(), {}
 
     def run(rank):
-        world = World(rank=rank, size=len(deeds), local_rank=rank, local_size=len(deeds))
+        world = World(rank=rank, size=len(actions), local_rank=rank, local_size=len(actions))
         watchdog = Watchdog(
             world,
             store,
             timeout_seconds=TIMEOUT,
-            fail=lambda message: said.__setitem__(rank, message),
+            fail=lambda message: messages.__setitem__(rank, message),
         )
         try:
             with watchdog:
-                deeds[rank](watchdog)
+                actions[rank](watchdog)
         except LostPeersError as error:
-            said[rank] = str(error)
+            messages[rank] = str(error)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(deeds))]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(actions))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return said
+    return messages
 
 
 def make_progress(watchdog, seconds=2 * TIMEOUT):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        watchdog.heartbeat("step 1: part 1 of 3")
+        watchdog.heartbeat("step 1, microbatch 1 of 3")
         time.sleep(TIMEOUT / 20)
 
 
-def read_for_ever(watchdog):
-    watchdog.heartbeat("step 1: part 2 of 3")
+def read_forever(watchdog):
+    watchdog.heartbeat("step 1, microbatch 2 of 3")
     time.sleep(2 * TIMEOUT)
 
 
 def wait_for_others(watchdog):
-    watchdog.heartbeat("step 1: sum of gradients", waits=True)
+    watchdog.heartbeat("step 1, sum of gradients", waits=True)
     time.sleep(2 * TIMEOUT)
 
 
-def test_as_long_as_all_make_progress_nothing_happens():
+def test_nothing_happens_while_all_ranks_make_progress():
     assert run_ranks(make_progress, make_progress) == {}
     assert run_ranks(make_progress) == {}
 
 
-def test_waiting_for_one_that_makes_progress_is_no_stall():
+def test_waiting_for_a_rank_that_makes_progress_is_not_a_stall():
     assert run_ranks(make_progress, wait_for_others) == {}
 
 
@@ -106,54 +106,54 @@ def test_ranks_may_end_at_different_times():
     assert run_ranks(make_progress, lambda watchdog: watchdog.heartbeat("done")) == {}
 
 
-def test_one_message_names_the_rank_that_does_not_make_progress_and_the_line_it_is_in():
-    said = run_ranks(wait_for_others, read_for_ever, wait_for_others)
-    assert sorted(said) == [0, 1, 2]
-    (message,) = [message for message in said.values() if message is not None]
+def test_one_message_names_the_stalled_rank_and_its_line_of_code():
+    messages = run_ranks(wait_for_others, read_forever, wait_for_others)
+    assert sorted(messages) == [0, 1, 2]
+    (message,) = [message for message in messages.values() if message is not None]
     assert "rank 1 (host " in message
-    assert "step 1: part 2 of 3, at " in message
-    assert re.search(r"test_watchdog\.py:\d+ read_for_ever", message)
+    assert "step 1, microbatch 2 of 3, at " in message
+    assert re.search(r"test_watchdog\.py:\d+ read_forever", message)
     assert "rank 0" not in message
     assert "rank 2" not in message
 
 
-def test_alone_it_watches_the_main_thread():
-    (message,) = run_ranks(read_for_ever).values()
+def test_a_single_process_is_watched_too():
+    (message,) = run_ranks(read_forever).values()
     assert "has made no progress" in message
-    assert "read_for_ever" in message
+    assert "read_forever" in message
 
 
 def lose_peers(watchdog):
     raise LostPeersError("connection reset")
 
 
-def test_an_error_that_follows_from_the_end_of_others_waits_for_its_reason():
-    said = {}
+def test_a_rank_that_loses_its_peers_ends_quietly_if_another_has_reported_the_cause():
+    ended = {}
     store = dist.HashStore()
-    store.add("watchdog/reported", 1)  # another rank has named the reason
+    store.add("watchdog/reported", 1)  # another rank has reported the cause
     watchdog = Watchdog(
         World(rank=1, size=2, local_rank=1, local_size=2),
         store,
         timeout_seconds=TIMEOUT,
-        fail=lambda message: said.__setitem__("ended", message),
+        fail=lambda message: ended.__setitem__("message", message),
     )
     with pytest.raises(LostPeersError), watchdog:
         lose_peers(watchdog)
-    assert said == {"ended": None}
+    assert ended == {"message": None}
 
 
-def test_a_rank_that_is_gone_when_collectives_break_is_named():
+def test_a_silent_rank_is_named_when_collectives_break():
     store = dist.HashStore()
-    gone = RankStatus(rank=1, host="far", pid=7, post=3, phase="step 4", stack="a.py:1 read")
-    store.set("watchdog/1", json.dumps(asdict(gone)))
+    silent = RankStatus(rank=1, host="far", pid=7, post=3, phase="step 4", stack="a.py:1 read")
+    store.set("watchdog/1", json.dumps(asdict(silent)))
     world = World(rank=0, size=2, local_rank=0, local_size=1)
     watchdog = Watchdog(world, store, timeout_seconds=TIMEOUT)
-    named = r"rank 1 \(host far, process 7\) has made no progress .* is in step 4, at a.py:1"
-    with pytest.raises(LostPeersError, match=named), watchdog:
+    pattern = r"rank 1 \(host far, process 7\) has made no progress .* is in step 4, at a.py:1"
+    with pytest.raises(LostPeersError, match=pattern), watchdog:
         lose_peers(watchdog)
 
 
-def test_an_error_of_collectives_stands_if_nobody_is_gone():
+def test_the_error_of_a_collective_is_unchanged_if_no_rank_is_silent():
     assert run_ranks(make_progress, lose_peers) == {1: "connection reset"}
 
 
@@ -162,14 +162,14 @@ def status(rank, *, seen_at=99.0, idle=0.0, waits=False, left=False):
 
 
 def stalled(*statuses):
-    return [each.rank for each in stalled_ranks(statuses, now=100.0, timeout_seconds=10.0)]
+    return [status.rank for status in stalled_ranks(statuses, now=100.0, timeout_seconds=10.0)]
 
 
 def test_a_waiting_rank_is_not_blamed_while_another_makes_progress():
     assert stalled(status(0), status(1, idle=50.0, waits=True)) == []
 
 
-def test_a_rank_stuck_in_its_own_work_is_blamed_and_not_one_that_waits_for_it():
+def test_a_rank_stuck_in_its_own_work_is_blamed_rather_than_a_rank_that_waits_for_it():
     assert stalled(status(0, idle=40.0), status(1, idle=50.0, waits=True)) == [0]
 
 
@@ -177,19 +177,19 @@ def test_a_silent_rank_is_blamed_even_if_it_waited():
     assert stalled(status(0, seen_at=89.0, waits=True), status(1, idle=50.0)) == [0]
 
 
-def test_where_all_wait_all_are_named():
+def test_all_ranks_are_named_if_all_wait():
     waiting = [status(rank, idle=20.0, waits=True) for rank in range(3)]
     assert stalled(*waiting) == [0, 1, 2]
     assert stalled(*waiting[:2], status(2, idle=5.0, waits=True)) == []
 
 
-def test_a_rank_that_has_left_in_order_is_not_missed():
+def test_a_rank_that_ended_normally_is_not_blamed():
     left = status(0, seen_at=10.0, left=True)
     assert stalled(left, status(1)) == []
     assert stalled(left, status(1, idle=20.0, waits=True)) == [1]
 
 
-def test_a_stack_is_the_innermost_call_and_those_of_this_package():
+def test_a_stack_shows_the_innermost_call_and_calls_of_this_package():
     frames = []
 
     class Number(int):
@@ -198,36 +198,35 @@ def test_a_stack_is_the_innermost_call_and_those_of_this_package():
             return "1"
 
     RankStatus(rank=Number(), post=1).describe(now=0, here="")
-    innermost, *callers = stack_of(frames[0]).split(" ← ")
+    innermost, *callers = format_stack(frames[0]).split(" ← ")
     assert innermost.startswith("tests/test_watchdog.py:")
     assert [caller.split(":")[0] for caller in callers] == ["tfm/distributed/watchdog.py"]
-    assert stack_of(None) == "its end"
+    assert format_stack(None) == "the end of its main thread"
 
 
-def test_a_status_says_which_process_it_is_and_where():
+def test_a_status_describes_the_process_and_its_work():
     far = RankStatus(
         rank=3, host="far", pid=7, post=2, seen_at=20.0, idle_seconds=11.0,
-        phase="step 5: sums", waits=True, stack="a.py:1 read",
+        phase="step 5, sums", waits=True, stack="a.py:1 read",
     )  # fmt: skip
-    place = "it waits for the others in step 5: sums, at a.py:1 read"
-    said = far.describe(now=30, here="near")
-    assert said == (
-        "rank 3 (host far, process 7) has made no progress for 21 s, was heard of 10 s ago: "
+    place = "it waits for other ranks in step 5, sums, at a.py:1 read"
+    assert far.describe(now=30, here="near") == (
+        "rank 3 (host far, process 7) has made no progress for 21 s, last reported 10 s ago: "
         f"{place}"
     )
 
 
 def test_a_process_that_never_posted_has_not_started():
-    said = RankStatus(rank=2).describe(now=8, here="near")
-    assert said == "rank 2 has not started for 8 s"
+    described = RankStatus(rank=2).describe(now=8, here="near")
+    assert described == "rank 2 has not started after 8 s"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="states of processes are Linux's")
-def test_a_process_that_does_not_run_is_told_from_one_that_does():
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/PID/stat")
+def test_the_state_of_a_process_that_does_not_run_is_found():
     assert process_state(os.getpid()) is None
     process = subprocess.Popen(["true"])
     deadline = time.monotonic() + 10
-    while process_state(process.pid) != "is dead":  # nobody has asked for its exit code yet
+    while process_state(process.pid) != "is dead":  # a zombie until its parent waits for it
         assert time.monotonic() < deadline
         time.sleep(0.001)
     process.wait()
@@ -236,7 +235,7 @@ def test_a_process_that_does_not_run_is_told_from_one_that_does():
 
 @pytest.fixture
 def start(fork_python):
-    """Start a process of a run; returns it and the port where the processes meet."""
+    """Start a rank of a run, given the port of its store."""
     processes = []
 
     def start_rank(rank, port):
@@ -254,36 +253,36 @@ def port_of(process):
     return int(process.readline())
 
 
-def wait_until_at_work(*processes):
+def wait_until_running(*processes):
     for process in processes:
         while process.readline() != "together\n":
             assert process.poll() is None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="states of processes are Linux's")
-def test_a_stopped_process_is_named_by_the_one_that_is_left(start):
-    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    stopped, left = started = [start(rank, meeting.port) for rank in (0, 1)]
-    wait_until_at_work(*started)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/PID/stat")
+def test_a_stopped_process_is_named_by_the_other_one(start):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    stopped, left = started = [start(rank, store.port) for rank in (0, 1)]
+    wait_until_running(*started)
     stopped.send_signal(signal.SIGSTOP)
     _, errors = left.communicate(timeout=15)
     assert left.returncode == 1
     assert len(errors.splitlines()) == 1
     assert re.search(rf"rank 0 \(host \S+, process {stopped.pid}\) has made no progress", errors)
     assert "is stopped by a signal: it is in step " in errors
-    # It was woken, heard that it is over, and left it at that.
+    # It was continued, noticed the end of the run, and ended quietly.
     assert stopped.communicate(timeout=15)[1] == ""
     assert stopped.returncode == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="states of processes are Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/PID/stat")
 @pytest.mark.parametrize(
     ("number", "state"), [(signal.SIGSTOP, "is stopped by a signal"), (signal.SIGKILL, "is gone")]
 )
-def test_losing_the_process_where_all_meet_hangs_nobody(start, number, state):
+def test_losing_the_process_that_hosts_the_store_ends_the_run(start, number, state):
     first = start(0, 0)
     second = start(1, port_of(first))
-    wait_until_at_work(first, second)
+    wait_until_running(first, second)
     first.send_signal(number)
     _, errors = second.communicate(timeout=15)
     assert second.returncode == 1
@@ -295,7 +294,7 @@ def test_losing_the_process_where_all_meet_hangs_nobody(start, number, state):
 def test_a_process_that_was_itself_stopped_blames_nobody(start):
     first = start(0, 0)
     second = start(1, port_of(first))
-    wait_until_at_work(first, second)
+    wait_until_running(first, second)
     for process in (first, second):
         process.send_signal(signal.SIGSTOP)
     time.sleep(1.3)

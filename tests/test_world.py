@@ -1,4 +1,4 @@
-"""Which process of a run this is, and how many are asked for."""
+"""The rank and world size from the environment, and the layout from flags."""
 
 import re
 
@@ -16,80 +16,80 @@ SLURM = {
     "SLURM_STEP_TASKS_PER_NODE": "8(x2),4",
     "SLURM_NODEID": 1,
 }
-MEETING_PLACE = {"MASTER_ADDR": "host", "MASTER_PORT": 29500}
+MASTER = {"MASTER_ADDR": "host", "MASTER_PORT": 29500}
 
 
 @pytest.fixture(autouse=True)
-def nobody_says_anything(monkeypatch):
-    for name in (*TORCHRUN, *SLURM, *MEETING_PLACE):
+def no_launcher(monkeypatch):
+    for name in (*TORCHRUN, *SLURM, *MASTER):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
-def say(monkeypatch):
-    def put(**variables):
+def set_variables(monkeypatch):
+    def set_all(**variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, str(value))
 
-    return put
+    return set_all
 
 
-def test_a_process_is_alone_if_nobody_says_otherwise():
+def test_without_a_launcher_there_is_one_process():
     world = World.from_environment()
     assert (world.rank, world.size, world.is_first, world.launcher) == (0, 1, True, None)
 
 
-def test_torchrun_says_which_process_it_is(say):
-    say(**TORCHRUN, **MEETING_PLACE)
+def test_torchrun_sets_the_rank(set_variables):
+    set_variables(**TORCHRUN, **MASTER)
     expected = World(rank=5, size=8, local_rank=1, local_size=4, launcher="torchrun")
     assert World.from_environment() == expected
     assert not expected.is_first
 
 
 @pytest.mark.parametrize(("node", "tasks"), [(0, 8), (1, 8), (2, 4)])
-def test_slurm_says_which_process_it_is(say, node, tasks):
-    say(**{**SLURM, "SLURM_NODEID": node}, **MEETING_PLACE)
+def test_slurm_sets_the_rank(set_variables, node, tasks):
+    set_variables(**{**SLURM, "SLURM_NODEID": node}, **MASTER)
     expected = World(rank=9, size=20, local_rank=1, local_size=tasks, launcher="Slurm")
     assert World.from_environment() == expected
 
 
 @pytest.mark.parametrize("variables", [TORCHRUN, SLURM])
-def test_variables_count_only_beside_a_place_to_meet(say, variables):
-    say(**variables)
+def test_variables_count_only_with_a_master_address(set_variables, variables):
+    set_variables(**variables)
     assert World.from_environment() == World()
 
 
-def test_torchrun_within_slurm_is_what_counts(say):
-    say(**SLURM, **TORCHRUN, **MEETING_PLACE)
+def test_torchrun_takes_precedence_over_slurm(set_variables):
+    set_variables(**SLURM, **TORCHRUN, **MASTER)
     assert World.from_environment().launcher == "torchrun"
 
 
 @pytest.mark.parametrize(
     ("changes", "pattern"),
     [
-        ({"RANK": "first"}, "torchrun says RANK=first, WORLD_SIZE=8, .*: these must be numbers"),
-        ({"RANK": 8}, "torchrun says RANK=8, WORLD_SIZE=8, .*contradict each other"),
-        ({"RANK": -1}, "torchrun says RANK=-1, .*contradict each other"),
-        ({"LOCAL_RANK": 4}, "torchrun says .*LOCAL_RANK=4, LOCAL_WORLD_SIZE=4, .*contradict.*"),
-        ({"LOCAL_WORLD_SIZE": 9}, "torchrun says .*LOCAL_WORLD_SIZE=9, .*contradict.*"),
+        ({"RANK": "first"}, "torchrun sets RANK=first, WORLD_SIZE=8, .*: these must be numbers"),
+        ({"RANK": 8}, "torchrun sets RANK=8, WORLD_SIZE=8, .*contradict each other"),
+        ({"RANK": -1}, "torchrun sets RANK=-1, .*contradict each other"),
+        ({"LOCAL_RANK": 4}, "torchrun sets .*LOCAL_RANK=4, LOCAL_WORLD_SIZE=4, .*contradict.*"),
+        ({"LOCAL_WORLD_SIZE": 9}, "torchrun sets .*LOCAL_WORLD_SIZE=9, .*contradict.*"),
     ],
 )
-def test_a_torchrun_that_makes_no_sense_is_refused(say, changes, pattern):
-    say(**{**TORCHRUN, **changes}, **MEETING_PLACE)
+def test_contradicting_variables_of_torchrun_are_refused(set_variables, changes, pattern):
+    set_variables(**{**TORCHRUN, **changes}, **MASTER)
     with pytest.raises(UsageError, match=pattern):
         World.from_environment()
 
 
 @pytest.mark.parametrize("counts", ["", "8(x2", "8x2", "8(x1)", "eight"])
-def test_a_list_of_slurm_that_makes_no_sense_is_refused(say, counts):
-    say(**{**SLURM, "SLURM_STEP_TASKS_PER_NODE": counts}, **MEETING_PLACE)
-    with pytest.raises(UsageError, match=r"Slurm says .*: these must be numbers"):
+def test_an_invalid_task_list_of_slurm_is_refused(set_variables, counts):
+    set_variables(**{**SLURM, "SLURM_STEP_TASKS_PER_NODE": counts}, **MASTER)
+    with pytest.raises(UsageError, match=r"Slurm sets .*: these must be numbers"):
         World.from_environment()
 
 
-def test_a_place_to_meet_has_a_port(say):
-    say(**TORCHRUN, MASTER_ADDR="host")
-    with pytest.raises(UsageError, match="not where to meet: set MASTER_PORT"):
+def test_a_missing_master_port_is_refused(set_variables):
+    set_variables(**TORCHRUN, MASTER_ADDR="host")
+    with pytest.raises(UsageError, match="no port to meet at: set MASTER_PORT"):
         World.from_environment()
 
 
@@ -114,18 +114,18 @@ def test_a_place_to_meet_has_a_port(say):
         ({"nodes": 1, "node_rank": 0}, Layout()),
     ],
 )
-def test_flags_become_a_layout(flags, layout):
+def test_a_layout_is_built_from_flags(flags, layout):
     assert Layout.from_flags(**flags) == layout
 
 
 @pytest.mark.parametrize("rendezvous", ["host", "host:", ":1", "host:0", "host:65536", "a b:1",
                                         "http://host:1", "::1:29500", "host:29500x"])  # fmt: skip
-def test_a_rendezvous_is_a_host_and_a_port(rendezvous):
+def test_a_rendezvous_without_host_or_valid_port_is_refused(rendezvous):
     with pytest.raises(UsageError, match=re.escape(f"--rendezvous is {rendezvous}, but must be")):
         Layout.from_flags(nodes=2, node_rank=0, rendezvous=rendezvous)
 
 
-def test_all_problems_of_the_flags_are_named_together():
+def test_all_problems_of_the_flags_are_listed_together():
     with pytest.raises(UsageError) as refused:
         Layout.from_flags(gpus="all", processes=0, nodes=2, node_rank=2, rendezvous="host")
     assert len(str(refused.value).split("; ")) == 5
@@ -139,7 +139,7 @@ def test_all_problems_of_the_flags_are_named_together():
         (Layout(), World(size=8, local_size=4)),
     ],
 )
-def test_a_launcher_that_has_started_what_is_asked_for_is_accepted(layout, world):
+def test_a_launcher_that_started_the_processes_of_the_layout_is_accepted(layout, world):
     layout.check(world)
 
 
@@ -151,6 +151,6 @@ def test_a_launcher_that_has_started_what_is_asked_for_is_accepted(layout, world
         (Layout(local_size=None, device="cuda"), World(size=2, local_size=1)),
     ],
 )
-def test_a_launcher_that_has_started_something_else_is_refused(layout, world):
+def test_a_launcher_that_started_other_processes_is_refused(layout, world):
     with pytest.raises(UsageError, match=r"has started .* but the flags ask for"):
         layout.check(world)

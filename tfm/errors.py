@@ -1,24 +1,29 @@
-"""The errors that are a user's to mend: one clear line each, never a traceback."""
+"""The errors that a user can fix: one clear line each, without a traceback."""
 
 
 class TfmError(Exception):
-    """A failure with a message for the user: what, where, and what to do."""
+    """A failure with a message for the user: what went wrong, where, and what to do."""
 
     exit_code = 1
 
+    def __init__(self, message: str, *, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        if exit_code is not None:
+            self.exit_code = exit_code
+
 
 class UsageError(TfmError):
-    """Flags or settings that contradict each other, or that nobody knows."""
+    """Flags or settings that are unknown or contradict each other."""
 
     exit_code = 2
 
 
 class DataError(TfmError):
-    """Text, archives or binarized data that are missing, damaged or do not fit together."""
+    """Text, archives or binarized data that are missing, damaged or do not match."""
 
 
 class DownloadError(DataError):
-    """An archive that could not be fetched, or that is not the one it should be."""
+    """An archive that could not be downloaded, or whose content is not the expected one."""
 
 
 class CheckpointError(TfmError):
@@ -26,8 +31,8 @@ class CheckpointError(TfmError):
 
 
 class TrainingError(TfmError):
-    """A run that cannot go on."""
+    """A training run that cannot continue."""
 
 
 class LostPeersError(TrainingError):
-    """The other processes of a run are gone: why, they or their launcher know."""
+    """The other processes of the run cannot be reached; they or their launcher report why."""

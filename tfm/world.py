@@ -1,4 +1,4 @@
-"""Which of the processes of a run this one is."""
+"""The rank of this process and the world size, as its launcher sets them."""
 
 import os
 import re
@@ -19,19 +19,19 @@ _VARIABLES: dict[Launcher, tuple[str, ...]] = {
         "SLURM_NODEID",
     ),
 }
-_TASKS_OF_NODES = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+_TASKS_PER_NODE = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """One of the processes of a run, as its launcher describes it.
+    """The place of this process among the processes of a run.
 
     Attributes:
-        rank: Its number among all of them; 0 alone writes and speaks.
-        size: How many there are.
-        local_rank: Its number among those on this machine, and that of its GPU.
-        local_size: How many are on this machine.
-        launcher: Who started it; tfm's own launcher does as torchrun. None if nobody did.
+        rank: Rank of this process; only rank 0 writes files and prints.
+        size: Number of processes.
+        local_rank: Rank on this node; also the index of the process's GPU.
+        local_size: Number of processes on this node.
+        launcher: None for a process without a launcher. tfm's own launcher counts as torchrun.
     """
 
     rank: int = 0
@@ -42,37 +42,34 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the one that writes and speaks."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     @classmethod
     def from_environment(cls) -> "World":
-        """What torchrun or Slurm says of this process; alone if nobody says anything.
+        """Return the world that torchrun or Slurm describes; a single process without either.
 
-        The variables count only beside MASTER_ADDR, which says where the processes meet: Slurm's
-        are there in a batch script, too, for the script itself.
+        The variables count only if MASTER_ADDR is set, too: Slurm also sets its own for the batch
+        script itself, which is a single process.
 
         Raises:
-            UsageError: The variables do not make sense.
+            UsageError: The variables are not numbers, contradict each other, or one is missing.
         """
-        if "MASTER_ADDR" not in os.environ:
+        launcher = _find_launcher()
+        if launcher is None:
             return cls()
-        said = _what_a_launcher_says()
-        if said is None:
-            return cls()
-        launcher, variables = said
-        shown = ", ".join(f"{name}={value}" for name, value in variables.items())
+        values = [os.environ[name] for name in _VARIABLES[launcher]]
+        shown = ", ".join(map("=".join, zip(_VARIABLES[launcher], values, strict=True)))
         if "MASTER_PORT" not in os.environ:
-            raise UsageError(f"{launcher} says {shown}, but not where to meet: set MASTER_PORT")
-        values = list(variables.values())
+            raise UsageError(f"{launcher} sets {shown}, but no port to meet at: set MASTER_PORT")
         try:
             if launcher == "Slurm":
-                values[3:] = [_tasks_of_node(values[3], int(values[4]))]
+                values[3:] = [_parse_tasks_per_node(values[3])[int(values[4])]]
             rank, size, local_rank, local_size = map(int, values)
         except (ValueError, IndexError):
-            raise UsageError(f"{launcher} says {shown}: these must be numbers") from None
+            raise UsageError(f"{launcher} sets {shown}: these must be numbers") from None
         if not (0 <= local_rank < local_size <= size and local_rank <= rank < size):
-            raise UsageError(f"{launcher} says {shown}, which contradict each other")
+            raise UsageError(f"{launcher} sets {shown}, which contradict each other")
         return cls(
             rank=rank,
             size=size,
@@ -82,20 +79,21 @@ class World:
         )
 
 
-def _what_a_launcher_says() -> tuple[Launcher, dict[str, str]] | None:
-    """Who has started this process, and what it says; None if nobody says all that matters."""
-    for launcher, names in _VARIABLES.items():
-        if all(name in os.environ for name in names):
-            return launcher, {name: os.environ[name] for name in names}
+def _find_launcher() -> Launcher | None:
+    """Return the launcher whose variables are all set; None if there is none."""
+    if "MASTER_ADDR" in os.environ:
+        for launcher, names in _VARIABLES.items():
+            if all(name in os.environ for name in names):
+                return launcher
     return None
 
 
-def _tasks_of_node(counts: str, node: int) -> str:
-    """How many tasks a node has, by Slurm's list for all nodes, such as "8(x2),4"."""
+def _parse_tasks_per_node(counts: str) -> list[str]:
+    """Return the number of tasks of each node from Slurm's notation, such as "8(x2),4"."""
     tasks: list[str] = []
-    for each in counts.split(","):
-        found = _TASKS_OF_NODES.fullmatch(each)
-        if found is None:
-            raise ValueError(each)
-        tasks += [found[1]] * int(found[2] or 1)
-    return tasks[node]
+    for count in counts.split(","):
+        match = _TASKS_PER_NODE.fullmatch(count)
+        if match is None:
+            raise ValueError(count)
+        tasks += [match[1]] * int(match[2] or 1)
+    return tasks

@@ -1,9 +1,9 @@
-"""Several processes train as one does: the same losses, the same BLEU.
+"""Check that several processes train the same model as one: the same losses, the same BLEU.
 
     python benchmarks/faults/equal.py data/multi30k-en-de
     python benchmarks/faults/equal.py data/multi30k-en-de --processes 4 -- --shard
 
-Sums of gradients in another order round otherwise, so that losses are equal but for rounding.
+Gradients are summed in another order, so losses are equal up to rounding.
 """
 
 import shutil
@@ -20,7 +20,7 @@ from runs import Data, Options, Out, Training, fail, finish, largest_difference
 def main(
     data: Data,
     options: Options = None,
-    processes: Annotated[int, typer.Option(help="As of tfm train.", min=2)] = 2,
+    processes: Annotated[int, typer.Option(help="Number of processes.", min=2)] = 2,
     steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 50,
     tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss.")] = 1e-4,
     out: Out = Path("runs/faults/equal"),
@@ -29,7 +29,7 @@ def main(
     shutil.rmtree(out, ignore_errors=True)
     shared = (
         *("--max-steps", str(steps), "--checkpoint-steps", str(steps)),
-        # So that dropout, too, is drawn for the same parts of a batch.
+        # Both draw dropout for the same microbatches.
         *("--num-dropout-shards", str(processes)),
         *("--validation-beam", "1", "--best-metric", "score", *(options or ())),
     )
@@ -46,7 +46,7 @@ def main(
         f"{difference:.1e}, BLEU {bleu:.4f} and {several_bleu:.4f}"
     )
     if difference > tolerance or bleu != several_bleu:
-        fail("they are not equal")
+        fail("the runs are not equal")
 
 
 def _bleu(training: Training) -> float:

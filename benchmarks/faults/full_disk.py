@@ -1,9 +1,10 @@
-"""A training whose disk is full goes on, keeps its checkpoints, and saves again once it can.
+"""Check that a training on a full disk continues, keeps its checkpoints, and saves again later.
 
-The run folder lies on a small file system in memory, which is filled up when there are two
-checkpoints, and kept full for a time. Training has to go on meanwhile and say that it cannot save;
-what was saved has to stay whole. With room again it has to save, and to end with the weights of a
-run that always had room, byte for byte. To mount the file system takes root; without, it says so.
+The run folder is on a small file system in memory, which is filled after two checkpoints and kept
+full for a time. During this time, training must continue and report that it cannot save; the saved
+checkpoints must stay intact. When there is room again, training must save, and end with the weights
+of an undisturbed run, byte for byte. Mounting the file system needs root; without it, the check is
+skipped.
 
     sudo .venv/bin/python benchmarks/faults/full_disk.py data/multi30k-en-de
     sudo .venv/bin/python benchmarks/faults/full_disk.py data/multi30k-en-de -- --background-saving
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from runs import Data, Options, Out, Training, check_whole, fail, finish
 
 _DISK_MEGABYTES = 80
-_WORDS = ("disk", "space")
+_WORDS_FOR_FULL_DISK = ("disk", "space")
 
 
 def main(
@@ -59,31 +60,33 @@ def _train_on_full_disk(training: Training, ballast: Path, full_seconds: float) 
     job = training.start()
     job.wait_until(lambda: len(training.checkpoints()) >= 2)
     _fill(ballast)
-    # A checkpoint may have been complete but for its name.
+    # A checkpoint may have been complete except for its rename.
     time.sleep(0.5)
     _fill(ballast)
-    stands = training.saved_step()
+    saved_step = training.saved_step()
     until = time.monotonic() + full_seconds
     while time.monotonic() < until:
         if not job.is_running:
-            fail("it ended when the disk was full", job)
+            fail("training ended when the disk was full", job)
         time.sleep(0.1)
-        _fill(ballast)  # the room that a failed checkpoint gives back
-    if training.saved_step() != stands:
+        _fill(ballast)  # the space that a failed checkpoint has released
+    if training.saved_step() != saved_step:
         fail("the disk was not full")
     for checkpoint in training.checkpoints()[-2:]:
         check_whole(checkpoint)
-    said = [line for line in job.lines if any(word in line.lower() for word in _WORDS)]
-    if not said:
-        fail("it does not say that it cannot save", job)
-    print(f"full for {full_seconds:.0f} s: the checkpoint of step {stands} stands\n  {said[-1]}")
+    warnings = [
+        line for line in job.lines if any(word in line.lower() for word in _WORDS_FOR_FULL_DISK)
+    ]
+    if not warnings:
+        fail("training did not report that it could not save", job)
+    print(f"full for {full_seconds:.0f} s: step {saved_step} stayed saved\n  {warnings[-1]}")
     ballast.unlink()
     freed = time.monotonic()
-    job.wait_until(lambda: training.saved_step() > stands)
+    job.wait_until(lambda: training.saved_step() > saved_step)
     seconds = time.monotonic() - freed
-    print(f"saved again at step {training.saved_step()}, {seconds:.1f} s after there was room")
+    print(f"saved again at step {training.saved_step()}, {seconds:.1f} s after there was space")
     if job.end() != 0:
-        fail("it did not end well", job)
+        fail("training failed", job)
     if partial := training.partial_checkpoints():
         fail(f"{partial} are left")
 
@@ -100,7 +103,7 @@ def _small_disk(path: Path) -> Iterator[Path]:
 
 
 def _fill(path: Path) -> None:
-    """Write to a file until not a byte more fits."""
+    """Write to a file until the disk is full to the last byte."""
     with path.open("ab", buffering=0) as file:
         for size in (1 << 20, 1 << 12, 1):
             _write_until_full(file, bytes(size))

@@ -1,9 +1,9 @@
-"""Two machines train as one does, and neither outlives the other.
+"""Check that two nodes train the same model as one, and that neither runs on without the other.
 
-The machines are two network namespaces of this one, joined by a virtual cable, each with its own
-loopback and addresses; they share the file system, as a cluster does. The losses must be those of
-a run in one process. Then one machine is killed in the middle of a run, and then the cable is cut:
-both times what is left has to end by itself, soon after the set time. Needs root and iproute2.
+The nodes are two network namespaces of this machine, joined by a virtual cable, each with its own
+loopback and address; they share the file system, as on a cluster. The losses must equal those of a
+run in one process. In a second run, one node is killed, and in a third the cable is cut: the
+remaining processes must end by themselves, soon after the timeout. Needs root and iproute2.
 
     sudo .venv/bin/python benchmarks/faults/hosts.py data/multi30k-en-de
 """
@@ -32,18 +32,18 @@ _MARGIN_SECONDS = 40.0
 def main(
     data: Data,
     options: Options = None,
-    processes: Annotated[int, typer.Option(help="On each machine.", min=1)] = 1,
-    stall_minutes: Annotated[float, typer.Option(help="As of tfm train.")] = 0.1,
+    processes: Annotated[int, typer.Option(help="Number of processes per node.", min=1)] = 1,
+    stall_minutes: Annotated[float, typer.Option(help="Timeout of the watchdog.")] = 0.1,
     steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 60,
     tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss.")] = 1e-4,
     out: Out = Path("runs/faults/hosts"),
 ) -> None:
-    """Train on two machines, kill one, cut the cable."""
+    """Train on two nodes, kill one, and cut the cable."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         print("skipped: namespaces need root and iproute2")
         return
     shutil.rmtree(out, ignore_errors=True)
-    # In as many shares, so that dropout, too, is drawn for the same parts of a batch.
+    # Both runs draw dropout for the same microbatches.
     num_dropout_shards = str(len(_HOSTS) * processes)
     shared = (
         "--max-steps",
@@ -52,35 +52,35 @@ def main(
         num_dropout_shards,
         *(options or ()),
     )
-    alone = Training(data=data, run_dir=out / "alone", options=(*shared, "--device", "cpu"))
-    finish(alone)
+    single = Training(data=data, run_dir=out / "single", options=(*shared, "--device", "cpu"))
+    finish(single)
     shared = (*shared, "--processes", str(processes), "--stall-minutes", str(stall_minutes))
     with _two_hosts():
         run = _Run(data, out / "together", shared)
         for host, job in zip(_HOSTS, run.start(), strict=True):
             if job.end() != 0:
                 fail(f"{host} failed", job)
-        difference = largest_difference(alone, run.training)
-        print(f"{steps} steps on two machines: losses differ by at most {difference:.1e}")
+        difference = largest_difference(single, run.training)
+        print(f"{steps} steps on two nodes: losses differ by at most {difference:.1e}")
         if difference > tolerance:
-            fail("they are not equal")
+            fail("the runs are not equal")
         _check_killed(_Run(data, out / "killed", shared), 60 * stall_minutes)
         _check_cut(_Run(data, out / "cut", shared), 60 * stall_minutes)
 
 
 class _Run:
-    """A training on both hosts, in a folder that both see."""
+    """A training on both hosts, in a shared run folder."""
 
     def __init__(self, data: Path, run_dir: Path, options: tuple[str, ...]) -> None:
         self.training = Training(data=data, run_dir=run_dir, options=options)
 
     def start(self) -> list[Job]:
-        """Start it on both; on host 1 first, as nobody can choose the order."""
+        """Start it on both hosts; on host 1 first, because the order must not matter."""
         jobs = [self._start_on(rank) for rank in (1, 0)]
         return jobs[::-1]
 
     def _start_on(self, rank: int) -> Job:
-        part = Training(
+        training = Training(
             data=self.training.data,
             run_dir=self.training.run_dir,
             options=(
@@ -89,42 +89,42 @@ class _Run:
                 *("--rendezvous", f"{_ADDRESSES[0]}:29500"),
             ),
         )
-        return part.start(prefix=("ip", "netns", "exec", _HOSTS[rank]))
+        return training.start(prefix=("ip", "netns", "exec", _HOSTS[rank]))
 
-    def in_the_middle(self) -> list[Job]:
-        """Start it and wait until it is under way."""
+    def start_and_wait(self) -> list[Job]:
+        """Start it and wait until it has made some steps."""
         jobs = self.start()
         jobs[0].wait_until(lambda: self.training.logged_step() > 10)
         return jobs
 
 
 def _check_cut(run: _Run, timeout_seconds: float) -> None:
-    jobs = run.in_the_middle()
+    jobs = run.start_and_wait()
     _ip("link", "set", _CABLES[0], "down", host=_HOSTS[0])
     _check_end(jobs, timeout_seconds, "cable cut")
 
 
 def _check_killed(run: _Run, timeout_seconds: float) -> None:
-    first, second = run.in_the_middle()
+    first, second = run.start_and_wait()
     second.kill()
-    _check_end([first], timeout_seconds, "machine 1 killed")
+    _check_end([first], timeout_seconds, "node 1 killed")
 
 
-def _check_end(jobs: list[Job], timeout_seconds: float, what: str) -> None:
-    happened = time.monotonic()
+def _check_end(jobs: list[Job], timeout_seconds: float, fault: str) -> None:
+    fault_at = time.monotonic()
     for host, job in zip(_HOSTS, jobs, strict=False):
         code = job.end(within_seconds=timeout_seconds + _MARGIN_SECONDS)
-        seconds = time.monotonic() - happened
+        seconds = time.monotonic() - fault_at
         if code != 1:
-            fail(f"{what}: {host} ended with exit code {code}", job)
+            fail(f"{fault}: {host} ended with exit code {code}", job)
         if orphans := job.orphans():
-            fail(f"{what}: processes {orphans} are left on {host}", job)
-        print(f"{what}: {host} ended after {seconds:.1f} s\n  {job.lines[-1]}")
+            fail(f"{fault}: processes {orphans} are left on {host}", job)
+        print(f"{fault}: {host} ended after {seconds:.1f} s\n  {job.lines[-1]}")
 
 
 @contextlib.contextmanager
 def _two_hosts() -> Iterator[None]:
-    for host in _HOSTS:  # a run of this script that was killed may have left them
+    for host in _HOSTS:  # left by a run of this script that was killed
         subprocess.run(["ip", "netns", "del", host], check=False, stderr=subprocess.DEVNULL)
     try:
         for host in _HOSTS:
@@ -142,8 +142,8 @@ def _two_hosts() -> Iterator[None]:
 
 
 def _ip(*arguments: str, host: str | None = None) -> None:
-    where = ("-netns", host) if host else ()
-    subprocess.run(["ip", *where, *arguments], check=True)
+    namespace = ("-netns", host) if host else ()
+    subprocess.run(["ip", *namespace, *arguments], check=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A process that is stopped ends the run within the set time, by name.
+"""Check that a stalled process ends the run within the timeout, and is named.
 
-One of several processes gets SIGSTOP, first rank 0, then the last; the others then wait for it in
-a sum of gradients. The job has to end by itself, say once which rank it was, and leave no process
-behind, not even the stopped one. The same command then goes on, to the weights of a run that was
-never stopped.
+One of several processes gets SIGSTOP, first rank 0, then the last; the others wait for it in an
+all-reduce of gradients. The job must end by itself, name the rank once, and leave no process
+behind, not even the stopped one. The same command must then resume, and reach the weights of an
+undisturbed run.
 
     python benchmarks/faults/stall.py data/multi30k-en-de
     python benchmarks/faults/stall.py data/multi30k-en-de --processes 3 --stall-minutes 0.2
@@ -21,19 +21,19 @@ import typer
 sys.path.insert(0, str(Path(__file__).parent))
 from runs import Data, Job, Options, Out, Training, check_equal, fail, finish, send
 
-# The others are given time to hear of it, and the launcher to end what is left.
+# Time for the other ranks to notice, and for the launcher to end the remaining processes.
 _MARGIN_SECONDS = 15.0
 
 
 def main(
     data: Data,
     options: Options = None,
-    stall_minutes: Annotated[float, typer.Option(help="As of tfm train.")] = 0.1,
-    processes: Annotated[int, typer.Option(help="As of tfm train.", min=2)] = 2,
+    stall_minutes: Annotated[float, typer.Option(help="Timeout of the watchdog.")] = 0.1,
+    processes: Annotated[int, typer.Option(help="Number of processes.", min=2)] = 2,
     steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 60,
     out: Out = Path("runs/faults/stall"),
 ) -> None:
-    """Stop a process of a training, and wait for the end of all."""
+    """Stop one process of a training, and wait until all have ended."""
     shutil.rmtree(out, ignore_errors=True)
     shared = (
         *("--processes", str(processes), "--stall-minutes", str(stall_minutes)),

@@ -1,8 +1,8 @@
-"""A training that is asked to stop in the middle of a step saves, says so and exits with 0.
+"""Check that a training saves and exits with 0 when a signal asks it to stop within a step.
 
-SIGTERM and SIGUSR1 in turn, at random moments of long steps that accumulate many parts; the same
-command goes on each time. At the end the weights must be those of a run that was never stopped,
-byte for byte, and all losses too.
+SIGTERM and SIGUSR1 are sent by turns, at random moments of long steps of many microbatches; the
+same command resumes each time. The final weights and all losses must equal those of an undisturbed
+run, byte for byte.
 
     python benchmarks/faults/stop.py data/multi30k-en-de
     python benchmarks/faults/stop.py data/multi30k-en-de --processes 2
@@ -26,22 +26,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 from runs import Data, Job, Options, Out, Training, check_equal, fail, finish, send
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-# Steps of many parts, saved only when they are asked to stop, and at the end.
+# Steps of many microbatches, saved only after a signal and at the end.
 _LONG_STEPS = ("--batch-tokens", "40000", "--max-tokens", "500", "--checkpoint-steps", "1000")
 
 
 def main(
     data: Data,
     options: Options = None,
-    stops: Annotated[int, typer.Option(help="Stop so many times.", min=1)] = 6,
+    stops: Annotated[int, typer.Option(help="Number of stops.", min=1)] = 6,
     to: Annotated[
         Literal["launcher", "all"], typer.Option(help="Which processes get the signal.")
     ] = "launcher",
-    processes: Annotated[int, typer.Option(help="As of tfm train.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Of the moments.")] = 1,
+    processes: Annotated[int, typer.Option(help="Number of processes.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the random moments.")] = 1,
     out: Out = Path("runs/faults/stop"),
 ) -> None:
-    """Stop a training until it is done."""
+    """Stop a training again and again until it is done."""
     shutil.rmtree(out, ignore_errors=True)
     shared = (
         *("--processes", str(processes)) * (processes > 1),
@@ -54,7 +54,7 @@ def main(
     disturbed = Training(data=data, run_dir=out / "disturbed", options=shared)
     finish(undisturbed)
     step_seconds = _step_seconds(undisturbed)
-    print(f"undisturbed: {step_seconds:.1f} s a step")
+    print(f"undisturbed: {step_seconds:.1f} s per step")
     rng, waits = random.Random(seed), []
     for number in range(stops):
         job = disturbed.start()
@@ -63,7 +63,7 @@ def main(
         time.sleep(rng.uniform(0, step_seconds))
         waits.append(_stop(job, _SIGNALS[number % len(_SIGNALS)], to))
         if disturbed.saved_step() < disturbed.logged_step():
-            fail(f"step {disturbed.logged_step()} was done, {disturbed.saved_step()} is saved")
+            fail(f"step {disturbed.logged_step()} was done, but {disturbed.saved_step()} is saved")
     finish(disturbed)
     check_equal(disturbed, undisturbed)
     print(
@@ -78,20 +78,20 @@ def _step_seconds(training: Training) -> float:
 
 
 def _stop(job: Job, number: signal.Signals, to: str) -> float:
-    """Ask a job to stop; return how many seconds it takes."""
+    """Ask a job to stop; return the seconds until it has ended."""
     if not job.is_running:
-        fail("it ended by itself", job)
-    asked = time.monotonic()
+        fail("training failed by itself", job)
+    signaled = time.monotonic()
     for pid in job.pids() if to == "all" else [job.process.pid]:
         send(pid, number)
     code = job.end()
-    seconds = time.monotonic() - asked
-    said = [line for line in job.lines if "goes on" in line]
-    if code != 0 or len(said) != 1:
-        fail(f"{number.name}: exit code {code}, and said how to go on {len(said)} times", job)
+    seconds = time.monotonic() - signaled
+    messages = [line for line in job.lines if "stopped and saved" in line]
+    if code != 0 or len(messages) != 1:
+        fail(f"{number.name}: exit code {code}, {len(messages)} messages that it has saved", job)
     if orphans := job.orphans():
         fail(f"processes {orphans} are left", job)
-    print(f"{number.name}: {said[0]} ({seconds:.1f} s)")
+    print(f"{number.name}: {messages[0]} ({seconds:.1f} s)")
     return seconds
 
 

@@ -1,14 +1,14 @@
-"""Time the training of tfm and of other libraries on the same batches, in turn.
+"""Compare the training speed of tfm and other libraries on the same batches.
 
     python benchmarks/training/compare.py --data data/multi30k --envs /tmp/envs --out /tmp/speed
 
-Each library gets an environment of its own below --envs at its first use, from the package index;
-all run the torch that tfm runs. All train the same network on the same sentence pairs, batch by
-batch, as tfm makes them: what is compared is the training step, not the loader. Runs are processes
-of their own, one after another, round after round. The table goes to stdout as Markdown; --out
-keeps one JSON file a run, with the course of its loss, and what the run said.
+Each library gets its own environment below --envs, installed from the package index at its first
+use, with tfm's version of torch. All train the same network on the batches of tfm: this compares
+the training step, not data loading. Each run is a process of its own, one after another, round
+after round. The table goes to stdout as Markdown; --out keeps one JSON file per run, with its
+losses, and the output of the run.
 
-To see that all learn alike, train for longer: --rounds 1 --steps 1000.
+To compare what they learn, train for longer: --rounds 1 --steps 1000.
 """
 
 import argparse
@@ -30,18 +30,18 @@ from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import BOS, EOS, Vocabulary
 
 _HERE = Path(__file__).parent
-_OURS = "tfm"
+_TFM = "tfm"
 _PEERS = ("fairseq", "opennmt", "joeynmt", "marian", "torch")
 
-# By library and precision: what its rounds came to; those that failed are missing.
+# The results of all successful rounds by library and precision.
 Results = dict[tuple[str, str], list[dict[str, Any]]]
 
 
 def main() -> None:
-    """Run it."""
+    """Compare the libraries."""
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
-    pythons = {_OURS: Path(sys.executable)}
+    pythons = {_TFM: Path(sys.executable)}
     pythons |= {name: environment(name, options.envs) for name in options.only}
     batches = options.out / "batches.npz"
     _write_batches(batches, options)
@@ -65,7 +65,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of batches and results")
     parser.add_argument("--only", nargs="*", choices=_PEERS, default=list(_PEERS))
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32"])
-    parser.add_argument("--batch-tokens", type=int, default=4096, help="target tokens of a step")
+    parser.add_argument("--batch-tokens", type=int, default=4096, help="target tokens per step")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
@@ -74,9 +74,9 @@ def _options() -> argparse.Namespace:
 def _write_batches(path: Path, options: argparse.Namespace) -> None:
     """Store batches for runners that do not have tfm.
 
-    `source` and `target` hold the sentences of all batches one after another, closed by EOS and
-    targets also opened by BOS, `…_lengths` their lengths so, `rows` which pairs they are and
-    `sizes` how many of them are a batch.
+    `source` and `target` hold the concatenated sentences of all batches, with EOS at the end and,
+    for targets, BOS at the start; `…_lengths` their lengths, `rows` their indices in the dataset,
+    and `sizes` the number of pairs of each batch.
     """
     vocabulary = Vocabulary.load(options.data)
     vocab_sizes = (len(vocabulary.source), len(vocabulary.target))
@@ -91,8 +91,8 @@ def _write_batches(path: Path, options: argparse.Namespace) -> None:
         "rows": rows,
         "sizes": np.array([len(batch) for batch in batches]),
     }
-    for name, opening in (("source", []), ("target", [BOS])):
-        sentences = [[*opening, *ids, EOS] for ids in getattr(dataset, name)]
+    for name, start in (("source", []), ("target", [BOS])):
+        sentences = [[*start, *ids, EOS] for ids in getattr(dataset, name)]
         stored[name] = np.array([*chain.from_iterable(sentences[row] for row in rows)], np.int32)
         stored[f"{name}_lengths"] = np.array([len(sentences[row]) for row in rows])
     np.savez(path, **stored)
@@ -106,7 +106,7 @@ def _run(
     stem: Path,
     options: argparse.Namespace,
 ) -> dict[str, Any] | None:
-    """Train with a library in a process of its own; None if it fails, which is said."""
+    """Train with a library in its own process; report a failure and return None."""
     settings = {
         "data": options.data,
         "arch": options.arch,
@@ -125,15 +125,15 @@ def _run(
 
 
 def _table(results: Results) -> str:
-    """The results in Markdown, the slowest last."""
-    ours = {
+    """Return the results as a Markdown table, the fastest first."""
+    tfm_speeds = {
         precision: median(rounds, "tokens_per_second")
         for (name, precision), rounds in results.items()
-        if name == _OURS
+        if name == _TFM
     }
     titles = ["library", "precision", "target tokens/s", "rounds"]
-    titles += [f"{_OURS} {precision} to it" for precision in ours]
-    titles += ["tokens a CPU second", "peak MB", "loss", "NLL"]
+    titles += [f"{_TFM} {precision} to it" for precision in tfm_speeds]
+    titles += ["tokens per CPU second", "peak MB", "loss", "NLL"]
     rows = []
     by_speed = sorted(results, key=lambda key: -median(results[key], "tokens_per_second"))
     for name, precision in by_speed:
@@ -145,8 +145,8 @@ def _table(results: Results) -> str:
                 last["version"],
                 precision,
                 f"{speed:,.0f}",
-                " ".join(f"{one['tokens_per_second']:,.0f}" for one in rounds),
-                *(f"{own / speed:.2f}" for own in ours.values()),
+                " ".join(f"{each['tokens_per_second']:,.0f}" for each in rounds),
+                *(f"{tfm_speed / speed:.2f}" for tfm_speed in tfm_speeds.values()),
                 f"{median(rounds, 'tokens_per_cpu_second'):,.0f}",
                 f"{median(rounds, 'peak_memory_mb'):,.0f}",
                 f"{last['loss'][-1]:.3f}",

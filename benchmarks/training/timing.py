@@ -1,7 +1,7 @@
-"""What the runners share: settings, batches, and the clock. Needs torch and numpy alone.
+"""Settings, batches and timing for the runners. Needs only torch and numpy.
 
-A runner trains one library's model, step by step, on batches that `compare.py` wrote, and leaves
-one JSON object. It runs in that library's own environment.
+A runner trains one library's model on batches that `compare.py` wrote, in that library's own
+environment, and writes one JSON object.
 """
 
 import argparse
@@ -16,21 +16,21 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-PAD, BOS, EOS, UNK = 0, 1, 2, 3  # as tfm numbers them
+PAD, BOS, EOS, UNK = 0, 1, 2, 3  # token ids of tfm
 
 DROPOUT = 0.1
 LABEL_SMOOTHING = 0.1
 ADAM_BETAS = (0.9, 0.98)
 ADAM_EPSILON = 1e-9
 
-# A figure of the loss is the mean over so many steps.
+# Losses are reported as means over windows of N steps.
 _WINDOW = 50
 
 
 class Shape(NamedTuple):
-    """How large a model is."""
+    """The dimensions of a model."""
 
-    num_layers: int  # of the encoder, and of the decoder
+    num_layers: int  # of the encoder and of the decoder each
     d_model: int
     d_ff: int
     num_heads: int
@@ -43,11 +43,11 @@ class Pairs(NamedTuple):
     """A batch of sentence pairs, padded at the end.
 
     Attributes:
-        rows: [B] which pairs of the dataset.
-        source: [B, S] token ids, each sentence closed by EOS.
-        source_lengths: [B] lengths of the sources, EOS included.
-        target: [B, T + 1] token ids, each sentence opened by BOS and closed by EOS.
-        num_tokens: Target tokens that are not padding, EOS included.
+        rows: [B] indices in the dataset.
+        source: [B, S] token ids, with EOS at the end of each sentence.
+        source_lengths: [B] lengths of the sources, including EOS.
+        target: [B, T + 1] token ids, with BOS at the start and EOS at the end of each sentence.
+        num_tokens: Number of target tokens, including EOS, without padding.
     """
 
     rows: np.ndarray
@@ -58,7 +58,7 @@ class Pairs(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Losses of a step in nats a target token, as a library tells them."""
+    """Losses of a step in nats per target token, as the library reports them."""
 
     smoothed: float
     nll: float | None = None  # without label smoothing
@@ -66,7 +66,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What to train, and for how long."""
+    """Settings of a run."""
 
     batches: Path
     out: Path
@@ -81,7 +81,7 @@ class Settings:
 
     @property
     def shape(self) -> Shape:
-        """The model's."""
+        """Dimensions of the model."""
         return SHAPES[self.arch]
 
     @property
@@ -91,37 +91,41 @@ class Settings:
             return int(stored["vocab_size"])
 
     def autocast(self) -> torch.autocast:
-        """Run matrix products in the precision asked for."""
+        """Return a context that runs matrix products in the chosen precision."""
         return torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16")
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 1: a linear rise, then step^-0.5."""
+        """Return the learning rate of a step, counted from 1: linear warm-up, then step^-0.5."""
         return self.learning_rate * min(step / self.warmup_steps, (self.warmup_steps / step) ** 0.5)
 
 
 def read_settings(description: str | None) -> Settings:
-    """The command line of a runner."""
+    """Parse the command line of a runner."""
     parser = argparse.ArgumentParser(description=description)
     add_settings(parser)
-    parser.add_argument("--batches", type=Path, required=True, help="as compare.py wrote them")
-    parser.add_argument("--out", type=Path, required=True, help="the JSON to write")
+    parser.add_argument(
+        "--batches", type=Path, required=True, help="file of batches that compare.py wrote"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     return Settings(**vars(parser.parse_args()))
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """The settings that the driver hands on."""
-    parser.add_argument("--data", type=Path, required=True, help="a dataset of tfm prepare")
+    """Add the options that compare.py passes to the runners."""
+    parser.add_argument("--data", type=Path, required=True, help="dataset folder of tfm prepare")
     parser.add_argument("--arch", choices=SHAPES, default="small")
-    parser.add_argument("--steps", type=int, default=20, help="steps that are timed")
-    parser.add_argument("--untimed-steps", type=int, default=5, help="steps before them")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="at its peak")
+    parser.add_argument("--steps", type=int, default=20, help="number of timed steps")
+    parser.add_argument(
+        "--untimed-steps", type=int, default=5, help="number of steps before the timed ones"
+    )
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="peak learning rate")
     parser.add_argument("--warmup-steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give all parameters a learning rate."""
+    """Set the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
@@ -133,15 +137,13 @@ def measure(
     version: str,
     parameters: Iterator[torch.nn.Parameter],
 ) -> None:
-    """Train, time and write what came out.
-
-    Batches are padded before the clock runs.
+    """Train, measure the time of each step without its padding, and write the results.
 
     Args:
-        settings: What to train.
-        step: Trains on a batch at a learning rate, to the updated weights.
+        settings: Settings of the run.
+        step: Makes one training step on a batch with a learning rate.
         version: The library and its version.
-        parameters: The model's, each once.
+        parameters: The model's parameters, each once.
     """
     num_parameters = sum(p.numel() for p in parameters if p.requires_grad)
     seconds, cpu_seconds, num_tokens = [], 0.0, 0
@@ -174,7 +176,7 @@ def measure(
 
 
 def _window_means(losses: list[float]) -> list[float]:
-    """Means of the windows that end at multiples of its length, and of the last window."""
+    """Return the means of the windows that end at multiples of N steps, and of the last one."""
     ends = sorted({*range(_WINDOW, len(losses), _WINDOW), len(losses)} - {0})
     windows = [losses[max(0, end - _WINDOW) : end] for end in ends]
     return [sum(window) / len(window) for window in windows]
@@ -190,7 +192,7 @@ def _batches(settings: Settings) -> Iterator[Pairs]:
         for side, (ids, all_lengths) in enumerate(sides):
             lengths = all_lengths[first : first + size]
             end = tokens[side] + int(lengths.sum())
-            padded += [_padded(ids[tokens[side] : end], lengths), lengths]
+            padded += [_pad(ids[tokens[side] : end], lengths), lengths]
             tokens[side] = end
         source, source_lengths, target, target_lengths = map(torch.from_numpy, padded)
         yield Pairs(
@@ -203,8 +205,8 @@ def _batches(settings: Settings) -> Iterator[Pairs]:
         first += size
 
 
-def _padded(ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Lay sentences that follow each other into the rows of a matrix."""
+def _pad(ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return concatenated sentences as a padded [B, T] matrix."""
     matrix = np.full((len(lengths), int(lengths.max())), PAD, dtype=np.int64)
     matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = ids
     return matrix

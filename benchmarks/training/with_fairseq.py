@@ -20,16 +20,16 @@ from timing import (
 )
 
 
-def _revive() -> None:
-    """Let fairseq 0.12.2 import: what Python 3.11 and numpy 1.24 took away comes back.
+def _restore_removed_features() -> None:
+    """Restore features that Python 3.11 and numpy 1.24 removed, so that fairseq 0.12.2 imports.
 
-    Python refuses defaults of a dataclass that have no hash, as fairseq's own settings have none.
+    Python 3.11 refuses dataclass defaults without a hash, which fairseq's settings use.
     """
-    plain = dataclasses.dataclass
+    original = dataclasses.dataclass
 
     def with_hash(cls: type | None = None, /, **options: Any) -> Callable[[type], type] | type:
         def decorated(cls: type) -> type:
-            cls = plain(cls, **options)
+            cls = original(cls, **options)
             if cls.__hash__ is None:
                 cls.__hash__ = object.__hash__  # type: ignore[method-assign]
             return cls
@@ -40,7 +40,7 @@ def _revive() -> None:
     np.float = float
 
 
-_revive()
+_restore_removed_features()
 
 import fairseq  # noqa: E402
 from fairseq.criterions.label_smoothed_cross_entropy import (  # noqa: E402
@@ -52,7 +52,7 @@ from fairseq.optim.adam import FairseqAdam  # noqa: E402
 
 
 def main() -> None:
-    """Run it."""
+    """Train and write the results."""
     settings = read_settings(__doc__)
     torch.manual_seed(settings.seed)
     dictionary = _dictionary(settings.vocab_size)
@@ -73,12 +73,12 @@ def main() -> None:
     )
 
     def step(pairs: Pairs, rate: float) -> Loss:
-        target = _renumbered(pairs.target)
+        target = _convert_ids(pairs.target)
         previous = target[:, :-1].clone()
-        previous[:, 0] = dictionary.eos()  # with which fairseq opens a sentence
+        previous[:, 0] = dictionary.eos()  # fairseq starts sentences with EOS
         sample = {
             "net_input": {
-                "src_tokens": _renumbered(pairs.source),
+                "src_tokens": _convert_ids(pairs.source),
                 "src_lengths": pairs.source_lengths,
                 "prev_output_tokens": previous,
             },
@@ -88,15 +88,15 @@ def main() -> None:
         model.train()
         optimizer.zero_grad()
         with settings.autocast():
-            loss, num_tokens, figures = criterion(model, sample)
+            loss, num_tokens, metrics = criterion(model, sample)
         optimizer.backward(loss)
         optimizer.multiply_grads(1 / num_tokens)
-        optimizer.clip_grad_norm(0.0)  # its Trainer always asks for the norm
+        optimizer.clip_grad_norm(0.0)  # its Trainer always computes the norm
         optimizer.set_lr(rate)
         optimizer.step()
-        return Loss(figures["loss"].item() / num_tokens, figures["nll_loss"].item() / num_tokens)
+        return Loss(metrics["loss"].item() / num_tokens, metrics["nll_loss"].item() / num_tokens)
 
-    # Not the encoder's second copies, which inference alone uses: fc1_weight beside fc1.weight.
+    # Leave out the encoder's copies for inference, such as fc1_weight beside fc1.weight.
     trained = (p for name, p in model.named_parameters() if name.endswith((".weight", ".bias")))
     measure(settings, step, version=f"fairseq {fairseq.__version__}", parameters=trained)
 
@@ -122,8 +122,8 @@ def _dictionary(size: int) -> Dictionary:
     return dictionary
 
 
-def _renumbered(ids: torch.Tensor) -> torch.Tensor:
-    """Fairseq's token ids, among which BOS comes before PAD."""
+def _convert_ids(ids: torch.Tensor) -> torch.Tensor:
+    """Return fairseq's token ids, in which BOS and PAD are exchanged."""
     return torch.where(ids < 2, 1 - ids, ids)
 
 

@@ -21,11 +21,11 @@ from timing import (
     set_rate,
 )
 
-_SPECIALS = ("unk", "pad", "bos", "eos")  # in the order that JoeyNMT gives them
+_SPECIALS = ("unk", "pad", "bos", "eos")  # in JoeyNMT's order
 
 
 def main() -> None:
-    """Run it."""
+    """Train and write the results."""
     settings = read_settings(__doc__)
     torch.manual_seed(settings.seed)
     vocabulary = _vocabulary(settings.vocab_size)
@@ -35,19 +35,20 @@ def main() -> None:
         {"optimizer": "adam", "adam_betas": ADAM_BETAS, "learning_rate": 1.0}, model.parameters()
     )
     device = torch.device("cpu")
-    # JoeyNMT's loss is a divergence: the cross-entropy without that of the smoothed labels.
-    others = LABEL_SMOOTHING / (settings.vocab_size - 2)
+    # JoeyNMT's loss is the KL divergence: the cross-entropy minus the entropy of the labels.
+    wrong_class = LABEL_SMOOTHING / (settings.vocab_size - 2)
     entropy = -(
-        (1 - LABEL_SMOOTHING) * math.log(1 - LABEL_SMOOTHING) + LABEL_SMOOTHING * math.log(others)
+        (1 - LABEL_SMOOTHING) * math.log(1 - LABEL_SMOOTHING)
+        + LABEL_SMOOTHING * math.log(wrong_class)
     )
 
     def step(pairs: Pairs, rate: float) -> Loss:
         model.train()
         batch = Batch(
-            src=_renumbered(pairs.source),
+            src=_convert_ids(pairs.source),
             src_length=pairs.source_lengths,
             src_prompt_mask=None,
-            trg=_renumbered(pairs.target),
+            trg=_convert_ids(pairs.target),
             trg_prompt_mask=None,
             indices=torch.from_numpy(pairs.rows),
             device=device,
@@ -60,7 +61,7 @@ def main() -> None:
         loss = batch.normalize(total, normalization="tokens")
         loss.backward()
         mean = loss.item()
-        num_correct.item()  # which JoeyNMT reads after each batch, too
+        num_correct.item()  # JoeyNMT reads it after each batch, too
         set_rate(optimizer, rate)
         optimizer.step()
         model.zero_grad()
@@ -70,7 +71,7 @@ def main() -> None:
 
 
 def _model_settings(shape: Shape) -> dict[str, object]:
-    """The "model" section of a JoeyNMT configuration, as in its Transformer recipes."""
+    """Return the "model" section of a JoeyNMT configuration, as in its Transformer recipes."""
     side = {
         "type": "transformer",
         "num_layers": shape.num_layers,
@@ -104,8 +105,8 @@ def _vocabulary(size: int) -> Vocabulary:
     return Vocabulary(pieces, specials)
 
 
-def _renumbered(ids: torch.Tensor) -> torch.Tensor:
-    """JoeyNMT's token ids, among which UNK, our fourth, comes first."""
+def _convert_ids(ids: torch.Tensor) -> torch.Tensor:
+    """Return JoeyNMT's token ids, in which UNK comes first instead of fourth."""
     return torch.where(ids < len(_SPECIALS), (ids + 1) % len(_SPECIALS), ids)
 
 

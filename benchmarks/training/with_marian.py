@@ -23,7 +23,7 @@ _IGNORED = -100  # the label of padding
 
 
 def main() -> None:
-    """Run it."""
+    """Train and write the results."""
     settings = read_settings(__doc__)
     shape = settings.shape
     torch.manual_seed(settings.seed)
@@ -66,7 +66,7 @@ def main() -> None:
 
     def step(pairs: Pairs, rate: float) -> Loss:
         labels = pairs.target[:, 1:].masked_fill(pairs.target[:, 1:] == PAD, _IGNORED)
-        # As the Trainer does it where labels are smoothed: the model is not given them.
+        # With label smoothing, the Trainer computes the loss outside of the model.
         with settings.autocast():
             outputs = model(
                 input_ids=pairs.source,

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import opennmt_model  # first: without it the next do not import
+import opennmt_model  # must be first: it makes the next imports work
 from onmt.model_builder import build_model
 from onmt.trainer import Trainer
 from onmt.utils import Optimizer, Statistics
@@ -25,7 +25,7 @@ from timing import (
 
 
 def main() -> None:
-    """Run it."""
+    """Train and write the results."""
     settings = read_settings(__doc__)
     torch.manual_seed(settings.seed)
     options = _options(settings)
@@ -54,7 +54,7 @@ def main() -> None:
             "srclen": pairs.source_lengths,
             "tgt": pairs.target[:, :, None],
         }
-        optimizer._learning_rate = rate  # its own schedule is left out  # noqa: SLF001
+        optimizer._learning_rate = rate  # instead of its own schedule  # noqa: SLF001
         statistics = Statistics()
         with settings.autocast():
             trainer._gradient_accumulation(  # noqa: SLF001

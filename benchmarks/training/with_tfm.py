@@ -1,4 +1,4 @@
-"""Train with tfm: its Trainer, as `tfm train` uses it."""
+"""Train with tfm's Trainer, as `tfm train` does."""
 
 from importlib.metadata import version
 
@@ -15,7 +15,7 @@ from tfm.training.trainer import Trainer
 
 
 def main() -> None:
-    """Run it."""
+    """Train and write the results."""
     settings = read_settings(__doc__)
     shape = settings.shape
     run = run_config(
@@ -60,11 +60,11 @@ def main() -> None:
     )
 
     def step(pairs: Pairs, _rate: float) -> Loss:
-        report, _ = trainer.step(pairs.rows)  # finds the same learning rate by itself
+        report, _ = trainer.step(pairs.rows)  # the trainer computes the same learning rate
         if report is None:
             raise RuntimeError("the trainer was stopped")
         if report.num_tokens != pairs.num_tokens:
-            raise RuntimeError("the batches are not of this dataset")
+            raise RuntimeError("the batches belong to another dataset")
         return Loss(report.loss, report.nll)
 
     measure(settings, step, version=f"tfm {version('tfm')}", parameters=model.parameters())

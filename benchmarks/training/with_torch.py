@@ -1,4 +1,4 @@
-"""Train torch.nn.Transformer in a plain loop, as one would write it from torch's documentation."""
+"""Train torch.nn.Transformer in a plain loop, following torch's documentation."""
 
 import math
 
@@ -47,7 +47,7 @@ class Translation(nn.Module):
         """Map [B, S] and [B, T] ids to [B, T, V] logits."""
         is_padding = source == PAD
         length = target_input.size(1)
-        # Targets need no padding mask: what follows a sentence is hidden by causality.
+        # Targets need no padding mask: the causal mask hides the padding after a sentence.
         states = self.transformer(
             self.embed(source),
             self.embed(target_input),
@@ -71,7 +71,7 @@ def _sinusoids(length: int, d_model: int) -> Tensor:
 
 
 def main() -> None:
-    """Run it."""
+    """Train and write the results."""
     settings = read_settings(__doc__)
     torch.manual_seed(settings.seed)
     model = Translation(settings).train()

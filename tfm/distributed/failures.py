@@ -1,7 +1,7 @@
-"""How the failure of one of many processes reaches the user: once, and by its cause.
+"""Report the failure of one of many processes to the user: once, and by its root cause.
 
-A process leaves its failure in the file that its launcher names, in the format of torch's elastic:
-torchrun shows it, and tfm's own launcher tells causes from consequences here.
+A process writes its failure to a file in the format of torch elastic: torchrun shows it, and tfm's
+own launcher finds the root cause of several failures here.
 """
 
 import contextlib
@@ -20,37 +20,27 @@ if TYPE_CHECKING:  # the command line reports failures without loading torch
     from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-RESUME = "the same command goes on from the last checkpoint"
-# Elastic's agent gives a process that it ends more time than this before it kills it.
-_PATIENCE_SECONDS = 20
+RESUME = "run the same command again to resume from the last checkpoint"
+# Elastic sends SIGTERM and, later than this, SIGKILL to a process that does not end.
+_MIN_SECONDS_TO_KILL = 20
 
 
 class FailedProcessError(TfmError):
-    """A process of the run that failed, in its own words or those of its launcher."""
-
-    def __init__(self, message: str, *, exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    """The failure of a process of the run, as it or its launcher describes it."""
 
 
 def has_launcher() -> bool:
-    """Return whether torchrun, or tfm as torchrun does, watches this process."""
+    """Return whether torchrun or tfm's own launcher started this process."""
     return bool(os.environ.get(_ERROR_FILE))
 
 
 def report_failure(
     message: str, *, exit_code: int = 1, is_consequence: bool = False, trace: str = ""
 ) -> bool:
-    """Leave a failure of this process for its launcher; only the first one counts.
+    """Report a failure of this process to its launcher; only the first report counts.
 
-    Args:
-        message: What went wrong.
-        exit_code: What this process will end with, unless it is killed before.
-        is_consequence: Whether it fails only because another process has failed.
-        trace: The traceback of a bug.
-
-    Returns:
-        Whether the launcher will print it; if not, the caller has to.
+    Return whether the launcher will print the message; if not, the caller has to. A failure is a
+    consequence if another process has failed before; only a bug has a trace.
     """
     if not has_launcher():
         return False
@@ -68,20 +58,19 @@ def report_failure(
             text = json.dumps({"message": {"message": message, "extraInfo": facts}})
             partial.write_text(text, encoding="utf-8")
             partial.replace(path)
-    except OSError:  # the launcher is gone, or the disk is full
+    except OSError:  # the launcher has ended, or the disk is full
         return False
     return True
 
 
 def end_process(message: str | None) -> NoReturn:
-    """End this process at once, whatever its main thread is stuck in.
+    """End this process at once, even if its main thread is stuck.
 
-    Args:
-        message: What went wrong; None if another process reports it.
+    Without a message, another process reports what went wrong.
     """
     text = message or "another process has ended the run"
     if not report_failure(text, is_consequence=message is None) and message is not None:
-        # Past Python's streams, whose locks the main thread may hold for ever.
+        # The main thread may hold the locks of Python's streams forever.
         with contextlib.suppress(OSError):
             os.write(2, f"tfm: {message}\n".encode(errors="replace"))
     os._exit(1)
@@ -89,15 +78,13 @@ def end_process(message: str | None) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How a process of a run failed.
+    """The failure of one process of a run.
 
     Attributes:
-        rank: Its rank.
-        pid: Its process id on its machine.
-        exit_code: Below 0, the signal that killed it before it could report anything.
-        timestamp: When, in whole seconds.
-        message: What it reported itself; empty if nothing.
-        is_consequence: Whether it reported that it failed only because another did.
+        exit_code: Exit code; -N if signal N killed the process before it reported an exit code.
+        timestamp: Time of the failure, in whole seconds.
+        message: The process's own report; empty without one.
+        is_consequence: Whether the process reported that it failed because another one did.
         trace: The traceback of a bug.
     """
 
@@ -110,17 +97,17 @@ class Failure:
     trace: str = ""
 
     @classmethod
-    def of(cls, rank: int, ended: "ProcessFailure") -> "Failure":
-        """Return what elastic knows of a process, and what it reported itself."""
-        report = ended.error_file_data.get("message")
+    def from_elastic(cls, rank: int, failure: "ProcessFailure") -> "Failure":
+        """Combine elastic's description of a failed process with the process's own report."""
+        report = failure.error_file_data.get("message")
         if not isinstance(report, Mapping):
             report = {}
         facts = report.get("extraInfo", {})
         return cls(
             rank=rank,
-            pid=ended.pid,
-            exit_code=facts.get("exit_code", ended.exitcode),
-            timestamp=ended.timestamp,
+            pid=failure.pid,
+            exit_code=facts.get("exit_code", failure.exitcode),
+            timestamp=failure.timestamp,
             message=report.get("message", ""),
             is_consequence=facts.get("is_consequence", False),
             trace=facts.get("py_callstack", ""),
@@ -128,47 +115,45 @@ class Failure:
 
     @property
     def error(self) -> FailedProcessError:
-        """What the user is told."""
-        name = f"rank {self.rank} (process {self.pid})"
-        if self.trace:
-            return FailedProcessError(f"{name} has come upon a bug: {self.message}; {RESUME}")
-        if self.message:
+        """The error to show to the user."""
+        if self.message and not self.trace:
             return FailedProcessError(self.message, exit_code=max(self.exit_code, 1))
-        if self.exit_code >= 0:
-            end = f"ended with exit code {self.exit_code} and said nothing"
+        if self.trace:
+            problem = f"hit a bug: {self.message}"
+        elif self.exit_code >= 0:
+            problem = f"exited with code {self.exit_code} without an error message"
         else:
-            end = f"was killed by {_signal_name(-self.exit_code)}"
-        return FailedProcessError(f"{name} {end}; {RESUME}")
+            problem = f"was killed by {_signal_name(-self.exit_code)}"
+        return FailedProcessError(f"rank {self.rank} (process {self.pid}) {problem}; {RESUME}")
 
 
 def _signal_name(number: int) -> str:
     if number == signal.SIGKILL:
-        return "SIGKILL (out of memory?)"  # hardly anyone else sends it unasked
+        return "SIGKILL (out of memory?)"  # most often sent by the kernel's out-of-memory killer
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal without a name
         return f"signal {number}"
 
 
-def cause(failures: Sequence[Failure]) -> Failure:
-    """Return the failure that the others follow from, as far as one can tell.
+def root_cause(failures: Sequence[Failure]) -> Failure:
+    """Return the failure that most likely caused the others.
 
-    Args:
-        failures: In the order in which the launcher saw them: after the first it ends the others.
+    They are in the order in which the launcher saw them; it ends all processes after the first.
     """
     first_at = min(failure.timestamp for failure in failures)
 
-    def distance(failure: Failure) -> tuple[int, int, bool, int]:
-        is_ended = failure.exit_code == -signal.SIGTERM and failure is not failures[0]
+    def sort_key(failure: Failure) -> tuple[int, int, bool, int]:
+        is_terminated = failure.exit_code == -signal.SIGTERM and failure is not failures[0]
         is_killed = failure.exit_code == -signal.SIGKILL
-        if is_ended or (is_killed and failure.timestamp - first_at >= _PATIENCE_SECONDS):
-            kind = 3
+        if is_terminated or (is_killed and failure.timestamp - first_at >= _MIN_SECONDS_TO_KILL):
+            kind = 3  # ended by the launcher
         elif failure.is_consequence:
             kind = 2
         elif not failure.message and failure.exit_code > 0:
-            kind = 1
+            kind = 1  # not known: exited without a report
         else:
             kind = 0
         return kind, failure.timestamp, bool(failure.message), failure.rank
 
-    return min(failures, key=distance)
+    return min(failures, key=sort_key)

@@ -1,4 +1,4 @@
-"""Several processes for one command, on one machine or more, run by torch's elastic agent."""
+"""Run one command in several processes, on one node or more, with torch's elastic agent."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from tfm.device.cpu import num_cores
-from tfm.distributed.failures import RESUME, Failure, cause
+from tfm.distributed.failures import RESUME, Failure, root_cause
 from tfm.distributed.interruption import InterruptedRunError, StopRequests
 from tfm.distributed.layout import Layout
 from tfm.distributed.rendezvous import POLL_SECONDS, Rendezvous
@@ -22,46 +22,40 @@ from tfm.errors import UsageError
 from tfm.reporting import say
 
 _JOIN_SECONDS = 600
-# How long machines whose processes have ended wait for those of the others.
+# How long a node whose processes have ended waits for the other nodes to end.
 _EXIT_BARRIER_SECONDS = 60
-# How long processes have to end that can no longer save, or must stop at once.
+# How long processes that the agent ends have to react before they are killed.
 _SHUTDOWN_SECONDS = 5
 
 
 def num_local_processes(layout: Layout) -> int:
-    """How many processes this machine is to have.
+    """Return the number of processes for this node.
 
     Raises:
-        UsageError: More than it has GPUs.
+        UsageError: The node has fewer GPUs than that.
     """
     if layout.device != "cuda":
         return layout.local_size or 1
     num_gpus = torch.cuda.device_count()
     if not num_gpus:
-        raise UsageError("--gpus: torch sees no GPU on this machine; --processes N uses its CPU")
-    asked = layout.local_size or num_gpus
-    if asked > num_gpus:
-        raise UsageError(f"--gpus is {asked}, but torch sees {num_gpus} on this machine")
-    return asked
+        raise UsageError("--gpus: torch sees no GPU on this node; use --processes N for its CPU")
+    num_processes = layout.local_size or num_gpus
+    if num_processes > num_gpus:
+        raise UsageError(f"--gpus is {num_processes}, but torch sees {num_gpus} on this node")
+    return num_processes
 
 
 def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_SECONDS) -> int:
-    """Run a command in several processes until all of them have ended.
+    """Run a command in several processes, with torchrun's environment, until all have ended.
 
-    Each finds in its environment which of them it is, as from torchrun. A signal to stop is passed
-    on to all.
-
-    Args:
-        layout: How many processes, on how many machines.
-        command: The program and its arguments.
-        join_seconds: How long to wait for the other machines.
+    Signals to stop are forwarded to the processes. `join_seconds` limits the wait for other nodes.
 
     Returns:
         The exit code: 0, or that of Ctrl-C if the processes have saved and stopped for it.
 
     Raises:
-        UsageError: There are fewer GPUs, or machines contradict each other.
-        FailedProcessError: A process has failed, or the machines do not find each other.
+        UsageError: There are too few GPUs, or nodes contradict each other.
+        FailedProcessError: A process has failed, or the nodes do not find each other.
         InterruptedRunError: A signal has stopped the processes before they could save.
     """
     size = num_local_processes(layout)
@@ -89,7 +83,7 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
         )
         rendezvous.worker_group = agent.get_worker_group()
         try:
-            _check(agent.run(), rendezvous, stop)
+            _raise_root_cause(agent.run(), rendezvous, stop)
         except KeyboardInterrupt:
             raise InterruptedRunError("stopped", exit_code=130) from None
         finally:
@@ -97,23 +91,24 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
     return stop.exit_code or 0
 
 
-def _check(result: RunResult, rendezvous: Rendezvous, stop: StopRequests) -> None:
-    """Raise the cause of the failures of the processes, if there are any."""
+def _raise_root_cause(result: RunResult, rendezvous: Rendezvous, stop: StopRequests) -> None:
+    """Raise the root cause if processes have failed."""
     if not result.is_failed():
         return
-    first = cause([Failure.of(rank, ended) for rank, ended in result.failures.items()])
-    # Killed by the signal, or by what Python makes of Ctrl-C: it came before they listened to it.
-    if stop.received is not None and first.exit_code in (-stop.received, 128 + stop.received):
+    failures = [Failure.from_elastic(rank, each) for rank, each in result.failures.items()]
+    failure = root_cause(failures)
+    # The signal came before the process had a handler: it was killed, or Python exited for Ctrl-C.
+    if stop.received is not None and failure.exit_code in (-stop.received, 128 + stop.received):
         raise InterruptedRunError(
             f"stopped before the run could save: {RESUME}", exit_code=stop.exit_code or 1
         )
-    if first.trace:
-        say(first.trace.rstrip())
-    raise rendezvous.share(first.error, is_consequence=first.is_consequence)
+    if failure.trace:
+        say(failure.trace.rstrip())
+    raise rendezvous.share_failure(failure.error, is_consequence=failure.is_consequence)
 
 
 def _silence_elastic() -> None:
-    """Silence the logs of elastic, which would report each failure and signal a second time."""
+    """Silence elastic's logs, which would repeat each failure and signal."""
     logger = logging.getLogger("torch.distributed.elastic")
     logger.propagate = False
     logger.addHandler(logging.NullHandler())
@@ -121,14 +116,15 @@ def _silence_elastic() -> None:
 
 @contextlib.contextmanager
 def _environment_for(local_size: int) -> Iterator[None]:
-    """Set what the processes inherit, besides what elastic sets for each of them."""
+    """Set the variables that processes inherit, besides those that elastic sets for each."""
     before = dict(os.environ)
-    # All processes together have as many threads as there are cores.
+    # All processes together use as many threads as there are cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // local_size)))
-    # "python -m" would let files of the working directory stand in for modules, where tfm does not.
+    # "python -m" puts the working directory on sys.path, where files may shadow modules; the tfm
+    # script does not.
     if not {"", str(Path.cwd())} & set(sys.path):
         os.environ["PYTHONSAFEPATH"] = "1"
-    # The signals are ours to handle: elastic would raise an error from them, wherever it stands.
+    # Elastic's own handlers would raise an error at any point of its code.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     try:
         yield

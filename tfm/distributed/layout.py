@@ -1,4 +1,4 @@
-"""The processes that the flags of a command ask for."""
+"""The number of processes and nodes that the flags of a command ask for."""
 
 import re
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ _MAX_PORT = 65_535
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The processes that a run is asked to have.
+    """The processes and nodes of a run.
 
     Attributes:
-        local_size: How many on this machine; None is one for each of its GPUs.
-        device: The kind of device that they are to have; None leaves that to the settings.
-        nodes: How many machines.
-        node_rank: Which of them this one is.
-        host: Where the machines meet: a name or address of machine 0.
-        port: The port there.
+        local_size: Number of processes on this node; None for one per GPU.
+        device: Kind of device that the processes use; None leaves it to the settings.
+        nodes: Number of nodes.
+        node_rank: Rank of this node.
+        host: Name or address of node 0, where the nodes meet.
+        port: Port on that host.
     """
 
     local_size: int | None = 1
@@ -43,18 +43,18 @@ class Layout:
         rendezvous: str | None = None,
         device: str | None = None,
     ) -> "Layout":
-        """What the flags of a command ask for.
+        """Return the layout that the flags of a command ask for.
 
         Raises:
-            UsageError: They contradict each other or --device; all problems are named together.
+            UsageError: Flags are invalid or contradict each other; names all problems together.
         """
         problems = [
-            *_problems_of_devices(gpus, processes, device),
-            *_problems_of_machines(nodes, node_rank, rendezvous),
+            *_device_problems(gpus, processes, device),
+            *_node_problems(nodes, node_rank, rendezvous),
         ]
         if problems:
             raise UsageError("; ".join(problems))
-        host, port = _endpoint(rendezvous or "") or ("", 0)
+        host, port = _parse_endpoint(rendezvous or "") or ("", 0)
         if gpus is None:
             local_size: int | None = processes or 1
         else:
@@ -69,24 +69,22 @@ class Layout:
         )
 
     def check(self, world: World) -> None:
-        """See to it that a launcher has started what the flags ask for.
+        """Check that a launcher has started the processes that the flags ask for, if any.
 
         Raises:
-            UsageError: It has started other processes.
+            UsageError: The launcher has started other processes.
         """
-        is_asked_for = self != Layout()
         local_size = self.local_size or world.local_size
-        if is_asked_for and (world.local_size, world.size) != (local_size, local_size * self.nodes):
+        expected = (local_size, local_size * self.nodes)
+        if self != Layout() and (world.local_size, world.size) != expected:
             raise UsageError(
-                f"{world.launcher} has started {world.local_size} processes on this machine and "
-                f"{world.size} in all, but the flags ask for {local_size} on each of {self.nodes}: "
-                "let one of them say it, and leave the other's out"
+                f"{world.launcher} has started {world.local_size} processes on this node and "
+                f"{world.size} in all, but the flags ask for {local_size} on each of {self.nodes} "
+                "nodes: set the number of processes in either the launcher or tfm's flags, not both"
             )
 
 
-def _problems_of_devices(
-    gpus: str | None, processes: int | None, device: str | None
-) -> Iterator[str]:
+def _device_problems(gpus: str | None, processes: int | None, device: str | None) -> Iterator[str]:
     if gpus is not None and gpus != "auto" and not (gpus.isdecimal() and int(gpus)):
         yield f"--gpus is {gpus}, but must be auto or at least 1"
     if processes is not None and processes < 1:
@@ -96,32 +94,32 @@ def _problems_of_devices(
     elif gpus is not None and device == "cpu":
         yield "--gpus contradicts --device cpu: leave one out"
     elif processes is not None and device == "cuda":
-        yield "--processes are of the CPU: with --device cuda, say --gpus"
+        yield "--processes N uses the CPU: with --device cuda, give --gpus N instead"
 
 
-def _problems_of_machines(
+def _node_problems(
     nodes: int | None, node_rank: int | None, rendezvous: str | None
 ) -> Iterator[str]:
     if nodes is None:
         if node_rank is not None or rendezvous is not None:
-            yield "--node-rank and --rendezvous are about several machines: add --nodes"
+            yield "--node-rank and --rendezvous are for several nodes: add --nodes"
         return
     if nodes < 1:
         yield f"--nodes is {nodes}, but must be at least 1"
     elif nodes > 1 and (node_rank is None or rendezvous is None):
         yield (
-            f"--nodes {nodes} needs, on each machine, its --node-rank and the same --rendezvous "
-            "HOST:PORT, where HOST is machine 0"
+            f"--nodes {nodes} needs on each node its own --node-rank and the same --rendezvous "
+            "HOST:PORT, where HOST is node 0"
         )
     elif not 0 <= (node_rank or 0) < nodes:
         yield f"--node-rank is {node_rank}, but must be from 0 to {nodes - 1}"
-    if rendezvous is not None and _endpoint(rendezvous) is None:
+    if rendezvous is not None and _parse_endpoint(rendezvous) is None:
         yield f"--rendezvous is {rendezvous}, but must be HOST:PORT, such as 10.0.0.1:29500"
 
 
-def _endpoint(rendezvous: str) -> tuple[str, int] | None:
-    """Host and port; None if that is not what it says."""
-    found = _ENDPOINT.fullmatch(rendezvous)
-    if found is None or not 0 < int(found[3]) <= _MAX_PORT:
+def _parse_endpoint(rendezvous: str) -> tuple[str, int] | None:
+    """Return host and port of HOST:PORT; None if the text has another form."""
+    match = _ENDPOINT.fullmatch(rendezvous)
+    if match is None or not 0 < int(match[3]) <= _MAX_PORT:
         return None
-    return found[1] or found[2], int(found[3])
+    return match[1] or match[2], int(match[3])

@@ -1,4 +1,4 @@
-"""torchrun's static rendezvous, in which launchers also pass on signals and share a failure."""
+"""torchrun's static rendezvous, over which launchers also forward signals and share a failure."""
 
 import contextlib
 import fcntl
@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from typing_extensions import override
 
 from tfm.distributed.failures import RESUME, FailedProcessError
 from tfm.distributed.interruption import SAVING_SECONDS, InterruptedRunError, StopRequests
@@ -24,28 +25,24 @@ from tfm.errors import UsageError
 from tfm.reporting import say
 
 POLL_SECONDS = 0.1
-# How long a launcher whose processes have only lost the others waits to hear why.
+# How long a node whose processes have only lost their peers waits for the cause from another node.
 _CAUSE_SECONDS = 15.0
-# How long the store outlives a failure, so that the other machines can read it there.
+# How long the store outlives a failure, so that the other nodes can read it there.
 _FAREWELL_SECONDS = 2.0
 _LOOPBACK = "127.0.0.1"
 _FAILURE = "failure"
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
+_SIOCGIFADDR = 0x8915  # Linux: get the IPv4 address of a network interface
 
 
 class Rendezvous(StaticTCPRendezvous):
-    """Where the launchers of a run meet: a store at machine 0, which their processes use too.
+    """Connects the launchers of a run through a store at node 0, which their processes use, too.
 
-    Ranks follow from the node rank. Elastic's agent calls `num_nodes_waiting` between two looks at
-    its processes; that is when they are passed a signal, or a failure elsewhere ends them.
-
-    Args:
-        layout: The processes that are asked for. A single machine meets on a free port of its own.
-        stop: Signals to this launcher.
-        join_seconds: How long to wait for the other machines.
+    Ranks follow from the node rank. Elastic's agent calls `num_nodes_waiting` each time before it
+    checks its processes; signals are forwarded, and failures of other nodes raised, from there.
+    A single node uses a free port of its own.
 
     Attributes:
-        worker_group: The processes of this machine, as the agent has them.
+        worker_group: The agent's processes on this node.
     """
 
     worker_group: WorkerGroup
@@ -58,22 +55,23 @@ class Rendezvous(StaticTCPRendezvous):
         self._stop = stop
         self._deadline = time.monotonic() + join_seconds
         self._save_by: float | None = None
-        self._own_failure: FailedProcessError | None = None
+        self._local_failure: FailedProcessError | None = None
         self._failure: FailedProcessError | None = None
         self._has_failure = threading.Event()
         self._is_over = threading.Event()
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the other launchers.
+        """Wait until all launchers have joined.
 
         Raises:
-            UsageError: They contradict each other.
-            FailedProcessError: They do not meet in time.
+            UsageError: Their flags contradict each other.
+            FailedProcessError: Some do not join in time.
             InterruptedRunError: A signal came first.
         """
         peer = _LOOPBACK
         if self.world_size == 1:
-            # Only this machine can reach it, and nobody can take the port in between.
+            # Only this node can reach the loopback address. An open socket is handed to the store,
+            # so that no other program can take the port in between.
             listener = socket.create_server((_LOOPBACK, 0))
             self.master_addr, self.master_port = listener.getsockname()
             self._store = dist.TCPStore(  # type: ignore[attr-defined]  # torch has no stub
@@ -84,70 +82,82 @@ class Rendezvous(StaticTCPRendezvous):
                 master_listen_fd=listener.detach(),
             )
         else:
-            say(f"machine {self.rank} waits for the others at {self._endpoint}")
-            peer = self._meet_others()
+            say(f"node {self.rank} waits for the other nodes at {self._endpoint}")
+            peer = self._join_nodes()
         if interface := _interface_towards(peer):
-            # By default gloo takes the interface of the host name, which may not resolve.
+            # By default, gloo resolves the host name, which may have no address.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         return super().next_rendezvous()
 
+    @override
     def num_nodes_waiting(self) -> int:
-        """Return 0, as no machine joins later; pass a signal on, and raise a failure elsewhere.
-
-        Raises:
-            FailedProcessError: Another machine has failed, machine 0 is gone, or the processes do
-                not stop.
-        """
         if self._stop.received is not None:
-            self._pass_on(self._stop.received)
+            self._forward_signal(self._stop.received)
         if self._failure is not None:
             raise self._failure
-        return 0
+        return 0  # no node joins later
 
-    def share(self, error: FailedProcessError, *, is_consequence: bool) -> FailedProcessError:
-        """Return the first failure of all machines, which may be this one.
+    def share_failure(
+        self, error: FailedProcessError, *, is_consequence: bool
+    ) -> FailedProcessError:
+        """Publish a failure of this node; return the first failure of all nodes.
 
         Args:
-            error: The failure of this machine.
-            is_consequence: Whether its cause is elsewhere.
+            error: The failure of this node.
+            is_consequence: Whether another node caused it; it is not published then.
         """
         if self.world_size == 1:
             return error
         if not is_consequence:
-            message = f"machine {self.rank} ({socket.gethostname()}): {error}"
-            self._own_failure = FailedProcessError(message, exit_code=error.exit_code)
+            message = f"node {self.rank} ({socket.gethostname()}): {error}"
+            self._local_failure = FailedProcessError(message, exit_code=error.exit_code)
         self._has_failure.wait(_CAUSE_SECONDS if is_consequence else _FAREWELL_SECONDS)
-        return self._failure or self._own_failure or error
+        return self._failure or self._local_failure or error
 
     def leave(self) -> None:
-        """Keep the store of machine 0 until the others have had time to read a failure there."""
+        """Keep the store of node 0 alive until every node has had time to read a failure."""
         if self._failure is not None and self.rank == 0:
             time.sleep(_FAREWELL_SECONDS)
         self._is_over.set()
 
-    def _meet_others(self) -> str:
-        """Wait for the other machines; return the address of one of them."""
+    def _join_nodes(self) -> str:
+        """Wait for the other nodes; return the address of one of them."""
         nodes = str(self.world_size)
         store = PrefixStore(self.run_id, self._open_store())
         if (other := store.compare_set("nodes", "", nodes).decode()) != nodes:
-            raise UsageError(f"--nodes is {nodes} here, but {other} on other machines")
+            raise UsageError(f"--nodes is {nodes} here, but {other} on other nodes")
         if store.add(f"node/{self.rank}", 1) > 1:
             raise UsageError(
-                f"--node-rank {self.rank} is at {self._endpoint} already: give each machine its own"
+                f"--node-rank {self.rank} has already joined at {self._endpoint}: give each node "
+                "its own"
             )
         store.set(f"address/{self.rank}", _address_towards(self.master_addr))
         ranks = range(self.world_size)
         while absent := [str(rank) for rank in ranks if not store.check([f"address/{rank}"])]:
-            self._wait(f"--node-rank {', '.join(absent)} did not come")
+            self._wait(f"--node-rank {', '.join(absent)} did not join")
         threading.Thread(target=self._exchange_failures, daemon=True).start()
         return store.get("address/1").decode() if self.rank == 0 else self.master_addr
 
     def _open_store(self) -> Store:
-        """Return the store of machine 0, opened in a thread: torch has no limit on its answer."""
-        while self.rank > 0 and not _answers(self.master_addr, self.master_port):
-            self._wait("machine 0 does not answer")
+        """Connect to the store of node 0 in a thread, because torch's own timeout may not apply."""
+        while self.rank > 0 and not _is_listening(self.master_addr, self.master_port):
+            self._wait("node 0 does not answer")
         opening: Future[Store] = Future()
-        threading.Thread(target=self._open, args=(opening,), daemon=True).start()
+
+        def connect() -> None:
+            try:
+                store = dist.TCPStore(  # type: ignore[attr-defined]  # torch has no stub
+                    self.master_addr,
+                    self.master_port,
+                    is_master=self.rank == 0,
+                    wait_for_workers=False,
+                    timeout=self.timeout,
+                )
+                opening.set_result(store)
+            except Exception as error:
+                opening.set_exception(error)
+
+        threading.Thread(target=connect, daemon=True).start()
         while not wait([opening], timeout=POLL_SECONDS).done:
             self._wait("no rendezvous answers")
         try:
@@ -155,60 +165,46 @@ class Rendezvous(StaticTCPRendezvous):
         except (RuntimeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise FailedProcessError(
-                f"--rendezvous {self._endpoint} does not work here: it must be an address of "
-                f"machine 0 and a port that is free there ({reason})"
+                f"--rendezvous {self._endpoint} does not work here: give an address of node 0 and "
+                f"a port that is free there ({reason})"
             ) from error
         return self._store
 
-    def _open(self, opening: "Future[Store]") -> None:
-        try:
-            opening.set_result(
-                dist.TCPStore(  # type: ignore[attr-defined]  # torch has no stub
-                    self.master_addr,
-                    self.master_port,
-                    is_master=self.rank == 0,
-                    wait_for_workers=False,
-                    timeout=self.timeout,
-                )
-            )
-        except Exception as error:
-            opening.set_exception(error)
-
     def _wait(self, problem: str) -> None:
-        """Wait a moment for other machines; raise the problem if it has been too long."""
+        """Wait a moment for other nodes; raise the problem if it lasts too long."""
         if self._stop.received is not None:
             raise InterruptedRunError(
-                "stopped before all machines were there", exit_code=self._stop.exit_code or 1
+                "stopped before all nodes had joined", exit_code=self._stop.exit_code or 1
             )
         if time.monotonic() > self._deadline:
             raise FailedProcessError(
                 f"{problem} at {self._endpoint} within {self.timeout.total_seconds():.0f} s: start "
-                "the same command on each machine, and let them reach each other"
+                "the same command on each node, and check that they can reach each other"
             )
         time.sleep(POLL_SECONDS)
 
     def _exchange_failures(self) -> None:
-        """Publish this machine's failure, and hear of another's.
+        """Publish this node's failure, and look for one of another node, until it is over.
 
-        This is a thread, as torch's store waits for ever for an answer where a cable is cut.
+        It runs in a thread, because requests to the store hang if the network is cut.
         """
         store = PrefixStore(self.run_id, self._store.clone())  # type: ignore[union-attr]  # no stub
         try:
             while not self._is_over.wait(POLL_SECONDS):
-                if (own := self._own_failure) is not None:
-                    store.compare_set(_FAILURE, "", json.dumps([str(own), own.exit_code]))
+                if (local := self._local_failure) is not None:
+                    store.compare_set(_FAILURE, "", json.dumps([str(local), local.exit_code]))
                 if store.check([_FAILURE]):
                     message, exit_code = json.loads(store.get(_FAILURE))
                     self._failure = FailedProcessError(message, exit_code=exit_code)
                     break
         except dist.DistError:
-            self._failure = self._own_failure or FailedProcessError(
-                f"machine 0 at {self._endpoint} is gone: {RESUME}, on all machines"
+            self._failure = self._local_failure or FailedProcessError(
+                f"node 0 at {self._endpoint} is down: {RESUME}, on all nodes"
             )
         self._has_failure.set()
 
-    def _pass_on(self, number: int) -> None:
-        """Send a signal to the processes of this machine, and give them time to save."""
+    def _forward_signal(self, number: int) -> None:
+        """Send a signal to the processes of this node, once, and give them time to save."""
         if self._save_by is None:
             self._save_by = time.monotonic() + SAVING_SECONDS
             for worker in self.worker_group.workers:
@@ -216,13 +212,12 @@ class Rendezvous(StaticTCPRendezvous):
                     os.kill(int(worker.id), number)
         elif time.monotonic() > self._save_by:
             raise FailedProcessError(
-                f"the processes have not saved within {SAVING_SECONDS:.0f} s of "
-                f"{signal.Signals(number).name} and are ended: {RESUME}"
+                f"the processes did not save within {SAVING_SECONDS:.0f} s of "
+                f"{signal.Signals(number).name} and were killed: {RESUME}"
             )
 
 
-def _answers(host: str, port: int) -> bool:
-    """Return whether a server listens there."""
+def _is_listening(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:
@@ -231,23 +226,23 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _address_towards(host: str) -> str:
-    """Return this machine's IPv4 address on the way to a host; empty if there is none."""
+    """Return this node's IPv4 address on the route to a host; empty if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, 1))  # sends nothing
+            probe.connect((host, 1))  # a datagram socket sends nothing here
         except OSError:
             return ""
         return str(probe.getsockname()[0])
 
 
 def _interface_towards(host: str) -> str | None:
-    """Return the network interface that leads to a host; None if the system cannot tell."""
+    """Return the network interface on the route to a host; None if it cannot be found."""
     address = _address_towards(host)
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # it has no address, or this is not Linux
+            except OSError:  # the interface has no address, or this is not Linux
                 continue
         if socket.inet_ntoa(answer[20:24]) == address:
             return name

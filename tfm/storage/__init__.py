@@ -1,1 +1,1 @@
-"""Checkpoints, and everything else that is written to disk."""
+"""Checkpoints, metrics and other files on disk."""

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written aside, flushed to disk, then renamed."""
+"""Atomic files and directories: written under another name, flushed to disk, then renamed."""
 
 import contextlib
 import ctypes
@@ -15,20 +15,17 @@ from typing import IO, Any
 from tfm.errors import DataError
 
 _HASH_BLOCK_BYTES = 1 << 20
-_MAX_JSON_BYTES = 1 << 26  # ours are a thousand times smaller
+_MAX_JSON_BYTES = 1 << 26  # a thousand times the size of tfm's own files
 _PARTIAL = re.compile(r"\.(.+)\.([0-9]+)\.partial")
-# What a file system says that cannot do what it is asked for, rather than fails at it.
+# Errors of file systems that do not support an operation.
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV)
-_WORKING_DIRECTORY = -100  # AT_FDCWD of Linux
-_EXCHANGE = 2  # RENAME_EXCHANGE of Linux
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # constants of Linux
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a binary file that replaces `path` only once the block has ended well."""
-    make_directory(path.parent)
-    remove_leftovers(path.parent, of=path.name)
-    partial = _aside(path)
+    """Open a binary file that replaces `path` only if the block ends without an error."""
+    partial = _prepare(path)
     try:
         with partial.open("wb") as file:
             yield file
@@ -36,7 +33,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a failed write does not say where
+        error.filename = error.filename or str(path)  # errors of `write` do not name the file
         raise
     finally:
         partial.unlink(missing_ok=True)
@@ -45,14 +42,12 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Fill a folder, with files only, that replaces `path` only once the block has ended well.
+    """Create a directory of files that replaces `path` only if the block ends without an error.
 
-    At every moment, either the older folder or the new one is there.
+    At every moment, either the older directory or the new one is there.
     """
-    make_directory(path.parent)
-    remove_leftovers(path.parent, of=path.name)
-    settle_directory(path)
-    partial = _aside(path)
+    partial = _prepare(path)
+    finish_replacement(path)
     remove_directory(partial)
     partial.mkdir()
     try:
@@ -65,7 +60,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             _replace_directory(path, by=partial)
         else:
             os.replace(partial, path)
-        sync_directory(path.parent)  # before the older folder goes: it may come back in a power cut
+        sync_directory(path.parent)  # the rename must reach the disk before the removal does
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
@@ -75,7 +70,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def make_directory(path: Path) -> None:
-    """Make a folder and those above it, so that they survive a power cut."""
+    """Create a directory and its parents, so that they survive a power failure."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -83,40 +78,40 @@ def make_directory(path: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a folder with all that is in it, or a link to one; it need not be there."""
+    """Remove a directory with its content, or a link to one, if it exists."""
     if path.is_symlink():
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
 
 
-def standing_directory(path: Path) -> Path:
-    """The folder, or its predecessor if a process was killed between moving it away and the new in.
+def intact_directory(path: Path) -> Path:
+    """Return the directory, or the older one if a process was killed while it replaced it.
 
-    That can only happen on file systems that cannot exchange two folders atomically.
+    Only file systems that cannot exchange two directories atomically leave that state.
     """
     outgoing = _outgoing(path)
     return outgoing if outgoing.is_dir() and not path.exists() else path
 
 
-def settle_directory(path: Path) -> None:
-    """Finish what a process that was killed while it replaced a folder has left undone."""
-    standing = standing_directory(path)
-    if standing != path:
-        os.replace(standing, path)
+def finish_replacement(path: Path) -> None:
+    """Undo or finish the replacement of a directory by a process that was killed."""
+    intact = intact_directory(path)
+    if intact != path:
+        os.replace(intact, path)
     remove_directory(_outgoing(path))
 
 
 def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
-    """Remove what killed processes of this machine have left half-written in a folder.
+    """Remove the incomplete files and directories of killed processes of this machine.
 
-    Unless only leftovers `of` one name are removed, no other machine may be writing there.
+    No other machine may be writing to the folder, unless only leftovers `of` one name are removed.
     """
     if not folder.is_dir():
         return
     for path in list(folder.iterdir()):
-        found = _PARTIAL.fullmatch(path.name)
-        if found is None or of not in (None, found[1]) or is_running(int(found[2])):
+        match = _PARTIAL.fullmatch(path.name)
+        if match is None or of not in (None, match[1]) or _is_running(int(match[2])):
             continue
         with contextlib.suppress(OSError):
             if path.is_dir():
@@ -126,15 +121,15 @@ def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small UTF-8 text file in one piece."""
+    """Write a small UTF-8 text file atomically."""
     with atomic_write(path) as file:
         file.write(text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a small JSON file in one piece."""
+    """Write a small JSON file atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    # A path that is not UTF-8 has characters that only JSON's own way of writing them can carry.
+    # Paths that are not UTF-8 contain surrogates, which JSON can hold only as escapes.
     with atomic_write(path) as file:
         file.write(text.encode(errors="backslashreplace"))
 
@@ -145,8 +140,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         DataError: The file is not a JSON object.
     """
-    if path.exists() and not path.is_file():  # a pipe would never end
-        raise DataError(f"{path} is not a file: delete it and make it again")
+    if path.exists() and not path.is_file():  # reading a pipe would block
+        raise DataError(f"{path} is not a file: delete it and create it again")
     with path.open("rb") as file:
         content = file.read(_MAX_JSON_BYTES + 1)
     try:
@@ -156,12 +151,12 @@ def read_json(path: Path) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged ({error}): delete it and make it again") from error
+        raise DataError(f"{path} is damaged ({error}): delete it and create it again") from error
     return value
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_HASH_BLOCK_BYTES):
@@ -170,12 +165,12 @@ def sha256_of(path: Path) -> str:
 
 
 def size_of(path: Path) -> int:
-    """The size of a file in bytes; 0 if there is none."""
+    """Return the size of a file in bytes; 0 if it does not exist."""
     return path.stat().st_size if path.exists() else 0
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a folder survive a power cut, where the file system can."""
+    """Make the names in a directory survive a power failure, if the file system supports it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -186,25 +181,24 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def is_running(process_id: int) -> bool:
-    """Whether there is such a process on this machine."""
+def _is_running(process_id: int) -> bool:
     try:
         os.kill(process_id, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        pass  # somebody else's
+    except PermissionError:  # the process of another user
+        pass
     return True
 
 
 def _replace_directory(path: Path, *, by: Path) -> None:
-    """Put a folder in another's place; the other's content is then to be found under `by`."""
+    """Exchange two directories, so that the older one is under `by` afterwards."""
     try:
         _exchange(path, by)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
-        # Not in one go, but so that `standing_directory` finds the older one meanwhile.
+        # This is not atomic, but `intact_directory` finds the older directory in between.
         outgoing = _outgoing(path)
         remove_directory(outgoing)
         os.replace(path, outgoing)
@@ -217,16 +211,12 @@ def _replace_directory(path: Path, *, by: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Exchange the names of two folders atomically.
-
-    Raises:
-        OSError: It failed; with an error number of _UNSUPPORTED, the system does not support it.
-    """
+    """Exchange the names of two directories atomically, or raise an error of _UNSUPPORTED."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     names = os.fsencode(one), os.fsencode(other)
-    if rename(_WORKING_DIRECTORY, names[0], _WORKING_DIRECTORY, names[1], _EXCHANGE) != 0:
+    if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(one))
 
@@ -235,5 +225,12 @@ def _outgoing(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
 
 
-def _aside(path: Path) -> Path:
+def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def _prepare(path: Path) -> Path:
+    """Create the parent directory and remove leftovers; return the name to write to."""
+    make_directory(path.parent)
+    remove_leftovers(path.parent, of=path.name)
+    return _partial(path)

@@ -1,4 +1,4 @@
-"""A folder that one process at a time may write to."""
+"""Locks for folders that only one process at a time may write to."""
 
 import contextlib
 import errno
@@ -24,11 +24,12 @@ class LockedFolderError(TfmError):
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes from locking a folder, which is made if need be, during the block.
+    """Create a folder if necessary, and hold a lock on it during the block.
 
-    The system releases the lock when the process ends, however it ends; forked processes do not
-    hold it. Where the file system does not support locks, a marker file takes their place: it is
-    void once its process has ended on this machine, but another machine's must be removed by hand.
+    The system releases the lock when the process ends, even if it is killed; forked processes do
+    not hold it. On file systems without locks, a marker file is used instead: it is ignored once
+    its process on this machine has ended, but the marker of another machine has to be removed by
+    hand.
 
     Raises:
         LockedFolderError: Another process holds the lock.
@@ -36,7 +37,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """
     make_directory(folder)
     note, marker = folder / ".lock", folder / ".lock.marker"
-    remedy = ""
+    advice = ""
     lock: BaseFileLock = FileLock(note, blocking=False, fallback_to_soft=False)
     try:
         try:
@@ -44,17 +45,17 @@ def lock_folder(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
-            remedy = f"; if it no longer runs, remove {marker}"
-            lock = SoftFileLock(marker, timeout=1)  # the second try may find the holder dead
+            advice = f"; if it no longer runs, remove {marker}"
+            lock = SoftFileLock(marker, timeout=1)  # its second attempt removes a dead marker
             lock.acquire()
     except Timeout:
         raise LockedFolderError(
             f"{folder} is being written to by {_holder(note)}: wait for it, stop it, or use "
-            f"another folder{remedy}"
+            f"another folder{advice}"
         ) from None
     since = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
     try:
-        with contextlib.suppress(OSError):  # the lock holds without a note, on a full disk
+        with contextlib.suppress(OSError):  # on a full disk, the lock holds without a note
             note.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {since}")
         yield
     finally:
@@ -65,7 +66,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _holder(note: Path) -> str:
-    """The process that the note names, if it is whole."""
+    """Return the description of the lock's holder, if the note is intact."""
     with contextlib.suppress(OSError), note.open("rb") as file:
         text = file.read(_MAX_NOTE_BYTES).decode(errors="replace")
         if text.startswith("process ") and text.isprintable():

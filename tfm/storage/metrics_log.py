@@ -1,4 +1,4 @@
-"""metrics.jsonl: the figures of a run, a JSON object a line."""
+"""metrics.jsonl: the metrics of a run, one JSON object per line."""
 
 import json
 import os
@@ -11,21 +11,17 @@ from tfm.storage.files import atomic_write
 
 
 class MetricsLog:
-    """Appends to a run's metrics.jsonl.
-
-    Args:
-        run_dir: The run.
-        step: Where the run stands; lines of later steps, from before a crash, are taken out.
+    """Appends to a run's metrics.jsonl, after removing lines of steps later than `step`.
 
     Raises:
-        DataError: What has that name is no file.
+        DataError: metrics.jsonl is not a file.
     """
 
     def __init__(self, run_dir: Path, *, step: int) -> None:
         self._path = run_dir / "metrics.jsonl"
         self._unwritten: list[bytes] = []
         if self._path.exists() and not self._path.is_file():
-            raise DataError(f"{self._path} is no file: move it out of the way")
+            raise DataError(f"{self._path} is not a file: move it elsewhere")
         content = self._path.read_bytes() if self._path.exists() else b""
         kept = b"".join(b"%b\n" % line for line in content.split(b"\n") if _step_of(line) <= step)
         if kept != content:
@@ -34,9 +30,9 @@ class MetricsLog:
         self._size = len(kept)
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Write one line, at once visible to readers.
+        """Write a line, which readers see at once.
 
-        What a full disk has no room for stays in memory and is written before the next line.
+        If the disk is full, the line stays in memory and is written together with the next one.
         """
         self._unwritten.append(json.dumps(record).encode() + b"\n")
         try:
@@ -45,24 +41,20 @@ class MetricsLog:
             if len(self._unwritten) == 1:
                 say(
                     f"warning: cannot write {self._path}: {error.strerror}; "
-                    "its lines are kept until it works again"
+                    "its lines are kept in memory until writing works again"
                 )
         else:
             self._unwritten.clear()
 
     def _write(self, lines: bytes) -> None:
-        """Append lines, all or none.
-
-        Raises:
-            OSError: There is no room.
-        """
+        """Append all lines; leave none of them if there is no room for all."""
         with self._path.open("ab", buffering=0) as file:
             size = min(file.seek(0, os.SEEK_END), self._size)
-            file.truncate(size)  # what a failed attempt may have left
-            written = 0
+            file.truncate(size)  # removes the remains of a failed attempt
+            num_written = 0
             try:
-                while written < len(lines):  # a disk that fills up takes a part
-                    written += file.write(lines[written:])
+                while num_written < len(lines):  # a nearly full disk accepts some of the bytes
+                    num_written += file.write(lines[num_written:])
             except OSError:
                 file.truncate(size)
                 raise
@@ -70,7 +62,7 @@ class MetricsLog:
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a line; a line that a crash cut short belongs to none."""
+    """Return the step of a line; infinity if a crash has cut the line short."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):

@@ -1,4 +1,4 @@
-"""Saving while training goes on: beside it if asked to, and in spite of a full disk."""
+"""Saving checkpoints during training: optionally in the background, and despite a full disk."""
 
 import errno
 import time
@@ -19,21 +19,16 @@ _RETRY_SECONDS = 60.0
 
 
 class Saver:
-    """Writes the checkpoints of a run, and removes those that are not to be kept.
+    """Writes the checkpoints of a run and removes old ones.
 
-    A checkpoint that cannot be written does not end a run: the older ones stay, `problem` says so,
-    and the run tries again once `is_retry_due`.
+    If a checkpoint cannot be written, training continues: older checkpoints stay, `problem`
+    describes the failure, and `is_retry_due` tells when to save again.
 
-    In the background, `save` copies weights and state into memory of the CPU, which is kept for the
-    next time, and returns; one thread writes. A save waits for the one before.
-
-    Args:
-        run_dir: The run.
-        background: Whether to write while training goes on.
-        clock: Seconds since some moment.
+    In the background, `save` copies weights and state into CPU memory that it reuses, and a thread
+    writes the copies. A save waits until the one before has ended.
 
     Attributes:
-        saved_step: The step of the newest checkpoint that is on the disk; None if there is none.
+        saved_step: Step of the newest checkpoint on disk; None if there is none.
     """
 
     def __init__(
@@ -50,25 +45,23 @@ class Saver:
         self._writing: Future[None] | None = None
         self.saved_step = newest_step(run_dir)
         self._failed_at = 0.0
-        self._reason: str | None = None  # why the last save failed
-        self._warned_of_pruning = False
+        self._reason: str | None = None  # of the last save, if it failed
+        self._has_warned_of_pruning = False
 
     @property
     def problem(self) -> str | None:
-        """What the bar should say: since when, and why, nothing is saved; None if all is well."""
+        """Since when and why nothing is saved, for the progress bar; None without a failure."""
         if self._reason is None:
             return None
         since = "yet" if self.saved_step is None else f"since step {self.saved_step:,}"
         return f"not saved {since}: {self._reason}"
 
     def is_retry_due(self) -> bool:
-        """Whether the last save failed long enough ago to try again."""
+        """Return whether the last save failed long enough ago to try again."""
         if self._writing is not None and not self._writing.done():
             return False
-        self.wait()  # so that a bug in the thread is one here
-        if self._reason is None:
-            return False
-        return self._clock() - self._failed_at >= _RETRY_SECONDS
+        self.wait()  # raises the error of a bug in the thread
+        return self._reason is not None and self._clock() - self._failed_at >= _RETRY_SECONDS
 
     def save(
         self,
@@ -77,25 +70,35 @@ class Saver:
         training_state: Mapping[str, Any],
         subword_files: Mapping[str, bytes],
     ) -> None:
-        """Write a checkpoint, or begin to.
+        """Write a checkpoint of the info's step, or start to write it in the background.
 
-        Args:
-            info: What the model is; its step names the checkpoint.
-            weights: Parameters by name, each once.
-            training_state: What is needed to train on; tensors and plain values only.
-            subword_files: Contents of the subword models by file name.
+        The weights have any shape. See `save_checkpoint` for the arguments.
         """
+
+        def write() -> None:
+            try:
+                save_checkpoint(
+                    checkpoint_path(self._run_dir, info.step),
+                    info,
+                    weights,
+                    subword_files=subword_files,
+                    training_state=training_state,
+                )
+            except OSError as error:
+                self._record_failure(info.step, error)
+            else:
+                self._record_success(info.step)
+                self._prune()
+
         if self._writer is None:
-            self._write(info, weights, training_state, subword_files)
+            write()
             return
         self.wait()
-        weights, training_state = self._copies.of((weights, training_state))
-        self._writing = self._writer.submit(
-            self._write, info, weights, training_state, subword_files
-        )
+        weights, training_state = self._copies.copy((weights, training_state))
+        self._writing = self._writer.submit(write)
 
     def finish(self) -> None:
-        """Wait until all is written.
+        """Wait until everything is written.
 
         Raises:
             CheckpointError: The last save failed.
@@ -104,42 +107,21 @@ class Saver:
         self.close()
         if self.problem is not None:
             raise CheckpointError(
-                f"{self._run_dir} is {self.problem}; make room, then the same command goes on "
-                "from there"
+                f"{self._run_dir} is {self.problem}; free space, then run the same command again "
+                "to resume from there"
             )
 
-    def _write(
-        self,
-        info: ModelInfo,
-        weights: Mapping[str, Tensor],
-        training_state: Mapping[str, Any],
-        subword_files: Mapping[str, bytes],
-    ) -> None:
-        try:
-            save_checkpoint(
-                checkpoint_path(self._run_dir, info.step),
-                info,
-                weights,
-                subword_files=subword_files,
-                training_state=training_state,
-            )
-        except OSError as error:
-            self._note_failure(info.step, error)
-        else:
-            self._note_success(info.step)
-            self._prune()
-
-    def _note_failure(self, step: int, error: OSError) -> None:
+    def _record_failure(self, step: int, error: OSError) -> None:
         self._failed_at = self._clock()
         is_first = self._reason is None
         self._reason = "disk full" if error.errno == errno.ENOSPC else str(error.strerror)
         if is_first:
             say(
                 f"warning: cannot save step {step:,} in {self._run_dir} ({self._reason}): training "
-                f"goes on, and tries again every {_RETRY_SECONDS:.0f} seconds"
+                f"continues, and saving is retried every {_RETRY_SECONDS:.0f} seconds"
             )
 
-    def _note_success(self, step: int) -> None:
+    def _record_success(self, step: int) -> None:
         self.saved_step = step
         if self._reason is not None:
             self._reason = None
@@ -149,12 +131,12 @@ class Saver:
         try:
             prune_checkpoints(self._run_dir)
         except (OSError, CheckpointError) as error:
-            if not self._warned_of_pruning:
+            if not self._has_warned_of_pruning:
                 say(f"warning: cannot remove old checkpoints of {self._run_dir}: {error}")
-            self._warned_of_pruning = True
+            self._has_warned_of_pruning = True
 
     def close(self) -> None:
-        """Wait for what is being written, whatever has happened; nothing is saved after it."""
+        """Wait for the writing thread, even after an error; `save` cannot be used afterwards."""
         if self._writer is not None:
             self._writer.shutdown()
 
@@ -165,19 +147,19 @@ class Saver:
 
 
 class _Copies:
-    """Copies of nested tensors in memory of the CPU, which is used again for the next ones."""
+    """Copies of nested tensors in CPU memory that is reused for later copies."""
 
     def __init__(self) -> None:
         self._memory: dict[tuple[object, ...], Tensor] = {}
 
-    def of(self, value: Any) -> Any:
-        """A value whose tensors, however deep, are copies; the copies before are overwritten."""
-        copied = self._copied(value, ())
+    def copy(self, value: Any) -> Any:
+        """Copy all tensors of a nested value; this overwrites the copies of the last call."""
+        copied = self._copy(value, ())
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
         return copied
 
-    def _copied(self, value: Any, path: tuple[object, ...]) -> Any:
+    def _copy(self, value: Any, path: tuple[object, ...]) -> Any:
         match value:
             case Tensor():
                 memory = self._memory.get(path)
@@ -186,8 +168,8 @@ class _Copies:
                     self._memory[path] = memory
                 return memory.copy_(value.detach(), non_blocking=True)
             case Mapping():
-                return {key: self._copied(each, (*path, key)) for key, each in value.items()}
+                return {key: self._copy(item, (*path, key)) for key, item in value.items()}
             case list() | tuple():
                 kind = type(value)
-                return kind(self._copied(each, (*path, i)) for i, each in enumerate(value))
+                return kind(self._copy(item, (*path, i)) for i, item in enumerate(value))
         return value

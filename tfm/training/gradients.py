@@ -9,24 +9,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from tfm.data.batching import Batch
 from tfm.distributed.group import Group
 
-# Of DDP, which settles how it buckets gradients in its first steps.
-_STEPS_TO_SETTLE = 3
+# DDP rebuilds its gradient buckets during its first steps.
+_STEPS_TO_BUILD_BUCKETS = 3
 
 
 class Gradients:
-    """The gradients of a process alone, and the interface of those that several processes share.
+    """The gradients of a single process; subclasses sum those of several processes.
 
     Args:
         module: Maps a microbatch to its smoothed loss and negative log-likelihood, each summed over
             its target tokens.
 
     Attributes:
-        loss: The module, or what wraps it to share its gradients.
-        can_recover: Whether a process that runs out of memory can go on with the others.
+        loss: The module, or its DDP wrapper.
+        can_recover: Whether a step can be repeated after a process has run out of memory.
     """
 
     can_recover = True
@@ -35,45 +36,39 @@ class Gradients:
         self.loss: Callable[[Batch], tuple[Tensor, Tensor]] = module
 
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Return a context to compute a microbatch in; in the last, ranks sum their gradients."""
+        """Return a context for one microbatch; in the last one, ranks sum their gradients.
+
+        The context raises LostPeersError if other ranks cannot be reached.
+        """
         return nullcontext()
 
     def release_peers(self) -> None:
-        """After a failure in the last microbatch, join the sums that the other ranks wait for."""
+        """Unblock the all-reduces of the other ranks after a failure in the last microbatch."""
 
     def reset(self) -> None:
-        """Start anew after such a failure of any rank; to be called by all ranks."""
+        """Start anew after such a failure; all ranks must call this together."""
 
 
-def gradients_of(module: nn.Module, group: Group, example: Batch, *, shard: bool) -> Gradients:
-    """Prepare a module for the processes that compute its gradients together.
+def build_gradients(module: nn.Module, group: Group, example: Batch, *, shard: bool) -> Gradients:
+    """Prepare a module for processes that sum its gradients, with FSDP if `shard`, else with DDP.
 
-    Args:
-        module: Computes the loss of a microbatch.
-        group: The processes.
-        example: A small batch.
-        shard: Whether each process holds only a shard of the weights (FSDP).
+    DDP is initialized with a small example batch.
     """
     if group.is_alone:
         return Gradients(module)
     if shard:
-        # FSDP takes seconds to load: only those who use it wait for that.
-        from tfm.training.sharding import ShardedGradients
+        from tfm.training.sharding import ShardedGradients  # FSDP takes seconds to import
 
         return ShardedGradients(module, group)
     return ReplicatedGradients(module, group, example)
 
 
 class ReplicatedGradients(Gradients):
-    """Each process has all weights; gradients are summed during the last backward pass (DDP).
+    """Gradients of processes that each hold all weights; summed during the last backward (DDP).
 
-    A process that runs out of memory in its last microbatch gives zeros to the sums that it still
-    owes the others. DDP cannot be interrupted, so it is replaced then.
-
-    Args:
-        module: Computes the loss of a microbatch; the first process' weights go to all.
-        group: The processes.
-        example: A small batch.
+    A rank that runs out of memory in the last microbatch adds zeros to the all-reduces that the
+    other ranks wait for. DDP cannot be used after an interrupted step, so it is built anew then.
+    All processes start with the weights of rank 0.
     """
 
     def __init__(self, module: nn.Module, group: Group, example: Batch) -> None:
@@ -81,51 +76,51 @@ class ReplicatedGradients(Gradients):
         self._group = group
         self._example = example
         self._bucket_sizes: dict[int, int] = {}
-        self._num_summed = 0
+        self._num_reduced_buckets = 0
         self.reset()
 
+    @override
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Return a context to compute a microbatch in; LostPeersError if the others are gone."""
-        self._num_summed = 0
-        return self._group.reaching_peers() if is_last else self._replica.no_sync()
+        self._num_reduced_buckets = 0
+        return self._group.detect_lost_peers() if is_last else self._ddp.no_sync()
 
+    @override
     def release_peers(self) -> None:
-        """Join the sums that this process still owes; LostPeersError if the others are gone."""
         device = next(self._module.parameters()).device
-        with self._group.reaching_peers():
-            for index in range(self._num_summed, len(self._bucket_sizes)):
+        with self._group.detect_lost_peers():
+            for index in range(self._num_reduced_buckets, len(self._bucket_sizes)):
                 dist.all_reduce(torch.zeros(self._bucket_sizes[index], device=device))
 
+    @override
     def reset(self) -> None:
-        """Wrap the module in a fresh DDP, and run it until its buckets are settled."""
-        self._replica: Any = None
-        self.loss = self._module  # the last reference to DDP and its hooks
+        self._ddp: Any = None
+        self.loss = self._module  # drops the last reference to the old DDP and its hooks
         gc.collect()
         self._module.zero_grad()
-        with self._group.reaching_peers():
-            self._replica = DistributedDataParallel(
+        with self._group.detect_lost_peers():
+            self._ddp = DistributedDataParallel(
                 self._module,
                 static_graph=True,
                 gradient_as_bucket_view=True,
-                init_sync=not self._bucket_sizes,  # the first time
+                init_sync=not self._bucket_sizes,  # only the first time
             )
-            # Tables of positions grow with the sentences that a process has seen.
-            self._replica.broadcast_buffers = False
-            self._replica.register_comm_hook(None, self._sum_bucket)
-            self.loss = self._replica
-            for _ in range(_STEPS_TO_SETTLE):
+            # Position tables differ in size: they grow with the sentences that a rank has seen.
+            self._ddp.broadcast_buffers = False
+            self._ddp.register_comm_hook(None, self._all_reduce_bucket)
+            self.loss = self._ddp
+            for _ in range(_STEPS_TO_BUILD_BUCKETS):
                 loss, _ = self.loss(self._example)
                 (loss * 0).backward()  # type: ignore[no-untyped-call]
         self._module.zero_grad()
 
-    def _sum_bucket(
+    def _all_reduce_bucket(
         self,
         _: None,
         bucket: dist.GradBucket,  # type: ignore[name-defined]  # not in its stub
     ) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
         self._bucket_sizes[bucket.index()] = buffer.numel()
-        self._num_summed += 1
+        self._num_reduced_buckets += 1
         future: torch.futures.Future[list[Tensor]] = dist.all_reduce(
             buffer, async_op=True
         ).get_future()
@@ -139,24 +134,21 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
 
 
 def scale_gradient(parameters: Sequence[nn.Parameter], factor: float) -> None:
-    """Multiply the whole gradient by a number."""
+    """Multiply the whole gradient by a factor, in place."""
     if factor != 1.0:
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
 
 
 def clip_gradient(parameters: Sequence[nn.Parameter], norm: float, *, limit: float) -> None:
-    """Scale a gradient of some norm down to a limit; 0 never clips."""
+    """Scale a gradient of a known norm down to a limit, in place; 0 means no limit."""
     if limit and norm > limit:
         scale_gradient(parameters, limit / norm)
 
 
 def full_tensor(tensor: Any, *, keep: bool = True) -> Tensor:
-    """Return the full tensor of a shard; all processes must call it together.
+    """Return the full tensor, of any shape, of a shard; all processes must call it together.
 
-    Args:
-        tensor: Full or sharded.
-        keep: Whether this process needs it. What was sharded comes in memory of the CPU, because
-            the device may have no room for it; or empty.
+    It is on the CPU, because the device may have no room for it; without `keep`, its shape is [0].
     """
     tensor = tensor.detach()
     if not _is_sharded(tensor):
@@ -166,7 +158,7 @@ def full_tensor(tensor: Any, *, keep: bool = True) -> Tensor:
 
 
 def shard_like(tensor: Tensor, parameter: Any) -> Tensor:
-    """Return a full tensor on the device of a parameter of its shape, and sharded as it is."""
+    """Return a full tensor, of any shape, on a parameter's device and sharded like it."""
     tensor = tensor.to(parameter.device)
     if not _is_sharded(parameter):
         return tensor
@@ -176,5 +168,4 @@ def shard_like(tensor: Tensor, parameter: Any) -> Tensor:
 
 
 def _is_sharded(tensor: Any) -> bool:
-    """Return whether a tensor is a DTensor, without loading that class."""
-    return hasattr(tensor, "full_tensor")
+    return hasattr(tensor, "full_tensor")  # a DTensor; importing its class takes long

@@ -3,36 +3,29 @@
 import math
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tfm.data.batching import Batch
 from tfm.model.build import Model
 
 
 class BatchLoss(nn.Module):
-    """A model and its loss as one module, as DDP and FSDP need it.
-
-    Args:
-        model: The model.
-        label_smoothing: ε, the probability that the wrong classes share.
-    """
+    """A model and its `batch_loss` as one module, as DDP and FSDP need it."""
 
     def __init__(self, model: Model, *, label_smoothing: float) -> None:
         super().__init__()
         self.model = model
         self._label_smoothing = label_smoothing
 
+    @override
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return what `batch_loss` does."""
         return batch_loss(self.model, batch, label_smoothing=self._label_smoothing)
 
 
 def batch_loss(model: Model, batch: Batch, *, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return smoothed loss and negative log-likelihood, each summed over target tokens, in nats.
+    """Return smoothed loss and negative log-likelihood, summed over target tokens.
 
-    Args:
-        model: The model.
-        batch: On the model's device.
-        label_smoothing: ε, the probability that the wrong classes share.
+    Both are scalars in nats. `label_smoothing` is ε, the probability that the wrong classes share.
     """
     return model.backend.label_smoothed_cross_entropy(
         model.forward_packed(batch.source, batch.sources, batch.target_input, batch.targets),

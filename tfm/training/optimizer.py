@@ -1,4 +1,4 @@
-"""Adam and the learning rate (Vaswani et al. 2017, §5.3)."""
+"""Adam and its learning rate schedule (Vaswani et al. 2017, §5.3)."""
 
 from collections.abc import Iterable
 
@@ -9,38 +9,30 @@ from tfm.config import OptimizerConfig
 
 
 def peak_learning_rate(config: OptimizerConfig, d_model: int) -> float:
-    """The learning rate at the end of warm-up: the paper's unless set."""
+    """Return the learning rate at the end of warm-up: the paper's unless it is set."""
     if config.learning_rate is not None:
         return config.learning_rate
     return float((d_model * config.warmup_steps) ** -0.5)
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int) -> float:
-    """Rise linearly to the peak, then fall with the inverse square root of the step.
+    """Return a rate that rises linearly to the peak, then falls with the step's inverse root.
 
-    With the peak (d_model · warmup)^-0.5 this is d_model^-0.5 · min(step^-0.5, step · warmup^-1.5).
-
-    Args:
-        step: Number of the step, counted from 1.
-        peak: Learning rate at step `warmup_steps`.
-        warmup_steps: Length of the warm-up.
+    Steps count from 1. With the peak (d_model · warmup)^-0.5 this is the paper's
+    d_model^-0.5 · min(step^-0.5, step · warmup^-1.5).
     """
     return float(peak * min(step / warmup_steps, (warmup_steps / step) ** 0.5))
 
 
 class Adam:
-    """Adam (§5.3): one fused operation for all parameters.
+    """Adam (§5.3) as one fused operation over all parameters, which are on one device.
 
-    torch's own class does the same, but loads torch's compiler when it is made, which takes two
-    seconds.
-
-    Args:
-        parameters: What to update, all on one device.
-        config: β1, β2 and ε.
+    torch.optim.Adam computes the same, but its constructor imports torch's compiler, which takes
+    two seconds.
 
     Attributes:
         moments: First and second moment of each parameter that has been updated.
-        num_updates: Updates so far.
+        num_updates: Number of updates so far.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> None:
@@ -52,19 +44,20 @@ class Adam:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Update all parameters that have a gradient."""
-        updated = [each for each in self._parameters if each.grad is not None]
-        for each in updated:
-            if each not in self.moments:
-                self.moments[each] = torch.zeros_like(each), torch.zeros_like(each)
         self.num_updates += 1
+        updated = [p for p in self._parameters if p.grad is not None]
         if not updated:
             return
+        for parameter in updated:
+            if parameter not in self.moments:
+                moments = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                self.moments[parameter] = moments
         number = torch.tensor(float(self.num_updates), device=updated[0].device)
         torch._fused_adam_(
             list[Tensor](updated),
-            [each.grad for each in updated if each.grad is not None],
-            [self.moments[each][0] for each in updated],
-            [self.moments[each][1] for each in updated],
+            [p.grad for p in updated if p.grad is not None],
+            [self.moments[p][0] for p in updated],
+            [self.moments[p][1] for p in updated],
             [],
             [number] * len(updated),
             lr=learning_rate,
@@ -77,6 +70,6 @@ class Adam:
         )
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
+        """Set all gradients to None."""
         for parameter in self._parameters:
             parameter.grad = None

@@ -1,4 +1,4 @@
-"""The scale of the loss in fp16, whose small gradients would vanish without one."""
+"""Loss scaling for fp16, in which small gradients would underflow."""
 
 from dataclasses import dataclass
 
@@ -9,20 +9,20 @@ _STEPS_TO_GROW = 2_000
 
 @dataclass
 class LossScale:
-    """What the loss is multiplied by, and its gradient divided by.
+    """A factor for the loss, by which its gradient is divided again before the update.
 
-    It is halved when a gradient overflows and doubled when none did for a long time.
+    It is halved when a gradient overflows, and doubled after many steps without overflow.
 
     Attributes:
-        value: The scale, a power of two.
-        good_steps: Steps since it last changed.
+        value: The factor, a power of two.
+        good_steps: Number of steps without overflow since its last change.
     """
 
     value: float = _INITIAL_SCALE
     good_steps: int = 0
 
     def halve(self) -> bool:
-        """Make it smaller after an overflow; returns whether that was possible."""
+        """Halve the scale after an overflow; return whether it was above its minimum, 1."""
         if self.value <= 1.0:
             return False
         self.value /= 2

@@ -1,4 +1,4 @@
-"""How far a run has come, the figures of its steps, and what processes tell each other."""
+"""The position of a run, the metrics of its steps, and the control flags of its processes."""
 
 import math
 from collections.abc import Iterable
@@ -10,19 +10,18 @@ from tfm.training.loss import perplexity
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """The figures of one step.
+    """The metrics of one step.
 
     Attributes:
-        step: Its number, counted from 1.
-        epoch: Its epoch, counted from 1.
+        step: Number of the step, counted from 1.
+        epoch: Number of the epoch, counted from 1.
         loss: Smoothed cross-entropy in nats per target token.
         nll: Plain negative log-likelihood in nats per target token.
-        num_tokens: Target tokens.
-        flops: Operations of the model, forward and backward, on tokens that are not padding.
-        gradient_norm: Before clipping.
-        learning_rate: Of this step.
-        seconds: Wall time it took.
-        skipped: Whether it changed nothing, because loss or gradient was not finite.
+        num_tokens: Number of target tokens.
+        flops: Floating-point operations, forward and backward, without padding.
+        gradient_norm: Norm of the gradient before clipping.
+        seconds: Wall time of the step.
+        skipped: Whether the weights stayed unchanged, because loss or gradient was not finite.
     """
 
     step: int
@@ -39,17 +38,15 @@ class StepReport:
 
 @dataclass
 class Position:
-    """How far a run has come.
+    """The position of a run; the counts are totals since its start.
 
     Attributes:
-        step: Steps done, including skipped ones.
+        step: Number of steps, including skipped ones.
         epoch: The current epoch, counted from 1.
-        examples: Sentence pairs done in this epoch.
-        pairs: Sentence pairs seen.
-        tokens: Target tokens seen.
-        flops: Operations done on them.
-        skipped: Steps that changed nothing, because loss or gradient was not finite.
-        skipped_in_a_row: The number of skipped steps since the last good one.
+        examples: Number of sentence pairs done in this epoch.
+        pairs: Number of sentence pairs seen.
+        tokens: Number of target tokens seen.
+        skipped: Number of skipped steps, whose loss or gradient was not finite.
     """
 
     step: int = 0
@@ -62,7 +59,7 @@ class Position:
     skipped_in_a_row: int = 0
 
     def advance(self, report: StepReport, *, num_pairs: int) -> None:
-        """Count a step in, of so many sentence pairs."""
+        """Count a step over N sentence pairs."""
         self.step = report.step
         self.examples += num_pairs
         self.pairs += num_pairs
@@ -73,25 +70,21 @@ class Position:
 
 
 class MetricsWindow:
-    """The figures of the steps since the last line of metrics.jsonl.
-
-    Args:
-        reports: Those that a resumed run had counted in.
-    """
+    """The metrics of the steps since the last line of metrics.jsonl."""
 
     def __init__(self, reports: Iterable[StepReport] = ()) -> None:
         self._reports = list(reports)
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the figures as plain values, for a checkpoint."""
+        """Return the reports as plain values, for a checkpoint."""
         return [asdict(report) for report in self._reports]
 
     def add(self, report: StepReport) -> None:
-        """Count a step in."""
+        """Add the report of a step."""
         self._reports.append(report)
 
     def figures(self) -> str:
-        """Return the figures for the progress bar; skipped steps do not count in means."""
+        """Return the text beside the progress bar; means leave out skipped steps."""
         newest, loss, nll = self._reports[-1], self._mean("loss"), self._mean("nll")
         return (
             f"epoch {newest.epoch} · loss {loss:.3f} · ppl {perplexity(nll):.2f} · "
@@ -99,7 +92,7 @@ class MetricsWindow:
         )
 
     def record(self) -> dict[str, Any]:
-        """Return the line of these steps in metrics.jsonl."""
+        """Return the record of these steps for metrics.jsonl."""
         newest = self._reports[-1]
         return {
             "kind": "train",
@@ -119,7 +112,7 @@ class MetricsWindow:
         return float(sum(getattr(report, name) for report in self._reports))
 
     def _mean(self, name: str) -> float:
-        """Return the mean over target tokens; not a number if all steps were skipped."""
+        """Return the mean over target tokens; NaN if all steps were skipped."""
         done = [report for report in self._reports if not report.skipped]
         total = sum(getattr(report, name) * report.num_tokens for report in done)
         num_tokens = sum(report.num_tokens for report in done)
@@ -130,18 +123,17 @@ class MetricsWindow:
 
 
 def _finite(value: float) -> float | None:
-    """Return a number as JSON can hold it."""
-    return value if math.isfinite(value) else None
+    return value if math.isfinite(value) else None  # JSON has neither NaN nor infinity
 
 
 @dataclass(frozen=True)
 class ControlFlags:
-    """What a process asks all of them to do; flags are combined over ranks by maximum.
+    """Requests of one process to all; combined over all ranks by maximum.
 
     Attributes:
-        stop: Number of the signal that asks to stop before the step is done; 0 if there is none.
+        stop: Number of the signal that asks to stop before the step is done; 0 without one.
         checkpoint: Whether a checkpoint is due after this step.
-        retry: Whether to try again to save a checkpoint.
+        retry: Whether to retry saving a checkpoint.
         end: Whether this step is the last.
     """
 
@@ -155,8 +147,8 @@ class Heartbeat(Protocol):
     """Tells the watchdog that the main thread makes progress."""
 
     def __call__(self, phase: str, *, waits: bool = False) -> None:
-        """Report the start of a phase; `waits` if it waits for other processes."""
+        """Report the start of a phase, and whether it waits for other processes."""
 
 
 def no_heartbeat(phase: str, *, waits: bool = False) -> None:
-    """Tell nobody."""
+    """Ignore heartbeats."""

@@ -1,4 +1,4 @@
-"""The training step: a batch in, better weights out."""
+"""The training step: forward, backward and update of one batch."""
 
 import math
 import time
@@ -21,10 +21,10 @@ from tfm.errors import TrainingError, UsageError
 from tfm.model.build import Model, use_backend
 from tfm.model.cost import Cost
 from tfm.training.gradients import (
+    build_gradients,
     clip_gradient,
     full_tensor,
     gradient_norm,
-    gradients_of,
     scale_gradient,
     shard_like,
 )
@@ -36,35 +36,32 @@ from tfm.training.progress import ControlFlags, Heartbeat, Position, StepReport,
 Poll = Callable[[], ControlFlags]
 StepResult = tuple[StepReport | None, ControlFlags]
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # what checkpoints call them, as torch does
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # names in checkpoints, as in torch
 
 
 class Trainer:
-    """Trains a model on a dataset, step by step, with the other processes of its group.
+    """Trains a model step by step, together with the other processes of its group.
 
-    Weights, order and dropout follow from the seed, the step and the number of the microbatch
-    alone. So a run that is stopped and resumed is the same run, on any number of processes.
+    Weights, data order and dropout depend only on the seed, the step and the microbatch. So a run
+    that is stopped and resumed computes the same steps, on any number of processes.
 
     Args:
-        model: The model, on its device.
+        model: The model, on the device of `compute`.
         dataset: Training pairs.
         run: All settings.
-        compute: Device and arithmetic.
-        cost: What the model costs.
+        compute: Device and precision.
+        cost: The model's floating-point operations.
         group: The processes that train together.
-        heartbeat: Told where a step stands.
-        threads: Adapted between steps; None leaves the threads of torch as they are.
+        heartbeat: Called at the start of each phase of a step.
+        threads: Adapted between steps; None leaves torch's number of threads unchanged.
 
     Attributes:
-        model: The model.
-        batcher: Plans and builds batches.
-        position: How far training has come.
-        parameters: Of the model.
-        overflows: How often a batch was computed again because fp16 overflowed.
-        out_of_memory: How often a batch was computed again in smaller microbatches.
+        parameters: The model's parameters, each once.
+        overflows: Number of times that a batch was computed again after an fp16 overflow.
+        out_of_memory: Number of times that a batch was computed again in smaller microbatches.
 
     Raises:
-        UsageError: Fast kernels are asked for where there are none.
+        UsageError: The settings ask for fast kernels, but the model has none.
     """
 
     def __init__(
@@ -96,17 +93,17 @@ class Trainer:
         use_backend(model, self._backend)
         loss = BatchLoss(model, label_smoothing=run.optimizer.label_smoothing)
         example = self._batch(np.zeros(1, dtype=np.int64))
-        self._gradients = gradients_of(loss, self._group, example, shard=run.training.shard)
+        self._gradients = build_gradients(loss, self._group, example, shard=run.training.shard)
         self.parameters = list(loss.parameters())
         self._optimizer = Adam(self.parameters, run.optimizer)
         self._peak = peak_learning_rate(run.optimizer, run.model.d_model)
-        self._loss_scale = LossScale()  # of fp16
+        self._loss_scale = LossScale()  # used in fp16 only
         self._max_tokens = run.batching.max_tokens
-        # A multiple of the processes: whatever their number, they compute the same microbatches.
+        # A multiple of the processes, so that all compute equally many microbatches.
         self._num_dropout_shards = math.lcm(run.batching.num_dropout_shards, self._group.world.size)
 
     def batches(self) -> Iterator[Rows]:
-        """Yield the batches to come, epoch after epoch, without end."""
+        """Yield the batches after the current position, epoch after epoch, without end."""
         position = self.position
         while True:
             batches = self.batcher.epoch(position.epoch)
@@ -116,19 +113,17 @@ class Trainer:
             position.examples = 0
 
     def step(self, rows: Rows, *, poll: Poll = ControlFlags) -> StepResult:
-        """Make one step on one batch.
+        """Train on one batch; compute it again after fp16 overflow or out of memory.
 
-        Args:
-            rows: The sentence pairs of the batch.
-            poll: Returns the flags of this process; called several times.
+        `poll` returns the control flags of this process; it is called several times.
 
         Returns:
-            The figures, or None if a stop was asked for in time and nothing has changed; and the
-            flags, combined over all processes.
+            The report, or None if a stop came in time to leave everything unchanged; and the flags,
+            combined over all processes.
 
         Raises:
-            TrainingError: Memory is too small for a single sentence pair.
-            LostPeersError: The other processes are gone.
+            TrainingError: There is too little memory for a single sentence pair.
+            LostPeersError: Other processes cannot be reached.
         """
         started = time.perf_counter()
         if self._threads is not None:
@@ -151,7 +146,7 @@ class Trainer:
             if is_finite or compute.dtype != torch.float16:
                 break
             self.overflows += 1
-            # A loss that is not finite overflowed before it was scaled.
+            # Smaller scales do not help if the loss itself overflowed: use fp32.
             if not math.isfinite(loss) or not scale.halve():
                 compute = replace(compute, dtype=torch.float32)
         rate = learning_rate(step, peak=self._peak, warmup_steps=self._run.optimizer.warmup_steps)
@@ -181,17 +176,18 @@ class Trainer:
     ) -> tuple[Tensor | None, ControlFlags]:
         """Compute the gradient of a batch's weighted loss; each rank takes some microbatches.
 
-        Ranks sum their gradients in the last microbatch, which none may leave: before it they
-        exchange their flags, and whether one is out of memory.
+        Ranks sum their gradients in the last microbatch, so all must take part in it: before it,
+        they exchange their flags, and whether one has run out of memory.
 
         Returns:
-            [2] sums of loss and negative log-likelihood over all ranks, or None without a gradient,
-            because of a stop or of a rank out of memory; and the flags of all ranks.
+            [2] sums of loss and negative log-likelihood over all ranks, or None after a stop or if
+            a rank ran out of memory; and the flags, combined over all ranks.
         """
-        self._optimizer.zero_grad()  # that of an attempt that failed
+        self._optimizer.zero_grad()  # of an attempt that failed
         world, microbatches = self._group.world, self._split(rows)
-        indices = range(world.rank, _rounded_up(len(microbatches), world.size), world.size)
-        # Loss, negative log-likelihood, ranks out of memory.
+        num_rounds = -(-len(microbatches) // world.size)
+        indices = range(world.rank, num_rounds * world.size, world.size)
+        # Loss, negative log-likelihood, number of ranks out of memory.
         sums = torch.zeros(3, dtype=torch.float64, device=compute.device)
         ran_out = False
         for index in indices[:-1]:
@@ -202,7 +198,9 @@ class Trainer:
                 ran_out = True
                 break
             sums[:2] += losses
-        flags, any_ran_out = self._exchange(poll(), out_of_memory=ran_out)
+        self._heartbeat("the exchange of control flags", waits=True)
+        *values, any_ran_out = self._group.largest([*map(int, astuple(poll())), int(ran_out)])
+        flags = ControlFlags(values[0], *map(bool, values[1:]))
         if flags.stop or any_ran_out:
             return None, flags
         losses = self._forward_backward(microbatches, indices[-1], weight, step, compute)
@@ -211,7 +209,7 @@ class Trainer:
             self._gradients.release_peers()
         else:
             sums[:2] += losses
-        self._heartbeat(f"step {step}, sums", waits=True)
+        self._heartbeat(f"step {step}, sums of losses", waits=True)
         if self._group.sum(sums)[2]:
             self._gradients.reset()
             return None, flags
@@ -220,12 +218,12 @@ class Trainer:
     def _forward_backward(
         self, microbatches: list[Rows], index: int, weight: float, step: int, compute: Compute
     ) -> Tensor | None:
-        """Add the gradient of a microbatch's weighted loss to that of the batch.
+        """Add the gradient of a microbatch's weighted loss to the gradient of the batch.
 
         Returns:
             [2] sums of loss and negative log-likelihood; None if this rank ran out of memory.
         """
-        # In a batch of few sentences, a rank may have none: it computes one that does not count.
+        # A rank without a microbatch of its own computes the first one with weight 0.
         is_real = index < len(microbatches)
         num_ranks = self._group.world.size
         is_last = index // num_ranks == (len(microbatches) - 1) // num_ranks
@@ -235,7 +233,7 @@ class Trainer:
         try:
             with self._gradients.accumulate(is_last=is_last):
                 batch = self._batch(microbatches[index if is_real else 0])
-                self._backend.seed(_mixed_seed(self._run.training.seed, step, index))
+                self._backend.seed(_derive_seed(self._run.training.seed, step, index))
                 with compute.autocast():
                     loss, nll = self._gradients.loss(batch)
                 waits = is_last or not can_recover
@@ -250,12 +248,6 @@ class Trainer:
         losses = torch.stack([loss.detach(), nll])
         return losses if is_real else torch.zeros_like(losses)
 
-    def _exchange(self, flags: ControlFlags, *, out_of_memory: bool) -> tuple[ControlFlags, bool]:
-        """Combine the flags of all ranks, and tell whether any is out of memory."""
-        self._heartbeat("the exchange of control flags", waits=True)
-        *values, failed = self._group.largest([*map(int, astuple(flags)), int(out_of_memory)])
-        return ControlFlags(values[0], *map(bool, values[1:])), bool(failed)
-
     def _batch(self, rows: Rows) -> Batch:
         return self.batcher.batch(rows).to(self._compute.device)
 
@@ -265,13 +257,13 @@ class Trainer:
         )
 
     def _use_smaller_microbatches(self, rows: Rows, step: int) -> None:
-        """After a rank ran out of memory, split batches further from here on.
+        """Split this and later batches into microbatches of half the size.
 
         Raises:
-            TrainingError: They cannot be split further.
+            TrainingError: They already have a single sentence pair each.
         """
         microbatches = self._split(rows)
-        sizes = [self._num_padded(each) for each in microbatches if len(each) > 1]
+        sizes = [self._num_padded(pairs) for pairs in microbatches if len(pairs) > 1]
         if not sizes:
             raise self._too_large(microbatches, step)
         self._max_tokens = max(sizes) // 2
@@ -282,7 +274,7 @@ class Trainer:
     def _too_large(self, microbatches: list[Rows], step: int) -> TrainingError:
         return TrainingError(
             f"step {step}: out of memory with a microbatch of "
-            f"{max(map(self._num_padded, microbatches)):,} tokens a side: use a smaller "
+            f"{max(map(self._num_padded, microbatches)):,} tokens per side: use a smaller "
             "--max-tokens, or a smaller model"
         )
 
@@ -293,8 +285,7 @@ class Trainer:
     def weights(self, *, keep: bool = True) -> dict[str, Tensor]:
         """Return all parameters by name, each once; all processes must call it together.
 
-        Args:
-            keep: Whether this process needs them; if not, sharded ones are empty.
+        Without `keep`, sharded ones have shape [0].
         """
         return {
             name: full_tensor(parameter, keep=keep)
@@ -302,10 +293,9 @@ class Trainer:
         }
 
     def state(self, *, keep: bool = True) -> dict[str, Any]:
-        """Return what a resumed run needs besides the weights; all processes must call it together.
+        """Return the training state besides the weights; all processes must call it together.
 
-        Args:
-            keep: Whether this process needs it.
+        Without `keep`, sharded moments are empty.
         """
         moments = {
             name: {
@@ -330,7 +320,7 @@ class Trainer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Resume from what `state` returned."""
+        """Resume from a state that `state` returned."""
         for name, parameter in self.model.named_parameters():
             if name in state["moments"]:
                 moments = state["moments"][name]
@@ -349,10 +339,6 @@ class Trainer:
         self.out_of_memory = gradient["out_of_memory"]
 
 
-def _mixed_seed(*numbers: int) -> int:
-    """Return a seed of which every bit depends on all the numbers."""
+def _derive_seed(*numbers: int) -> int:
+    """Return a seed in which every bit depends on all numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
-
-
-def _rounded_up(number: int, multiple_of: int) -> int:
-    return -(-number // multiple_of) * multiple_of

@@ -1,4 +1,4 @@
-"""One model folder: written in one piece, checked when it is read."""
+"""Model folders: written atomically, verified when they are read."""
 
 import contextlib
 import hashlib
@@ -23,36 +23,34 @@ FORMAT = 2
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 
 Metric = Literal["loss", "score"]
-# What a task is scored by, as its validation names it.
+# The metric of each task, by its name in validation.
 SCORES: Mapping[str, str] = {"translation": "bleu", "parsing": "f1"}
-Weights = Mapping[str, Tensor]
 
-# What comes of reading a safetensors file that is none, and of values that are not what they should
-# be, though their checksum is right: nobody but an enemy writes such files.
+# Errors of files with a correct checksum whose content is not safetensors, or has invalid values.
 _UNREADABLE = (SafetensorError, OSError, RuntimeError, ValueError)
-_NONSENSE = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, UsageError)
+_INVALID = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, UsageError)
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A model folder that is not as it was written."""
+    """A model folder whose files have changed since they were written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """What a model is, besides its weights.
+    """Description of a model, besides its weights.
 
     Attributes:
-        run: The settings it was trained with.
+        run: Settings of its training.
         source: Source language.
         target: Target language.
         vocab_sizes: Number of source and target pieces.
-        fingerprint: Of the vocabulary.
-        data_dir: Dataset it was trained on, as it was given.
-        step: Training steps.
-        metrics: Validation loss (nats a token), perplexity, score; empty if not validated.
-        averaged: Steps of the checkpoints that it is the average of; empty if it is none.
-        task: What it was trained to do: "translation" or "parsing".
-        search: Settings of SearchConfig that suit its dataset better than the defaults.
+        fingerprint: The vocabulary's fingerprint.
+        data_dir: Training dataset, as the user gave it.
+        step: Number of training steps.
+        metrics: Validation loss (nats per token), perplexity, score; empty without validation.
+        averaged: Steps of the checkpoints that it averages; empty if it is not an average.
+        task: "translation" or "parsing".
+        search: Values of SearchConfig that suit its dataset better than the defaults.
     """
 
     run: RunConfig
@@ -68,7 +66,7 @@ class ModelInfo:
     search: Mapping[str, Any] = field(default_factory=dict)
 
     def quality(self, metric: Metric) -> float | None:
-        """How good it was in validation, more being better; None if that was not measured."""
+        """Return its validation score or negated loss; None if it was not measured."""
         name, sign = (SCORES[self.task], 1) if metric == "score" else ("loss", -1)
         figure = self.metrics.get(name)
         return None if figure is None or math.isnan(figure) else sign * figure
@@ -77,22 +75,18 @@ class ModelInfo:
 def save_checkpoint(
     path: Path,
     info: ModelInfo,
-    weights: Weights,
+    weights: Mapping[str, Tensor],
     *,
     subword_files: Mapping[str, bytes],
     training_state: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model folder in one piece.
+    """Write a model folder atomically.
 
-    Args:
-        path: The folder.
-        info: What the model is.
-        weights: Parameters by name, each once.
-        subword_files: Contents of the subword models by file name.
-        training_state: Tensors and plain values needed to resume training.
+    It holds the parameters, of any shape, each under one name; the subword models by file name; and
+    the tensors and plain values needed to resume training.
 
     Raises:
-        OSError: It cannot be written; what was there before stands.
+        OSError: It cannot be written; an existing folder is unchanged.
     """
     with atomic_directory(path) as folder:
         digests = {WEIGHTS: write_tensors(folder / WEIGHTS, weights)}
@@ -106,45 +100,45 @@ def save_checkpoint(
 
 
 def load_info(path: Path) -> ModelInfo:
-    """Read what a model is, and see that its subword models are as they were written.
+    """Read the description of a model, and verify its subword models.
 
     Raises:
         CheckpointError: The folder holds no model, or one of another format.
-        DamagedCheckpointError: It is not as it was written.
+        DamagedCheckpointError: A file has changed since it was written.
     """
-    record = _record(path)
+    record = _read_record(path)
     for name in record.pop("sha256"):
         if name not in (WEIGHTS, STATE):
-            _whole(path, name)
+            _verify(path, name)
     try:
-        return _info(record)
-    except _NONSENSE as error:
+        return _parse_info(record)
+    except _INVALID as error:
         raise _damaged(path / CONFIG, error) from error
 
 
 def check_model(path: Path, *, needs_state: bool = False) -> ModelInfo:
-    """Check that a whole model folder, if `needs_state` with training state, is as it was written.
+    """Verify all files of a model folder; with `needs_state`, one must be the training state.
 
     Raises:
         CheckpointError: The folder holds no model, or one of another format.
-        DamagedCheckpointError: It is not as it was written.
+        DamagedCheckpointError: A file is missing or has changed since it was written.
     """
     info = load_info(path)
-    _whole(path, WEIGHTS)
+    _verify(path, WEIGHTS)
     if needs_state or (path / STATE).exists():
-        _whole(path, STATE)
+        _verify(path, STATE)
     return info
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read the parameters of a model folder.
+    """Return the parameters of a model folder, of any shape, by name.
 
-    They are the file itself, read as they are used: to keep them, copy them.
+    The tensors are views of the memory-mapped file: copy them to keep them.
 
     Raises:
         CheckpointError: They are missing or damaged.
     """
-    file = _whole(path, WEIGHTS)
+    file = _verify(path, WEIGHTS)
     try:
         return safetensors.torch.load_file(file)
     except _UNREADABLE as error:
@@ -152,35 +146,37 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_training_state(path: Path) -> dict[str, Any]:
-    """Read what is needed to train on, into memory of its own.
+    """Return the training state of a checkpoint, in memory of its own.
 
     Raises:
         CheckpointError: It is missing or damaged.
     """
-    file = _whole(path, STATE)
+    file = _verify(path, STATE)
     try:
         state = read_state(file)
         if not isinstance(state, dict):
-            raise TypeError("no table")
-    except (*_NONSENSE, *_UNREADABLE) as error:
+            raise TypeError("not a mapping")
+    except (*_INVALID, *_UNREADABLE) as error:
         raise _damaged(file, error) from error
     return state
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of several checkpoints' parameters (§6.1), summed in float64 one tensor at a time.
+    """Return the mean of several checkpoints' parameters (Vaswani et al. 2017, §6.1), by name.
+
+    Each tensor, of any shape, is summed in float64 and returned in float32.
 
     Raises:
-        CheckpointError: They are damaged, or not of one model.
+        CheckpointError: A checkpoint is damaged, or they belong to different models.
     """
     averaged: dict[str, Tensor] = {}
     with contextlib.ExitStack() as stack:
         try:
-            # All are open from here on: what a training removes meanwhile can still be read.
-            files = [stack.enter_context(safe_open(_whole(p, WEIGHTS), "pt")) for p in paths]
+            # Open files can still be read if a running training removes them.
+            files = [stack.enter_context(safe_open(_verify(p, WEIGHTS), "pt")) for p in paths]
             names = set(files[0].keys())
             if any(set(file.keys()) != names for file in files):
-                raise ValueError("other names")
+                raise ValueError("different names")
             for name in files[0].keys():  # noqa: SIM118
                 total: Tensor | float = 0.0
                 for file in files:
@@ -188,22 +184,22 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
                 averaged[name] = (torch.as_tensor(total) / len(files)).float()
         except _UNREADABLE as error:
             raise CheckpointError(
-                f"cannot average {', '.join(map(str, paths))}, which are not of one model; "
-                "choose others"
+                f"cannot average {', '.join(map(str, paths))}: they are not checkpoints of one "
+                "model; choose others"
             ) from error
     return averaged
 
 
-def _record(path: Path) -> dict[str, Any]:
-    """The content of config.json, less its format and checksum."""
+def _read_record(path: Path) -> dict[str, Any]:
+    """Return the verified content of config.json, without its format and checksum."""
     file = path / CONFIG
     if path.exists() and not file.is_file():
         raise DamagedCheckpointError(f"{path} holds no model (no {CONFIG})")
     try:
         record = read_json(file)
-        expected = record.pop("checksum", None)  # models of before it was written have none
+        expected = record.pop("checksum", None)  # missing in models of older versions
         if expected is not None and expected != _checksum(record):
-            raise UsageError('it is damaged, or was edited: if so, take its "checksum" out')
+            raise UsageError('it is damaged or was edited: if you edited it, remove its "checksum"')
     except (DataError, OSError, RecursionError, UsageError) as error:
         raise _damaged(file, error) from error
     written = record.pop("format", None)
@@ -218,58 +214,52 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _checksum(record: Mapping[str, Any]) -> str:
-    """The SHA-256 of what config.json says."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def _info(record: dict[str, Any]) -> ModelInfo:
-    """What a record says, once it is known to be of the right types.
-
-    Raises:
-        Exception: One of _NONSENSE: it is not.
-    """
+def _parse_info(record: dict[str, Any]) -> ModelInfo:
+    """Return the description in a record; raise one of _INVALID if a value has a wrong type."""
     if any(not isinstance(record.get(name, {}), dict) for name in ("run", "metrics", "search")):
-        raise TypeError("no table")
+        raise TypeError("not a mapping")
     source_size, target_size = record["vocab_sizes"]
     run = run_config(None, record["run"])
     tuples = {"vocab_sizes": (source_size, target_size), "averaged": tuple(record["averaged"])}
     info = ModelInfo(**{**record, **tuples, "run": run})
     counts = (*info.vocab_sizes, info.step, *info.averaged)
     texts = (info.source, info.target, info.fingerprint, info.data_dir, info.task, *info.metrics)
-    sound = (
+    is_valid = (
         all(type(count) is int and count >= 0 for count in counts)
         and all(type(text) is str for text in texts)
         and info.task in SCORES
         and all(type(figure) in (int, float) for figure in info.metrics.values())
     )
-    if not sound:
-        raise TypeError("values of other types")
+    if not is_valid:
+        raise TypeError("invalid values")
     return info
 
 
-def _whole(path: Path, name: str) -> Path:
-    """A file of a model folder, once it is known to be as it was written."""
+def _verify(path: Path, name: str) -> Path:
+    """Return the path of a file whose checksum is correct; raise an error otherwise."""
     file = path / name
     if Path(name).name != name:
-        raise _damaged(path / CONFIG, None)  # it points elsewhere
+        raise _damaged(path / CONFIG, None)  # the record names a file outside of the folder
     if not file.exists():
         raise _damaged(file, FileNotFoundError())
     try:
-        # What is no file, such as a pipe, might never end.
-        is_whole = file.is_file() and sha256_of(file) == _record(path)["sha256"][name]
+        # Reading something else than a file, such as a pipe, might never end.
+        is_intact = file.is_file() and sha256_of(file) == _read_record(path)["sha256"][name]
     except (OSError, KeyError) as error:
         raise _damaged(file, error) from error
-    if not is_whole:
+    if not is_intact:
         raise _damaged(file, None)
     return file
 
 
 def _damaged(file: Path, error: Exception | None) -> CheckpointError:
-    """What to raise about a file that cannot be used, whatever it is that keeps it from it."""
+    """Return the error that describes why a file cannot be used."""
     if not file.parent.exists():
         return CheckpointError(
-            f"{file.parent} was removed while it was read: if it is of a run that trains on, "
-            "do the same again"
+            f"{file.parent} was removed while it was read: if its run is still training, try again"
         )
     kind: type[CheckpointError] = DamagedCheckpointError
     match error:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which there are, which to go on from, which to keep."""
+"""The checkpoints of a run: list them, find the one to resume from, remove old ones."""
 
 import os
 from collections.abc import Callable
@@ -15,64 +15,64 @@ from tfm.storage.checkpoint.model_folder import (
     check_model,
     load_info,
 )
-from tfm.storage.files import remove_directory, settle_directory, standing_directory
+from tfm.storage.files import finish_replacement, intact_directory, remove_directory
 
-_STATES_KEPT = 2
+_NUM_STATES_KEPT = 2
 _PREFIX, _NUM_DIGITS = "step-", 8
 _DAMAGED = "damaged-"
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:
-    """Where a run keeps the checkpoint of a step."""
+    """Return the folder for the checkpoint of a step."""
     return run_dir / "checkpoints" / f"{_PREFIX}{step:0{_NUM_DIGITS}d}"
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
+    """Return the checkpoints of a run, oldest first."""
     named = (run_dir / "checkpoints").glob(_PREFIX + _NUM_DIGITS * "[0-9]")
     return sorted(path for path in named if path.is_dir())
 
 
 def newest_step(run_dir: Path) -> int | None:
-    """The step of a run's newest checkpoint, whole or not; None if there is none."""
+    """Return the step of a run's newest checkpoint, damaged or not; None if there is none."""
     present = checkpoints(run_dir)
     return int(present[-1].name.removeprefix(_PREFIX)) if present else None
 
 
 def newest_intact_checkpoint(run_dir: Path) -> Path | None:
-    """The checkpoint to go on from; None if the run has none yet.
+    """Return the checkpoint to resume from; None if the run has none yet.
 
-    Those that are damaged are named on stderr and renamed to "damaged-step-…", where nothing looks
-    for checkpoints and nothing is removed.
+    Damaged checkpoints are reported and renamed to "damaged-step-…"; they are never removed.
 
     Raises:
-        CheckpointError: There are only damaged ones, or those without the state to train on from.
+        CheckpointError: All checkpoints are damaged, or the newest intact one has no training
+            state.
     """
     folder = run_dir / "checkpoints"
     _remove_leftovers(folder)
     present = checkpoints(run_dir)
     while present:
         path = present.pop()
-        # State is removed from the oldest first: if an older one has it, this one has lost it.
+        # Pruning removes the state of the oldest first: if an older one has it, this one lost it.
         needs_state = any((older / STATE).exists() for older in present)
-        if not _is_sound(path, partial(check_model, needs_state=needs_state)):
+        if not _is_intact(path, partial(check_model, needs_state=needs_state)):
             continue
         if not (path / STATE).exists():
             raise CheckpointError(
-                f"{run_dir} cannot go on: {path}, its newest whole checkpoint, has no {STATE}; "
-                "translate with it or average it, and train another run with --run"
+                f"cannot resume {run_dir}: its newest intact checkpoint, {path}, has no {STATE}; "
+                "use it to translate or average, and start another run with --run"
             )
         return path
     if any(folder.glob(f"{_DAMAGED}*")):
         raise CheckpointError(
-            f"{run_dir} has only damaged checkpoints: remove {folder} to start from the "
-            "beginning, or train another run with --run"
+            f"{run_dir} has only damaged checkpoints: remove {folder} to train from scratch, or "
+            "start another run with --run"
         )
     return None
 
 
 def best_checkpoints(run_dir: Path, metric: Metric) -> list[Path]:
-    """The validated checkpoints of a run, best first; the newer of equals first.
+    """Return the validated checkpoints of a run, best first; of equals, the newer first.
 
     Raises:
         CheckpointError: One of them is damaged.
@@ -84,23 +84,23 @@ def best_checkpoints(run_dir: Path, metric: Metric) -> list[Path]:
         except CheckpointError:
             if path.exists():
                 raise
-            continue  # the run, which trains on, has just removed it
+            continue  # a running training has just removed it
         if (quality := info.quality(metric)) is not None:
             scored.append((quality, info.step, path))
     return [path for *_, path in sorted(scored, reverse=True)]
 
 
 def prune_checkpoints(run_dir: Path) -> None:
-    """Keep the newest and the best checkpoints, as many as the run's settings say.
+    """Remove all checkpoints but the newest and the best, by the run's settings.
 
-    The training state, twice the size of the model, stays in the two newest only. Only the process
-    that writes to the run may call this.
+    Only the two newest keep their training state, which is twice the size of the model. Only the
+    process that writes to the run may call this.
 
     Raises:
-        OSError: Something could not be removed; the next time will do.
+        OSError: A file could not be removed; the next call tries again.
     """
     _remove_leftovers(run_dir / "checkpoints")
-    present = [path for path in checkpoints(run_dir) if _is_sound(path, load_info)]
+    present = [path for path in checkpoints(run_dir) if _is_intact(path, load_info)]
     if not present:
         return
     settings = load_info(present[-1]).run.training
@@ -109,32 +109,32 @@ def prune_checkpoints(run_dir: Path) -> None:
     for path in present:
         if path not in kept:
             _remove_checkpoint(path)
-        elif path not in present[-_STATES_KEPT:]:
+        elif path not in present[-_NUM_STATES_KEPT:]:
             (path / STATE).unlink(missing_ok=True)
 
 
 def find_model(path: Path) -> Path:
-    """The model folder at a path or, of a run, the average, the best or the newest checkpoint.
+    """Return the model folder at a path; for a run, its average, best or newest checkpoint.
 
     Raises:
         CheckpointError: There is none, or it is damaged.
     """
     for folder in (path, path / "averaged"):
-        standing = standing_directory(folder)
-        if (standing / CONFIG).is_file():
-            return standing
+        intact = intact_directory(folder)
+        if (intact / CONFIG).is_file():
+            return intact
     present = checkpoints(path)
     if not present:
-        raise CheckpointError(f"{path} is no run or model folder: train one with tfm train")
+        raise CheckpointError(f"{path} is not a run or model folder: train one with tfm train")
     best = best_checkpoints(path, load_info(present[-1]).run.training.best_metric)
     return best[0] if best else present[-1]
 
 
 def newest_run(runs_dir: Path) -> Path:
-    """The run that was last written to.
+    """Return the run that was last written to.
 
     Raises:
-        CheckpointError: There is none with a checkpoint.
+        CheckpointError: No run has a checkpoint.
     """
     newest = {
         run.parent: max(map(_changed, checkpoints(run.parent)), default=0.0)
@@ -149,12 +149,12 @@ def newest_run(runs_dir: Path) -> Path:
 def _changed(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:  # its run, which trains on, has just removed it
+    except FileNotFoundError:  # a running training has just removed it
         return 0.0
 
 
-def _is_sound(path: Path, check: Callable[[Path], object]) -> bool:
-    """Whether a checkpoint stands a check; if not, it is renamed, and that is said."""
+def _is_intact(path: Path, check: Callable[[Path], object]) -> bool:
+    """Return whether a check finds no damage; otherwise rename the checkpoint and report it."""
     try:
         check(path)
     except DamagedCheckpointError as error:
@@ -170,16 +170,16 @@ def _is_sound(path: Path, check: Callable[[Path], object]) -> bool:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove or finish what a run that was killed, on whatever machine, has left half done."""
+    """Remove or finish the incomplete checkpoints of a killed run, on any machine."""
     for pattern in ("partial", "removed"):
         for leftover in folder.glob(f".{_PREFIX}*.{pattern}"):
             remove_directory(leftover)
     for leftover in folder.glob(f".{_PREFIX}*.old"):
-        settle_directory(leftover.with_name(leftover.name[1:].removesuffix(".old")))
+        finish_replacement(leftover.with_name(leftover.name[1:].removesuffix(".old")))
 
 
 def _remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint so that no half of it is ever seen under its name."""
+    """Remove a checkpoint atomically: its name disappears before its files."""
     outgoing = path.with_name(f".{path.name}.removed")
     os.replace(path, outgoing)
     remove_directory(outgoing)

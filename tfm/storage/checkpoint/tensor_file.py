@@ -1,4 +1,4 @@
-"""Tensors and plain values as safetensors files, which cannot hold code."""
+"""Tensors and plain values as safetensors files, which cannot contain code."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 _STATE_KEY = "state"
-_BLOCK_BYTES = 1 << 22  # hashed and written in turn, while it is still in the processor's cache
+_BLOCK_BYTES = 1 << 22  # small enough for the CPU cache, as each block is both hashed and written
 _HEADER_ALIGNMENT = 8
 _DTYPES = {
     torch.float64: "F64",
@@ -31,12 +31,12 @@ _DTYPES = {
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> str:
-    """Write a safetensors file, and return its SHA-256 in hexadecimal.
+    """Write tensors of any shape as a safetensors file; return its SHA-256 in hexadecimal.
 
-    Tensors on a CPU are not copied, and those on a GPU one at a time. The library's `save_file`
-    leaves a file that nobody else may read, whatever the umask, and a full disk is no OSError.
+    Tensors on the CPU are not copied, and those on a GPU one at a time. The library's own
+    `save_file` ignores the umask, and does not raise an OSError if the disk is full.
     """
-    # Widest elements first, so that all are aligned; the same tensors always in the same order.
+    # Widest elements first, so that all are aligned; then by name, so that files are reproducible.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     digest = hashlib.sha256()
     with path.open("wb") as file:
@@ -50,33 +50,33 @@ def write_tensors(
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> str:
-    """Write nested dictionaries, lists and tuples of tensors and plain values.
+    """Write nested mappings, lists and tuples of tensors and plain values.
 
     Returns:
-        The SHA-256 of the file, in hexadecimal.
+        The SHA-256 of the file in hexadecimal.
     """
     tensors: dict[str, Tensor] = {}
-    outline = json.dumps(_outline(state, (), tensors))
+    outline = json.dumps(_to_outline(state, (), tensors))
     return write_tensors(path, tensors, metadata={_STATE_KEY: outline})
 
 
 def read_state(path: Path) -> Any:
-    """Read what `write_state` wrote, into memory of its own.
+    """Read a file of `write_state`; tensors are copied out of the memory-mapped file.
 
-    The library's tensors are the mapped file, whose space on the disk they would keep occupied.
+    Views would occupy the space of a removed file on the disk.
 
     Raises:
-        SafetensorError: It is no safetensors file.
-        KeyError, TypeError, ValueError, RecursionError: It holds something else.
+        SafetensorError: It is not a safetensors file.
+        KeyError, TypeError, ValueError, RecursionError: It has no valid outline of a state.
     """
     with safe_open(path, "pt") as file:
         outline = json.loads((file.metadata() or {})[_STATE_KEY])
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    return _filled(outline, tensors)
+    return _from_outline(outline, tensors)
 
 
 def _header(tensors: list[tuple[str, Tensor]], metadata: Mapping[str, str] | None) -> bytes:
-    """The start of a safetensors file: the length of a JSON object, and the object."""
+    """Return the start of a safetensors file: the length of a JSON object, and the object."""
     table: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name, tensor in tensors:
@@ -92,42 +92,41 @@ def _header(tensors: list[tuple[str, Tensor]], metadata: Mapping[str, str] | Non
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """The memory of a tensor on the CPU, as a flat buffer."""
+    """Return the memory of a tensor as a flat buffer on the CPU."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def _outline(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON, in which names stand for its tensors; those are put into `tensors`."""
+def _to_outline(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+    """Return a value as JSON that refers to tensors by name, and collect them in `tensors`."""
     match value:
         case Tensor():
             name = "/".join(path)
             if name in tensors:
-                raise ValueError(f"two tensors would be called {name}")
+                raise ValueError(f"two tensors would have the name {name}")
             tensors[name] = value
             return {"tensor": name}
         case Mapping():
-            pairs = [
-                [key, _outline(each, (*path, str(key)), tensors)] for key, each in value.items()
-            ]
+            items = value.items()
+            pairs = [[key, _to_outline(item, (*path, str(key)), tensors)] for key, item in items]
             return {"mapping": pairs}
         case list() | tuple():
             kind = "tuple" if isinstance(value, tuple) else "list"
-            parts = [_outline(each, (*path, str(i)), tensors) for i, each in enumerate(value)]
-            return {kind: parts}
+            children = enumerate(value)
+            return {kind: [_to_outline(item, (*path, str(i)), tensors) for i, item in children]}
     return value
 
 
-def _filled(outline: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value of an outline."""
+def _from_outline(outline: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the value of an outline; inverse of `_to_outline`."""
     match outline:
         case {"tensor": name}:
             return tensors[name]
         case {"mapping": pairs}:
-            return {key: _filled(each, tensors) for key, each in pairs}
-        case {"tuple": parts}:
-            return tuple(_filled(each, tensors) for each in parts)
-        case {"list": parts}:
-            return [_filled(each, tensors) for each in parts]
+            return {key: _from_outline(item, tensors) for key, item in pairs}
+        case {"tuple": items}:
+            return tuple(_from_outline(item, tensors) for item in items)
+        case {"list": items}:
+            return [_from_outline(item, tensors) for item in items]
         case None | bool() | int() | float() | str():
             return outline
-    raise TypeError("something else than a value")
+    raise TypeError("not an outline")
