@@ -1,10 +1,10 @@
-"""What each kernel takes on a GPU, in turn with what torch offers for the same.
+"""Time each Triton kernel on a GPU, in turn with torch's implementations of the same operation.
 
-Sentences are as long as WMT14's on average (29.5 and 30.6 pieces), 25,000 tokens a side; dropout is
-0.1, activations are bf16. Rounds go through all ways in turn (A B A B), and medians are printed:
+Sentences have the average lengths of WMT14 (29.5 and 30.6 pieces), with 25,000 tokens per side.
+Dropout is 0.1; activations are bf16. Rounds interleave implementations; medians are printed:
 
-    .venv/bin/python benchmarks/kernels.py
-    .venv/bin/python benchmarks/kernels.py --arch big --rounds 50
+    .venv/bin/python benchevents/kernels.py
+    .venv/bin/python benchevents/kernels.py --arch big --rounds 50
 """
 
 import statistics
@@ -30,19 +30,19 @@ _WARM_UP = 5
 
 def main(
     arch: Annotated[str, typer.Option(help=f"One of {', '.join(PRESETS)}.")] = "base",
-    tokens: Annotated[int, typer.Option(help="Rows of each axis of tokens.", min=256)] = 25_088,
+    tokens: Annotated[int, typer.Option(help="Number of rows per side.", min=256)] = 25_088,
     pieces: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 37_000,
     rounds: Annotated[int, typer.Option(help="Rounds after the warm-up.", min=1)] = 20,
 ) -> None:
-    """Time every kernel."""
+    """Time all kernels."""
     if not torch.cuda.is_available() or not has_triton():
-        print("the kernels need a GPU and triton: run this on a machine with both", file=sys.stderr)
+        print("the kernels need a GPU and Triton: run this on a machine with both", file=sys.stderr)
         raise typer.Exit(1)
     torch.manual_seed(1)
     model = run_config(arch, {}).model
     device = torch.cuda.get_device_name()
     print(f"{device}, torch {torch.__version__}, {arch}, {tokens:,} rows, medians of {rounds}\n")
-    print("| operation | way | forward, ms | with backward, ms | times as long |")
+    print("| operation | implementation | forward, ms | with backward, ms | relative time |")
     print("|---|---|---|---|---|")
     source, target = _pairs(tokens)
     for name, queries, keys, causal in (
@@ -50,13 +50,15 @@ def main(
         ("decoder self-attention", target, target, True),
         ("cross-attention", target, source, False),
     ):
-        _report(name, _attention_ways(model, tokens, queries, keys, causal=causal), rounds)
-    _report("cross-entropy", _cross_entropy_ways(tokens, pieces), rounds)
+        _report(
+            name, _attention_implementations(model, tokens, queries, keys, causal=causal), rounds
+        )
+    _report("cross-entropy", _cross_entropy_implementations(tokens, pieces), rounds)
 
 
 def _pairs(tokens: int) -> tuple[Tensor, Tensor]:
-    """Twice [B + 1] where the sentences of pairs begin that fill two axes of tokens."""
-    shape = 3.0  # of a gamma distribution, which spreads as lengths of sentences do
+    """Return [B + 1] offsets of source and target sentences that fill two axes of tokens."""
+    shape = 3.0  # a gamma distribution of this shape resembles lengths of sentences
     ends = [
         torch.distributions.Gamma(shape, shape / mean).sample((tokens,)).ceil().cumsum(0)
         for mean in (_SOURCE_PIECES, _TARGET_PIECES)
@@ -66,7 +68,7 @@ def _pairs(tokens: int) -> tuple[Tensor, Tensor]:
     return source, target
 
 
-def _attention_ways(
+def _attention_implementations(
     model: TransformerConfig, tokens: int, queries: Tensor, keys: Tensor, *, causal: bool
 ) -> Iterator[tuple[str, Step, list[Tensor]]]:
     from tfm.backends.triton.packed_attention import packed_attention
@@ -83,7 +85,7 @@ def _attention_ways(
         heads,
     )
     longest = [int(offsets.diff().max()) for offsets in (queries, keys)]
-    # The public one has no dropout.
+    # The public function has no dropout.
     flash = torch.ops.aten._flash_attention_forward  # noqa: SLF001
     yield (
         "torch's flash attention, packed",
@@ -94,7 +96,7 @@ def _attention_ways(
         _random(len(queries) - 1, shape[1], length, shape[2]) for length in (*longest, longest[1])
     ]
     places = torch.arange(longest[1], device="cuda")
-    # What comes later hides padding as well.
+    # A causal mask hides padding, too.
     mask = None if causal else (places < keys.diff()[:, None])[:, None, None, :]
     yield (
         "torch's scaled_dot_product_attention, padded",
@@ -105,12 +107,14 @@ def _attention_ways(
     )
 
 
-def _cross_entropy_ways(tokens: int, pieces: int) -> Iterator[tuple[str, Step, list[Tensor]]]:
+def _cross_entropy_implementations(
+    tokens: int, pieces: int
+) -> Iterator[tuple[str, Step, list[Tensor]]]:
     from tfm.backends.triton.cross_entropy import cross_entropy_
 
     logits = _random(tokens, pieces)
     targets = torch.randint(pieces, (tokens,), device="cuda")
-    # Over what it wrote the time before: the time does not depend on the numbers.
+    # Its own results become its next input: the time does not depend on values.
     overwritten = logits.detach().clone()
     yield (
         "tfm, with its gradient",
@@ -124,48 +128,50 @@ def _cross_entropy_ways(tokens: int, pieces: int) -> Iterator[tuple[str, Step, l
         )
 
     yield "torch's cross_entropy in fp32", plain, [logits]
-    yield "the same, compiled", torch.compile(plain), [logits]
+    yield "torch's cross_entropy in fp32, compiled", torch.compile(plain), [logits]
 
 
 def _random(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 
 
-def _report(name: str, ways: Iterator[tuple[str, Step, list[Tensor]]], rounds: int) -> None:
-    """One row for each way; the last column compares whole passes with the first way."""
-    listed = list(ways)
-    timings: dict[str, list[tuple[float, float]]] = {way: [] for way, _step, _inputs in listed}
+def _report(
+    name: str, implementations: Iterator[tuple[str, Step, list[Tensor]]], rounds: int
+) -> None:
+    """Print a row per implementation; the last column is relative to the first one."""
+    listed = list(implementations)
+    timings: dict[str, list[tuple[float, float]]] = {label: [] for label, _step, _inputs in listed}
     for _ in range(_WARM_UP + rounds):
-        for way, step, inputs in listed:
-            timings[way].append(_milliseconds(step, inputs))
+        for label, step, inputs in listed:
+            timings[label].append(_milliseconds(step, inputs))
     medians = {
-        way: [statistics.median(column) for column in zip(*found[_WARM_UP:], strict=True)]
-        for way, found in timings.items()
+        label: [statistics.median(column) for column in zip(*pairs[_WARM_UP:], strict=True)]
+        for label, pairs in timings.items()
     }
     ours = medians[listed[0][0]][1]
-    for way, (forward, whole) in medians.items():
-        print(f"| {name} | {way} | {forward:.3f} | {whole:.3f} | {whole / ours:.2f} |")
+    for label, (forward, total) in medians.items():
+        print(f"| {name} | {label} | {forward:.3f} | {total:.3f} | {total / ours:.2f} |")
 
 
 def _milliseconds(step: Step, inputs: list[Tensor]) -> tuple[float, float]:
-    """Of the forward pass, and of both; of a step without inputs the one is the other."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+    """Return the times of the forward pass and of both; without inputs there is no backward."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
     _keep_busy()
-    marks[0].record()
+    events[0].record()
     result = step()
-    marks[1].record()
-    given = torch.ones_like(result)
-    marks[2].record()
+    events[1].record()
+    grad = torch.ones_like(result)
+    events[2].record()
     if inputs:
-        torch.autograd.grad(result, inputs, given)
-    marks[3].record()
+        torch.autograd.grad(result, inputs, grad)
+    events[3].record()
     torch.cuda.synchronize()
-    forward = marks[0].elapsed_time(marks[1])
-    return forward, forward + (marks[2].elapsed_time(marks[3]) if inputs else 0.0)
+    forward = events[0].elapsed_time(events[1])
+    return forward, forward + (events[2].elapsed_time(events[3]) if inputs else 0.0)
 
 
 def _keep_busy() -> None:
-    """Give the GPU some milliseconds of work, so that launches are not what is timed."""
+    """Queue milliseconds of work, so that kernel launches are not timed."""
     matrix = torch.ones(8192, 8192, device="cuda", dtype=torch.bfloat16)
     for _ in range(4):
         matrix = matrix @ matrix

@@ -1,4 +1,4 @@
-"""What a CPU can do follows from what Linux says of it, and from what oneDNN is told to use."""
+"""The units and cores of a CPU: from /proc, cgroups and ONEDNN_MAX_CPU_ISA."""
 
 import os
 
@@ -16,7 +16,7 @@ ALDER_LAKE = f"{ZEN_3} avx_vnni"
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Pretend to run on a machine: folders for /proc and /sys/fs/cgroup, empty."""
+    """Replace /proc and /sys/fs/cgroup by empty folders."""
     monkeypatch.setattr(cpu, "_PROC", tmp_path / "proc")
     monkeypatch.setattr(cpu, "_CGROUP", tmp_path / "cgroup")
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
@@ -27,16 +27,16 @@ def machine(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def has_cores(monkeypatch):
-    """Pretend that this process may run on a number of cores."""
+def set_affinity(monkeypatch):
+    """Pretend that affinity allows a number of cores."""
 
-    def have(number):
+    def set_to(number):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)), raising=False)
 
-    return have
+    return set_to
 
 
-def describe(machine, flags, *, key="flags"):
+def write_cpuinfo(machine, flags, *, key="flags"):
     core = f"processor : 0\nvendor_id : Maker\nmodel name : A: CPU\n{key} : {flags}\n"
     (machine / "proc" / "cpuinfo").write_text(f"{core}\n{core.replace(': 0', ': 1')}")
 
@@ -58,10 +58,10 @@ def describe(machine, flags, *, key="flags"):
         (ZEN_3, "AVX512_CORE_AMX", False, False, False, False),
     ],
 )
-def test_units_are_those_of_the_cpu_that_onednn_may_use(
+def test_units_are_those_of_the_cpu_within_the_limit_of_onednn(
     machine, monkeypatch, flags, limit, avx512, amx, bf16, int8
 ):
-    describe(machine, flags)
+    write_cpuinfo(machine, flags)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     found = this_cpu()
     assert (found.model, found.vendor) == ("A: CPU", "Maker")
@@ -73,13 +73,13 @@ def test_units_are_those_of_the_cpu_that_onednn_may_use(
     )
 
 
-def test_an_arm_cpu_is_described_in_its_own_words(machine):
-    describe(machine, "fp asimd asimddp bf16", key="Features")
+def test_units_of_an_arm_cpu_are_read_from_its_features(machine):
+    write_cpuinfo(machine, "fp asimd asimddp bf16", key="Features")
     assert this_cpu().has_bf16
     assert this_cpu().has_int8
 
 
-def test_a_system_that_is_not_linux_has_a_model_and_no_units(machine):
+def test_without_proc_a_cpu_has_a_model_and_no_units(machine):
     assert this_cpu().model
     assert not this_cpu().flags
 
@@ -103,10 +103,10 @@ def test_a_system_that_is_not_linux_has_a_model_and_no_units(machine):
         ("1:cpuset:/\n", {"cpu/cpu.cfs_quota_us": "1\n", "cpu/cpu.cfs_period_us": "1\n"}, 8),
     ],
 )
-def test_cores_are_those_of_affinity_and_of_the_smallest_quota(
-    machine, has_cores, groups, files, expected
+def test_cores_are_limited_by_affinity_and_by_the_smallest_quota(
+    machine, set_affinity, groups, files, expected
 ):
-    has_cores(8)
+    set_affinity(8)
     (machine / "proc" / "self" / "cgroup").write_text(groups)
     for name, content in files.items():
         path = machine / "cgroup" / name
@@ -115,7 +115,7 @@ def test_cores_are_those_of_affinity_and_of_the_smallest_quota(
     assert num_cores() == expected
 
 
-def test_a_system_without_affinity_has_all_its_cores(machine, monkeypatch):
+def test_without_affinity_all_cores_count(machine, monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
     assert num_cores() == 5

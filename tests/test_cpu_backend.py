@@ -1,12 +1,14 @@
+"""The CPU backend computes what the plain one does, forward and backward."""
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from tfm.backends.cpu import CpuBackend
+from tfm.backends.dropout import keep_scale
 from tfm.backends.packing import Packing
 from tfm.backends.plain import PLAIN
-from tfm.backends.random_masks import kept_scale
 from tfm.config import TransformerConfig
 from tfm.model.build import new_model, use_backend
 
@@ -24,7 +26,7 @@ MODELS = [
 ]
 
 
-def new_operations(seed=0, dtype=torch.float64):
+def new_backend(seed=0, dtype=torch.float64):
     backend = CpuBackend(dtype)
     backend.seed(seed)
     return backend
@@ -39,50 +41,50 @@ def new_inputs(dtype=torch.float64):
 
 
 OPERATIONS = {
-    "linear": lambda ops, i, p: ops.linear(i["x"], i["weight"], i["bias"]),
-    "relu": lambda ops, i, p: ops.linear_relu_dropout(i["x"], i["weight"], i["bias"], p),
-    "add": lambda ops, i, p: ops.add_linear_dropout(
+    "linear": lambda backend, i, p: backend.linear(i["x"], i["weight"], i["bias"]),
+    "relu": lambda backend, i, p: backend.linear_relu_dropout(i["x"], i["weight"], i["bias"], p),
+    "add": lambda backend, i, p: backend.add_linear_dropout(
         i["residual"], i["x"], i["weight"], i["bias"], p
     ),
-    "dropout": lambda ops, i, p: ops.dropout(i["residual"], p),
+    "dropout": lambda backend, i, p: backend.dropout(i["residual"], p),
 }
-EVERY = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+EVERY_OPERATION = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 
 
-@EVERY
-def test_without_dropout_they_are_the_plain_ones(operation):
+@EVERY_OPERATION
+def test_without_dropout_operations_and_gradients_equal_the_plain_ones(operation):
     inputs = new_inputs()
-    found, expected = (operation(ops, inputs, 0.0) for ops in (new_operations(), PLAIN))
+    found, expected = (operation(backend, inputs, 0.0) for backend in (new_backend(), PLAIN))
     torch.testing.assert_close(found, expected)
-    wanted = list(inputs.values())
+    leaves = list(inputs.values())
     for ours, theirs in zip(
-        torch.autograd.grad(found.square().sum(), wanted, allow_unused=True),
-        torch.autograd.grad(expected.square().sum(), wanted, allow_unused=True),
+        torch.autograd.grad(found.square().sum(), leaves, allow_unused=True),
+        torch.autograd.grad(expected.square().sum(), leaves, allow_unused=True),
         strict=True,
     ):
-        # Those of weights are made for fp32 weights.
+        # Gradients of weights are fp32.
         assert (ours is None) == (theirs is None)
         if ours is not None:
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@EVERY
-def test_gradients_are_those_of_what_is_computed_with_dropout(operation):
+@EVERY_OPERATION
+def test_gradients_with_dropout_pass_the_numerical_check(operation):
     inputs = new_inputs()
 
-    def of(*values):
-        return operation(new_operations(5), dict(zip(inputs, values, strict=True)), 0.3)
+    def seeded_operation(*values):
+        return operation(new_backend(5), dict(zip(inputs, values, strict=True)), 0.3)
 
-    assert torch.autograd.gradcheck(of, tuple(inputs.values()))
+    assert torch.autograd.gradcheck(seeded_operation, tuple(inputs.values()))
 
 
-def test_what_is_kept_is_scaled_up_and_the_residual_is_left_alone():
+def test_dropout_scales_kept_elements_up_and_does_not_touch_the_residual():
     inputs = {name: value.detach() for name, value in new_inputs().items()}
     linear = PLAIN.linear(inputs["x"], inputs["weight"], inputs["bias"])
-    scale = kept_scale(0.3)
-    dropped = new_operations().dropout(linear, 0.3)
-    relu = OPERATIONS["relu"](new_operations(), inputs, 0.3)
-    added = OPERATIONS["add"](new_operations(), inputs, 0.3) - inputs["residual"]
+    scale = keep_scale(0.3)
+    dropped = new_backend().dropout(linear, 0.3)
+    relu = OPERATIONS["relu"](new_backend(), inputs, 0.3)
+    added = OPERATIONS["add"](new_backend(), inputs, 0.3) - inputs["residual"]
     for found, kept in ((dropped, linear), (relu, linear.relu()), (added, linear)):
         is_kept = found.abs() > 1e-12
         torch.testing.assert_close(found, torch.where(is_kept, kept * scale, 0.0))
@@ -90,8 +92,8 @@ def test_what_is_kept_is_scaled_up_and_the_residual_is_left_alone():
 
 
 @pytest.mark.needs_bf16
-def test_activations_have_the_type_of_the_arithmetic_and_gradients_that_of_the_weights():
-    backend = new_operations(dtype=torch.bfloat16)
+def test_activations_are_bf16_and_gradients_of_weights_fp32():
+    backend = new_backend(dtype=torch.bfloat16)
     inputs = new_inputs(torch.float32)
     inputs["x"] = backend.cast_activations(inputs["x"])
     inputs["residual"] = backend.cast_activations(inputs["residual"])
@@ -102,12 +104,12 @@ def test_activations_have_the_type_of_the_arithmetic_and_gradients_that_of_the_w
 
 
 def packed_and_padded(model):
-    """The same pairs through both paths: packed outputs of each, spare rows left out."""
+    """Outputs for the same pairs, packed and padded, both without spare rows."""
     torch.manual_seed(1)
     source_lengths, target_lengths = torch.tensor([4, 9, 1]), torch.tensor([6, 2, 11])
     sources, targets = Packing(source_lengths, 17), Packing(target_lengths, 20)
     source, target = torch.randint(4, 20, (17,)), torch.randint(4, 20, (20,))
-    use_backend(model, new_operations())
+    use_backend(model, new_backend())
     packed = model.forward_packed(source, sources, target, targets)
     use_backend(model, PLAIN)
     padded = model(sources.pad(source), source_lengths, targets.pad(target))
@@ -115,7 +117,7 @@ def packed_and_padded(model):
 
 
 @pytest.mark.parametrize("changes", MODELS, ids=str)
-def test_a_packed_batch_gives_what_a_padded_one_gives(changes):
+def test_packed_and_padded_batches_give_the_same_outputs_and_gradients(changes):
     torch.manual_seed(0)
     config = TransformerConfig(**{**SHAPE, "num_heads": 4, **NO_DROPOUT, **changes})
     model = new_model(config, source_vocab_size=20, target_vocab_size=20).double()
@@ -135,7 +137,7 @@ def test_a_packed_batch_gives_what_a_padded_one_gives(changes):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
-def test_only_modules_that_have_operations_take_them():
+def test_use_backend_skips_modules_without_one():
     model = nn.Sequential(nn.Linear(2, 2))
-    use_backend(model, new_operations())
+    use_backend(model, new_backend())
     assert "backend" not in vars(model[0])

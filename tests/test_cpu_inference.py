@@ -1,4 +1,4 @@
-"""Products made ready for inference: against float64, and whole models against plain ones."""
+"""Prepacked linear layers against float64, and whole models against the plain backend."""
 
 import pytest
 import torch
@@ -20,13 +20,13 @@ V = 70
 NEEDS_INT8 = pytest.mark.skipif(
     not cpu_inference.HAS_INT8, reason="needs a torch with int8 products of oneDNN"
 )
-# How to make weights ready, the type of activations, and the greatest error by the norm.
-KINDS = [
+# The function that prepacks, the dtype of activations, and the largest relative error.
+ARITHMETICS = [
     pytest.param(prepack_fp32, torch.float32, 1e-5, id="fp32"),
     pytest.param(prepack_bf16, torch.bfloat16, 1e-2, id="bf16", marks=pytest.mark.needs_bf16),
     pytest.param(prepack_int8, torch.float32, 3e-2, id="int8", marks=NEEDS_INT8),
 ]
-EVERY_KIND = pytest.mark.parametrize(("make_ready", "dtype", "most_error"), KINDS)
+EVERY_ARITHMETIC = pytest.mark.parametrize(("prepack", "dtype", "max_error"), ARITHMETICS)
 MODELS = [
     {},
     {"norm": "pre"},
@@ -38,91 +38,93 @@ MODELS = [
 ]
 
 
-def error(found, exact):
+def relative_error(found, exact):
     return float((found.double() - exact).norm() / exact.norm())
 
 
-@EVERY_KIND
+@EVERY_ARITHMETIC
 @pytest.mark.parametrize(
     ("num_rows", "width", "num_outputs"),
     [(1, 8, 5), (4, 24, 70), (8, 64, 256), (37, 256, 33), (200, 128, 1)],
 )
-def test_products_are_those_of_float64_but_for_rounding(
-    num_rows, width, num_outputs, make_ready, dtype, most_error
+def test_linear_layers_are_those_of_float64_within_rounding(
+    num_rows, width, num_outputs, prepack, dtype, max_error
 ):
     torch.manual_seed(0)
-    # Part of a larger tensor, which is not contiguous.
+    # x is not contiguous.
     x, weight = torch.randn(num_rows, width + 3)[:, 3:], torch.randn(num_outputs, width)
     bias, residual = torch.randn(num_outputs), torch.randn(num_rows, num_outputs)
     exact = x.double() @ weight.double().T
     results = {
-        exact: lambda ops: ops.project(x, weight),
-        exact + bias: lambda ops: ops.linear(x, weight, bias),
-        (exact + bias).relu(): lambda ops: ops.linear_relu_dropout(x, weight, bias, 0.0),
-        exact + bias + residual: lambda ops: ops.add_linear_dropout(residual, x, weight, bias, 0.0),
+        exact: lambda backend: backend.project(x, weight),
+        exact + bias: lambda backend: backend.linear(x, weight, bias),
+        (exact + bias).relu(): lambda backend: backend.linear_relu_dropout(x, weight, bias, 0.0),
+        exact + bias + residual: lambda backend: backend.add_linear_dropout(
+            residual, x, weight, bias, 0.0
+        ),
     }
     for expected, operation in results.items():
         with torch.inference_mode():
-            found = operation(CpuInferenceBackend(make_ready, dtype))
+            found = operation(CpuInferenceBackend(prepack, dtype))
         assert found.dtype == dtype
         assert found.shape == expected.shape
-        assert (found - expected).norm() <= most_error * exact.norm()
+        assert (found - expected).norm() <= max_error * exact.norm()
 
 
 @NEEDS_INT8
 @pytest.mark.parametrize("num_rows", [1, 4, 37])
-def test_sums_of_large_int8_products_do_not_overflow(num_rows):
-    """As they would in 16 bits, which a CPU without units for int8 adds two products up in."""
+def test_int8_products_of_large_numbers_do_not_overflow(num_rows):
+    """A CPU without int8 units adds two products in 16 bits."""
     x, weight = torch.ones(num_rows, 64), torch.ones(48, 64)
     with torch.inference_mode():
         found = CpuInferenceBackend(prepack_int8, torch.float32).project(x, weight)
     torch.testing.assert_close(found, torch.full((num_rows, 48), 64.0), rtol=0.01, atol=0)
 
 
-def test_products_meet_no_more_sizes_than_rows_are_rounded_to():
-    seen = set()
+def test_with_limited_sizes_only_rounded_numbers_of_rows_are_computed():
+    sizes = set()
 
-    def make_ready(weight, bias):
-        product = prepack_fp32(weight, bias)
-        return lambda x, relu: seen.add(x.numel() // x.size(-1)) or product(x, relu)
+    def prepack(weight, bias):
+        linear = prepack_fp32(weight, bias)
+        return lambda x, relu: sizes.add(x.numel() // x.size(-1)) or linear(x, relu)
 
-    backend = CpuInferenceBackend(make_ready, torch.float32, keeps_sizes=True)
+    backend = CpuInferenceBackend(prepack, torch.float32, limit_sizes=True)
     weight, bias = torch.randn(5, 8), torch.randn(5)
     with torch.inference_mode():
         for shape in [(num_rows, 8) for num_rows in range(1, 200)] + [(3, 37, 8), (1, 1, 8)]:
             x = torch.randn(shape)
             torch.testing.assert_close(backend.linear(x, weight, bias), x @ weight.T + bias)
-    assert {backend.round_up_rows(size) for size in seen} == seen
-    assert len(seen) < 50
+    assert {backend.round_up_rows(size) for size in sizes} == sizes
+    assert len(sizes) < 50
 
 
-@EVERY_KIND
-def test_rows_and_columns_of_a_weight_of_zeros_are_no_trouble(make_ready, dtype, most_error):
-    backend = CpuInferenceBackend(make_ready, dtype)
+@EVERY_ARITHMETIC
+def test_zero_weights_and_zero_inputs_give_the_bias(prepack, dtype, max_error):
+    backend = CpuInferenceBackend(prepack, dtype)
     bias = torch.tensor([1.0, -2.0, 0.5])
     with torch.inference_mode():
-        found = backend.linear(torch.randn(4, 8), torch.zeros(3, 8), bias)
-        of_nothing = backend.linear(torch.zeros(4, 8), torch.randn(3, 8), bias)
-    for each in (found, of_nothing):
-        assert each.float().tolist() == [bias.tolist()] * 4
+        of_zero_weight = backend.linear(torch.randn(4, 8), torch.zeros(3, 8), bias)
+        of_zero_input = backend.linear(torch.zeros(4, 8), torch.randn(3, 8), bias)
+    for out in (of_zero_weight, of_zero_input):
+        assert out.float().tolist() == [bias.tolist()] * 4
 
 
-@EVERY_KIND
-def test_parts_of_a_weight_are_weights_of_their_own(make_ready, dtype, most_error):
-    """As the projections to queries, and to keys and values, are of that to all of them."""
+@EVERY_ARITHMETIC
+def test_slices_of_a_weight_are_prepacked_separately(prepack, dtype, max_error):
+    """Cross-attention slices the joint projection to queries, keys and values."""
     torch.manual_seed(0)
-    backend = CpuInferenceBackend(make_ready, dtype)
+    backend = CpuInferenceBackend(prepack, dtype)
     x, weight, bias = torch.randn(6, 32), torch.randn(48, 32), torch.randn(48)
     with torch.inference_mode():
-        for part in (slice(None), slice(16), slice(16, None), slice(32), slice(None)):
-            exact = x.double() @ weight[part].double().T + bias[part]
-            found = backend.linear(x, weight[part], bias[part])
-            assert error(found, exact) <= most_error
+        for rows in (slice(None), slice(16), slice(16, None), slice(32), slice(None)):
+            exact = x.double() @ weight[rows].double().T + bias[rows]
+            found = backend.linear(x, weight[rows], bias[rows])
+            assert relative_error(found, exact) <= max_error
 
 
-@EVERY_KIND
-def test_dropout_is_refused(make_ready, dtype, most_error):
-    backend = CpuInferenceBackend(make_ready, dtype)
+@EVERY_ARITHMETIC
+def test_dropout_is_refused(prepack, dtype, max_error):
+    backend = CpuInferenceBackend(prepack, dtype)
     x, weight, bias = torch.randn(2, 3), torch.randn(3, 3), torch.randn(3)
     for attempt in (
         lambda: backend.dropout(x, 0.1),
@@ -134,24 +136,24 @@ def test_dropout_is_refused(make_ready, dtype, most_error):
     assert backend.dropout(x, 0.0) is x
 
 
-def test_rows_to_compute_are_never_fewer_and_rarely_many_more_and_few_numbers_do():
-    needed = range(1, 5_000)
-    for keeps_sizes in (True, False):
-        backend = CpuInferenceBackend(prepack_fp32, torch.float32, keeps_sizes=keeps_sizes)
-        numbers = [backend.round_up_rows(rows) for rows in needed]
+def test_rounding_up_rows_adds_at_most_a_quarter_and_leaves_few_sizes():
+    all_num_rows = range(1, 5_000)
+    for limit_sizes in (True, False):
+        backend = CpuInferenceBackend(prepack_fp32, torch.float32, limit_sizes=limit_sizes)
+        rounded = [backend.round_up_rows(num_rows) for num_rows in all_num_rows]
         assert all(
-            rows <= number <= max(8, rows * 1.25)
-            for rows, number in zip(needed, numbers, strict=True)
+            num_rows <= size <= max(8, num_rows * 1.25)
+            for num_rows, size in zip(all_num_rows, rounded, strict=True)
         )
-        assert numbers == sorted(numbers)
-        assert [backend.round_up_rows(number) for number in numbers] == numbers
-        assert len(set(numbers)) < 100 or not keeps_sizes
+        assert rounded == sorted(rounded)
+        assert [backend.round_up_rows(size) for size in rounded] == rounded
+        assert len(set(rounded)) < 100 or not limit_sizes
     assert backend.round_up_rows(4_999) == 4_999
 
 
-@pytest.mark.parametrize("for_each_query", [None, False, True])
+@pytest.mark.parametrize("per_query", [None, False, True])
 @pytest.mark.parametrize(
-    ("query_type", "key_type"),
+    ("query_dtype", "key_dtype"),
     [
         (torch.float32, torch.float32),
         (torch.bfloat16, torch.float32),
@@ -161,29 +163,26 @@ def test_rows_to_compute_are_never_fewer_and_rarely_many_more_and_few_numbers_do
 @pytest.mark.parametrize(
     "backend", [CpuInferenceBackend(prepack_fp32, torch.float32), PLAIN], ids=["inference", "plain"]
 )
-def test_attention_of_few_queries_is_the_formula(backend, query_type, key_type, for_each_query):
+def test_attention_of_few_queries_equals_the_formula(backend, query_dtype, key_dtype, per_query):
     torch.manual_seed(0)
     groups, num_heads, num_queries, num_keys = 3, 2, 4, 40
-    query = torch.randn(groups, num_heads, num_queries, 6).to(query_type)
+    query = torch.randn(groups, num_heads, num_queries, 6).to(query_dtype)
     key, value = (
-        torch.randn(groups, num_heads, num_keys, width, dtype=key_type) for width in (6, 5)
+        torch.randn(groups, num_heads, num_keys, width, dtype=key_dtype) for width in (6, 5)
     )
     scores = query.double() @ key.double().mT / 6**0.5
     attention_bias = None
-    if for_each_query is not None:
-        is_hidden = torch.rand(groups, 1, num_queries if for_each_query else 1, num_keys) < 0.5
+    if per_query is not None:
+        is_hidden = torch.rand(groups, 1, num_queries if per_query else 1, num_keys) < 0.5
         is_hidden[..., 7] = False
         attention_bias = torch.zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
         scores = scores + attention_bias
     expected = (scores.softmax(dim=-1) @ value.double()).transpose(1, 2)
     found = backend.attend(query, key.mT, value, attention_bias)
-    torch.testing.assert_close(found, expected.reshape(groups * num_queries, -1).to(query_type))
+    torch.testing.assert_close(found, expected.reshape(groups * num_queries, -1).to(query_dtype))
 
 
-# --- whole models
-
-
-def transformer(**changes):
+def new_transformer(**changes):
     torch.manual_seed(0)
     config = TransformerConfig(
         **{
@@ -210,26 +209,28 @@ def new_batch(num_sentences=4):
     return source, lengths
 
 
-def stepped(model, backend, num_sentences=4):
-    """[…, V] log probabilities of several steps, of all hypotheses and of some."""
+def step_log_probs(model, backend, num_sentences=4):
+    """Return [N, V] log probabilities of several steps, of all hypotheses and of some."""
     torch.manual_seed(2)
-    found = []
+    log_probs = []
     with EvaluationMode([model], backend), torch.inference_mode():
         state = model.start(*new_batch(num_sentences))
         tokens = torch.full((num_sentences, 1), BOS)
         for step in range(5):
             rows = torch.randperm(tokens.numel())[:6].sort().values if step > 2 else None
-            found.append(model.step(tokens, state, rows).float().log_softmax(dim=-1).view(-1, V))
+            log_probs.append(
+                model.step(tokens, state, rows).float().log_softmax(dim=-1).view(-1, V)
+            )
             if rows is None:
                 parents = torch.randint(tokens.size(1), (num_sentences, 5))
                 state.reorder(torch.arange(num_sentences)[:, None] * tokens.size(1) + parents)
                 tokens = torch.randint(4, V, (num_sentences, 5))
-    return torch.cat(found)
+    return torch.cat(log_probs)
 
 
 @pytest.mark.parametrize("changes", MODELS, ids=str)
 @pytest.mark.parametrize(
-    ("make_ready", "dtype", "most_difference"),
+    ("prepack", "dtype", "max_difference"),
     [
         pytest.param(prepack_fp32, torch.float32, 1e-5, id="fp32"),
         pytest.param(prepack_bf16, torch.bfloat16, 0.1, id="bf16", marks=pytest.mark.needs_bf16),
@@ -237,29 +238,27 @@ def stepped(model, backend, num_sentences=4):
     ],
 )
 @pytest.mark.parametrize("num_sentences", [4, 1])
-def test_a_models_log_probabilities_are_near_the_plain_ones(
-    changes, make_ready, dtype, most_difference, num_sentences
+def test_log_probabilities_of_models_are_close_to_the_plain_ones(
+    changes, prepack, dtype, max_difference, num_sentences
 ):
-    model = transformer(**changes)
-    backend = CpuInferenceBackend(make_ready, dtype, keeps_sizes=True)
-    found, expected = (stepped(model, each, num_sentences) for each in (backend, PLAIN))
+    model = new_transformer(**changes)
+    backend = CpuInferenceBackend(prepack, dtype, limit_sizes=True)
+    found, expected = (step_log_probs(model, each, num_sentences) for each in (backend, PLAIN))
     assert found.isfinite().all()
-    assert (found - expected).abs().max() <= most_difference
-    # Not for being all alike.
+    assert (found - expected).abs().max() <= max_difference
+    # The log probabilities must differ from each other more than from the plain ones.
     assert expected.std(dim=0).mean() > 2 * (found - expected).std()
 
 
 @pytest.mark.parametrize("num_sentences", [4, 1])
-@pytest.mark.parametrize("keeps_sizes", [True, False])
+@pytest.mark.parametrize("limit_sizes", [True, False])
 @pytest.mark.parametrize("changes", MODELS, ids=str)
-def test_in_fp32_beam_search_finds_what_it_finds_with_plain_operations(
-    changes, keeps_sizes, num_sentences
-):
-    model = transformer(**changes)
+def test_in_fp32_beam_search_equals_that_of_the_plain_backend(changes, limit_sizes, num_sentences):
+    model = new_transformer(**changes)
     config = SearchConfig(beam_size=4, n_best=3, max_extra_length=8)
     results = []
     for backend in (
-        CpuInferenceBackend(prepack_fp32, torch.float32, keeps_sizes=keeps_sizes),
+        CpuInferenceBackend(prepack_fp32, torch.float32, limit_sizes=limit_sizes),
         PLAIN,
     ):
         with EvaluationMode([model], backend), torch.inference_mode():
@@ -269,15 +268,15 @@ def test_in_fp32_beam_search_finds_what_it_finds_with_plain_operations(
         assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-4)
 
 
-def test_each_weight_is_made_ready_once():
-    made = []
+def test_each_weight_is_prepacked_once():
+    prepacked = []
 
-    def make_ready(weight, bias):
-        made.append((weight.data_ptr(), len(weight)))
+    def prepack(weight, bias):
+        prepacked.append((weight.data_ptr(), len(weight)))
         return prepack_fp32(weight, bias)
 
-    model = transformer()
-    backend = CpuInferenceBackend(make_ready, torch.float32)
-    first, second = stepped(model, backend), stepped(model, backend)
+    model = new_transformer()
+    backend = CpuInferenceBackend(prepack, torch.float32)
+    first, second = step_log_probs(model, backend), step_log_probs(model, backend)
     assert torch.equal(first, second)
-    assert len(made) == len(set(made)) > 0
+    assert len(prepacked) == len(set(prepacked)) > 0

@@ -1,4 +1,4 @@
-"""Label smoothing by hand, and against plain autograd."""
+"""Label-smoothed cross-entropy against the formula and autograd."""
 
 import math
 
@@ -22,7 +22,7 @@ def new_inputs(dtype=torch.float64, *, seed=0):
 
 
 def plain_loss(hidden_states, weight, targets, smoothing):
-    """The cross-entropy against the smoothed distribution, as §5.4 says it."""
+    """The cross-entropy with the smoothed distribution of §5.4."""
     distribution = torch.full((len(targets), len(weight)), smoothing / (len(weight) - 1))
     distribution.scatter_(1, targets[:, None], 1 - smoothing)
     log_probs = (hidden_states @ weight.T).log_softmax(dim=-1)
@@ -33,9 +33,9 @@ def gradients(loss, *inputs):
     return torch.autograd.grad(loss, inputs)
 
 
-def test_the_gold_class_of_five_gets_nine_tenths_and_each_other_a_fortieth():
+def test_with_five_classes_the_right_one_has_0_9_and_each_other_0_025():
     log_probs = torch.log(torch.tensor([0.1, 0.2, 0.3, 0.15, 0.25]))
-    # With an identity for weights, hidden states are the logits.
+    # With identity weights, hidden states are the logits.
     smoothed, plain = label_smoothed_cross_entropy(
         log_probs[None], torch.eye(5), torch.tensor([2]), smoothing=0.1
     )
@@ -45,20 +45,18 @@ def test_the_gold_class_of_five_gets_nine_tenths_and_each_other_a_fortieth():
 
 
 @settings(max_examples=30, deadline=None)
-@given(smoothing=st.floats(0, 0.9), seed=st.integers(0, 99), rows_at_once=st.integers(1, 9))
-def test_loss_and_gradients_equal_plain_autograd_however_it_is_chunked(
-    smoothing, seed, rows_at_once
-):
+@given(smoothing=st.floats(0, 0.9), seed=st.integers(0, 99), rows_per_chunk=st.integers(1, 9))
+def test_loss_and_gradients_equal_autograd_for_any_chunk_size(smoothing, seed, rows_per_chunk):
     hidden_states, weight, targets = new_inputs(seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cross_entropy, "_CHUNK_ELEMENTS", rows_at_once * V)
+        patch.setattr(cross_entropy, "_CHUNK_ELEMENTS", rows_per_chunk * V)
         found, nll = label_smoothed_cross_entropy(
             hidden_states, weight, targets, smoothing=smoothing
         )
     expected = plain_loss(hidden_states, weight, targets, smoothing)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(nll, plain_loss(hidden_states, weight, targets, 0.0))
-    # A factor, for loss is divided by the number of tokens before backward.
+    # Divide, because training divides the loss by the number of tokens before backward.
     for ours, theirs in zip(
         gradients(found / 3, hidden_states, weight),
         gradients(expected / 3, hidden_states, weight),
@@ -75,7 +73,7 @@ def test_gradients_pass_the_numerical_check():
     )
 
 
-def test_torch_agrees_when_its_smoothing_includes_the_gold_class():
+def test_torch_agrees_if_its_smoothing_is_converted_to_include_the_right_class():
     hidden_states, weight, targets = new_inputs()
     found, _ = label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
     expected = F.cross_entropy(
@@ -84,7 +82,7 @@ def test_torch_agrees_when_its_smoothing_includes_the_gold_class():
     torch.testing.assert_close(found, expected)
 
 
-def test_the_smoothed_loss_is_least_at_the_smoothed_distribution():
+def test_the_loss_is_minimal_at_the_smoothed_distribution():
     best = torch.full((1, V), 0.1 / (V - 1))
     best[0, 3] = 0.9
     hidden_states = best.log().requires_grad_()
@@ -96,7 +94,7 @@ def test_the_smoothed_loss_is_least_at_the_smoothed_distribution():
     )
 
 
-def test_a_shared_weight_gets_the_gradient_of_the_hidden_states_too():
+def test_a_tied_weight_gets_the_gradient_of_the_hidden_states_too():
     _, weight, targets = new_inputs()
     tokens = torch.randint(V, (N,))
     found, _ = label_smoothed_cross_entropy(weight[tokens], weight, targets, smoothing=0.1)
@@ -104,7 +102,7 @@ def test_a_shared_weight_gets_the_gradient_of_the_hidden_states_too():
     torch.testing.assert_close(gradients(found, weight), gradients(expected, weight))
 
 
-def test_bf16_products_give_the_loss_and_gradients_within_their_precision():
+def test_bf16_loss_and_gradients_are_close():
     hidden_states, weight, targets = new_inputs(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         found, _ = label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
@@ -120,19 +118,19 @@ def test_bf16_products_give_the_loss_and_gradients_within_their_precision():
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_no_gradients_are_made_where_none_are_wanted(context, monkeypatch):
+def test_no_gradients_are_computed_without_grad_mode(context, monkeypatch):
     hidden_states, weight, targets = new_inputs()
-    made = []
+    allocated = []
     original = torch.zeros_like
-    monkeypatch.setattr(torch, "zeros_like", lambda *args: made.append(1) or original(*args))
+    monkeypatch.setattr(torch, "zeros_like", lambda *args: allocated.append(1) or original(*args))
     with context():
         label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
-    assert not made
+    assert not allocated
     label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
-    assert made
+    assert allocated
 
 
-def test_the_plain_loss_takes_no_part_in_training():
+def test_the_negative_log_likelihood_is_not_differentiable():
     smoothed, plain = label_smoothed_cross_entropy(*new_inputs(), smoothing=0.1)
     assert smoothed.requires_grad
     assert not plain.requires_grad

@@ -1,7 +1,6 @@
-"""A model computed with a GPU's operations is the plain one: on a GPU, or in Triton's interpreter.
+"""Models with the GPU backend equal those with the plain one: on a GPU or in Triton's interpreter.
 
-The interpreter takes the bits of bf16 for integers in matrix products: half precision is tried in
-fp16 there.
+The interpreter multiplies bf16 matrices wrongly, so it tests half precision in fp16.
 """
 
 import os
@@ -16,9 +15,9 @@ pytest.importorskip("triton", minversion="3.7")
 
 from tfm.backends import gpu  # noqa: E402
 from tfm.backends.cross_entropy import label_smoothed_cross_entropy  # noqa: E402
+from tfm.backends.dropout import drop_threshold, keep_scale  # noqa: E402
 from tfm.backends.gpu import GpuBackend  # noqa: E402
 from tfm.backends.packing import Packing  # noqa: E402
-from tfm.backends.philox import drop_below, keep_scale  # noqa: E402
 from tfm.backends.plain import PLAIN  # noqa: E402
 from tfm.config import TransformerConfig  # noqa: E402
 from tfm.data.batching import Batch  # noqa: E402
@@ -44,17 +43,17 @@ SOURCE_LENGTHS, TARGET_LENGTHS = [4, 9, 1], [6, 2, 11]
 N, D, V = 9, 16, 21  # rows, width and classes of the loss by itself
 
 
-def new_operations(seed=0):
+def new_backend(seed=0):
     backend = GpuBackend()
     backend.seed(seed)
     return backend
 
 
-def packing_of(lengths, spare=3):
+def new_packing(lengths, spare=3):
     return Packing(torch.tensor(lengths), sum(lengths) + spare, DEVICE)
 
 
-def model_and_tokens(**changes):
+def new_model_and_tokens(**changes):
     torch.manual_seed(0)
     config = TransformerConfig(**{**SHAPE, "num_heads": 2, **NO_DROPOUT, **changes})
     model = new_model(config, source_vocab_size=20, target_vocab_size=20).to(DEVICE)
@@ -63,9 +62,9 @@ def model_and_tokens(**changes):
 
 
 def packed_and_padded(model, source, target):
-    """The same pairs through both paths: packed outputs of each, spare rows left out."""
-    sources, targets = packing_of(SOURCE_LENGTHS), packing_of(TARGET_LENGTHS)
-    use_backend(model, new_operations())
+    """Outputs for the same pairs, packed and padded, both without spare rows."""
+    sources, targets = new_packing(SOURCE_LENGTHS), new_packing(TARGET_LENGTHS)
+    use_backend(model, new_backend())
     packed = model.forward_packed(source, sources, target, targets)
     use_backend(model, PLAIN)
     padded = model(sources.pad(source), sources.device_lengths, targets.pad(target))
@@ -73,15 +72,15 @@ def packed_and_padded(model, source, target):
 
 
 @pytest.mark.parametrize("changes", MODELS, ids=str)
-def test_a_packed_batch_gives_what_a_padded_one_gives(changes):
-    model, tokens = model_and_tokens(**changes)
+def test_packed_and_padded_batches_give_the_same_outputs_and_gradients(changes):
+    model, tokens = new_model_and_tokens(**changes)
     outputs = packed_and_padded(model, *tokens)
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
     parameters = list(model.parameters())
-    direction = torch.randn_like(outputs[1])
+    output_weights = torch.randn_like(outputs[1])
     gradients = [
         torch.autograd.grad(
-            (output * direction).sum(), parameters, allow_unused=True, materialize_grads=True
+            (output * output_weights).sum(), parameters, allow_unused=True, materialize_grads=True
         )
         for output in outputs
     ]
@@ -89,11 +88,13 @@ def test_a_packed_batch_gives_what_a_padded_one_gives(changes):
         assert float((ours - theirs).norm()) <= 1e-4 * float(theirs.norm()) + 1e-5
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU has bf16, with which training is tried")
-def test_autocast_decides_on_the_arithmetic():
-    model, tokens = model_and_tokens(norm="pre")
-    seen = []
-    model.encoder[0].register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU is tested in bf16")
+def test_autocast_decides_the_arithmetic():
+    model, tokens = new_model_and_tokens(norm="pre")
+    activations = []
+    model.encoder[0].register_forward_hook(
+        lambda _, inputs, out: activations.append((inputs[0], out))
+    )
     expected = packed_and_padded(model, *tokens)[1]
     with torch.autocast("cpu", torch.float16):
         found = packed_and_padded(model, *tokens)[0]
@@ -101,7 +102,7 @@ def test_autocast_decides_on_the_arithmetic():
         loss, _ = GpuBackend().label_smoothed_cross_entropy(
             hidden_states, weight, targets, smoothing=0.1, num_tokens=N
         )
-    assert [x.dtype for x in seen[-2]] == [torch.float16, torch.float16]  # the packed ones
+    assert [x.dtype for x in activations[-2]] == [torch.float16, torch.float16]  # the packed ones
     torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)
     plain, _ = label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
     torch.testing.assert_close(loss, plain, rtol=2e-3, atol=0)
@@ -113,8 +114,8 @@ def test_autocast_decides_on_the_arithmetic():
 
 
 def attended_values(backend, *, dropout, cross_attention=False, num_heads=8, width=8):
-    """[rows, h, width] where weights are alike and values one: what is kept of the softmax."""
-    packing = packing_of([40, 24])
+    """Attend with equal weights to values of 1: [rows, h, width] fractions of kept weights."""
+    packing = new_packing([40, 24])
     projected = torch.zeros(packing.num_rows, 3, num_heads, width, device=DEVICE)
     projected[:, 2] = 1
     if cross_attention:
@@ -130,23 +131,23 @@ def attended_values(backend, *, dropout, cross_attention=False, num_heads=8, wid
 
 
 @pytest.mark.parametrize("cross_attention", [False, True])
-def test_dropout_keeps_as_many_attention_weights_as_it_should_and_scales_them_up(cross_attention):
+def test_the_rate_and_the_scale_of_kept_attention_weights_are_right(cross_attention):
     dropout = 0.2
-    kept = attended_values(new_operations(), dropout=dropout, cross_attention=cross_attention)[
-        ..., 0
-    ]
+    kept_fraction = attended_values(
+        new_backend(), dropout=dropout, cross_attention=cross_attention
+    )[..., 0]
     lengths = torch.tensor([40] * 40 + [24] * 24, device=DEVICE)[:, None]
-    counts = kept * lengths / keep_scale(dropout)
+    counts = kept_fraction * lengths / keep_scale(dropout)
     torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-3)
     total = 8 * (40**2 + 24**2)
-    rate = 1 - drop_below(dropout) / 2**16
+    rate = 1 - drop_threshold(dropout) / 2**16
     four_sigma = 4 * (total * rate * (1 - rate)) ** 0.5
     assert abs(float(counts.sum()) - total * rate) < four_sigma
 
 
-def test_each_use_of_dropout_draws_anew_and_a_seed_draws_the_same_again(monkeypatch):
+def test_each_use_of_dropout_draws_anew_and_equal_seeds_draw_equally(monkeypatch):
     monkeypatch.setattr(gpu, "_NUM_SEEDS", 2)  # so that they run out
-    backend = new_operations(5)
+    backend = new_backend(5)
     draws = [attended_values(backend, dropout=0.3, cross_attention=bool(n % 2)) for n in range(5)]
     for index, draw in enumerate(draws):
         assert not any(torch.equal(draw, other) for other in draws[:index])
@@ -157,7 +158,7 @@ def test_each_use_of_dropout_draws_anew_and_a_seed_draws_the_same_again(monkeypa
     assert not torch.equal(attended_values(backend, dropout=0.3), draws[0])
 
 
-def test_without_dropout_nothing_is_drawn():
+def test_without_dropout_no_random_numbers_are_drawn():
     state = torch.random.get_rng_state()
     attended_values(GpuBackend(), dropout=0.0)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -170,12 +171,12 @@ def loss_inputs():
     return hidden_states, weight, torch.randint(V, (N,), device=DEVICE)
 
 
-@pytest.mark.parametrize("rows_at_once", [4, N])
+@pytest.mark.parametrize("rows_per_chunk", [4, N])
 @pytest.mark.parametrize("num_tokens", [7, N])
-def test_loss_and_gradients_are_the_plain_ones_however_it_is_chunked(
-    rows_at_once, num_tokens, monkeypatch
+def test_loss_and_gradients_equal_the_plain_ones_for_any_chunk_size(
+    rows_per_chunk, num_tokens, monkeypatch
 ):
-    monkeypatch.setattr(gpu, "_CHUNK_ELEMENTS", rows_at_once * V)
+    monkeypatch.setattr(gpu, "_CHUNK_ELEMENTS", rows_per_chunk * V)
     hidden_states, weight, targets = loss_inputs()
     losses = [
         function(hidden_states, weight, targets, smoothing=0.1, num_tokens=num_tokens)
@@ -193,7 +194,7 @@ def test_loss_and_gradients_are_the_plain_ones_however_it_is_chunked(
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_the_loss_can_be_had_without_gradients(context):
+def test_the_loss_is_computed_without_gradients_in_no_grad_mode(context):
     hidden_states, weight, targets = loss_inputs()
     loss = GpuBackend().label_smoothed_cross_entropy
     expected, nll = loss(hidden_states, weight, targets, smoothing=0.1, num_tokens=N)
@@ -204,9 +205,9 @@ def test_the_loss_can_be_had_without_gradients(context):
     torch.testing.assert_close(found, expected.detach())
 
 
-def test_what_stands_in_spare_rows_counts_for_nothing():
-    model, (source, target) = model_and_tokens()
-    use_backend(model, new_operations())
+def test_content_of_spare_rows_does_not_matter():
+    model, (source, target) = new_model_and_tokens()
+    use_backend(model, new_backend())
     num_tokens = sum(TARGET_LENGTHS)
     results = []
     for spare in (4, 19):
@@ -214,10 +215,10 @@ def test_what_stands_in_spare_rows_counts_for_nothing():
         target[num_tokens:] = spare
         batch = Batch(
             source=source,
-            sources=packing_of(SOURCE_LENGTHS),
+            sources=new_packing(SOURCE_LENGTHS),
             target_input=target,
             target_output=target.roll(-1),
-            targets=packing_of(TARGET_LENGTHS),
+            targets=new_packing(TARGET_LENGTHS),
         )
         batch.target_output[num_tokens - 1] = 4
         loss, _ = batch_loss(model, batch, label_smoothing=0.1)
@@ -225,16 +226,14 @@ def test_what_stands_in_spare_rows_counts_for_nothing():
     torch.testing.assert_close(*results)
 
 
-def test_training_comes_to_the_loss_that_it_comes_to_with_plain_operations(
-    data_dir, tiny_run, monkeypatch
-):
+def test_training_has_the_losses_of_the_plain_backend(data_dir, tiny_run, monkeypatch):
     data = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
     run = tiny_run(model=NO_DROPOUT, batching={"batch_tokens": 150}, optimizer={"warmup_steps": 4})
     compute = Compute(DEVICE, torch.float32)
     cost = model_cost(run.model, source_vocab_size=400, target_vocab_size=400, max_tokens=1000)
     losses = []
     for backend in (PLAIN, GpuBackend()):
-        monkeypatch.setattr(trainer_module, "training_backend", lambda *_, its=backend: its)
+        monkeypatch.setattr(trainer_module, "training_backend", lambda *_, backend=backend: backend)
         torch.manual_seed(1)
         model = new_model(run.model, source_vocab_size=400, target_vocab_size=400).to(DEVICE)
         trainer = Trainer(model, data, run, compute, cost=cost)
@@ -244,11 +243,11 @@ def test_training_comes_to_the_loss_that_it_comes_to_with_plain_operations(
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-def test_no_operation_waits_for_the_device_or_mixes_devices(monkeypatch):
-    # Tensors without contents: whoever asks for one fails, and so does whoever mixes devices.
+def test_no_operation_synchronizes_or_mixes_devices(monkeypatch):
+    # Meta tensors have no data: reading it fails, and so does mixing devices.
     meta = torch.device("meta")
-    monkeypatch.setattr(gpu, "_arithmetic", lambda x: x.dtype)  # it has no autocast
-    model, _ = model_and_tokens(dropout=0.1, attention_dropout=0.1)
+    monkeypatch.setattr(gpu, "autocast_dtype", lambda x: x.dtype)  # meta has no autocast
+    model, _ = new_model_and_tokens(dropout=0.1, attention_dropout=0.1)
     model.to(meta)
     backend = GpuBackend()
     use_backend(model, backend)

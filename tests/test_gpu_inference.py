@@ -1,7 +1,7 @@
-"""A model decoded as a GPU does it finds what the plain one finds: there, or in the interpreter.
+"""Searches with the GPU backend equal those with the plain one: on a GPU or in the interpreter.
 
-On a GPU the steps are CUDA graphs, too. The interpreter takes the bits of bf16 for integers in
-matrix products: half precision is tried in fp16 there.
+On a GPU the steps are CUDA graphs, too. Triton's interpreter multiplies bf16 matrices wrongly, so
+it tests half precision in fp16.
 """
 
 import os
@@ -23,7 +23,7 @@ from tfm.inference.engine import Engine  # noqa: E402
 from tfm.model.build import new_model  # noqa: E402
 
 V = 90
-NARROW = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+HALF_PRECISION = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 
 
 @pytest.fixture(params=[{}, {"norm": "pre"}, {"d_k": 3, "d_v": 5}, {"learned_positions": 20}])
@@ -39,7 +39,7 @@ def model(request):
     )
     model = new_model(config, source_vocab_size=V, target_vocab_size=V).to(DEVICE)
     with torch.no_grad():
-        model.output_weight.mul_(4)  # makes it decided
+        model.output_weight.mul_(4)  # makes its distributions peaked
     return model
 
 
@@ -47,10 +47,10 @@ def new_engine(model, backend, dtype=torch.float32):
     return Engine([model], Compute(DEVICE, dtype), backend=backend)
 
 
-def new_batches(*each_lengths):
+def new_batches(*batch_lengths):
     generator = torch.Generator().manual_seed(1)
     batches = []
-    for lengths in each_lengths:
+    for lengths in batch_lengths:
         sources = [torch.randint(4, V, (n,), generator=generator).tolist() for n in lengths]
         targets = [ids[:1] if len(ids) == 3 else [] for ids in sources]
         numbers = range(len(lengths))
@@ -58,41 +58,39 @@ def new_batches(*each_lengths):
     return batches
 
 
-def found_by(engine, batches, config):
+def search_all(engine, batches, config):
     return [hypotheses for batch in batches for hypotheses in engine.search(batch, config)]
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_the_best_outputs_are_those_of_plain_operations(model, beam_size):
+def test_outputs_equal_those_of_the_plain_backend(model, beam_size):
     config = SearchConfig(beam_size=beam_size, n_best=beam_size, max_extra_length=2, max_tokens=32)
     batches = new_batches([5, 2], [3, 4, 1])
     engine = new_engine(model, GpuInferenceBackend(torch.float32))
-    expected = found_by(new_engine(model, PLAIN), batches, config)
-    for _ in range(2 if DEVICE.type == "cuda" else 1):  # in the rooms of the first time, too
-        found = found_by(engine, batches, config)
+    expected = search_all(new_engine(model, PLAIN), batches, config)
+    for _ in range(2 if DEVICE.type == "cuda" else 1):  # the second time in the slots of the first
+        found = search_all(engine, batches, config)
         for ours, theirs in zip(found, expected, strict=True):
-            assert [each.tokens for each in ours] == [each.tokens for each in theirs]
-            assert [each.score for each in ours] == pytest.approx(
-                [each.score for each in theirs], rel=1e-4
-            )
+            assert [h.tokens for h in ours] == [h.tokens for h in theirs]
+            assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], rel=1e-4)
 
 
-def test_half_precision_comes_close(model):
+def test_scores_in_half_precision_are_close(model):
     config = SearchConfig(max_extra_length=4)
     [batch] = new_batches([7, 3, 5])
-    engine = new_engine(model, GpuInferenceBackend(NARROW), NARROW)
-    found = found_by(engine, [batch], config)
+    engine = new_engine(model, GpuInferenceBackend(HALF_PRECISION), HALF_PRECISION)
+    found = search_all(engine, [batch], config)
     outputs = [list(best[0].tokens) for best in found]
     scored = new_engine(model, PLAIN).score(
         SentenceBatch(line_numbers=batch.line_numbers, sources=batch.sources, targets=outputs),
         config,
     )
-    for best, given in zip(found, scored, strict=True):
-        assert best[0].score == pytest.approx(given.hypothesis.score, abs=0.05)
+    for best, exact in zip(found, scored, strict=True):
+        assert best[0].score == pytest.approx(exact.hypothesis.score, abs=0.05)
 
 
 @pytest.mark.parametrize("settings", [{"search": "sample"}, {"num_groups": 2}])
-def test_other_searches_work_as_well(model, settings):
+def test_sampling_and_diverse_search_equal_those_of_the_plain_backend(model, settings):
     config = SearchConfig(max_extra_length=4, **settings)
     [batch] = new_batches([7, 3, 5])
     found, expected = (

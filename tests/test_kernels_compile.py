@@ -1,6 +1,6 @@
-"""Every kernel compiles for a GPU and fits it, which takes none: this file is the compiler, too.
+"""Every Triton kernel compiles for GPUs and fits their shared memory; no GPU is needed.
 
-Triton is imported in another process: here its kernels may be those of its interpreter.
+The test runs this file in a new process, because this one may use Triton's interpreter.
 """
 
 import json
@@ -13,11 +13,11 @@ import torch
 
 from tfm.backends import has_triton
 
-# The most memory, in bytes, that a program may share. What is compiled for 8.0 is the same for the
-# smaller cards of 8.6 and 8.9, and these have the least.
-SHARED_MEMORY = {80: 99 * 1024, 90: 227 * 1024}
+# Limits of shared memory per program in bytes, by compute capability. Kernels for 8.0 also run on
+# GPUs of 8.6 and 8.9, which have the least.
+MAX_SHARED_MEMORY = {80: 99 * 1024, 90: 227 * 1024}
 KERNELS = {
-    "cross_entropy._rows",
+    "cross_entropy._cross_entropy_rows",
     "packed_attention_kernels.backward_keys",
     "packed_attention_kernels.backward_queries",
     "packed_attention_kernels.forward",
@@ -26,9 +26,9 @@ KERNELS = {
 }
 
 
-@pytest.mark.skipif(not has_triton(), reason="there is no Triton")
-@pytest.mark.parametrize("capability", SHARED_MEMORY)
-def test_every_kernel_compiles_and_fits_a_processor(capability, tmp_path):
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+@pytest.mark.parametrize("capability", MAX_SHARED_MEMORY)
+def test_every_kernel_compiles_and_fits_shared_memory(capability, tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     compiler = subprocess.run(
@@ -41,11 +41,11 @@ def test_every_kernel_compiles_and_fits_a_processor(capability, tmp_path):
     assert compiler.returncode == 0, compiler.stderr
     shared_memory = json.loads(compiler.stdout)
     assert set(shared_memory) == KERNELS
-    assert max(shared_memory.values()) <= SHARED_MEMORY[capability], shared_memory
+    assert max(shared_memory.values()) <= MAX_SHARED_MEMORY[capability], shared_memory
 
 
 class Driver:
-    """What Triton asks of a GPU before it compiles for it."""
+    """The properties of a GPU that Triton needs to compile for it."""
 
     def __init__(self, capability):
         from triton.backends.compiler import GPUTarget
@@ -63,7 +63,7 @@ class Driver:
 
 
 def compile_instead_of_launching(capability):
-    """The most memory in bytes that each kernel shares, as calls on the CPU compile them."""
+    """Return the largest shared memory in bytes of each kernel, filled as calls compile them."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -81,7 +81,7 @@ def compile_instead_of_launching(capability):
     return shared_memory
 
 
-def call_all(dtype):
+def call_kernels(dtype):
     call_packed_attention(dtype)
     call_cross_entropy(dtype)
     for num_hypotheses, width in [(5, 64), (64, 128), (5, 256)]:
@@ -126,6 +126,6 @@ def call_token_blocks(dtype, block_size):
 
 if __name__ == "__main__":
     shared_memory_of_kernels = compile_instead_of_launching(int(sys.argv[1]))
-    for dtype in (torch.float32, torch.bfloat16):  # fp16 is compiled as bf16 is
-        call_all(dtype)
+    for dtype in (torch.float32, torch.bfloat16):  # fp16 compiles like bf16
+        call_kernels(dtype)
     print(json.dumps(shared_memory_of_kernels))

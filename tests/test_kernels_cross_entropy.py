@@ -1,4 +1,4 @@
-"""The loss whose gradient takes the place of the logits, against autograd."""
+"""The reference of the cross-entropy kernel against autograd."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from plain_kernels import PADDING, cross_entropy_
 N, V = 6, 7
 
 
-def smoothed(logits, targets, smoothing):
-    """[N] the cross-entropy against the smoothed distribution, as §5.4 says it."""
+def smoothed_loss(logits, targets, smoothing):
+    """Return [N] cross-entropies with the smoothed distribution of §5.4."""
     distribution = torch.full_like(logits, smoothing / (V - 1))
     distribution.scatter_(1, targets[:, None], 1 - smoothing)
     return -(distribution * logits.log_softmax(dim=-1)).sum(dim=-1)
@@ -24,13 +24,13 @@ def test_losses_and_gradients_equal_autograd(smoothing, seed):
     targets = torch.randint(V, (N,), generator=generator)
     gradient = logits.detach().clone()
     losses, nlls = cross_entropy_(gradient, targets, smoothing=smoothing)
-    expected = smoothed(logits, targets, smoothing)
+    expected = smoothed_loss(logits, targets, smoothing)
     torch.testing.assert_close(losses, expected)
-    torch.testing.assert_close(nlls, smoothed(logits, targets, 0.0))
+    torch.testing.assert_close(nlls, smoothed_loss(logits, targets, 0.0))
     torch.testing.assert_close(gradient, *torch.autograd.grad(expected.sum(), logits))
 
 
-def test_padding_has_no_loss_and_no_gradient_whatever_its_logits():
+def test_padding_has_no_loss_and_no_gradient_even_if_its_logits_are_nan():
     logits = torch.randn(3, V)
     logits[1] = torch.nan
     losses, nlls = cross_entropy_(logits, torch.tensor([2, PADDING, 0]), smoothing=0.1)
@@ -47,7 +47,7 @@ def test_huge_logits_give_finite_losses():
     torch.testing.assert_close(logits, torch.tensor([[1.0, -1.0, 0.0]]))
 
 
-def test_half_precision_logits_have_single_precision_losses():
+def test_half_precision_logits_have_fp32_losses():
     logits = torch.randn(N, V).bfloat16()
     exact, targets = logits.double(), torch.randint(V, (N,))
     losses, nlls = cross_entropy_(logits, targets, smoothing=0.1)

@@ -1,7 +1,7 @@
-"""Every kernel against its plain twin in float64: on a GPU, or in Triton's interpreter.
+"""Every Triton kernel against its reference in float64: on a GPU or in Triton's interpreter.
 
-The interpreter takes the bits of bf16 for integers in matrix products, so that attention in bf16 is
-tried on a GPU only; it is the same code as in fp16.
+The interpreter multiplies bf16 matrices wrongly, so attention in bf16 is tested on a GPU only; its
+code is the same as in fp16.
 """
 
 import os
@@ -23,7 +23,7 @@ from tfm.backends.triton import packed_attention as packed_attention_triton  # n
 from tfm.backends.triton import slot_attention as slot_attention_triton  # noqa: E402
 from tfm.backends.triton import token_blocks as token_blocks_triton  # noqa: E402
 
-# Largest error of the largest element. The interpreter cuts bf16 off where a GPU rounds it.
+# Largest error relative to the largest element. The interpreter truncates bf16; GPUs round it.
 ERRORS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 LENGTHS = [5, 40, 0, 70, 13]
@@ -31,45 +31,47 @@ KEY_LENGTHS = [30, 4, 0, 2, 50]
 SPARE = 9
 
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter multiplies bf16 wrongly")
-MULTIPLIED = [*DTYPES[:2], pytest.param(torch.bfloat16, marks=needs_gpu)]
+MATMUL_DTYPES = [*DTYPES[:2], pytest.param(torch.bfloat16, marks=needs_gpu)]
 
 
-def close(found, expected, dtype):
+def assert_close(found, expected, dtype):
     for ours, theirs in zip(found, expected, strict=True):
         difference = (ours.detach().double() - theirs.detach().double()).abs().max()
         assert float(difference) <= ERRORS[dtype] * float(theirs.detach().abs().max())
 
 
-def spans_of(lengths, key_lengths, **reach):
-    # Room for more sentences than there are.
+def new_spans(lengths, key_lengths, **window):
+    # Capacity for more sentences than there are.
     offsets, key_offsets = (
         torch.tensor([0, *torch.tensor(x).cumsum(0), sum(x)], device=DEVICE).int()
         for x in (lengths, key_lengths)
     )
     num_queries, num_keys = (sum(x) + SPARE for x in (lengths, key_lengths))
     return attention_spans(
-        offsets, key_offsets, num_queries=num_queries, num_keys=num_keys, **reach
+        offsets, key_offsets, num_queries=num_queries, num_keys=num_keys, **window
     )
 
 
-def random(*shape, dtype, seed):
+def random_tensor(*shape, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(device=DEVICE, dtype=dtype)
 
 
-def result_and_gradients(function, inputs, *, dtype, num_used=None, **options):
+def result_and_gradients(function, inputs, *, dtype, num_differentiable=None, **options):
     inputs = [x.to(dtype).requires_grad_() for x in inputs]
     results = function(*inputs, **options)
     results = [results] if isinstance(results, torch.Tensor) else list(results)
-    used = results[:num_used]
-    gradients = [random(*x.shape, dtype=torch.float32, seed=9).to(x.dtype) for x in used]
-    return *results, *torch.autograd.grad(used, inputs, gradients)
+    differentiable = results[:num_differentiable]
+    gradients = [
+        random_tensor(*x.shape, dtype=torch.float32, seed=9).to(x.dtype) for x in differentiable
+    ]
+    return *results, *torch.autograd.grad(differentiable, inputs, gradients)
 
 
 def check_attention(
-    lengths, key_lengths, *, dtype, widths=(16, 16), heads=2, name="packed_attention", **reach
+    lengths, key_lengths, *, dtype, widths=(16, 16), heads=2, name="packed_attention", **window
 ):
-    spans = spans_of(lengths, key_lengths, **reach)
+    spans = new_spans(lengths, key_lengths, **window)
     shapes = {
         "packed_attention": [
             (len(spans.keys), heads, widths[0]),
@@ -82,10 +84,10 @@ def check_attention(
             (len(spans.queries), 2, heads, widths[0]),
         ],
     }[name]
-    inputs = [random(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
+    inputs = [random_tensor(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
     for dropout in (0.0, 0.1):
         options = {"spans": spans, "dropout": dropout, "seed": torch.tensor([77], device=DEVICE)}
-        close(
+        assert_close(
             result_and_gradients(
                 getattr(packed_attention_triton, name), inputs, dtype=dtype, **options
             ),
@@ -96,34 +98,34 @@ def check_attention(
         )
 
 
-@pytest.mark.parametrize("dtype", MULTIPLIED)
-@pytest.mark.parametrize("reach", [{}, {"after": 0}, {"before": 3, "after": 3}])
-def test_attention_within_sentences_equals_its_twin_dropout_included(dtype, reach):
-    check_attention(LENGTHS, LENGTHS, dtype=dtype, **reach)
+@pytest.mark.parametrize("dtype", MATMUL_DTYPES)
+@pytest.mark.parametrize("window", [{}, {"after": 0}, {"before": 3, "after": 3}])
+def test_self_attention_equals_its_reference_with_and_without_dropout(dtype, window):
+    check_attention(LENGTHS, LENGTHS, dtype=dtype, **window)
 
 
-@pytest.mark.parametrize("dtype", MULTIPLIED)
-def test_attention_across_sentences_equals_its_twin_dropout_included(dtype):
+@pytest.mark.parametrize("dtype", MATMUL_DTYPES)
+def test_cross_attention_equals_its_reference_with_and_without_dropout(dtype):
     check_attention(LENGTHS, KEY_LENGTHS, dtype=dtype)
 
 
 @pytest.mark.parametrize("widths", [(24, 40), (8, 5), (160, 16)])
-def test_attention_takes_heads_of_any_width(widths):
+def test_attention_supports_heads_of_any_width(widths):
     check_attention([20, 3], [9, 30], dtype=torch.float32, widths=widths, heads=3)
 
 
-def test_attention_takes_a_sentence_of_several_tiles():
+def test_attention_supports_a_sentence_of_several_tiles():
     check_attention([3, 200], [3, 200], dtype=torch.float32, after=0)
 
 
 @pytest.mark.parametrize("name", ["packed_self_attention", "packed_cross_attention"])
-def test_attention_over_joined_projections_equals_its_twin(name):
+def test_attention_of_joint_projections_equals_its_reference(name):
     check_attention(LENGTHS, LENGTHS, dtype=torch.float32, name=name)
 
 
-def test_attention_neither_reads_nor_fills_what_is_padding():
-    spans = spans_of(LENGTHS, LENGTHS)
-    inputs = [random(len(spans.keys), 2, 16, dtype=torch.float32, seed=0) for _ in range(3)]
+def test_attention_ignores_padding_and_yields_zeros_there():
+    spans = new_spans(LENGTHS, LENGTHS)
+    inputs = [random_tensor(len(spans.keys), 2, 16, dtype=torch.float32, seed=0) for _ in range(3)]
     for x in inputs:
         x[sum(LENGTHS) :] = torch.nan
     attended, *gradients = result_and_gradients(
@@ -136,27 +138,29 @@ def test_attention_neither_reads_nor_fills_what_is_padding():
         assert not grad[sum(LENGTHS) :].any()
 
 
-def test_attention_refuses_spans_of_other_rows_and_heads_too_wide():
-    spans = spans_of([4], [4])
-    short = random(3, 1, 16, dtype=torch.float32, seed=0)
+def test_attention_refuses_spans_of_the_wrong_size_and_heads_that_are_too_wide():
+    spans = new_spans([4], [4])
+    short = random_tensor(3, 1, 16, dtype=torch.float32, seed=0)
     with pytest.raises(ValueError, match="3 rows of queries"):
         packed_attention_triton.packed_attention(short, short, short, spans)
-    wide = random(4 + SPARE, 1, 600, dtype=torch.float32, seed=0)
+    wide = random_tensor(4 + SPARE, 1, 600, dtype=torch.float32, seed=0)
     with pytest.raises(ValueError, match="2400 bytes"):
         packed_attention_triton.packed_attention(wide, wide, wide, spans)
 
 
-def slots_of(*, num_hypotheses, num_columns, dtype, heads=2, widths=(16, 16), with_past=False):
-    """Queries, keys and values as the model has them, and four slots with room to spare."""
+def new_slots(
+    *, num_hypotheses, num_columns, dtype, heads=2, widths=(16, 16), with_ancestors=False
+):
+    """Return query, key, value, ends and ancestors of four slots with unused columns."""
     query_width, key_width, value_width = heads * widths[0], heads * widths[0], heads * widths[1]
-    joined = random(4 * num_hypotheses, query_width + 7, dtype=dtype, seed=0)
+    joined = random_tensor(4 * num_hypotheses, query_width + 7, dtype=dtype, seed=0)
     query = joined[:, :query_width].view(4, num_hypotheses, heads, -1)
-    room = random(4, num_columns, key_width + value_width, dtype=dtype, seed=1)
+    cache = random_tensor(4, num_columns, key_width + value_width, dtype=dtype, seed=1)
     key, value = (
-        part.view(4, num_columns, heads, -1)
-        for part in torch.split(room, [key_width, value_width], dim=2)
+        x.view(4, num_columns, heads, -1)
+        for x in torch.split(cache, [key_width, value_width], dim=2)
     )
-    if not with_past:
+    if not with_ancestors:
         return query, key, value, torch.tensor([1, num_columns - 9, 17, 3], device=DEVICE), None
     capacity = num_columns // num_hypotheses
     generator = torch.Generator().manual_seed(2)
@@ -169,7 +173,7 @@ def slots_of(*, num_hypotheses, num_columns, dtype, heads=2, widths=(16, 16), wi
 
 def check_slots(slots, dtype):
     query, key, value, ends, ancestors = slots
-    close(
+    assert_close(
         [slot_attention_triton.slot_attention(*slots)],
         [
             slot_attention.slot_attention(
@@ -180,48 +184,50 @@ def check_slots(slots, dtype):
     )
 
 
-@pytest.mark.parametrize("dtype", MULTIPLIED)
+@pytest.mark.parametrize("dtype", MATMUL_DTYPES)
 @pytest.mark.parametrize("num_hypotheses", [1, 5, 64])
-@pytest.mark.parametrize("with_past", [False, True])
-def test_slot_attention_equals_its_twin(dtype, num_hypotheses, with_past):
-    num_columns = 7 * num_hypotheses if with_past and num_hypotheses > 1 else 80
+@pytest.mark.parametrize("with_ancestors", [False, True])
+def test_slot_attention_equals_its_reference(dtype, num_hypotheses, with_ancestors):
+    num_columns = 7 * num_hypotheses if with_ancestors and num_hypotheses > 1 else 80
     check_slots(
-        slots_of(
+        new_slots(
             num_hypotheses=num_hypotheses,
             num_columns=num_columns,
             dtype=dtype,
-            with_past=with_past,
+            with_ancestors=with_ancestors,
         ),
         dtype,
     )
 
 
 @pytest.mark.parametrize("widths", [(24, 40), (8, 5), (256, 256)])
-@pytest.mark.parametrize("with_past", [False, True])
-def test_slot_attention_takes_heads_of_any_width(widths, with_past):
-    # So wide heads leave room for 16 columns and hypotheses at a time.
-    slots = slots_of(
+@pytest.mark.parametrize("with_ancestors", [False, True])
+def test_slot_attention_supports_heads_of_any_width(widths, with_ancestors):
+    # Tiles of the widest heads have 16 columns and hypotheses.
+    slots = new_slots(
         num_hypotheses=20,
         num_columns=100,
         dtype=torch.float32,
         heads=3,
         widths=widths,
-        with_past=with_past,
+        with_ancestors=with_ancestors,
     )
     check_slots(slots, torch.float32)
 
 
-@pytest.mark.parametrize("with_past", [False, True])
-def test_slot_attention_reads_nothing_behind_the_ends(with_past):
-    slots = slots_of(num_hypotheses=3, num_columns=90, dtype=torch.float32, with_past=with_past)
+@pytest.mark.parametrize("with_ancestors", [False, True])
+def test_slot_attention_does_not_read_beyond_the_ends(with_ancestors):
+    slots = new_slots(
+        num_hypotheses=3, num_columns=90, dtype=torch.float32, with_ancestors=with_ancestors
+    )
     _query, key, value, ends, ancestors = slots
     ends[0] = 0
     expected = slot_attention_triton.slot_attention(*slots)
     for slot, end in enumerate(ends.tolist()):
-        used = end * 3 if with_past else end
+        used = end * 3 if with_ancestors else end
         key[slot, used:] = torch.nan
         value[slot, used:] = torch.nan
-        if with_past:
+        if with_ancestors:
             ancestors[slot, :, end:] = 999
     attended = slot_attention_triton.slot_attention(*slots)
     assert torch.equal(attended, expected)
@@ -229,8 +235,8 @@ def test_slot_attention_reads_nothing_behind_the_ends(with_past):
     assert attended[1:].all()
 
 
-def test_slot_attention_reads_nothing_behind_its_room():
-    slots = slots_of(num_hypotheses=3, num_columns=60, dtype=torch.float32)
+def test_slot_attention_does_not_read_beyond_the_capacity():
+    slots = new_slots(num_hypotheses=3, num_columns=60, dtype=torch.float32)
     query, key, value, ends, _ancestors = slots
     too_far = torch.full_like(ends, 70)
     attended = slot_attention_triton.slot_attention(query, key, value, too_far)
@@ -238,20 +244,20 @@ def test_slot_attention_reads_nothing_behind_its_room():
     assert torch.equal(attended, full)
 
 
-def test_slot_attention_refuses_other_ancestors_and_heads_too_wide():
-    query, key, value, ends, ancestors = slots_of(
-        num_hypotheses=3, num_columns=60, dtype=torch.float32, with_past=True
+def test_slot_attention_refuses_ancestors_of_the_wrong_size_and_heads_that_are_too_wide():
+    query, key, value, ends, ancestors = new_slots(
+        num_hypotheses=3, num_columns=60, dtype=torch.float32, with_ancestors=True
     )
-    with pytest.raises(ValueError, match=r"ancestors \[4, 3, 19\]"):
+    with pytest.raises(ValueError, match=r"ancestors of shape \[4, 3, 19\]"):
         slot_attention_triton.slot_attention(query, key, value, ends, ancestors[:, :, 1:])
-    wide = random(1, 1, 1, 600, dtype=torch.float32, seed=0)
+    wide = random_tensor(1, 1, 1, 600, dtype=torch.float32, seed=0)
     with pytest.raises(ValueError, match="2400 bytes"):
         slot_attention_triton.slot_attention(wide, wide, wide, ends[:1])
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has no CUDA graphs")
 def test_slot_attention_in_a_cuda_graph_follows_ends_and_ancestors():
-    slots = slots_of(num_hypotheses=5, num_columns=100, dtype=torch.float32, with_past=True)
+    slots = new_slots(num_hypotheses=5, num_columns=100, dtype=torch.float32, with_ancestors=True)
     slot_attention_triton.slot_attention(*slots)  # compiled before it is captured
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -263,28 +269,28 @@ def test_slot_attention_in_a_cuda_graph_follows_ends_and_ancestors():
     assert torch.equal(attended, slot_attention_triton.slot_attention(*slots))
 
 
-# The interpreter says so where a row has no logit but -inf.
+# The interpreter warns of rows with all logits -inf.
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "shape", [(3, 1, 64), (2, 125, 64), (3, 200, 74), (2, 300, 33), (0, 4, 64)]
 )
-def test_token_blocks_equal_their_twin(dtype, shape):
-    logits = 5 * random(*shape, dtype=dtype, seed=0)
+def test_token_blocks_equal_their_reference(dtype, shape):
+    logits = 5 * random_tensor(*shape, dtype=dtype, seed=0)
     if len(logits):
         logits[0, :, ::3] = -torch.inf
         logits[0, -1] = -torch.inf
         logits[1] = -torch.inf
-    greatest, logsumexp = token_blocks_triton.block_max_and_logsumexp(logits)
-    exact, exact_sums = token_blocks.block_max_and_logsumexp(logits.double())
-    assert (greatest.dtype, logsumexp.dtype) == (torch.float32, torch.float32)
-    assert torch.equal(greatest.double(), exact)
-    torch.testing.assert_close(logsumexp.double(), exact_sums, rtol=2e-6, atol=2e-6)
+    block_max, logsumexp = token_blocks_triton.block_max_and_logsumexp(logits)
+    exact_max, exact_logsumexp = token_blocks.block_max_and_logsumexp(logits.double())
+    assert (block_max.dtype, logsumexp.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(block_max.double(), exact_max)
+    torch.testing.assert_close(logsumexp.double(), exact_logsumexp, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("level", [-1e4, 1e4])
 def test_token_blocks_of_extreme_logits_keep_their_differences(level):
-    logits = random(2, 150, 64, dtype=torch.float32, seed=0) + level
+    logits = random_tensor(2, 150, 64, dtype=torch.float32, seed=0) + level
     found, expected = (
         module.block_max_and_logsumexp(x)[1].double()
         for module, x in ((token_blocks_triton, logits), (token_blocks, logits.double()))
@@ -292,15 +298,15 @@ def test_token_blocks_of_extreme_logits_keep_their_differences(level):
     torch.testing.assert_close(found, expected, rtol=2e-7, atol=0.0)
 
 
-def test_token_blocks_with_a_logit_that_is_no_number_have_no_sum():
-    logits = random(2, 150, 64, dtype=torch.float32, seed=0)
+def test_token_blocks_with_a_nan_logit_have_a_nan_logsumexp():
+    logits = random_tensor(2, 150, 64, dtype=torch.float32, seed=0)
     logits[1, 70, 3] = torch.nan
     for module in (token_blocks_triton, token_blocks):
         assert module.block_max_and_logsumexp(logits)[1].isnan().tolist() == [False, True]
 
 
-def test_token_blocks_may_be_parts_of_wider_rows():
-    joined = random(3, 700, dtype=torch.float32, seed=0)
+def test_token_blocks_may_be_views_of_wider_rows():
+    joined = random_tensor(3, 700, dtype=torch.float32, seed=0)
     joined[:, 640:] = torch.nan
     logits = joined[:, :640].unflatten(1, (10, 64))
     for found, expected in zip(
@@ -314,20 +320,20 @@ def test_token_blocks_may_be_parts_of_wider_rows():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab_size", [5, 37, 5000])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_cross_entropy_equals_its_twin(dtype, vocab_size, smoothing):
-    logits = 3 * random(9, vocab_size, dtype=dtype, seed=0)
-    logits[3] = torch.nan  # as padding may be
+def test_cross_entropy_equals_its_reference(dtype, vocab_size, smoothing):
+    logits = 3 * random_tensor(9, vocab_size, dtype=dtype, seed=0)
+    logits[3] = torch.nan  # padding may hold NaN
     targets = torch.arange(9, device=DEVICE) % vocab_size
     targets[3] = plain_kernels.PADDING
     exact = logits.double()
     found = cross_entropy_triton.cross_entropy_(logits, targets, smoothing=smoothing)
     expected = plain_kernels.cross_entropy_(exact, targets, smoothing=smoothing)
-    close(found, expected, torch.float32)
-    close([logits], [exact], dtype)
+    assert_close(found, expected, torch.float32)
+    assert_close([logits], [exact], dtype)
 
 
-def test_cross_entropy_leaves_what_lies_between_rows_alone():
-    joined = random(4, 50, dtype=torch.float32, seed=0)
+def test_cross_entropy_does_not_write_between_rows():
+    joined = random_tensor(4, 50, dtype=torch.float32, seed=0)
     before = joined.clone()
     targets = torch.tensor([1, 2, 3, 4], device=DEVICE)
     cross_entropy_triton.cross_entropy_(joined[:, :40], targets, smoothing=0.1)
@@ -335,7 +341,7 @@ def test_cross_entropy_leaves_what_lies_between_rows_alone():
     assert not torch.equal(joined[:, :40], before[:, :40])
 
 
-def test_torch_may_compile_what_uses_the_kernels():
+def test_torch_compile_supports_the_kernels():
     offsets = torch.tensor([0, 5, 20], device=DEVICE).int()
     seeds = torch.tensor([3], device=DEVICE)
 
@@ -345,10 +351,10 @@ def test_torch_may_compile_what_uses_the_kernels():
             projected, spans, dropout=0.1, seed=seeds
         )
 
-    inputs = [random(24, 3, 2, 16, dtype=torch.float32, seed=0)]
+    inputs = [random_tensor(24, 3, 2, 16, dtype=torch.float32, seed=0)]
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     found, expected = (
         result_and_gradients(function, inputs, dtype=torch.float32)
         for function in (compiled, layer)
     )
-    close(found, expected, torch.float32)
+    assert_close(found, expected, torch.float32)

@@ -1,4 +1,4 @@
-"""The tests of what a CPU computes, run again as on CPUs with fewer units than this one has."""
+"""Repeat the tests of CPU backends as on CPUs with fewer instruction sets, in new processes."""
 
 import os
 import subprocess
@@ -10,24 +10,24 @@ import pytest
 from tfm.device.cpu import this_cpu
 
 HERE = Path(__file__).parent
-# Of units that some CPUs with vectors of a certain width have.
-UNITS = ["test_cpu_inference.py", "test_verification.py"]
+# Files that depend on units which only some CPUs of a vector width have.
+UNIT_FILES = ["test_cpu_inference.py", "test_verification.py"]
 FILES = [
-    *UNITS,
+    *UNIT_FILES,
     "test_selection.py",
     "test_cpu_backend.py",
     "test_compute.py",
     "test_matmul.py",
     "test_sentence_attention.py",
 ]
-# What limits oneDNN, torch's own loops, and MKL.
+# Limits for oneDNN, for torch's own loops and for MKL.
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 CPUS = {
     "AVX2": (FILES, {**AVX2, "ONEDNN_MAX_CPU_ISA": "AVX2"}),
-    "AVX2 with VNNI": (UNITS, {**AVX2, "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI"}),
-    "AVX-512 without VNNI": (UNITS, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}),
+    "AVX2 with VNNI": (UNIT_FILES, {**AVX2, "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI"}),
+    "AVX-512 without VNNI": (UNIT_FILES, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}),
 }
-# As a torch for a Mac or an Arm machine, which has neither library.
+# Builds of torch for Macs and Arm machines have neither library.
 WITHOUT_LIBRARIES = """
 import sys
 
@@ -36,27 +36,27 @@ import pytest
 from tfm.backends import cpu_inference
 from tfm.backends import cpu
 
-for name in ("_REORDER", "_MULTIPLY", "_REORDER_FOR_MKL", "_MULTIPLY_BY_MKL"):
+for name in ("_ONEDNN_REORDER", "_ONEDNN_LINEAR", "_MKL_REORDER", "_MKL_LINEAR"):
     setattr(cpu_inference, name, None)
 cpu_inference._HAS_MKL = cpu_inference.HAS_ONEDNN = cpu_inference.HAS_INT8 = False
-cpu._FUSED_LINEAR = None
+cpu._ONEDNN_LINEAR = None
 sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-def units():
-    """What this CPU has that matters to which operations are chosen."""
+def find_units():
+    """Return the units of this CPU on which the choice of operations depends."""
     cpu = this_cpu.__wrapped__()
     return {name for name in ("avx512", "amx", "bf16", "int8") if getattr(cpu, f"has_{name}")}
 
 
 def run_tests(command, files, **environment):
-    """Run test files in a new process; returns the line that counts outcomes.
+    """Run test files in a new process, and return the line that counts outcomes.
 
-    The one test that trains a model first is left out.
+    The one test that needs a trained model is left out.
     """
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", "not a_model_whose"]
-    ended = subprocess.run(
+    process = subprocess.run(
         [*command, *options, *(HERE / name for name in files)],
         env={**os.environ, **environment},
         cwd=HERE.parent,
@@ -64,19 +64,19 @@ def run_tests(command, files, **environment):
         text=True,
         check=False,
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout.splitlines()[-1]
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", CPUS)
-def test_what_a_cpu_computes_is_right_on_lesser_ones(name, monkeypatch):
+def test_results_are_right_on_cpus_with_fewer_units(name, monkeypatch):
     files, limits = CPUS[name]
-    own = units()
+    all_units = find_units()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limits["ONEDNN_MAX_CPU_ISA"])
-    if not units() < own:
-        pytest.skip(f"this CPU has no more units than one with {name}")
+    if not find_units() < all_units:
+        pytest.skip(f"this CPU has no more units than {name}")
     assert " passed" in run_tests([sys.executable, "-m", "pytest"], files, **limits)
 
 
-def test_what_a_cpu_computes_is_right_without_onednn_and_mkl():
+def test_results_are_right_without_onednn_and_mkl():
     assert " passed" in run_tests([sys.executable, "-c", WITHOUT_LIBRARIES], FILES)

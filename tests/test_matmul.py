@@ -1,4 +1,4 @@
-"""oneDNN multiplies fp32 matrices only where that pays, and only if it is exact."""
+"""oneDNN multiplies fp32 matrices only on CPUs where it is faster, and only if it is exact."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ MATMUL = torch.backends.mkldnn.matmul
 
 
 @pytest.fixture(autouse=True)
-def as_before():
+def restore_precision():
     before = MATMUL.fp32_precision
     MATMUL.fp32_precision = "none"
     yield
@@ -19,24 +19,24 @@ def as_before():
 
 
 @pytest.mark.parametrize(
-    ("vendor", "flags", "error", "taken"),
+    ("vendor", "flags", "error", "expected"),
     [
         ("AuthenticAMD", {"avx2", "avx512f"}, 1e-6, True),
         ("AuthenticAMD", {"avx2", "avx512f"}, 1e-2, False),  # it multiplies in bf16
-        ("AuthenticAMD", {"avx2"}, 1e-6, False),  # torch would still take MKL
+        ("AuthenticAMD", {"avx2"}, 1e-6, False),  # torch would use MKL all the same
         ("GenuineIntel", {"avx2", "avx512f"}, 1e-6, False),
         ("", set(), 1e-6, False),
     ],
 )
-def test_onednn_multiplies_where_mkl_is_slow_and_it_is_exact(
-    monkeypatch, vendor, flags, error, taken
+def test_onednn_is_used_where_mkl_is_slow_if_it_is_exact(
+    monkeypatch, vendor, flags, error, expected
 ):
     cpu = Cpu(model="a CPU", vendor=vendor, flags=frozenset(flags))
     monkeypatch.setattr(matmul, "this_cpu", lambda: cpu)
     monkeypatch.setattr(matmul, "_error", lambda: error)
     choose_fp32_library()
-    assert uses_onednn() == taken
+    assert uses_onednn() == expected
 
 
-def test_products_as_they_come_are_those_of_fp32():
+def test_default_products_are_exact():
     assert matmul._error() < matmul._MAX_ERROR

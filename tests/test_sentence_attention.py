@@ -1,8 +1,10 @@
+"""Attention in packed batches on a CPU, against attention of one sentence at a time."""
+
 import pytest
 import torch
 
+from tfm.backends.dropout import RandomMasks, keep_scale
 from tfm.backends.packing import Packing
-from tfm.backends.random_masks import RandomMasks, kept_scale
 from tfm.backends.sentence_attention import SentenceAttention
 from tfm.model.attention import AttentionMask, attention
 
@@ -16,46 +18,46 @@ def new_attention(seed=0):
     return SentenceAttention(masks)
 
 
-def packing_of(lengths):
+def new_packing(lengths):
     return Packing(torch.tensor(lengths), sum(lengths) + 2)
 
 
-def rows_of(packing, width, seed):
+def random_rows(packing, width, seed):
     random = torch.Generator().manual_seed(seed)
     rows = torch.randn(packing.num_rows, width, dtype=torch.float64, generator=random)
     return rows.requires_grad_()
 
 
 def split_heads(rows):
-    """[T, h · d] → [1, h, T, d]."""
+    """Split heads: [T, h · d] → [1, h, T, d]."""
     return rows.view(len(rows), H, D).transpose(0, 1)[None]
 
 
-def sentence_by_sentence(query, key, value, queries, keys, *, causal):
-    parts = [
+def attend_by_sentence(query, key, value, queries, keys, *, causal):
+    sentences = [
         torch.split(rows[: packing.num_tokens], packing.lengths.tolist())
         for rows, packing in ((query, queries), (key, keys), (value, keys))
     ]
-    joined = [
+    attended = [
         attention(*map(split_heads, sentence), AttentionMask(causal=causal))[0]
         .transpose(0, 1)
         .flatten(1)
-        for sentence in zip(*parts, strict=True)
+        for sentence in zip(*sentences, strict=True)
     ]
-    return torch.cat(joined)
+    return torch.cat(attended)
 
 
 def assert_same_gradients(found, expected, packing, *inputs):
-    """Of the same weighted sum of outputs; those of spare rows are zero."""
+    """Compare outputs, zero in spare rows, and the gradients of a weighted sum of outputs."""
     assert not found[packing.num_tokens :].any()
     found = found[: packing.num_tokens]
     torch.testing.assert_close(found, expected)
-    factors = torch.randn(
+    output_weights = torch.randn(
         found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(9)
     )
     for ours, theirs in zip(
-        torch.autograd.grad((found * factors).sum(), inputs),
-        torch.autograd.grad((expected * factors).sum(), inputs),
+        torch.autograd.grad((found * output_weights).sum(), inputs),
+        torch.autograd.grad((expected * output_weights).sum(), inputs),
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
@@ -64,48 +66,48 @@ def assert_same_gradients(found, expected, packing, *inputs):
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 def test_each_sentence_attends_to_itself(lengths, causal):
-    packing = packing_of(lengths)
-    projected = rows_of(packing, 3 * H * D, seed=1)
+    packing = new_packing(lengths)
+    projected = random_rows(packing, 3 * H * D, seed=1)
     found = new_attention().self_attention(
         projected, packing, num_heads=H, causal=causal, dropout=0.0
     )
-    parts = projected.split(H * D, dim=-1)
-    expected = sentence_by_sentence(*parts, packing, packing, causal=causal)
+    projections = projected.split(H * D, dim=-1)
+    expected = attend_by_sentence(*projections, packing, packing, causal=causal)
     assert_same_gradients(found, expected, packing, projected)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("source_lengths", [[3, 3, 3], [1, 6, 2]], ids=str)
 def test_each_sentence_attends_to_its_source(lengths, source_lengths):
-    targets, sources = packing_of(lengths), packing_of(source_lengths[: len(lengths)])
-    query, key_value = rows_of(targets, H * D, seed=1), rows_of(sources, 2 * H * D, seed=2)
+    targets, sources = new_packing(lengths), new_packing(source_lengths[: len(lengths)])
+    query, key_value = random_rows(targets, H * D, seed=1), random_rows(sources, 2 * H * D, seed=2)
     found = new_attention().cross_attention(
         query, key_value, targets, sources, num_heads=H, dropout=0.0
     )
     key, value = key_value.split(H * D, dim=-1)
-    expected = sentence_by_sentence(query, key, value, targets, sources, causal=False)
+    expected = attend_by_sentence(query, key, value, targets, sources, causal=False)
     assert_same_gradients(found, expected, targets, query, key_value)
 
 
-def test_what_stands_in_spare_rows_changes_nothing():
-    packing = packing_of([5, 1, 3])
-    projected = rows_of(packing, 3 * H * D, seed=1).detach()
+def test_content_of_spare_rows_does_not_matter():
+    packing = new_packing([5, 1, 3])
+    projected = random_rows(packing, 3 * H * D, seed=1).detach()
     results = []
     for spare in (0.0, 1e6):
         projected[packing.num_tokens :] = spare
-        given = projected.clone().requires_grad_()
+        leaf = projected.clone().requires_grad_()
         found = new_attention().self_attention(
-            given, packing, num_heads=H, causal=False, dropout=0.5
+            leaf, packing, num_heads=H, causal=False, dropout=0.5
         )
-        results.append((found, *torch.autograd.grad(found.square().sum(), given)))
+        results.append((found, *torch.autograd.grad(found.square().sum(), leaf)))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
-def test_gradients_are_those_of_what_is_computed_with_dropout():
-    packing = packing_of([3, 2])
-    source = packing_of([2, 4])
-    projected = rows_of(packing, 3 * H * D, seed=1)
-    key_value = rows_of(source, 2 * H * D, seed=2)
+def test_gradients_with_dropout_pass_the_numerical_check():
+    packing = new_packing([3, 2])
+    source = new_packing([2, 4])
+    projected = random_rows(packing, 3 * H * D, seed=1)
+    key_value = random_rows(source, 2 * H * D, seed=2)
 
     def self_attention(projected):
         found = new_attention(7).self_attention(
@@ -119,14 +121,14 @@ def test_gradients_are_those_of_what_is_computed_with_dropout():
         )
         return found[: packing.num_tokens]
 
-    query = rows_of(packing, H * D, seed=3)
+    query = random_rows(packing, H * D, seed=3)
 
     assert torch.autograd.gradcheck(self_attention, projected)
     assert torch.autograd.gradcheck(cross_attention, (query, key_value))
 
 
-def test_dropout_falls_on_weights_and_keeps_their_mean():
-    """With equal scores and values of one, an output is the share of weights that is kept."""
+def test_dropout_drops_attention_weights_and_keeps_their_mean():
+    """With equal scores and values of 1, an output is the scaled fraction of kept weights."""
     packing = Packing(torch.full((200,), 50), 200 * 50 + 1)
     projected = torch.zeros(packing.num_rows, 3 * H * D)
     projected[:, 2 * H * D :] = 1
@@ -136,14 +138,14 @@ def test_dropout_falls_on_weights_and_keeps_their_mean():
     heads = found[: packing.num_tokens].view(-1, H, D)
     assert torch.equal(heads[..., :1].expand_as(heads), heads)  # a weight is dropped as a whole
     assert float(heads.mean()) == pytest.approx(1.0, abs=0.003)
-    kept = heads[..., 0] * 50 / kept_scale(0.1)
-    torch.testing.assert_close(kept, kept.round(), rtol=0, atol=1e-3)
-    assert len(kept.round().unique()) > 5
+    num_kept = heads[..., 0] * 50 / keep_scale(0.1)
+    torch.testing.assert_close(num_kept, num_kept.round(), rtol=0, atol=1e-3)
+    assert len(num_kept.round().unique()) > 5
 
 
-def test_bf16_is_near_the_exact_result():
-    packing = packing_of([9, 30, 17])
-    projected = rows_of(packing, 3 * H * D, seed=1)
+def test_bf16_is_close_to_the_exact_result():
+    packing = new_packing([9, 30, 17])
+    projected = random_rows(packing, 3 * H * D, seed=1)
     exact = new_attention().self_attention(
         projected, packing, num_heads=H, causal=True, dropout=0.2
     )

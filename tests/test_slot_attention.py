@@ -1,4 +1,4 @@
-"""Attention in slots: each hypothesis by itself, with its own past gathered."""
+"""Attention over cache slots, against attention of one hypothesis to its own columns."""
 
 import pytest
 import torch
@@ -11,11 +11,11 @@ KEY_WIDTH, VALUE_WIDTH = 5, 3
 
 
 def random_slots(num_columns, *, dtype=torch.float64):
-    """Queries, keys and values; the last two are parts of one tensor."""
+    """Return queries, keys and values; the last two are views of one tensor."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(N, K, H, KEY_WIDTH, generator=generator, dtype=torch.float64)
-    room = torch.randn(N, num_columns, H, KEY_WIDTH + VALUE_WIDTH, generator=generator).double()
-    return query.to(dtype), room[..., :KEY_WIDTH].to(dtype), room[..., KEY_WIDTH:].to(dtype)
+    cache = torch.randn(N, num_columns, H, KEY_WIDTH + VALUE_WIDTH, generator=generator).double()
+    return query.to(dtype), cache[..., :KEY_WIDTH].to(dtype), cache[..., KEY_WIDTH:].to(dtype)
 
 
 def random_ancestors():
@@ -23,20 +23,20 @@ def random_ancestors():
     return torch.randint(K, (N, K, T), generator=generator, dtype=torch.int16)
 
 
-def alone(query, key, value):
-    """[h, d_k] of one hypothesis, [n, h, d] of what it sees → [h · d_v]."""
+def attend_one(query, key, value):
+    """Attend one hypothesis: query [h, d_k], visible keys and values [n, h, d] → [h · d_v]."""
     attended = F.scaled_dot_product_attention(
         query[:, None], key.transpose(0, 1), value.transpose(0, 1)
     )
     return attended[:, 0].flatten()
 
 
-def one_by_one(query, key, value, columns_of):
+def attend_each(query, key, value, columns_of):
     return torch.stack(
         [
             torch.stack(
                 [
-                    alone(query[n, k], key[n, columns_of(n, k)], value[n, columns_of(n, k)])
+                    attend_one(query[n, k], key[n, columns_of(n, k)], value[n, columns_of(n, k)])
                     for k in range(K)
                 ]
             )
@@ -46,7 +46,7 @@ def one_by_one(query, key, value, columns_of):
 
 
 @pytest.mark.parametrize("ends", [[1, 6, 3], [2, 2, 2]])
-def test_each_hypothesis_attends_to_its_own_past_as_if_that_were_gathered(ends):
+def test_each_hypothesis_attends_to_the_columns_of_its_ancestors(ends):
     slots = random_slots(T * K)
     ancestors = random_ancestors()
 
@@ -54,7 +54,7 @@ def test_each_hypothesis_attends_to_its_own_past_as_if_that_were_gathered(ends):
         return [t * K + int(ancestors[n, k, t]) for t in range(ends[n])]
 
     torch.testing.assert_close(
-        slot_attention(*slots, torch.tensor(ends), ancestors), one_by_one(*slots, columns_of)
+        slot_attention(*slots, torch.tensor(ends), ancestors), attend_each(*slots, columns_of)
     )
 
 
@@ -63,27 +63,27 @@ def test_all_hypotheses_of_a_slot_attend_to_its_source():
     ends = [7, 1, 4]
     torch.testing.assert_close(
         slot_attention(*slots, torch.tensor(ends)),
-        one_by_one(*slots, lambda n, _k: list(range(ends[n]))),
+        attend_each(*slots, lambda n, _k: list(range(ends[n]))),
     )
 
 
-@pytest.mark.parametrize("with_past", [False, True])
-def test_what_lies_behind_the_ends_changes_nothing(with_past):
+@pytest.mark.parametrize("with_ancestors", [False, True])
+def test_columns_after_the_ends_do_not_matter(with_ancestors):
     query, key, value = random_slots(T * K)
-    ancestors = random_ancestors() if with_past else None
+    ancestors = random_ancestors() if with_ancestors else None
     ends = torch.tensor([1, 5, 3])
     before = slot_attention(query, key, value, ends, ancestors)
     for n, end in enumerate(ends.tolist()):
-        unused = slice(end * K if with_past else end, None)
+        unused = slice(end * K if with_ancestors else end, None)
         key[n, unused] = 1e3
         value[n, unused] = -1e3
-        if with_past:
+        if with_ancestors:
             ancestors[n, :, end:] = 0
     assert torch.equal(before, slot_attention(query, key, value, ends, ancestors))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sums_are_fp32_and_the_result_is_of_the_type_of_the_query(dtype):
+def test_sums_are_fp32_and_results_have_the_dtype_of_the_query(dtype):
     slots = random_slots(40, dtype=dtype)
     ends = torch.full((N,), 40)
     attended = slot_attention(*slots, ends)

@@ -1,4 +1,4 @@
-"""As many threads compute as cores are free for them; a number that is asked for stays."""
+"""Threads adapt to the cores that other programs leave free, unless a number is requested."""
 
 import os
 
@@ -10,14 +10,14 @@ from tfm.device.threads import ComputeThreads, CpuTimes, read_cpu_times
 
 
 @pytest.fixture(autouse=True)
-def threads_as_before():
+def restore_num_threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
 class Machine:
-    """Cores that pass the time as a test says."""
+    """A simulated machine, whose time passes in `run` only."""
 
     def __init__(self, monkeypatch, num_cores):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -27,27 +27,27 @@ class Machine:
         monkeypatch.setattr(threads, "say", self.lines.append)
         torch.set_num_threads(num_cores)
         self.num_cores = num_cores
-        self.now = self.own = self.idle = 0.0
+        self.now = self.process = self.idle = 0.0
 
     def times(self):
-        return CpuTimes(wall=self.now, own=self.own, idle=self.idle)
+        return CpuTimes(wall=self.now, process=self.process, idle=self.idle)
 
-    def go_on(self, seconds, *, others):
-        """Let other programs use some cores, and this process as many as it has threads for."""
-        wanted = torch.get_num_threads() + others
-        share = min(1.0, self.num_cores / wanted)  # each gets as much as each other
+    def run(self, seconds, *, other_threads):
+        """Run this process beside a number of threads of other programs."""
+        num_running = torch.get_num_threads() + other_threads
+        share = min(1.0, self.num_cores / num_running)  # the scheduler is fair
         self.now += seconds
-        self.own += seconds * torch.get_num_threads() * share
-        self.idle += seconds * max(0.0, self.num_cores - wanted)
+        self.process += seconds * torch.get_num_threads() * share
+        self.idle += seconds * max(0.0, self.num_cores - num_running)
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def new_machine(monkeypatch):
     return lambda num_cores: Machine(monkeypatch, num_cores)
 
 
 @pytest.mark.parametrize(
-    ("num_cores", "others", "expected"),
+    ("num_cores", "other_threads", "expected"),
     [
         (2, 0, 2),
         (2, 0.2, 2),
@@ -62,80 +62,80 @@ def machine(monkeypatch):
         (16, 8, 8),
     ],
 )
-def test_programs_that_compute_beside_it_get_cores_of_their_own(
-    machine, num_cores, others, expected
-):
-    there = machine(num_cores)
-    computing = ComputeThreads(None, read_times=there.times)
+def test_threads_leave_cores_to_other_programs(new_machine, num_cores, other_threads, expected):
+    machine = new_machine(num_cores)
+    compute_threads = ComputeThreads(None, read_times=machine.times)
     for _ in range(6):
-        there.go_on(2.5, others=others)
-        computing.adapt()
+        machine.run(2.5, other_threads=other_threads)
+        compute_threads.adapt()
     assert torch.get_num_threads() == expected
-    # And no more than that: they are given back when the others are done.
+    # All threads return when the other programs end.
     for _ in range(8):
-        there.go_on(2.5, others=0)
-        computing.adapt()
+        machine.run(2.5, other_threads=0)
+        compute_threads.adapt()
     assert torch.get_num_threads() == num_cores
 
 
-def test_the_first_change_is_said_and_no_other(machine):
-    there = machine(2)
-    computing = ComputeThreads(None, read_times=there.times)
-    for others in (1, 0, 1, 0):
-        there.go_on(3, others=others)
-        computing.adapt()
-    [line] = there.lines
+def test_only_the_first_change_is_reported(new_machine):
+    machine = new_machine(2)
+    compute_threads = ComputeThreads(None, read_times=machine.times)
+    for other_threads in (1, 0, 1, 0):
+        machine.run(3, other_threads=other_threads)
+        compute_threads.adapt()
+    [line] = machine.lines
     assert "computing with 1 of 2 threads" in line
     assert "--threads 2 keeps all of them" in line
 
 
-def test_moments_are_too_short_to_tell(machine):
-    there = machine(2)
-    computing = ComputeThreads(None, read_times=there.times)
-    there.go_on(0.5, others=3)
-    computing.adapt()
+def test_threads_do_not_adapt_within_a_moment(new_machine):
+    machine = new_machine(2)
+    compute_threads = ComputeThreads(None, read_times=machine.times)
+    machine.run(0.5, other_threads=3)
+    compute_threads.adapt()
     assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(
-    ("asked", "variable", "num_processes", "expected"),
+    ("requested", "variable", "num_processes", "expected"),
     [(4, None, 1, 4), (4, "3", 2, 2), (None, "3", 1, 3), (None, None, 2, 2), (1, None, 4, 1)],
 )
-def test_a_number_that_is_asked_for_stays(
-    machine, monkeypatch, asked, variable, num_processes, expected
+def test_a_requested_number_of_threads_is_fixed(
+    new_machine, monkeypatch, requested, variable, num_processes, expected
 ):
-    there = machine(4)
+    machine = new_machine(4)
     if variable:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
         torch.set_num_threads(int(variable))  # as torch does when it is loaded
-    computing = ComputeThreads(asked, num_processes=num_processes, read_times=there.times)
+    compute_threads = ComputeThreads(
+        requested, num_processes=num_processes, read_times=machine.times
+    )
     assert torch.get_num_threads() == expected
     for _ in range(3):
-        there.go_on(3, others=4)
-        computing.adapt()
+        machine.run(3, other_threads=4)
+        compute_threads.adapt()
     assert torch.get_num_threads() == expected
-    assert there.lines == []
+    assert machine.lines == []
 
 
-def test_a_quota_of_fewer_cores_limits_threads(machine, monkeypatch):
-    there = machine(8)
+def test_a_cpu_quota_limits_threads(new_machine, monkeypatch):
+    machine = new_machine(8)
     monkeypatch.setattr(threads, "num_cores", lambda: 3)
-    ComputeThreads(None, read_times=there.times)
+    ComputeThreads(None, read_times=machine.times)
     assert torch.get_num_threads() == 3
 
 
-def test_a_system_that_tells_nothing_leaves_all_threads(machine):
-    there = machine(2)
-    computing = ComputeThreads(None, read_times=lambda: None)
-    there.go_on(9, others=2)
-    computing.adapt()
+def test_without_cpu_times_threads_do_not_adapt(new_machine):
+    machine = new_machine(2)
+    compute_threads = ComputeThreads(None, read_times=lambda: None)
+    machine.run(9, other_threads=2)
+    compute_threads.adapt()
     assert torch.get_num_threads() == 2
 
 
 @pytest.mark.skipif(not threads._STAT.is_file(), reason="needs Linux")
-def test_times_of_this_process_and_its_cores_pass():
+def test_cpu_times_advance():
     before = read_cpu_times()
-    while read_cpu_times().own < before.own + 0.05:
+    while read_cpu_times().process < before.process + 0.05:
         pass
     after = read_cpu_times()
     assert after.wall - before.wall >= 0.04
@@ -143,6 +143,6 @@ def test_times_of_this_process_and_its_cores_pass():
     assert 0 <= after.idle - before.idle <= cores * (after.wall - before.wall) + 0.1
 
 
-def test_without_proc_there_are_no_times(monkeypatch, tmp_path):
+def test_without_proc_there_are_no_cpu_times(monkeypatch, tmp_path):
     monkeypatch.setattr(threads, "_STAT", tmp_path / "stat")
     assert read_cpu_times() is None

@@ -1,4 +1,4 @@
-"""The greatest logits of blocks and the sums of all: against a logsumexp of whole rows."""
+"""Maxima of blocks and logsumexp of rows, against torch's amax and logsumexp."""
 
 import math
 
@@ -15,9 +15,9 @@ def random_logits(*shape, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("at_once", [1, 2 * 7 * 64, 1 << 18])
-def test_blocks_have_their_greatest_and_rows_their_logarithm_of_a_sum(dtype, at_once, monkeypatch):
-    monkeypatch.setattr(token_blocks, "_ELEMENTS_AT_ONCE", at_once)
+@pytest.mark.parametrize("chunk_elements", [1, 2 * 7 * 64, 1 << 18])
+def test_results_equal_amax_and_logsumexp_for_any_chunk_size(dtype, chunk_elements, monkeypatch):
+    monkeypatch.setattr(token_blocks, "_CHUNK_ELEMENTS", chunk_elements)
     logits = random_logits(5, 7, 64, dtype=dtype)
     before = logits.clone()
     block_max, logsumexp = block_max_and_logsumexp(logits)
@@ -28,7 +28,7 @@ def test_blocks_have_their_greatest_and_rows_their_logarithm_of_a_sum(dtype, at_
     assert torch.equal(logits, before)
 
 
-def test_what_is_ruled_out_has_no_share_even_if_it_is_whole_blocks():
+def test_forbidden_tokens_and_blocks_do_not_count():
     logits = random_logits(2, 3, 37)
     logits[0, 1] = -math.inf
     logits[1, :, 5:] = -math.inf
@@ -37,7 +37,7 @@ def test_what_is_ruled_out_has_no_share_even_if_it_is_whole_blocks():
     torch.testing.assert_close(logsumexp, logits.flatten(1).logsumexp(dim=1))
 
 
-def test_a_row_in_which_all_is_ruled_out_sums_to_zero():
+def test_a_row_of_forbidden_tokens_has_a_logsumexp_of_minus_infinity():
     logits = random_logits(3, 4, 32)
     logits[1] = -math.inf
     block_max, logsumexp = block_max_and_logsumexp(logits)
@@ -46,6 +46,6 @@ def test_a_row_in_which_all_is_ruled_out_sums_to_zero():
     assert logsumexp[[0, 2]].isfinite().all()
 
 
-def test_there_may_be_no_rows():
+def test_zero_rows_give_empty_results():
     block_max, logsumexp = block_max_and_logsumexp(random_logits(0, 4, 32))
     assert (block_max.shape, logsumexp.shape) == ((0, 4), (0,))

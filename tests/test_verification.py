@@ -1,4 +1,4 @@
-"""Products of a fast arithmetic are compared with float64; wrong ones are not used, and named."""
+"""Fast matrix products are compared with float64; wrong ones are reported and not used."""
 
 import pytest
 import torch
@@ -25,23 +25,23 @@ NARROW = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def verify_anew():
-    for each in (inference_error, training_error):
-        each.cache_clear()
+def clear_caches():
+    for function in (inference_error, training_error):
+        function.cache_clear()
     yield
-    for each in (inference_error, training_error):
-        each.cache_clear()
+    for function in (inference_error, training_error):
+        function.cache_clear()
 
 
 @pytest.fixture
-def told():
-    """The lines that were said."""
+def reported():
+    """The lines that were reported to the user."""
     return []
 
 
 @pytest.fixture
 def this_cpu_has(monkeypatch):
-    """Pretend that the CPU has certain units."""
+    """Pretend that the CPU has certain instruction sets."""
 
     def have(*flags):
         cpu = Cpu(model="a CPU", flags=frozenset(flags))
@@ -56,20 +56,20 @@ def this_cpu_has(monkeypatch):
 
 
 @pytest.fixture
-def multiply(monkeypatch):
-    """Have products of an arithmetic for inference come out as a function says."""
+def change_products(monkeypatch):
+    """Let a function change the results of prepacked linear layers of a dtype."""
 
-    def do(dtype, change):
-        def prepare(weight, bias):
-            product = prepack_fp32(weight, bias)
-            return lambda x, relu: change(product(x.float(), relu))
+    def apply(dtype, change):
+        def prepack(weight, bias):
+            linear = prepack_fp32(weight, bias)
+            return lambda x, relu: change(linear(x.float(), relu))
 
-        monkeypatch.setitem(cpu_inference.PREPACK, dtype, prepare)
+        monkeypatch.setitem(cpu_inference.PREPACK, dtype, prepack)
 
-    return do
+    return apply
 
 
-def fails(_):
+def fail(_):
     raise RuntimeError("could not create a primitive")
 
 
@@ -81,35 +81,35 @@ def fails(_):
         pytest.param(INT8, marks=NEEDS_INT8),
     ],
 )
-def test_the_products_of_this_cpu_are_right(dtype):
+def test_products_of_this_cpu_are_right(dtype):
     assert inference_error(dtype) < MAX_ERRORS[dtype] / 2
     if dtype != INT8:
         assert training_error(dtype) < MAX_ERRORS[dtype] / 2
 
 
 @NEEDS_INT8
-def test_8_bit_weights_are_found_out_where_sums_have_16_bits(monkeypatch, this_cpu_has):
+def test_overflow_of_8_bit_weights_in_16_bit_sums_is_detected(monkeypatch, this_cpu_has):
     this_cpu_has("avx2")
-    monkeypatch.setattr(cpu_inference, "_MAX_WEIGHT_ELEMENTS", {True: 127, False: 127})
+    monkeypatch.setattr(cpu_inference, "_MAX_QUANTIZED_WEIGHT", {True: 127, False: 127})
     x, weight = torch.ones(4, 64), torch.ones(48, 64)
     with torch.inference_mode():
         overflows = float(cpu_inference.prepack_int8(weight, None)(x, False)[0, 0]) < 60
     if not overflows:
-        pytest.skip("this CPU adds products of 8 bits up in 32")
+        pytest.skip("this CPU adds 8-bit products in 32 bits")
     assert inference_error(INT8) > MAX_ERRORS[INT8]
 
 
 @NARROW
 @pytest.mark.parametrize(
-    ("change", "error"), [(lambda out: out * 1.3, "0.3"), (fails, "inf"), (lambda x: x / 0, "inf")]
+    ("change", "error"), [(lambda out: out * 1.3, "0.3"), (fail, "inf"), (lambda x: x / 0, "inf")]
 )
-def test_a_wrong_arithmetic_gives_way_to_fp32_and_is_named(
-    multiply, this_cpu_has, told, precision, dtype, change, error
+def test_wrong_products_are_replaced_by_fp32_and_reported(
+    change_products, this_cpu_has, reported, precision, dtype, change, error
 ):
     this_cpu_has("avx512_bf16", "avx512_vnni")
-    multiply(dtype, change)
-    assert verified_compute("cpu", precision, notify=told.append).dtype == FP32
-    [line] = told
+    change_products(dtype, change)
+    assert verified_compute("cpu", precision, notify=reported.append).dtype == FP32
+    [line] = reported
     limit = f"{MAX_ERRORS[dtype]:g}"
     assert line == (
         f"warning: {precision} matrix products are wrong on this CPU (relative error {error}, at "
@@ -118,68 +118,70 @@ def test_a_wrong_arithmetic_gives_way_to_fp32_and_is_named(
 
 
 @NARROW
-def test_a_right_arithmetic_is_taken(multiply, this_cpu_has, told, precision, dtype):
+def test_right_products_are_used(change_products, this_cpu_has, reported, precision, dtype):
     this_cpu_has("avx512_bf16", "avx512_vnni")
-    multiply(dtype, lambda out: out * (1 + MAX_ERRORS[dtype] / 2))
-    assert verified_compute("cpu", precision, notify=told.append).dtype == dtype
-    assert told == []
+    change_products(dtype, lambda out: out * (1 + MAX_ERRORS[dtype] / 2))
+    assert verified_compute("cpu", precision, notify=reported.append).dtype == dtype
+    assert reported == []
 
 
-@pytest.mark.parametrize("what", ["training", "validation"])
-def test_training_in_a_wrong_arithmetic_gives_way_to_fp32(
-    monkeypatch, multiply, this_cpu_has, told, what
+@pytest.mark.parametrize("wrong_stage", ["training", "validation"])
+def test_training_with_wrong_products_uses_fp32(
+    monkeypatch, change_products, this_cpu_has, reported, wrong_stage
 ):
     this_cpu_has("amx_bf16")
-    multiply(BF16, lambda out: out * (1.3 if what == "validation" else 1.0))
-    if what == "training":
-        wrong = verification.CpuBackend
-        monkeypatch.setattr(wrong, "linear", lambda _, x, weight, bias: x * 1.0)
-    assert verified_compute("cpu", "auto", trains=True, notify=told.append).dtype == FP32
-    assert "computing in fp32 instead" in told[0]
+    change_products(BF16, lambda out: out * (1.3 if wrong_stage == "validation" else 1.0))
+    if wrong_stage == "training":
+        backend = verification.CpuBackend
+        monkeypatch.setattr(backend, "linear", lambda _, x, weight, bias: x * 1.0)
+    assert verified_compute("cpu", "auto", trains=True, notify=reported.append).dtype == FP32
+    assert "computing in fp32 instead" in reported[0]
 
 
-def test_wrong_fast_products_in_fp32_give_way_to_plain_ones(multiply, told):
-    multiply(FP32, lambda out: out + 1)
-    assert inference_backend(Compute(torch.device("cpu"), FP32), notify=told.append) is PLAIN
-    [line] = told
+def test_wrong_prepacked_fp32_products_are_replaced_by_plain_kernels(change_products, reported):
+    change_products(FP32, lambda out: out + 1)
+    assert inference_backend(Compute(torch.device("cpu"), FP32), notify=reported.append) is PLAIN
+    [line] = reported
     assert "prepacked fp32 matrix products are wrong" in line
     assert line.endswith("computing with plain kernels instead")
 
 
 @NEEDS_INT8
 def test_a_model_whose_int8_is_wrong_translates_in_fp32(
-    trained_run, multiply, this_cpu_has, told, capfd
+    trained_run, change_products, this_cpu_has, reported, capfd
 ):
     this_cpu_has("avx512_vnni")
-    multiply(INT8, lambda out: out * 0)
+    change_products(INT8, lambda out: out * 0)
     [folder] = (trained_run / "checkpoints").glob("*12")
     engine = load_engine(
-        [folder], InferenceConfig(device="cpu", precision="int8"), notify=told.append
+        [folder], InferenceConfig(device="cpu", precision="int8"), notify=reported.append
     )
     assert engine.compute.dtype == FP32
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 @NEEDS_INT8
-def test_without_units_int8_says_what_it_is_worth(this_cpu_has, told):
+def test_int8_without_units_warns_of_lower_precision(this_cpu_has, reported):
     this_cpu_has("avx2")
-    assert verified_compute("cpu", "int8", notify=told.append).dtype == INT8
-    [line] = told
+    assert verified_compute("cpu", "int8", notify=reported.append).dtype == INT8
+    [line] = reported
     assert line.startswith("warning: this CPU has no int8 units (VNNI): weights are rounded to 7")
 
 
-def test_a_torch_without_int8_is_named(monkeypatch):
+def test_int8_is_refused_if_torch_does_not_support_it(monkeypatch):
     monkeypatch.setattr(cpu_inference, "HAS_INT8", False)
-    with pytest.raises(UsageError, match="torch has no int8 for this CPU: use --precision fp32"):
+    with pytest.raises(
+        UsageError, match="torch has no int8 products for this CPU: use --precision fp32"
+    ):
         verified_compute("cpu", "int8")
 
 
-def test_fp32_is_computed_by_products_made_for_inference():
+def test_fp32_inference_uses_prepacked_layers():
     assert isinstance(inference_backend(Compute(torch.device("cpu"), FP32)), CpuInferenceBackend)
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_training_in_bf16_without_units_is_refused_before_data_are_looked_for(run, this_cpu_has):
+def test_training_in_bf16_without_units_is_refused_before_data_is_read(run, this_cpu_has):
     this_cpu_has("avx2")
     code, out, err = run("train", "data", "--device", "cpu", "--precision", "bf16")
     assert (code, out) == (2, "")

@@ -1,12 +1,12 @@
-"""How the model's layers are computed: in plain torch, or fast on a kind of device.
+"""Backends: implementations of a model's layers, in plain torch or faster on one kind of device.
 
-`selection` chooses the backend of a device. Only where `has_triton` may `tfm.backends.triton` be
-imported: the CPU build of torch comes without Triton.
+`selection` chooses one. Import `tfm.backends.triton` only if `has_triton`: the CPU build of torch
+comes without Triton.
 """
 
 from importlib.util import find_spec
 
 
 def has_triton() -> bool:
-    """Whether the modules with kernels can be imported."""
+    """Return whether Triton is installed."""
     return find_spec("triton") is not None

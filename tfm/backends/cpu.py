@@ -1,24 +1,25 @@
-"""The operations of a model's layers as a CPU does them fastest, forward and backward."""
+"""The training backend of CPUs: forward and backward passes with few passes over memory."""
 
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
+from tfm.backends.dropout import RandomMasks, keep_scale
 from tfm.backends.plain import Backend
-from tfm.backends.random_masks import RandomMasks, kept_scale
 from tfm.backends.sentence_attention import SentenceAttention
 
-# oneDNN's own operation; torch offers no other way to it.
-_FUSED_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+# A private operation of oneDNN, missing on some CPUs; torch has no public one.
+_ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 class CpuBackend(Backend):
-    """See `Backend`: fused where that saves passes over memory, with fast draws of dropout.
+    """Fused operations, packed attention and fast masks of dropout.
 
     Args:
-        dtype: Of activations and matrix products; weights and their gradients stay fp32.
+        dtype: Dtype of activations and matrix products; weights and their gradients stay fp32.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -26,67 +27,59 @@ class CpuBackend(Backend):
         self._masks = RandomMasks()
         self.packed_attention = SentenceAttention(self._masks)
 
+    @override
     def seed(self, seed: int) -> None:
-        """See `Backend`."""
         torch.manual_seed(seed)
         self._masks.seed(seed)
 
+    @override
     def cast_activations(self, x: Tensor) -> Tensor:
-        """See `Backend`."""
         return x.to(self._dtype)
 
+    @override
     def dropout(self, x: Tensor, dropout: float) -> Tensor:
-        """See `Backend`."""
-        return x if not dropout else x * self._masks.draw(x, dropout).mul_(kept_scale(dropout))
+        return x if not dropout else x * self._masks.draw(x, dropout).mul_(keep_scale(dropout))
 
+    @override
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """See `Backend`."""
-        out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return out
+        return _apply(_Linear, x, weight, bias)
 
+    @override
     def linear_relu_dropout(
         self, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:
-        """See `Backend`."""
-        out: Tensor = _LinearReluDropout.apply(  # type: ignore[no-untyped-call]
-            x, weight, bias, dropout, self._masks
-        )
-        return out
+        return _apply(_LinearReluDropout, x, weight, bias, dropout, self._masks)
 
+    @override
     def add_linear_dropout(
         self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:
-        """See `Backend`."""
-        out: Tensor = _AddLinearDropout.apply(  # type: ignore[no-untyped-call]
-            residual, x, weight, bias, dropout, self._masks
-        )
-        return out
+        return _apply(_AddLinearDropout, residual, x, weight, bias, dropout, self._masks)
 
 
-def _scaled(parameter: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Fold a scale into a weight or bias: they are smaller than what they make."""
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    return cast("Tensor", function.apply(*args))  # type: ignore[no-untyped-call]
+
+
+def _scale_and_cast(parameter: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Multiply a weight or bias by dropout's scale: it is smaller than the layer's output."""
     return (parameter if scale == 1.0 else parameter * scale).to(dtype)
 
 
 def _gradients(
     grad: Tensor, x: Tensor, weight: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of x, of the weight and of the bias, where grad is that of x (scale · W)ᵀ + scale · b.
+    """Return the gradients of x […, in], weight and bias, given that of x (scale · W)ᵀ + scale · b.
 
-    Args:
-        grad: […, out].
-        x: […, in].
-        weight: [out, in] times the scale.
-        scale: What weight and bias were multiplied by.
+    `weight` [out, in] is the scaled one.
     """
-    rows = grad.flatten(0, -2)
+    grad_rows, x_rows = grad.flatten(0, -2), x.flatten(0, -2)
     precision = torch.promote_types(grad.dtype, torch.float32)
-    given = x.flatten(0, -2)
-    # The product with fewer rows is the faster one.
-    narrow = rows.size(-1) <= given.size(-1)
-    product = rows.mT @ given if narrow else (given.mT @ rows).mT
+    # The product whose result has fewer rows is the faster one.
+    narrow = grad_rows.size(-1) <= x_rows.size(-1)
+    product = grad_rows.mT @ x_rows if narrow else (x_rows.mT @ grad_rows).mT
     grad_weight = product.to(precision)
-    grad_bias = rows.sum(0).to(precision)
+    grad_bias = grad_rows.sum(0).to(precision)
     if scale != 1.0:
         grad_weight.mul_(scale)
         grad_bias.mul_(scale)
@@ -94,50 +87,50 @@ def _gradients(
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> Tensor:
-    """X Wᵀ + b, and what is below zero cut off.
+    """Return x Wᵀ + b, followed by ReLU if `relu`; in bf16 in a single pass.
 
-    In bf16 it is a single pass; F.linear first fills its result with the bias.
+    F.linear in bf16 first fills its result with the bias.
     """
-    if x.dtype == torch.bfloat16 and _FUSED_LINEAR is not None:
+    if x.dtype == torch.bfloat16 and _ONEDNN_LINEAR is not None:
         activation = "relu" if relu else "none"
-        return cast("Tensor", _FUSED_LINEAR(x, weight, bias, activation, [], ""))
-    plain = F.linear(x, weight, bias)
-    return plain.relu_() if relu else plain
+        return cast("Tensor", _ONEDNN_LINEAR(x, weight, bias, activation, [], ""))
+    out = F.linear(x, weight, bias)
+    return out.relu_() if relu else out
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        matrix = weight.to(x.dtype)
-        ctx.save_for_backward(x, matrix)
-        return _linear(x, matrix, bias.to(x.dtype))
+        weight = weight.to(x.dtype)
+        ctx.save_for_backward(x, weight)
+        return _linear(x, weight, bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, matrix = ctx.saved_tensors
-        return _gradients(grad, x, matrix, 1.0)
+        x, weight = ctx.saved_tensors
+        return _gradients(grad, x, weight, 1.0)
 
 
 class _LinearReluDropout(torch.autograd.Function):
-    """What is dropped is zero, as what ReLU cuts off, so the output tells where gradients pass."""
+    """Needs no saved mask: gradients pass where neither ReLU nor dropout zeroed the output."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dropout: float, masks: RandomMasks
     ) -> Tensor:
-        ctx.scale = kept_scale(dropout)
-        matrix = _scaled(weight, ctx.scale, x.dtype)
-        out = _linear(x, matrix, _scaled(bias, ctx.scale, x.dtype), relu=True)
+        ctx.scale = keep_scale(dropout)
+        weight = _scale_and_cast(weight, ctx.scale, x.dtype)
+        out = _linear(x, weight, _scale_and_cast(bias, ctx.scale, x.dtype), relu=True)
         if dropout:
             out.mul_(masks.draw(out, dropout))
-        ctx.save_for_backward(x, matrix, out)
+        ctx.save_for_backward(x, weight, out)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, matrix, out = ctx.saved_tensors
-        passed = torch.ops.aten.threshold_backward(grad, out, 0)
-        return *_gradients(passed, x, matrix, ctx.scale), None, None
+        x, weight, out = ctx.saved_tensors
+        grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        return *_gradients(grad, x, weight, ctx.scale), None, None
 
 
 class _AddLinearDropout(torch.autograd.Function):
@@ -151,15 +144,15 @@ class _AddLinearDropout(torch.autograd.Function):
         dropout: float,
         masks: RandomMasks,
     ) -> Tensor:
-        ctx.scale = kept_scale(dropout)
-        matrix = _scaled(weight, ctx.scale, x.dtype)
-        out = _linear(x, matrix, _scaled(bias, ctx.scale, x.dtype))
+        ctx.scale = keep_scale(dropout)
+        weight = _scale_and_cast(weight, ctx.scale, x.dtype)
+        out = _linear(x, weight, _scale_and_cast(bias, ctx.scale, x.dtype))
         mask = masks.draw(out, dropout) if dropout else None
-        ctx.save_for_backward(x, matrix, mask)
+        ctx.save_for_backward(x, weight, mask)
         return out.add_(residual) if mask is None else torch.addcmul(residual, out, mask, out=out)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, matrix, mask = ctx.saved_tensors
-        kept = grad if mask is None else grad * mask
-        return grad, *_gradients(kept, x, matrix, ctx.scale), None, None
+        x, weight, mask = ctx.saved_tensors
+        masked_grad = grad if mask is None else grad * mask
+        return grad, *_gradients(masked_grad, x, weight, ctx.scale), None, None

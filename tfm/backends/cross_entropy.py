@@ -5,19 +5,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Logits of this many elements at a time: they stay in cache and memory stays small.
+# Logits per chunk: few enough to stay in a CPU's cache and to keep memory small.
 _CHUNK_ELEMENTS = 1 << 22
 _CHUNK_MULTIPLE = 64
 _MIN_PROBABILITY = 1e-30
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
-    """Output projection and loss in one, so that logits exist only a chunk at a time.
+def label_smoothed_cross_entropy(
+    hidden_states: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    smoothing: float,
+    num_tokens: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the loss against targets with 1 - ε for the right class and ε for the others (§5.4).
 
-    Gradients are made in the forward pass, where the logits are at hand: that of a logit is p - q,
-    where p is the model's probability and q the target's. But for the right class q is the same for
-    all, so it needs no pass over the logits: the sum of the projection's rows tells what it adds to
-    the loss and to the gradients.
+    Args:
+        hidden_states: [N, d_model] decoder outputs.
+        weight: [V, d_model] output projection.
+        targets: [N] token ids.
+        smoothing: ε.
+        num_tokens: Count the first `num_tokens` rows only; all if None.
+
+    Returns:
+        The smoothed loss and the negative log-likelihood: scalars, each summed over rows, in nats.
+    """
+    if not torch.is_grad_enabled():  # an autograd.Function does not see this
+        hidden_states, weight = hidden_states.detach(), weight.detach()
+    if num_tokens is None:
+        num_tokens = len(hidden_states)
+    loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden_states, weight, targets, num_tokens, smoothing
+    )
+    return loss, nll
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of matrix products of a tensor of any shape, under autocast or not."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Output projection and loss in one, so that only a chunk of logits exists at a time.
+
+    The forward pass computes the gradients, too: p - q for a logit, where p is the model's
+    probability and q the target's. As q is the same for all classes but the right one, smoothing
+    contributes through the sum of the projection's rows, without a pass over the logits.
     """
 
     @staticmethod
@@ -30,102 +65,66 @@ class _LinearCrossEntropy(torch.autograd.Function):
         smoothing: float,
     ) -> tuple[Tensor, Tensor]:
         needs_grad = any(ctx.needs_input_grad[:2])
-        compute = hidden_states.dtype
-        if torch.is_autocast_enabled(hidden_states.device.type):
-            compute = torch.get_autocast_dtype(hidden_states.device.type)
+        compute_dtype = autocast_dtype(hidden_states)
         precision = torch.promote_types(hidden_states.dtype, torch.float32)
         other = smoothing / (len(weight) - 1)
-        gold = 1.0 - smoothing - other  # beyond what it has as all others
+        gold = 1.0 - smoothing - other  # in addition to the share of every class
         with torch.autocast(hidden_states.device.type, enabled=False):
-            matrix = weight.to(compute)
+            matrix = weight.to(compute_dtype)
             row_sum = matrix.sum(0, dtype=precision)
-            smoothed, plain = (hidden_states.new_zeros((), dtype=precision) for _ in range(2))
+            loss, nll = (hidden_states.new_zeros((), dtype=precision) for _ in range(2))
             grad_hidden_states = torch.empty_like(hidden_states) if needs_grad else None
             grad_weight = torch.zeros_like(weight) if needs_grad else None
             num_chunks = -(-len(hidden_states) * len(weight) // _CHUNK_ELEMENTS)
-            parts = _slices(len(hidden_states), num_chunks)
-            # Memory that is taken anew for each chunk costs as much as filling it.
-            buffers = [matrix.new_empty(parts[0].stop, len(weight)) for _ in range(2)]
-            for part in parts:
-                states, index = hidden_states[part].to(compute), targets[part, None]
-                num_real = min(len(states), max(0, num_tokens - part.start))
+            chunks = _chunks(len(hidden_states), num_chunks)
+            # Allocating memory for each chunk costs as much as filling it.
+            buffers = [matrix.new_empty(chunks[0].stop, len(weight)) for _ in range(2)]
+            for chunk in chunks:
+                states, index = hidden_states[chunk].to(compute_dtype), targets[chunk, None]
+                num_real = min(len(states), max(0, num_tokens - chunk.start))
                 logits, probs = (buffer[: len(states)] for buffer in buffers)
                 torch.mm(states, matrix.T, out=logits)
-                if needs_grad:  # is rounded to the type of the products in any case
+                if needs_grad:  # products of gradients round probabilities in any case
                     torch.softmax(logits, -1, out=probs)
                 else:
                     probs = logits.softmax(-1, dtype=precision)
                 gold_logits = logits.gather(1, index).to(precision)
                 log_normalizer = _log_normalizer(logits, probs, index, gold_logits)
-                nll = (log_normalizer - gold_logits)[:num_real]
+                chunk_nll = (log_normalizer - gold_logits)[:num_real]
                 sums = (states.to(precision) @ row_sum)[:num_real]
                 all_nll = len(weight) * log_normalizer[:num_real, 0] - sums
-                smoothed += gold * nll.sum() + other * all_nll.sum()
-                plain += nll.sum()
+                loss += gold * chunk_nll.sum() + other * all_nll.sum()
+                nll += chunk_nll.sum()
                 if grad_hidden_states is None or grad_weight is None:
                     continue
                 grad = probs
                 grad[torch.arange(len(grad), device=grad.device), index[:, 0]] -= gold
                 grad[num_real:] = 0
-                part_grad = grad @ matrix
-                part_grad[:num_real] -= other * row_sum.to(compute)
-                grad_hidden_states[part] = part_grad
+                chunk_grad = grad @ matrix
+                chunk_grad[:num_real] -= other * row_sum.to(compute_dtype)
+                grad_hidden_states[chunk] = chunk_grad
                 grad_weight += (grad.T @ states).to(grad_weight.dtype)
                 grad_weight -= other * states[:num_real].sum(0, dtype=precision)
         ctx.save_for_backward(grad_hidden_states, grad_weight)
-        ctx.mark_non_differentiable(plain)
-        return smoothed, plain
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _grad_plain: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_loss: Tensor, _grad_nll: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden_states, grad_weight = ctx.saved_tensors
         return grad_hidden_states * grad_loss, grad_weight * grad_loss, None, None, None
 
 
-def _slices(length: int, num_slices: int) -> list[slice]:
-    """Slices of a length, alike but for the last: sizes that repeat are sooner prepared for."""
-    size = -(-length // max(1, num_slices))
+def _chunks(num_rows: int, num_chunks: int) -> list[slice]:
+    """Return slices of one size, except for the last: oneDNN prepares for each new size."""
+    size = -(-num_rows // max(1, num_chunks))
     size = -(-size // _CHUNK_MULTIPLE) * _CHUNK_MULTIPLE
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 
 def _log_normalizer(logits: Tensor, probs: Tensor, index: Tensor, gold_logits: Tensor) -> Tensor:
-    """[N, 1] logarithm of the sum of all exponentiated logits.
-
-    It is the difference between a logit and the logarithm of its probability, unless the
-    probability is too small for a number.
-    """
+    """Return the [N, 1] logsumexp: a logit minus its log probability, unless that is inaccurate."""
     gold_probs = probs.gather(1, index).to(gold_logits.dtype)
     if bool((gold_probs < _MIN_PROBABILITY).any()):
         return logits.to(gold_logits.dtype).logsumexp(-1, keepdim=True)
     return gold_logits - gold_probs.log()
-
-
-def label_smoothed_cross_entropy(
-    hidden_states: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    smoothing: float,
-    num_tokens: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Loss against targets in which the right class has 1 - ε and the others share ε (§5.4).
-
-    Args:
-        hidden_states: [N, d_model] decoder outputs.
-        weight: [V, d_model] output projection.
-        targets: [N] right classes.
-        smoothing: ε.
-        num_tokens: Rows that count, the first ones; all if not given.
-
-    Returns:
-        The smoothed loss and the plain negative log-likelihood, each summed over N, in nats.
-    """
-    if not torch.is_grad_enabled():  # which a Function is not told
-        hidden_states, weight = hidden_states.detach(), weight.detach()
-    if num_tokens is None:
-        num_tokens = len(hidden_states)
-    smoothed, plain = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden_states, weight, targets, num_tokens, smoothing
-    )
-    return smoothed, plain

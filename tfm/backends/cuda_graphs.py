@@ -1,22 +1,18 @@
-"""Recording what is launched on a GPU, to launch it again all at once."""
+"""CUDA graphs: capture the kernels that a function launches, to launch all of them at once."""
 
 from collections.abc import Callable
 
 import torch
 
-# Before it is recorded: libraries take their memory and kernels are compiled when first used.
+# Calls before the capture, in which libraries allocate memory and Triton compiles.
 _NUM_WARM_UPS = 2
 
 
 def recorded(function: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Make of a function one that launches the same again as one CUDA graph.
+    """Return a function that replays what `function` launches as one CUDA graph.
 
-    What it launches must be the same operations on the same memory each time, and it must not wait
-    for the device. It is called some times meanwhile.
-
-    Args:
-        function: What to record.
-        device: Where it launches; a CPU has nothing to record, and gets the function as it is.
+    `function` is called several times. It must launch the same operations on the same memory each
+    time, and must not wait for the device. On a CPU it is returned unchanged.
     """
     if device.type != "cuda":
         return function
@@ -27,7 +23,7 @@ def recorded(function: Callable[[], None], device: torch.device) -> Callable[[],
             function()
     torch.cuda.current_stream(device).wait_stream(warm_up)
     graph = torch.cuda.CUDAGraph()
-    # Other threads may go on meanwhile: one that saves, or watches the processes.
+    # Let other threads use the device during the capture: one that saves, or the watchdog.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         function()
     return graph.replay

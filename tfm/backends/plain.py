@@ -1,4 +1,4 @@
-"""The plain backend: how a model's layers are computed where nothing faster is chosen."""
+"""The reference backend in plain torch, and the interface of all backends."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -12,27 +12,20 @@ from tfm.backends.packing import Packing
 from tfm.backends.slot_attention import slot_attention
 from tfm.backends.token_blocks import block_max_and_logsumexp
 
-# X, and whether to cut off what is below zero → X Wᵀ + b, of a weight and a bias made ready.
+# (x, relu) → x Wᵀ + b of a prepacked weight and bias, followed by ReLU if `relu`.
 PrepackedLinear = Callable[[Tensor, bool], Tensor]
 
 
 class PackedAttention(Protocol):
-    """Scaled dot-product attention of packed sentences, each by itself (§3.2.1)."""
+    """Scaled dot-product attention in a packed batch (Vaswani et al. 2017, §3.2.1)."""
 
     def self_attention(
         self, projected: Tensor, packing: Packing, *, num_heads: int, causal: bool, dropout: float
     ) -> Tensor:
-        """Attend to the own sentence.
+        """Let each token attend to its own sentence, without later tokens if `causal`.
 
-        Args:
-            projected: [num_rows, 3 · h · d_k] queries, keys and values.
-            packing: Of the rows.
-            num_heads: h.
-            causal: Whether a token sees only those up to itself.
-            dropout: Probability of dropping an attention weight.
-
-        Returns:
-            [num_rows, h · d_k].
+        `projected` is [num_rows, 3 · h · d_k]: queries, keys and values. The result is
+        [num_rows, h · d_k]. `dropout` is the probability of dropping an attention weight.
         """
 
     def cross_attention(
@@ -45,32 +38,24 @@ class PackedAttention(Protocol):
         num_heads: int,
         dropout: float,
     ) -> Tensor:
-        """Attend to the sentence of the same number on another axis.
+        """Let each target token attend to the source sentence of its pair.
 
-        Args:
-            query: [num_rows, h · d_k].
-            key_value: [num_rows of the keys, 2 · h · d_k].
-            queries: Packing of the queries.
-            keys: Packing of keys and values.
-            num_heads: h.
-            dropout: Probability of dropping an attention weight.
-
-        Returns:
-            [num_rows, h · d_k].
+        `query` and the result are [num_rows, h · d_k], `key_value` is [num_rows of the keys,
+        2 · h · d_k].
         """
 
 
 class Backend:
-    """How a model's layers are computed: here by torch's own operations, on padded batches.
+    """The operations of a model's layers: here torch's own, on padded batches.
 
-    Subclasses override what they compute faster; each is held against this one.
+    Subclasses override the operations that they compute faster; tests compare them with these.
 
     Attributes:
-        packed_attention: Attention of packed sentences; None leaves batches padded.
-        weights_dtype: The type that it needs weights to have; None if it takes any.
-        compaction_threshold: All rows of a step are computed when at least this fraction is wanted.
-        single_sentence_fast_path: Whether a single sentence is worth preparing the layers for.
-        decodes_in_slots: Whether sentences are best decoded in slots of fixed shape.
+        packed_attention: Attention in packed batches; None if batches must be padded.
+        weights_dtype: Required dtype of weights; None if any works.
+        compaction_threshold: Compute all rows of a step when at least this fraction is active.
+        single_sentence_fast_path: Whether preparing the layers pays even for a single sentence.
+        decodes_in_slots: Whether decoding is fastest in cache slots of fixed shape.
     """
 
     packed_attention: PackedAttention | None = None
@@ -80,31 +65,31 @@ class Backend:
     decodes_in_slots = False
 
     def seed(self, seed: int) -> None:
-        """Seed the draws of dropout."""
+        """Seed the random numbers of dropout."""
         torch.manual_seed(seed)
 
     def cast_activations(self, x: Tensor) -> Tensor:
-        """Give embeddings the type that activations have."""
+        """Cast embeddings, of any shape, to the dtype of activations."""
         return x
 
     def dropout(self, x: Tensor, dropout: float) -> Tensor:
-        """Drop elements, and scale up the others."""
+        """Zero elements of x, of any shape, and scale up the others (§5.4)."""
         return F.dropout(x, dropout)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """X Wᵀ + b."""
+        """Return x Wᵀ + b: […, in] → […, out]."""
         return F.linear(x, weight, bias)
 
     def linear_relu_dropout(
         self, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:
-        """dropout(max(0, x Wᵀ + b))."""
+        """Return dropout(max(0, x Wᵀ + b)): […, in] → […, out]."""
         return F.dropout(torch.relu(self.linear(x, weight, bias)), dropout)
 
     def add_linear_dropout(
         self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:
-        """Residual + dropout(x Wᵀ + b)."""
+        """Return residual + dropout(x Wᵀ + b): […, in] → […, out], as the residual."""
         return residual + F.dropout(self.linear(x, weight, bias), dropout)
 
     def label_smoothed_cross_entropy(
@@ -116,67 +101,59 @@ class Backend:
         smoothing: float,
         num_tokens: int,
     ) -> tuple[Tensor, Tensor]:
-        """Loss against targets in which the right class has 1 - ε and the others share ε (§5.4).
-
-        Args:
-            hidden_states: [N, d_model] decoder outputs.
-            weight: [V, d_model] output projection.
-            targets: [N] right classes.
-            smoothing: ε.
-            num_tokens: Rows that count, the first ones.
-
-        Returns:
-            The smoothed loss and the plain negative log-likelihood, each summed over N, in nats.
-        """
+        """Return the scalar loss and negative log-likelihood, as the function of this name does."""
         return label_smoothed_cross_entropy(
             hidden_states, weight, targets, smoothing=smoothing, num_tokens=num_tokens
         )
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        """X Wᵀ of the output embedding, whose rows are tokens."""
+        """Return logits […, V] of hidden states […, d_model]; the weight is [V, d_model]."""
         return F.linear(x, weight)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        """softmax(Q Kᵀ / √d_k + bias) V of few queries, as in decoding, heads joined.
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_bias: Tensor | None
+    ) -> Tensor:
+        """Return softmax(Q Kᵀ / √d_k + bias) V of few queries, as in decoding, heads merged.
 
         Args:
-            query: [G, h, n, d_k], perhaps of another type than keys and values.
+            query: [G, h, n, d_k]; its dtype may differ from that of keys and values.
             key: [G, h, d_k, C].
             value: [G, h, C, d_v].
-            bias: [G, 1, n or 1, C] added to scores.
+            attention_bias: [G, 1, n or 1, C] added to scores.
 
         Returns:
-            [G · n, h · d_v], of the type of the query.
+            [G · n, h · d_v], of the query's dtype.
         """
-        if bias is not None:
-            bias = bias.to(key.dtype)  # a CPU reads an fp32 mask of fp64 scores as fp64
+        if attention_bias is not None:
+            # On a CPU, SDPA misreads an fp32 mask of fp64 scores as fp64.
+            attention_bias = attention_bias.to(key.dtype)
         attended = F.scaled_dot_product_attention(
-            query.to(key.dtype), key.mT, value, attn_mask=bias
+            query.to(key.dtype), key.mT, value, attn_mask=attention_bias
         )
         return attended.to(query.dtype).transpose(1, 2).flatten(2).flatten(0, 1)
 
     def attend_slots(
         self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None
     ) -> Tensor:
-        """Attention of hypotheses in slots; see `tfm.backends.slot_attention`."""
+        """Return the [N, K, h · d_v] attention over cache slots, as `slot_attention` does."""
         return slot_attention(query, key, value, ends, ancestors)
 
     def block_max_and_logsumexp(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Maxima and sums of blocks of logits; see `tfm.backends.token_blocks`."""
+        """Return [R, blocks] maxima and [R] logsumexp, as the function of this name does."""
         return block_max_and_logsumexp(logits)
 
     def prepack_linear(self, weight: Tensor, bias: Tensor | None) -> PrepackedLinear:
-        """A product with a weight that is prepared for it, if it can be."""
+        """Return a linear layer of weight [out, in] and bias [out], prepacked if that is faster."""
 
-        def product(x: Tensor, relu: bool) -> Tensor:
+        def linear(x: Tensor, relu: bool) -> Tensor:
             out = F.linear(x, weight, bias)
             return torch.relu(out) if relu else out
 
-        return product
+        return linear
 
-    def round_up_rows(self, needed: int) -> int:
-        """Round the number of rows up, where the backend is faster if sizes repeat."""
-        return needed
+    def round_up_rows(self, num_rows: int) -> int:
+        """Round a number of rows up to one that is faster to compute because it recurs."""
+        return num_rows
 
 
 PLAIN = Backend()

@@ -1,8 +1,8 @@
-"""Attention of decoding in slots: the hypotheses of a sentence share columns of fixed room.
+"""Attention over cache slots of fixed capacity, whose columns a sentence's hypotheses share.
 
-A slot has room for a sentence's source, or for the past of its hypotheses: at each position as many
-columns as there are hypotheses, one each. As beam search goes on, hypotheses take over each other's
-past. No column is moved then: ancestors tell whose column each hypothesis has at each position.
+A slot caches keys and values of a sentence's source, or of its hypotheses: at each position one
+column per hypothesis. When beam search lets hypotheses inherit each other's prefixes, it copies no
+column: ancestors say which hypothesis' column each hypothesis sees at each position.
 """
 
 import math
@@ -14,19 +14,21 @@ from torch import Tensor
 def slot_attention(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None = None
 ) -> Tensor:
-    """softmax(QKᵀ / √d_k) V of the hypotheses of each slot, heads joined. This is the plain twin.
+    """Return softmax(QKᵀ / √d_k) V of the hypotheses of each slot, heads merged.
+
+    This is the reference of the Triton kernel.
 
     Args:
         query: [N, K, h, d_k] of K hypotheses in each of N slots.
-        key: [N, C, h, d_k], of which C ≥ the greatest end.
+        key: [N, C, h, d_k].
         value: [N, C, h, d_v].
-        ends: [N] int64 how many columns, at least one, a slot's hypotheses see: the first ones; or
-            with ancestors, so many positions.
-        ancestors: [N, K, T] int16 for C = T · K: at each position a hypothesis sees the column of
-            this one alone. If not given, all see all columns.
+        ends: [N] int64 number of visible columns of each slot, the first ones, from 1 to C; with
+            ancestors, the number of visible positions.
+        ancestors: [N, K, T] int16 for C = T · K: the hypothesis whose column is visible at each
+            position. If None, all hypotheses see all columns.
 
     Returns:
-        [N, K, h · d_v], of the type of the query.
+        [N, K, h · d_v], of the query's dtype.
     """
     num_columns = key.size(1)
     positions = torch.arange(num_columns, device=key.device)
@@ -34,10 +36,10 @@ def slot_attention(
         visible = (positions < ends[:, None])[:, None]
     else:
         num_hypotheses = query.size(1)
-        owners = positions % num_hypotheses
+        hypotheses = positions % num_hypotheses
         positions = positions // num_hypotheses
-        of_each = ancestors.repeat_interleave(num_hypotheses, dim=2)
-        visible = (of_each == owners) & (positions < ends[:, None])[:, None]
+        column_ancestors = ancestors.repeat_interleave(num_hypotheses, dim=2)
+        visible = (column_ancestors == hypotheses) & (positions < ends[:, None])[:, None]
     precision = torch.promote_types(query.dtype, torch.float32)
     scores = query.transpose(1, 2).to(precision) @ key.permute(0, 2, 3, 1).to(precision)
     scores = (scores / math.sqrt(query.size(3))).masked_fill(~visible[:, None], -math.inf)

@@ -1,8 +1,8 @@
-"""Which keys each query sees, where sentences lie one behind the other without padding.
+"""Which keys each query sees in a packed batch: the mask of attention, as spans of rows.
 
-Sentences share one axis of tokens. Offsets, B + 1 of them, tell where each begins and the last one
-ends. Both have a fixed capacity, so that every batch has the same shapes: offsets that are not used
-repeat the last one, and rows behind it are padding, which gives zeros and gets zero gradients.
+Offsets, B + 1 of them, give the first row of each sentence and the end of the last one. Both axes
+have a fixed capacity, so that all batches have the same shapes: unused offsets repeat the last one,
+and rows after it are padding, which yields zeros and gets zero gradients.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Spans:
-    """Who sees whom: of each row one run of rows on the other side, from … up to, but not with, ….
+    """For each row, the first visible row of the other axis and the end (exclusive).
 
-    A sentence, the causal order and a window all hide what is before one row and behind another, so
-    this says all of them. It is made once for a batch and serves all layers.
+    Sentence boundaries, the causal mask and a window each leave one contiguous span visible.
 
     Attributes:
         keys: [N, 2] int32, the keys that each query sees.
-        queries: [M, 2] int32, the queries that see each key: the same, turned around.
+        queries: [M, 2] int32, the queries that see each key: the transposed mask.
     """
 
     keys: Tensor
@@ -36,40 +35,39 @@ def attention_spans(
     before: int | None = None,
     after: int | None = None,
 ) -> Spans:
-    """Let each sentence's queries see its own keys; nothing waits for the device.
+    """Return spans in which each sentence's queries see its keys, without synchronizing.
 
     Args:
         query_offsets: [B + 1] int32, ascending from 0.
         key_offsets: [B + 1] int32, the same for self-attention.
-        num_queries: N, capacity of the axis of queries.
-        num_keys: M, capacity of the axis of keys.
-        before: In self-attention, how many keys before itself a query sees; None for all.
-        after: In self-attention, how many keys behind itself a query sees; None for all. Causal
-            attention has 0.
+        num_queries: N, the number of rows of queries.
+        num_keys: M, the number of rows of keys.
+        before: In self-attention, the number of earlier keys that a query sees; None for all.
+        after: The same for later keys: 0 if causal.
 
     Raises:
-        ValueError: `before` or `after` where queries and keys are not the same tokens.
+        ValueError: `before` or `after` is given although the axes differ.
     """
     if (before is not None or after is not None) and num_queries != num_keys:
         raise ValueError(
-            f"only self-attention has neighbors, but there are {num_queries} rows of queries "
-            f"and {num_keys} of keys"
+            "causal masks and windows need self-attention, but there are "
+            f"{num_queries} rows of queries and {num_keys} of keys"
         )
     return Spans(
-        _seen(query_offsets, key_offsets, num_queries, before, after),
-        _seen(key_offsets, query_offsets, num_keys, after, before),
+        _visible_spans(query_offsets, key_offsets, num_queries, before, after),
+        _visible_spans(key_offsets, query_offsets, num_keys, after, before),
     )
 
 
-def _seen(
-    own: Tensor, other: Tensor, num_rows: int, before: int | None, after: int | None
+def _visible_spans(
+    offsets: Tensor, other_offsets: Tensor, num_rows: int, before: int | None, after: int | None
 ) -> Tensor:
-    """[num_rows, 2] the rows of the other side that belong to the sentence of each own row."""
-    rows = torch.arange(num_rows, dtype=torch.int32, device=own.device)
-    sentence = torch.searchsorted(own, rows, right=True) - 1
-    is_real = rows < own[-1]
-    sentence = sentence.clamp(max=len(own) - 2)
-    first, end = other[sentence], other[sentence + 1]
+    """Return the [num_rows, 2] spans of the other axis that each row sees."""
+    rows = torch.arange(num_rows, dtype=torch.int32, device=offsets.device)
+    sentence = torch.searchsorted(offsets, rows, right=True) - 1
+    is_real = rows < offsets[-1]
+    sentence = sentence.clamp(max=len(offsets) - 2)
+    first, end = other_offsets[sentence], other_offsets[sentence + 1]
     if before is not None:
         first = torch.maximum(first, rows - before)
     if after is not None:

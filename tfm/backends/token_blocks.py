@@ -1,23 +1,22 @@
-"""What a search wants to know of the next token's logits first, of blocks of the vocabulary.
+"""Maxima of blocks of the vocabulary, to find the best next tokens without sorting all logits.
 
-The best tokens are among those of the blocks with the greatest logits: nothing else needs sorting.
+The n best tokens are in the n blocks with the greatest maxima.
 """
 
 import torch
 from torch import Tensor
 
-# So many logits at a time, which a CPU's cache holds.
-_ELEMENTS_AT_ONCE = 1 << 18
+# Logits per chunk: few enough to stay in a CPU's cache.
+_CHUNK_ELEMENTS = 1 << 18
 
 
 def block_max_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The greatest logit of each block, and the logarithm of the sum of all exponentials.
+    """Return the greatest logit of each block, and the logsumexp of each row.
 
-    This is the plain twin.
+    This is the reference of the Triton kernel.
 
     Args:
-        logits: [R, blocks, block] of R distributions; -inf where there is no token, or none that
-            may be.
+        logits: [R, blocks, block] of R distributions; -inf for padding and forbidden tokens.
 
     Returns:
         [R, blocks] and [R], both fp32 (float64 of float64); -inf where all logits are.
@@ -26,15 +25,15 @@ def block_max_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
     num_rows = len(logits)
     block_max = logits.new_empty(logits.shape[:2], dtype=precision)
     logsumexp = logits.new_empty(num_rows, dtype=precision)
-    num_elements = logits.shape[1:].numel()
-    at_once = num_rows if logits.is_cuda else max(1, _ELEMENTS_AT_ONCE // num_elements)
+    row_size = logits.shape[1:].numel()
+    chunk_size = num_rows if logits.is_cuda else max(1, _CHUNK_ELEMENTS // row_size)
     lowest = torch.finfo(precision).min
-    for start in range(0, num_rows, at_once):
-        part = slice(start, start + at_once)
-        values = logits[part].to(precision)
-        block_max[part] = values.amax(dim=2)
-        # Finite: differences to it are numbers.
-        most = block_max[part].amax(dim=1).clamp(min=lowest)
-        exponentials = (values - most[:, None, None]).exp_()
-        logsumexp[part] = exponentials.flatten(1).sum(dim=1).log_() + most
+    for start in range(0, num_rows, chunk_size):
+        chunk = slice(start, start + chunk_size)
+        values = logits[chunk].to(precision)
+        block_max[chunk] = values.amax(dim=2)
+        # Finite, to avoid -inf - -inf.
+        row_max = block_max[chunk].amax(dim=1).clamp(min=lowest)
+        exponentials = (values - row_max[:, None, None]).exp_()
+        logsumexp[chunk] = exponentials.flatten(1).sum(dim=1).log_() + row_max
     return block_max, logsumexp

@@ -1,4 +1,4 @@
-"""What this CPU can do: its model, its units for each arithmetic, the cores a process may use."""
+"""This CPU: its model, its instruction sets and the number of cores available to this process."""
 
 import os
 import platform
@@ -8,8 +8,8 @@ from pathlib import Path
 
 _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
-# What oneDNN may use of a CPU, by the values of ONEDNN_MAX_CPU_ISA. What is not listed limits
-# nothing that matters here.
+# Relevant instruction sets that oneDNN may use, by the value of ONEDNN_MAX_CPU_ISA. Values that are
+# not listed exclude none of these.
 _AVX2 = frozenset({"avx2"})
 _AVX512 = _AVX2 | {"avx512f"}
 _AVX512_VNNI = _AVX512 | {"avx512_vnni"}
@@ -30,16 +30,10 @@ _ISA_LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
-    """A CPU, as its operating system describes it.
-
-    Attributes:
-        model: Its name.
-        vendor: Who made it, in the words of the CPUID instruction; empty if not known.
-        flags: The instruction sets that it has and oneDNN may use, in Linux's names.
-    """
+    """A CPU, with the instruction sets that oneDNN may use, by their names in /proc/cpuinfo."""
 
     model: str
-    vendor: str = ""
+    vendor: str = ""  # of the CPUID instruction
     flags: frozenset[str] = frozenset()
 
     @property
@@ -49,17 +43,17 @@ class Cpu:
 
     @property
     def has_amx(self) -> bool:
-        """Whether it has units that multiply matrices in bf16."""
+        """Whether it multiplies bf16 matrices in hardware (AMX)."""
         return "amx_bf16" in self.flags
 
     @property
     def has_bf16(self) -> bool:
-        """Whether it has units that multiply, or at least read, bf16."""
+        """Whether it multiplies, or at least converts, bf16 in hardware."""
         return not self.flags.isdisjoint({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
 
     @property
     def has_int8(self) -> bool:
-        """Whether it adds products of 8-bit numbers up in 32 bits, with no 16 bits between."""
+        """Whether it adds 8-bit products in 32 bits, without intermediate 16-bit sums."""
         return not self.flags.isdisjoint({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
 
 
@@ -77,9 +71,9 @@ def this_cpu() -> Cpu:
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use: by affinity, and by the quota of its cgroups.
+    """Return the number of cores that affinity and the quotas of cgroups leave to this process.
 
-    A quota of 2.5 cores counts as 2: threads beyond it are stopped while others wait for them.
+    A quota of 2.5 cores counts as 2: a third thread would be throttled, and delay the others.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -89,7 +83,7 @@ def num_cores() -> int:
 
 
 def _proc_info() -> dict[str, str]:
-    """Return what Linux says of the first core; nothing on other systems."""
+    """Return the fields of the first core in /proc/cpuinfo; none on other systems."""
     path = _PROC / "cpuinfo"
     if not path.is_file():
         return {}
@@ -99,7 +93,7 @@ def _proc_info() -> dict[str, str]:
 
 
 def _cgroup_quotas() -> list[float]:
-    """Return the quotas, in cores, of this process's control groups and of those above them."""
+    """Return the quotas, in cores, of this process's cgroups and their ancestors."""
     path = _PROC / "self" / "cgroup"
     if not path.is_file():
         return []
@@ -108,7 +102,7 @@ def _cgroup_quotas() -> list[float]:
         _, controllers, group = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # Version 2 has no names of controllers. In a container, a group's own folder is the root.
+        # cgroup v2 names no controllers. In a container, a group's own folder is the root.
         root = _CGROUP / "cpu" if controllers else _CGROUP
         folder = root / group.lstrip("/")
         folders = [each for each in (folder, *folder.parents) if each.is_relative_to(root)]
@@ -117,7 +111,7 @@ def _cgroup_quotas() -> list[float]:
 
 
 def _cgroup_quota(folder: Path) -> float | None:
-    """Return the quota of one control group, in cores; None if it has none."""
+    """Return the quota of one cgroup, in cores; None if it has none."""
     try:
         if (path := folder / "cpu.max").is_file():
             quota, period = path.read_text(encoding="utf-8").split()

@@ -1,4 +1,4 @@
-"""Which library multiplies fp32 matrices on a CPU: MKL, which torch takes, or oneDNN."""
+"""The library of fp32 matrix products on a CPU: MKL, torch's default, or oneDNN."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tfm.device.cpu import this_cpu
 
-# The largest error of an element whose terms are of the order of 1, by the root of their number.
+# The largest error of an element, divided by the root of the number of its terms of size 1.
 _MAX_ERROR = 1e-5
 _SIZE = 256
 
@@ -15,10 +15,10 @@ _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
 def choose_fp32_library() -> None:
-    """Have oneDNN multiply fp32 matrices where MKL is slow: on AMD's CPUs with AVX-512.
+    """Make oneDNN multiply fp32 matrices where MKL is slow: on AMD CPUs with AVX-512.
 
     torch calls this mode "bf16"; without AMX it computes in full fp32, which is verified. Without
-    AVX-512 torch ignores the mode, and MKL multiplies.
+    AVX-512 torch ignores it.
     """
     cpu = this_cpu()
     if cpu.vendor != "AuthenticAMD" or not cpu.has_avx512 or uses_onednn():
@@ -29,12 +29,12 @@ def choose_fp32_library() -> None:
 
 
 def uses_onednn() -> bool:
-    """Return whether oneDNN multiplies fp32 matrices; it prepares anew for each of their sizes."""
+    """Return whether oneDNN multiplies fp32 matrices, for which each new shape costs time."""
     return bool(_MATMUL.fp32_precision == "bf16")
 
 
 def _error() -> float:
-    """Return the largest error of a product's elements."""
+    """Return the largest error of a product's elements, normalized as `_MAX_ERROR`."""
     generator = torch.Generator().manual_seed(0)
     left, right = torch.randn(2, _SIZE, _SIZE, generator=generator)
     exact = left.double() @ right.double()

@@ -1,4 +1,4 @@
-"""How freed memory is kept for reuse on a CPU."""
+"""How the C library reuses freed memory on a CPU."""
 
 import ctypes
 import sys
@@ -8,10 +8,10 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """Have freed memory kept, not handed back to the system, where this is glibc.
+    """Make glibc keep freed memory for reuse.
 
-    A training step frees and takes the same large tensors again and again. By default each of them
-    is mapped anew, and the system clears its pages one by one: a tenth of the time of a step.
+    By default the large tensors that each training step frees and allocates again are mapped anew,
+    and the kernel clears their pages: a tenth of the time of a step.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

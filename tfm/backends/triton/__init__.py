@@ -1,1 +1,1 @@
-"""Triton kernels for GPUs; import them only where `tfm.backends.has_triton` says so."""
+"""Triton kernels for GPUs; import them only if `tfm.backends.has_triton`."""

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
-"""Attention of packed sentences in fused kernels, as operations of torch with gradients."""
+"""Attention in packed batches by fused kernels, as differentiable torch operations."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ import torch
 import triton
 from torch import Tensor
 
-from tfm.backends.philox import checked_seed, drop_below, keep_scale
+from tfm.backends.dropout import drop_threshold, keep_scale, require_seed
 from tfm.backends.spans import Spans
 from tfm.backends.triton.packed_attention_kernels import backward_keys, backward_queries, forward
 
-# Registers hold two programs of so many warps; loops of a few rounds need no pipeline.
+# Registers hold two programs of 4 warps each; short loops need no pipeline.
 _LAUNCH = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
 
 
@@ -26,45 +26,36 @@ def packed_attention(
     dropout: float = 0.0,
     seed: Tensor | None = None,
 ) -> Tensor:
-    """softmax(QKᵀ / √d_k) V with dropout on the softmax (§3.2.1), in fused kernels.
+    """Return softmax(QKᵀ / √d_k) V (§3.2.1) with dropout on the softmax, in fused kernels.
 
-    Sums are fp32, whatever the arithmetic of the tensors. Gradients are the same in every run.
+    Sums are fp32. Gradients are deterministic. Tensors are copied unless their last axis is
+    contiguous.
 
     Args:
-        query: [N, h, d_k], best with the elements of a head side by side.
+        query: [N, h, d_k].
         key: [M, h, d_k].
         value: [M, h, d_v].
         spans: Which keys each query sees.
         dropout: Probability of dropping an attention weight.
-        seed: [1] int64 of the dropout; not needed without.
+        seed: [1] int64; required for dropout.
 
     Returns:
         [N, h, d_v], zeros where a query sees nothing.
 
     Raises:
-        ValueError: Dropout without a seed, or spans of other rows.
+        ValueError: The seed is missing, spans have other numbers of rows, or heads are too wide.
     """
-    return _attended([query, key, value], spans, dropout, seed)
+    return _apply([query, key, value], spans, dropout, seed)
 
 
 def packed_self_attention(
     projected: Tensor, spans: Spans, *, dropout: float = 0.0, seed: Tensor | None = None
 ) -> Tensor:
-    """`packed_attention`, whose gradients stay side by side as one matrix product needs them.
+    """Return `packed_attention` [N, h, d_k] of joint queries, keys and values [N, 3, h, d_k].
 
-    Args:
-        projected: [N, 3, h, d_k] queries, keys and values.
-        spans: Which keys each query sees.
-        dropout: Probability of dropping an attention weight.
-        seed: [1] int64 of the dropout; not needed without.
-
-    Returns:
-        [N, h, d_k].
-
-    Raises:
-        ValueError: Dropout without a seed, or spans of other rows.
+    Their gradients are joint, too, as the backward pass of the projection needs them.
     """
-    return _attended([projected], spans, dropout, seed)
+    return _apply([projected], spans, dropout, seed)
 
 
 def packed_cross_attention(
@@ -75,60 +66,49 @@ def packed_cross_attention(
     dropout: float = 0.0,
     seed: Tensor | None = None,
 ) -> Tensor:
-    """`packed_attention`, whose gradients of keys and values stay side by side.
+    """Return `packed_attention` of queries [N, h, d_k] to joint keys and values [M, 2, h, d_k].
 
-    Args:
-        query: [N, h, d_k].
-        key_value: [M, 2, h, d_k] keys and values.
-        spans: Which keys each query sees.
-        dropout: Probability of dropping an attention weight.
-        seed: [1] int64 of the dropout; not needed without.
-
-    Returns:
-        [N, h, d_k].
-
-    Raises:
-        ValueError: Dropout without a seed, or spans of other rows.
+    The result is [N, h, d_k]; gradients of keys and values are joint, too.
     """
-    return _attended([query, key_value], spans, dropout, seed)
+    return _apply([query, key_value], spans, dropout, seed)
 
 
-def _attended(parts: list[Tensor], spans: Spans, dropout: float, seed: Tensor | None) -> Tensor:
-    query, key, _value = _split(parts)
+def _apply(projections: list[Tensor], spans: Spans, dropout: float, seed: Tensor | None) -> Tensor:
+    query, key, _value = _split_projections(projections)
     if (len(query), len(key)) != (len(spans.keys), len(spans.queries)):
         raise ValueError(
-            f"{len(query)} rows of queries and {len(key)} of keys, but spans of "
+            f"{len(query)} rows of queries and {len(key)} of keys, but spans for "
             f"{len(spans.keys)} and {len(spans.queries)}"
         )
     if dropout > 0.0:
-        seed = checked_seed(seed)
-    parts = [part if part.stride(-1) == 1 else part.contiguous() for part in parts]
-    attended: Tensor = _attend(parts, spans.keys, spans.queries, seed, dropout)[0]
+        seed = require_seed(seed)
+    projections = [x if x.stride(-1) == 1 else x.contiguous() for x in projections]
+    attended: Tensor = _attend(projections, spans.keys, spans.queries, seed, dropout)[0]
     return attended
 
 
-def _split(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, which are three tensors, or parts of two or of one."""
-    match parts:
+def _split_projections(projections: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values, given as three tensors or jointly in two or in one."""
+    match projections:
         case [projected]:
             query, key, value = projected.unbind(1)
         case [query, key_value]:
             key, value = key_value.unbind(1)
         case _:
-            query, key, value = parts
+            query, key, value = projections
     return query, key, value
 
 
 @torch.library.custom_op("tfm::packed_attention", mutates_args=())
 def _attend(
-    parts: Sequence[Tensor],
+    projections: Sequence[Tensor],
     seen_keys: Tensor,
     seeing_queries: Tensor,
     seed: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    """What the queries get, and [N, h] fp32 logarithms of the sums that softmax divides by."""
-    query, key, value = _split(parts)
+    """Return the results and the [N, h] fp32 logsumexp of scores."""
+    query, key, value = _split_projections(projections)
     attended, logsumexp = _new_results(query, value)
     constants = _constants(query, key, value, dropout)
     forward[query.size(1), triton.cdiv(len(query), constants["tile"])](
@@ -140,7 +120,7 @@ def _attend(
 @torch.library.custom_op("tfm::packed_attention_backward", mutates_args=())
 def _attend_backward(
     grad: Tensor,
-    parts: Sequence[Tensor],
+    projections: Sequence[Tensor],
     attended: Tensor,
     logsumexp: Tensor,
     seen_keys: Tensor,
@@ -148,11 +128,11 @@ def _attend_backward(
     seed: Tensor | None,
     dropout: float,
 ) -> list[Tensor]:
-    """Gradients of the parts."""
+    """Return the gradients of the projections."""
     grad = grad.contiguous()
-    gradients = _new_gradients(parts)
-    query, key, value = _split(parts)
-    grad_query, grad_key, grad_value = _split(gradients)
+    gradients = _new_gradients(projections)
+    query, key, value = _split_projections(projections)
+    grad_query, grad_key, grad_value = _split_projections(gradients)
     deltas = torch.empty_like(logsumexp)
     num_heads, sizes = query.size(1), (len(query), len(key))
     constants = _constants(query, key, value, dropout)
@@ -173,53 +153,49 @@ def _new_results(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return attended, query.new_empty(query.shape[:2], dtype=torch.float32)
 
 
-def _new_gradients(parts: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.empty_like(part, memory_format=torch.contiguous_format) for part in parts]
+def _new_gradients(projections: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in projections]
 
 
 @_attend.register_fake
-def _(parts: Sequence[Tensor], *_rest: Any) -> tuple[Tensor, Tensor]:
-    query, _key, value = _split(parts)
+def _(projections: Sequence[Tensor], *_rest: Any) -> tuple[Tensor, Tensor]:
+    query, _key, value = _split_projections(projections)
     return _new_results(query, value)
 
 
 @_attend_backward.register_fake
-def _(_grad: Tensor, parts: Sequence[Tensor], *_rest: Any) -> list[Tensor]:
-    return _new_gradients(parts)
+def _(_grad: Tensor, projections: Sequence[Tensor], *_rest: Any) -> list[Tensor]:
+    return _new_gradients(projections)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    parts, seen_keys, seeing_queries, seed, ctx.dropout = inputs
-    ctx.save_for_backward(*output, seen_keys, seeing_queries, seed, *parts)
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    projections, seen_keys, seeing_queries, seed, ctx.dropout = inputs
+    ctx.save_for_backward(*output, seen_keys, seeing_queries, seed, *projections)
 
 
-def _gradients(ctx: Any, grad: Tensor, _grad_log_sums: Tensor) -> tuple[list[Tensor] | None, ...]:
-    attended, logsumexp, seen_keys, seeing_queries, seed, *parts = ctx.saved_tensors
+def _backward(ctx: Any, grad: Tensor, _grad_logsumexp: Tensor) -> tuple[list[Tensor] | None, ...]:
+    attended, logsumexp, seen_keys, seeing_queries, seed, *projections = ctx.saved_tensors
     gradients = _attend_backward(
-        grad, parts, attended, logsumexp, seen_keys, seeing_queries, seed, ctx.dropout
+        grad, projections, attended, logsumexp, seen_keys, seeing_queries, seed, ctx.dropout
     )
     return gradients, None, None, None, None
 
 
-_attend.register_autograd(_gradients, setup_context=_save)
+_attend.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 def _tile(query: Tensor, value: Tensor) -> int:
-    """Rows of a tile: as many as registers hold.
-
-    Raises:
-        ValueError: Heads too wide for any.
-    """
+    """Return the number of rows of a tile that registers hold."""
     num_bytes = max(query.size(2), value.size(2)) * query.element_size()
     if num_bytes > 2048:
-        raise ValueError(f"a row of a head takes {num_bytes} bytes, but 2048 at most fit")
+        raise ValueError(f"a row of a head has {num_bytes} bytes; at most 2048 fit")
     if query.dtype == torch.float32:
-        num_bytes *= 2  # its products are made in pieces
+        num_bytes *= 2  # tf32x3 splits operands
     return 64 if num_bytes <= 256 else 32 if num_bytes <= 512 else 16
 
 
 def _constants(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> dict[str, Any]:
-    """What a kernel is compiled for; strides too, which tell how much can be read at once."""
+    """Return the compile-time constants, with strides, so that loads can be vectorized."""
     key_width, value_width = query.size(2), value.size(2)
     return {
         "query_row": query.stride(0),
@@ -234,7 +210,7 @@ def _constants(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> dic
         "key_block": max(16, triton.next_power_of_2(key_width)),
         "value_block": max(16, triton.next_power_of_2(value_width)),
         "tile": _tile(query, value),
-        "threshold": drop_below(dropout),
+        "threshold": drop_threshold(dropout),
         "keep_scale": keep_scale(dropout),
         "scale": 1.0 / math.sqrt(key_width),
         **_LAUNCH,

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
-"""`tfm.backends.slot_attention` in a fused kernel, which reads only those columns that are in use.
+"""`tfm.backends.slot_attention` in a fused kernel, which reads only the columns in use.
 
-It learns on the device how many these are: nothing waits for it, and a CUDA graph may hold it.
+Their number is read on the device, so that nothing synchronizes and CUDA graphs can capture it.
 """
 
 import math
@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Below every score, yet finite: differences to it are numbers.
+# Below every score, but finite, to avoid -inf - -inf.
 _LOWEST = tl.constexpr(-1.0e30)
 _LOG2_E = tl.constexpr(math.log2(math.e))
-# Products of fp32 are sums of three that tensor cores can make; others are as they are.
+# Multiplies fp32 by three TF32 products on tensor cores; other dtypes ignore this.
 _PRECISION = tl.constexpr("tf32x3")
-# The widest row of a head that fits, and the widest of which tiles are read ahead.
+# The largest row of a head in bytes: for any kernel, and for prefetching tiles.
 _MAX_BYTES, _MAX_PREFETCH_BYTES = 2048, 1024
 _LAUNCH = {"num_warps": 4, "enable_fp_fusion": True}
 
@@ -25,34 +25,22 @@ _LAUNCH = {"num_warps": 4, "enable_fp_fusion": True}
 def slot_attention(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None = None
 ) -> Tensor:
-    """softmax(QKᵀ / √d_k) V of the hypotheses of each slot, heads joined, in one kernel.
+    """Return the [N, K, h · d_v] attention over cache slots, as the reference does, in one kernel.
 
-    Sums are fp32, whatever the one type of queries, keys and values.
-
-    Args:
-        query: [N, K, h, d_k] of K hypotheses in each of N slots; like keys and values best a view
-            with the elements of a head side by side.
-        key: [N, C, h, d_k]; columns behind the ends are never read.
-        value: [N, C, h, d_v].
-        ends: [N] int64 how many columns a slot's hypotheses see: the first ones; or with ancestors,
-            so many positions.
-        ancestors: [N, K, T] int16 for C = T · K: at each position a hypothesis sees the column of
-            this one alone. If not given, all see all columns.
-
-    Returns:
-        [N, K, h · d_v], of the type of the query; zeros in slots that have no columns.
+    Sums are fp32; slots without visible columns yield zeros. Columns after the ends are never read.
+    Tensors are copied unless their last axis is contiguous.
 
     Raises:
-        ValueError: Ancestors of other hypotheses or positions, or heads too wide.
+        ValueError: The shape of the ancestors does not fit, or heads are too wide.
     """
     num_slots, num_hypotheses, num_heads = query.shape[:3]
     num_columns, value_width = key.size(1), value.size(3)
     if ancestors is not None:
-        num_positions, rest = divmod(num_columns, num_hypotheses)
-        if rest or ancestors.shape != (num_slots, num_hypotheses, num_positions):
+        num_positions, remainder = divmod(num_columns, num_hypotheses)
+        if remainder or ancestors.shape != (num_slots, num_hypotheses, num_positions):
             raise ValueError(
-                f"ancestors {list(ancestors.shape)} for queries {list(query.shape)} and "
-                f"{num_columns} columns"
+                f"ancestors of shape {list(ancestors.shape)} do not fit queries of shape "
+                f"{list(query.shape)} and {num_columns} columns"
             )
     query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
     attended = query.new_empty(num_slots, num_hypotheses, num_heads * value_width)
@@ -67,25 +55,21 @@ def slot_attention(
 
 
 def _tiles(query: Tensor, value: Tensor) -> dict[str, int]:
-    """Hypotheses and columns of a tile, and how far ahead columns are read: as much as fits.
-
-    Raises:
-        ValueError: Heads too wide for any.
-    """
+    """Return the numbers of hypotheses and columns per tile and of pipeline stages that fit."""
     num_bytes = max(query.size(3), value.size(3)) * query.element_size()
     if num_bytes > _MAX_BYTES:
-        raise ValueError(f"a row of a head takes {num_bytes} bytes, but {_MAX_BYTES} at most fit")
-    # With few slots no program hides another's waiting: two tiles of columns are on their way.
+        raise ValueError(f"a row of a head has {num_bytes} bytes; at most {_MAX_BYTES} fit")
+    # Few slots mean few programs to hide latency: prefetch two tiles of columns.
     num_stages = 3 if num_bytes <= _MAX_PREFETCH_BYTES else 1
     if query.dtype == torch.float32:
-        num_bytes *= 2  # its products are made in pieces
+        num_bytes *= 2  # tf32x3 splits operands
     column_tile = 64 if num_bytes <= 256 else 32 if num_bytes <= 512 else 16
     tile = min(column_tile, max(16, triton.next_power_of_2(query.size(1))))
     return {"tile": tile, "column_tile": column_tile, "num_stages": num_stages}
 
 
 def _constants(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> dict[str, Any]:
-    """What the kernel is compiled for: a model and a beam, but neither batch nor room in slots."""
+    """Return the compile-time constants: of model and beam size, but not of batch or capacity."""
     num_hypotheses, num_heads, key_width = query.shape[1:]
     value_width = value.size(3)
     return {
@@ -108,7 +92,7 @@ def _constants(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> dict[
     }
 
 
-# Compiled once, however much room there is: compiling would not do while a CUDA graph is captured.
+# Compile once for all capacities: it is impossible during the capture of a CUDA graph.
 @triton.jit(
     do_not_specialize=[
         "num_columns", "ancestors_slot", "ancestors_hypothesis", "ancestors_position"
@@ -125,7 +109,7 @@ def _attend_slots(
     value_width: tl.constexpr, key_block: tl.constexpr, value_block: tl.constexpr,
     tile: tl.constexpr, column_tile: tl.constexpr, scale: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One head of a tile of a slot's hypotheses: softmax over a tile of columns at a time."""
+    """Compute one head of a tile of hypotheses: online softmax over tiles of columns."""
     head = tl.program_id(0)
     slot = tl.program_id(1).to(tl.int64)
     hypotheses = tl.program_id(2) * tile + tl.arange(0, tile)
@@ -137,31 +121,31 @@ def _attend_slots(
     query += slot * query_slot + head * query_head
     key += slot * key_slot + head * key_head
     value += slot * value_slot + head * value_head
-    q = _rows(query, hypotheses, num_hypotheses, query_row, key_width, key_block)
-    highest = tl.full((tile,), _LOWEST, tl.float32)
-    total = tl.zeros((tile,), tl.float32)
-    sums = tl.zeros((tile, value_block), tl.float32)
+    q = _load_rows(query, hypotheses, num_hypotheses, query_row, key_width, key_block)
+    running_max = tl.full((tile,), _LOWEST, tl.float32)
+    running_sum = tl.zeros((tile,), tl.float32)
+    acc = tl.zeros((tile, value_block), tl.float32)
     for start in range(0, end, column_tile):
         columns = start + tl.arange(0, column_tile)
-        k = _rows(key, columns, end, key_row, key_width, key_block)
-        v = _rows(value, columns, end, value_row, value_width, value_block)
+        k = _load_rows(key, columns, end, key_row, key_width, key_block)
+        v = _load_rows(value, columns, end, value_row, value_width, value_block)
         visible = (columns < end)[None, :]
         if ancestors is not None:
             positions = columns // num_hypotheses * ancestors_position
             places = hypotheses[:, None] * ancestors_hypothesis + positions[None, :]
             exists = visible & (hypotheses < num_hypotheses)[:, None]
-            owners = tl.load(ancestors + places, mask=exists, other=-1)
-            visible = owners == (columns % num_hypotheses)[None, :]
-        # To the base 2, in which a GPU has its exponential.
+            visible_hypotheses = tl.load(ancestors + places, mask=exists, other=-1)
+            visible = visible_hypotheses == (columns % num_hypotheses)[None, :]
+        # Base 2, because GPUs have exp2.
         scores = tl.dot(q, tl.trans(k), input_precision=_PRECISION) * (scale * _LOG2_E)
         scores = tl.where(visible, scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - higher[:, None])
-        shrink = tl.exp2(highest - higher)
-        total = total * shrink + tl.sum(weights, axis=1)
-        sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None], input_precision=_PRECISION)
-        highest = higher
-    result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+        new_max = tl.maximum(running_max, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_max[:, None])
+        rescale = tl.exp2(running_max - new_max)
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=_PRECISION)
+        running_max = new_max
+    result = acc / tl.where(running_sum > 0.0, running_sum, 1.0)[:, None]
     elements = tl.arange(0, value_block)
     attended += (slot * num_hypotheses * num_heads + head) * value_width
     pointers = attended + hypotheses[:, None] * (num_heads * value_width) + elements[None, :]
@@ -170,11 +154,11 @@ def _attend_slots(
 
 
 @triton.jit
-def _rows(
+def _load_rows(
     pointer: tl.tensor, rows: tl.tensor, end: tl.tensor, row_stride: tl.constexpr,
     width: tl.constexpr, block: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """[rows, block] rows before an end; zeros behind it and beyond their width."""
+    """Load [rows, block], with zeros for rows from the end on and columns beyond the width."""
     elements = tl.arange(0, block)
     pointers = pointer + rows.to(tl.int64)[:, None] * row_stride + elements[None, :]
     inside = (rows < end)[:, None] & (elements < width)[None, :]
