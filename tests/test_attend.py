@@ -306,7 +306,7 @@ def test_a_sentence_alone_is_for_the_newest_run_and_its_translation(tfm, tmp_pat
         ([], "attend needs a sentence, in quotes"),
         (["runs/one"], "attend needs a sentence, in quotes"),
         (["runs/one", "two", "dogs"], "Got unexpected extra argument"),
-        (["seven", "--target", "sieben", "--beam", "2"], "--beam would have no effect on a given"),
+        (["seven", "--target", "sieben", "--beam", "2"], "--beam has no effect with --target"),
         (["long " * 100], "the sentence has"),
         (["seven", "--kind", "all"], "Invalid value for '--kind'"),
     ],

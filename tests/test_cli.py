@@ -101,7 +101,7 @@ def test_help_shows_every_default(run):
     for _, item in RUN_SETTINGS:
         if item.default is not None:
             default = {"True": "yes", "False": "no"}.get(str(item.default), item.default)
-            assert f"{item.metadata['help']} (default {default})" in out
+            assert f"{item.metadata['help']} (default: {default})" in out
 
 
 def test_help_has_no_color_if_asked():
@@ -161,7 +161,7 @@ def test_every_flag_of_train_reaches_its_setting(run, group, item):
 
 
 def test_the_defaults_that_help_promises_are_those_of_the_settings(run):
-    assert f"(default {RunConfig().arch})" in run("train", "--help")[1]
+    assert f"(default: {RunConfig().arch})" in run("train", "--help")[1]
 
 
 # --- output for machines

@@ -120,7 +120,7 @@ def test_all_problems_stand_in_one_message():
     )
     for part in (
         "unknown section 'modell': sections are model, optimizer, batching, training",
-        "unknown setting 'width' in [model]: it has num_encoder_layers",
+        "unknown setting 'width' in [model]: choose from num_encoder_layers",
         "dropout is 2.0, but must be at most 0.9",
         "model.d_ff is 'many', but must be of type int",
         "model.norm is 'none', but must be one of post, pre",
@@ -165,13 +165,13 @@ def test_whole_numbers_do_for_fractions_but_not_the_other_way_round():
 @pytest.mark.parametrize(
     ("group", "table", "message"),
     [
-        (TransformerConfig, {"d_model": 15, "num_heads": 5}, "sinusoids need an even width"),
+        (TransformerConfig, {"d_model": 15, "num_heads": 5}, "d_model is 15, but must be even"),
         (TransformerConfig, {"num_heads": 7}, "is not a multiple of num_heads 7"),
         (TransformerConfig, {"num_heads": 7, "d_k": 64}, "is not a multiple of num_heads 7"),
         (TransformerConfig, {"num_heads": 0}, "num_heads is 0, but must be at least 1"),
-        (TrainingConfig, {"validation_beam": 0}, "leaves it out"),
-        (TrainingConfig, {"keep_last": 2}, "average_last 5 is more than keep_last 2"),
-        (SearchConfig, {"n_best": 5}, "n_best 5 needs a beam"),
+        (TrainingConfig, {"validation_beam": 0}, "validation_beam 0 computes none"),
+        (TrainingConfig, {"keep_last": 2}, "average_last is 5, but only keep_last 2 checkpoints"),
+        (SearchConfig, {"n_best": 5}, "n_best is 5, but must be at most the beam size"),
         (AverageConfig, {"last": 3, "best": 3}, "exclude each other"),
     ],
 )

@@ -96,9 +96,9 @@ def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
 @pytest.mark.parametrize(
     ("content", "other", "message"),
     [
-        (b"a\nb\nc\n", b"A\nB\n", "other ends after 2 lines, before .*in: line N of one"),
-        (b"a\nb\n", b"A\nB\n\n", "in ends after 2 lines, before .*other: line N of one"),
-        (b"", b"A\n", "in ends after 0 lines, before .*other"),
+        (b"a\nb\nc\n", b"A\nB\n", "other ends after 2 lines, but .*in has more: line N of one"),
+        (b"a\nb\n", b"A\nB\n\n", "in ends after 2 lines, but .*other has more: line N of one"),
+        (b"", b"A\n", "in ends after 0 lines, but .*other has more"),
     ],
 )
 @pytest.mark.parametrize("chunk_lines", [1, 2, 1000])

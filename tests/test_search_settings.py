@@ -54,14 +54,16 @@ def test_a_setting_that_is_given_is_refused_though_it_is_the_default(search, nam
 
 
 def test_groups_divide_the_beam_and_strength_needs_groups():
-    assert problems(beam_size=6, num_groups=4) == ["num_groups 4 does not divide a beam of 6"]
+    assert problems(beam_size=6, num_groups=4) == [
+        "num_groups is 4, but must divide the beam size 6"
+    ]
     assert problems(num_groups=0) == ["num_groups is 0, but must be at least 1"]
     [problem] = problems(diversity_strength=2.0)
     assert problem.startswith("diversity_strength has no effect on a single group")
 
 
 def test_the_n_best_of_a_beam_are_at_most_as_many_as_it_holds():
-    message = "n_best 5 needs a beam of at least that size, not 4"
+    message = "n_best is 5, but must be at most the beam size 4"
     assert problems(n_best=5) == problems(n_best=5, search="exact") == [message]
 
 

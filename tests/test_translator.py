@@ -93,7 +93,7 @@ def test_a_source_that_is_too_long_is_cut_with_a_warning(translator, capsys):
     config = SearchConfig(max_source_length=5, max_extra_length=5)
     text = "seven " * 50
     found = translator.search(["seven", text], config)
-    assert "has 101 tokens: cut after 5" in capsys.readouterr().err
+    assert "has 101 tokens: truncated to 5" in capsys.readouterr().err
     assert len(found) == 2
 
 
@@ -147,9 +147,9 @@ def test_translations_start_with_their_prefixes(translator, search):
 
 
 def test_as_many_prefixes_and_targets_are_needed_as_lines(translator):
-    with pytest.raises(DataError, match="there are 2 lines, but 1 prefixes: give as many"):
+    with pytest.raises(DataError, match="there are 2 lines, but 1 prefixes: give one each"):
         translator.search(["a", "b"], prefixes=["c"])
-    with pytest.raises(DataError, match="there are 1 lines, but 2 targets: give as many"):
+    with pytest.raises(DataError, match="there are 1 lines, but 2 targets: give one each"):
         translator.score_targets(["a"], ["b", "c"])
 
 
@@ -213,8 +213,10 @@ def short_translator(data_dir):
 
 def test_what_a_model_has_no_positions_for_is_refused(short_translator):
     long = "six " * 9
-    count = r"has \d+ tokens, but the model learned positions for at most 7 and the end: shorten it"
-    with pytest.raises(DataError, match=f"^line 12 {count}, or let max_source_length cut it"):
+    count = r"has \d+ tokens, but the model has learned positions for at most 7 and EOS: shorten it"
+    with pytest.raises(
+        DataError, match=f"^line 12 {count}, or set max_source_length to truncate it"
+    ):
         short_translator.search(["six", long], first_line=11)
     with pytest.raises(DataError, match=f"^prefix 12 {count}$"):
         short_translator.search(["six", "six"], prefixes=["", long], first_line=11)
@@ -225,7 +227,7 @@ def test_what_a_model_has_no_positions_for_is_refused(short_translator):
 def test_a_source_may_be_cut_to_what_the_model_has_positions_for(short_translator, capsys):
     config = SearchConfig(max_source_length=7)
     assert len(short_translator.search(["six " * 9], config)) == 1
-    assert "cut after 7" in capsys.readouterr().err
+    assert "truncated to 7" in capsys.readouterr().err
 
 
 def test_translations_keep_to_the_positions_of_every_model(short_translator):
@@ -262,10 +264,10 @@ def test_a_translation_that_spells_the_end_of_a_line_stays_in_one(translator, mo
 
 def test_targets_that_would_take_all_memory_are_refused(translator):
     with pytest.raises(
-        DataError, match=r"^target 2 has \d+,\d+ tokens, more than 4,096: shorten it"
+        DataError, match=r"^target 2 has \d+,\d+ tokens, but at most 4,096 are allowed: shorten it"
     ):
         translator.score_targets(["a", "b"], ["a", "x" * 100_000])
-    with pytest.raises(DataError, match=r"^prefix 1 has \d+,\d+ tokens, more than 4,096"):
+    with pytest.raises(DataError, match=r"^prefix 1 has \d+,\d+ tokens, but at most 4,096"):
         translator.search(["a"], prefixes=["x" * 100_000])
 
 
@@ -299,7 +301,7 @@ def test_a_batch_that_memory_is_too_small_for_is_translated_in_halves(
     lines = ["seven", "on Monday", "8", "nine", "ten"]
     found = translator.search(lines, SHORT) + translator.search(lines, SHORT)
     assert memory_for_two == 2 * [5, 3, 2, 1, 2]
-    assert capsys.readouterr().err.count("too little memory for a batch") <= 1
+    assert capsys.readouterr().err.count("a batch needs more memory than the device has") <= 1
     monkeypatch.undo()
     expected = 2 * translator.search(lines, SHORT)
     assert [t.text for [t] in found] == [t.text for [t] in expected]
@@ -312,7 +314,7 @@ def test_a_sentence_that_memory_is_too_small_for_is_named(translator, monkeypatc
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(engine, "search", search)
-    with pytest.raises(DataError, match=r"^line 7 with its \d tokens needs more memory than"):
+    with pytest.raises(DataError, match=r"^line 7 with \d source tokens needs more memory than"):
         translator.search(["", "seven"], SHORT, first_line=6)
 
 

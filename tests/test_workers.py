@@ -163,7 +163,7 @@ def test_a_process_that_dies_is_named_with_the_lines_it_had(trained_run):
         threading.Timer(0.5, os.kill, (first.pid, signal.SIGKILL)).start()
         message = (
             rf"^process 1 of 2 \(pid {first.pid}\) was killed by SIGKILL "
-            r"\(out of memory\?\) while it had 3 of the lines 3 to 9$"
+            r"\(out of memory\?\) while it computed 3 of the lines 3 to 9$"
         )
         with pytest.raises(LostProcessError, match=message):
             list(search_with(started, [chunk_of(3)], encode=lambda _: [batch]))
@@ -196,7 +196,7 @@ def test_an_idle_process_takes_what_arrives_while_another_is_busy(trained_run):
 def test_a_bug_in_a_process_keeps_its_traceback(trained_run, capfd):
     with two_workers(checkpoints(trained_run)[-1]) as started:
         results = search_with(started, [chunk_of(1)], encode=lambda _: [batch_of(1, [10**6])])
-        with pytest.raises(LostProcessError, match=r"ended with exit code 1 while it had 1 "):
+        with pytest.raises(LostProcessError, match=r"ended with exit code 1 while it computed 1 "):
             next(results)
     assert "IndexError" in capfd.readouterr().err
 
