@@ -108,7 +108,7 @@ def test_what_memory_is_too_small_for_is_done_in_fewer_slots(
         if largest:
             assert translator.translate(LINES) == plain.translate(LINES)
         else:
-            with pytest.raises(DataError, match=r"^line \d with .* source tokens.* needs more memory"):
+            with pytest.raises(DataError, match=r"^line \d with .* tokens.* needs more memory"):
                 translator.translate(LINES)
     # Nothing of it is left.
     assert translator.translate(LINES) == plain.translate(LINES)

@@ -74,8 +74,7 @@ def generate(
         None, "--input", help="File to translate, one sentence per line."
     ),
     split: Literal["test", "valid"] | None = typer.Option(
-        None,
-        help="Translate this split of the model's dataset (default: test, unless --input).",
+        None, help="Translate this split of the model's dataset (default: test, unless --input)."
     ),
     rounds: int = _ROUNDS,
     repeat: int = typer.Option(1, min=1, help="Translate the text N times per round."),

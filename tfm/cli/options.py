@@ -23,13 +23,7 @@ Result = TypeVar("Result")
 # {section: {name: value}} of the flags that were given.
 Overrides = Mapping[str, Mapping[str, Any]]
 
-RUN_SETTINGS = (
-    TransformerConfig,
-    RecurrentConfig,
-    OptimizerConfig,
-    BatchingConfig,
-    TrainingConfig,
-)
+RUN_SETTINGS = (TransformerConfig, RecurrentConfig, OptimizerConfig, BatchingConfig, TrainingConfig)
 
 
 def with_settings(

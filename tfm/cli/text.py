@@ -31,9 +31,7 @@ def prepare(
         None, metavar="SRC TGT", help="Test text: source and target file."
     ),
     languages: tuple[str, str] | None = typer.Option(
-        None,
-        metavar="SRC TGT",
-        help="Language codes, if they are not the file names' suffixes.",
+        None, metavar="SRC TGT", help="Language codes, if they are not the file names' suffixes."
     ),
     train_trees: list[Path] | None = typer.Option(
         None, metavar="PATH", help="Training trees in brackets: a file or folder; repeatable."

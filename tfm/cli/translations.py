@@ -56,8 +56,7 @@ def generate(
         None, help="Divide the work and the cores among N processes on the CPU."
     ),
     prefix: Path | None = typer.Option(
-        None,
-        help="File with a forced beginning of each translation; empty lines force nothing.",
+        None, help="File with a forced beginning of each translation; empty lines force nothing."
     ),
     score_target: Path | None = typer.Option(
         None,
@@ -209,9 +208,7 @@ def score(
 @app.command(rich_help_panel=TRANSLATIONS_PANEL)
 def attend(
     model: str | None = typer.Argument(
-        None,
-        metavar="MODEL",
-        help="Model or run folder (default: the newest run).",
+        None, metavar="MODEL", help="Model or run folder (default: the newest run)."
     ),
     sentence: str | None = typer.Argument(
         None, metavar="SENTENCE", help="Source sentence in quotes."

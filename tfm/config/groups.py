@@ -105,8 +105,7 @@ class TrainingConfig(Settings):
         1, "Number of best checkpoints to keep besides the newest.", at_least=0
     )
     best_metric: Literal["loss", "score"] = setting(
-        "score",
-        "Rank checkpoints by validation loss or by score: BLEU, or a parser's bracket F1.",
+        "score", "Rank checkpoints by validation loss or by score: BLEU, or a parser's bracket F1."
     )
     average_last: int = setting(
         5, "Number of newest checkpoints that `tfm average` averages by default.", at_least=1

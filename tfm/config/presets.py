@@ -31,7 +31,7 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
             "num_decoder_layers": 4,
             "d_model": 1024,
             "tied_embeddings": "two-way",
-        },
+        }
     },
     # For tens of thousands of pairs: pre-norm converges in the fewest steps.
     "small": {

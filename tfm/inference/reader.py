@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 from tfm.data.text import decoded_lines
 from tfm.errors import DataError
@@ -46,12 +45,7 @@ class LineReader:
             self._opened = self._opened.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened.close()
 
     def __iter__(self) -> Iterator[Chunk]:

@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tfm.config import InferenceConfig, SearchConfig, TransformerConfig
@@ -70,8 +69,8 @@ class Workers:
         self._printed: set[str] = set()
 
     def __enter__(self) -> "Workers":
-        # Ctrl-C reaches all processes, but only this one handles it: workers inherit blocked SIGINT.
-        # The resource tracker would unblock it when it starts, so it is started first.
+        # Ctrl-C reaches all processes, but only this one handles it: workers inherit that SIGINT is
+        # blocked. The resource tracker would unblock it when it starts, so it is started first.
         resource_tracker.ensure_running()
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -83,12 +82,7 @@ class Workers:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in self._workers:
             worker.process.kill()  # workers hold nothing that needs a clean shutdown
         self._threads.shutdown(cancel_futures=True)
@@ -99,17 +93,9 @@ class Workers:
     def map(
         self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
     ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
-        """Translate or score chunks of lines; a thread reads ahead during the computation.
+        """Translate or score chunks as `Engine.map` does; a thread reads ahead meanwhile.
 
-        Args:
-            task: `Engine.search` or `Engine.score`.
-            chunks: The lines.
-            encode: Splits a chunk into batches.
-            config: Search settings.
-
-        Yields:
-            Each chunk, in order, with its outputs by line number. An error in reading is raised
-            after the chunks before it.
+        An error in reading is raised after the outputs of the chunks before it.
 
         Raises:
             LostProcessError: A worker process has ended.
