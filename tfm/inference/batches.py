@@ -50,7 +50,7 @@ class Chunk:
     Attributes:
         first_line: Number of the first line, for messages and the random seeds of sampling.
         lines: Plain text, one sentence per line.
-        paired_lines: For each line a forced prefix, or the target to score; None without either.
+        paired_lines: The forced prefix or the target of each line; None without either.
     """
 
     first_line: int
