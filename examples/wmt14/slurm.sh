@@ -4,7 +4,7 @@
 #     tfm prepare wmt14-en-de                     # first, on a machine with network
 #     sbatch examples/wmt14/slurm.sh base         # or big; then other options of tfm train
 #
-# Two minutes before its time limit, or when it is preempted, the job saves and requeues itself. To stop
+# Two minutes before its time limit, or when it is preempted, the job saves and is requeued. To stop
 # it for good: scancel.
 #SBATCH --job-name=wmt14
 #SBATCH --nodes=2
