@@ -38,28 +38,28 @@ def main() -> None:
         finally:
             sys.stdout.flush()
         if code == _INTERRUPTED:
-            _fail("stopped", exit_code=code)
+            _report_failure("stopped", exit_code=code)
     except typer.TyperException as error:
-        code = _fail(_wrong_usage(error), exit_code=UsageError.exit_code)
+        code = _report_failure(_format_usage_error(error), exit_code=UsageError.exit_code)
     except InterruptedRunError as stop:
-        code = _stop(stop)
+        code = _report_stop(stop)
     except TfmError as error:
         is_consequence = isinstance(error, LostPeersError)
-        code = _fail(str(error), exit_code=error.exit_code, is_consequence=is_consequence)
+        code = _report_failure(str(error), exit_code=error.exit_code, is_consequence=is_consequence)
     except BrokenPipeError:
         _drop_output()  # the reader closed the pipe: end quietly
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        code = _fail(f"{where}{error.strerror or error}")
+        code = _report_failure(f"{where}{error.strerror or error}")
         _drop_output()
     except Exception as error:
         name = f"{type(error).__name__}: {error}".removesuffix(": ")
         if not report_failure(name, trace=traceback.format_exc()):
             raise
-    _leave(code)
+    _exit_process(code)
 
 
-def _leave(code: int) -> NoReturn:
+def _exit_process(code: int) -> NoReturn:
     """End this process with an exit code.
 
     One of several processes, or an interrupted one, skips Python's shutdown, which would abort and
@@ -72,22 +72,22 @@ def _leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _fail(message: str, *, exit_code: int = 1, is_consequence: bool = False) -> int:
+def _report_failure(message: str, *, exit_code: int = 1, is_consequence: bool = False) -> int:
     """Report a failure to the launcher, which prints it once, or to the user; return the code."""
     if not report_failure(message, exit_code=exit_code, is_consequence=is_consequence):
-        _say(f"tfm: {message}")
+        _print_error(f"tfm: {message}")
     return exit_code
 
 
-def _stop(stop: InterruptedRunError) -> int:
+def _report_stop(stop: InterruptedRunError) -> int:
     """Print where a run has stopped, and return the exit code."""
     if World.from_environment().is_first:
-        _say(f"tfm: {stop}")
+        _print_error(f"tfm: {stop}")
     # A launcher takes any other code for a failure and kills the other processes while they save.
     return 0 if has_launcher() else stop.exit_code
 
 
-def _wrong_usage(error: typer.TyperException) -> str:
+def _format_usage_error(error: typer.TyperException) -> str:
     """Return typer's message about the command line as one line."""
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
@@ -107,7 +107,7 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _say(message: str) -> None:
+def _print_error(message: str) -> None:
     """Print one line on stderr, with control characters escaped: file names may contain them."""
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
     typer.echo("".join(shown), err=True)

@@ -92,7 +92,7 @@ def train(
         num_processes = layout.nodes * num_local_processes(layout)
         print_forecast(forecast(folder, settings, num_processes=num_processes))
         return
-    _launch_if_asked(layout)
+    _launch_processes(layout)
     folder = dataset(data)
     from tfm.stages.train import train as run_stage
 
@@ -100,7 +100,7 @@ def train(
     say(f"next: tfm average {result.run_dir}")
 
 
-def _launch_if_asked(layout: Layout) -> None:
+def _launch_processes(layout: Layout) -> None:
     """Restart this command in several processes if the flags ask for them; then do not return."""
     world = World.from_environment()
     if world.launcher is not None:

@@ -175,14 +175,8 @@ class SentenceEncoder:
         """Build batches of at most `max_tokens`, padding and EOS included.
 
         The longest sentences come first, so the first batch needs the most memory. Each worker gets
-        a batch if there are enough sentences.
-
-        Args:
-            indices: Indices of the sentences to batch.
-            lengths: Number of tokens of every sentence, without EOS.
-            first_line: Line number of index 0.
-            sources: Token ids of every source.
-            targets: Token ids of every prefix or target.
+        a batch if there are enough sentences. `indices` selects the sentences; `lengths`, `sources`
+        and `targets` are those of all sentences of the chunk, without EOS.
         """
         tokens = [length + 1 for length in lengths]
         order = sorted(indices, key=lambda index: -tokens[index])

@@ -116,11 +116,7 @@ class Engine:
         return self._in_halves(self._search, batch, config)
 
     def score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
-        """Return the log probabilities of each sentence's target.
-
-        Raises:
-            DataError: The device has too little memory for a single sentence.
-        """
+        """Return the log probabilities of each sentence's target; raises as `search` does."""
         return self._in_halves(self._score, batch, config)
 
     def _search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:

@@ -112,11 +112,7 @@ def count_lines(path: Path) -> int:
 
 
 class _ArrivingLines:
-    """The lines of a file or pipe, with a test whether the next one can be read without blocking.
-
-    Args:
-        file: The file, unbuffered.
-    """
+    """The lines of an unbuffered file or pipe, with a test whether reading one would block."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file

@@ -136,14 +136,9 @@ class Workers:
 
 
 class _Worker:
-    """A process with an engine, and the connection to it.
+    """A process with an engine on GPU `index`, and the connection to it.
 
-    Args:
-        index: Index of the worker, counted from 0, and of its GPU.
-        num_workers: Number of workers.
-        folders: Model folders.
-        inference: Device and arithmetic.
-        printed: Messages that any worker has printed, shared so that each is printed once.
+    `printed` holds the messages of all workers, so that each is printed once.
     """
 
     def __init__(
