@@ -1,8 +1,8 @@
-# make quickstart   see all seven stages at work, in minutes, on a CPU
+# make quickstart   run all seven stages in minutes on a CPU
 # make test         run the tests
-# make test-kernels test the kernels for GPUs, in Triton's interpreter where there is none (1 GB)
+# make test-kernels test the GPU kernels, in Triton's interpreter without a GPU (installs 1 GB)
 # make check        what CI runs: format, lint, types, layers, tests
-# Each does its own set-up in .venv. PYTHON=python3.12 chooses an interpreter.
+# Each target sets up .venv itself. PYTHON=python3.12 selects an interpreter.
 
 PYTHON ?= python3
 BIN := .venv/bin

@@ -312,7 +312,7 @@ def test_the_command_uses_the_newest_run_and_its_translation_by_default(tfm, tmp
         ([], "attend needs a sentence, in quotes"),
         (["runs/one"], "attend needs a sentence, in quotes"),
         (["runs/one", "two", "dogs"], "Got unexpected extra argument"),
-        (["seven", "--target", "sieben", "--beam", "2"], "--beam would have no effect on a given"),
+        (["seven", "--target", "sieben", "--beam", "2"], "--beam has no effect with --target"),
         (["long " * 100], "the sentence has"),
         (["seven", "--kind", "all"], "Invalid value for '--kind'"),
     ],

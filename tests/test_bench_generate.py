@@ -195,7 +195,7 @@ def test_the_table_shows_the_results(run, trained_run, data_dir):
         "bench", "generate", trained_run, "--split", "valid", "--device", "cpu", "--rounds", 1
     )
     assert code == 0, err
-    for word in ("target tokens a second", "sentences a second", "peak memory", "beam 4"):
+    for word in ("target tokens per second", "sentences per second", "peak memory", "beam 4"):
         assert word in out
     assert "one at a time" not in out
     assert "valid.en" in "".join(out.split())  # it may be wrapped

@@ -60,7 +60,7 @@ def test_help_names_every_command(run):
     assert set(re.findall(r"^│ ([a-z][a-z-]+) ", out, re.MULTILINE)) == set(COMMANDS)
 
 
-def test_without_a_command_there_is_help(run):
+def test_without_a_command_tfm_prints_its_help(run):
     code, out, err = run()
     assert (code, err) == (2, "")
     assert out == run("--help")[1]
@@ -77,7 +77,7 @@ def test_help_of_every_command_has_an_example(run, command):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_examples_in_the_help_name_what_exists(run, command):
+def test_the_examples_in_the_help_name_existing_presets(run, command):
     out = run(command, "--help")[1]
     for arch in re.findall(r"--arch ([a-z]+)", out):
         assert arch in PRESETS
@@ -101,10 +101,10 @@ def test_help_shows_every_default(run):
     for _, item in RUN_SETTINGS:
         if item.default is not None:
             default = {"True": "yes", "False": "no"}.get(str(item.default), item.default)
-            assert f"{item.metadata['help']} (default {default})" in out
+            assert f"{item.metadata['help']} (default: {default})" in out
 
 
-def test_help_has_no_color_if_asked():
+def test_help_respects_no_color():
     environment = os.environ | {"NO_COLOR": "1", "FORCE_COLOR": "1"}
     for command in (["train", "--help"], ["--help"]):
         output = subprocess.check_output([*TFM, *command], env=environment, text=True)
@@ -123,7 +123,7 @@ def test_the_package_runs_as_a_module():
 
 
 @pytest.mark.parametrize("arch", PRESETS)
-def test_printed_settings_are_settings_again(run, elsewhere, arch):
+def test_printed_settings_can_be_read_again(run, elsewhere, arch):
     code, printed, err = run("train", "--arch", arch, "--print-config")
     assert (code, err) == (0, "")
     (elsewhere / "x.toml").write_text(printed, encoding="utf-8")
@@ -137,8 +137,8 @@ def test_flags_win_over_the_file_which_wins_over_the_preset(run, elsewhere):
     assert (model["d_model"], model["dropout"], model["d_ff"]) == (1024, 0.2, 200)
 
 
-def another(group, item):
-    """A value for a setting that is not its default."""
+def different_value(group, item):
+    """Return a value for a setting that differs from its default."""
     hint = typing.get_type_hints(group)[item.name]
     if typing.get_origin(hint) is typing.Literal:
         return next(choice for choice in typing.get_args(hint) if choice != item.default)
@@ -149,7 +149,7 @@ def another(group, item):
 
 @pytest.mark.parametrize(("group", "item"), RUN_SETTINGS, ids=lambda x: getattr(x, "name", ""))
 def test_every_flag_of_train_reaches_its_setting(run, group, item):
-    value = another(group, item)
+    value = different_value(group, item)
     flags = {"average_last": ["--keep-last", 64]}.get(item.name, [])
     name = item.name.replace("_", "-")
     given = [f"--{name}", value]
@@ -160,8 +160,8 @@ def test_every_flag_of_train_reaches_its_setting(run, group, item):
     assert tomllib.loads(out)[group.section][item.name] == value
 
 
-def test_the_defaults_that_help_promises_are_those_of_the_settings(run):
-    assert f"(default {RunConfig().arch})" in run("train", "--help")[1]
+def test_help_shows_the_default_preset(run):
+    assert f"(default: {RunConfig().arch})" in run("train", "--help")[1]
 
 
 # --- output for machines
@@ -175,7 +175,7 @@ def test_json_of_score_parses(run, elsewhere):
     assert [score["name"] for score in record["scores"]] == ["bleu", "chrf"]
 
 
-def test_scores_have_no_color_if_asked(elsewhere):
+def test_scores_respect_no_color(elsewhere):
     (elsewhere / "hyp").write_text("ein Hund\n")
     output = subprocess.check_output(
         [*TFM, "score", "--hypotheses", "hyp", "--reference", "hyp"],

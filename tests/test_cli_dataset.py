@@ -1,4 +1,4 @@
-"""Commands on a dataset: it keeps its settings, and nothing is left half done."""
+"""Commands on a dataset: its settings are kept, and failures leave nothing half done."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def dataset(elsewhere, run):
     return elsewhere / "data" / "mine"
 
 
-def test_settings_of_a_recipe_hold_for_later_commands_unless_flags_say_otherwise(dataset, run):
+def test_settings_of_a_recipe_apply_to_later_commands_unless_flags_change_them(dataset, run):
     assert json.loads((dataset / "manifest.json").read_text())["settings"]["subword"] == {
         "vocab_size": 330
     }

@@ -23,8 +23,8 @@ TFM = [sys.executable, "-m", "tfm"]
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-def complains(result, code, pattern):
-    """Whether a command ended with a code, nothing on stdout and one line on stderr."""
+def assert_complaint(result, code, pattern):
+    """Assert that a command ended with a code, nothing on stdout and one line on stderr."""
     got, out, err = result
     assert got == code, err
     assert out == ""
@@ -52,15 +52,18 @@ def complains(result, code, pattern):
             "train --warmup-steps 0 --d-model 7",
             r"d_model is 7, .*; warmup_steps is 0, but must be at least 1",
         ),
-        ("train --arch huge", r"there is no arch 'huge': choose one of base, big.*"),
+        ("train --arch huge", r"unknown arch 'huge': choose one of base, big.*"),
         ("train --config none.toml", "none.toml does not exist"),
         ("prepare", r"name a recipe \(.*wmt14-en-de.*"),
         ("prepare nonsense", "there is no recipe 'nonsense'.*"),
-        ("prepare --train a.en a.de --no-verify", "--mirror, .* need a recipe that downloads"),
+        ("prepare --train a.en a.de --no-verify", "--mirror, .* have no effect without a recipe"),
         ("score --bootstrap-samples 9", "the paired bootstrap needs a --baseline .*"),
         ("prepare --train a.en", r"Option '--train' requires 2 arguments"),
-        ("prepare --train a.en b.de", "say where your dataset goes, such as --out data/mine"),
-        ("prepare wmt14-en-de --test a b", "a recipe names its own text: leave out .*"),
+        (
+            "prepare --train a.en b.de",
+            "name the folder of the new dataset, such as --out data/mine",
+        ),
+        ("prepare wmt14-en-de --test a b", "a recipe names its own files: leave out .*"),
         ("prepare wmt14-en-de --max-length 0", "max_length is 0, but must be at least 1"),
         ("average --last 2 --best 2", "last and best exclude each other: give one"),
         ("generate --input a --split test", "--input and --split exclude each other: give one"),
@@ -88,26 +91,28 @@ def complains(result, code, pattern):
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(run, arguments, pattern):
-    complains(run(*arguments.split()), 2, pattern)
+    assert_complaint(run(*arguments.split()), 2, pattern)
 
 
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
         ("--beam 0", "beam_size is 0, but must be at least 1.*"),
-        ("--n-best 9", "n_best 9 needs a beam of at least that size, not 4"),
+        ("--n-best 9", "n_best is 9, but must be at most the beam size 4"),
         ("--temperature 0.5", "temperature has no effect on search beam, only on sample"),
         ("--search sample --beam 4", "beam_size has no effect on search sample, .*"),
     ],
 )
-def test_a_search_that_cannot_be_is_refused(run, trained_run, elsewhere, arguments, pattern):
+def test_an_impossible_search_is_refused(run, trained_run, elsewhere, arguments, pattern):
     (elsewhere / "in.en").write_text("one\n")
-    complains(run("generate", trained_run, "--input", "in.en", *arguments.split()), 2, pattern)
+    assert_complaint(
+        run("generate", trained_run, "--input", "in.en", *arguments.split()), 2, pattern
+    )
 
 
 def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):
     (elsewhere / "x.toml").write_text("[model]\nwidth = 3\ndropout = 2\n[optim]\na = 1\n")
-    complains(
+    assert_complaint(
         run("train", "--config", "x.toml", "--warmup-steps", 0),
         2,
         r"unknown section 'optim'.*unknown setting 'width' in \[model\].*"
@@ -115,15 +120,17 @@ def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):
     )
 
 
-def test_a_file_that_is_no_toml_is_named(run, elsewhere):
+def test_an_invalid_toml_file_is_named(run, elsewhere):
     (elsewhere / "x.toml").write_text("[model\n")
-    complains(run("train", "--config", "x.toml"), 2, r"x\.toml is not a TOML file: .*line 1.*")
+    assert_complaint(
+        run("train", "--config", "x.toml"), 2, r"x\.toml is not a TOML file: .*line 1.*"
+    )
 
 
 def test_a_preset_that_contradicts_the_file_is_refused(run, elsewhere):
     (elsewhere / "x.toml").write_text('arch = "big"\n')
     result = run("train", "--config", "x.toml", "--arch", "base")
-    complains(result, 2, "arch base contradicts arch big in the file: leave one out")
+    assert_complaint(result, 2, "--arch base contradicts arch big in the file: leave one out")
 
 
 # --- failures: exit code 1, one line
@@ -147,11 +154,11 @@ def test_a_preset_that_contradicts_the_file_is_refused(run, elsewhere):
     ],
 )
 def test_a_wrong_path_is_one_line_and_exit_code_1(run, arguments, pattern):
-    complains(run(*arguments.split()), 1, pattern)
+    assert_complaint(run(*arguments.split()), 1, pattern)
 
 
-def test_settings_that_are_no_file_are_wrong_usage(run):
-    complains(run("train", "--config", "."), 2, r"\. cannot be read: Is a directory")
+def test_settings_that_are_not_a_file_are_wrong_usage(run):
+    assert_complaint(run("train", "--config", "."), 2, r"\. cannot be read: Is a directory")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +177,7 @@ def test_every_kind_of_error_is_one_line_and_its_exit_code(run, monkeypatch, err
         raise error("what and where: what to do")
 
     monkeypatch.setattr("tfm.stages.quickstart.quickstart", fail)
-    complains(run("quickstart"), code, "what and where: what to do")
+    assert_complaint(run("quickstart"), code, "what and where: what to do")
 
 
 @pytest.mark.parametrize(
@@ -182,12 +189,12 @@ def test_every_kind_of_error_is_one_line_and_its_exit_code(run, monkeypatch, err
         (OSError("odd"), "odd"),
     ],
 )
-def test_an_error_of_the_system_is_one_line(run, monkeypatch, error, pattern):
+def test_an_operating_system_error_is_one_line(run, monkeypatch, error, pattern):
     def fail(*args, **kwargs):
         raise error
 
     monkeypatch.setattr("tfm.stages.quickstart.quickstart", fail)
-    complains(run("quickstart"), 1, pattern)
+    assert_complaint(run("quickstart"), 1, pattern)
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
@@ -205,7 +212,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(run, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tfm.stages.quickstart.quickstart", stop)
-    complains(run("quickstart"), 130, "stopped")
+    assert_complaint(run("quickstart"), 130, "stopped")
 
 
 # --- full disks and closed pipes
@@ -233,7 +240,7 @@ def test_a_closed_pipe_is_quiet(arguments):
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2])
-def test_a_closed_standard_stream_is_as_good_as_an_empty_one(stream):
+def test_a_closed_standard_stream_counts_as_empty(stream):
     done = subprocess.run(
         [*TFM, "score", "--hypotheses", "nowhere"],
         preexec_fn=lambda: os.close(stream),

@@ -1,4 +1,4 @@
-"""tfm train in several processes: launched by one, and one line for all of them."""
+"""tfm train in several processes: one launches the others, and one reports for all."""
 
 import json
 import re
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 @pytest.fixture
 def launched(monkeypatch):
-    """What would be launched, as (layout, command)."""
+    """The calls of the launcher, as (layout, command)."""
     from tfm.distributed import launch
 
     calls = []
@@ -27,7 +27,7 @@ def launched(monkeypatch):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """The device of each training that is done in this process."""
+    """The device of each training in this process."""
     from tfm.stages import train
 
     devices = []
@@ -62,7 +62,7 @@ def test_several_processes_run_the_same_command(run, launched, trained, flags, l
     ("flags", "device"),
     [("", "auto"), ("--processes 1", "cpu"), ("--gpus 1", "cuda"), ("--nodes 1", "auto")],
 )
-def test_a_single_process_is_this_one(run, launched, trained, flags, device):
+def test_a_single_process_is_not_launched(run, launched, trained, flags, device):
     assert run("train", "nowhere", *flags.split())[0] == 0
     assert (launched, trained) == ([], [device])
 
@@ -80,7 +80,7 @@ def test_printing_settings_launches_nothing(run, launched, flag, device):
 
 @pytest.fixture
 def one_of_two(monkeypatch, elsewhere):
-    """Make this process one of two; its launcher reads the file that is returned."""
+    """Make this process one of two; return the file that its launcher reads."""
 
     def make(rank):
         (elsewhere / "elastic").mkdir()
@@ -95,13 +95,13 @@ def one_of_two(monkeypatch, elsewhere):
     return make
 
 
-def test_one_of_several_processes_launches_no_more(run, launched, trained, one_of_two):
+def test_one_of_several_processes_launches_no_others(run, launched, trained, one_of_two):
     one_of_two(0)
     assert run("train", "nowhere", "--processes", 2)[0] == 0
     assert (launched, trained) == ([], ["cpu"])
 
 
-def test_one_of_several_processes_leaves_its_failure_with_the_launcher(run, launched, one_of_two):
+def test_one_of_several_processes_reports_its_failure_to_the_launcher(run, launched, one_of_two):
     error_file = one_of_two(1)
     assert run("train", "nowhere", "--processes", 3) == (2, "", "")
     message = json.loads(error_file.read_text())["message"]
@@ -110,7 +110,7 @@ def test_one_of_several_processes_leaves_its_failure_with_the_launcher(run, laun
 
 
 @pytest.mark.parametrize(("rank", "err"), [(0, "tfm: saved at step 3\n"), (1, "")])
-def test_processes_that_stop_in_order_say_so_once(run, monkeypatch, one_of_two, rank, err):
+def test_processes_that_stop_cleanly_report_it_once(run, monkeypatch, one_of_two, rank, err):
     def stop(*args, **kwargs):
         raise InterruptedRunError("saved at step 3", exit_code=130)
 

@@ -1,4 +1,4 @@
-"""Every setting once: its order of precedence, its limits, and its way to TOML and back."""
+"""Settings: precedence, limits, and conversion to TOML and back."""
 
 import dataclasses
 import math
@@ -44,7 +44,7 @@ GROUPS = [
     TrainingConfig,
     TransformerConfig,
 ]
-TOGETHER = {
+COMMAND_GROUPS = {
     "prepare": (CleaningConfig, SubwordConfig, BinarizeConfig),
     "train": (TransformerConfig, OptimizerConfig, BatchingConfig, TrainingConfig),
 }
@@ -52,7 +52,7 @@ SETTINGS = [(group, item) for group in GROUPS for item in dataclasses.fields(gro
 
 
 def problem(*args, **kwargs):
-    """The message with which run_config refuses tables."""
+    """Return the message with which run_config refuses tables."""
     with pytest.raises(UsageError) as caught:
         run_config(*args, **kwargs)
     assert "\n" not in str(caught.value)
@@ -104,11 +104,11 @@ def test_a_flag_that_contradicts_the_preset_of_the_file_is_refused():
 
 
 @pytest.mark.parametrize("arch", ["huge", "", "BASE", 5, ["base"], {"a": 1}, True])
-def test_an_unknown_preset_is_refused_with_those_there_are(arch):
+def test_an_unknown_preset_is_refused_with_a_list_of_presets(arch):
     assert problem(None, {"arch": arch}).endswith(f"choose one of {', '.join(PRESETS)}")
 
 
-def test_all_problems_stand_in_one_message():
+def test_all_problems_are_in_one_message():
     message = problem(
         None,
         {
@@ -120,7 +120,7 @@ def test_all_problems_stand_in_one_message():
     )
     for part in (
         "unknown section 'modell': sections are model, optimizer, batching, training",
-        "unknown setting 'width' in [model]: it has num_encoder_layers",
+        "unknown setting 'width' in [model]: choose from num_encoder_layers",
         "dropout is 2.0, but must be at most 0.9",
         "model.d_ff is 'many', but must be of type int",
         "model.norm is 'none', but must be one of post, pre",
@@ -155,7 +155,7 @@ def test_numbers_are_finite(value):
                 settings_from(group, {item.name: value})
 
 
-def test_whole_numbers_do_for_fractions_but_not_the_other_way_round():
+def test_integers_are_accepted_for_floats_but_not_the_reverse():
     assert settings_from(TransformerConfig, {"dropout": 0}).dropout == 0.0
     assert isinstance(settings_from(TransformerConfig, {"dropout": 0}).dropout, float)
     with pytest.raises(UsageError, match=r"model\.d_ff is 2\.0, but must be of type int"):
@@ -165,13 +165,13 @@ def test_whole_numbers_do_for_fractions_but_not_the_other_way_round():
 @pytest.mark.parametrize(
     ("group", "table", "message"),
     [
-        (TransformerConfig, {"d_model": 15, "num_heads": 5}, "sinusoids need an even width"),
+        (TransformerConfig, {"d_model": 15, "num_heads": 5}, "d_model is 15, but must be even"),
         (TransformerConfig, {"num_heads": 7}, "is not a multiple of num_heads 7"),
         (TransformerConfig, {"num_heads": 7, "d_k": 64}, "is not a multiple of num_heads 7"),
         (TransformerConfig, {"num_heads": 0}, "num_heads is 0, but must be at least 1"),
-        (TrainingConfig, {"validation_beam": 0}, "leaves it out"),
-        (TrainingConfig, {"keep_last": 2}, "average_last 5 is more than keep_last 2"),
-        (SearchConfig, {"n_best": 5}, "n_best 5 needs a beam"),
+        (TrainingConfig, {"validation_beam": 0}, "validation_beam 0 computes none"),
+        (TrainingConfig, {"keep_last": 2}, "average_last is 5, but only keep_last 2 checkpoints"),
+        (SearchConfig, {"n_best": 5}, "n_best is 5, but must be at most the beam size"),
         (AverageConfig, {"last": 3, "best": 3}, "exclude each other"),
     ],
 )
@@ -180,7 +180,7 @@ def test_values_that_contradict_each_other_are_refused(group, table, message):
         settings_from(group, table)
 
 
-def test_heads_of_a_width_of_their_own_need_not_divide_the_model():
+def test_with_given_head_widths_num_heads_need_not_divide_d_model():
     model = settings_from(TransformerConfig, {"num_heads": 7, "d_k": 30, "d_v": 20})
     assert (model.key_width, model.value_width) == (30, 20)
 
@@ -199,8 +199,8 @@ def test_the_defaults_are_within_their_limits(group):
     assert list(group().problems()) == []
 
 
-@pytest.mark.parametrize("groups", TOGETHER.values(), ids=TOGETHER.keys())
-def test_settings_of_one_command_have_names_and_flags_of_their_own(groups):
+@pytest.mark.parametrize("groups", COMMAND_GROUPS.values(), ids=COMMAND_GROUPS.keys())
+def test_settings_of_one_command_have_distinct_names_and_flags(groups):
     items = [item for group in groups for item in dataclasses.fields(group)]
     for names in (
         [item.name for item in items],
@@ -209,23 +209,23 @@ def test_settings_of_one_command_have_names_and_flags_of_their_own(groups):
         assert len(set(names)) == len(names)
 
 
-def test_sections_have_names_of_their_own():
+def test_sections_have_distinct_names():
     assert len({group.section for group in GROUPS}) == len(GROUPS)
 
 
-def test_settings_cannot_be_changed():
+def test_settings_are_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         RunConfig().model.d_model = 3
 
 
 @pytest.mark.parametrize("arch", PRESETS)
-def test_a_run_comes_back_from_its_toml_and_from_its_table(arch):
+def test_a_run_is_restored_from_its_toml_and_its_table(arch):
     run = run_config(arch)
     assert run_config(None, tomllib.loads(run_toml(run))) == run
     assert run_config(None, run_table(run)) == run
 
 
-def test_a_changed_run_comes_back_from_its_toml(tmp_path):
+def test_a_run_with_changed_settings_is_restored_from_its_toml(tmp_path):
     run = run_config(
         "big",
         {
@@ -245,7 +245,7 @@ def test_a_changed_run_comes_back_from_its_toml(tmp_path):
     steps=st.integers(1, 10**15),
     patience=st.none() | st.integers(1, 9),
 )
-def test_whatever_the_numbers_a_run_comes_back(dropout, epsilon, steps, patience):
+def test_a_run_with_any_numbers_is_restored(dropout, epsilon, steps, patience):
     run = RunConfig(
         model=TransformerConfig(dropout=dropout),
         optimizer=OptimizerConfig(adam_epsilon=epsilon),
@@ -256,7 +256,7 @@ def test_whatever_the_numbers_a_run_comes_back(dropout, epsilon, steps, patience
 
 def test_the_toml_of_a_run_has_every_setting_with_its_help():
     lines = run_toml(run_config("base")).splitlines()
-    for group in TOGETHER["train"]:
+    for group in COMMAND_GROUPS["train"]:
         assert f"[{group.section}]" in lines
         for item in dataclasses.fields(group):
             [line] = [
@@ -266,11 +266,11 @@ def test_the_toml_of_a_run_has_every_setting_with_its_help():
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=named)
-def test_settings_come_back_from_their_table(group):
+def test_settings_are_restored_from_their_table(group):
     assert settings_from(group, settings_to(group())) == group()
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"run\.toml does not exist"):
         read_toml(tmp_path / "run.toml")
 
@@ -278,7 +278,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"[model", b"d_model = ", b"a = 1\na = 2", b"\xff\xfe", b"[model]\ndropout = no"]
 )
-def test_a_file_that_is_no_toml_is_named_in_one_line(tmp_path, content):
+def test_an_invalid_toml_file_is_named_in_one_line(tmp_path, content):
     path = tmp_path / "run.toml"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"run\.toml is not a TOML file: ") as caught:
@@ -296,7 +296,7 @@ def test_a_file_that_is_no_toml_is_named_in_one_line(tmp_path, content):
     ],
     ids=["brackets", "digits", "dots", "size"],
 )
-def test_a_file_that_would_take_minutes_or_a_stack_is_refused(tmp_path, content, message):
+def test_a_file_that_would_exhaust_time_or_stack_is_refused(tmp_path, content, message):
     path = tmp_path / "run.toml"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"run\.toml .*{message}"):
@@ -304,7 +304,7 @@ def test_a_file_that_would_take_minutes_or_a_stack_is_refused(tmp_path, content,
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to(path)])
-def test_what_cannot_be_read_is_named(tmp_path, make):
+def test_a_file_that_cannot_be_read_is_named(tmp_path, make):
     make(tmp_path / "run.toml")
     with pytest.raises(UsageError, match=r"run\.toml cannot be read"):
         read_toml(tmp_path / "run.toml")
@@ -312,13 +312,13 @@ def test_what_cannot_be_read_is_named(tmp_path, make):
 
 @pytest.mark.parametrize("value", [10**30, -(10**30), 1 << 40_000], ids=["large", "small", "huge"])
 @pytest.mark.parametrize("name", ["max_steps", "max_epochs", "checkpoint_minutes", "precision"])
-def test_a_number_of_any_size_is_one_short_problem(name, value):
+def test_a_number_of_any_size_gives_a_short_message(name, value):
     message = problem("base", {"training": {name: value}})
     assert name in message
     assert len(message) < 300
 
 
-def test_a_value_of_any_size_and_depth_is_shown_short():
+def test_a_value_of_any_size_and_depth_is_shortened_in_messages():
     nested: object = "x" * 100_000
     for _ in range(10_000):
         nested = [nested]

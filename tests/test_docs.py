@@ -1,4 +1,4 @@
-"""What the documents say is so: files, commands, flags, settings, versions."""
+"""The documents agree with the code: files, commands, flags, settings, versions."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 _TREE = re.compile(r"^## The tree\n+```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# "${name[@]}" of a list that may be empty, as old versions of bash want it.
+# "${name[@]}" of a possibly empty array, in the form that old versions of bash need.
 _ARRAY = re.compile(r'\$\{(\w+)\[@\]\+"\$\{\1\[@\]\}"\}')
 _TREE_LINE = re.compile(r"( *)(\S+)(?:  +(\S.*))?")
 
@@ -57,7 +57,7 @@ def commands(line):
                 yield command[1:]
             command = [] if set(word) <= set("|;&()") else ["<", *command]
         elif command[:1] == ["<"]:
-            command = command[1:]  # the file of a redirection
+            command = command[1:]  # drop the file of a redirection
         else:
             command.append(word)
 
@@ -78,7 +78,7 @@ def test_every_path_of_the_tree_exists():
         assert path.is_dir() if name.endswith("/") else path.is_file(), name
 
 
-def test_every_line_of_the_tree_says_what_is_there():
+def test_every_line_of_the_tree_has_a_description():
     assert [name for name, description in tree().items() if not description] == []
 
 
@@ -121,26 +121,26 @@ def test_every_flag_that_a_document_names_exists():
         for command in [group, *group.commands.values(), *group.commands["bench"].commands.values()]
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
-    } | {"--help", "--nproc-per-node"}  # which is torchrun's
+    } | {"--help", "--nproc-per-node"}  # a flag of torchrun
     examples = ROOT / "examples" / "wmt14"
     for path in (ROOT / "README.md", examples / "README.md", examples / "run.sh"):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", path.read_text(encoding="utf-8")))
         assert named - flags == set(), path
 
 
-def test_every_link_to_a_file_leads_somewhere():
+def test_every_link_to_a_file_is_valid():
     for path in DOCUMENTS:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
-def test_no_document_has_a_gap_left_to_fill():
+def test_no_document_has_placeholders():
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
         assert re.findall(r"@[A-Z0-9_]+@|\bTODO\b|\bTBD\b|\bFIXME\b", text) == [], path.name
 
 
-def test_python_in_the_readme_is_python():
+def test_python_code_in_the_readme_compiles():
     for block in re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL):
         compile(block, "README.md", "exec")
 

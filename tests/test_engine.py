@@ -1,4 +1,4 @@
-"""Models that are decoded in slots, as on a GPU: the translations are those of any other way."""
+"""Decoding in cache slots, as on a GPU, gives the same translations as without slots."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "sev
 
 
 class InSlots(Backend):
-    """What a GPU computes with, but for the kernels."""
+    """The backend of GPUs, without kernels."""
 
     decodes_in_slots = True
 
@@ -42,7 +42,7 @@ def folder(trained_run):
 
 @pytest.fixture
 def new_translator(folder):
-    """A translator of some models, whose weights are of a type, in slots."""
+    """Make a translator that decodes in slots, with weights of the given type."""
 
     def make(dtype=torch.float32, num_models=1):
         loaded = [load_model(folder, load_info(folder)) for _ in range(num_models)]
@@ -53,8 +53,8 @@ def new_translator(folder):
 
 
 @pytest.fixture
-def num_steps(monkeypatch):
-    """How many steps are taken in slots."""
+def slot_steps(monkeypatch):
+    """The steps taken in slots, one element per step."""
     steps = []
     step = SlotBeams.step
     monkeypatch.setattr(SlotBeams, "step", lambda self: steps.append(step(self)))
@@ -64,7 +64,7 @@ def num_steps(monkeypatch):
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("max_tokens", [8, 4096])
 def test_translations_are_the_same_in_slots(
-    plain, new_translator, num_steps, beam_size, max_tokens
+    plain, new_translator, slot_steps, beam_size, max_tokens
 ):
     config = SearchConfig(beam_size=beam_size, n_best=beam_size, max_tokens=max_tokens)
     prefixes = ["", "Haus", "", "", "Haus", "sieben", ""]
@@ -72,7 +72,7 @@ def test_translations_are_the_same_in_slots(
         translator.search(LINES, config, prefixes=prefixes)
         for translator in (new_translator(), plain)
     )
-    assert num_steps
+    assert slot_steps
     for ours, theirs in zip(found, expected, strict=True):
         assert [each.text for each in ours] == [each.text for each in theirs]
         assert [each.score for each in ours] == pytest.approx([each.score for each in theirs])
@@ -83,16 +83,16 @@ def test_translations_are_the_same_in_slots(
     [{"num_groups": 2}, {"search": "sample"}, {"beam_size": 65}],
     ids=["diverse", "sample", "wide"],
 )
-def test_other_searches_and_ensembles_do_without_slots(plain, new_translator, num_steps, settings):
+def test_other_searches_and_ensembles_do_not_use_slots(plain, new_translator, slot_steps, settings):
     config = SearchConfig(max_extra_length=5, **settings)
     assert new_translator().translate(LINES, config) == plain.translate(LINES, config)
     ensemble = new_translator(num_models=2)
     assert ensemble.translate(LINES) == plain.translate(LINES)
-    assert not num_steps
+    assert not slot_steps
 
 
 @pytest.mark.parametrize("largest", [2, 0])
-def test_what_memory_is_too_small_for_is_done_in_fewer_slots(
+def test_a_batch_that_does_not_fit_memory_is_searched_in_fewer_slots(
     plain, new_translator, monkeypatch, largest
 ):
     translator = new_translator()
@@ -108,32 +108,32 @@ def test_what_memory_is_too_small_for_is_done_in_fewer_slots(
         if largest:
             assert translator.translate(LINES) == plain.translate(LINES)
         else:
-            with pytest.raises(DataError, match=r"^line \d with its .* needs more memory"):
+            with pytest.raises(DataError, match=r"^line \d with .* tokens.* needs more memory"):
                 translator.translate(LINES)
-    # Nothing of it is left.
+    # The failure leaves no trace.
     assert translator.translate(LINES) == plain.translate(LINES)
 
 
-def test_a_batch_is_searched_in_slots(plain, new_translator, num_steps):
+def test_a_batch_is_searched_in_slots(plain, new_translator, slot_steps):
     engine = new_translator()._engine
     batch = SentenceBatch(line_numbers=[1, 2], sources=[[5, 6], [7]], targets=[[], []])
     found = engine.search(batch, SearchConfig())
-    assert num_steps
+    assert slot_steps
     for [ours], [theirs] in zip(found, plain._engine.search(batch, SearchConfig()), strict=True):
         assert ours.tokens == theirs.tokens
         assert ours.score == pytest.approx(theirs.score)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_are_of_the_type_that_operations_need_and_the_models_own_stay(
-    folder, num_steps, dtype
+def test_the_engine_converts_a_copy_of_the_weights_to_the_type_of_the_backend(
+    folder, slot_steps, dtype
 ):
     model = load_model(folder, load_info(folder))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     compute = choose_compute("cpu", "fp32")
     translator = Translator([model], Vocabulary.load(folder), compute, backend=InSlots(dtype))
     assert len(translator.translate(LINES)) == len(LINES)
-    assert num_steps
+    assert slot_steps
     [used] = translator._engine._models
     assert {parameter.dtype for parameter in used.parameters()} == {dtype}
     assert used.target_embedding.positions.dtype == torch.float32
@@ -141,6 +141,6 @@ def test_weights_are_of_the_type_that_operations_need_and_the_models_own_stay(
         assert torch.equal(value, before[name])
 
 
-def test_what_is_tied_stays_tied_when_a_model_is_converted(folder):
+def test_tied_weights_stay_tied_in_a_converted_model(folder):
     model = converted(load_model(folder, load_info(folder)), torch.bfloat16)
     assert model.output_weight is model.source_embedding.weight is model.target_embedding.weight

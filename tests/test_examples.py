@@ -1,4 +1,4 @@
-"""The experiments of the paper as files: they are what the paper's tables say."""
+"""The files of the paper's experiments agree with the paper's tables."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ ROWS = [path.stem for path in sorted(WMT14.glob("table3/*.toml"))]
 VOCAB_SIZE = 37_000
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-# Table 3: what a row changes in base, and its parameters in millions. Empty cells are as in base.
+# Table 3: the changes of a row to base, and its parameters in millions. Empty cells are as in base.
 TABLE_3 = {
     "base": ({}, 65),
     "a-h1": ({"num_heads": 1, "d_k": 512, "d_v": 512}, 65),
@@ -50,7 +50,7 @@ TABLE_3 = {
 
 
 def settings(run):
-    """All settings of a run, widths of the heads spelled out."""
+    """All settings of a run, with the widths of heads."""
     flat = {}
     for group in run_table(run).values():
         flat |= group if isinstance(group, dict) else {}
@@ -78,28 +78,28 @@ def cells(name):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_every_example_is_a_run(path):
+def test_every_example_is_a_valid_config(path):
     run_config(None, read_toml(path))
 
 
 @pytest.mark.parametrize("arch", ["base", "big"])
-def test_the_examples_of_the_paper_are_the_presets(arch):
+def test_the_examples_base_and_big_equal_the_presets(arch):
     assert run_config(None, read_toml(WMT14 / f"{arch}.toml")) == run_config(arch)
     assert row(arch) == run_config(arch)
 
 
-def test_big_for_english_french_has_less_dropout_and_nothing_else():
+def test_big_for_english_french_differs_only_in_dropout():
     changed = run_config(None, read_toml(WMT14 / "big-en-fr.toml"))
     dropout = {"dropout": 0.1, "embedding_dropout": 0.1}
     assert changed == run_config("big", {"model": dropout})
 
 
-def test_every_row_of_table_3_is_there():
+def test_every_row_of_table_3_has_a_file():
     assert sorted(TABLE_3) == ROWS
 
 
 @pytest.mark.parametrize("name", TABLE_3)
-def test_a_row_differs_from_base_as_in_the_paper_and_in_nothing_else(name):
+def test_a_row_differs_from_base_exactly_as_in_the_paper(name):
     base, changed = settings(run_config("base")), settings(row(name))
     changes, _ = TABLE_3[name]
     differing = {key for key in base | changed if base.get(key) != changed.get(key)}
@@ -108,7 +108,7 @@ def test_a_row_differs_from_base_as_in_the_paper_and_in_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(TABLE_3) - {"base", "big"}))
-def test_the_file_of_a_row_says_nothing_that_base_has_anyway(name):
+def test_the_file_of_a_row_does_not_repeat_settings_of_base(name):
     table = read_toml(WMT14 / "table3" / f"{name}.toml")
     assert table.pop("arch") == "base"
     base = run_table(run_config("base"))
@@ -127,7 +127,7 @@ def test_a_row_has_the_parameters_of_the_paper(name):
 
 
 @pytest.mark.parametrize("name", TABLE_3)
-def test_the_readme_has_the_row_with_the_parameters_that_it_has(name):
+def test_the_readme_has_the_parameters_of_the_row(name):
     *_, in_paper, ours, measured = cells(name)
     assert in_paper in ("", str(TABLE_3[name][1]))
     assert float(ours) == pytest.approx(millions(row(name)), abs=0.051)
@@ -135,7 +135,7 @@ def test_the_readme_has_the_row_with_the_parameters_that_it_has(name):
 
 
 @pytest.mark.parametrize(("arch", "in_paper"), [("base", "3.3 · 10¹⁸"), ("big", "2.3 · 10¹⁹")])
-def test_the_readme_has_the_operations_that_are_counted(arch, in_paper):
+def test_the_readme_has_the_counted_operations(arch, in_paper):
     run = run_config(arch)
     lengths = np.full(run.batching.batch_tokens // 25, 25)
     flops = cost_of(run).training_flops(lengths, lengths) * run.training.max_steps
@@ -145,7 +145,7 @@ def test_the_readme_has_the_operations_that_are_counted(arch, in_paper):
 
 
 def script_environment(tmp_path, tfm):
-    """PATH with a program of the name tfm in front."""
+    """PATH that starts with a folder with a program named tfm."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "tfm").write_text(f"#!/bin/sh\n{tfm}\n")
@@ -153,7 +153,7 @@ def script_environment(tmp_path, tfm):
     return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
 
-def test_the_archives_made_for_a_trial_fit_the_recipes(tmp_path):
+def test_the_archives_of_the_smoke_test_fit_the_recipes(tmp_path):
     environment = script_environment(tmp_path, f'exec {sys.executable} -m tfm "$@"')
     mirror = tmp_path / "archives"
     subprocess.run([WMT14 / "smoke" / "mirror.sh", mirror], env=environment, check=True)
@@ -182,7 +182,7 @@ esac
 
 @pytest.fixture
 def run_script(tmp_path):
-    """Run run.sh with a tfm that only pretends; returns what it was called with."""
+    """Run run.sh with a fake tfm; return the arguments of its calls."""
     environment = script_environment(tmp_path, PRETENDER)
 
     def run(arch, **variables):
@@ -199,7 +199,7 @@ def run_script(tmp_path):
     return run
 
 
-def test_an_experiment_goes_from_the_archives_to_both_scores(run_script, tmp_path):
+def test_an_experiment_runs_from_the_archives_to_both_scores(run_script, tmp_path):
     calls = run_script("base")
     assert sorted(call.split()[0] for call in calls[:3]) == ["average", "prepare", "train"]
     assert calls[0] == "prepare wmt14-en-de --out data/wmt14-en-de"
@@ -211,20 +211,22 @@ def test_an_experiment_goes_from_the_archives_to_both_scores(run_script, tmp_pat
     assert len(translations.read_text().splitlines()) == 3003
 
 
-def test_the_language_pair_is_chosen_and_has_its_own_settings(run_script):
+def test_the_language_pair_selects_its_settings(run_script):
     assert "big-en-fr.toml" in run_script("big", PAIR="en-fr")[1]
     assert "/base.toml" in run_script("base", PAIR="en-fr")[1]
     assert "/big.toml" in run_script("big")[1]
 
 
-def test_a_mirror_may_be_a_relative_folder_or_an_address(run_script, tmp_path):
+def test_a_mirror_may_be_a_relative_folder_or_a_url(run_script, tmp_path):
     (tmp_path / "archives").mkdir()
     assert run_script("base", MIRROR="archives")[0].endswith(f"--mirror {tmp_path / 'archives'}")
     url = "http://example.org/archives"
     assert run_script("base", MIRROR=url)[0].endswith(f"--mirror {url}")
 
 
-def test_a_trial_makes_the_same_calls_in_a_folder_of_its_own_with_fewer_steps(run_script, tmp_path):
+def test_the_smoke_test_makes_the_same_calls_in_its_own_folder_with_fewer_steps(
+    run_script, tmp_path
+):
     (tmp_path / "archives").mkdir()
     calls = run_script("base", MIRROR="archives", SMOKE="1")
     assert [call.split()[0] for call in calls[:3]] == ["prepare", "train", "average"]

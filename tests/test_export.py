@@ -250,7 +250,7 @@ def test_the_command_shows_differences(trained, tmp_path, run, monkeypatch):
     code, _, err = run(trained["post"], "--out", tmp_path / "out", "--check", 9)
     assert code == 0
     assert "export: 2 of 9 translations are identical" in err
-    assert err.count("line 7, CTranslate2: b\n    +0.5000 nats, cut off at the greatest") == 5
+    assert err.count("line 7, CTranslate2: b\n    +0.5000 nats, cut off at the maximum") == 5
     assert "… and 2 more" in err
 
 
@@ -258,7 +258,7 @@ def test_the_command_refuses_an_ensemble(run):
     code, out, err = run("one", "two")
     assert (code, out) == (2, "")
     assert err == (
-        "tfm: CTranslate2 runs one model, not an ensemble: export each, or tfm average one run\n"
+        "tfm: CTranslate2 runs a single model, not an ensemble: export each model by itself\n"
     )
 
 

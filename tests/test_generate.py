@@ -191,8 +191,8 @@ def test_files_of_different_length_are_refused_before_any_work(trained_run, tmp_
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a\nb\nc\n", "standard input ends after 3 lines, before .*other: line N of one"),
-        (b"a\nb\n\nd\ne\n", "other ends after 4 lines, before standard input: line N of one"),
+        (b"a\nb\nc\n", "standard input ends after 3 lines, but .*other has more: line N of one"),
+        (b"a\nb\n\nd\ne\n", "other ends after 4 lines, but standard input has more: line N of one"),
     ],
 )
 def test_a_pipe_of_another_length_is_refused_when_it_ends(
@@ -323,11 +323,11 @@ def test_targets_are_printed_as_lines_tokens_or_json(command):
         ),
         ("--search exact --num-groups 1", 2, "num_groups has no effect on search exact, .*"),
         ("--beam 0", 2, "beam_size is 0, but must be at least 1.*"),
-        ("--n-best 9", 2, "n_best 9 needs a beam of at least that size, not 4"),
-        ("--per-token", 2, "--per-token needs the translations of a --score-target"),
-        ("--score-target out.de --json --per-token", 2, "--json has every token anyway: .*"),
+        ("--n-best 9", 2, "n_best is 9, but must be at most the beam size 4"),
+        ("--per-token", 2, "--per-token has no effect without --score-target"),
+        ("--score-target out.de --json --per-token", 2, "--json prints every token anyway: .*"),
         ("--score-target out.de --prefix out.de", 2, "--prefix has no effect on --score-target.*"),
-        ("--score-target out.de --n-best 2", 2, "without effect on --score-target: n_best; .*"),
+        ("--score-target out.de --n-best 2", 2, "no effect on --score-target: n_best; .*"),
         ("--score-target nowhere", 1, "nowhere does not exist: check its name"),
         ("--prefix nowhere", 1, "nowhere does not exist: check its name"),
         ("--gpus many", 2, "--gpus is many, but must be auto or at least 1; .*"),

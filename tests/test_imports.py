@@ -1,4 +1,4 @@
-"""What starts without torch: importing it takes seconds."""
+"""Modules that must not import torch, which takes seconds."""
 
 import subprocess
 import sys

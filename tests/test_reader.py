@@ -1,4 +1,4 @@
-"""Reading of text to translate: whatever is in it, line by line and within bounds."""
+"""Reading text to translate, of any content, line by line and in bounded memory."""
 
 import os
 import select
@@ -53,7 +53,7 @@ def test_only_line_feeds_end_lines(write, content, lines):
     assert count_lines(path) == len(lines)
 
 
-def test_lines_come_in_chunks_with_their_numbers_and_what_goes_along(write):
+def test_lines_come_in_chunks_with_their_numbers_and_paired_lines(write):
     chunks = read(write("in", b"a\nb\nc\n"), write("beside", b"A\n\nC"), chunk_lines=2)
     assert [(c.first_line, c.lines, c.paired_lines) for c in chunks] == [
         (1, ["a", "b"], ["A", ""]),
@@ -73,7 +73,7 @@ def test_long_lines_make_short_chunks(write, monkeypatch):
     ("content", "number", "byte"),
     [
         (b"a\n\xff\xfe\n", 2, 1),
-        # The third line ends in the bytes of the fifth, which alone are no text.
+        # The third line ends in the bytes of the fifth, which are invalid by themselves.
         ("a\nb\nä\nc\n".encode() + b"\xa4\n", 5, 1),
         (b"abc\xe4", 1, 4),
     ],
@@ -84,11 +84,11 @@ def test_a_line_that_is_not_utf_8_is_named(write, content, number, byte):
         read(write("in", content))
 
 
-def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
+def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path):
     path = tmp_path / "in"
     with path.open("wb") as file:
         file.write(b"a\n")
-        file.truncate(1 << 32)  # 4 GiB of nothing that take no room
+        file.truncate(1 << 32)  # 4 GiB of zeros, sparse on disk
     with pytest.raises(DataError, match="in, line 2 has 16 MiB or more: the text must have one"):
         read(path)
 
@@ -96,9 +96,9 @@ def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
 @pytest.mark.parametrize(
     ("content", "other", "message"),
     [
-        (b"a\nb\nc\n", b"A\nB\n", "other ends after 2 lines, before .*in: line N of one"),
-        (b"a\nb\n", b"A\nB\n\n", "in ends after 2 lines, before .*other: line N of one"),
-        (b"", b"A\n", "in ends after 0 lines, before .*other"),
+        (b"a\nb\nc\n", b"A\nB\n", "other ends after 2 lines, but .*in has more: line N of one"),
+        (b"a\nb\n", b"A\nB\n\n", "in ends after 2 lines, but .*other has more: line N of one"),
+        (b"", b"A\n", "in ends after 0 lines, but .*other has more"),
     ],
 )
 @pytest.mark.parametrize("chunk_lines", [1, 2, 1000])
@@ -109,7 +109,7 @@ def test_files_of_different_length_are_refused(write, content, other, message, c
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(content=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_any_bytes_are_lines_or_one_clear_error(write, content):
+def test_any_bytes_give_lines_or_one_clear_error(write, content):
     path = write("in", content)
     try:
         text = content.decode().removeprefix("\ufeff")
@@ -122,12 +122,12 @@ def test_any_bytes_are_lines_or_one_clear_error(write, content):
         assert count_lines(path) == len(rows)
 
 
-# --- text that arrives little by little
+# --- text that arrives slowly
 
 
 @contextmanager
 def pipe():
-    """A path to read from, and what to write to."""
+    """A path to read from, and the file to write to."""
     reading, writing = os.pipe()
     with os.fdopen(reading), os.fdopen(writing, "wb", buffering=0) as file:
         yield Path(f"/dev/fd/{reading}"), file
@@ -147,7 +147,7 @@ CONTENT = st.lists(st.sampled_from(["\n", "\r", "a", "long", "ä", "b\nc\n"])).m
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=CONTENT, size=st.integers(1, 9), chunk_lines=st.integers(1, 4))
-def test_what_has_arrived_is_handed_on_before_anything_is_waited_for(
+def test_lines_that_have_arrived_are_yielded_before_blocking(
     monkeypatch, content, size, chunk_lines
 ):
     parts = [content.encode()[i:][:size] for i in range(0, len(content.encode()), size)]
@@ -174,7 +174,7 @@ def test_what_has_arrived_is_handed_on_before_anything_is_waited_for(
     assert lines == [row.rstrip("\r") for row in rows]
 
 
-def test_a_line_comes_with_what_goes_along_as_soon_as_both_are_there(monkeypatch):
+def test_a_line_is_yielded_as_soon_as_its_paired_line_has_arrived(monkeypatch):
     monkeypatch.setattr(reader, "_is_readable", never_wait)
     with (
         pipe() as (path, file),
@@ -192,7 +192,7 @@ def test_a_line_comes_with_what_goes_along_as_soon_as_both_are_there(monkeypatch
         assert list(chunks) == []
 
 
-def test_a_chunk_has_no_more_characters_than_it_may_have(monkeypatch):
+def test_a_chunk_is_limited_in_characters(monkeypatch):
     monkeypatch.setattr(reader, "_CHUNK_CHARACTERS", 10)
     monkeypatch.setattr(reader, "_is_readable", never_wait)
     with pipe() as (path, file), LineReader(path, None) as text:
@@ -201,9 +201,9 @@ def test_a_chunk_has_no_more_characters_than_it_may_have(monkeypatch):
         assert [chunk.lines for chunk in text] == [["12345678901234"], ["1"]]
 
 
-def test_what_another_program_was_faster_to_read_is_waited_for_again(monkeypatch):
+def test_reading_blocks_again_if_another_program_has_read_the_data(monkeypatch):
     def is_ready(descriptor, *, wait):
-        os.set_blocking(descriptor, False)  # as one of the others may have done
+        os.set_blocking(descriptor, False)  # as another program may have done
         if wait and parts:
             file.write(parts.pop(0))
         elif wait:

@@ -1,4 +1,4 @@
-"""Translator: text in, text out, as a library."""
+"""Translator, the interface of the library."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ SHORT = SearchConfig(max_extra_length=5)
 
 
 def edit(folder, **changes):
-    """Change what a model's settings say, as its owner may."""
+    """Change the settings in a model's config.json, and drop its checksum as a user would."""
     record = json.loads((folder / "config.json").read_text())
     del record["checksum"]
     (folder / "config.json").write_text(json.dumps({**record, **changes}))
@@ -70,7 +70,7 @@ def test_n_best_translations_come_best_first(translator):
     assert all(translation.log_prob <= 0 for translation in best)
 
 
-def test_a_model_folder_is_all_that_is_needed(translator, trained_run, tmp_path):
+def test_a_model_folder_is_self_contained(translator, trained_run, tmp_path):
     moved = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "elsewhere")
     (moved / "training.safetensors").unlink()
     assert Translator.load(moved, device="cpu").translate(LINES, SHORT) == Translator.load(
@@ -78,7 +78,7 @@ def test_a_model_folder_is_all_that_is_needed(translator, trained_run, tmp_path)
     ).translate(LINES, SHORT)
 
 
-def test_several_models_make_an_ensemble(trained_run, translator):
+def test_several_models_form_an_ensemble(trained_run, translator):
     same = Translator.load(trained_run, trained_run, device="cpu")
     assert same.translate(LINES, SHORT) == translator.translate(LINES, SHORT)
     paths = checkpoints(trained_run)
@@ -89,11 +89,11 @@ def test_several_models_make_an_ensemble(trained_run, translator):
         assert found[0][0].log_prob != alone[0][0].log_prob
 
 
-def test_a_source_that_is_too_long_is_cut_with_a_warning(translator, capsys):
+def test_a_source_that_is_too_long_is_truncated_with_a_warning(translator, capsys):
     config = SearchConfig(max_source_length=5, max_extra_length=5)
     text = "seven " * 50
     found = translator.search(["seven", text], config)
-    assert "has 101 tokens: cut after 5" in capsys.readouterr().err
+    assert "has 101 tokens: truncated to 5" in capsys.readouterr().err
     assert len(found) == 2
 
 
@@ -101,7 +101,7 @@ def test_a_source_that_is_too_long_is_cut_with_a_warning(translator, capsys):
 def test_forced_decoding_agrees_with_the_search(trained_run, num_models):
     translator = Translator.load(*checkpoints(trained_run)[:num_models], device="cpu")
     lines, targets = ["7", "8 cars", ""], ["sieben", "acht Autos kosten viel Geld", "nichts"]
-    # Prefixes as long as outputs may be leave the search nothing to choose.
+    # Prefixes of the maximum length leave the search no choice.
     found = translator.search(lines, SearchConfig(max_extra_length=1), prefixes=targets)
     scored = translator.score_targets(lines, targets)
     for [translation], target in zip(found, scored, strict=True):
@@ -110,7 +110,7 @@ def test_forced_decoding_agrees_with_the_search(trained_run, num_models):
         assert translation.score == pytest.approx(target.score, abs=1e-4)
 
 
-def test_scored_targets_have_their_pieces_and_an_end(translator):
+def test_scored_targets_have_pieces_and_eos(translator):
     texts = ["am Montag", "", "Straße 🙂"]
     scored = translator.score_targets(["on Monday", "", "a street"], texts)
     for text, target in zip(texts, scored, strict=True):
@@ -146,15 +146,15 @@ def test_translations_start_with_their_prefixes(translator, search):
         assert [t.text for t in found[index]] == [t.text for t in free[index]]
 
 
-def test_as_many_prefixes_and_targets_are_needed_as_lines(translator):
-    with pytest.raises(DataError, match="there are 2 lines, but 1 prefixes: give as many"):
+def test_each_line_needs_a_prefix_or_target(translator):
+    with pytest.raises(DataError, match="there are 2 lines, but 1 prefixes: give one each"):
         translator.search(["a", "b"], prefixes=["c"])
-    with pytest.raises(DataError, match="there are 1 lines, but 2 targets: give as many"):
+    with pytest.raises(DataError, match="there are 1 lines, but 2 targets: give one each"):
         translator.score_targets(["a"], ["b", "c"])
 
 
 @pytest.mark.parametrize("max_tokens", [1, 20, 10_000])
-def test_what_is_drawn_depends_on_the_seed_and_the_number_of_the_line_alone(translator, max_tokens):
+def test_samples_depend_only_on_the_seed_and_the_line_number(translator, max_tokens):
     def drawn(lines, first_line=1, **config):
         settings = SearchConfig(search="sample", n_best=2, max_extra_length=5, **config)
         found = translator.search(lines, settings, first_line=first_line)
@@ -164,11 +164,11 @@ def test_what_is_drawn_depends_on_the_seed_and_the_number_of_the_line_alone(tran
     assert drawn(LINES, max_tokens=max_tokens) == together
     for number, (line, expected) in enumerate(zip(LINES, together, strict=True), 1):
         assert drawn([line], first_line=number, max_tokens=max_tokens) == [expected]
-    assert together[0] != together[5]  # the same line, elsewhere
+    assert together[0] != together[5]  # the same text with another line number
     assert drawn(LINES, seed=2) != together
 
 
-def test_only_exact_search_says_whether_something_is_proven(translator):
+def test_only_exact_search_reports_whether_a_result_is_proven(translator):
     for search, known in (("beam", [None]), ("sample", [None]), ("exact", [True, False])):
         config = SearchConfig(search=search, max_extra_length=1)
         if search == "exact":
@@ -182,7 +182,7 @@ def test_settings_that_contradict_each_other_are_refused(translator):
         translator.translate(["seven"], SearchConfig(temperature=0.5))
 
 
-def test_a_models_own_settings_are_what_it_searches_with(model_dir):
+def test_a_model_brings_its_search_settings(model_dir):
     own = {"search": "sample", "temperature": 0.7, "max_extra_length": 3}
     edit(model_dir, search=own)
     translator = Translator.load(model_dir, device="cpu")
@@ -192,7 +192,7 @@ def test_a_models_own_settings_are_what_it_searches_with(model_dir):
 
 @pytest.fixture(scope="module")
 def short_translator(data_dir):
-    """A translator whose model learned positions for eight tokens; with one that learned more."""
+    """An ensemble of a model with eight learned positions and one with more."""
     vocabulary = Vocabulary.load(data_dir)
     models = [
         new_model(
@@ -211,10 +211,12 @@ def short_translator(data_dir):
     return Translator(models, vocabulary, choose_compute("cpu", "fp32"))
 
 
-def test_what_a_model_has_no_positions_for_is_refused(short_translator):
+def test_text_beyond_the_learned_positions_is_refused(short_translator):
     long = "six " * 9
-    count = r"has \d+ tokens, but the model learned positions for at most 7 and the end: shorten it"
-    with pytest.raises(DataError, match=f"^line 12 {count}, or let max_source_length cut it"):
+    count = r"has \d+ tokens, but the model has learned positions for at most 7 and EOS: shorten it"
+    with pytest.raises(
+        DataError, match=f"^line 12 {count}, or set max_source_length to truncate it"
+    ):
         short_translator.search(["six", long], first_line=11)
     with pytest.raises(DataError, match=f"^prefix 12 {count}$"):
         short_translator.search(["six", "six"], prefixes=["", long], first_line=11)
@@ -222,24 +224,24 @@ def test_what_a_model_has_no_positions_for_is_refused(short_translator):
         short_translator.score_targets(["six", "six"], ["", long])
 
 
-def test_a_source_may_be_cut_to_what_the_model_has_positions_for(short_translator, capsys):
+def test_a_source_may_be_truncated_to_the_learned_positions(short_translator, capsys):
     config = SearchConfig(max_source_length=7)
     assert len(short_translator.search(["six " * 9], config)) == 1
-    assert "cut after 7" in capsys.readouterr().err
+    assert "truncated to 7" in capsys.readouterr().err
 
 
-def test_translations_keep_to_the_positions_of_every_model(short_translator):
+def test_translations_stay_within_the_positions_of_every_model(short_translator):
     for search in ("beam", "sample"):
         config = SearchConfig(search=search, length_penalty=3.0)
         for best in short_translator.search(["six", "", "7"], config):
             assert len(best[0].text) < 200
 
 
-def test_a_sentence_longer_than_the_table_of_positions_is_translated(translator):
+def test_a_sentence_longer_than_the_table_of_sinusoids_is_translated(translator):
     assert len(translator.translate(["seven " * 400], SearchConfig(max_extra_length=1))) == 1
 
 
-def test_translating_leaves_a_model_in_training_as_it_was(translator):
+def test_translating_leaves_a_model_in_training_mode(translator):
     [model] = translator._engine._models
     model.train()
     first, second = (translator.translate(LINES, SHORT) for _ in range(2))
@@ -248,11 +250,11 @@ def test_translating_leaves_a_model_in_training_as_it_was(translator):
     model.eval()
 
 
-def test_text_of_any_script_is_taken(translator):
+def test_text_of_any_script_is_translated(translator):
     assert len(translator.translate(["日本語 \u2028 \u0000 🙂", "\ud7ff"], SHORT)) == 2
 
 
-def test_a_translation_that_spells_the_end_of_a_line_stays_in_one(translator, monkeypatch):
+def test_a_line_end_in_a_translation_becomes_a_space(translator, monkeypatch):
     end_of_line = [i for i in range(400) if translator._vocabulary.target.pieces([i]) == ["<0x0A>"]]
     found = [Hypothesis(tokens=(*end_of_line, *end_of_line), log_prob=-1.0, score=-1.0)]
     monkeypatch.setattr(engine, "search", lambda *_, **__: [found])
@@ -260,12 +262,12 @@ def test_a_translation_that_spells_the_end_of_a_line_stays_in_one(translator, mo
     assert translator.translate(["seven"], SearchConfig(search="sample")) == ["  "]
 
 
-def test_targets_that_would_take_all_memory_are_refused(translator):
+def test_targets_that_need_too_much_memory_are_refused(translator):
     with pytest.raises(
-        DataError, match=r"^target 2 has \d+,\d+ tokens, more than 4,096: shorten it"
+        DataError, match=r"^target 2 has \d+,\d+ tokens, but at most 4,096 are allowed: shorten it"
     ):
         translator.score_targets(["a", "b"], ["a", "x" * 100_000])
-    with pytest.raises(DataError, match=r"^prefix 1 has \d+,\d+ tokens, more than 4,096"):
+    with pytest.raises(DataError, match=r"^prefix 1 has \d+,\d+ tokens, but at most 4,096"):
         translator.search(["a"], prefixes=["x" * 100_000])
 
 
@@ -277,7 +279,7 @@ def test_targets_that_would_take_all_memory_are_refused(translator):
     ids=["gpu", "cpu"],
 )
 def memory_for_two(request, monkeypatch):
-    """A device whose memory is too small to search for more than two sentences."""
+    """Simulate a device with memory for the search of at most two sentences."""
     sizes = []
 
     def limited(in_full):
@@ -293,13 +295,13 @@ def memory_for_two(request, monkeypatch):
     return sizes
 
 
-def test_a_batch_that_memory_is_too_small_for_is_translated_in_halves(
+def test_a_batch_that_does_not_fit_memory_is_translated_in_halves(
     translator, memory_for_two, monkeypatch, capsys
 ):
     lines = ["seven", "on Monday", "8", "nine", "ten"]
     found = translator.search(lines, SHORT) + translator.search(lines, SHORT)
     assert memory_for_two == 2 * [5, 3, 2, 1, 2]
-    assert capsys.readouterr().err.count("too little memory for a batch") <= 1
+    assert capsys.readouterr().err.count("a batch needs more memory than the device has") <= 1
     monkeypatch.undo()
     expected = 2 * translator.search(lines, SHORT)
     assert [t.text for [t] in found] == [t.text for [t] in expected]
@@ -307,16 +309,16 @@ def test_a_batch_that_memory_is_too_small_for_is_translated_in_halves(
     assert [t.score for [t] in found] == pytest.approx(scores, abs=1e-5)
 
 
-def test_a_sentence_that_memory_is_too_small_for_is_named(translator, monkeypatch):
+def test_a_sentence_that_does_not_fit_memory_is_named(translator, monkeypatch):
     def search(*_, **__):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(engine, "search", search)
-    with pytest.raises(DataError, match=r"^line 7 with its \d tokens needs more memory than"):
+    with pytest.raises(DataError, match=r"^line 7 with \d source tokens needs more memory than"):
         translator.search(["", "seven"], SHORT, first_line=6)
 
 
-def test_other_failures_are_not_taken_for_a_lack_of_memory(translator, monkeypatch):
+def test_other_failures_are_not_treated_as_out_of_memory(translator, monkeypatch):
     def search(*_, **__):
         raise RuntimeError("shapes differ")
 
@@ -370,7 +372,7 @@ def test_weights_of_another_shape_are_refused(model_dir):
         Translator.load(model_dir, device="cpu")
 
 
-def test_a_path_that_is_no_model_is_refused(tmp_path):
+def test_a_path_without_a_model_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="not a run or model folder"):
         Translator.load(tmp_path / "nowhere")
 

@@ -1,4 +1,4 @@
-"""Models in several processes: what one finds, in order, and no process left behind."""
+"""Several worker processes give the output of one, in order, and leave no process behind."""
 
 import itertools
 import json
@@ -46,7 +46,7 @@ CHUNKS = [
 
 @pytest.fixture(scope="module")
 def one_process(trained_run):
-    """The models of a run in this process, with as many threads as the others have."""
+    """An engine in this process, with as many threads as a worker has."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     compute = choose_compute("cpu", "fp32")
@@ -70,7 +70,7 @@ def vocabulary(trained_run):
 
 
 def assert_same(found, expected):
-    """Whether all is the same but for rounding, which depends on what is computed together."""
+    """Assert equality up to rounding, which depends on the batches."""
     for (chunk, translations), (other_chunk, others) in zip(found, expected, strict=True):
         assert chunk == other_chunk
         for each, other in zip(translations, others, strict=True):
@@ -89,14 +89,14 @@ def assert_same(found, expected):
     ],
     ids=str,
 )
-def test_processes_find_what_one_finds_in_order(one_process, workers, vocabulary, settings):
+def test_workers_translate_as_one_process_does_in_order(one_process, workers, vocabulary, settings):
     config = SearchConfig(max_extra_length=3, **settings)
     expected = list(translate_lines(one_process, vocabulary, CHUNKS, config))
     assert_same(translate_lines(workers, vocabulary, CHUNKS, config), expected)
     assert [chunk for chunk, _ in expected] == CHUNKS
 
 
-def test_processes_score_targets_as_one_does(one_process, workers, vocabulary):
+def test_workers_score_targets_as_one_process_does(one_process, workers, vocabulary):
     config = SearchConfig(max_tokens=20)
     expected = list(score_lines(one_process, vocabulary, CHUNKS, config))
     assert list(score_lines(workers, vocabulary, CHUNKS, config)) == expected
@@ -118,7 +118,7 @@ def search_with(workers, chunks, *, encode=encode, **config):
     return workers.map(Engine.search, chunks, encode, SearchConfig(**config))
 
 
-def test_text_is_read_only_as_far_ahead_as_there_is_work(workers):
+def test_only_a_few_chunks_are_read_ahead(workers):
     num_read = 0
 
     def endless():
@@ -132,7 +132,7 @@ def test_text_is_read_only_as_far_ahead_as_there_is_work(workers):
     assert num_read <= 50 + 2 * 2 + 2
 
 
-def test_what_goes_wrong_comes_after_what_stands_before_it(workers, vocabulary):
+def test_an_error_in_reading_is_raised_after_the_chunks_before_it(workers, vocabulary):
     def chunks():
         yield CHUNKS[0]
         raise DataError("line 4 is not UTF-8")
@@ -155,15 +155,15 @@ def test_a_model_that_cannot_be_loaded_is_named_as_in_one_process(tmp_path, trai
         next(search_with(started, [chunk_of(1)]))
 
 
-def test_a_process_that_dies_is_named_with_the_lines_it_had(trained_run):
+def test_a_process_that_dies_is_named_with_its_lines(trained_run):
     with two_workers(checkpoints(trained_run)[-1]) as started:
         first, second = (worker.process for worker in started._workers)
-        os.kill(first.pid, signal.SIGSTOP)  # it gets a batch, and never answers
+        os.kill(first.pid, signal.SIGSTOP)  # it receives a batch, and never answers
         batch = SentenceBatch(line_numbers=[3, 9, 5], sources=[[5]] * 3, targets=[[]] * 3)
         threading.Timer(0.5, os.kill, (first.pid, signal.SIGKILL)).start()
         message = (
             rf"^process 1 of 2 \(pid {first.pid}\) was killed by SIGKILL "
-            r"\(out of memory\?\) while it had 3 of the lines 3 to 9$"
+            r"\(out of memory\?\) while it computed 3 of the lines 3 to 9$"
         )
         with pytest.raises(LostProcessError, match=message):
             list(search_with(started, [chunk_of(3)], encode=lambda _: [batch]))
@@ -171,7 +171,7 @@ def test_a_process_that_dies_is_named_with_the_lines_it_had(trained_run):
     assert (first.exitcode, second.exitcode) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
-def test_an_idle_process_takes_what_arrives_while_another_is_busy(trained_run):
+def test_an_idle_worker_translates_new_lines_while_another_is_busy(trained_run):
     arrived = threading.Event()
     with two_workers(checkpoints(trained_run)[-1]) as started:
         list(search_with(started, [chunk_of(1), chunk_of(2)]))  # both are loaded
@@ -179,7 +179,7 @@ def test_an_idle_process_takes_what_arrives_while_another_is_busy(trained_run):
         os.kill(first, signal.SIGSTOP)
 
         def chunks():
-            for line in (1, 2):  # one of them gets stuck
+            for line in (1, 2):  # one of the two hangs
                 yield chunk_of(line)
             arrived.set()
 
@@ -196,7 +196,7 @@ def test_an_idle_process_takes_what_arrives_while_another_is_busy(trained_run):
 def test_a_bug_in_a_process_keeps_its_traceback(trained_run, capfd):
     with two_workers(checkpoints(trained_run)[-1]) as started:
         results = search_with(started, [chunk_of(1)], encode=lambda _: [batch_of(1, [10**6])])
-        with pytest.raises(LostProcessError, match=r"ended with exit code 1 while it had 1 "):
+        with pytest.raises(LostProcessError, match=r"ended with exit code 1 while it computed 1 "):
             next(results)
     assert "IndexError" in capfd.readouterr().err
 
@@ -222,7 +222,7 @@ def environment(monkeypatch):
 
 
 @pytest.mark.usefixtures("environment")
-def test_the_output_of_processes_is_that_of_one_but_for_rounding(folder):
+def test_the_output_of_workers_is_that_of_one_process_up_to_rounding(folder):
     outputs = [
         subprocess.run(
             command("--json", "--n-best", "2", "--max-tokens", "9", *flags),
@@ -241,7 +241,7 @@ def test_the_output_of_processes_is_that_of_one_but_for_rounding(folder):
 
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("flags", [[], ["--processes", "2"]], ids=["one", "two"])
-def test_each_line_is_answered_before_the_next_is_there(folder, flags):
+def test_each_line_is_translated_before_the_next_arrives(folder, flags):
     with subprocess.Popen(
         command("--json", *flags), cwd=folder, bufsize=0,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`python -m tfm`, so that `torchrun … -m tfm train` works."""
+"""Entry point of `python -m tfm`, which `torchrun … -m tfm train` uses."""
 
 from tfm.cli.main import main
 

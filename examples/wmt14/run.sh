@@ -6,16 +6,15 @@
 #     MIRROR=/data/archives examples/wmt14/run.sh base
 #     GPUS=8 examples/wmt14/run.sh base           # or auto; else one
 #
-# What follows the name of the model goes to tfm train: examples/wmt14/run.sh big --shard
+# Arguments after the name of the model are passed to tfm train: examples/wmt14/run.sh big --shard
 #
-# It can be stopped at any time: run it again and it goes on.
+# It can be stopped at any time; the same command resumes it.
 #
 #     SMOKE=1 examples/wmt14/run.sh base
 #
-# tries the same commands in minutes on two CPU cores, in the folder smoke/: models of full size, but
-# a few steps on small batches, and the first 100 test sentences. Its archives are those of MIRROR, or
-# else made on the spot of text that tfm writes itself. It shows that all parts work; its BLEU means
-# nothing.
+# runs the same commands in minutes on two CPU cores, in the folder smoke/: with models of full size,
+# but a few steps on small batches, and the first 100 test sentences. The archives are those of MIRROR,
+# or generated ones. This shows that all parts work; its BLEU is meaningless.
 set -euo pipefail
 arch=${1:-base} pair=${PAIR:-en-de} smoke=${SMOKE:-}
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Trains a model of "Attention Is All You Need" on WMT14 on machines that Slurm lends.
+# Train a model of "Attention Is All You Need" on WMT14 as a Slurm job.
 #
 #     tfm prepare wmt14-en-de                     # first, on a machine with network
 #     sbatch examples/wmt14/slurm.sh base         # or big; then other options of tfm train
 #
-# Two minutes before its time is over, the job saves, and goes on as soon as Slurm lets it again. So it
-# does when it is preempted. To stop it for good: scancel.
+# Two minutes before its time limit, or when it is preempted, the job saves and is requeued. To stop
+# it for good: scancel.
 #SBATCH --job-name=wmt14
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -17,16 +17,16 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 arch=${1:-base} options=("${@:2}")
-# Machine 0, and a port that two jobs there hardly share.
-place=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$((20000 + SLURM_JOB_ID % 10000))
+# Machine 0, and a port that two jobs on it are unlikely to share.
+endpoint=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$((20000 + SLURM_JOB_ID % 10000))
 
 # Each machine has one task, which starts a process for each of its GPUs.
 srun bash -c 'exec tfm train "$@" --node-rank "$SLURM_NODEID"' tfm data/wmt14-en-de \
     --arch "$arch" --run "runs/wmt14-en-de-$arch" \
-    --gpus auto --nodes "$SLURM_NNODES" --rendezvous "$place" ${options[@]+"${options[@]}"} &
+    --gpus auto --nodes "$SLURM_NNODES" --rendezvous "$endpoint" ${options[@]+"${options[@]}"} &
 trap 'again=yes; kill -USR1 $!' USR1
 again='' code=0
-# The signal ends the first wait; the second is for the run to save.
+# The signal interrupts the first wait; the second one waits until the run has saved.
 wait $! || code=$?
 if [ -n "$again" ]; then
     code=0

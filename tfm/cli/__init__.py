@@ -1,1 +1,1 @@
-"""The command line: flags, exit codes and terminal output; nothing here computes."""
+"""The command line: flags, exit codes and terminal output, without any computation."""

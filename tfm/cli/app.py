@@ -1,4 +1,4 @@
-"""The typer app, and the flags and helpers that its commands share."""
+"""The typer app, and the flags and helpers that commands share."""
 
 from pathlib import Path
 
@@ -16,21 +16,19 @@ TEXT_PANEL = "Text"
 MODELS_PANEL = "Models"
 TRANSLATIONS_PANEL = "Translations"
 
-DATA = typer.Argument(
-    None, metavar="DATA", help="Dataset folder; the newest below data/ if not given."
-)
-FORCE = typer.Option(False, "--force", help="Do it again, even if unchanged.")
-ARCH = typer.Option(None, help=f"Preset: {', '.join(PRESETS)} (default {RunConfig().arch}).")
-CONFIG = typer.Option(None, help="TOML file of settings; flags win over it.")
-JSON = typer.Option(False, "--json", help="Print one JSON object.")
+DATA = typer.Argument(None, metavar="DATA", help="Dataset folder (default: the newest in data/).")
+FORCE = typer.Option(False, "--force", help="Redo this step even if its inputs did not change.")
+ARCH = typer.Option(None, help=f"Preset: {', '.join(PRESETS)} (default: {RunConfig().arch}).")
+CONFIG = typer.Option(None, help="TOML file of settings; flags take precedence over it.")
+JSON = typer.Option(False, "--json", help="Print the result as one JSON object.")
 MODEL = typer.Argument(
-    None, metavar="MODEL", help="Model or run folder; the newest run below runs/ if not given."
+    None, metavar="MODEL", help="Model or run folder (default: the newest run in runs/)."
 )
 
 app = typer.Typer(
     help='Train, run and score the Transformer of "Attention Is All You Need".\n\n'
-    "prepare → learn-bpe → binarize → train → average → generate → score: each command finds what "
-    "the one before it left. Start with: tfm quickstart",
+    "Stages: prepare → learn-bpe → binarize → train → average → generate → score. Each finds the "
+    "output of the previous one. Start with: tfm quickstart",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -41,7 +39,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _without_command(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
         typer.echo(f"tfm {__version__}")
@@ -52,7 +50,7 @@ def _without_command(
 
 
 def dataset(path: Path | None) -> Path:
-    """Return the dataset folder at a path, or the newest one, which is then named."""
+    """Return the given dataset folder, or find the newest one and print its path."""
     if path is not None:
         return path
     from tfm.data.manifest import newest_dataset
@@ -63,6 +61,6 @@ def dataset(path: Path | None) -> Path:
 
 
 def say(message: str) -> None:
-    """Tell the user something, on stderr; of many processes, one speaks."""
+    """Print a message on stderr, on rank 0 only."""
     if World.from_environment().is_first:
         typer.echo(message, err=True)

@@ -1,4 +1,4 @@
-"""Commands that time the others: bench train and bench generate."""
+"""Commands that measure speed: bench train and bench generate."""
 
 import time
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from tfm.errors import UsageError
 
 SPEED_PANEL = "Speed"
 
-# The settings of [training] that have an effect on a step, and those on the loop around it.
+# Settings of [training] that affect a training step, and those that affect the loop around it.
 _OF_A_STEP = ("seed", "kernels", "device", "precision", "threads")
 _OF_THE_LOOP = ("log_steps", "background_saving")
-_ROUNDS = typer.Option(3, min=1, help="Repeats of all that is timed, in turn; medians count.")
+_ROUNDS = typer.Option(3, min=1, help="Rounds of measurements; medians are reported.")
 
 bench = typer.Typer(
-    help="How fast tfm is on this machine, beside what the machine could do.\n\n"
+    help="Measure the speed of training and translation on this machine.\n\n"
     "Examples: tfm bench train --arch base; tfm bench generate --beam 4",
     rich_markup_mode="rich",
 )
@@ -33,21 +33,21 @@ def train(
     data: Path | None = typer.Argument(
         None,
         metavar="DATA",
-        help="Dataset folder; made-up pairs as long as WMT16's if not given.",
+        help="Dataset folder (default: random tokens with the sentence lengths of WMT16).",
     ),
     arch: str | None = ARCH,
     config: Path | None = CONFIG,
-    steps: int = typer.Option(200, min=1, help="Steps to time in each round."),
-    untimed_steps: int = typer.Option(20, min=1, help="Steps before the first round."),
+    steps: int = typer.Option(200, min=1, help="Timed steps per round."),
+    untimed_steps: int = typer.Option(20, min=1, help="Warmup steps before the first round."),
     rounds: int = _ROUNDS,
     loop: bool = typer.Option(
-        False, "--loop", help="Time the loop of tfm train, too, with a checkpoint a round."
+        False, "--loop", help="Also time the loop of tfm train, with one checkpoint per round."
     ),
     as_json: bool = JSON,
     *,
     overrides: Overrides,
 ) -> None:
-    """Time training: tokens a second, and the share of what the device could compute.
+    """Measure training: tokens per second, and the model FLOPs utilization (MFU).
 
     Examples:
       tfm bench train --arch big
@@ -71,22 +71,22 @@ def train(
 def generate(
     model: Path | None = MODEL,
     input_: Path | None = typer.Option(
-        None, "--input", help="File to translate, a sentence a line."
+        None, "--input", help="File to translate, one sentence per line."
     ),
     split: Literal["test", "valid"] | None = typer.Option(
-        None,
-        help="Translate this split of the model's dataset (default test, without --input).",
+        None, help="Translate this split of the model's dataset (default: test, unless --input)."
     ),
     rounds: int = _ROUNDS,
-    repeat: int = typer.Option(1, min=1, help="Translate the text N times in each round."),
-    latency: bool = typer.Option(False, "--latency", help="Time one sentence at a time, too."),
+    repeat: int = typer.Option(1, min=1, help="Translate the text N times per round."),
+    latency: bool = typer.Option(False, "--latency", help="Also time one sentence at a time."),
     as_json: bool = JSON,
     *,
     overrides: Overrides,
 ) -> None:
-    """Time translation: sentences and tokens a second, from text to text, the model loaded.
+    """Measure translation: sentences and tokens per second, with a loaded model.
 
-    Target tokens are those of the best translation of each sentence, its end included.
+    Times include subword encoding and decoding. Target tokens are counted in the best translation
+    of each sentence, with its end-of-sentence token.
 
     Examples:
       tfm bench generate runs/multi30k-en-de-small --beam 4
@@ -100,7 +100,7 @@ def generate(
     from tfm.stages.generate import plan_generation
 
     if input_ is None and split is None:
-        split = "test"  # and not standard input, which cannot be read twice
+        split = "test"  # not standard input, which cannot be read twice
     generation = plan_generation(
         [] if model is None else [model], input_path=input_, split=split, runs_dir=RUNS_ROOT
     )
@@ -114,11 +114,11 @@ def generate(
 
 
 def _refuse_without_effect(training: Mapping[str, Any], *, loop: bool) -> None:
-    """Refuse flags that would change nothing; in a file, they are those of a run."""
+    """Refuse flags without effect; in a --config file, which is made for tfm train, they may be."""
     effective = _OF_A_STEP + _OF_THE_LOOP if loop else _OF_A_STEP
     problems = [
         f"{name} has no effect on tfm bench train"
-        + (", only on --loop" if name in _OF_THE_LOOP else "")
+        + (" without --loop" if name in _OF_THE_LOOP else "")
         for name in training
         if name not in effective
     ]

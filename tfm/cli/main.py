@@ -1,4 +1,4 @@
-"""The entry point: runs a command and turns what goes wrong into one line and an exit code."""
+"""The entry point: runs a command and turns errors into one line and an exit code."""
 
 import io
 import os
@@ -20,15 +20,15 @@ from tfm.distributed.interruption import InterruptedRunError, stop_with_launcher
 from tfm.errors import LostPeersError, TfmError, UsageError
 from tfm.world import World
 
-_INTERRUPTED = 130  # what typer makes of Ctrl-C
+_INTERRUPTED = 130  # typer's exit code after Ctrl-C
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and an exit code."""
+    """Run the command line; print a user's mistake as one line on stderr; exit with its code."""
     _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # text is, whatever the locale says
-    # Or torch would warn, in its own many lines, of each connection to a process that has ended.
+        sys.stdout.reconfigure(encoding="utf-8")  # independent of the locale
+    # Else torch prints many lines about each connection to a process that has ended.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     stop_with_launcher()
     code = 1
@@ -38,32 +38,32 @@ def main() -> None:
         finally:
             sys.stdout.flush()
         if code == _INTERRUPTED:
-            _fail("stopped", exit_code=code)
+            _report_failure("stopped", exit_code=code)
     except typer.TyperException as error:
-        code = _fail(_wrong_usage(error), exit_code=UsageError.exit_code)
+        code = _report_failure(_format_usage_error(error), exit_code=UsageError.exit_code)
     except InterruptedRunError as stop:
-        code = _stop(stop)
+        code = _report_stop(stop)
     except TfmError as error:
         is_consequence = isinstance(error, LostPeersError)
-        code = _fail(str(error), exit_code=error.exit_code, is_consequence=is_consequence)
+        code = _report_failure(str(error), exit_code=error.exit_code, is_consequence=is_consequence)
     except BrokenPipeError:
-        _drop_output()  # whoever read it has had enough: be quiet
+        _drop_output()  # the reader closed the pipe: end quietly
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        code = _fail(f"{where}{error.strerror or error}")
+        code = _report_failure(f"{where}{error.strerror or error}")
         _drop_output()
     except Exception as error:
         name = f"{type(error).__name__}: {error}".removesuffix(": ")
         if not report_failure(name, trace=traceback.format_exc()):
             raise
-    _leave(code)
+    _exit_process(code)
 
 
-def _leave(code: int) -> NoReturn:
-    """End this process.
+def _exit_process(code: int) -> NoReturn:
+    """End this process with an exit code.
 
-    One that works with others, or is interrupted, ends at once: Python's own end would abort it,
-    exit code and all, if a thread still waits for them or is in a library's code.
+    One of several processes, or an interrupted one, skips Python's shutdown, which would abort and
+    lose the exit code if a thread still waits for another process or runs library code.
     """
     if World.from_environment().size > 1 or code == _INTERRUPTED:
         sys.stdout.flush()
@@ -72,42 +72,42 @@ def _leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _fail(message: str, *, exit_code: int = 1, is_consequence: bool = False) -> int:
-    """Tell the user, or the launcher, which tells what many say once; return the exit code."""
+def _report_failure(message: str, *, exit_code: int = 1, is_consequence: bool = False) -> int:
+    """Report a failure to the launcher, which prints it once, or to the user; return the code."""
     if not report_failure(message, exit_code=exit_code, is_consequence=is_consequence):
-        _say(f"tfm: {message}")
+        _print_error(f"tfm: {message}")
     return exit_code
 
 
-def _stop(stop: InterruptedRunError) -> int:
-    """Tell the user where a run has stopped, and return the exit code."""
+def _report_stop(stop: InterruptedRunError) -> int:
+    """Print where a run has stopped, and return the exit code."""
     if World.from_environment().is_first:
-        _say(f"tfm: {stop}")
-    # To a launcher it would be a failure, for which it ends the others before they are through.
+        _print_error(f"tfm: {stop}")
+    # A launcher takes any other code for a failure and kills the other processes while they save.
     return 0 if has_launcher() else stop.exit_code
 
 
-def _wrong_usage(error: typer.TyperException) -> str:
-    """What typer has against the command line, in one line."""
+def _format_usage_error(error: typer.TyperException) -> str:
+    """Return typer's message about the command line as one line."""
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
-    message = error.format_message().replace("Value error, ", "")  # pydantic's to programmers
+    message = error.format_message().replace("Value error, ", "")  # pydantic's prefix
     return " ".join(message.split()).removesuffix(".") + hint
 
 
 def _replace_closed_streams() -> None:
-    """Let a standard stream that the caller has closed be as good as /dev/null."""
+    """Replace standard streams that the caller has closed by /dev/null."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _drop_output() -> None:
-    """Keep Python from trying, and complaining, again when it closes stdout."""
+    """Redirect stdout to /dev/null, so that Python does not fail again when it flushes it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _say(message: str) -> None:
-    """Print one line, whatever a file name in it may hold."""
+def _print_error(message: str) -> None:
+    """Print one line on stderr, with control characters escaped: file names may contain them."""
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
     typer.echo("".join(shown), err=True)

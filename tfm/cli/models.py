@@ -1,4 +1,4 @@
-"""Commands that make a model: train, average, export."""
+"""Commands that produce models: train, average, export."""
 
 import sys
 from pathlib import Path
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from tfm.stages.export.check import Agreement
 
 PROCESSES_PANEL = "Processes"
-_DIFFERENCES_SHOWN = 5
+_MAX_DIFFERENCES = 5
 
 
 @app.command(rich_help_panel=MODELS_PANEL)
 @with_settings(*RUN_SETTINGS)
 def train(
     data: Path | None = DATA,
-    run: Path | None = typer.Option(None, help="Run folder; runs/DATA-ARCH if not given."),
+    run: Path | None = typer.Option(None, help="Run folder (default: runs/DATA-ARCH)."),
     arch: str | None = ARCH,
     config: Path | None = CONFIG,
     dry_run: bool = typer.Option(
-        False, "--dry-run", help="Print what the run would cost, and stop."
+        False, "--dry-run", help="Print parameters, FLOPs and memory of the run, and exit."
     ),
     print_config: bool = typer.Option(
-        False, "--print-config", help="Print all settings as TOML, and stop."
+        False, "--print-config", help="Print all settings as TOML, and exit."
     ),
     gpus: str | None = typer.Option(
         None,
@@ -40,24 +40,26 @@ def train(
         rich_help_panel=PROCESSES_PANEL,
     ),
     processes: int | None = typer.Option(
-        None, help="So many processes on the CPU of this machine.", rich_help_panel=PROCESSES_PANEL
+        None, help="Start N processes on the CPU of this machine.", rich_help_panel=PROCESSES_PANEL
     ),
     nodes: int | None = typer.Option(
-        None, help="So many machines, each with this command.", rich_help_panel=PROCESSES_PANEL
+        None,
+        help="Number of machines; start the same command on each.",
+        rich_help_panel=PROCESSES_PANEL,
     ),
     node_rank: int | None = typer.Option(
-        None, help="Which of the machines this is, counted from 0.", rich_help_panel=PROCESSES_PANEL
+        None, help="Index of this machine, counted from 0.", rich_help_panel=PROCESSES_PANEL
     ),
     rendezvous: str | None = typer.Option(
         None,
         metavar="HOST:PORT",
-        help="Where the machines meet: at a free port of machine 0.",
+        help="Address and a free port of machine 0, the same on all machines.",
         rich_help_panel=PROCESSES_PANEL,
     ),
     *,
     overrides: Overrides,
 ) -> None:
-    """Train a model; go on where the run folder stands, if it does.
+    """Train a model, or resume from the last checkpoint of the run folder.
 
     Examples:
       tfm train --arch tiny
@@ -90,7 +92,7 @@ def train(
         num_processes = layout.nodes * num_local_processes(layout)
         print_forecast(forecast(folder, settings, num_processes=num_processes))
         return
-    _launch_if_asked(layout)
+    _launch_processes(layout)
     folder = dataset(data)
     from tfm.stages.train import train as run_stage
 
@@ -98,11 +100,8 @@ def train(
     say(f"next: tfm average {result.run_dir}")
 
 
-def _launch_if_asked(layout: Layout) -> None:
-    """Run this command in several processes if they are asked for, and this is none of them yet.
-
-    It then does not return.
-    """
+def _launch_processes(layout: Layout) -> None:
+    """Restart this command in several processes if the flags ask for them; then do not return."""
     world = World.from_environment()
     if world.launcher is not None:
         layout.check(world)
@@ -112,7 +111,6 @@ def _launch_if_asked(layout: Layout) -> None:
     from tfm.distributed.launch import launch, num_local_processes
 
     if layout.nodes > 1 or num_local_processes(layout) > 1:
-        # What the first process has said of its end is enough.
         raise SystemExit(launch(layout, [sys.executable, "-m", "tfm", *sys.argv[1:]]))
 
 
@@ -120,9 +118,11 @@ def _launch_if_asked(layout: Layout) -> None:
 @with_settings(AverageConfig)
 def average(
     run: Path | None = typer.Argument(
-        None, metavar="RUN", help="Run folder; the newest below runs/ if not given."
+        None, metavar="RUN", help="Run folder (default: the newest in runs/)."
     ),
-    out: Path | None = typer.Option(None, help="Model folder; RUN/averaged if not given."),
+    out: Path | None = typer.Option(
+        None, help="Folder of the averaged model (default: RUN/averaged)."
+    ),
     *,
     overrides: Overrides,
 ) -> None:
@@ -144,31 +144,30 @@ def export(
     models: list[Path] | None = MODEL,
     out: Path | None = typer.Option(
         None,
-        help="Folder to write; RUN/ctranslate2 or MODEL-ctranslate2 if not given, with the "
-        "quantization behind it.",
+        help="Output folder (default: RUN/ctranslate2 or MODEL-ctranslate2, plus quantization).",
     ),
     format_: Literal["ctranslate2"] = typer.Option(
-        "ctranslate2", "--format", help="Whose format to write."
+        "ctranslate2", "--format", help="Format to write."
     ),
     quantization: Literal[
         "none", "int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
     ] = typer.Option(
-        "none", help="What to store weights as, and compute in where it can be; none is fp32."
+        "none", help="Type of the stored weights, also computed in if the CPU can; none is fp32."
     ),
     check: int = typer.Option(
         0,
         min=0,
-        metavar="LINES",
-        help="Translate so many lines of the model's test set by both, and say which differ; "
-        "without quantization, other probabilities than tfm's are an error.",
+        metavar="N",
+        help="Translate N lines of the test set with both programs and print the differences.",
     ),
-    force: bool = typer.Option(False, "--force", help="Replace an earlier export."),
+    force: bool = typer.Option(False, "--force", help="Overwrite an earlier export."),
 ) -> None:
-    r"""Write a model for CTranslate2 (pip install "tfm\[export]"), which runs it without torch.
+    r"""Convert a model to CTranslate2, a runtime without torch (pip install "tfm\[export]").
 
-    The folder has weights, vocabulary and subword model. Both find the same translations with
-    --length-penalty 0 here and length_penalty=0, min_decoding_length=0 there; with other values,
-    tfm divides by ((5 + length) / 6)^α and CTranslate2 by length^α, and it stops sooner.
+    The folder has weights, vocabulary and subword model. Both programs find the same translations
+    with --length-penalty 0 in tfm and length_penalty=0, min_decoding_length=0 in CTranslate2. With
+    other values, tfm divides by ((5 + length) / 6)^α, and CTranslate2 by length^α and stops sooner.
+    With --check, unquantized weights must also give the same probabilities.
 
     Examples:
       tfm export runs/wmt14-en-de-base --check 200
@@ -180,7 +179,7 @@ def export(
 
     if models and len(models) > 1:
         raise UsageError(
-            "CTranslate2 runs one model, not an ensemble: export each, or tfm average one run"
+            "CTranslate2 runs a single model, not an ensemble: export each model by itself"
         )
     result = run_stage(
         models[0] if models else newest_run(RUNS_ROOT),
@@ -199,18 +198,18 @@ def export(
 
 
 def _say_agreement(agreement: "Agreement") -> None:
-    """Say how many translations are identical, and show the first others."""
+    """Print how many translations are identical, and the first of those that differ."""
     differences = agreement.differences
     num_identical = agreement.num_lines - len(differences)
     say(
         f"export: {num_identical:,} of {agreement.num_lines:,} translations are identical (beam "
         f"{agreement.beam_size}, no length penalty); log probabilities differ by at most "
-        f"{agreement.max_error:.1g} nats a token"
+        f"{agreement.max_error:.1g} nats per token"
     )
-    for each in differences[:_DIFFERENCES_SHOWN]:
-        why = ", cut off at the greatest length" if each.is_cut else ""
+    for each in differences[:_MAX_DIFFERENCES]:
+        note = ", cut off at the maximum length" if each.is_cut else ""
         say(f"line {each.line_number:,}, tfm:         {each.ours}")
         say(f"line {each.line_number:,}, CTranslate2: {each.theirs}")
-        say(f"    {each.gain:+.4f} nats{why}")
-    if len(differences) > _DIFFERENCES_SHOWN:
-        say(f"… and {len(differences) - _DIFFERENCES_SHOWN:,} more")
+        say(f"    {each.gain:+.4f} nats{note}")
+    if len(differences) > _MAX_DIFFERENCES:
+        say(f"… and {len(differences) - _MAX_DIFFERENCES:,} more")

@@ -1,4 +1,4 @@
-"""Settings as command-line flags: one flag for each field of a settings dataclass."""
+"""Command-line flags generated from settings: one for each field of a dataclass."""
 
 import inspect
 import typing
@@ -23,23 +23,17 @@ Result = TypeVar("Result")
 # {section: {name: value}} of the flags that were given.
 Overrides = Mapping[str, Mapping[str, Any]]
 
-RUN_SETTINGS = (
-    TransformerConfig,
-    RecurrentConfig,
-    OptimizerConfig,
-    BatchingConfig,
-    TrainingConfig,
-)
+RUN_SETTINGS = (TransformerConfig, RecurrentConfig, OptimizerConfig, BatchingConfig, TrainingConfig)
 
 
 def with_settings(
     *kinds: type[Settings],
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Give a command a flag for each setting of some groups, after its other parameters.
+    """Add a flag for each setting of some groups to a command, after its other parameters.
 
-    The command takes the flags that were given in a parameter `overrides` of type `Overrides`.
+    The command receives the given flags in its parameter `overrides` of type `Overrides`.
     """
-    # Groups that share a section may share settings: each has one flag.
+    # Groups of the same section may share settings: each setting has one flag.
     settings = {item.name: (kind, item) for kind in kinds for item in fields(kind)}
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
@@ -51,12 +45,12 @@ def with_settings(
                     overrides.setdefault(kind.section, {})[name] = value
             return command(**values, overrides=overrides)
 
-        own = dict(inspect.signature(command, eval_str=True).parameters)
-        del own["overrides"]
+        arguments = dict(inspect.signature(command, eval_str=True).parameters)
+        del arguments["overrides"]
         flags = [_flag(kind, item, titled=len(kinds) > 1) for kind, item in settings.values()]
-        parameters = [*own.values(), *flags]
+        parameters = [*arguments.values(), *flags]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
 
     return decorate
@@ -72,7 +66,7 @@ def _flag(kind: type[Settings], item: Field[Any], *, titled: bool) -> inspect.Pa
     option = typer.Option(
         None,
         name,
-        help=item.metadata["help"] + ("" if default is None else f" (default {default})"),
+        help=item.metadata["help"] + ("" if default is None else f" (default: {default})"),
         show_default=False,
         rich_help_panel=f"Settings \\[{kind.section}]" if titled else None,
     )

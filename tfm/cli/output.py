@@ -1,4 +1,4 @@
-"""Results as a terminal, or another program, reads them."""
+"""Results of commands, as tables, lines or JSON."""
 
 import json
 import sys
@@ -27,12 +27,12 @@ def print_rows(rows: Mapping[str, str], *, bold: str = "") -> None:
 
 
 def print_forecast(forecast: "Forecast") -> None:
-    """Print what a run would cost."""
+    """Print the parameters, FLOPs and memory of a planned run."""
     cost = forecast.cost
     source, target = forecast.vocab_sizes
-    where = f"on each of {forecast.num_processes} devices"
+    devices = f"each of {forecast.num_processes} devices"
     if forecast.num_processes == 1:
-        where = "on one device"
+        devices = "one device"
     print_rows(
         {f"parameters, {part}": f"{count:,}" for part, count in cost.parameters.items()}
         | {
@@ -40,12 +40,12 @@ def print_forecast(forecast: "Forecast") -> None:
             "vocabulary": f"{source:,} source and {target:,} target pieces",
             "dataset": f"{forecast.data_dir}, {forecast.num_pairs:,} training pairs",
             "device": forecast.compute,
-            "global batch": f"{forecast.tokens_per_step:,.0f} target tokens a step, "
-            f"in {forecast.microbatches_per_step:.1f} microbatches {where}",
-            "steps": f"{forecast.max_steps:,}; {forecast.steps_per_epoch:,} an epoch, "
+            "global batch": f"{forecast.tokens_per_step:,.0f} target tokens per step, "
+            f"in {forecast.microbatches_per_step:.1f} microbatches on {devices}",
+            "steps": f"{forecast.max_steps:,}; {forecast.steps_per_epoch:,} per epoch, "
             f"{forecast.max_steps / forecast.steps_per_epoch:.1f} epochs",
-            "training FLOPs": f"{forecast.flops_per_step:.3g} a step, "
-            f"{forecast.flops_per_step * forecast.max_steps:.3g} in all",
+            "training FLOPs": f"{forecast.flops_per_step:.3g} per step, "
+            f"{forecast.flops_per_step * forecast.max_steps:.3g} in total",
             "memory, about": f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimizer, "
             f"{cost.activation_bytes / 2**30:.2f} GiB for a microbatch",
         }
@@ -55,14 +55,15 @@ def print_forecast(forecast: "Forecast") -> None:
 def print_translations(
     translations: "Iterable[tuple[str, list[Translation]]]", *, as_json: bool, number: bool
 ) -> None:
-    """Print the translations of each line, best first, as they come.
+    """Print the translations of each line, best first, as soon as they are found.
 
-    As text, `number` puts line number and score before each translation, set off by tabs.
+    In plain text, `number` prepends line number and score to each translation, separated by tabs.
     """
     for index, (line, found) in enumerate(translations, start=1):
         if as_json:
-            known = [{k: v for k, v in asdict(each).items() if v is not None} for each in found]
-            record = {"source": line, "translations": known}
+            # `proven` is None unless the search is exact.
+            fields = [{k: v for k, v in asdict(each).items() if v is not None} for each in found]
+            record = {"source": line, "translations": fields}
             print(json.dumps(record, ensure_ascii=False), flush=True)  # noqa: T201
             continue
         for each in found:
@@ -73,10 +74,11 @@ def print_translations(
 def print_scored_targets(
     scored: "Iterable[tuple[str, ScoredTarget]]", *, as_json: bool, per_token: bool
 ) -> None:
-    """Print how probable the target of each line is, as it becomes known.
+    """Print the probability of each line's target as soon as it is computed.
 
-    As text, this is a line for each target (score, log probability, number of tokens, text), or
-    with `per_token` for each token (number of the target, log probability, piece), set off by tabs.
+    In plain text, a line for each target has score, log probability, number of tokens and text;
+    with `per_token`, a line for each token has line number, log probability and piece. Tabs
+    separate them.
     """
     for index, (line, target) in enumerate(scored, start=1):
         tokens = list(zip(target.pieces, target.piece_log_probs, strict=True))
@@ -98,7 +100,7 @@ def print_scored_targets(
 
 
 def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
-    """Print scores, each with what decides it."""
+    """Print scores, each with its signature."""
     if as_json:
         print(json.dumps(result.to_json(), ensure_ascii=False))  # noqa: T201
         return
@@ -112,12 +114,12 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
             f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.2f}"
             for name, value in score.details.items()
         )
-        compared = score.comparison and _compared(score.value, score.comparison)
-        for text in filter(None, [", ".join(details), compared, score.note]):
+        comparison = score.comparison and _format_comparison(score.value, score.comparison)
+        for text in filter(None, [", ".join(details), comparison, score.note]):
             console.print(f"    {text}", markup=False, soft_wrap=True)
 
 
-def _compared(value: float, comparison: "Comparison") -> str:
+def _format_comparison(value: float, comparison: "Comparison") -> str:
     text = f"baseline {comparison.baseline:.2f}, difference {value - comparison.baseline:+.2f}"
     if comparison.p_value is not None:
         text += f", p = {comparison.p_value:.4f} (paired bootstrap)"

@@ -1,4 +1,4 @@
-"""Commands that make a dataset: prepare, learn-bpe, binarize."""
+"""Commands that produce datasets: prepare, learn-bpe, binarize."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,39 +51,37 @@ def _with_both_sides(args: Sequence[str]) -> list[str]:
 @with_settings(CleaningConfig, SubwordConfig, BinarizeConfig)
 def prepare(
     recipe: str | None = typer.Argument(
-        None, metavar="RECIPE", help="Name of a built-in recipe, or a TOML file."
+        None, metavar="RECIPE", help="Name of a built-in recipe, or path of a recipe's TOML file."
     ),
     train: tuple[Path, Path] | None = typer.Option(
         None,
         metavar="SRC TGT",
-        help="Your own training text: source and target file, or one .tsv file with both.",
+        help="Training text: source and target file, or one .tsv file with both columns.",
     ),
     valid: tuple[Path, Path] | None = typer.Option(
-        None, metavar="SRC TGT", help="Your own validation text, likewise."
+        None, metavar="SRC TGT", help="Validation text: source and target file."
     ),
     test: tuple[Path, Path] | None = typer.Option(
-        None, metavar="SRC TGT", help="Your own test text, likewise."
+        None, metavar="SRC TGT", help="Test text: source and target file."
     ),
     languages: tuple[str, str] | None = typer.Option(
-        None,
-        metavar="SRC TGT",
-        help="Languages of your own text, if the suffixes of its files do not say so.",
+        None, metavar="SRC TGT", help="Language codes, if they are not the file names' suffixes."
     ),
     train_trees: list[Path] | None = typer.Option(
-        None, metavar="PATH", help="Your own bracketed trees, a file or folder; may be repeated."
+        None, metavar="PATH", help="Training trees in brackets: a file or folder; repeatable."
     ),
     valid_trees: list[Path] | None = typer.Option(
-        None, metavar="PATH", help="Your own trees to validate on, likewise."
+        None, metavar="PATH", help="Validation trees: a file or folder; repeatable."
     ),
     test_trees: list[Path] | None = typer.Option(
-        None, metavar="PATH", help="Your own trees to test on, likewise."
+        None, metavar="PATH", help="Test trees: a file or folder; repeatable."
     ),
-    out: Path | None = typer.Option(None, help="Dataset folder; data/RECIPE if not given."),
+    out: Path | None = typer.Option(None, help="Dataset folder (default: data/RECIPE)."),
     mirror: str | None = typer.Option(
-        None, help="Folder or URL that serves each archive by its name."
+        None, help="Folder or URL to fetch archives from, by their file names."
     ),
     downloads: Path | None = typer.Option(
-        None, help="Folder to keep archives in; OUT/downloads if not given."
+        None, help="Folder to keep archives in (default: OUT/downloads)."
     ),
     verify: bool = typer.Option(
         True, "--verify/--no-verify", help="Check archives against their checksums."
@@ -95,7 +93,7 @@ def prepare(
     *,
     overrides: Overrides,
 ) -> None:
-    """Make a dataset: download, clean, split, learn subwords, binarize.
+    """Prepare a dataset: download, clean, split, learn subwords, binarize.
 
     Examples:
       tfm prepare wmt14-en-de
@@ -108,18 +106,18 @@ def prepare(
     from tfm.stages.prepare import prepare as run_stage
 
     if recipe is None and (mirror is not None or downloads is not None or not verify):
-        raise UsageError("--mirror, --downloads and --no-verify need a recipe that downloads")
+        raise UsageError("--mirror, --downloads and --no-verify have no effect without a recipe")
     text = {"train": train, "valid": valid, "test": test}
     trees = {"train": train_trees, "valid": valid_trees, "test": test_trees}
     if recipe is None:
-        chosen = _own_recipe(text, languages, trees, out)
+        selected_recipe = _recipe_from_user_files(text, languages, trees, out)
     elif languages or any((*text.values(), *trees.values())):
-        raise UsageError("a recipe names its own text: leave out --train, --valid and --test")
+        raise UsageError("a recipe names its own files: leave out --train, --valid and --test")
     else:
-        chosen = load_recipe(recipe)
+        selected_recipe = load_recipe(recipe)
     run_stage(
-        chosen,
-        out or DATA_ROOT / chosen.name,
+        selected_recipe,
+        out or DATA_ROOT / selected_recipe.name,
         mirror=mirror,
         verify=verify,
         downloads_dir=downloads,
@@ -129,13 +127,13 @@ def prepare(
     )
 
 
-def _own_recipe(
+def _recipe_from_user_files(
     text: Mapping[str, tuple[Path, Path] | None],
     languages: tuple[str, str] | None,
     trees: Mapping[str, list[Path] | None],
     out: Path | None,
 ) -> "Recipe":
-    """A recipe of the user's own text or trees, by split."""
+    """Make a recipe of the user's text or trees, which are given by split."""
     from tfm.data.corpus.loading import builtin_recipes
     from tfm.data.corpus.user_files import recipe_from_files, recipe_from_trees
 
@@ -143,11 +141,11 @@ def _own_recipe(
         raise UsageError("text and trees exclude each other: give --train or --train-trees")
     if not (text["train"] or trees["train"]):
         raise UsageError(
-            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file), or give your own "
+            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file), or pass your own "
             "text with --train SRC TGT, or trees with --train-trees"
         )
     if out is None:
-        raise UsageError("say where your dataset goes, such as --out data/mine")
+        raise UsageError("name the folder of the new dataset, such as --out data/mine")
     if trees["train"]:
         paths = {split: files or [] for split, files in trees.items()}
         return recipe_from_trees(name=out.name, **paths)

@@ -1,4 +1,4 @@
-"""Commands that use a model: generate, score, attend, and quickstart, which shows all."""
+"""Commands on translations: generate, score and attend; and quickstart, which runs all stages."""
 
 import os
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from tfm.errors import UsageError
 if TYPE_CHECKING:
     from tfm.metrics.metric import MetricName
 
-# The settings of a search that matter where nothing is searched for.
+# The search settings that have an effect on forced decoding.
 _FORCED_DECODING = ("length_penalty", "max_source_length", "max_tokens")
-_TESTED: tuple["MetricName", ...] = ("bleu", "paper-bleu", "chrf", "ter")
-# The metrics that a flag of `tfm score` is about: for others, it would have no effect.
+_BOOTSTRAPPED: tuple["MetricName", ...] = ("bleu", "paper-bleu", "chrf", "ter")
+# The metrics that each flag of `tfm score` affects.
 _METRICS_ABOUT: dict[str, tuple["MetricName", ...]] = {
     "language": ("paper-bleu",),
     "lowercase": ("bleu", "paper-bleu", "chrf", "exact"),
@@ -28,8 +28,8 @@ _METRICS_ABOUT: dict[str, tuple["MetricName", ...]] = {
     "normalize_punctuation": ("paper-bleu",),
     "split_compounds": ("paper-bleu",),
     "chrf_word_order": ("chrf",),
-    "bootstrap_samples": _TESTED,
-    "bootstrap_seed": _TESTED,
+    "bootstrap_samples": _BOOTSTRAPPED,
+    "bootstrap_seed": _BOOTSTRAPPED,
 }
 
 
@@ -39,10 +39,10 @@ def generate(
     models: list[Path] | None = typer.Argument(
         None,
         metavar="MODEL",
-        help="Model or run folders; several make an ensemble; the newest run if none.",
+        help="Model or run folders (default: the newest run); several form an ensemble.",
     ),
     input_: Path | None = typer.Option(
-        None, "--input", help="File to translate, a sentence a line; - is what you type or pipe."
+        None, "--input", help="File to translate, one sentence per line; - is standard input."
     ),
     split: Literal["test", "valid"] | None = typer.Option(
         None, help="Translate this split of the model's dataset."
@@ -50,31 +50,32 @@ def generate(
     gpus: str | None = typer.Option(
         None,
         metavar="[N|auto]",
-        help="Share the work among N GPUs of this machine; auto uses all GPUs.",
+        help="Divide the work among N GPUs of this machine; auto uses all GPUs.",
     ),
     processes: int | None = typer.Option(
-        None, help="Share the work, and the cores, among N processes on the CPU."
+        None, help="Divide the work and the cores among N processes on the CPU."
     ),
     prefix: Path | None = typer.Option(
-        None,
-        help="File: what the translation of each line must start with; empty lines are free.",
+        None, help="File with a forced beginning of each translation; empty lines force nothing."
     ),
     score_target: Path | None = typer.Option(
         None,
-        help="File: a translation of each line. Print score, log probability (nats, end included), "
-        "number of tokens and text of each, instead of searching for any.",
+        help="File with a translation of each line: print its score and log probability instead.",
     ),
     per_token: bool = typer.Option(
         False,
         "--per-token",
-        help="With --score-target: a line for each token, with the number of its line and its log "
-        "probability.",
+        help="With --score-target: print a line per token: line number, log probability, piece.",
     ),
-    json: bool = typer.Option(False, "--json", help="Print a JSON object a line, with scores."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object per line, with scores."),
     *,
     overrides: Overrides,
 ) -> None:
-    """Translate a pipe, a file or a test set: a line out for each line in, in order.
+    """Translate standard input, a file or a test set, line by line.
+
+    The output has one line per input line, in the same order. With --score-target, its lines have
+    the score, the log probability (in nats, EOS included), the number of tokens and the text of
+    each given translation, separated by tabs.
 
     Examples:
       tfm generate --beam 4 | tfm score
@@ -123,50 +124,51 @@ def generate(
 def _check_forced(
     settings: Mapping[str, object], *, is_forced: bool, per_token: bool, json: bool
 ) -> None:
-    """Refuse what has no effect on forced decoding, or on anything else."""
-    idle = [name for name in settings if name not in _FORCED_DECODING]
-    if is_forced and idle:
+    """Refuse flags without effect on forced decoding, or without effect at all."""
+    unused = [name for name in settings if name not in _FORCED_DECODING]
+    if is_forced and unused:
         raise UsageError(
-            f"without effect on --score-target: {', '.join(idle)}; it takes "
+            f"no effect on --score-target: {', '.join(unused)}; it only uses "
             f"{', '.join(_FORCED_DECODING)}"
         )
     if per_token and not is_forced:
-        raise UsageError("--per-token needs the translations of a --score-target")
+        raise UsageError("--per-token has no effect without --score-target")
     if per_token and json:
-        raise UsageError("--json has every token anyway: leave --per-token out")
+        raise UsageError("--json prints every token anyway: leave --per-token out")
 
 
 @app.command(rich_help_panel=TRANSLATIONS_PANEL)
 @with_settings(ScoreConfig)
 def score(
-    hypotheses: Path | None = typer.Option(None, help="Translations; standard input if not given."),
+    hypotheses: Path | None = typer.Option(
+        None, help="File of translations (default: standard input)."
+    ),
     reference: list[Path] | None = typer.Option(
-        None, help="Reference; may be repeated; that of the last generate if not given."
+        None, help="Reference file; repeatable (default: the reference of the last tfm generate)."
     ),
     metric: list[str] | None = typer.Option(
         None,
         metavar="[bleu|paper-bleu|chrf|ter|exact|bracket-f1]",
-        help="What to compute; may be repeated (default bleu and chrf; bracket-f1 for trees).",
+        help="Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).",
     ),
     paper: bool = typer.Option(
         False,
         "--paper",
-        help="Compute paper-bleu, BLEU as the paper did, beside sacreBLEU's, and say why they "
-        "differ.",
+        help="Also compute BLEU as in the paper, and explain the difference to sacreBLEU.",
     ),
     language: str | None = typer.Option(
         None,
         metavar="CODE",
-        help="Target language, for --paper; the suffix of the reference if not given.",
+        help="Target language for --paper (default: the suffix of the reference file).",
     ),
     baseline: Path | None = typer.Option(
-        None, help="Other translations of the same text, to test the difference."
+        None, help="Other translations of the same text: test whether the scores differ."
     ),
     json: bool = JSON,
     *,
     overrides: Overrides,
 ) -> None:
-    """Score translations, each score with a signature of all that decides it.
+    """Score translations; each score has a signature of the settings behind it.
 
     Examples:
       tfm generate --beam 4 | tfm score --paper
@@ -180,20 +182,21 @@ def score(
     settings = overrides.get("score", {})
     if baseline is None and any(name.startswith("bootstrap") for name in settings):
         raise UsageError("the paired bootstrap needs a --baseline to compare with")
-    chosen = cast("list[MetricName]", metric) if metric else list(DEFAULT_METRICS)
+    metrics = cast("list[MetricName]", metric) if metric else list(DEFAULT_METRICS)
     if paper:
-        chosen = ["bleu", "paper-bleu", *chosen]
-    named = [*settings, *(["language"] if language else [])]
-    for name in named:
-        about = _METRICS_ABOUT[name]
-        if not set(about) & set(chosen):
+        metrics = ["bleu", "paper-bleu", *metrics]
+    flags = [*settings, *(["language"] if language else [])]
+    for name in flags:
+        affected = _METRICS_ABOUT[name]
+        if not set(affected) & set(metrics):
             raise UsageError(
-                f"--{name.replace('_', '-')} is about {', '.join(about)}: add --metric {about[0]}"
+                f"--{name.replace('_', '-')} only affects {', '.join(affected)}: "
+                f"add --metric {affected[0]}"
             )
     result = run_stage(
         hypotheses,
         reference or [],
-        metrics=chosen if metric or paper or named else None,
+        metrics=metrics if metric or paper or flags else None,
         config=settings_from(ScoreConfig, settings),
         baseline=baseline,
         language=language,
@@ -205,32 +208,30 @@ def score(
 @app.command(rich_help_panel=TRANSLATIONS_PANEL)
 def attend(
     model: str | None = typer.Argument(
-        None,
-        metavar="MODEL",
-        help="Model or run folder; the newest run if only a sentence is given.",
+        None, metavar="MODEL", help="Model or run folder (default: the newest run)."
     ),
     sentence: str | None = typer.Argument(
-        None, metavar="SENTENCE", help="Source sentence, in quotes."
+        None, metavar="SENTENCE", help="Source sentence in quotes."
     ),
     target: str | None = typer.Option(
-        None, help="Target sentence; the model's own translation if not given."
+        None, help="Target sentence (default: the model's translation)."
     ),
     out: list[Path] | None = typer.Option(
         None,
         metavar="FILE",
-        help="A page (.html) or a figure (.png, .svg); may be repeated (default attention.html).",
+        help="Page (.html) or figure (.png, .svg) to write; repeatable (default: attention.html).",
     ),
     kind: Literal["encoder", "decoder", "cross"] = typer.Option(
-        "cross", help="Attention to show; a page has all, and starts with it."
+        "cross", help="Attention to draw; a page contains all kinds and shows this one first."
     ),
-    layer: int | None = typer.Option(None, help="Show this layer only, counted from 1."),
-    head: int | None = typer.Option(None, help="Show this head only, counted from 1."),
+    layer: int | None = typer.Option(None, help="Draw only this layer, counted from 1."),
+    head: int | None = typer.Option(None, help="Draw only this head, counted from 1."),
     beam: int | None = typer.Option(
-        None, help=f"Beam of the translation (default {SearchConfig().beam_size})."
+        None, help=f"Beam size of the translation (default: {SearchConfig().beam_size})."
     ),
-    device: Literal["auto", "cpu", "cuda"] = typer.Option("auto", help="Where to compute."),
+    device: Literal["auto", "cpu", "cuda"] = typer.Option("auto", help="Device to compute on."),
 ) -> None:
-    """Draw what a model attends to, in each layer and head, as it translates a sentence.
+    """Draw the attention of each layer and head while a model translates a sentence.
 
     Examples:
       tfm attend "Two dogs play in the snow."
@@ -245,7 +246,7 @@ def attend(
     if sentence is None or os.path.isdir(sentence):  # noqa: PTH112 - Path fails on long ones
         raise UsageError('attend needs a sentence, in quotes: "Two dogs play in the snow."')
     if beam is not None and target is not None:
-        raise UsageError("--beam would have no effect on a given --target: leave one out")
+        raise UsageError("--beam has no effect with --target: leave one out")
     result = run_stage(
         newest_run(RUNS_ROOT) if model is None else Path(model),
         sentence,
@@ -264,9 +265,9 @@ def attend(
 
 @app.command()
 def quickstart(
-    out: Path = typer.Option(Path("quickstart"), help="Folder to work in."),
+    out: Path = typer.Option(Path("quickstart"), help="Folder for data and runs."),
 ) -> None:
-    """See all seven stages at work in minutes: no network, no GPU.
+    """Run all seven stages on a generated corpus in minutes, without network or GPU.
 
     Example: tfm quickstart
     """

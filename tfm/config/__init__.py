@@ -1,4 +1,4 @@
-"""All settings: declared once, read from flags and TOML files, laid over presets."""
+"""All settings: declared once, read from flags and TOML files, merged over presets."""
 
 from tfm.config.groups import (
     AverageConfig,

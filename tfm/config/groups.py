@@ -1,6 +1,6 @@
-"""Every setting, once: its name, type, default, unit, limits and help.
+"""All settings with their defaults, units, limits and help.
 
-Command-line flags, TOML keys and the record in a checkpoint all come from these dataclasses.
+Command-line flags, TOML keys and the settings in checkpoints are generated from these dataclasses.
 The defaults are the paper's base model and its training (Vaswani et al. 2017, §3 and §5).
 """
 
@@ -19,57 +19,59 @@ Kernels = Literal["auto", "fast", "plain"]
 
 
 def _threads() -> int | None:
-    """Return the setting of threads, which all that computes shares."""
+    """Declare the number of threads, which training and inference share."""
     return setting(
         None,
-        "Threads on a CPU, of all processes; if unset OMP_NUM_THREADS, or one for each idle core.",
+        "CPU threads of all processes; if unset, OMP_NUM_THREADS or one per idle core.",
         at_least=1,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Settings):
-    """Adam, its schedule (§5.3) and the loss (§5.4)."""
+    """Adam, the learning rate schedule (§5.3) and the loss (§5.4)."""
 
     section: ClassVar[str] = "optimizer"
 
     learning_rate: float | None = setting(
-        None, "Peak learning rate; (d_model · warmup_steps)^-0.5 (§5.3) if unset.", at_least=0
+        None, "Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).", at_least=0
     )
-    warmup_steps: int = setting(4000, "Steps of linear warm-up.", at_least=1)
+    warmup_steps: int = setting(4000, "Number of linear warmup steps.", at_least=1)
     adam_beta1: float = setting(0.9, "Adam's β1.", at_least=0, at_most=0.9999)
     adam_beta2: float = setting(0.98, "Adam's β2.", at_least=0, at_most=0.99999)
     adam_epsilon: float = setting(1e-9, "Adam's ε.", at_least=0)
     label_smoothing: float = setting(
-        0.1, "Probability given to all other classes together.", at_least=0, at_most=0.9
+        0.1, "Probability spread over all tokens but the correct one.", at_least=0, at_most=0.9
     )
     clip_norm: float = setting(
-        0.0, "Largest gradient norm; 0 never clips, as in the paper.", at_least=0
+        0.0, "Clip gradients to this norm; 0 turns clipping off, as in the paper.", at_least=0
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchingConfig(Settings):
-    """Batches by approximate length (§5.1)."""
+    """Batches of sentence pairs of similar length (§5.1)."""
 
     section: ClassVar[str] = "batching"
 
     batch_tokens: int = setting(
-        25_000, "Target tokens of one step, over all devices and accumulation.", at_least=1
+        25_000,
+        "Target tokens per step, summed over all devices and their microbatches.",
+        at_least=1,
     )
     bucket_tokens: int = setting(
         3_125,
-        "Pairs of similar length go into a batch together by so many target tokens.",
+        "Target tokens per bucket of similar lengths; a batch joins random buckets.",
         at_least=1,
     )
     max_tokens: int = setting(
         8_192,
-        "A device takes a batch in microbatches of at most N tokens a side, with padding.",
+        "Largest microbatch of a device, in source or target tokens, padding included.",
         at_least=1,
     )
     num_dropout_shards: int = setting(
         1,
-        "Make the number of microbatches a multiple of N, to reproduce the dropout of N processes.",
+        "Split each batch as N processes would, to reproduce the dropout masks of such a run.",
         at_least=1,
         at_most=65_536,
     )
@@ -77,45 +79,47 @@ class BatchingConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Settings):
-    """When to stop, validate and save, and on what to run."""
+    """When to stop, validate and save; devices and arithmetic."""
 
     section: ClassVar[str] = "training"
 
-    max_steps: int = setting(100_000, "Stop after so many steps.", at_least=1)
-    max_epochs: int | None = setting(None, "Stop after so many passes.", at_least=1)
+    max_steps: int = setting(100_000, "Stop after N steps.", at_least=1)
+    max_epochs: int | None = setting(None, "Stop after N epochs.", at_least=1)
     max_minutes: float | None = setting(
-        None, "Stop after so many minutes of wall time, validation included.", at_least=0
+        None, "Stop after N minutes of wall time, validation included.", at_least=0
     )
     patience: int | None = setting(
-        None, "Stop after so many validations without a better best_metric.", at_least=1
+        None, "Stop after N validations in a row without a better best_metric.", at_least=1
     )
     seed: int = setting(
-        1, "Seed of weights, data order and dropout.", at_least=0, at_most=2**63 - 1
+        1, "Random seed of initial weights, data order and dropout.", at_least=0, at_most=2**63 - 1
     )
     checkpoint_minutes: float = setting(
-        10.0, "Validate and save at this interval, in minutes.", at_least=0.01
+        10.0, "Validate and save a checkpoint every N minutes.", at_least=0.01
     )
     checkpoint_steps: int | None = setting(
-        None, "Validate and save at this interval, in steps, instead of minutes.", at_least=1
+        None, "Validate and save every N steps, instead of every N minutes.", at_least=1
     )
-    keep_last: int = setting(20, "Newest checkpoints to keep.", at_least=1)
-    keep_best: int = setting(1, "Best checkpoints to keep beside them.", at_least=0)
+    keep_last: int = setting(20, "Number of newest checkpoints to keep.", at_least=1)
+    keep_best: int = setting(
+        1, "Number of best checkpoints to keep besides the newest.", at_least=0
+    )
     best_metric: Literal["loss", "score"] = setting(
-        "score", "What makes a checkpoint the best: loss, or BLEU (bracket F1 of a parser)."
+        "score", "Rank checkpoints by validation loss or by score: BLEU, or a parser's bracket F1."
     )
     average_last: int = setting(
-        5, "Checkpoints that `tfm average` takes if not told otherwise.", at_least=1
+        5, "Number of newest checkpoints that `tfm average` averages by default.", at_least=1
     )
     validation_beam: int = setting(
-        1, "Beam for the score in validation; 0 leaves it out.", at_least=0, at_most=64
+        1, "Beam size for the validation score; 0 computes no score.", at_least=0, at_most=64
     )
-    log_steps: int = setting(50, "Steps between two lines of metrics.jsonl.", at_least=1)
+    log_steps: int = setting(50, "Write a line to metrics.jsonl every N steps.", at_least=1)
     background_saving: bool = setting(
-        False, "Write checkpoints from a copy in memory while training goes on."
+        False, "Write checkpoints in the background, from a copy in memory."
     )
     max_skipped_steps: int = setting(
         10,
-        "Stop after so many steps in a row that were skipped, as loss or gradient was not finite.",
+        "Stop after N steps in a row that were skipped for a loss or gradient that is not finite.",
         at_least=1,
     )
     stall_minutes: float = setting(
@@ -123,29 +127,35 @@ class TrainingConfig(Settings):
     )
     shard: bool = setting(
         False,
-        "Spread weights and optimizer state over processes (FSDP): for models too large for one.",
+        "Shard weights and optimizer state over processes (FSDP), for models too large for one.",
     )
     kernels: Kernels = setting(
         "auto",
-        "Operations of the layers: fast ones, without padding, or plain; auto: fast on CPUs.",
+        "Layer implementation: fast (no padding) or plain (torch's own); auto is fast on CPUs.",
     )
-    device: DeviceName = setting("auto", "Where to compute.")
+    device: DeviceName = setting("auto", "Device to compute on; auto is a GPU if there is one.")
     precision: Precision = setting(
         "auto",
-        "Of matrix products; auto is bf16 on GPUs and CPUs with AMX, fp16 on old GPUs, else fp32.",
+        "Matrix product precision; auto: bf16 on GPUs and AMX CPUs, fp16 on old GPUs, else fp32.",
     )
     threads: int | None = _threads()
 
     def _conflicts(self) -> Iterator[str]:
         if self.best_metric == "score" and not self.validation_beam:
-            yield "best_metric is score, but validation_beam 0 leaves it out: set one of them"
+            yield (
+                "best_metric is score, but validation_beam 0 computes none: "
+                "raise validation_beam, or set best_metric to loss"
+            )
         if self.average_last > self.keep_last:
-            yield f"average_last {self.average_last} is more than keep_last {self.keep_last}"
+            yield (
+                f"average_last is {self.average_last}, but only keep_last {self.keep_last} "
+                "checkpoints are kept: raise keep_last"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All settings of `tfm train`, in the sections of its TOML file."""
+    """All settings of `tfm train`, one field per section of its TOML file."""
 
     arch: str = "base"
     model: ModelConfig = field(default_factory=TransformerConfig)
@@ -156,10 +166,10 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(Settings):
-    """How outputs are searched for: beam search (§6.1), sampling or exact search."""
+    """Decoding: beam search (§6.1), sampling or exact search."""
 
     section: ClassVar[str] = "search"
-    # Settings that some searches have no use for, and those that have.
+    # The searches that a setting has an effect on; settings that are not listed affect all.
     _SEARCHES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "beam_size": ("beam", "exact"),
         "num_groups": ("beam",),
@@ -173,87 +183,83 @@ class SearchConfig(Settings):
 
     search: Literal["beam", "sample", "exact"] = setting(
         "beam",
-        "Keep the best at each step (beam), draw at random (sample), or prove the best (exact).",
+        "Beam search, random sampling, or exact search, which proves that it found the best.",
     )
     beam_size: int = setting(
         4,
-        "Hypotheses kept at each step; 1 is greedy. Exact search starts from what the beam finds.",
+        "Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.",
         flag="--beam",
         at_least=1,
         at_most=1024,
     )
     length_penalty: float = setting(
-        0.6, "α of the GNMT length penalty; 0 compares plain log probabilities."
+        0.6, "Exponent α of the GNMT length penalty; 0 ranks by plain log probability."
     )
     max_extra_length: int = setting(
-        50, "Longest translation: source tokens and so many more.", at_least=1
+        50, "Longest translation: the number of source tokens plus N.", at_least=1
     )
-    n_best: int = setting(
-        1, "Translations of each sentence, best first; of sampling, so many draws.", at_least=1
-    )
+    n_best: int = setting(1, "Number of translations per sentence, best first.", at_least=1)
     num_groups: int = setting(
-        1, "Diverse beam search: groups of the beam that avoid each other's choices.", at_least=1
+        1, "Diverse beam search: number of groups that the beam is divided into.", at_least=1
     )
     diversity_strength: float = setting(
         0.5,
-        "Diverse beam search: nats that a token loses for each group that chose it before.",
+        "Diverse beam search: penalty in nats per earlier group that chose the same token.",
         at_least=0,
     )
     temperature: float = setting(
-        1.0, "Sampling: divides logits; below 1 likely tokens become likelier.", at_least=0.01
+        1.0, "Sampling: divide logits by this; below 1 is less random.", at_least=0.01
     )
     top_k: int | None = setting(
-        None, "Sampling: draw from so many of the likeliest tokens; from all if unset.", at_least=1
+        None, "Sampling: draw from the N most probable tokens; from all if unset.", at_least=1
     )
     top_p: float | None = setting(
         None,
-        "Sampling: draw from the fewest tokens that have this probability together; from all if "
-        "unset.",
+        "Sampling: draw from the fewest tokens whose probabilities sum to p; from all if unset.",
         at_least=0,
         at_most=1,
     )
-    seed: int = setting(1, "Seed of sampling.", at_least=0, at_most=2**63 - 1)
+    seed: int = setting(1, "Random seed of sampling.", at_least=0, at_most=2**63 - 1)
     node_limit: int = setting(
-        10_000, "Exact search gives up after extending so many prefixes.", at_least=1
+        10_000, "Exact search: give up a sentence after extending N prefixes.", at_least=1
     )
     max_source_length: int = setting(
-        1024, "Source tokens beyond this are cut off, with a warning.", at_least=1
+        1024, "Truncate longer sources to N tokens, with a warning.", at_least=1
     )
     max_tokens: int | None = setting(
         None,
-        "Source tokens translated together, padding included; set by the width of the model if "
-        "unset.",
+        "Source tokens per batch, padding included; if unset, it depends on the model's width.",
         at_least=1,
     )
 
     @classmethod
     def for_model(cls, defaults: Table, given: Table) -> "SearchConfig":
-        """Lay settings over a model's own defaults.
+        """Merge the user's settings over the search settings that a model brings.
 
-        Defaults that the given search has no use for are left out.
+        Defaults without effect on the chosen search are dropped.
 
         Args:
-            defaults: What suits the model, by name.
-            given: What the user wants, by name.
+            defaults: The model's settings, by name.
+            given: The user's settings, by name.
 
         Raises:
-            UsageError: A setting is unknown, impossible, or without effect on the search.
+            UsageError: A setting is unknown, out of range, or without effect on the search.
         """
         search = given.get("search", defaults.get("search", cls.search))
         if problems := list(cls._without_effect(search, given)):
             raise UsageError("; ".join(problems))
-        useful = {n: v for n, v in defaults.items() if search in cls._SEARCHES.get(n, (search,))}
-        return settings_from(cls, {**useful, **given})
+        kept = {n: v for n, v in defaults.items() if search in cls._SEARCHES.get(n, (search,))}
+        return settings_from(cls, {**kept, **given})
 
     def _conflicts(self) -> Iterator[str]:
         changed = [item.name for item in fields(self) if getattr(self, item.name) != item.default]
         yield from self._without_effect(self.search, changed)
         if self.search != "sample" and self.n_best > self.beam_size:
-            yield f"n_best {self.n_best} needs a beam of at least that size, not {self.beam_size}"
+            yield f"n_best is {self.n_best}, but must be at most the beam size {self.beam_size}"
         if self.num_groups > 0 and self.beam_size % self.num_groups:
-            yield f"num_groups {self.num_groups} does not divide a beam of {self.beam_size}"
+            yield f"num_groups is {self.num_groups}, but must divide the beam size {self.beam_size}"
         if self.num_groups == 1 and "diversity_strength" in changed:
-            yield "diversity_strength has no effect on a single group: set num_groups too"
+            yield "diversity_strength has no effect on a single group: set num_groups, too"
 
     @classmethod
     def _without_effect(cls, search: str, names: Iterable[str]) -> Iterator[str]:
@@ -265,19 +271,18 @@ class SearchConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceConfig(Settings):
-    """Where a trained model is computed, and how."""
+    """Device and arithmetic of a trained model."""
 
     section: ClassVar[str] = "inference"
 
-    device: DeviceName = setting("auto", "Where to compute.")
+    device: DeviceName = setting("auto", "Device to compute on; auto is a GPU if there is one.")
     precision: InferencePrecision = setting(
         "auto",
-        "Of matrix products; auto is bf16 or fp16 on GPUs, fp32 on CPUs; int8 is for CPUs, and "
-        "depends on what is translated together.",
+        "Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.",
     )
     kernels: Kernels = setting(
         "auto",
-        "Operations of the layers: fast ones, made for inference, or plain; auto: fast on CPUs.",
+        "Layer implementation: fast (for inference) or plain (torch's own); auto is fast on CPUs.",
     )
     threads: int | None = _threads()
 
@@ -289,69 +294,72 @@ class CleaningConfig(Settings):
     section: ClassVar[str] = "cleaning"
 
     normalize_space: bool = setting(
-        True, "Make line separators, tabs and all kinds of space one space; drop controls."
+        True, "Replace tabs and runs of any white space by one space; drop control characters."
     )
     drop_empty: bool = setting(True, "Drop pairs with an empty side.")
     max_characters: int = setting(
-        1_000, "Drop pairs with a longer side, in characters; 0 keeps them.", at_least=0
+        1_000, "Drop pairs with a side of more than N characters; 0 keeps all.", at_least=0
     )
     max_length_ratio: float = setting(
         4.0,
-        "Drop pairs with one side so many times longer, counting 10 characters extra; 0 keeps.",
+        "Drop pairs with one side over N times the other, both plus 10 characters; 0 keeps all.",
         at_least=0,
     )
-    drop_duplicates: bool = setting(True, "Drop all but the first of equal pairs.")
-    drop_copies: bool = setting(True, "Drop pairs whose sides are the same text.")
+    drop_duplicates: bool = setting(True, "Keep only the first of identical pairs.")
+    drop_copies: bool = setting(True, "Drop pairs whose two sides are the same text.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubwordConfig(Settings):
-    """The subword model, learned by SentencePiece."""
+    """The subword model, trained by SentencePiece."""
 
     section: ClassVar[str] = "subword"
 
     vocab_size: int | None = setting(
         None,
-        "Pieces of the vocabulary; chosen by the size of the text if unset.",
+        "Number of pieces in the vocabulary; if unset, it depends on the size of the text.",
         at_least=8,
         at_most=1_000_000,
     )
-    model_type: Literal["bpe", "unigram"] = setting("bpe", "How pieces are chosen.")
-    separate: bool = setting(False, "One vocabulary a language instead of a joint one.")
+    model_type: Literal["bpe", "unigram"] = setting("bpe", "Subword algorithm.")
+    separate: bool = setting(False, "Learn one vocabulary per language instead of a joint one.")
     target_words: bool = setting(
-        False, "Make each word of the target a piece, as suits symbols of trees; needs separate."
+        False, "Make each target word one piece, as for symbols of trees; needs --separate."
     )
     character_coverage: float = setting(
-        0.9999, "Share of the text's characters with a piece of their own.", at_least=0.9, at_most=1
+        0.9999,
+        "Fraction of the text's characters that the vocabulary covers.",
+        at_least=0.9,
+        at_most=1,
     )
     byte_fallback: bool = setting(
-        True, "Spell other characters in bytes, so that nothing is ever unknown."
+        True, "Spell uncovered characters in UTF-8 bytes instead of an unknown token."
     )
     sample_sentences: int = setting(
         5_000_000,
-        "Learn from a random sample of so many lines; a million takes about 0.6 GB of memory.",
+        "Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.",
         at_least=101,
         at_most=1_000_000_000,
     )
     num_threads: int | None = setting(
-        None, "Threads to learn with; one for each core if unset.", at_least=1, at_most=1024
+        None, "Number of threads; one per core if unset.", at_least=1, at_most=1024
     )
 
     def _conflicts(self) -> Iterator[str]:
         if self.target_words and not self.separate:
-            yield "target_words has no effect on a joint vocabulary: set separate too"
+            yield "target_words has no effect on a joint vocabulary: set separate, too"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BinarizeConfig(Settings):
-    """Text to token ids."""
+    """Conversion of text to token ids."""
 
     section: ClassVar[str] = "binarize"
 
     max_length: int = setting(
-        250, "Drop training pairs with a longer side, in subword tokens.", at_least=1
+        250, "Drop training pairs with a side of more than N subword tokens.", at_least=1
     )
-    jobs: int = setting(0, "Threads to work with; 0 takes all cores.", at_least=0, at_most=1024)
+    jobs: int = setting(0, "Number of threads; 0 is one per core.", at_least=0, at_most=1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,9 +369,11 @@ class AverageConfig(Settings):
     section: ClassVar[str] = "average"
 
     last: int | None = setting(
-        None, "Average the newest N; the run's average_last if unset.", at_least=1
+        None, "Average the N newest checkpoints; average_last of the run if unset.", at_least=1
     )
-    best: int | None = setting(None, "Average the N best by the run's metric.", at_least=1)
+    best: int | None = setting(
+        None, "Average the N best checkpoints by best_metric of the run.", at_least=1
+    )
 
     def _conflicts(self) -> Iterator[str]:
         if self.last is not None and self.best is not None:
@@ -372,24 +382,24 @@ class AverageConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig(Settings):
-    """How metrics are computed; the defaults are those of sacreBLEU, and of the paper's BLEU."""
+    """Settings of metrics; the defaults are sacreBLEU's and those of the paper's BLEU."""
 
     section: ClassVar[str] = "score"
 
-    lowercase: bool = setting(False, "Ignore case; TER always does.")
+    lowercase: bool = setting(False, "Ignore case; TER always ignores it.")
     tokenize: Literal["13a", "intl", "zh", "char", "none"] = setting(
-        "13a", "BLEU's tokenizer; other than 13a, or zh for Chinese, compares with few papers."
+        "13a", "Tokenizer of BLEU; most papers use 13a, or zh for Chinese."
     )
     chrf_word_order: int = setting(
-        0, "Longest word n-gram of chrF; 2 is chrF++.", at_least=0, at_most=4
+        0, "Longest word n-gram of chrF; 2 computes chrF++.", at_least=0, at_most=4
     )
     normalize_punctuation: bool = setting(
-        True, "With --paper: make quotation marks and dashes plain first, as Moses does."
+        True, "With --paper: first replace typographic quotes and dashes, as Moses does."
     )
     split_compounds: Literal["auto", "yes", "no"] = setting(
-        "auto", "With --paper: count a-b as three words; auto does so for German."
+        "auto", "With --paper: split a-b into three tokens; auto does so for German only."
     )
     bootstrap_samples: int = setting(
-        1000, "Samples of the paired bootstrap test against a baseline.", at_least=1
+        1000, "Number of samples of the paired bootstrap test with --baseline.", at_least=1
     )
-    bootstrap_seed: int = setting(12_345, "Seed of the paired bootstrap test.", at_least=1)
+    bootstrap_seed: int = setting(12_345, "Random seed of the paired bootstrap test.", at_least=1)

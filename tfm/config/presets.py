@@ -1,4 +1,4 @@
-"""Named settings of a whole run, and what users lay over them."""
+"""Presets of a whole run, and merging the user's settings over them."""
 
 import typing
 from collections.abc import Mapping
@@ -24,16 +24,16 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
         },
         "training": {"max_steps": 300_000, "average_last": 20},
     },
-    # Constituency parsing (§6.3); all else is as in base.
+    # Constituency parsing (§6.3); all other settings are those of base.
     "parser": {
         "model": {
             "num_encoder_layers": 4,
             "num_decoder_layers": 4,
             "d_model": 1024,
             "tied_embeddings": "two-way",
-        },
+        }
     },
-    # For tens of thousands of pairs: pre-norm learns most from few steps.
+    # For tens of thousands of pairs: pre-norm converges in the fewest steps.
     "small": {
         "model": {
             "num_encoder_layers": 3,
@@ -48,14 +48,14 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
         "batching": {"batch_tokens": 2_048, "bucket_tokens": 2_048},
         "training": {"max_steps": 2_000, "checkpoint_steps": 200},
     },
-    # The same for a CPU and a quarter of an hour.
+    # For the same data on a CPU, in a quarter of an hour.
     "tiny": {
         "model": {**_NARROW, "num_encoder_layers": 3, "num_decoder_layers": 3},
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
         "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
         "training": {"max_steps": 4_500, "checkpoint_steps": 500},
     },
-    # The recurrent baseline on the same data and CPU: one layer a side learns soonest.
+    # The recurrent baseline on the same data and CPU: one layer per side learns fastest.
     "rnn": {
         "model": {
             "num_encoder_layers": 1,
@@ -70,7 +70,7 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
         "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
         "training": {"max_steps": 4_500, "checkpoint_steps": 500},
     },
-    # For the corpus that tfm writes itself.
+    # For the generated corpus.
     "quickstart": {
         "model": {**_NARROW, "num_encoder_layers": 2, "num_decoder_layers": 2},
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
@@ -81,22 +81,22 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
 
 
 def run_config(arch: str | None, *tables: Table) -> RunConfig:
-    """Lay tables of settings over a preset.
+    """Merge tables of settings over a preset.
 
     Args:
         arch: Name of the preset; if None, that of the last table with an "arch" key, else base.
-        tables: {section: {name: value}}, each laid over the ones before it.
+        *tables: {section: {name: value}}; later tables take precedence.
 
     Raises:
-        UsageError: Unknown names or impossible values, all of them in one message.
+        UsageError: Names are unknown or values out of range; one message lists all of them.
     """
     named = [table["arch"] for table in tables if "arch" in table]
     if arch is None:
         arch = named[-1] if named else RunConfig().arch
     elif named and named[-1] != arch:
-        raise UsageError(f"arch {arch} contradicts arch {named[-1]} in the file: leave one out")
+        raise UsageError(f"--arch {arch} contradicts arch {named[-1]} in the file: leave one out")
     if arch not in list(PRESETS):
-        raise UsageError(f"there is no arch {shown(arch)}: choose one of {', '.join(PRESETS)}")
+        raise UsageError(f"unknown arch {shown(arch)}: choose one of {', '.join(PRESETS)}")
     kinds = typing.get_type_hints(RunConfig)
     del kinds["arch"]
     kinds["model"] = RecurrentConfig if arch == "rnn" else TransformerConfig
@@ -118,6 +118,6 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
 
 
 def run_table(run: RunConfig) -> dict[str, Any]:
-    """The table from which `run_config` builds the same run."""
+    """Return the table from which `run_config` builds the same run."""
     groups = ((item.name, getattr(run, item.name)) for item in fields(run))
     return {name: settings_to(g) if isinstance(g, Settings) else g for name, g in groups}

@@ -1,4 +1,4 @@
-"""What a setting is, and how a group of settings is read from a table."""
+"""Declaring settings, checking them, and reading a group of them from a table."""
 
 import math
 import reprlib
@@ -28,7 +28,7 @@ def setting(
 ) -> T:
     """Declare one setting: its default, a line of help with its unit, and its limits.
 
-    The command-line flag is the name with dashes, unless `flag` is another.
+    The command-line flag is the name with dashes unless `flag` is given.
     """
     metadata = {"help": help_text, "flag": flag, "at_least": at_least, "at_most": at_most}
     return field(default=default, metadata=metadata)
@@ -36,12 +36,12 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all groups of settings share: checking their values."""
+    """Base class of all groups of settings: checks their values."""
 
     section: ClassVar[str] = ""
 
     def problems(self) -> Iterator[str]:
-        """Name each value that cannot be, and what would do."""
+        """Yield a message for each value out of range, with its limit, and for each conflict."""
         for item in fields(self):
             value = getattr(self, item.name)
             low, high = item.metadata["at_least"], item.metadata["at_most"]
@@ -58,15 +58,15 @@ class Settings:
         yield from self._conflicts()
 
     def _conflicts(self) -> Iterator[str]:
-        """Name values that do not go together, or not with others."""
+        """Yield a message for each pair of settings that contradict each other."""
         yield from ()
 
 
 def shown(value: Any) -> str:
-    """A value as a message has it: short, whatever it is."""
+    """Format a value for a message, shortened if it is long."""
     try:
         return reprlib.repr(value)
-    except ValueError:  # Python writes out no number of more than some thousand digits
+    except ValueError:  # Python refuses to format integers of thousands of digits
         return "a number of thousands of digits"
 
 
@@ -74,7 +74,8 @@ def settings_from(kind: type[SettingsT], table: Table) -> SettingsT:
     """Build one group of settings from a table.
 
     Raises:
-        UsageError: Unknown names, values of another type or beyond their limits, all together.
+        UsageError: Names are unknown, or values of the wrong type or out of range; one message
+            lists all of them.
     """
     settings, problems = settings_and_problems(kind, table)
     if problems:
@@ -83,17 +84,17 @@ def settings_from(kind: type[SettingsT], table: Table) -> SettingsT:
 
 
 def settings_to(settings: Settings) -> dict[str, Any]:
-    """The table from which `settings_from` builds the same settings; unset ones are left out."""
+    """Return the table from which `settings_from` builds the same settings, without unset ones."""
     values = {item.name: getattr(settings, item.name) for item in fields(settings)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def settings_and_problems(kind: type[SettingsT], table: Table) -> tuple[SettingsT, list[str]]:
-    """One group of settings, and all that is wrong with them."""
+    """Build one group of settings; return it with a message for each problem."""
     hints = typing.get_type_hints(kind)
     known = [item.name for item in fields(kind)]
     problems = [
-        f"unknown setting {shown(name)} in [{kind.section}]: it has {', '.join(known)}"
+        f"unknown setting {shown(name)} in [{kind.section}]: choose from {', '.join(known)}"
         for name in table
         if name not in known
     ]
@@ -102,7 +103,7 @@ def settings_and_problems(kind: type[SettingsT], table: Table) -> tuple[Settings
         if name not in table:
             continue
         try:
-            values[name] = _converted(table[name], hints[name])
+            values[name] = _convert(table[name], hints[name])
         except TypeError as error:
             problems.append(f"{kind.section}.{name} {error}")
     settings = kind(**values)
@@ -110,8 +111,8 @@ def settings_and_problems(kind: type[SettingsT], table: Table) -> tuple[Settings
     return settings, problems
 
 
-def _converted(value: Any, hint: Any) -> Any:
-    """A TOML value as the type of its setting."""
+def _convert(value: Any, hint: Any) -> Any:
+    """Convert a TOML value to the type of its setting."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
     if typing.get_origin(hint) is Literal:

@@ -1,4 +1,4 @@
-"""Settings as TOML files."""
+"""Reading and writing settings as TOML files."""
 
 import json
 import sys
@@ -16,11 +16,11 @@ else:
     import tomli as tomllib
 
 _MAX_BYTES = 1 << 20
-_MAX_DOTS = 100  # of a line: a key of thousands of parts would take minutes
+_MAX_DOTS = 100  # per line: tomllib takes minutes for a key of thousands of parts
 
 
 def run_toml(run: RunConfig) -> str:
-    """All settings of a run as a TOML file, each with its help."""
+    """Return all settings of a run as the text of a TOML file, each with its help."""
     lines = [f'arch = "{run.arch}"']
     for section in fields(run):
         group = getattr(run, section.name)
@@ -38,18 +38,18 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        UsageError: It cannot be read or is not TOML; the message says where it breaks.
+        UsageError: The file cannot be read or is not TOML; the message names the line.
     """
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise UsageError(
-                f"{path} is larger than {_MAX_BYTES:,} bytes: this is no file of settings"
+                f"{path} is larger than {_MAX_BYTES:,} bytes: is it a file of settings?"
             )
         text = content.decode("utf-8")
         if any(line.count(".") > _MAX_DOTS for line in text.splitlines()):
-            raise UsageError(f"{path} has a line with more than {_MAX_DOTS} dots: divide it")
+            raise UsageError(f"{path} has a line with more than {_MAX_DOTS} dots: split the line")
         return tomllib.loads(text)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist") from None
@@ -57,5 +57,5 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except RecursionError:
         raise UsageError(f"{path} is not a TOML file of settings: it nests too deeply") from None
-    except ValueError as error:  # a number of thousands of digits is not TOMLDecodeError's
+    except ValueError as error:  # not only TOMLDecodeError: int() refuses thousands of digits
         raise UsageError(f"{path} is not a TOML file: {error}") from error

@@ -1,1 +1,1 @@
-"""Text in, text out: batches of lines, translated by models on a device."""
+"""Translating and scoring text with trained models."""

@@ -1,6 +1,6 @@
-"""Lines of text as batches of token ids, for search and for forced decoding."""
+"""Batches of token ids from lines of text, for search and for forced decoding."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,30 +11,30 @@ from tfm.reporting import say
 
 Output = TypeVar("Output")
 
-# Lines that are sorted by length together: enough for full batches, few enough to come soon.
+# Lines that are sorted by length together: enough to fill batches, few enough for a quick answer.
 CHUNK_LINES = 1_000
-# Hidden numbers of a layer that are computed together: enough for fast matrix products, few enough
-# for a laptop's memory.
+# Elements of a batch's hidden states: enough for fast matrix products, few enough for the memory of
+# a laptop.
 _BATCH_ELEMENTS = 1 << 22
-# Attention to a target takes memory by the square of its length: this much, some gigabytes.
+# Self-attention of a target takes memory quadratic in its length: at this limit, some gigabytes.
 _MAX_TARGET_TOKENS = 4_096
 
 
 def default_max_tokens(d_model: int) -> int:
-    """How many source tokens to translate together, by the width of the model."""
+    """Return the number of source tokens per batch that suits a model of this width."""
     return max(1, _BATCH_ELEMENTS // d_model)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLimits:
-    """What batches suit an engine.
+    """Limits on the batches of an engine.
 
     Attributes:
-        max_positions: The most tokens that its models take in on a side; None if unlimited.
-        max_tokens: Source tokens of a batch, where the user does not set them; None if the engine
-            is best given all lines at once.
-        num_workers: How many batches are computed at a time.
-        chunk_lines: How many lines are best read at once.
+        max_positions: Maximum number of source or target tokens, EOS included; None if unlimited.
+        max_tokens: Source tokens per batch unless the user sets them; None puts a whole chunk into
+            one batch.
+        num_workers: Number of batches that are computed at the same time.
+        chunk_lines: Number of lines to read at once.
     """
 
     max_positions: int | None
@@ -48,10 +48,9 @@ class Chunk:
     """Lines that are sorted by length together.
 
     Attributes:
-        first_line: Number of the first, for messages and for what is drawn at random.
-        lines: Plain text, a sentence each.
-        paired_lines: A text for each line that goes along with it: what its translation must start
-            with, or a translation whose probability is wanted; None if there is none.
+        first_line: Number of the first line, for messages and the random seeds of sampling.
+        lines: Plain text, one sentence per line.
+        paired_lines: The forced prefix or the target of each line; None without either.
     """
 
     first_line: int
@@ -61,12 +60,12 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceBatch:
-    """Sentences that are translated together.
+    """Sentences that are translated or scored together.
 
     Attributes:
-        line_numbers: Where each is in the text.
-        sources: Token ids of each, without EOS.
-        targets: Token ids that its translation starts with, or is, without EOS.
+        line_numbers: Line number of each sentence in the text.
+        sources: Token ids of each source, without EOS.
+        targets: Token ids of each forced prefix, or of each target to score, without EOS.
     """
 
     line_numbers: Sequence[int]
@@ -77,7 +76,7 @@ class SentenceBatch:
         return len(self.line_numbers)
 
     def __getitem__(self, rows: slice) -> "SentenceBatch":
-        """Return some of the sentences."""
+        """Return a slice of the batch."""
         return SentenceBatch(
             line_numbers=self.line_numbers[rows],
             sources=self.sources[rows],
@@ -86,12 +85,12 @@ class SentenceBatch:
 
 
 class SentenceEncoder:
-    """Cuts text into batches of token ids.
+    """Encodes chunks of text as batches of token ids.
 
     Args:
-        vocabulary: Of the model.
-        limits: Of the engine's batches.
-        config: Longest source and size of batches.
+        vocabulary: The model's vocabulary.
+        limits: Limits on the engine's batches.
+        config: Maximum source length and batch size.
     """
 
     def __init__(self, vocabulary: Vocabulary, limits: BatchLimits, config: SearchConfig) -> None:
@@ -100,11 +99,11 @@ class SentenceEncoder:
         self._config = config
 
     def to_search(self, chunk: Chunk) -> list[SentenceBatch]:
-        """Batches of the lines that are not empty or that have a prefix.
+        """Return batches of the lines that are not empty or have a prefix.
 
         Raises:
-            DataError: A line or prefix has more tokens than the model can take, or there are more
-                prefixes than lines, or fewer.
+            DataError: A line or prefix has more tokens than the model accepts, or the numbers of
+                lines and prefixes differ.
         """
         sources = self._sources(chunk)
         prefixes: list[list[int]] = [[] for _ in sources]
@@ -112,23 +111,21 @@ class SentenceEncoder:
             texts = [text if text.strip() else "" for text in chunk.paired_lines]
             prefixes = self._targets(texts, "prefix", chunk.first_line)
             _check_same_number(len(sources), len(prefixes), "prefixes")
-        wanted = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
-        batches = self._batches(wanted, map(len, sources))
-        return _sentence_batches(batches, chunk.first_line, sources, prefixes)
+        indices = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
+        return self._batches(indices, map(len, sources), chunk.first_line, sources, prefixes)
 
     def to_score(self, chunk: Chunk) -> list[SentenceBatch]:
-        """Batches of all lines and their targets.
+        """Return batches of all lines with their targets.
 
         Raises:
-            DataError: A line or target has more tokens than the model can take, or there are more
-                targets than lines, or fewer.
+            DataError: A line or target has more tokens than the model accepts, or the numbers of
+                lines and targets differ.
         """
         sources = self._sources(chunk)
         targets = self._targets(chunk.paired_lines or [], "target", chunk.first_line)
         _check_same_number(len(sources), len(targets), "targets")
         sizes = [max(len(ids), len(target)) for ids, target in zip(sources, targets, strict=True)]
-        batches = self._batches(range(len(sizes)), sizes)
-        return _sentence_batches(batches, chunk.first_line, sources, targets)
+        return self._batches(range(len(sizes)), sizes, chunk.first_line, sources, targets)
 
     def _sources(self, chunk: Chunk) -> list[list[int]]:
         sources = self._vocabulary.source.encode(chunk.lines)
@@ -140,11 +137,11 @@ class SentenceEncoder:
             if len(ids) > limit:
                 say(
                     f'warning: line {number:,} ("{line[:40]}…") has {len(ids):,} tokens: '
-                    f"cut after {limit:,}"
+                    f"truncated to {limit:,}"
                 )
                 del ids[limit:]
             self._check_positions(
-                ids, f"line {number:,}", "shorten it, or let max_source_length cut it"
+                ids, f"line {number:,}", "shorten it, or set max_source_length to truncate it"
             )
         return sources
 
@@ -153,8 +150,8 @@ class SentenceEncoder:
         for number, ids in enumerate(targets, first_line):
             if len(ids) > _MAX_TARGET_TOKENS:
                 raise DataError(
-                    f"{name} {number:,} has {len(ids):,} tokens, more than {_MAX_TARGET_TOKENS:,}: "
-                    "shorten it"
+                    f"{name} {number:,} has {len(ids):,} tokens, but at most "
+                    f"{_MAX_TARGET_TOKENS:,} are allowed: shorten it"
                 )
             self._check_positions(ids, f"{name} {number:,}", "shorten it")
         return targets
@@ -163,59 +160,55 @@ class SentenceEncoder:
         limit = self._limits.max_positions
         if limit is not None and len(ids) + 1 > limit:
             raise DataError(
-                f"{name} has {len(ids):,} tokens, but the model learned positions for at most "
-                f"{limit - 1:,} and the end: {remedy}"
+                f"{name} has {len(ids):,} tokens, but the model has learned positions for at most "
+                f"{limit - 1:,} and EOS: {remedy}"
             )
 
-    def _batches(self, indices: Sequence[int], sizes: Iterable[int]) -> Iterator[list[int]]:
-        """Put indices into batches of at most `max_tokens`, padding and EOS included.
+    def _batches(
+        self,
+        indices: Sequence[int],
+        lengths: Iterable[int],
+        first_line: int,
+        sources: list[list[int]],
+        targets: list[list[int]],
+    ) -> list[SentenceBatch]:
+        """Build batches of at most `max_tokens`, padding and EOS included.
 
-        The longest come first: the memory that is needed is known from the start. Each worker gets
-        a batch if there are enough indices.
-
-        Args:
-            indices: What to put into batches.
-            sizes: The tokens of every index there is.
+        The longest sentences come first, so the first batch needs the most memory. Each worker gets
+        a batch if there are enough sentences. `indices` selects the sentences; `lengths`, `sources`
+        and `targets` are those of all sentences of the chunk, without EOS.
         """
-        tokens = [size + 1 for size in sizes]
+        tokens = [length + 1 for length in lengths]
         order = sorted(indices, key=lambda index: -tokens[index])
-        everything = tokens[order[0]] * len(order) if order else 0
-        share = -(-everything // self._limits.num_workers)
-        limit = min(share, self._config.max_tokens or self._limits.max_tokens or share)
+        total = tokens[order[0]] * len(order) if order else 0
+        per_worker = -(-total // self._limits.num_workers)
+        limit = min(per_worker, self._config.max_tokens or self._limits.max_tokens or per_worker)
+        batches = []
         start = 0
         while start < len(order):
             end = start + max(1, limit // tokens[order[start]])
-            yield order[start:end]
-            start = end
+            rows, start = order[start:end], end
+            batches.append(
+                SentenceBatch(
+                    line_numbers=[first_line + i for i in rows],
+                    sources=[sources[i] for i in rows],
+                    targets=[targets[i] for i in rows],
+                )
+            )
+        return batches
 
 
-def _sentence_batches(
-    batches: Iterable[list[int]],
-    first_line: int,
-    sources: list[list[int]],
-    targets: list[list[int]],
-) -> list[SentenceBatch]:
-    return [
-        SentenceBatch(
-            line_numbers=[first_line + i for i in batch],
-            sources=[sources[i] for i in batch],
-            targets=[targets[i] for i in batch],
-        )
-        for batch in batches
-    ]
-
-
-def _check_same_number(num_lines: int, num_others: int, name: str) -> None:
-    if num_lines != num_others:
-        raise DataError(f"there are {num_lines:,} lines, but {num_others:,} {name}: give as many")
+def _check_same_number(num_lines: int, num_paired: int, name: str) -> None:
+    if num_lines != num_paired:
+        raise DataError(f"there are {num_lines:,} lines, but {num_paired:,} {name}: give one each")
 
 
 def by_line(
     batches: Sequence[SentenceBatch], outputs: Iterable[Sequence[Output]]
 ) -> dict[int, Output]:
-    """Map line numbers to outputs, given those of each batch."""
+    """Map line numbers to the outputs of batches."""
     return {
         number: output
-        for batch, found in zip(batches, outputs, strict=True)
-        for number, output in zip(batch.line_numbers, found, strict=True)
+        for batch, batch_outputs in zip(batches, outputs, strict=True)
+        for number, output in zip(batch.line_numbers, batch_outputs, strict=True)
     }

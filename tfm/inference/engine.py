@@ -1,4 +1,4 @@
-"""An engine: models on a device, which translate or score batches of sentences."""
+"""The engine: models on a device that translate or score batches of sentences."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,27 +34,27 @@ from tfm.search.scoring import Hypothesis
 from tfm.search.slot_search import MAX_HYPOTHESES, SlotSearch
 from tfm.storage.checkpoint.model_folder import load_info
 
-# What is done to a batch: `Engine.search` or `Engine.score`, with an output for each sentence.
+# `Engine.search` or `Engine.score`, which return one output per sentence of a batch.
 Task = Callable[["Engine", SentenceBatch, SearchConfig], list[Output]]
 Encode = Callable[[Chunk], list[SentenceBatch]]
-# As sentences are finished, others come into their slots.
+# Slot search works on more lines at once: new sentences replace finished ones in their slots.
 _LINES_FOR_SLOTS = 8_000
 
 
 class Engine:
-    """One model or an ensemble, in this process.
+    """One model or an ensemble in this process.
 
     Args:
         models: At least one model, on the device.
         compute: Device and arithmetic.
-        backend: How to compute their layers; the device's for inference if not given. Unless it is
-            the plain one, weights must not change meanwhile.
-        threads: Adapted between batches; None leaves the threads of torch as they are.
-        notify: Where to say what the user should know.
+        backend: Implementation of the layers; by default the device's inference backend. With any
+            but the plain one, weights must not change, because it prepares them once.
+        threads: Adapts torch's number of threads before each batch; None leaves it unchanged.
+        notify: Receives messages for the user.
 
     Attributes:
         compute: Device and arithmetic.
-        limits: What batches suit it.
+        limits: Limits on batches.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Engine:
         self._evaluation = EvaluationMode(models, self._backend)
         self._slots = self._slot_search()
         self._notify = notify
-        self._told_of_memory = False
+        self._has_warned_of_memory = False
         self._max_tokens = default_max_tokens(models[0].output_weight.size(1))
         self.limits = BatchLimits(
             max_positions=self._model.max_positions,
@@ -86,45 +86,41 @@ class Engine:
 
     @property
     def num_parameters(self) -> int:
-        """Of all models together."""
+        """The number of parameters of all models together."""
         return sum(each.numel() for model in self._models for each in model.parameters())
 
     def map(
         self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
     ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
-        """Do a task to chunks of lines.
+        """Translate or score chunks of lines.
 
         Args:
-            task: What to do to each batch.
+            task: `Engine.search` or `Engine.score`.
             chunks: The lines.
-            encode: Makes batches of a chunk.
-            config: How to search.
+            encode: Splits a chunk into batches.
+            config: Search settings.
 
         Yields:
-            Each chunk, in order, and its outputs by line number.
+            Each chunk, in order, with its outputs by line number.
         """
         for chunk in chunks:
             batches = encode(chunk)
             yield chunk, by_line(batches, (task(self, batch, config) for batch in batches))
 
     def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
-        """The `n_best` hypotheses of each sentence, best first.
+        """Return the `n_best` hypotheses of each sentence, best first.
 
         Raises:
-            DataError: The memory is too small for a single sentence.
+            DataError: The device has too little memory for a single sentence.
         """
         return self._in_halves(self._search, batch, config)
 
     def score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
-        """The log probabilities of the target of each sentence.
-
-        Raises:
-            DataError: The memory is too small for a single sentence.
-        """
+        """Return the log probabilities of each sentence's target; raises as `search` does."""
         return self._in_halves(self._score, batch, config)
 
     def _search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
-        source, lengths = _padded(batch.sources)
+        source, lengths = _pad(batch.sources)
         is_plain_beam = config.search == "beam" and config.num_groups == 1
         if self._slots is not None and is_plain_beam and config.beam_size <= MAX_HYPOTHESES:
             max_tokens = config.max_tokens or self._max_tokens
@@ -142,7 +138,7 @@ class Engine:
         )
 
     def _score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
-        source, lengths = (each.to(self.compute.device) for each in _padded(batch.sources))
+        source, lengths = (x.to(self.compute.device) for x in _pad(batch.sources))
         return forced_decoding(self._models, source, lengths, batch.targets, config)
 
     def _in_halves(
@@ -151,44 +147,48 @@ class Engine:
         batch: SentenceBatch,
         config: SearchConfig,
     ) -> list[Output]:
-        """Compute a batch: in halves if the memory of the device is too small for the whole."""
+        """Compute a batch, in halves if the device has too little memory for the whole."""
         try:
-            with self._ready():
+            with self._inference_mode():
                 return compute(batch, config)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             if len(batch) == 1:
                 raise _too_large(batch) from error
-        # Only here, where the error is gone, are the tensors of the attempt.
+        # Outside the handler: the error keeps the tensors of the failed attempt alive.
         if self._slots is not None:
             self._slots.release()
         release_memory(self.compute.device)
-        if not self._told_of_memory:
-            self._told_of_memory = True
+        if not self._has_warned_of_memory:
+            self._has_warned_of_memory = True
             self._notify(
-                "warning: the device has too little memory for a batch: it is translated in "
-                "halves; a smaller --max-tokens saves the attempts"
+                "warning: a batch needs more memory than the device has and is translated in "
+                "halves: set a smaller --max-tokens to avoid failed attempts"
             )
         middle = (len(batch) + 1) // 2
         halves = batch[:middle], batch[middle:]
         return [output for half in halves for output in self._in_halves(compute, half, config)]
 
     @contextlib.contextmanager
-    def _ready(self) -> Iterator[None]:
-        """Have the models compute as they should."""
+    def _inference_mode(self) -> Iterator[None]:
+        """Set up threads, backend, evaluation mode and autocast for a batch."""
         if self._threads is not None:
             self._threads.adapt()
-        # A backend made for an arithmetic needs no autocast, which would intercept all operations.
+        # Other backends are built for a precision: autocast would only slow down each operation.
         autocast = self.compute.autocast() if self._backend is PLAIN else contextlib.nullcontext()
         with self._evaluation, torch.inference_mode(), autocast:
             yield
 
     def _slot_search(self) -> SlotSearch | None:
-        """Search in slots, if the model is best decoded so."""
-        [model, *others] = self._models
+        """Return the slot search, if there is a single model whose backend decodes in slots."""
+        model = self._models[0]
         with self._evaluation:
-            if others or not isinstance(model, Transformer) or not model.decodes_in_slots:
+            if (
+                len(self._models) > 1
+                or not isinstance(model, Transformer)
+                or not model.decodes_in_slots
+            ):
                 return None
         device = self.compute.device
         return SlotSearch(model, device, record=lambda step: recorded(step, device))
@@ -202,18 +202,18 @@ def load_engine(
     num_processes: int = 1,
     notify: Callable[[str], None] = say,
 ) -> Engine:
-    """Load models that translate together, and set this process up to compute them.
+    """Load one model or an ensemble, and set up the threads of this process.
 
     Args:
-        folders: Model folders; several make an ensemble.
-        inference: Where to compute, and how.
-        index: Number of this process among the workers, and of its GPU.
-        num_processes: How many workers there are.
-        notify: Where to say what the user should know.
+        folders: Model folders; several form an ensemble.
+        inference: Device and arithmetic.
+        index: Index of this worker process, and of its GPU.
+        num_processes: Number of worker processes.
+        notify: Receives messages for the user.
 
     Raises:
-        CheckpointError: A folder holds no sound model, or models differ in vocabulary.
-        UsageError: The settings do not suit this machine.
+        CheckpointError: A folder has no valid model, or models differ in vocabulary.
+        UsageError: This machine does not support the settings.
     """
     threads = ComputeThreads(inference.threads, num_processes=num_processes)
     compute = verified_compute(
@@ -229,14 +229,10 @@ def load_engine(
 
 
 def load_models(folders: Sequence[Path], compute: Compute) -> list[Model]:
-    """Read models that agree on a vocabulary.
-
-    Args:
-        folders: Model folders.
-        compute: Where to put them.
+    """Load models of the same vocabulary onto a device.
 
     Raises:
-        CheckpointError: A folder holds no sound model, or models differ in vocabulary.
+        CheckpointError: A folder has no valid model, or models differ in vocabulary.
     """
     infos = [load_info(folder) for folder in folders]
     vocabularies = [Vocabulary.load(folder) for folder in folders]
@@ -246,14 +242,14 @@ def load_models(folders: Sequence[Path], compute: Compute) -> list[Model]:
             if other != info.fingerprint:
                 raise CheckpointError(
                     f"{folder} was trained with subword model {info.fingerprint[:8]}, not "
-                    f"{other[:8]}: models translate only with their own"
+                    f"{other[:8]}: use only models that share a subword model"
                 )
         models.append(load_model(folder, info).to(compute.device))
     return models
 
 
-def _padded(sources: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-    """Sources with EOS as [B, S] token ids, padded at the end, and their [B] lengths."""
+def _pad(sources: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return [B, S] token ids of sources with EOS, padded at the end, and their [B] lengths."""
     rows = [torch.tensor([*ids, EOS]) for ids in sources]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
     return padded, torch.tensor([len(row) for row in rows])
@@ -261,8 +257,8 @@ def _padded(sources: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
 
 def _too_large(batch: SentenceBatch) -> DataError:
     [number], [source], [target] = batch.line_numbers, batch.sources, batch.targets
-    beside = f" and {len(target):,} beside it" if target else ""
+    targets = f" and {len(target):,} target tokens" if target else ""
     return DataError(
-        f"line {number:,} with its {len(source):,} tokens{beside} needs more memory than the "
-        "device has: take a smaller beam, or let max_source_length cut it"
+        f"line {number:,} with {len(source):,} source tokens{targets} needs more memory than the "
+        "device has: use a smaller beam, or set max_source_length to truncate it"
     )

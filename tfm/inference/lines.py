@@ -1,4 +1,4 @@
-"""Chunks of lines, translated or scored by an engine."""
+"""Translating and scoring chunks of lines with an engine."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Translation:
 
     Attributes:
         text: Plain text.
-        score: Length-normalized log probability, by which translations are ranked.
+        score: Length-normalized log probability, which ranks translations.
         log_prob: Log probability in nats.
-        proven: Whether exact search proved that no text has a better score; None of other searches.
+        proven: Whether exact search proved that no text scores better; None for other searches.
     """
 
     text: str
@@ -31,14 +31,14 @@ class Translation:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredTarget:
-    """A translation that was given, as the model sees it.
+    """A given translation with its probability under the model.
 
     Attributes:
         text: Plain text.
         score: Length-normalized log probability.
-        log_prob: Log probability in nats, that of the end included.
-        pieces: The pieces that it is made of, and the end.
-        piece_log_probs: Log probability in nats of each, given those before.
+        log_prob: Log probability in nats, EOS included.
+        pieces: The subword pieces of the text, and EOS.
+        piece_log_probs: Log probability of each piece given the previous ones, in nats.
     """
 
     text: str
@@ -49,22 +49,22 @@ class ScoredTarget:
 
 
 class LineEngine(Protocol):
-    """What computes batches of lines: an `Engine` in this process, or `Workers` in others."""
+    """Computes batches of lines: an `Engine` in this process, or `Workers` in others."""
 
     @property
     def limits(self) -> BatchLimits:
-        """What batches suit it."""
+        """Limits on batches."""
 
     def map(
         self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
     ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
-        """Do a task to chunks of lines; see `Engine.map`."""
+        """Translate or score chunks of lines; details are documented at `Engine.map`."""
 
 
 def translate_lines(
     engine: LineEngine, vocabulary: Vocabulary, chunks: Iterable[Chunk], config: SearchConfig
 ) -> Iterator[tuple[Chunk, list[list[Translation]]]]:
-    """Translate chunks of lines; see `Translator.search`.
+    """Translate chunks of lines.
 
     Yields:
         Each chunk, in order, and for each of its lines the `n_best` translations, best first.
@@ -80,19 +80,17 @@ def translate_lines(
 def score_lines(
     engine: LineEngine, vocabulary: Vocabulary, chunks: Iterable[Chunk], config: SearchConfig
 ) -> Iterator[tuple[Chunk, list[ScoredTarget]]]:
-    """Compute how probable the targets of lines are; see `Translator.score_targets`.
+    """Compute the probability of each line's target.
 
     Yields:
-        Each chunk, in order, and the target of each of its lines.
+        Each chunk, in order, and the scored target of each of its lines.
     """
     encoder = SentenceEncoder(vocabulary, engine.limits, config)
     for chunk, found in engine.map(Engine.score, chunks, encoder.to_score, config):
+        texts = enumerate(chunk.paired_lines or [], chunk.first_line)
         yield (
             chunk,
-            [
-                _scored(text, found[number], vocabulary.target)
-                for number, text in enumerate(chunk.paired_lines or [], chunk.first_line)
-            ],
+            [_scored_target(text, found[number], vocabulary.target) for number, text in texts],
         )
 
 
@@ -100,7 +98,7 @@ def _translations(hypotheses: list[Hypothesis], subword_model: SubwordModel) -> 
     texts = subword_model.decode([found.tokens for found in hypotheses])
     return [
         Translation(
-            # A model that spells in bytes can spell the end of a line.
+            # A model with byte pieces can generate a line end.
             text=text.replace("\n", " "),
             score=found.score,
             log_prob=found.log_prob,
@@ -110,7 +108,7 @@ def _translations(hypotheses: list[Hypothesis], subword_model: SubwordModel) -> 
     ]
 
 
-def _scored(text: str, output: ForcedOutput, subword_model: SubwordModel) -> ScoredTarget:
+def _scored_target(text: str, output: ForcedOutput, subword_model: SubwordModel) -> ScoredTarget:
     hypothesis = output.hypothesis
     return ScoredTarget(
         text=text,

@@ -1,4 +1,4 @@
-"""Lines to translate, with a second file's beside them, read as they arrive."""
+"""Reading lines to translate as they arrive, along with the lines of a second file."""
 
 import select
 import sys
@@ -7,25 +7,24 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 from tfm.data.text import decoded_lines
 from tfm.errors import DataError
 from tfm.inference.batches import CHUNK_LINES, Chunk
 
 _CHUNK_CHARACTERS = 1 << 24
-_BLOCK_BYTES = 1 << 16  # what a pipe holds
+_BLOCK_BYTES = 1 << 16  # the capacity of a pipe
 
 
 class LineReader:
-    r"""A text, and a file with a line for each of its lines; a context manager.
+    r"""Reads a text and optionally a second file of equally many lines; a context manager.
 
-    Only "\n" ends a line, and carriage returns before it belong to the end.
+    Only "\n" ends a line; carriage returns before it are stripped.
 
     Args:
         path: The text; None for standard input.
-        paired_path: The second file, if there is one.
-        chunk_lines: The most lines to read at once.
+        paired_path: The second file, or None.
+        chunk_lines: Maximum number of lines per chunk.
     """
 
     def __init__(
@@ -46,41 +45,35 @@ class LineReader:
             self._opened = self._opened.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened.close()
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Read all lines; those that have arrived are yielded before any others are waited for.
-
-        Yields:
-            Lines, and those of the other file.
+        """Yield chunks of all lines; lines that have arrived never wait for later ones.
 
         Raises:
-            DataError: A line is not UTF-8 or too long to be one, or one file has more lines.
+            DataError: A line is not UTF-8 or too long, or the files differ in number of lines.
         """
-        texts, *others = (
+        texts, *paired_texts = (
             decoded_lines(column.readline, name)
             for column, name in zip(self._columns, self._names, strict=True)
         )
         first_line = 1
         while True:
-            lines, paired_lines = self._take(texts, others, first_line)
+            lines, paired_lines = self._take(texts, paired_texts, first_line)
             if not lines:
                 return
             yield Chunk(
-                first_line=first_line, lines=lines, paired_lines=paired_lines if others else None
+                first_line=first_line,
+                lines=lines,
+                paired_lines=paired_lines if paired_texts else None,
             )
             first_line += len(lines)
 
     def _take(
-        self, texts: Iterator[str], others: list[Iterator[str]], first_line: int
+        self, texts: Iterator[str], paired_texts: list[Iterator[str]], first_line: int
     ) -> tuple[list[str], list[str]]:
-        """The next lines, and the other file's."""
+        """Read the next lines of the text and of the second file."""
         lines: list[str] = []
         paired_lines: list[str] = []
         size = 0
@@ -89,7 +82,7 @@ class LineReader:
             and size < _CHUNK_CHARACTERS
             and all(column.has_line() for column in self._columns)
         ):
-            row = [next(each, None) for each in (texts, *others)]
+            row = [next(column, None) for column in (texts, *paired_texts)]
             if None in row:
                 self._check_ended(row, first_line + len(lines) - 1)
                 break
@@ -99,17 +92,17 @@ class LineReader:
         return lines, paired_lines
 
     def _check_ended(self, row: list[str | None], num_lines: int) -> None:
-        """Raise DataError if one file goes on where the other has ended."""
+        """Raise DataError if one file has ended before the other."""
         if row.count(None) < len(row):
             shorter, longer = self._names if row[0] is None else reversed(self._names)
             raise DataError(
-                f"{shorter} ends after {num_lines:,} lines, before {longer}: "
+                f"{shorter} ends after {num_lines:,} lines, but {longer} has more: "
                 "line N of one must belong to line N of the other"
             )
 
 
 def count_lines(path: Path) -> int:
-    """The lines of a file."""
+    """Count the lines of a file."""
     num_ends, last = 0, b"\n"
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -119,46 +112,42 @@ def count_lines(path: Path) -> int:
 
 
 class _ArrivingLines:
-    """The lines of a file, of which one can know whether they are there.
-
-    Args:
-        file: The file, without a buffer of its own.
-    """
+    """The lines of an unbuffered file or pipe, with a test whether reading one would block."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
         self._lines: deque[bytes] = deque()
-        self._begun = bytearray()  # the line whose end is yet to come
+        self._partial = bytearray()  # the line whose end has not arrived yet
         self._has_ended = False
 
     def has_line(self) -> bool:
-        """Whether a line, or the end, can be read without waiting."""
-        while not (self._lines or self._has_ended or len(self._begun) >= _CHUNK_CHARACTERS):
+        """Test whether a line, or the end of the file, can be read without blocking."""
+        while not (self._lines or self._has_ended or len(self._partial) >= _CHUNK_CHARACTERS):
             if not _is_readable(self._file.fileno(), wait=False):
                 return False
             self._read()
         return bool(self._lines) or self._has_ended
 
     def readline(self, limit: int, /) -> bytes:
-        """Wait for the next line; of one that is longer than the limit, its start."""
-        while not self._lines and len(self._begun) < limit and not self._has_ended:
+        """Return the next line, or the start of a line beyond the limit; block until it arrives."""
+        while not self._lines and len(self._partial) < limit and not self._has_ended:
             _is_readable(self._file.fileno(), wait=True)
             self._read()
         if not self._lines:
-            self._lines.append(bytes(self._begun))
-            self._begun.clear()
+            self._lines.append(bytes(self._partial))
+            self._partial.clear()
         return self._lines.popleft()[:limit]
 
     def _read(self) -> None:
         data = self._file.read(_BLOCK_BYTES)
-        if data is None:  # another program was faster
+        if data is None:  # another reader of a non-blocking pipe took it
             return
         self._has_ended = not data
         lines = data.split(b"\n")
-        self._begun += lines[0]
+        self._partial += lines[0]
         if len(lines) > 1:
-            lines[0] = bytes(self._begun)
-            self._begun = bytearray(lines.pop())
+            lines[0] = bytes(self._partial)
+            self._partial = bytearray(lines.pop())
             self._lines.extend(line + b"\n" for line in lines)
 
 

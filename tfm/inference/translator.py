@@ -1,4 +1,4 @@
-"""Translator: text in, text out."""
+"""Translating plain text with trained models: the library's interface."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,11 +22,10 @@ class Translator:
 
     Args:
         models: At least one model, on the device.
-        vocabulary: The vocabulary of all of them.
+        vocabulary: The models' shared vocabulary.
         compute: Device and arithmetic.
-        default_search: How to search where nobody says otherwise.
-        backend: What to compute the models' layers with; those made for inference on the device
-            if not given.
+        default_search: Search settings of calls without their own.
+        backend: Implementation of the layers; by default the device's inference backend.
     """
 
     def __init__(
@@ -51,19 +50,19 @@ class Translator:
         precision: InferencePrecision = "auto",
         kernels: Kernels = "auto",
     ) -> "Translator":
-        """Read models from disk.
+        """Load one model, or an ensemble of several.
 
         Args:
             path: A model or run folder.
-            *more_paths: Others, which make an ensemble with it.
-            device: Where to compute.
-            precision: Arithmetic of matrix products.
-            kernels: Operations of the layers: "fast" ones, "plain" ones, or "auto", which takes
-                fast ones where they have been measured to be.
+            *more_paths: Further members of the ensemble.
+            device: Device to compute on.
+            precision: Precision of matrix products.
+            kernels: Implementation of the layers: "fast", "plain" (torch's own), or "auto", which
+                is fast on CPUs.
 
         Raises:
-            CheckpointError: A folder holds no sound model, or models differ in vocabulary.
-            UsageError: The settings do not suit this machine.
+            CheckpointError: A folder has no valid model, or models differ in vocabulary.
+            UsageError: This machine does not support the settings.
         """
         compute = verified_compute(device, precision)
         backend = inference_backend(compute, kernels)
@@ -82,11 +81,11 @@ class Translator:
         """Translate sentences.
 
         Args:
-            lines: Plain text, a sentence each; empty ones stay empty.
-            config: How to search; as suits the model if not given.
+            lines: Plain text, one sentence per line; empty lines stay empty.
+            config: Search settings; the model's defaults if None.
 
         Returns:
-            The best translation of each, in one line: a line end in it becomes a space.
+            The best translation of each line, with line ends replaced by spaces.
         """
         return [best[0].text for best in self.search(lines, config)]
 
@@ -100,27 +99,26 @@ class Translator:
     ) -> list[list[Translation]]:
         """Translate sentences, with scores and alternatives.
 
-        A prefix is cut into pieces by itself, and the translation goes on after its last piece,
-        which may be within a word: after "Haus" may come "tür". Pieces carry the space before their
-        word, so a prefix should not end in one.
+        A prefix is split into subword pieces by itself. The translation continues after its last
+        piece, possibly within a word: "Haus" may become "Haustür". A prefix should not end in a
+        space, because a space belongs to the piece after it.
 
         Args:
-            lines: Plain text, a sentence each; empty ones stay empty, unless they have a prefix.
-            config: How to search; as suits the model if not given.
-            prefixes: For each sentence the text that its translations must start with; empty where
-                they are free.
-            first_line: Number of the first line, for messages and for what is drawn at random.
+            lines: Plain text, one sentence per line; empty lines without prefix stay empty.
+            config: Search settings; the model's defaults if None.
+            prefixes: A forced beginning of each line's translations; empty ones force nothing.
+            first_line: Number of the first line, for messages and the random seeds of sampling.
 
         Returns:
-            For each sentence its `n_best` translations, best first.
+            The `n_best` translations of each line, best first.
 
         Raises:
             UsageError: The settings contradict each other.
-            DataError: A line or prefix has more tokens than the model can take, or there are more
-                prefixes than lines, or fewer.
+            DataError: A line or prefix has more tokens than the model accepts, or the numbers of
+                lines and prefixes differ.
         """
         chunk = Chunk(first_line=first_line, lines=list(lines), paired_lines=prefixes)
-        config = self._checked(config)
+        config = self._check(config)
         [(_, found)] = translate_lines(self._engine, self._vocabulary, [chunk], config)
         return found
 
@@ -132,28 +130,31 @@ class Translator:
         *,
         first_line: int = 1,
     ) -> list[ScoredTarget]:
-        """Compute how probable given translations are.
+        """Compute the probabilities of given translations.
 
-        They are cut into pieces as any text is. A translation that a search found has here the
-        search's log probability and score, unless it was spelled with other pieces.
+        A translation that a search found gets the same log probability and score here, unless the
+        search spelled it with other subword pieces than the subword model does.
 
         Args:
-            lines: Plain text, a sentence each.
-            targets: A translation of each.
-            config: Length penalty, longest source and size of batches; as suits the model if not
-                given.
+            lines: Plain text, one sentence per line.
+            targets: A translation of each line.
+            config: Length penalty, maximum source length and batch size; the model's defaults if
+                None.
             first_line: Number of the first line, for messages.
 
+        Returns:
+            The score, log probability and pieces of each target.
+
         Raises:
-            DataError: A line or target has more tokens than the model can take, or there are more
-                targets than lines, or fewer.
+            DataError: A line or target has more tokens than the model accepts, or the numbers of
+                lines and targets differ.
         """
         chunk = Chunk(first_line=first_line, lines=list(lines), paired_lines=targets)
-        config = self._checked(config)
+        config = self._check(config)
         [(_, scored)] = score_lines(self._engine, self._vocabulary, [chunk], config)
         return scored
 
-    def _checked(self, config: SearchConfig | None) -> SearchConfig:
+    def _check(self, config: SearchConfig | None) -> SearchConfig:
         config = config or self._default_search
         if problems := list(config.problems()):
             raise UsageError("; ".join(problems))

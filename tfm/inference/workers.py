@@ -1,4 +1,4 @@
-"""An engine in each of several processes, on a GPU of its own or with its share of the cores."""
+"""Engines in several processes, each on its own GPU or with its share of the CPU cores."""
 
 import contextlib
 import multiprocessing
@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tfm.config import InferenceConfig, SearchConfig, TransformerConfig
@@ -28,25 +27,25 @@ from tfm.inference.engine import Encode, Task, load_engine
 from tfm.reporting import say
 from tfm.storage.checkpoint.model_folder import load_info
 
-# Chunks that are read before the first of them is finished, for each worker.
+# Chunks that are read ahead, per worker.
 _CHUNKS_AHEAD = 2
-_SECONDS_TO_END = 10.0
+_JOIN_SECONDS = 10.0
 
 
 class LostProcessError(TfmError):
-    """A worker process that ended before its work was done."""
+    """A worker process ended before its work was done."""
 
 
 class Workers:
-    """Does what an `Engine` does, to several batches at a time; a context manager.
+    """Computes several batches at a time, each by an `Engine` of its own; a context manager.
 
     Args:
-        folders: Model folders; several make an ensemble.
-        inference: Where to compute, and how.
-        num_workers: How many processes to start.
+        folders: Model folders; several form an ensemble.
+        inference: Device and arithmetic.
+        num_workers: Number of processes to start.
 
     Attributes:
-        limits: What batches suit them.
+        limits: Limits on batches.
     """
 
     def __init__(
@@ -66,31 +65,26 @@ class Workers:
         self._load = folders, inference
         self._workers: list[_Worker] = []
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(num_workers)  # each waits for a worker
-        self._told: set[str] = set()
+        self._threads = ThreadPoolExecutor(num_workers)  # each thread waits for one worker
+        self._printed: set[str] = set()
 
     def __enter__(self) -> "Workers":
-        # Processes inherit what is blocked: Ctrl-C, which goes to all of them, is this one's alone.
-        # The tracker, started on first use, unblocks it.
+        # Ctrl-C reaches all processes, but only this one handles it: workers inherit that SIGINT is
+        # blocked. The resource tracker would unblock it when it starts, so it is started first.
         resource_tracker.ensure_running()
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for index in range(self.limits.num_workers):
-                worker = _Worker(index, self.limits.num_workers, *self._load, told=self._told)
+                worker = _Worker(index, self.limits.num_workers, *self._load, printed=self._printed)
                 self._workers.append(worker)
                 self._idle.put(worker)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in self._workers:
-            worker.process.kill()  # they own nothing that has to be put in order
+            worker.process.kill()  # workers hold nothing that needs a clean shutdown
         self._threads.shutdown(cancel_futures=True)
         for worker in self._workers:
             worker.process.join()
@@ -99,19 +93,12 @@ class Workers:
     def map(
         self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
     ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
-        """Do a task to chunks of lines, which are read in a thread while others are computed.
+        """Translate or score chunks as `Engine.map` does; a thread reads ahead meanwhile.
 
-        Args:
-            task: What to do to each batch.
-            chunks: The lines.
-            encode: Makes batches of a chunk.
-            config: How to search.
-
-        Yields:
-            Each chunk, in order, and its outputs by line number. An error is raised in its turn.
+        An error in reading is raised after the outputs of the chunks before it.
 
         Raises:
-            LostProcessError: A process has ended.
+            LostProcessError: A worker process has ended.
         """
         underway: queue.Queue[
             tuple[Chunk, list[SentenceBatch], list[Future[list[Output]]]] | BaseException | None
@@ -125,14 +112,14 @@ class Workers:
                     outputs = [self._submit(task, batch, config) for batch in batches]
                     underway.put((chunk, batches, outputs))
                 underway.put(None)
-            except BaseException as error:  # raised again in the other thread
+            except BaseException as error:  # raised again in the consumer's thread
                 underway.put(error)
 
         threading.Thread(target=read, daemon=True).start()
-        while (first := underway.get()) is not None:
-            if isinstance(first, BaseException):
-                raise first
-            chunk, batches, outputs = first
+        while (item := underway.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            chunk, batches, outputs = item
             yield chunk, by_line(batches, (output.result() for output in outputs))
 
     def _submit(
@@ -149,14 +136,9 @@ class Workers:
 
 
 class _Worker:
-    """A process with an engine, and the connection to it.
+    """A process with an engine on GPU `index`, and the connection to it.
 
-    Args:
-        index: Its number among the workers, from 0, and that of its GPU.
-        num_workers: How many there are.
-        folders: Model folders.
-        inference: Where to compute, and how.
-        told: What workers have said; each line is said once.
+    `printed` holds the messages of all workers, so that each is printed once.
     """
 
     def __init__(
@@ -166,20 +148,20 @@ class _Worker:
         folders: Sequence[Path],
         inference: InferenceConfig,
         *,
-        told: set[str],
+        printed: set[str],
     ) -> None:
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
+        self.connection, child_end = context.Pipe()
         self.process = context.Process(
-            target=_serve, args=(theirs, folders, inference, index, num_workers), daemon=True
+            target=_serve, args=(child_end, folders, inference, index, num_workers), daemon=True
         )
         self.process.start()
-        theirs.close()  # so that ours ends with the process
+        child_end.close()  # so that reading fails when the process has ended
         self._name = f"process {index + 1} of {num_workers}"
-        self._told = told
+        self._printed = printed
 
     def run(self, task: Task[Output], batch: SentenceBatch, config: SearchConfig) -> list[Output]:
-        """Have the process do a task; returns its outputs, or raises its error."""
+        """Run a task in the process, and return its outputs or raise its error."""
         try:
             self.connection.send((task, batch, config))
             while True:
@@ -190,24 +172,24 @@ class _Worker:
                         return outputs
                     case "failed":
                         raise value
-                    case "told" if value not in self._told:
-                        self._told.add(value)
+                    case "message" if value not in self._printed:
+                        self._printed.add(value)
                         say(value)
         except (EOFError, ConnectionError):
             raise self._lost(batch) from None
 
     def _lost(self, batch: SentenceBatch) -> LostProcessError:
-        """What to say when the connection is closed."""
-        self.process.join(_SECONDS_TO_END)
+        """Return the error for a closed connection."""
+        self.process.join(_JOIN_SECONDS)
         lines = batch.line_numbers
         return LostProcessError(
-            f"{self._name} (pid {self.process.pid}) {_end(self.process.exitcode)} while it had "
-            f"{len(lines):,} of the lines {min(lines):,} to {max(lines):,}"
+            f"{self._name} (pid {self.process.pid}) {_describe_exit(self.process.exitcode)} while "
+            f"it computed {len(lines):,} of the lines {min(lines):,} to {max(lines):,}"
         )
 
 
-def _end(exit_code: int | None) -> str:
-    """How a process ended, in words."""
+def _describe_exit(exit_code: int | None) -> str:
+    """Describe how a process ended."""
     if exit_code is None or exit_code >= 0:
         return f"ended with exit code {exit_code}"
     if exit_code == -signal.SIGKILL:
@@ -222,11 +204,11 @@ def _serve(
     index: int,
     num_workers: int,
 ) -> None:
-    """Load an engine, then do tasks until nobody asks: what a worker process runs."""
+    """Load an engine and run tasks until the connection closes: the worker process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def notify(text: str) -> None:
-        connection.send(("told", text))
+        connection.send(("message", text))
 
     with contextlib.suppress(EOFError, ConnectionError):
         try:
@@ -247,7 +229,7 @@ def _serve(
 
 
 def _end_with_parent() -> None:
-    """End at once when the process that started this one is gone."""
+    """End this process as soon as its parent process has ended."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

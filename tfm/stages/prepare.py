@@ -322,7 +322,9 @@ def _check_encoding(
         for path, encoding in guesses.items()
         if encoding is not None
     ]
-    raise DataError(f"{num_invalid:,} of {counts.read:,} pairs are not UTF-8: {'; '.join(remedies)}")
+    raise DataError(
+        f"{num_invalid:,} of {counts.read:,} pairs are not UTF-8: {'; '.join(remedies)}"
+    )
 
 
 def _write_gold_trees(

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fill a folder with archives that have the names and members of WMT14's, but text that tfm writes.
+# Fill a folder with archives that have the names and members of WMT14's, but generated text.
 #
 #     examples/wmt14/smoke/mirror.sh FOLDER
 set -euo pipefail
@@ -14,10 +14,10 @@ tfm prepare "$here/text.toml" --text-only --out "$work/text"
 cd "$work/members"
 mkdir dev test-full training un
 
-# slice NUMBER LANGUAGE: one of five parts of the training text; German stands for French, too.
+# slice NUMBER LANGUAGE: one of five parts of the training text; German replaces French.
 slice() { awk -v part="$1" 'NR % 5 == part' "$work/text/train.${2/fr/de}"; }
 
-# sgml SIDE LANGUAGE: the test text as WMT wraps it.
+# sgml SIDE LANGUAGE: the test text in WMT's SGML format.
 sgml() {
     echo "<${1}set setid=\"newstest2014\" srclang=\"any\">"
     awk '{ printf "<seg id=\"%d\">%s</seg>\n", NR, $0 }' "$work/text/test.${2/fr/de}"
