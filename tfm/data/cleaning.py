@@ -64,14 +64,9 @@ class Cleaner:
         self._seen = SeenHashes()
 
     def clean(self, pairs: Iterable[BytesPair], counts: PairCounts) -> Iterator[BytesPair]:
-        """Clean a text.
+        """Yield the pairs that remain of a text, cleaned and in order.
 
-        Args:
-            pairs: Source and target lines, without line ends.
-            counts: Counts to increase; they are complete when the iterator has ended.
-
-        Yields:
-            The remaining pairs, as UTF-8, in order.
+        `counts` is increased, and complete when the iterator has ended.
         """
         if not self._config.drop_duplicates:
             for pair in self._passing(pairs, counts):

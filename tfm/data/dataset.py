@@ -42,8 +42,8 @@ class DatasetIndex:
     Attributes:
         source: Source language.
         target: Target language.
-        fingerprint: Fingerprint of the vocabulary that the ids belong to.
-        num_pairs: The number of sentence pairs of each split.
+        fingerprint: Fingerprint of the vocabulary.
+        num_pairs: {split: number of sentence pairs}.
         sha256: {file name: checksum} of the .npy files; `save` computes them.
     """
 

@@ -29,10 +29,10 @@ class TextSize:
     """The approximate size of a recipe's text in bytes.
 
     Attributes:
-        missing: Size of the remaining downloads.
-        unpacked: Size of the text that remains to be unpacked.
-        text: Size of all text.
-        is_least: Whether the sizes are lower bounds, because that of a download is unknown.
+        missing: Remaining downloads.
+        unpacked: Text that remains to be unpacked.
+        text: All text.
+        is_least: Whether these are lower bounds, because the size of a download is unknown.
     """
 
     missing: int
@@ -45,7 +45,7 @@ class TextSources:
     """All texts of a recipe.
 
     Args:
-        recipe: Where the texts come from.
+        recipe: The recipe.
         raw_dir: Folder for unpacked text.
         downloads_dir: Folder for downloads.
         mirror: Folder or URL that holds the downloads by their file names.
@@ -182,9 +182,8 @@ class TextSources:
         if isinstance(text, TextFiles):
             source_path, target_path = (self._locate(text.archive, side) for side in text.sides)
             # Invalid lines may be dropped from training text, but not from test text.
-            return read_pairs(
-                source_path, target_path, strict=split != "train", num_lines=text.lines
-            )
+            strict = split != "train"
+            return read_pairs(source_path, target_path, strict=strict, num_lines=text.lines)
         if isinstance(text, TreeFile) or self._recipe.task == "parsing":
             return (
                 (" ".join(words_of(tree)).encode(), " ".join(linearize(tree)).encode())

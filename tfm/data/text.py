@@ -129,11 +129,7 @@ def decoded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _open_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file: reading a pipe or device might block, or never end.
-
-    Raises:
-        DataError: The path is something else, or cannot be read, also later.
-    """
+    """Open a regular file: reading a pipe or device might block, or never end."""
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is a folder, a pipe or a device, not a file: check its name")
     try:
