@@ -153,10 +153,7 @@ class TextSources:
         }
 
     def unpack(self, fetched: dict[str, FetchedFile]) -> None:
-        """Unpack all texts from archives, single downloads and compressed files.
-
-        Args:
-            fetched: The downloads, as `fetch` returns them.
+        """Unpack all texts from the files that `fetch` returned, and from local .gz files.
 
         Raises:
             DataError: A member is missing, or an archive is damaged.

@@ -39,11 +39,9 @@ def builtin_recipes() -> list[str]:
 
 
 def load_recipe(name_or_path: str) -> Recipe:
-    """Load a recipe.
+    """Load a recipe that comes with tfm by its name, or a TOML file by its path.
 
-    Args:
-        name_or_path: Name of a recipe that comes with tfm, or path of a TOML file; paths in the
-            file are relative to its folder.
+    Paths in a TOML file are relative to its folder.
 
     Raises:
         UsageError: The name is unknown, or the file has mistakes; the message lists all of them.
