@@ -51,15 +51,10 @@ class Batch:
 
 
 class Batcher:
-    """Plan the batches of each epoch and build them.
+    """Plans and builds the batches of each epoch.
 
     The content and order of batches depend only on data, settings, seed and epoch: not on devices,
     nor on the step at which a run was resumed.
-
-    Args:
-        dataset: The sentence pairs.
-        config: Sizes of batches and buckets.
-        seed: Seed of the shuffling.
     """
 
     def __init__(self, dataset: ParallelDataset, config: BatchingConfig, *, seed: int) -> None:

@@ -83,7 +83,7 @@ class DatasetIndex:
         return hashlib.sha256(digests.encode()).hexdigest()
 
     def save(self, bin_dir: Path) -> None:
-        """Compute the checksums of the .npy files and write the index, which completes them."""
+        """Compute the checksums of the .npy files and write the index."""
         names = [name for split in self.num_pairs for name in self.files(split)]
         sha256 = {name: sha256_of(bin_dir / name) for name in names}
         write_json(bin_dir / "dataset.json", {"format": FORMAT, **self.__dict__, "sha256": sha256})
@@ -103,15 +103,10 @@ class DatasetIndex:
 
 
 class TokenSequences:
-    """The sentences of one language of a split, as token ids.
-
-    Args:
-        bin_dir: Folder of the binarized dataset.
-        name: "SPLIT.LANGUAGE".
-        vocab_size: The number of pieces; all ids must be smaller.
+    """The sentences of one language of a split, as token ids; `name` is "SPLIT.LANGUAGE".
 
     Raises:
-        DataError: The files are missing, damaged or inconsistent.
+        DataError: The files are missing, damaged or inconsistent, or ids exceed `vocab_size`.
     """
 
     def __init__(self, bin_dir: Path, name: str, *, vocab_size: int) -> None:
@@ -160,12 +155,7 @@ class TokenSequences:
 
 
 class ParallelDataset:
-    """One split of a binarized dataset.
-
-    Args:
-        bin_dir: Folder of the binarized dataset.
-        split: "train", "valid" or "test".
-        vocab_sizes: The numbers of source and target pieces.
+    """One split of a binarized dataset; `vocab_sizes` are those of source and target.
 
     Raises:
         DataError: The split is missing or damaged.

@@ -49,13 +49,10 @@ class FetchedFile:
 def fetch(
     archive: Archive, downloads_dir: Path, *, mirror: str | None = None, verify: bool = True
 ) -> FetchedFile:
-    """Download a file of a recipe, unless it is there already, and check it.
+    """Download a file of a recipe to a folder, unless it exists there, and check it.
 
-    Args:
-        archive: The file.
-        downloads_dir: Where downloads are kept; an existing file is checked and used.
-        mirror: Folder or URL that holds the file by its name; a folder's file is used in place.
-        verify: Compare size and checksums with those in the recipe.
+    A `mirror` is a folder or URL that holds the file by its name; a folder's file is used in place.
+    `verify` compares size and checksums with those in the recipe.
 
     Raises:
         DownloadError: The file cannot be downloaded, or does not match the recipe.

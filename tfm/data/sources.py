@@ -42,14 +42,10 @@ class TextSize:
 
 
 class TextSources:
-    """All texts of a recipe.
+    """All texts of a recipe, downloaded to `downloads_dir` and unpacked in `raw_dir`.
 
-    Args:
-        recipe: The recipe.
-        raw_dir: Folder for unpacked text.
-        downloads_dir: Folder for downloads.
-        mirror: Folder or URL that holds the downloads by their file names.
-        verify: Compare downloads with the checksums in the recipe.
+    A `mirror` is a folder or URL that holds the downloads by their file names. `verify` compares
+    them with the checksums in the recipe.
     """
 
     def __init__(

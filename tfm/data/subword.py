@@ -34,9 +34,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 class SubwordModel:
     """A SentencePiece model: text to token ids and back.
 
-    Args:
-        content: The bytes of a SentencePiece model file.
-        origin: Path of the file, for error messages.
+    `content` is that of a model file, and `origin` its path for error messages.
     """
 
     def __init__(self, content: bytes, *, origin: Path) -> None:
