@@ -255,13 +255,8 @@ def test_a_model_with_another_subword_model_is_refused(picture, trained_run, tmp
         picture(model=folder)
 
 
-<<<<<<< HEAD
-def test_without_a_model_it_says_how_to_get_one(picture, tmp_path):
-    with pytest.raises(CheckpointError, match=r"is not a run or model folder"):
-=======
 def test_a_missing_model_is_an_error(picture, tmp_path):
-    with pytest.raises(CheckpointError, match=r"is no run or model folder"):
->>>>>>> lang-D
+    with pytest.raises(CheckpointError, match=r"is not a run or model folder"):
         picture(model=tmp_path / "nowhere")
 
 
@@ -330,11 +325,6 @@ def test_a_named_pipe_is_refused(picture, tmp_path):
         picture(out=["x.html"])
 
 
-<<<<<<< HEAD
-def test_a_sentence_that_is_no_unicode_is_refused(picture):
-    with pytest.raises(DataError, match="an unpaired surrogate"):
-=======
 def test_a_sentence_with_invalid_unicode_is_refused(picture):
-    with pytest.raises(DataError, match="half a surrogate pair"):
->>>>>>> lang-D
+    with pytest.raises(DataError, match="an unpaired surrogate"):
         picture("b\udcff", target="eins")

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """Labeled bracket F1, with cases computed by hand."""
-=======
-"""Labeled bracket F1: cases computed by hand."""
->>>>>>> lang-D
 
 import pytest
 from hypothesis import given, settings
@@ -14,11 +10,7 @@ from tfm.data.trees.tree import words_of
 from tfm.errors import DataError
 from tfm.metrics.brackets import BracketCounts, _Sentence, score_brackets
 
-<<<<<<< HEAD
 # Its scored brackets: S 0-4, NP 0-2, VP 2-4 and ADVP 3-4. PRN has only punctuation.
-=======
-# Brackets that count: S 0-4, NP 0-2, VP 2-4 and ADVP 3-4; PRN contains only punctuation.
->>>>>>> lang-D
 GOLD = "(S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (RB home))) (PRN (: --)) (. .))"
 
 
@@ -46,11 +38,7 @@ def test_a_tree_scores_one_against_itself():
 
 
 def test_precision_and_recall_differ_and_f1_is_their_harmonic_mean():
-<<<<<<< HEAD
     # S and NP match. VP and ADVP of the gold tree are missing, and X is not in it.
-=======
-    # S and NP match; the gold VP and ADVP are missing; X is wrong.
->>>>>>> lang-D
     found = counts(GOLD, "(S (NP (DT the) (NN dog)) (X (VBZ runs)) (RB home) (PRN (: --)) (. .))")
     assert (found.matched, found.gold, found.test) == (2, 4, 3)
     assert found.precision == pytest.approx(200 / 3)
@@ -62,29 +50,17 @@ def test_precision_and_recall_differ_and_f1_is_their_harmonic_mean():
 @pytest.mark.parametrize(
     "hypothesis",
     [
-<<<<<<< HEAD
         # It does not matter where punctuation attaches,
-=======
-        # The parent of punctuation does not matter.
->>>>>>> lang-D
         "(S (S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (RB home) (: --) (. .)))))",
         "(S (NP (DT the) (NN dog) (. .)) (S (VP (VBZ runs) (ADVP (RB home)))) (: --) (. .))",
     ],
 )
-<<<<<<< HEAD
 def test_punctuation_does_not_change_the_span_of_a_bracket(hypothesis):
-=======
-def test_spans_are_numbered_without_punctuation(hypothesis):
->>>>>>> lang-D
     found = counts(GOLD, hypothesis)
     assert (found.matched, found.gold) == (4, 4)
 
 
-<<<<<<< HEAD
 def test_punctuation_is_ignored_and_other_symbols_count():
-=======
-def test_all_punctuation_tags_but_no_other_signs_are_deleted():
->>>>>>> lang-D
     punctuation = "(, ,) (: ;) (`` ``) ('' '') (. ?)"
     signs = "(-LRB- -LRB-) ($ $) (# #)"
     assert figures(
@@ -119,7 +95,7 @@ def test_function_tags_do_not_count():
     )
 
 
-def test_prt_equals_advp():
+def test_prt_and_advp_are_one_label():
     assert figures("(VP (VB b) (PRT (RP up)))", "(VP (VB b) (ADVP (RP up)))") == (2, 2, 2)
     assert figures("(VP (VB b) (ADVP (RP up)))", "(VP (VB b) (PRT (RP up)))") == (2, 2, 2)
     assert figures("(VP (VB b) (PRT (RP up)))", "(VP (VB b) (PP (RP up)))") == (1, 2, 2)
@@ -143,22 +119,14 @@ def test_equal_brackets_over_one_span_are_matched_by_their_number(gold, hypothes
     [
         ("(S (NP (NN dog)) (VP (VBZ runs) (ADVP (RB home))))", 1, 0),
         ("(S (NP (DT the) (NN cat)) (VP (VBZ runs) (ADVP (RB home))))", 1, 0),
-<<<<<<< HEAD
         # A word tagged as punctuation is ignored, so that the sentence is too short.
-=======
-        # A word tagged as punctuation is deleted, so the sentence is too short.
->>>>>>> lang-D
         ("(S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (. home))))", 1, 0),
         ("", 0, 1),
         ("(())", 0, 1),
         ("(S (. .))", 0, 1),
     ],
 )
-<<<<<<< HEAD
 def test_sentences_without_a_parse_or_with_other_words_are_counted_and_skipped(
-=======
-def test_sentences_without_a_parse_or_with_other_words_are_counted_and_excluded(
->>>>>>> lang-D
     hypothesis, errors, skipped
 ):
     wrong = "(S (NP (NN a) (NN b)))"
@@ -169,11 +137,7 @@ def test_sentences_without_a_parse_or_with_other_words_are_counted_and_excluded(
     assert f"sentences:2|errors:{errors}|skipped:{skipped}" in score.signature
 
 
-<<<<<<< HEAD
 def test_words_without_part_of_speech_get_that_of_the_gold_tree():
-=======
-def test_words_without_a_tag_get_the_gold_tag():
->>>>>>> lang-D
     gold = tree(GOLD)
     restored, _ = restore(linearize(gold), words_of(gold))
     assert "(XX .)" in bracketed(restored)
@@ -184,16 +148,12 @@ def test_words_without_a_tag_get_the_gold_tag():
     assert "tags:own" in score_brackets([gold], [gold]).signature
 
 
-<<<<<<< HEAD
 def test_words_without_part_of_speech_get_that_of_the_same_word_next_to_traces():
-=======
-def test_traces_do_not_shift_the_gold_tags():
->>>>>>> lang-D
     gold = "(S (NP (-NONE- *)) (VP (VB go)) (. .))"
     assert figures(gold, "(S (VP (XX go)) (XX .))") == (2, 2, 2)
 
 
-def test_missing_words_without_a_tag_are_an_error():
+def test_missing_words_without_part_of_speech_are_an_error():
     assert counts(GOLD, "(S (NP (XX the) (XX dog)))").errors == 1
 
 
@@ -205,15 +165,9 @@ def test_parts_of_speech_are_scored_without_punctuation():
     assert found.tagging_accuracy == pytest.approx(200 / 3)
 
 
-<<<<<<< HEAD
 def test_a_bracket_that_crosses_several_is_counted_once():
     gold = "(S (A (X a) (X b)) (B (X c) (X d)) (C (X e) (X f)))"
     # b-c crosses A and B, d-e crosses B and C, and both D cross the brackets they overlap.
-=======
-def test_a_bracket_that_crosses_several_gold_brackets_counts_once():
-    gold = "(S (A (X a) (X b)) (B (X c) (X d)) (C (X e) (X f)))"
-    # b-c crosses A and B, d-e crosses B and C, and the outer D crosses A and C.
->>>>>>> lang-D
     found = counts(gold, "(S (X a) (D (D (X b) (X c)) (D (X d) (X e))) (X f))")
     assert found.crossing == 3
     assert (found.no_crossing, found.few_crossing) == (0, 0)
@@ -243,11 +197,7 @@ def test_counts_of_sentences_add_up():
     assert score.all == total
 
 
-<<<<<<< HEAD
 def test_scores_of_no_sentences_are_zero():
-=======
-def test_metrics_without_valid_sentences_are_zero():
->>>>>>> lang-D
     found = counts(GOLD, "")
     assert found.precision == found.recall == found.f1 == found.complete_match == 0
     assert found.tagging_accuracy is None
@@ -273,11 +223,7 @@ def test_f1_is_symmetric(data):
 
 @st.composite
 def bracketings(draw, num_words):
-<<<<<<< HEAD
     """Draw a random tree of `num_words` words."""
-=======
-    """A random binary tree of `num_words` words."""
->>>>>>> lang-D
 
     def build(start, end):
         if end - start == 1:
@@ -293,11 +239,7 @@ def spans(text):
 
 
 @given(num_words=st.integers(2, 12), data=st.data())
-<<<<<<< HEAD
 def test_brackets_cross_if_neither_contains_the_other(num_words, data):
-=======
-def test_brackets_cross_if_they_overlap_without_containing_each_other(num_words, data):
->>>>>>> lang-D
     gold, test = (data.draw(bracketings(num_words)) for _ in range(2))
     crossing = sum(
         any(a < first < b < last or first < a < last < b for a, b in spans(gold))
@@ -306,13 +248,8 @@ def test_brackets_cross_if_they_overlap_without_containing_each_other(num_words,
     assert counts(gold, test).crossing == crossing
 
 
-<<<<<<< HEAD
 def test_a_very_long_sentence_is_scored_in_linear_time():
     """In quadratic time, this would take minutes."""
-=======
-def test_a_long_sentence_is_scored_in_time():
-    """An algorithm of quadratic time would take minutes."""
->>>>>>> lang-D
     chain = "(S (T a) " * 20_000 + "(T a)" + ")" * 20_000
     found = counts(chain, chain)
     assert (found.matched, found.crossing) == (20_000, 0)

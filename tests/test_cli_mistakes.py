@@ -58,7 +58,10 @@ def assert_complaint(result, code, pattern):
         ("prepare nonsense", "there is no recipe 'nonsense'.*"),
         ("prepare --train a.en a.de --no-verify", "--mirror, .* have no effect without a recipe"),
         ("score --bootstrap-samples 9", "the paired bootstrap needs a --baseline .*"),
-        ("prepare --train a.en", r"Option '--train' requires 2 arguments"),
+        (
+            "prepare --train a.en",
+            r"--train takes two files, .* or one .tsv file .*a\.en",
+        ),
         (
             "prepare --train a.en b.de",
             "name the folder of the new dataset, such as --out data/mine",

@@ -285,17 +285,12 @@ def test_unequal_sides_stop_before_anything_is_written(tmp_path, split):
     assert {p.name for p in (tmp_path / "data").iterdir()} == {"manifest.json"}
 
 
-<<<<<<< HEAD
-def test_bytes_that_are_no_utf8_are_dropped_from_training_only(tmp_path):
+def test_invalid_utf8_is_dropped_from_training_text_only(tmp_path):
     num_good = 99
     texts = {
         "train_en": b"".join(b"a%d\n" % i for i in range(num_good)) + b"\xff\n",
         "train_de": "b\n" * num_good + "c\n",
     }
-=======
-def test_invalid_utf8_is_dropped_from_training_text_only(tmp_path):
-    texts = {"train_en": b"a\n\xff\n", "train_de": "b\nc\n"}
->>>>>>> lang-D
     recipe = recipe_from_files(name="x", **write_files(tmp_path, **texts))
     result = prepare(recipe, tmp_path / "data", text_only=True)
     assert result.counts["train"].dropped["not_utf8"] == 1
@@ -304,7 +299,6 @@ def test_invalid_utf8_is_dropped_from_training_text_only(tmp_path):
         prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("encoding", "name"), [("latin-1", "WINDOWS-1252"), ("utf-16", "UTF-16"), ("cp1252", "WINDOWS")]
 )
@@ -376,10 +370,7 @@ def test_plain_text_whose_name_says_gz_is_named(tmp_path):
         prepare(recipe, tmp_path / "data", text_only=True)
 
 
-def test_training_text_of_which_nothing_is_left_is_an_error(tmp_path):
-=======
 def test_cleaning_that_leaves_no_training_text_is_an_error(tmp_path):
->>>>>>> lang-D
     files = write_files(tmp_path, train_en="same\n", train_de="same\n")
     with pytest.raises(DataError, match="1 copy"):
         prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)

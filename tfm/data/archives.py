@@ -37,15 +37,11 @@ _DAMAGE_ERRORS = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAErro
 
 
 def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
-    """Extract members of a plain or compressed tar archive to files, in one pass.
+    """Extract members of a plain or compressed tar archive to {member: path}, in one pass.
 
     Members whose name ends in .gz are decompressed. If several members have one name, the last is
     extracted, as tar does. The archive is read to its end, because compressed files have their
     checksum there.
-
-    Args:
-        archive: The archive.
-        outputs: {name of a member: where to write it}.
 
     Raises:
         DataError: A member is missing, not a regular file or too large for text, or the archive is
@@ -111,14 +107,7 @@ class _ProgressFile(io.FileIO):
 
 
 class _Decompressor:
-    """The content of a compressed stream, up to a limit on its expansion.
-
-    Args:
-        opener: Opens the stream for decompression.
-        packed: The compressed stream.
-        origin: The file, for error messages.
-        packed_bytes: Size of the compressed stream.
-    """
+    """The content of a compressed stream of `packed_bytes`, up to a limit on its expansion."""
 
     def __init__(
         self, opener: Callable[[Any], Any], packed: Any, origin: Path, *, packed_bytes: int
@@ -179,11 +168,8 @@ class _StrictTarInfo(tarfile.TarInfo):
 
 @contextlib.contextmanager
 def _open_with_progress(path: Path) -> Iterator[_ProgressFile]:
-    size = path.stat().st_size
-    with (
-        Progress(f"extract {path.name}", total=size, unit="B") as bar,
-        _ProgressFile(path, bar) as file,
-    ):
+    bar = Progress(f"extract {path.name}", total=path.stat().st_size, unit="B")
+    with bar, _ProgressFile(path, bar) as file:
         yield file
 
 

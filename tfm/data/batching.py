@@ -43,29 +43,18 @@ class Batch:
         """Copy the batch to a device."""
         if device.type == "cpu":
             return self
-        tokens = (self.source, self.target_input, self.target_output)
-        source, target_input, target_output = (
-            x.pin_memory().to(device, non_blocking=True) for x in tokens
-        )
-        return Batch(
-            source=source,
-            sources=self.sources.to(device),
-            target_input=target_input,
-            target_output=target_output,
-            targets=self.targets.to(device),
-        )
+        tokens = {
+            name: getattr(self, name).pin_memory().to(device, non_blocking=True)
+            for name in ("source", "target_input", "target_output")
+        }
+        return Batch(sources=self.sources.to(device), targets=self.targets.to(device), **tokens)
 
 
 class Batcher:
-    """Plan the batches of each epoch and build them.
+    """Plans and builds the batches of each epoch.
 
     The content and order of batches depend only on data, settings, seed and epoch: not on devices,
     nor on the step at which a run was resumed.
-
-    Args:
-        dataset: The sentence pairs.
-        config: Sizes of batches and buckets.
-        seed: Seed of the shuffling.
     """
 
     def __init__(self, dataset: ParallelDataset, config: BatchingConfig, *, seed: int) -> None:
@@ -95,13 +84,10 @@ class Batcher:
         return -(-(len(self._bucket_starts) + 1) // self._buckets_per_batch())
 
     def epoch(self, epoch: int) -> list[Rows]:
-        """Return the rows [B] of each batch of an epoch, in training order.
+        """Return the rows [B] of each batch of an epoch (from 1), in training order.
 
         Pairs are shuffled, sorted by length and cut into buckets of about `bucket_tokens` target
         tokens. Shuffled buckets are joined to batches of about `batch_tokens`.
-
-        Args:
-            epoch: Number of the epoch, counted from 1.
         """
         random = np.random.default_rng([self._seed, epoch])
         order = random.permutation(len(self._dataset))
@@ -168,9 +154,7 @@ class Batcher:
 def _find_starts(lengths: Rows, max_tokens: int) -> list[int]:
     """Return where microbatches of at most `max_tokens` tokens, with padding, start.
 
-    Args:
-        lengths: [B] lengths of the sentences, in descending order.
-        max_tokens: Maximum number of tokens in a microbatch.
+    The lengths [B] of the sentences are in descending order.
     """
     starts, start = [], 0
     while start < len(lengths):

@@ -42,9 +42,9 @@ class PairCounts:
 
 
 class Cleaner:
-    """Drop pairs that would harm training.
+    """Drops pairs that would harm training.
 
-    The rules apply in this order, and a pair is counted for the first that drops it:
+    The rules that are enabled apply in this order. A pair is counted for the first that drops it.
 
     1. not_utf8: A side is not UTF-8.
     2. `normalize_space` drops no pair, but changes the text that the next rules see.
@@ -54,9 +54,6 @@ class Cleaner:
        characters are added to both, so that short sentences may differ more.
     6. copy: Both sides are the same.
     7. duplicate: The pair occurred before, in any text that this object has cleaned.
-
-    Args:
-        config: Which rules apply, and their limits.
     """
 
     def __init__(self, config: CleaningConfig) -> None:
@@ -65,14 +62,9 @@ class Cleaner:
         self.held_out = HeldOutPairs(config)
 
     def clean(self, pairs: Iterable[BytesPair], counts: PairCounts) -> Iterator[BytesPair]:
-        """Clean a text.
+        """Yield the pairs that remain of a text, cleaned and in order.
 
-        Args:
-            pairs: Source and target lines, without line ends.
-            counts: Counts to increase; they are complete when the iterator has ended.
-
-        Yields:
-            The remaining pairs, as UTF-8, in order.
+        `counts` is increased, and complete when the iterator has ended.
         """
         for chunk in in_chunks(self._passing(pairs, counts)):
             hashes = _pair_hashes(chunk)

@@ -8,7 +8,7 @@ fingerprint of the vocabulary and file checksums, which are verified when a spli
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
@@ -42,8 +42,8 @@ class DatasetIndex:
     Attributes:
         source: Source language.
         target: Target language.
-        fingerprint: Fingerprint of the vocabulary that the ids belong to.
-        num_pairs: The number of sentence pairs of each split.
+        fingerprint: Fingerprint of the vocabulary.
+        num_pairs: {split: number of sentence pairs}.
         sha256: {file name: checksum} of the .npy files; `save` computes them.
     """
 
@@ -66,13 +66,16 @@ class DatasetIndex:
         content = read_json(path)
         if content.pop("format", None) != FORMAT:
             raise _needs_binarizing(f"{path} is not of format {FORMAT}")
-        if content.keys() != {item.name for item in fields(cls)} or not _is_valid(content):
-            raise _needs_binarizing(f"{path} is damaged")
-        return cls(**content)
+        if content.keys() == {item.name for item in fields(cls)}:
+            index = cls(**content)
+            if index.is_valid():
+                return index
+        raise _needs_binarizing(f"{path} is damaged")
 
     def files(self, split: str) -> list[str]:
         """Return the names of the .npy files of a split."""
-        return _file_names(split, (self.source, self.target))
+        languages = (self.source, self.target)
+        return [f"{split}.{language}.{kind}.npy" for language in languages for kind in _KINDS]
 
     def checksum(self, split: str) -> str:
         """Return a hexadecimal digest of the pairs of a split and their order."""
@@ -80,22 +83,30 @@ class DatasetIndex:
         return hashlib.sha256(digests.encode()).hexdigest()
 
     def save(self, bin_dir: Path) -> None:
-        """Compute the checksums of the .npy files and write the index, which completes them."""
+        """Compute the checksums of the .npy files and write the index."""
         names = [name for split in self.num_pairs for name in self.files(split)]
         sha256 = {name: sha256_of(bin_dir / name) for name in names}
         write_json(bin_dir / "dataset.json", {"format": FORMAT, **self.__dict__, "sha256": sha256})
 
+    def is_valid(self) -> bool:
+        """Return whether all values have the types that they should have."""
+        languages: list[Any] = [self.source, self.target]
+        return (
+            all(isinstance(name, str) and LANGUAGE.fullmatch(name) for name in languages)
+            and isinstance(self.fingerprint, str)
+            and isinstance(self.num_pairs, dict)
+            and all(type(count) is int and count >= 0 for count in self.num_pairs.values())
+            and isinstance(self.sha256, dict)
+            and all(isinstance(digest, str) for digest in self.sha256.values())
+            and self.sha256.keys() == {name for s in self.num_pairs for name in self.files(s)}
+        )
+
 
 class TokenSequences:
-    """The sentences of one language of a split, as token ids.
-
-    Args:
-        bin_dir: Folder of the binarized dataset.
-        name: "SPLIT.LANGUAGE".
-        vocab_size: The number of pieces; all ids must be smaller.
+    """The sentences of one language of a split, as token ids; `name` is "SPLIT.LANGUAGE".
 
     Raises:
-        DataError: The files are missing, damaged or inconsistent.
+        DataError: The files are missing, damaged or inconsistent, or ids exceed `vocab_size`.
     """
 
     def __init__(self, bin_dir: Path, name: str, *, vocab_size: int) -> None:
@@ -144,12 +155,7 @@ class TokenSequences:
 
 
 class ParallelDataset:
-    """One split of a binarized dataset.
-
-    Args:
-        bin_dir: Folder of the binarized dataset.
-        split: "train", "valid" or "test".
-        vocab_sizes: The numbers of source and target pieces.
+    """One split of a binarized dataset; `vocab_sizes` are those of source and target.
 
     Raises:
         DataError: The split is missing or damaged.
@@ -211,25 +217,6 @@ class ArrayWriter:
 def id_dtype(vocab_size: int) -> npt.DTypeLike:
     """Return the smallest integer type for the ids of a vocabulary."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
-
-
-def _file_names(split: str, languages: Iterable[str]) -> list[str]:
-    return [f"{split}.{language}.{kind}.npy" for language in languages for kind in _KINDS]
-
-
-def _is_valid(content: Mapping[str, Any]) -> bool:
-    """Return whether all values of an index have the types that they should have."""
-    num_pairs, sha256 = content["num_pairs"], content["sha256"]
-    languages = [content["source"], content["target"]]
-    return (
-        all(isinstance(name, str) and LANGUAGE.fullmatch(name) for name in languages)
-        and isinstance(content["fingerprint"], str)
-        and isinstance(num_pairs, dict)
-        and all(type(count) is int and count >= 0 for count in num_pairs.values())
-        and isinstance(sha256, dict)
-        and all(isinstance(digest, str) for digest in sha256.values())
-        and sha256.keys() == {name for split in num_pairs for name in _file_names(split, languages)}
-    )
 
 
 def _map_array(path: Path) -> Ids:

@@ -16,11 +16,10 @@ class DiskNeed:
     """The disk space that one kind of output will take.
 
     Attributes:
-        folder: The output folder; it need not exist yet.
-        content: What is written, in a word or two.
-        num_bytes: Approximate size.
-        is_least: Whether the size is a lower bound.
-        remedy: What the user can do to write it to another disk.
+        folder: The output folder, which need not exist yet.
+        content: Name of the output in messages.
+        num_bytes: Approximate size, or a lower bound if `is_least`.
+        remedy: What the user can do to write the output to another disk.
     """
 
     folder: Path
@@ -44,7 +43,9 @@ def check_disks(needs: Sequence[DiskNeed]) -> None:
     for disk_needs in needs_per_disk.values():
         total = sum(need.num_bytes for need in disk_needs)
         free = shutil.disk_usage(_existing(disk_needs[0].folder)).free
-        summary = f"{_outermost(disk_needs)} will take {_format_needs(disk_needs)}"
+        folders = dict.fromkeys(need.folder for need in disk_needs)
+        outermost = [str(path) for path in folders if folders.keys().isdisjoint(path.parents)]
+        summary = f"{' and '.join(outermost)} will take {_format_needs(disk_needs)}"
         if total > free:
             remedy = _remedy(disk_needs, total - free)
             problems.append(f"{summary}, but only {_format_size(free)} are free there: {remedy}")
@@ -73,22 +74,13 @@ def _format_size(num_bytes: int) -> str:
 def _format_needs(needs: Sequence[DiskNeed]) -> str:
     total = sum(need.num_bytes for need in needs)
     prefix = "at least" if any(need.is_least for need in needs) else "about"
-    contents = ", ".join(map(_format_need, needs))
+    contents = ", ".join(
+        f"{need.content} {'at least ' * need.is_least}{_format_size(need.num_bytes)}"
+        if need.num_bytes
+        else f"{need.content} of unknown size"
+        for need in needs
+    )
     return f"{f'{prefix} {_format_size(total)}' if total else 'an unknown amount'} ({contents})"
-
-
-def _format_need(need: DiskNeed) -> str:
-    if not need.num_bytes:
-        return f"{need.content} of unknown size"
-    prefix = "at least " if need.is_least else ""
-    return f"{need.content} {prefix}{_format_size(need.num_bytes)}"
-
-
-def _outermost(needs: Sequence[DiskNeed]) -> str:
-    """Name the folders, except those inside another."""
-    folders = list(dict.fromkeys(need.folder for need in needs))
-    outer = [f for f in folders if not any(parent in f.parents for parent in folders)]
-    return " and ".join(map(str, outer))
 
 
 def _disk(folder: Path) -> int:

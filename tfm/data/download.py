@@ -50,13 +50,10 @@ class FetchedFile:
 def fetch(
     archive: Archive, downloads_dir: Path, *, mirror: str | None = None, verify: bool = True
 ) -> FetchedFile:
-    """Download a file of a recipe, unless it is there already, and check it.
+    """Download a file of a recipe to a folder, unless it exists there, and check it.
 
-    Args:
-        archive: The file.
-        downloads_dir: Where downloads are kept; an existing file is checked and used.
-        mirror: Folder or URL that holds the file by its name; a folder's file is used in place.
-        verify: Compare size and checksums with those in the recipe.
+    A `mirror` is a folder or URL that holds the file by its name; a folder's file is used in place.
+    `verify` compares size and checksums with those in the recipe.
 
     Raises:
         DownloadError: The file cannot be downloaded, or does not match the recipe.
@@ -102,34 +99,25 @@ def _check(path: Path, archive: Archive, *, verify: bool, is_download: bool) -> 
                 digest.update(block)
             bar.update(len(block))
     actual = {"size": size} | {kind: digest.hexdigest() for kind, digest in digests.items()}
+    expected = {kind: getattr(archive, kind) for kind in actual}
+    different = [kind for kind in actual if expected[kind] not in (None, actual[kind])]
     if not verify:
         say(f"warning: {archive.name}: its checksum was not verified")
-    else:
-        for kind, value in actual.items():
-            expected = getattr(archive, kind)
-            if expected is not None and expected != value:
-                raise _mismatch(
-                    path, archive, f"its {kind} is {value}, not {expected}", is_download
-                )
-        if not archive.has_checksum:
-            say(f"{archive.name}: the recipe has no checksum; its sha256 is {actual['sha256']}")
+    elif different:
+        kind = different[0]
+        problem = f"does not match the recipe (its {kind} is {actual[kind]}, not {expected[kind]})"
+        if not is_download:
+            raise DownloadError(f"{path} {problem}: replace it, or accept it with --no-verify")
+        renamed = path.with_name(f"{archive.name}.bad")
+        os.replace(path, renamed)
+        raise DownloadError(
+            f"the download {problem} and was renamed to {renamed}: try again, use a --mirror, or "
+            f"rename it to {archive.name} and accept it with --no-verify"
+        )
+    elif not archive.has_checksum:
+        say(f"{archive.name}: the recipe has no checksum; its sha256 is {actual['sha256']}")
     return FetchedFile(
         path=path, size=size, sha256=str(actual["sha256"]), verified=verify and archive.has_checksum
-    )
-
-
-def _mismatch(path: Path, archive: Archive, difference: str, is_download: bool) -> DownloadError:
-    """Return the error for a file that does not match; rename the file if it was downloaded."""
-    if not is_download:
-        return DownloadError(
-            f"{path} does not match the recipe ({difference}): replace it, or accept it with "
-            "--no-verify"
-        )
-    renamed = path.with_name(f"{archive.name}.bad")
-    os.replace(path, renamed)
-    return DownloadError(
-        f"the download does not match the recipe ({difference}) and was renamed to {renamed}: try "
-        f"again, use a --mirror, or rename it to {archive.name} and accept it with --no-verify"
     )
 
 
@@ -193,11 +181,9 @@ def _transfer(url: str, partial: Path, *, max_bytes: int = _MAX_UNKNOWN_SIZE_BYT
 
 
 def _open(request: urllib.request.Request) -> http.client.HTTPResponse:
-    """Send a request, follow redirects and return the response, ready to read its body.
+    """Send a request, follow redirects and return the response when its body starts.
 
-    Raises:
-        DownloadError: The URL or a redirect is invalid.
-        TimeoutError: The body does not start in time, even if the server keeps sending headers.
+    A timeout applies to all of this, because a server may keep sending headers.
     """
     opener = urllib.request.build_opener(_WebRedirectHandler)
     response: Future[http.client.HTTPResponse] = run_in_thread(
@@ -283,11 +269,7 @@ def _receive(
 
 
 def _read_blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Read the body of a response as it arrives.
-
-    Raises:
-        TimeoutError: It arrives too slowly.
-    """
+    """Read the body of a response, or raise TimeoutError if it arrives too slowly."""
     start, num_bytes = time.monotonic(), 0
     while block := response.read1(_BLOCK_BYTES):
         yield block

@@ -24,12 +24,8 @@ _STEP_KEYS = ("inputs", "outputs", "result")
 class Manifest:
     """The steps done in a dataset folder, and whether a step must run again.
 
-    Attributes:
-        data_dir: The dataset folder.
-        name: Name of the dataset.
-        source: Source language, the suffix of its files.
-        target: Target language, the suffix of its files.
-        task: "translation", or "parsing", whose targets are linearized trees.
+    The languages `source` and `target` are suffixes of files. The `task` is "translation", or
+    "parsing", whose targets are linearized trees.
     """
 
     def __init__(self, data_dir: Path, content: dict[str, Any]) -> None:
@@ -46,12 +42,7 @@ class Manifest:
     ) -> "Manifest":
         """Create the manifest of a dataset, keeping the steps of an existing one.
 
-        Args:
-            data_dir: The dataset folder.
-            name: Name of the dataset.
-            source: Source language.
-            target: Target language.
-            settings: {section: {name: value}} of the recipe for later steps, and "task".
+        `settings` is {section: {name: value}} of the recipe for later steps, and "task".
 
         Raises:
             DataError: The existing manifest is damaged or of another format.
@@ -107,14 +98,7 @@ class Manifest:
         return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
     def record(self, step: str, *, inputs: Table, outputs: Iterable[Path], result: Table) -> None:
-        """Record a step.
-
-        Args:
-            step: Name of the step.
-            inputs: JSON values of everything that determines the result.
-            outputs: The files that the step wrote.
-            result: JSON values to report, such as counts.
-        """
+        """Record a step: JSON values of all inputs that determine it, its files and its counts."""
         sizes = {str(p.relative_to(self.data_dir)): p.stat().st_size for p in sorted(outputs)}
         self._content["steps"][step] = {"inputs": inputs, "outputs": sizes, "result": result}
         self._save()

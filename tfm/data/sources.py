@@ -29,10 +29,10 @@ class TextSize:
     """The approximate size of a recipe's text in bytes.
 
     Attributes:
-        missing: Size of the remaining downloads.
-        unpacked: Size of the text that remains to be unpacked.
-        text: Size of all text.
-        is_least: Whether the sizes are lower bounds, because that of a download is unknown.
+        missing: Remaining downloads.
+        unpacked: Text that remains to be unpacked.
+        text: All text.
+        is_least: Whether these are lower bounds, because the size of a download is unknown.
     """
 
     missing: int
@@ -42,14 +42,10 @@ class TextSize:
 
 
 class TextSources:
-    """All texts of a recipe.
+    """All texts of a recipe, downloaded to `downloads_dir` and unpacked in `raw_dir`.
 
-    Args:
-        recipe: Where the texts come from.
-        raw_dir: Folder for unpacked text.
-        downloads_dir: Folder for downloads.
-        mirror: Folder or URL that holds the downloads by their file names.
-        verify: Compare downloads with the checksums in the recipe.
+    A `mirror` is a folder or URL that holds the downloads by their file names. `verify` compares
+    them with the checksums in the recipe.
     """
 
     def __init__(
@@ -153,10 +149,7 @@ class TextSources:
         }
 
     def unpack(self, fetched: dict[str, FetchedFile]) -> None:
-        """Unpack all texts from archives, single downloads and compressed files.
-
-        Args:
-            fetched: The downloads, as `fetch` returns them.
+        """Unpack all texts from the files that `fetch` returned, and from local .gz files.
 
         Raises:
             DataError: A member is missing, or an archive is damaged.

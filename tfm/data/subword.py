@@ -4,6 +4,7 @@ import hashlib
 import io
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 class SubwordModel:
     """A SentencePiece model: text to token ids and back.
 
-    Args:
-        content: The bytes of a SentencePiece model file.
-        origin: Path of the file, for error messages.
+    `content` is that of a model file, and `origin` its path for error messages.
     """
 
     def __init__(self, content: bytes, *, origin: Path) -> None:
@@ -119,12 +118,12 @@ class SubwordModel:
         return "".join(f"{piece(i)}\t{score(i):g}\n" for i in range(len(self)))
 
 
+@dataclass(frozen=True, eq=False)
 class Vocabulary:
     """The subword models of both languages, the same object if the vocabulary is joint."""
 
-    def __init__(self, source: SubwordModel, target: SubwordModel) -> None:
-        self.source = source
-        self.target = target
+    source: SubwordModel
+    target: SubwordModel
 
     @property
     def is_joint(self) -> bool:
@@ -144,21 +143,18 @@ class Vocabulary:
         Raises:
             DataError: Models are missing, or are not SentencePiece models.
         """
-        joint, *_ = model_paths(folder, separate=False)
-        separate = model_paths(folder, separate=True)
-        if joint.is_file():
-            model = SubwordModel(joint.read_bytes(), origin=joint)
-            return cls(model, model)
-        if all(path.is_file() for path in separate):
-            source, target = (SubwordModel(p.read_bytes(), origin=p) for p in separate)
-            return cls(source, target)
-        raise DataError(f'{folder} has no subword model ({joint.name}): run "tfm learn-bpe"')
+        for separate in (False, True):
+            paths = model_paths(folder, separate=separate)
+            if all(path.is_file() for path in paths):
+                models = [SubwordModel(path.read_bytes(), origin=path) for path in paths]
+                return cls(models[0], models[-1])
+        raise DataError(f'{folder} has no subword model (bpe.model): run "tfm learn-bpe"')
 
     def files(self) -> dict[str, bytes]:
         """Return {file name: content} of the model or models, for `load` to read."""
         paths = model_paths(Path(), separate=not self.is_joint)
-        models = [self.source] if self.is_joint else [self.source, self.target]
-        return {path.name: model.content for path, model in zip(paths, models, strict=True)}
+        models = (self.source, self.target)
+        return {path.name: model.content for path, model in zip(paths, models, strict=False)}
 
 
 def model_paths(folder: Path, *, separate: bool) -> list[Path]:
@@ -190,16 +186,16 @@ def learn_subword_model(
         VocabularySizeError: The vocabulary is too large or too small for the text.
         DataError: The text has no usable lines.
     """
-    options = {
-        "model_type": config.model_type,
-        "vocab_size": vocab_size,
-        "character_coverage": config.character_coverage,
-        "byte_fallback": config.byte_fallback,
-        "input_sentence_size": config.sample_sentences,
-        "shuffle_input_sentence": True,
-        "num_threads": config.num_threads or num_cores(),
-    }
-    return _learn(texts, options, vocab_size=vocab_size)
+    return _learn(
+        texts,
+        model_type=config.model_type,
+        vocab_size=vocab_size,
+        character_coverage=config.character_coverage,
+        byte_fallback=config.byte_fallback,
+        input_sentence_size=config.sample_sentences,
+        shuffle_input_sentence=True,
+        num_threads=config.num_threads or num_cores(),
+    )
 
 
 def learn_word_model(text: Path) -> SubwordModel:
@@ -208,16 +204,16 @@ def learn_word_model(text: Path) -> SubwordModel:
     Raises:
         DataError: The text has no usable lines.
     """
-    options = {
-        "model_type": "word",
-        "vocab_size": _MAX_WORDS,
-        "hard_vocab_limit": False,
-        "character_coverage": 1.0,
-    }
-    return _learn([text], options, vocab_size=_MAX_WORDS)
+    return _learn(
+        [text],
+        model_type="word",
+        vocab_size=_MAX_WORDS,
+        hard_vocab_limit=False,
+        character_coverage=1.0,
+    )
 
 
-def _learn(texts: Sequence[Path], options: dict[str, Any], *, vocab_size: int) -> SubwordModel:
+def _learn(texts: Sequence[Path], *, vocab_size: int, **options: Any) -> SubwordModel:
     model = io.BytesIO()
 
     def learn() -> None:
@@ -238,6 +234,7 @@ def _learn(texts: Sequence[Path], options: dict[str, Any], *, vocab_size: int) -
             eos_id=EOS,
             unk_id=UNK,
             minloglevel=2,
+            vocab_size=vocab_size,
             **options,
         )
 
@@ -259,17 +256,17 @@ class VocabularySizeError(UsageError):
 def _learning_error(message: str, vocab_size: int, texts: Sequence[Path]) -> TfmError:
     """Translate an error of SentencePiece into one that says what to do."""
     names = ", ".join(str(path) for path in texts)
-    if found := re.search(r"set it to a value <= (\d+)", message):
+    if match := re.search(r"set it to a value <= (\d+)", message):
         return VocabularySizeError(
             f"a vocabulary of {vocab_size:,} is too large for {names}: "
-            f"the largest that works is --vocab-size {found[1]}",
-            nearest=int(found[1]),
+            f"the largest that works is --vocab-size {match[1]}",
+            nearest=int(match[1]),
         )
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return VocabularySizeError(
             f"a vocabulary of {vocab_size:,} is too small for the characters of {names}: "
-            f"use at least --vocab-size {found[1]}, or a lower --character-coverage",
-            nearest=int(found[1]),
+            f"use at least --vocab-size {match[1]}, or a lower --character-coverage",
+            nearest=int(match[1]),
         )
     if "sentences_.empty()" in message:
         return DataError(

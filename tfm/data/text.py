@@ -43,11 +43,8 @@ def read_blocks(
 ) -> Iterator[Block]:
     """Read a parallel corpus, two files with translations line by line, in blocks of bounded size.
 
-    Args:
-        source_path: The source side.
-        target_path: The target side.
-        strict: Raise at a line that is not UTF-8, instead of yielding it.
-        num_lines: The expected number of lines, if known.
+    If `strict`, a line that is not UTF-8 is an error; otherwise, it is yielded. `num_lines` is the
+    expected number of lines.
 
     Raises:
         DataError: The sides have different numbers of lines, or a file is damaged.
@@ -111,11 +108,8 @@ def read_lines(path: Path, *, strict: bool) -> Iterator[bytes]:
     r"""Read the lines of a plain or SGML (.sgm) text, without line ends.
 
     Only "\n" ends a line, and carriage returns before it are removed. Other separators, such as
-    U+2028, are text. A byte order mark at the start is dropped. In SGML, each <seg> is a line.
-
-    Args:
-        path: The file.
-        strict: Raise at a line that is not UTF-8, instead of yielding it.
+    U+2028, are text. A byte order mark at the start is dropped. In SGML, each <seg> is a line. If
+    `strict`, a line that is not UTF-8 is an error; otherwise, it is yielded.
 
     Raises:
         DataError: A line is too long, the SGML is damaged, or the path is not a readable file.
@@ -140,9 +134,8 @@ def in_chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:
 def decoded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
     """Decode the lines of a plain text as they arrive, with the line ends of `read_lines`.
 
-    Args:
-        readline: Reads the next line, or at most the given number of bytes.
-        name: Name of the text in error messages.
+    `readline` reads the next line, or at most the given number of bytes. Error messages call the
+    text by `name`.
 
     Raises:
         DataError: A line is too long, or not UTF-8.
@@ -158,11 +151,7 @@ def decoded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _open_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file: reading a pipe or device might block, or never end.
-
-    Raises:
-        DataError: The path is something else, or cannot be read, also later.
-    """
+    """Open a regular file: reading a pipe or device might block, or never end."""
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is a folder, a pipe or a device, not a file: check its name")
     try:

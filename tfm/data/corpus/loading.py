@@ -39,11 +39,9 @@ def builtin_recipes() -> list[str]:
 
 
 def load_recipe(name_or_path: str) -> Recipe:
-    """Load a recipe.
+    """Load a recipe that comes with tfm by its name, or a TOML file by its path.
 
-    Args:
-        name_or_path: Name of a recipe that comes with tfm, or path of a TOML file; paths in the
-            file are relative to its folder.
+    Paths in a TOML file are relative to its folder.
 
     Raises:
         UsageError: The name is unknown, or the file has mistakes; the message lists all of them.
@@ -77,7 +75,14 @@ def _parse(table: Table, path: Path) -> Recipe:
         )
         values[split] = tuple(text for text in texts if text is not None)
     for section, kind in _SETTINGS.items():
-        problems += _settings_problems(kind, table.get(section, {}))
+        settings = table.get(section, {})
+        if not isinstance(settings, dict):
+            problems.append(f"{section} must be a table, under [{section}]")
+            continue
+        try:
+            settings_from(kind, settings)
+        except UsageError as error:
+            problems.append(str(error))
     recipe = _build(Recipe, values, "the recipe", problems)
     if recipe is None or problems:
         raise UsageError(f"{path}: {'; '.join(problems)}")
@@ -91,16 +96,6 @@ def _entries(table: Table, key: str, problems: list[str]) -> Iterator[tuple[str,
         return
     for number, entry in enumerate(entries, 1):
         yield f"[[{key}]] {number}", entry
-
-
-def _settings_problems(kind: type[Settings], table: Any) -> list[str]:
-    if not isinstance(table, dict):
-        return [f"{kind.section} must be a table, under [{kind.section}]"]
-    try:
-        settings_from(kind, table)
-    except UsageError as error:
-        return [str(error)]
-    return []
 
 
 def _build_text(
@@ -125,10 +120,9 @@ def _build(
     kind: type[EntryT], table: dict[str, Any], where: str, problems: list[str]
 ) -> EntryT | None:
     """Build a dataclass from a TOML table, or return None and add all mistakes to `problems`."""
-    hints = {
-        name: str if typing.get_origin(hint) is Literal else hint
-        for name, hint in typing.get_type_hints(kind).items()
-    }
+    all_hints = typing.get_type_hints(kind)
+    hints = {item.name: all_hints[item.name] for item in fields(kind)}
+    hints |= {name: str for name, hint in hints.items() if typing.get_origin(hint) is Literal}
     required = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
     mistakes = [
         f"{where} has an unknown key {shown(key)}: it takes {', '.join(hints)}"

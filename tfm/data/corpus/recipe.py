@@ -7,16 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.config import Table
-from tfm.data.corpus.texts import (
-    Archive,
-    GeneratedText,
-    Task,
-    Text,
-    TextFiles,
-    TreeFile,
-    is_url,
-    task_of,
-)
+from tfm.data.corpus.texts import Archive, GeneratedText, Task, Text, TextFiles, TreeFile, is_url
 from tfm.data.manifest import LANGUAGE, SPLITS
 
 # The name of a recipe may be used as that of a folder.
@@ -55,12 +46,8 @@ class Recipe:
             the disk space.
         archives: Archives, and other downloads with known checksums.
         train: Training texts, in the order in which they are concatenated.
-        valid: Validation texts.
-        test: Test texts.
-        cleaning: Settings of CleaningConfig that differ from the defaults.
-        subword: Settings of SubwordConfig that differ from the defaults.
-        binarize: Settings of BinarizeConfig that differ from the defaults.
-        search: Settings of SearchConfig for models of this dataset.
+        cleaning: Settings of CleaningConfig that differ from the defaults; so are `subword`,
+            `binarize` and `search` for their sections.
     """
 
     name: str
@@ -115,19 +102,15 @@ class Recipe:
         if self.task not in _TASK_SETTINGS:
             yield f"there is no task {self.task!r}: choose {' or '.join(_TASK_SETTINGS)}"
         else:
-            yield from self._task_problems()
+            for split in SPLITS:
+                for number, text in enumerate(self.texts(split), 1):
+                    if text.task not in (None, self.task):
+                        yield f'[[{split}]] {number} needs task = "{text.task}", not "{self.task}"'
         yield from self._file_problems()
 
     def _loose_sides(self) -> list[str]:
         texts = (text for text in self.text_files() if text.archive is None)
         return [side for text in texts for side in text.sides]
-
-    def _task_problems(self) -> Iterator[str]:
-        for split in SPLITS:
-            for number, text in enumerate(self.texts(split), 1):
-                task = task_of(text)
-                if task not in (None, self.task):
-                    yield f'[[{split}]] {number} needs task = "{task}", not "{self.task}"'
 
     def _file_problems(self) -> Iterator[str]:
         urls: dict[str, str] = {}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import ClassVar, Literal
 from urllib.parse import unquote, urlsplit
 
 Task = Literal["translation", "parsing"]
@@ -76,15 +76,17 @@ class TextFiles:
     archive: str | None = None
     lines: int | None = None
 
-    def problems(self) -> Iterator[str]:
-        """Describe each invalid value."""
-        if self.lines is not None and self.lines < 1:
-            yield f"lines is {self.lines}, but must be at least 1"
+    task: ClassVar[Task] = "translation"
 
     @property
     def sides(self) -> tuple[str, str]:
         """The source and the target."""
         return self.source, self.target
+
+    def problems(self) -> Iterator[str]:
+        """Describe each invalid value."""
+        if self.lines is not None and self.lines < 1:
+            yield f"lines is {self.lines}, but must be at least 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +102,16 @@ class TreeFile:
     trees: str
     archive: str | None = None
 
-    def problems(self) -> Iterator[str]:
-        """Describe each invalid value."""
-        yield from ()
+    task: ClassVar[Task] = "parsing"
 
     @property
     def sides(self) -> tuple[str]:
-        """The one file."""
+        """The file, as a tuple."""
         return (self.trees,)
+
+    def problems(self) -> Iterator[str]:
+        """Describe each invalid value; there are none."""
+        yield from ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +122,11 @@ class GeneratedText:
     num_pairs: int
     seed: int = 1
 
+    @property
+    def task(self) -> Task | None:
+        """The task of the generator; None if the generator is unknown."""
+        return GENERATORS.get(self.generator)
+
     def problems(self) -> Iterator[str]:
         """Describe each invalid value."""
         if self.generator not in GENERATORS:
@@ -127,13 +136,6 @@ class GeneratedText:
 
 
 Text = TextFiles | TreeFile | GeneratedText
-
-
-def task_of(text: Text) -> Task | None:
-    """Return the task of a text; None if its generator is unknown."""
-    if isinstance(text, GeneratedText):
-        return GENERATORS.get(text.generator)
-    return "translation" if isinstance(text, TextFiles) else "parsing"
 
 
 def is_url(side: str) -> bool:

@@ -1,7 +1,7 @@
 """Generate English-German sentence pairs in disjoint splits."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 from typing import Literal
 
@@ -32,12 +32,7 @@ def generate_pairs(split: Split, *, num_pairs: int, seed: int) -> Iterator[Pair]
     """Generate distinct (English, German) sentence pairs.
 
     A hash of the English sentence determines its split, so that splits of any size and seed are
-    disjoint.
-
-    Args:
-        split: The split to generate.
-        num_pairs: The number of pairs; a smaller number gives a prefix of a larger one.
-        seed: Seed of the random choices.
+    disjoint. A smaller number of pairs gives a prefix of a larger one.
     """
     random = Random(seed)  # noqa: S311 - a corpus is no secret
     seen: set[str] = set()
@@ -58,14 +53,7 @@ def split_of(english: str) -> Split:
 
 def _pair(random: Random) -> Pair:
     # Long numbers and whole sentences are more frequent, because dates are few.
-    writers: tuple[Callable[[Random], Pair], ...] = (
-        _number,
-        _date,
-        _meeting,
-        _cost,
-        _purchase,
-        _dated_purchase,
-    )
+    writers = (_number, _date, _meeting, _cost, _purchase, _dated_purchase)
     [write] = random.choices(writers, weights=(30, 10, 10, 20, 15, 15))
     return write(random)
 

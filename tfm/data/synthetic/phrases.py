@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 from tfm.data.synthetic.numbers import (
     english_number,
@@ -36,63 +36,64 @@ _MINUTES = (("five", "fünf"), ("ten", "zehn"), ("quarter", "Viertel"), ("twenty
 class Noun:
     """A countable thing that can be bought."""
 
+    gender: Gender
     english: str
     english_plural: str
     german: str
     german_plural: str
-    gender: Gender
+
+
+def _nouns(gender: Gender, text: str) -> tuple[Noun, ...]:
+    return tuple(Noun(gender, *forms.split()) for forms in text.split(","))
 
 
 NOUNS = (
-    Noun("apple", "apples", "Apfel", "Äpfel", "masculine"),
-    Noun("ball", "balls", "Ball", "Bälle", "masculine"),
-    Noun("coat", "coats", "Mantel", "Mäntel", "masculine"),
-    Noun("hat", "hats", "Hut", "Hüte", "masculine"),
-    Noun("key", "keys", "Schlüssel", "Schlüssel", "masculine"),
-    Noun("pot", "pots", "Topf", "Töpfe", "masculine"),
-    Noun("bag", "bags", "Tasche", "Taschen", "feminine"),
-    Noun("bottle", "bottles", "Flasche", "Flaschen", "feminine"),
-    Noun("clock", "clocks", "Uhr", "Uhren", "feminine"),
-    Noun("flower", "flowers", "Blume", "Blumen", "feminine"),
-    Noun("lamp", "lamps", "Lampe", "Lampen", "feminine"),
-    Noun("pear", "pears", "Birne", "Birnen", "feminine"),
-    Noun("book", "books", "Buch", "Bücher", "neuter"),
-    Noun("dress", "dresses", "Kleid", "Kleider", "neuter"),
-    Noun("egg", "eggs", "Ei", "Eier", "neuter"),
-    Noun("knife", "knives", "Messer", "Messer", "neuter"),
-    Noun("picture", "pictures", "Bild", "Bilder", "neuter"),
-    Noun("shirt", "shirts", "Hemd", "Hemden", "neuter"),
+    *_nouns(
+        "masculine",
+        "apple apples Apfel Äpfel, ball balls Ball Bälle, coat coats Mantel Mäntel, "
+        "hat hats Hut Hüte, key keys Schlüssel Schlüssel, pot pots Topf Töpfe",
+    ),
+    *_nouns(
+        "feminine",
+        "bag bags Tasche Taschen, bottle bottles Flasche Flaschen, clock clocks Uhr Uhren, "
+        "flower flowers Blume Blumen, lamp lamps Lampe Lampen, pear pears Birne Birnen",
+    ),
+    *_nouns(
+        "neuter",
+        "book books Buch Bücher, dress dresses Kleid Kleider, egg eggs Ei Eier, "
+        "knife knives Messer Messer, picture pictures Bild Bilder, shirt shirts Hemd Hemden",
+    ),
 )
 ADJECTIVES = word_pairs(
     "beautiful schön, big groß, black schwarz, blue blau, cheap billig, green grün, new neu, "
     "old alt, red rot, small klein, white weiß, yellow gelb"
 )
 _CONTAINERS = (
-    Noun("basket", "baskets", "Korb", "Körbe", "masculine"),
-    Noun("box", "boxes", "Kiste", "Kisten", "feminine"),
-    Noun("package", "packages", "Paket", "Pakete", "neuter"),
+    *_nouns("masculine", "basket baskets Korb Körbe"),
+    *_nouns("feminine", "box boxes Kiste Kisten"),
+    *_nouns("neuter", "package packages Paket Pakete"),
 )
 
-_DEFINITE: dict[Case, dict[Form, str]] = {
-    "nominative": {"masculine": "der", "feminine": "die", "neuter": "das", "plural": "die"},
-    "accusative": {"masculine": "den", "feminine": "die", "neuter": "das", "plural": "die"},
-    "dative": {"masculine": "dem", "feminine": "der", "neuter": "dem", "plural": "den"},
-}
-_INDEFINITE: dict[Case, dict[Gender, str]] = {
-    "nominative": {"masculine": "ein", "feminine": "eine", "neuter": "ein"},
-    "accusative": {"masculine": "einen", "feminine": "eine", "neuter": "ein"},
-    "dative": {"masculine": "einem", "feminine": "einer", "neuter": "einem"},
-}
-_ENDING_AFTER_DEFINITE: dict[Case, dict[Form, str]] = {
-    "nominative": {"masculine": "e", "feminine": "e", "neuter": "e", "plural": "en"},
-    "accusative": {"masculine": "en", "feminine": "e", "neuter": "e", "plural": "en"},
-    "dative": {"masculine": "en", "feminine": "en", "neuter": "en", "plural": "en"},
-}
-_ENDING_AFTER_COUNT: dict[Case, dict[Form, str]] = {
-    "nominative": {"masculine": "er", "feminine": "e", "neuter": "es", "plural": "e"},
-    "accusative": {"masculine": "en", "feminine": "e", "neuter": "es", "plural": "e"},
-    "dative": {"masculine": "en", "feminine": "en", "neuter": "en", "plural": "en"},
-}
+
+def _inflections(**rows: str) -> dict[str, dict[str, str]]:
+    """Return {case: {form: word or ending}}, with the forms of a row in the order of `Form`."""
+    return {
+        case: dict(zip(get_args(Form), row.split(), strict=False)) for case, row in rows.items()
+    }
+
+
+_DEFINITE = _inflections(
+    nominative="der die das die", accusative="den die das die", dative="dem der dem den"
+)
+_INDEFINITE = _inflections(
+    nominative="ein eine ein", accusative="einen eine ein", dative="einem einer einem"
+)
+_ENDING_AFTER_DEFINITE = _inflections(
+    nominative="e e e en", accusative="en e e en", dative="en en en en"
+)
+_ENDING_AFTER_COUNT = _inflections(
+    nominative="er e es e", accusative="en e es e", dative="en en en en"
+)
 
 
 def things(random: Random, case: Case) -> tuple[str, str, bool]:
@@ -111,14 +112,10 @@ def things(random: Random, case: Case) -> tuple[str, str, bool]:
 def noun_phrase(
     noun: Noun, adjective: Pair | None, *, case: Case, number: int, is_definite: bool
 ) -> Pair:
-    """Write a noun with its article or number, and inflect the German words.
+    """Write a noun with its article or number, and inflect the German words for the case.
 
-    Args:
-        noun: The noun.
-        adjective: English adjective, and German adjective without its ending.
-        case: The case of the German phrase.
-        number: The number of things.
-        is_definite: Use the article "the", instead of "a" or the number.
+    The German adjective is given without its ending. `is_definite` makes the article "the", instead
+    of "a" or the number.
     """
     form: Form = noun.gender if number == 1 else "plural"
     endings = _ENDING_AFTER_DEFINITE if is_definite else _ENDING_AFTER_COUNT

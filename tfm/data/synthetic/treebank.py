@@ -17,12 +17,8 @@ _VOWELS = tuple("aeiou")
 def generate_trees(split: Split, *, num_trees: int, seed: int) -> Iterator[Tree]:
     """Generate trees of distinct sentences, with function tags, traces and TOP as in a treebank.
 
-    A hash of the sentence determines its split, so that splits of any size and seed are disjoint.
-
-    Args:
-        split: The split to generate.
-        num_trees: The number of trees; a smaller number gives a prefix of a larger one.
-        seed: Seed of the random choices.
+    A hash of the sentence determines its split, so that splits of any size and seed are disjoint. A
+    smaller number of trees gives a prefix of a larger one.
     """
     generator = _Generator(Random(seed))  # noqa: S311 - a treebank is no secret
     seen: set[str] = set()

@@ -37,11 +37,7 @@ def read_trees(path: Path) -> Iterator[Tree]:
 
 
 def tree_of_line(line: str, *, where: str) -> Tree | None:
-    """Parse a line of a file with one tree per line.
-
-    Args:
-        line: The line.
-        where: File and line number, for error messages.
+    """Parse a line of a file with one tree per line; `where` names it in error messages.
 
     Returns:
         The tree; TOP over the trees if there are several; None if the line or its brackets are

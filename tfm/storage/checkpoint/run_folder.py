@@ -134,8 +134,8 @@ def find_model(path: Path) -> Path:
     chosen = best[0] if best else present[-1]
     if has_average:
         say(
-            f"warning: {averaged} is older than the newest checkpoint: using {chosen} instead; make "
-            f"a new average with tfm average {path}"
+            f"warning: {averaged} is older than the newest checkpoint: using {chosen} instead; "
+            f"make a new average with tfm average {path}"
         )
     return chosen
 
