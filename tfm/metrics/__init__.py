@@ -1,1 +1,1 @@
-"""Scores of what search wrote, each with all that decides it."""
+"""Metrics, with signatures that make scores reproducible."""

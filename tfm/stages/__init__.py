@@ -1,1 +1,1 @@
-"""One file a command: what each step reads and writes on disk."""
+"""The stages of tfm, one file per command."""

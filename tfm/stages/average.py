@@ -41,7 +41,7 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         # Only a number that the user gave must be available.
         number, ranked = config.last or min(training.average_last, len(present)), present[::-1]
     if number > len(ranked):
-        raise UsageError(f"{run_dir} has {len(ranked)} such checkpoints, not {number}")
+        raise UsageError(f"{run_dir} has {len(ranked)} such checkpoints, not {number}: take fewer")
     chosen = sorted(ranked[:number])
     infos = [load_info(path) for path in chosen]
     steps = [info.step for info in infos]

@@ -104,15 +104,45 @@ def bench_generate(
     if text is None:
         raise UsageError("standard input cannot be read twice: give the text with --input")
     with tempfile.TemporaryDirectory(prefix="tfm-bench-") as scratch:
-        texts = [Path(scratch) / name for name in ("once", "repeated")]
-        for path, times in zip(texts, (1, plan.repeat), strict=True):
+        once, repeated = (Path(scratch) / name for name in ("once", "repeated"))
+        for path, times in ((once, 1), (repeated, plan.repeat)):
             _write_repeated(path, text, times=times)
-        bench = _Bench(generation.models[0], inference, config, once=texts[0])
+        bench = _Bench(generation.models[0], inference, config, once=once)
+        rounds: list[tuple[_Counts, float]] = []
+        sentences: list[tuple[_Counts, float]] = []
         for number in range(1, plan.rounds + 1):
-            bench.time_all(texts[1], name=f"round {number} of {plan.rounds}")
+            rounds.append(bench.time_all(repeated, name=f"round {number} of {plan.rounds}"))
             if plan.latency:
-                bench.time_each(name=f"sentence by sentence, {number} of {plan.rounds}")
-    return bench.result(plan, text=str(text))
+                sentences += bench.time_each(f"sentence by sentence, {number} of {plan.rounds}")
+    counts = rounds[0][0]
+
+    def rates(name: str) -> list[float]:
+        return [getattr(each, name) / seconds for each, seconds in rounds]
+
+    latency = None
+    if plan.latency:
+        latency = Latency(
+            sentence=Milliseconds.of([seconds for _, seconds in sentences]),
+            token=Milliseconds.of([seconds / each.target_tokens for each, seconds in sentences]),
+        )
+    return GenerateBench(
+        **environment(bench.engine.compute),
+        model=str(generation.models[0]),
+        num_parameters=bench.engine.num_parameters,
+        text=str(text),
+        search=settings_to(config),
+        plan=plan,
+        num_sentences=counts.sentences,
+        num_source_tokens=counts.source_tokens,
+        num_target_tokens=counts.target_tokens,
+        sentences_per_second=statistics.median(rates("sentences")),
+        source_tokens_per_second=statistics.median(rates("source_tokens")),
+        target_tokens_per_second=statistics.median(rates("target_tokens")),
+        target_tokens_per_second_by_round=rates("target_tokens"),
+        seconds_to_load=bench.seconds_to_load,
+        peak_memory=peak_memory(bench.engine.compute.device),
+        latency=latency,
+    )
 
 
 def _write_repeated(path: Path, text: Path, *, times: int) -> None:
@@ -165,29 +195,25 @@ class _CountingEngine:
 
 
 class _Bench:
-    """Loads a model and translates the text `once`, untimed; then times rounds."""
+    """Loads a model and translates the text `once`, untimed; then measures (counts, seconds)."""
 
     def __init__(
         self, folder: Path, inference: InferenceConfig, config: SearchConfig, *, once: Path
     ) -> None:
-        self._folder = folder
         self._config = config
         started = time.perf_counter()
         self._vocabulary = Vocabulary.load(folder)
-        self._engine = load_engine([folder], inference)
-        self._compute = self._engine.compute
-        synchronize(self._compute.device)
-        self._seconds_to_load = time.perf_counter() - started
-        reset_peak_memory(self._compute.device)
-        say(f"bench generate: {folder} translates, {self._compute}")
+        self.engine = load_engine([folder], inference)
+        synchronize(self.engine.compute.device)
+        self.seconds_to_load = time.perf_counter() - started
+        reset_peak_memory(self.engine.compute.device)
+        say(f"bench generate: {folder} translates, {self.engine.compute}")
         with self._open(once) as text:
             self._chunks = list(text)
         if not self._translate(self._chunks).sentences:
             raise DataError("the text has no line to translate: give another with --input")
-        self._rounds: list[tuple[_Counts, float]] = []  # with seconds
-        self._sentences: list[tuple[int, float]] = []  # target tokens and seconds
 
-    def time_all(self, path: Path, *, name: str) -> None:
+    def time_all(self, path: Path, *, name: str) -> tuple[_Counts, float]:
         """Time the translation of a file."""
         with (
             self._open(path) as text,
@@ -196,11 +222,11 @@ class _Bench:
             started = time.perf_counter()
             counts = self._translate(text, bar)
             seconds = time.perf_counter() - started
-        self._rounds.append((counts, seconds))
         say(f"bench generate: {name}: {counts.target_tokens / seconds:,.0f} target tokens/s")
+        return counts, seconds
 
-    def time_each(self, *, name: str) -> None:
-        """Time the translation of single lines of the text."""
+    def time_each(self, name: str) -> Iterator[tuple[_Counts, float]]:
+        """Time the translation of each line of the text that is not empty."""
         lines = [line for chunk in self._chunks for line in chunk.lines]
         with Progress(f"bench generate, {name}", total=len(lines), unit="lines") as bar:
             for number, line in enumerate(lines, start=1):
@@ -208,47 +234,15 @@ class _Bench:
                 counts = self._translate([Chunk(first_line=number, lines=[line])])
                 seconds = time.perf_counter() - started
                 if counts.sentences:
-                    self._sentences.append((counts.target_tokens, seconds))
+                    yield counts, seconds
                 bar.update()
 
-    def result(self, plan: Plan, *, text: str) -> GenerateBench:
-        """Summarize all rounds."""
-        counts = self._rounds[0][0]
-
-        def rates(name: str) -> list[float]:
-            return [getattr(each, name) / seconds for each, seconds in self._rounds]
-
-        latency = None
-        if plan.latency:
-            latency = Latency(
-                sentence=Milliseconds.of([seconds for _, seconds in self._sentences]),
-                token=Milliseconds.of([seconds / tokens for tokens, seconds in self._sentences]),
-            )
-        return GenerateBench(
-            **environment(self._compute),
-            model=str(self._folder),
-            num_parameters=self._engine.num_parameters,
-            text=text,
-            search=settings_to(self._config),
-            plan=plan,
-            num_sentences=counts.sentences,
-            num_source_tokens=counts.source_tokens,
-            num_target_tokens=counts.target_tokens,
-            sentences_per_second=statistics.median(rates("sentences")),
-            source_tokens_per_second=statistics.median(rates("source_tokens")),
-            target_tokens_per_second=statistics.median(rates("target_tokens")),
-            target_tokens_per_second_by_round=rates("target_tokens"),
-            seconds_to_load=self._seconds_to_load,
-            peak_memory=peak_memory(self._compute.device),
-            latency=latency,
-        )
-
     def _open(self, path: Path) -> LineReader:
-        return LineReader(path, None, chunk_lines=self._engine.limits.chunk_lines)
+        return LineReader(path, None, chunk_lines=self.engine.limits.chunk_lines)
 
     def _translate(self, chunks: Iterable[Chunk], bar: Progress | None = None) -> _Counts:
         """Translate chunks of lines and return the numbers of sentences and tokens."""
-        engine = _CountingEngine(self._engine)
+        engine = _CountingEngine(self.engine)
         for chunk, _ in translate_lines(engine, self._vocabulary, chunks, self._config):
             if bar is not None:
                 bar.update(len(chunk.lines))
