@@ -130,7 +130,13 @@ class ReferenceSearch:
         active: list[Prefix] = [((BOS,), 0.0)]
         best_score = -torch.inf
         for length in range(1, max_length + 1):
-            chosen = self._best(config.beam_size, source, active, must_end=length == max_length)
+            chosen = self._best(
+                config.beam_size,
+                source,
+                active,
+                may_end=length > config.min_length,
+                must_end=length == max_length,
+            )
             penalty = length_penalty(length, config.length_penalty)
             finished += [
                 Hypothesis(tokens=tokens[1:-1], log_prob=log_prob, score=log_prob / penalty)
@@ -145,7 +151,13 @@ class ReferenceSearch:
         return max(finished, key=lambda hypothesis: hypothesis.score)
 
     def _best(
-        self, size: int, source: list[int], prefixes: list[Prefix], *, must_end: bool
+        self,
+        size: int,
+        source: list[int],
+        prefixes: list[Prefix],
+        *,
+        may_end: bool,
+        must_end: bool,
     ) -> list[Prefix]:
         """Return the most probable continuations of prefixes by one token."""
         totals = torch.stack(
@@ -153,6 +165,8 @@ class ReferenceSearch:
         )
         if must_end:
             totals[:, :EOS] = totals[:, EOS + 1 :] = -torch.inf
+        elif not may_end:
+            totals[:, EOS] = -torch.inf
         ordered, indices = totals.flatten().sort(descending=True, stable=True)
         best = zip(ordered[:size].tolist(), indices[:size].tolist(), strict=True)
         return [

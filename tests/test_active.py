@@ -45,7 +45,7 @@ def batch_of(sources):
 
 
 def find(kind, model, sources=SOURCES, prefixes=None, **config):
-    settings = SearchConfig(**{"max_extra_length": 3, **SEARCHES[kind], **config})
+    settings = SearchConfig(**{"max_extra_length": 3, "min_length": 0, **SEARCHES[kind], **config})
     assert not list(settings.problems())
     with torch.inference_mode():
         return search(

@@ -90,7 +90,7 @@ def batch_of(sources):
 
 def find(model, sources, **config):
     with torch.inference_mode():
-        return beam_search(model, *batch_of(sources), SearchConfig(**config))
+        return beam_search(model, *batch_of(sources), SearchConfig(**{"min_length": 0, **config}))
 
 
 def slow_search(table, source, *, beam_size, alpha, max_length, n_best=1):
@@ -206,6 +206,7 @@ def test_leaving_out_what_cannot_win_changes_nothing_in_what_does(
     seed, beam_size, alpha, spread, data
 ):
     config = SearchConfig(
+        min_length=0,
         beam_size=beam_size,
         n_best=data.draw(st.integers(1, beam_size)),
         length_penalty=alpha,
@@ -217,7 +218,7 @@ def test_leaving_out_what_cannot_win_changes_nothing_in_what_does(
 
 
 def test_what_cannot_win_is_not_extended():
-    config = SearchConfig(beam_size=5, length_penalty=0.0, max_extra_length=10)
+    config = SearchConfig(min_length=0, beam_size=5, length_penalty=0.0, max_extra_length=10)
     pruned, whole = (Counted(spread=4.0) for _ in range(2))
     assert find_with(pruned, config, prune=True) == find_with(whole, config, prune=False)
     assert pruned.num_rows < 0.9 * whole.num_rows

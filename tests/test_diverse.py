@@ -38,7 +38,7 @@ def batch_of(sources):
 
 
 def find(model, sources=SOURCES, **config):
-    settings = SearchConfig(**{"max_extra_length": 4, **config})
+    settings = SearchConfig(**{"max_extra_length": 4, "min_length": 0, **config})
     with torch.inference_mode():
         return diverse_beam_search(model, *batch_of(sources), settings)
 
@@ -118,7 +118,7 @@ def test_groups_choose_as_a_plain_slow_search_does(seed, num_groups, size, stren
 def test_without_strength_every_group_is_the_same_beam_search(seed):
     found = find(transformer(seed), beam_size=6, num_groups=3, n_best=6, diversity_strength=0.0)
     with torch.inference_mode():
-        config = SearchConfig(beam_size=2, n_best=2, max_extra_length=4)
+        config = SearchConfig(beam_size=2, n_best=2, max_extra_length=4, min_length=0)
         expected = beam_search(transformer(seed), *batch_of(SOURCES), config)
     for best, alone in zip(found, expected, strict=True):
         assert [h.tokens for h in best] == [h.tokens for h in alone]

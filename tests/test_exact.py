@@ -49,13 +49,17 @@ def batch_of(sources):
 def find(models, sources, **config):
     model = models[0] if len(models) == 1 else Ensemble(models)
     with torch.inference_mode():
-        return exact_search(model, *batch_of(sources), SearchConfig(search="exact", **config))
+        return exact_search(
+            model,
+            *batch_of(sources),
+            SearchConfig(**{"search": "exact", "min_length": 0, **config}),
+        )
 
 
 def find_by_beam(models, sources, **config):
     model = models[0] if len(models) == 1 else Ensemble(models)
     with torch.inference_mode():
-        return beam_search(model, *batch_of(sources), SearchConfig(**config))
+        return beam_search(model, *batch_of(sources), SearchConfig(**{"min_length": 0, **config}))
 
 
 def all_outputs(models, source, *, alpha, max_length):

@@ -38,7 +38,9 @@ def batch_of(sources):
 
 
 def draw(sources=SOURCES, lines=LINES, model=MODEL, **config):
-    settings = SearchConfig(**{"search": "sample", "max_extra_length": 5, **config})
+    settings = SearchConfig(
+        **{"search": "sample", "max_extra_length": 5, "min_length": 0, **config}
+    )
     with torch.inference_mode():
         return sample(model, *batch_of(sources), settings, line_numbers=lines)
 
@@ -156,7 +158,7 @@ def test_a_number_draws_the_token_in_whose_share_it_falls():
 def test_drawing_from_the_likeliest_token_alone_is_greedy(truncation):
     with torch.inference_mode():
         greedy = beam_search(
-            MODEL, *batch_of(SOURCES), SearchConfig(beam_size=1, max_extra_length=5)
+            MODEL, *batch_of(SOURCES), SearchConfig(beam_size=1, max_extra_length=5, min_length=0)
         )
     for samples, [best] in zip(draw(n_best=2, **truncation), greedy, strict=True):
         assert [h.tokens for h in samples] == [best.tokens] * 2

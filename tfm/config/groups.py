@@ -198,6 +198,9 @@ class SearchConfig(Settings):
     max_extra_length: int = setting(
         50, "Longest translation: the number of source tokens plus N.", at_least=1
     )
+    min_length: int = setting(
+        1, "Shortest translation of a line that is not empty, in tokens; 0 allows none.", at_least=0
+    )
     n_best: int = setting(1, "Number of translations per sentence, best first.", at_least=1)
     num_groups: int = setting(
         1, "Diverse beam search: number of groups that the beam is divided into.", at_least=1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.data.subword import BOS
+from tfm.data.subword import BOS, EOS
 from tfm.search.constraints import ANY, NEVER_PRODUCED, Constraints, Prefixes
 from tfm.search.continuations import Continuations, NextTokens
 from tfm.search.model import SearchableModel
@@ -84,6 +84,8 @@ class ActiveHypotheses:
         sentences, tokens = self._forced_tokens()
         forced = log_probs[sentences, :, tokens]
         log_probs[:, :, NEVER_PRODUCED] = -math.inf
+        if self.length <= self._constraints.min_length:
+            log_probs[:, :, EOS] = -math.inf
         log_probs[sentences] = -math.inf
         log_probs[sentences, :, tokens] = forced
         return log_probs
@@ -93,6 +95,10 @@ class ActiveHypotheses:
         logits = self._model.step(self.tokens[:, :, -1], self.state, self._rows)
         next_tokens = NextTokens.of(logits, NEVER_PRODUCED)
         sentences, tokens = self._forced_tokens()
+        if self.length <= self._constraints.min_length:
+            may_not_end = torch.ones(len(self.tokens), dtype=torch.bool, device=logits.device)
+            may_not_end[sentences] = False
+            next_tokens.rule_out(EOS, may_not_end[self._rows // self.tokens.size(1)])
         if sentences.numel():
             by_sentence = tokens.new_full((len(self.tokens),), ANY)
             by_sentence.index_copy_(0, sentences, tokens)

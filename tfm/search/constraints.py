@@ -1,4 +1,4 @@
-"""Constraints on outputs: forced prefixes and maximum lengths."""
+"""Constraints on outputs: forced prefixes, minimum and maximum lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +25,12 @@ class Constraints:
         forced: [B, P] the token that is forced at each position, or `ANY`; the last column, which
             applies to all later positions, is `ANY`.
         max_lengths: [B] maximum number of tokens of an output, EOS included.
+        min_length: Minimum number of tokens of an output before EOS, if its maximum allows it.
     """
 
     forced: Tensor
     max_lengths: Tensor
+    min_length: int
 
     @classmethod
     def of(
@@ -49,7 +51,8 @@ class Constraints:
         max_lengths = lengths + config.max_extra_length
         if max_positions is not None:
             max_lengths = max_lengths.clamp(max=max_positions)
-        return cls(forced, max_lengths.maximum((forced != ANY).sum(dim=1) + 1))
+        max_lengths = max_lengths.maximum((forced != ANY).sum(dim=1) + 1)
+        return cls(forced, max_lengths, config.min_length)
 
     def forced_tokens(self, positions: Tensor) -> Tensor:
         """Return the token that is forced next: the prefix's, or EOS at the maximum length.
@@ -66,4 +69,4 @@ class Constraints:
         return torch.where((forced == ANY) & is_at_limit, EOS, forced)
 
     def __getitem__(self, sentences: Tensor | slice) -> "Constraints":
-        return Constraints(self.forced[sentences], self.max_lengths[sentences])
+        return Constraints(self.forced[sentences], self.max_lengths[sentences], self.min_length)

@@ -84,6 +84,12 @@ class NextTokens:
             logsumexp = torch.logaddexp(allowed, excluded_logits.float().logsumexp(dim=1))[:, None]
         return cls(vocab_size, logits, block_max, logsumexp, columns, excluded_logits)
 
+    def rule_out(self, token: int, rows: Tensor) -> None:
+        """Rule out a token in the distributions of which rows [R] is True."""
+        block, index = divmod(token, self.logits.size(2))
+        self.logits[:, block, index] = self.logits[:, block, index].masked_fill(rows, -math.inf)
+        self.block_max[:, block] = self.logits[:, block].amax(dim=1).float()
+
     def force(self, rows: Tensor, tokens: Tensor) -> None:
         """Exclude all tokens but [N] tokens of [N] rows, which keep their probability."""
         block_size = self.logits.size(2)

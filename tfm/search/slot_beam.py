@@ -43,7 +43,9 @@ class SlotBeams:
         self._tokens = full(num_slots, size, capacity, value=EOS)
         self._log_probs = full(num_slots, size, value=-math.inf, dtype=torch.float32)
         self._constraints = Constraints(
-            forced=full(num_slots, capacity, value=ANY), max_lengths=full(num_slots, value=1)
+            forced=full(num_slots, capacity, value=ANY),
+            max_lengths=full(num_slots, value=1),
+            min_length=config.min_length,
         )
         # Finished outputs, best first.
         self._best_scores = full(num_slots, config.n_best, value=-math.inf, dtype=torch.float64)
@@ -87,6 +89,12 @@ class SlotBeams:
         logits = self._model.step_slots(self._newest, self._cache)
         reduce_blocks = self._model.backend.block_max_and_logsumexp
         next_tokens = NextTokens.of(logits, NEVER_PRODUCED, reduce_blocks)
+        if self._constraints.min_length:
+            is_at_limit = lengths >= self._constraints.max_lengths
+            is_too_short = positions < self._constraints.min_length
+            num_hypotheses = self._log_probs.size(1)
+            rows = (is_too_short & ~is_at_limit).repeat_interleave(num_hypotheses)
+            next_tokens.rule_out(EOS, rows)
         totals, parents, tokens = self._choose(next_tokens, positions)
         extended = self._tokens.gather(1, parents[:, :, None].expand_as(self._tokens))
         index = positions[:, None, None].expand(*tokens.shape, 1)
