@@ -1,12 +1,12 @@
-"""Settings of a search: what goes together, and what a model brings of its own."""
+"""Settings of a search: valid combinations, and the defaults of a model."""
 
 import pytest
 
 from tfm.config import SearchConfig
 from tfm.errors import UsageError
 
-OF_SAMPLING = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "seed": 2}
-OF_BEAMS = {"num_groups": 2, "diversity_strength": 1.0}
+SAMPLING = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "seed": 2}
+GROUPS = {"num_groups": 2, "diversity_strength": 1.0}
 
 
 def problems(**settings):
@@ -14,64 +14,66 @@ def problems(**settings):
 
 
 @pytest.mark.parametrize("search", ["beam", "sample", "exact"])
-def test_the_defaults_suit_every_search(search):
+def test_the_defaults_are_valid_for_every_search(search):
     assert problems(search=search) == []
 
 
 @pytest.mark.parametrize(
     ("search", "settings"),
     [
-        ("beam", {"beam_size": 8, **OF_BEAMS}),
-        ("sample", {**OF_SAMPLING, "n_best": 100}),
+        ("beam", {"beam_size": 8, **GROUPS}),
+        ("sample", {**SAMPLING, "n_best": 100}),
         ("exact", {"beam_size": 8, "node_limit": 5, "n_best": 8}),
     ],
 )
-def test_settings_of_a_search_go_with_it(search, settings):
+def test_the_settings_of_a_search_are_valid(search, settings):
     assert problems(search=search, **settings) == []
 
 
 @pytest.mark.parametrize(
     ("search", "name", "value"),
     [
-        *(("beam", *item) for item in {**OF_SAMPLING, "node_limit": 5}.items()),
-        *(("exact", *item) for item in {**OF_SAMPLING, **OF_BEAMS}.items()),
-        *(("sample", *item) for item in {"beam_size": 8, "node_limit": 5, **OF_BEAMS}.items()),
+        *(("beam", *item) for item in {**SAMPLING, "node_limit": 5}.items()),
+        *(("exact", *item) for item in {**SAMPLING, **GROUPS}.items()),
+        *(("sample", *item) for item in {"beam_size": 8, "node_limit": 5, **GROUPS}.items()),
     ],
 )
 def test_settings_of_another_search_are_refused_by_name(search, name, value):
     found = problems(search=search, **{name: value})
-    assert any(each.startswith(f"{name} has no effect on search {search}, ") for each in found)
+    assert any(
+        problem.startswith(f"{name} has no effect on search {search}, ") for problem in found
+    )
 
 
 @pytest.mark.parametrize(
     ("search", "name"),
     [("sample", "beam_size"), ("exact", "num_groups"), ("beam", "seed"), ("sample", "node_limit")],
 )
-def test_a_setting_that_is_given_is_refused_though_it_is_the_default(search, name):
+def test_settings_of_another_search_are_refused_even_with_default_values(search, name):
     given = {"search": search, name: getattr(SearchConfig(), name)}
     with pytest.raises(UsageError, match=f"^{name} has no effect on search {search}, only on "):
         SearchConfig.for_model({}, given)
 
 
-def test_groups_divide_the_beam_and_strength_needs_groups():
+def test_groups_must_divide_the_beam_and_diversity_needs_groups():
     assert problems(beam_size=6, num_groups=4) == ["num_groups 4 does not divide a beam of 6"]
     assert problems(num_groups=0) == ["num_groups is 0, but must be at least 1"]
     [problem] = problems(diversity_strength=2.0)
     assert problem.startswith("diversity_strength has no effect on a single group")
 
 
-def test_the_n_best_of_a_beam_are_at_most_as_many_as_it_holds():
+def test_n_best_is_at_most_the_beam_size():
     message = "n_best 5 needs a beam of at least that size, not 4"
     assert problems(n_best=5) == problems(n_best=5, search="exact") == [message]
 
 
-def test_what_is_given_lies_over_what_the_model_brings():
+def test_given_settings_override_the_defaults_of_the_model():
     defaults = {"beam_size": 21, "length_penalty": 0.3}
     config = SearchConfig.for_model(defaults, {"length_penalty": 1.0, "n_best": 10})
     assert config == SearchConfig(beam_size=21, length_penalty=1.0, n_best=10)
 
 
-def test_what_the_model_brings_for_another_search_is_left_out():
+def test_defaults_of_the_model_for_another_search_are_ignored():
     defaults = {"beam_size": 21, "length_penalty": 0.3}
     config = SearchConfig.for_model(defaults, {"search": "sample"})
     assert config == SearchConfig(search="sample", length_penalty=0.3)
