@@ -1,4 +1,4 @@
-"""What all searches share: prefixes, limits of length, and which tokens may come."""
+"""Active hypotheses, which all searches share: prefixes, limits of length, next tokens."""
 
 import itertools
 
@@ -90,7 +90,7 @@ def test_empty_prefixes_change_nothing(kind):
 
 
 @EVERY_SEARCH
-def test_a_prefix_says_nothing_to_the_other_sentences_of_a_batch(kind):
+def test_a_prefix_does_not_affect_other_sentences_of_the_batch(kind):
     model = transformer()
     together = find(kind, model, prefixes=PREFIXES)
     free = find(kind, model)[1]
@@ -116,12 +116,12 @@ def test_the_best_outputs_with_a_prefix_are_found(kind, alpha):
 
 @EVERY_SEARCH
 @pytest.mark.parametrize("length", [6, 7, 20])
-def test_a_prefix_that_fills_the_greatest_length_is_all_there_is(kind, length):
+def test_an_output_whose_prefix_fills_the_maximum_length_is_its_prefix(kind, length):
     prefix = [4, 6] * 10
     [found] = find(kind, transformer(), [[4, 5, EOS]], [prefix[:length]])
     assert found
     for hypothesis in found:
-        # Three source tokens and three more, with EOS: there is room for five.
+        # Without a prefix, outputs would have at most five tokens, and EOS.
         assert list(hypothesis.tokens) == prefix[:length]
 
 
@@ -134,7 +134,7 @@ def test_a_prefix_may_hold_an_unknown_word(kind):
         assert UNK not in hypothesis.tokens[2:]
 
 
-def test_forcing_the_start_of_the_best_output_leaves_it_the_best():
+def test_forcing_a_prefix_of_the_best_output_finds_the_same_output():
     model = transformer(3)
     for free, source in zip(find("exact", model), SOURCES, strict=True):
         best = free[0]
@@ -147,14 +147,14 @@ def test_forcing_the_start_of_the_best_output_leaves_it_the_best():
 
 
 @EVERY_SEARCH
-def test_a_model_with_few_positions_is_never_run_past_them(kind):
+def test_outputs_are_not_longer_than_the_positions_of_the_model(kind):
     model = transformer(learned_positions=6)  # one more would be an error
     found = find(kind, model, max_extra_length=50, length_penalty=3.0)
     assert all(len(h.tokens) + 1 <= 6 for best in found for h in best)
 
 
 @EVERY_SEARCH
-def test_an_ensemble_keeps_to_the_positions_of_the_model_that_has_fewest(kind):
+def test_an_ensemble_is_limited_by_the_model_with_the_fewest_positions(kind):
     ensemble = Ensemble(
         [transformer(0), transformer(1, learned_positions=5), transformer(2, learned_positions=7)]
     )
@@ -163,13 +163,13 @@ def test_an_ensemble_keeps_to_the_positions_of_the_model_that_has_fewest(kind):
     assert all(len(h.tokens) + 1 <= 5 for best in found for h in best)
 
 
-def test_an_ensemble_of_models_without_limit_has_none():
+def test_an_ensemble_of_unlimited_models_is_unlimited():
     assert Ensemble([transformer(0), transformer(1)]).max_positions is None
 
 
 @pytest.mark.parametrize("prefixes", [None, PREFIXES])
 def test_the_best_continuations_are_the_best_of_all_log_probabilities(prefixes):
-    """At the start, where a prefix or the greatest length says what comes, and in between."""
+    """At every step, whether a prefix or the maximum length forces tokens or not."""
     config = SearchConfig(max_extra_length=3)
     with torch.inference_mode():
         hypotheses = ActiveHypotheses(transformer(), *batch_of(SOURCES), config, prefixes)
@@ -180,17 +180,17 @@ def test_the_best_continuations_are_the_best_of_all_log_probabilities(prefixes):
             found = hypotheses.best_continuations(size)
             best = totals.topk(min(size, totals.size(1))).values
             torch.testing.assert_close(found.totals, best)
-            of_places = totals.gather(1, found.parents * V + found.tokens)
-            is_possible = best.isfinite()  # what fills up a row may be anything
-            torch.testing.assert_close(of_places[is_possible], best[is_possible])
+            chosen_totals = totals.gather(1, found.parents * V + found.tokens)
+            is_possible = best.isfinite()  # other entries may be any continuation
+            torch.testing.assert_close(chosen_totals[is_possible], best[is_possible])
             open_totals = found.totals.masked_fill(found.tokens == EOS, -torch.inf)
             hypotheses.advance(open_totals, found.parents, found.tokens)
         assert hypotheses.tokens.size(2) >= max(map(len, SOURCES)) + 3
 
 
 @pytest.mark.parametrize("vocab_size", [V, 65, 130])
-def test_a_prefix_for_one_sentence_of_many_leaves_only_tokens_that_exist(vocab_size):
-    """What fills up its beam is computed along with the others, and must have an embedding."""
+def test_impossible_continuations_beside_a_prefix_have_tokens_in_the_vocabulary(vocab_size):
+    """A forced sentence has fewer continuations than its beam; the model embeds the others too."""
     config = TransformerConfig(
         num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2
     )
@@ -206,7 +206,7 @@ def test_a_prefix_for_one_sentence_of_many_leaves_only_tokens_that_exist(vocab_s
             hypotheses.advance(open_totals, found.parents, found.tokens)
 
 
-def test_sentences_leave_as_others_go_on():
+def test_finished_sentences_are_removed_while_others_are_active():
     sizes = []
     config = SearchConfig(max_extra_length=1, beam_size=1)
     with torch.inference_mode():
@@ -221,7 +221,7 @@ def test_sentences_leave_as_others_go_on():
     assert sizes[0] == 12 > sizes[-1]
 
 
-def test_a_copy_goes_on_independently():
+def test_a_copy_is_extended_independently():
     with torch.inference_mode():
         one = ActiveHypotheses(transformer(), *batch_of(SOURCES), SearchConfig(), None)
         other = one.copy()

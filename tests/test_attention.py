@@ -29,14 +29,14 @@ def qkv():
     return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
 
 
-def plain_attention(query, key, value, allowed):
+def reference_attention(query, key, value, allowed):
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
     return scores.masked_fill(~allowed, -math.inf).softmax(dim=-1) @ value
 
 
 def test_attention_is_the_softmax_of_scaled_products_times_values(qkv):
     everywhere = torch.ones(T, S, dtype=torch.bool)
-    expected = plain_attention(*qkv, everywhere)
+    expected = reference_attention(*qkv, everywhere)
     torch.testing.assert_close(attention(*qkv, AttentionMask()), expected)
 
 
@@ -44,14 +44,14 @@ def test_key_lengths_hide_the_keys_beyond_them(qkv):
     lengths = torch.tensor([2, 5])
     allowed = (torch.arange(S) < lengths[:, None])[:, None, None]
     found = attention(*qkv, AttentionMask(key_lengths=lengths))
-    torch.testing.assert_close(found, plain_attention(*qkv, allowed))
+    torch.testing.assert_close(found, reference_attention(*qkv, allowed))
 
 
 def test_a_causal_mask_hides_later_keys(qkv):
     query, key, value = qkv[0], qkv[1][:, :, :T], qkv[2][:, :, :T]
     allowed = torch.ones(T, T, dtype=torch.bool).tril()
     found = attention(query, key, value, AttentionMask(causal=True))
-    torch.testing.assert_close(found, plain_attention(query, key, value, allowed))
+    torch.testing.assert_close(found, reference_attention(query, key, value, allowed))
 
 
 def test_a_mask_can_be_causal_and_padded_at_once(qkv):
@@ -63,14 +63,14 @@ def test_a_mask_can_be_causal_and_padded_at_once(qkv):
     )
     mask = AttentionMask(key_lengths=lengths, causal=True)
     found = attention(query, key, value, mask)
-    torch.testing.assert_close(found, plain_attention(query, key, value, allowed))
+    torch.testing.assert_close(found, reference_attention(query, key, value, allowed))
 
 
-def test_a_mask_without_limits_renders_as_none():
+def test_a_mask_that_allows_everything_is_none():
     assert AttentionMask().allowed(T, S, torch.device("cpu")) is None
 
 
-def test_dropout_drops_weights_and_scales_the_rest_up():
+def test_dropout_drops_weights_and_scales_the_others_up():
     keys = 2000
     query, key = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, keys, 4)
     torch.manual_seed(0)
@@ -83,32 +83,32 @@ def test_dropout_drops_weights_and_scales_the_rest_up():
 
 
 @pytest.mark.parametrize(("d_k", "d_v"), [(None, None), (3, 5), (16, 2)])
-def test_heads_project_to_any_width_and_back(d_k, d_v):
+def test_heads_may_have_any_width(d_k, d_v):
     config = TransformerConfig(d_model=8, num_heads=2, d_k=d_k, d_v=d_v)
     torch.manual_seed(0)
-    heads_of = MultiHeadAttention(config).double().eval()
-    nn.init.normal_(heads_of.input.bias)
+    module = MultiHeadAttention(config).double().eval()
+    nn.init.normal_(module.input.bias)
     x = torch.randn(B, T, 8, dtype=torch.float64)
-    query, key, value = heads_of.split_heads(heads_of.project(x).flatten(0, 1), B)
-    found = heads_of.output(heads_of.attend(query, key, value, AttentionMask()))
-    of_rows = heads_of.output(heads_of.attend_cached(query, key.mT, value, None))
-    torch.testing.assert_close(of_rows, found.flatten(0, 1))
+    query, key, value = module.split_heads(module.project(x).flatten(0, 1), B)
+    found = module.output(module.attend(query, key, value, AttentionMask()))
+    cached = module.output(module.attend_cached(query, key.mT, value, None))
+    torch.testing.assert_close(cached, found.flatten(0, 1))
 
     heads = []
     d_k, d_v = config.key_width, config.value_width
-    w_q, w_k, w_v = torch.split(heads_of.input.weight, [2 * d_k, 2 * d_k, 2 * d_v])
-    b_q, b_k, b_v = torch.split(heads_of.input.bias, [2 * d_k, 2 * d_k, 2 * d_v])
+    w_q, w_k, w_v = torch.split(module.input.weight, [2 * d_k, 2 * d_k, 2 * d_v])
+    b_q, b_k, b_v = torch.split(module.input.bias, [2 * d_k, 2 * d_k, 2 * d_v])
     for head in range(2):
         keys, values = slice(head * d_k, (head + 1) * d_k), slice(head * d_v, (head + 1) * d_v)
         query = F.linear(x, w_q[keys], b_q[keys])
         key = F.linear(x, w_k[keys], b_k[keys])
         value = F.linear(x, w_v[values], b_v[values])
-        heads.append(plain_attention(query, key, value, torch.ones(T, T, dtype=torch.bool)))
-    expected = heads_of.output(torch.cat(heads, dim=-1))
+        heads.append(reference_attention(query, key, value, torch.ones(T, T, dtype=torch.bool)))
+    expected = module.output(torch.cat(heads, dim=-1))
     torch.testing.assert_close(found, expected)
 
 
-def test_separate_projections_equal_the_joint_one():
+def test_separate_projections_equal_the_joint_projection():
     torch.manual_seed(0)
     heads = MultiHeadAttention(TransformerConfig(d_model=8, num_heads=2, d_k=3, d_v=5))
     nn.init.normal_(heads.input.bias)
@@ -123,9 +123,7 @@ def test_separate_projections_equal_the_joint_one():
 @pytest.mark.parametrize("function", ["dot-product", "additive"])
 @pytest.mark.parametrize("for_each_query", [True, False])
 @pytest.mark.parametrize("num_keys", [3, 40])
-def test_what_is_hidden_from_queries_that_share_keys_weighs_nothing(
-    function, for_each_query, num_keys
-):
+def test_cached_attention_gives_hidden_keys_no_weight(function, for_each_query, num_keys):
     torch.manual_seed(0)
     config = TransformerConfig(d_model=8, num_heads=H, d_k=D_K, d_v=D_K, attention=function)
     heads = MultiHeadAttention(config).double()
@@ -138,14 +136,14 @@ def test_what_is_hidden_from_queries_that_share_keys_weighs_nothing(
     hidden = torch.zeros(allowed.shape).masked_fill_(~allowed, -math.inf)
     scores = query @ key.transpose(-1, -2) / math.sqrt(D_K)
     if function == "additive":
-        scores = plain_additive_scores(query, key, heads.additive_weight)
+        scores = reference_additive_scores(query, key, heads.additive_weight)
     weights = scores.masked_fill(~allowed[:, None], -math.inf).softmax(dim=-1)
     expected = (weights @ value).transpose(1, 2).reshape(B * T, H * D_K)
     torch.testing.assert_close(heads.attend_cached(query, key.mT, value, hidden), expected)
 
 
-def plain_window(length, window, *, causal):
-    """Where attention is allowed, by the definition: r keys around, or the r last."""
+def reference_window(length, window, *, causal):
+    """True where attention is allowed by definition: the r nearest keys, or the r last keys."""
     before = window - 1 if causal else (window - 1) // 2
     after = 0 if causal else window // 2
     rows = [[-before <= j - i <= after for j in range(length)] for i in range(length)]
@@ -156,7 +154,7 @@ def plain_window(length, window, *, causal):
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 7, 30])
 @pytest.mark.parametrize("length", [1, 3, 8, 13, 20])
 @pytest.mark.parametrize("function", ["dot-product", "additive"])
-def test_a_window_shows_the_neighbors_and_nothing_else(length, window, causal, function):
+def test_a_query_sees_exactly_the_keys_in_its_window(length, window, causal, function):
     torch.manual_seed(0)
     query, key, value = torch.randn(3, B, H, length, D_K, dtype=torch.float64)
     weight = torch.randn(H, D_K, dtype=torch.float64) if function == "additive" else None
@@ -164,30 +162,30 @@ def test_a_window_shows_the_neighbors_and_nothing_else(length, window, causal, f
     found = attention(query, key, value, mask, additive_weight=weight)
     scores = query @ key.transpose(-1, -2) / math.sqrt(D_K)
     if weight is not None:
-        scores = plain_additive_scores(query, key, weight)
-    hidden = ~plain_window(length, window, causal=causal)
+        scores = reference_additive_scores(query, key, weight)
+    hidden = ~reference_window(length, window, causal=causal)
     weights = scores.masked_fill(hidden, -math.inf).softmax(dim=-1)
     torch.testing.assert_close(found, weights @ value)
     shown = attention_weights(query, key, mask, additive_weight=weight)
     torch.testing.assert_close(shown, weights)
 
 
-def test_a_window_never_shows_padding_and_leaves_no_gap_in_the_gradient():
+def test_a_window_hides_padding_and_gives_finite_gradients():
     torch.manual_seed(0)
     window, longest = 3, 20
     lengths = torch.tensor([longest, 5])
     qkv = torch.randn(3, 2, H, longest, D_K, dtype=torch.float64, requires_grad=True)
     mask = AttentionMask(key_lengths=lengths, window=window)
     found = attention(*qkv, mask)
-    alone = attention(*qkv[:, 1:, :, :5], AttentionMask(window=window))
-    torch.testing.assert_close(found[1:, :, :5], alone)
+    unpadded = attention(*qkv[:, 1:, :, :5], AttentionMask(window=window))
+    torch.testing.assert_close(found[1:, :, :5], unpadded)
     (gradient,) = torch.autograd.grad(found[1, :, :5].square().sum(), qkv)
     assert gradient.isfinite().all()
     assert gradient[:, 1, :, 5:].count_nonzero() == 0
     assert gradient[:, 0].count_nonzero() == 0
 
 
-def plain_additive_scores(query, key, weight):
+def reference_additive_scores(query, key, weight):
     scores = torch.empty(B, H, query.size(2), key.size(2), dtype=query.dtype)
     for b, h, i, j in itertools.product(*map(range, scores.shape)):
         scores[b, h, i, j] = weight[h] @ torch.tanh(query[b, h, i] + key[b, h, j])
@@ -199,23 +197,23 @@ def test_additive_attention_is_the_softmax_of_the_additive_scores_times_values(q
     weight = torch.randn(H, D_K, dtype=torch.float64)
     lengths = torch.tensor([2, 5])
     hidden = (torch.arange(S) >= lengths[:, None])[:, None, None]
-    scores = plain_additive_scores(query, key, weight).masked_fill(hidden, -math.inf)
+    scores = reference_additive_scores(query, key, weight).masked_fill(hidden, -math.inf)
     found = attention(query, key, value, AttentionMask(key_lengths=lengths), additive_weight=weight)
     torch.testing.assert_close(found, scores.softmax(dim=-1) @ value)
 
 
-def test_additive_scores_in_chunks_are_the_same_with_the_same_gradients(qkv, monkeypatch):
+def test_additive_scores_in_chunks_have_the_same_values_and_gradients(qkv, monkeypatch):
     query, key, _ = qkv
     inputs = [query, key, torch.randn(H, D_K, dtype=torch.float64)]
-    for each in inputs:
-        each.requires_grad_()
+    for tensor in inputs:
+        tensor.requires_grad_()
     direction = torch.randn(B, H, T, S, dtype=torch.float64)
     whole = additive_scores(*inputs)
     gradients = torch.autograd.grad(whole, inputs, direction)
     monkeypatch.setattr("tfm.model.additive._CHUNK_ELEMENTS", key.numel())
-    parts = additive_scores(*inputs)
-    torch.testing.assert_close(parts, whole)
-    torch.testing.assert_close(torch.autograd.grad(parts, inputs, direction), gradients)
+    chunked = additive_scores(*inputs)
+    torch.testing.assert_close(chunked, whole)
+    torch.testing.assert_close(torch.autograd.grad(chunked, inputs, direction), gradients)
     torch.autograd.gradcheck(additive_scores, inputs)
 
 
@@ -226,11 +224,11 @@ def flops(function, *arguments, **named):
 
 
 def attention_flops(length, width, *, window=None, additive=False):
-    """Operations of one head of self-attention, without its projections."""
+    """Count the operations of one head of self-attention, without its projections."""
     query = torch.zeros(1, 1, length, width)
     weight = torch.zeros(1, width) if additive else None
     mask = AttentionMask(window=window)
-    # Fused kernels do not say what they do.
+    # Operations inside fused kernels are not counted.
     with sdpa_kernel(SDPBackend.MATH):
         return flops(attention, query, query, query, mask, additive_weight=weight)
 

@@ -1,4 +1,4 @@
-"""Beam search: against exhaustive search, a plain slow search, and greedy decoding."""
+"""Beam search, compared with exhaustive search, a slow reference search and greedy search."""
 
 import itertools
 import math
@@ -64,7 +64,7 @@ def new_transformer(seed=0):
     )
     model = Transformer(config, source_vocab_size=V, target_vocab_size=V).double().eval()
     with torch.no_grad():
-        model.output_weight.mul_(4)  # makes it decided
+        model.output_weight.mul_(4)  # makes its probabilities less uniform
     return model
 
 
@@ -94,7 +94,7 @@ def find(model, sources, **config):
 
 
 def slow_search(table, source, *, beam_size, alpha, max_length, n_best=1):
-    """The best `beam_size` continuations at each step, to the greatest length; no early stop."""
+    """Keep the best `beam_size` continuations at each step, up to the maximum length."""
     live, finished = [((BOS,), 0.0)], []
     for length in range(1, max_length + 1):
         candidates = []
@@ -115,7 +115,7 @@ def slow_search(table, source, *, beam_size, alpha, max_length, n_best=1):
 
 
 def all_outputs(table, source, *, alpha, max_length):
-    """Every output there is, best first."""
+    """Return all possible outputs, best first."""
     return slow_search(
         table, source, beam_size=10**9, alpha=alpha, max_length=max_length, n_best=10**9
     )
@@ -133,7 +133,7 @@ ALPHAS = [0.0, 0.6, 1.0, 3.0, -0.5, -2.0]
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_beam_that_holds_everything_finds_the_best_outputs_there_are(alpha, seed):
+def test_an_unlimited_beam_finds_the_best_of_all_outputs(alpha, seed):
     table = Table(seed)
     found = find(table, SOURCES[:3], beam_size=200, n_best=5, length_penalty=alpha,
                  max_extra_length=2)  # fmt: skip
@@ -143,7 +143,7 @@ def test_a_beam_that_holds_everything_finds_the_best_outputs_there_are(alpha, se
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, -0.5])
-def test_a_transformer_is_searched_exhaustively_too(alpha):
+def test_an_unlimited_beam_finds_the_best_outputs_of_a_transformer(alpha):
     model = new_transformer()
     found = find(model, SOURCES[:3], beam_size=200, n_best=3, length_penalty=alpha,
                  max_extra_length=1)  # fmt: skip
@@ -176,8 +176,8 @@ def test_stopping_early_never_changes_the_result(seed, beam_size, alpha, spread,
         assert_same(best, expected)
 
 
-class Counted(Table):
-    """Counts the hypotheses that it is asked to extend."""
+class CountingTable(Table):
+    """Counts the hypotheses that are extended."""
 
     num_rows = 0
 
@@ -202,9 +202,7 @@ def find_with(model, config, *, prune):
     spread=st.sampled_from([0.5, 1.5, 4.0]),
     data=st.data(),
 )
-def test_leaving_out_what_cannot_win_changes_nothing_in_what_does(
-    seed, beam_size, alpha, spread, data
-):
+def test_pruning_does_not_change_the_n_best(seed, beam_size, alpha, spread, data):
     config = SearchConfig(
         min_length=0,
         beam_size=beam_size,
@@ -212,21 +210,21 @@ def test_leaving_out_what_cannot_win_changes_nothing_in_what_does(
         length_penalty=alpha,
         max_extra_length=4,
     )
-    pruned, whole = Counted(seed, spread=spread), Counted(seed, spread=spread)
-    assert find_with(pruned, config, prune=True) == find_with(whole, config, prune=False)
-    assert pruned.num_rows <= whole.num_rows
+    pruned, unpruned = CountingTable(seed, spread=spread), CountingTable(seed, spread=spread)
+    assert find_with(pruned, config, prune=True) == find_with(unpruned, config, prune=False)
+    assert pruned.num_rows <= unpruned.num_rows
 
 
-def test_what_cannot_win_is_not_extended():
+def test_pruning_extends_fewer_hypotheses():
     config = SearchConfig(min_length=0, beam_size=5, length_penalty=0.0, max_extra_length=10)
-    pruned, whole = (Counted(spread=4.0) for _ in range(2))
-    assert find_with(pruned, config, prune=True) == find_with(whole, config, prune=False)
-    assert pruned.num_rows < 0.9 * whole.num_rows
+    pruned, unpruned = (CountingTable(spread=4.0) for _ in range(2))
+    assert find_with(pruned, config, prune=True) == find_with(unpruned, config, prune=False)
+    assert pruned.num_rows < 0.9 * unpruned.num_rows
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("seed", range(10))
-def test_a_beam_of_one_is_greedy(alpha, seed):
+def test_a_beam_of_one_is_greedy_search(alpha, seed):
     table = Table(seed)
     found = find(table, SOURCES, beam_size=1, length_penalty=alpha, max_extra_length=6)
     for [best], source in zip(found, SOURCES, strict=True):
@@ -241,7 +239,7 @@ def test_a_beam_of_one_is_greedy(alpha, seed):
 
 
 @pytest.mark.parametrize("model", [Table(), new_transformer()], ids=["table", "transformer"])
-def test_results_depend_on_neither_the_order_nor_the_company_of_sources(model):
+def test_results_depend_on_neither_the_order_nor_the_rest_of_the_batch(model):
     config = {"beam_size": 3, "n_best": 3, "max_extra_length": 5}
     together = find(model, SOURCES, **config)
     for order in itertools.permutations(range(4), 3):
@@ -256,7 +254,7 @@ def test_results_depend_on_neither_the_order_nor_the_company_of_sources(model):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), alpha=st.sampled_from(ALPHAS))
-def test_n_best_are_sorted_distinct_and_as_many_as_asked_for(seed, alpha):
+def test_the_n_best_are_sorted_distinct_and_complete(seed, alpha):
     found = find(Table(seed), SOURCES, beam_size=4, n_best=4, length_penalty=alpha,
                  max_extra_length=4)  # fmt: skip
     for best in found:
@@ -266,7 +264,7 @@ def test_n_best_are_sorted_distinct_and_as_many_as_asked_for(seed, alpha):
 
 
 class Endless(Table):
-    """A model that never wants to end."""
+    """A model that rarely ends an output."""
 
     def log_probs(self, source, prefix):
         log_probs = super().log_probs(source, prefix)
@@ -275,7 +273,7 @@ class Endless(Table):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_an_output_is_at_most_so_much_longer_than_its_source(beam_size):
+def test_an_output_exceeds_its_source_by_at_most_max_extra_length(beam_size):
     found = find(Endless(), SOURCES, beam_size=beam_size, max_extra_length=3)
     assert [len(best[0].tokens) for best in found] == [len(source) - 1 + 3 for source in SOURCES]
 
@@ -291,7 +289,7 @@ def test_special_tokens_are_never_produced():
         assert all(token >= 4 for hypothesis in best for token in hypothesis.tokens)
 
 
-def test_the_log_probability_is_that_of_the_output_under_the_model():
+def test_the_log_probability_of_an_output_is_the_sum_over_its_tokens():
     table = Table(3)
     for best, source in zip(
         find(table, SOURCES, beam_size=3, n_best=3, max_extra_length=5), SOURCES, strict=True
@@ -312,7 +310,7 @@ def test_the_length_penalty_is_that_of_wu_et_al():
     assert length_penalty(7, -1.0) == pytest.approx(0.5)
 
 
-def test_a_score_counts_the_end_of_the_sentence():
+def test_the_length_of_a_score_includes_eos():
     table = Table(1)
     [[best]] = find(table, [[4, EOS]], beam_size=4, length_penalty=0.6, max_extra_length=4)
     assert best.score == pytest.approx(best.log_prob / ((5 + len(best.tokens) + 1) / 6) ** 0.6)

@@ -1,4 +1,4 @@
-"""The model that a configuration describes."""
+"""Building models from configurations."""
 
 import pytest
 
@@ -17,28 +17,28 @@ SMALL = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8}
         (RecurrentConfig(**SMALL), Recurrent),
     ],
 )
-def test_the_kind_of_the_configuration_decides_on_the_model(config, kind):
+def test_the_configuration_determines_the_kind_of_model(config, kind):
     assert type(new_model(config, source_vocab_size=9, target_vocab_size=9)) is kind
 
 
-def test_a_configuration_of_no_model_is_an_error():
+def test_a_configuration_without_a_model_is_an_error():
     with pytest.raises(TypeError, match="ModelConfig describes no model"):
         new_model(ModelConfig(), source_vocab_size=9, target_vocab_size=9)
 
 
-def test_evaluation_mode_ends_as_it_began_even_after_an_error():
+def test_evaluation_mode_restores_the_mode_even_after_an_error():
     models = [
         new_model(RecurrentConfig(**SMALL), source_vocab_size=9, target_vocab_size=9).train(mode)
         for mode in (True, False)
     ]
     seen = []
 
-    def look_and_fail():
+    def enter_and_fail():
         with EvaluationMode(models):
             seen.extend(model.training for model in models)
             raise KeyError
 
     with pytest.raises(KeyError):
-        look_and_fail()
+        enter_and_fail()
     assert seen == [False, False]
     assert [model.training for model in models] == [True, False]

@@ -1,4 +1,4 @@
-"""Step-by-step decoding: its shared cache against teacher forcing of whole prefixes."""
+"""Step-by-step decoding with the KV cache, compared with teacher forcing of whole prefixes."""
 
 import copy
 
@@ -21,20 +21,20 @@ MODELS = {
     "learned positions": {"learned_positions": 20},
 }
 EVERY_MODEL = pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
-# Hypotheses of each sentence after each step; more than eight do not share a cache.
+# Hypotheses per sentence after each step; more than eight do not share a cache.
 BEAMS = {
     "greedy": [1] * 14,
     "beam": [4] * 14,
-    "wide": [8] * 14,  # fills a cache's first columns
+    "wide": [8] * 14,  # exceeds the first capacity
     "widest": [16] * 8,
     "changing": [1, 3, 3, 2, 5, 16, 7, 1, 4, 9, 8],
-    "parts and meets": [4, 4, 12, 4, 1, 2, 2, 20, 20, 1],
+    "shared and separate": [4, 4, 12, 4, 1, 2, 2, 20, 20, 1],
 }
 EVERY_BEAM = pytest.mark.parametrize("beam", BEAMS.values(), ids=BEAMS)
 
 
-class Rounding(Backend):
-    """Computes a few rows more than are asked for."""
+class RoundingBackend(Backend):
+    """Rounds the number of rows up to a multiple of three."""
 
     def round_up_rows(self, needed):
         return -(-needed // 3) * 3
@@ -53,7 +53,7 @@ def transformer(seed=0, **changes):
 
 
 class Decoding:
-    """Hypotheses with their whole prefixes, beside what a model makes of them step by step."""
+    """Hypotheses with their whole prefixes, decoded step by step by a model."""
 
     def __init__(self, model, lengths):
         self.model = model
@@ -68,7 +68,7 @@ class Decoding:
         return other
 
     def teacher_forced(self):
-        """[B · K, V] logits after each prefix."""
+        """Return the logits [B · K, V] after each prefix."""
         size = self.tokens.size(1)
         hidden_states = self.model(
             self.source.repeat_interleave(size, dim=0),
@@ -78,21 +78,21 @@ class Decoding:
         return self.model.logits(hidden_states[:, -1])
 
     def step(self, rows=None):
-        """Compare the next logits, of all or of those in rows."""
+        """Compare the next logits of all hypotheses, or of some rows."""
         found = self.model.step(self.tokens[:, :, -1], self.state, rows)
         expected = self.teacher_forced()
         expected = expected.view(*self.tokens.shape[:2], V) if rows is None else expected[rows]
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
-    def some_rows(self, share):
-        """Of such a share of the hypotheses, but at least one of each sentence; and which."""
+    def random_rows(self, fraction):
+        """Select about this fraction of the hypotheses, at least one per sentence."""
         num_sentences, size, _ = self.tokens.shape
-        is_asked = torch.rand(num_sentences, size) < share
-        is_asked[torch.arange(num_sentences), torch.randint(size, (num_sentences,))] = True
-        return is_asked.flatten().nonzero()[:, 0], is_asked
+        is_selected = torch.rand(num_sentences, size) < fraction
+        is_selected[torch.arange(num_sentences), torch.randint(size, (num_sentences,))] = True
+        return is_selected.flatten().nonzero()[:, 0], is_selected
 
-    def go_on(self, num_hypotheses, *, parents=None, sentences=None):
-        """Choose at random what goes on, among some parents, in some of the sentences."""
+    def extend(self, num_hypotheses, *, parents=None, sentences=None):
+        """Extend random hypotheses, or some parents, of all or some sentences by random tokens."""
         num_sentences, size, _ = self.tokens.shape
         if sentences is None:
             sentences = torch.arange(num_sentences)
@@ -106,123 +106,123 @@ class Decoding:
 
 
 def some_sentences(num_sentences):
-    """Two thirds of them, in order."""
+    """Select two thirds of the sentences, in order."""
     return torch.randperm(num_sentences)[: -(-num_sentences * 2 // 3)].sort().values
 
 
 @torch.inference_mode()
 @EVERY_BEAM
 @EVERY_MODEL
-def test_whatever_hypotheses_go_on_their_logits_are_those_of_their_whole_prefix(changes, beam):
+def test_cached_logits_equal_those_of_whole_prefixes(changes, beam):
     decoding = Decoding(transformer(**changes), [5, 2, 6, 1])
     for size in beam:
         decoding.step()
-        decoding.go_on(size)
+        decoding.extend(size)
     decoding.step()
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("padded", [True, False])
 @EVERY_BEAM
-def test_sentences_may_leave_at_any_step(beam, padded):
+def test_sentences_may_be_removed_at_any_step(beam, padded):
     for seed in range(4):
         lengths = [3, 1, 5, 4, 2, 5, 1, 3, 2] if padded else [3] * 9
         decoding = Decoding(transformer(seed, attention_window=[None, 3][seed % 2]), lengths)
         for step, size in enumerate(beam):
             decoding.step()
-            leaves = step % 3 == seed % 3
+            removes = step % 3 == seed % 3
             num_sentences = len(decoding.tokens)
-            decoding.go_on(size, sentences=some_sentences(num_sentences) if leaves else None)
+            decoding.extend(size, sentences=some_sentences(num_sentences) if removes else None)
         decoding.step()
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("backend", [Backend(), Rounding()], ids=["plain", "rounding"])
+@pytest.mark.parametrize("backend", [Backend(), RoundingBackend()], ids=["plain", "rounding"])
 @EVERY_BEAM
 @EVERY_MODEL
-def test_hypotheses_that_nothing_goes_on_from_need_not_be_computed(changes, beam, backend):
+def test_hypotheses_that_are_not_continued_may_be_left_out(changes, beam, backend):
     model = transformer(**changes)
     use_backend(model, backend)
     decoding = Decoding(model, [5, 2, 6, 1])
     for step, size in enumerate(beam):
-        rows, is_asked = decoding.some_rows([0.3, 0.9][step % 2])
+        rows, is_selected = decoding.random_rows([0.3, 0.9][step % 2])
         decoding.step(rows)
-        parents = torch.multinomial(is_asked.double(), size, replacement=True)
-        decoding.go_on(size, parents=parents)
+        parents = torch.multinomial(is_selected.double(), size, replacement=True)
+        decoding.extend(size, parents=parents)
     decoding.step()
 
 
 @torch.inference_mode()
-def test_a_sentence_of_which_nothing_is_asked_says_nothing_to_the_others():
+def test_sentences_that_are_left_out_do_not_affect_others():
     decoding = Decoding(transformer(), [5, 2, 6, 1])
     for _ in range(6):
         size = decoding.tokens.size(1)
         decoding.step(torch.arange(2 * size, 4 * size))
-        decoding.go_on(4)
+        decoding.extend(4)
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("by_itself", [False, True])
+@pytest.mark.parametrize("single", [False, True])
 @EVERY_MODEL
-def test_a_deep_copy_goes_on_independently(changes, by_itself):
-    decoding = new_decoding(changes) if by_itself else Decoding(transformer(**changes), [5, 2, 6])
-    others = []
+def test_a_deep_copy_continues_independently(changes, single):
+    decoding = new_decoding(changes) if single else Decoding(transformer(**changes), [5, 2, 6])
+    copies = []
     for size in (1, 4, 4, 12, 3, 3, 1):
         decoding.step()
-        others.append(decoding.copy())
-        decoding.go_on(size)
-        for other in others:
-            other.go_on(3)
-            other.step()
+        copies.append(decoding.copy())
+        decoding.extend(size)
+        for clone in copies:
+            clone.extend(3)
+            clone.step()
 
 
 @torch.inference_mode()
-def test_another_order_of_hypotheses_that_share_a_cache_copies_none_of_it():
+def test_reordering_hypotheses_does_not_copy_a_shared_cache():
     decoding = Decoding(transformer(), [5, 2, 6])
     decoding.step()
-    before = [part.data_ptr() for layer in decoding.state.past for part in layer]
+    before = [tensor.data_ptr() for layer in decoding.state.past for tensor in layer]
     for size in (4, 4, 2, 8, 4):
-        decoding.go_on(size)
+        decoding.extend(size)
         decoding.step()
-        assert [part.data_ptr() for layer in decoding.state.past for part in layer] == before
+        assert [tensor.data_ptr() for layer in decoding.state.past for tensor in layer] == before
 
 
-@pytest.mark.parametrize("to_multiple_of", [1, 4, 100])
-def test_rows_that_are_computed_are_scattered_back_to_their_hypotheses(to_multiple_of):
-    class Sparing(Backend):
+@pytest.mark.parametrize("multiple", [1, 4, 100])
+def test_computed_rows_are_scattered_to_their_hypotheses(multiple):
+    class CompactingBackend(Backend):
         compaction_threshold = 0.7
 
         def round_up_rows(self, needed):
-            return -(-needed // to_multiple_of) * to_multiple_of
+            return -(-needed // multiple) * multiple
 
     torch.manual_seed(0)
     for _ in range(100):
         num_hypotheses = int(torch.randint(1, 12, ()))
-        num_wanted = int(torch.randint(1, num_hypotheses + 1, ()))
-        wanted = torch.randperm(num_hypotheses)[:num_wanted].sort().values
-        rows = StepRows.of(num_hypotheses, wanted, Sparing())
+        num_outputs = int(torch.randint(1, num_hypotheses + 1, ()))
+        outputs = torch.randperm(num_hypotheses)[:num_outputs].sort().values
+        rows = StepRows.of(num_hypotheses, outputs, CompactingBackend())
         x = torch.randn(num_hypotheses, 3)
         selected = rows.select(x)
         assert len(selected) == rows.num_rows
-        assert len(selected) % to_multiple_of == 0
-        assert torch.equal(rows.select_outputs(selected), x[wanted])
+        assert len(selected) % multiple == 0
+        assert torch.equal(rows.select_outputs(selected), x[outputs])
         scattered = rows.scatter(selected)
-        assert torch.equal(scattered[wanted], x[wanted])
+        assert torch.equal(scattered[outputs], x[outputs])
         is_computed = (scattered == x).all(dim=1)
-        assert is_computed.all() == (num_wanted >= 0.7 * num_hypotheses)
+        assert is_computed.all() == (num_outputs >= 0.7 * num_hypotheses)
         assert not scattered[~is_computed].any()
         assert torch.equal(rows.select(scattered), selected)
 
 
-# --- a sentence by itself
+# --- a single sentence
 
-BY_ITSELF = pytest.mark.parametrize(
+EVERY_SINGLE_MODEL = pytest.mark.parametrize(
     "changes", [MODELS[name] for name in ("post-norm", "pre-norm", "widths", "learned positions")]
 )
 
 
-class FewAtATime(Backend):
-    """Has single sentences made ready for, and computes a few rows more than are asked for."""
+class SingleSentenceBackend(Backend):
+    """Prepares layers for single sentences, and rounds the rows up to a multiple of three."""
 
     single_sentence_fast_path = True
 
@@ -232,80 +232,84 @@ class FewAtATime(Backend):
 
 def new_decoding(changes, *, length=5, seed=0):
     model = transformer(seed, **changes)
-    use_backend(model, FewAtATime())
+    use_backend(model, SingleSentenceBackend())
     return Decoding(model, [length])
 
 
 @torch.inference_mode()
 @EVERY_BEAM
 @EVERY_MODEL
-def test_by_itself_it_is_decoded_as_in_company(changes, beam):
+def test_a_single_sentence_has_the_logits_of_whole_prefixes(changes, beam):
     decoding = new_decoding(changes)
     for size in beam:
         decoding.step()
-        decoding.go_on(size)
+        decoding.extend(size)
     decoding.step()
-    goes_alone = not {"attention", "attention_window"} & changes.keys()
-    assert (decoding.state.single is not None) == goes_alone
+    is_supported = not {"attention", "attention_window"} & changes.keys()
+    assert (decoding.state.single is not None) == is_supported
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_what_leaves_a_full_cache_was_nobodys_past(size):
-    """Of hypotheses whose common past grows, and of those that never meet again."""
+def test_a_full_cache_drops_only_rows_that_no_hypothesis_sees(size):
+    """Hypotheses have common parents at first, and later only their own."""
     decoding = new_decoding({"norm": "pre"}, length=3)
     for step in range(90):
         decoding.step()
-        meets = step % 10 == 0 and step < 60
-        decoding.go_on(size, parents=None if meets or step == 0 else torch.arange(size)[None])
-    own = decoding.tokens.size(2) - 1
-    assert decoding.state.single.num_kept <= own * size
+        shares_parents = step % 10 == 0 and step < 60
+        decoding.extend(
+            size, parents=None if shares_parents or step == 0 else torch.arange(size)[None]
+        )
+    num_positions = decoding.tokens.size(2) - 1
+    assert decoding.state.single.num_kept <= num_positions * size
 
 
 @torch.inference_mode()
-def test_the_cache_grows_with_what_hypotheses_have_not_in_common():
+def test_the_cache_keeps_common_rows_once():
     decoding = new_decoding({}, length=2)
     for _ in range(150):
         decoding.model.step(decoding.tokens[:, :, -1], decoding.state)
-        decoding.go_on(6, parents=torch.zeros(1, 6, dtype=torch.long))
+        decoding.extend(6, parents=torch.zeros(1, 6, dtype=torch.long))
     assert decoding.state.single.num_kept < 2 * 150
     decoding.step()
 
 
 @torch.inference_mode()
-def test_spare_rows_are_numbers_too():
-    """What is nobody's may still be looked at: for the scale of int8, say."""
+def test_spare_rows_are_finite():
+    """Backends may read spare rows, for instance for the scale of int8."""
     model = transformer(norm="pre")
     seen = []
 
-    class Watching(FewAtATime):
+    class WatchingBackend(SingleSentenceBackend):
         def prepack_linear(self, weight, bias):
             product = super().prepack_linear(weight, bias)
             return lambda x, relu: seen.append(x) or product(x, relu)
 
-    use_backend(model, Watching())
+    use_backend(model, WatchingBackend())
     decoding = Decoding(model, [3])
     for size in (3, 3, 2, 1, 2, 3, *[2] * 80, 1, *[1] * 80):
         model.step(decoding.tokens[:, :, -1], decoding.state)
-        decoding.go_on(size)
+        decoding.extend(size)
     assert {len(x) for x in seen} == {3}
     assert all(x.isfinite().all() for x in seen)
 
 
 @torch.inference_mode()
 @EVERY_BEAM
-@BY_ITSELF
-def test_hypotheses_that_nothing_goes_on_from_need_not_be_asked_for(changes, beam):
+@EVERY_SINGLE_MODEL
+def test_a_single_sentence_returns_only_the_logits_of_selected_rows(changes, beam):
     decoding = new_decoding(changes)
     for step, size in enumerate(beam):
-        rows, is_asked = decoding.some_rows([0.3, 0.9][step % 2])
+        rows, is_selected = decoding.random_rows([0.3, 0.9][step % 2])
         decoding.step(rows)
-        decoding.go_on(size, parents=torch.multinomial(is_asked.double(), size, replacement=True))
+        decoding.extend(
+            size, parents=torch.multinomial(is_selected.double(), size, replacement=True)
+        )
     decoding.step()
 
 
 @torch.inference_mode()
-def test_a_deep_copy_has_the_weights_in_common():
+def test_a_deep_copy_shares_the_weights():
     decoding = new_decoding({})
     decoding.step()
     single, other = decoding.state.single, copy.deepcopy(decoding.state).single
@@ -314,11 +318,11 @@ def test_a_deep_copy_has_the_weights_in_common():
 
 
 @torch.inference_mode()
-def test_sentences_that_have_company_are_not_by_themselves():
+def test_two_sentences_are_not_decoded_as_single_sentences():
     model = transformer()
-    use_backend(model, FewAtATime())
+    use_backend(model, SingleSentenceBackend())
     decoding = Decoding(model, [4, 6])
     for size in (3, 3, 1):
         decoding.step()
-        decoding.go_on(size)
+        decoding.extend(size)
     assert decoding.state.single is None

@@ -1,4 +1,4 @@
-"""The best continuations: against a softmax and a sort of the whole vocabulary."""
+"""The best continuations, compared with a softmax and a sort of the whole vocabulary."""
 
 import math
 
@@ -9,16 +9,16 @@ from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.search import continuations
 from tfm.search.continuations import NextTokens
 
-NEVER = [PAD, BOS, UNK]
-# Below a block of the vocabulary, exactly one or two, and what does not fill the last.
+EXCLUDED = [PAD, BOS, UNK]
+# Less than one block, exactly one or two, and sizes that do not fill the last block.
 VOCAB_SIZES = [5, 7, 63, 64, 65, 128, 131, 200, 1_001]
 ROUNDING = 1e-4
 
 
-@pytest.fixture(params=["few", "many"], autouse=True)
-def how_many(request, monkeypatch):
-    """Whether so few logits are treated as few."""
-    if request.param == "many":
+@pytest.fixture(params=["dense", "blockwise"], autouse=True)
+def dense_or_blockwise(request, monkeypatch):
+    """Compute all log probabilities, or only block maxima as for many logits."""
+    if request.param == "blockwise":
         monkeypatch.setattr(continuations, "_MAX_DENSE_ELEMENTS", 0)
 
 
@@ -36,12 +36,12 @@ def random_logits(num_rows, vocab_size, *, kind, dtype):
     return logits.to(dtype)
 
 
-def new_case(seed, vocab_size, *, kind="plain", dtype=torch.float32, beside=False):
-    """Logits of some hypotheses, which these are, and the log probabilities of all."""
+def new_case(seed, vocab_size, *, kind="plain", dtype=torch.float32, inactive=False):
+    """Return logits [R, V], log probabilities [B, K], and rows [R] of the active hypotheses."""
     torch.manual_seed(seed)
     num_sentences, num_hypotheses = (int(torch.randint(1, 6, ())) for _ in range(2))
     log_probs = -torch.rand(num_sentences, num_hypotheses) * 5
-    if beside:
+    if inactive:
         log_probs[torch.rand(log_probs.shape) < 0.5] = -math.inf
         log_probs[0, -1] = -1.0
     rows = log_probs.flatten().isfinite().nonzero()[:, 0]
@@ -53,7 +53,7 @@ def every_total(logits, log_probs, rows, forced=()):
     totals = torch.full((log_probs.numel(), logits.size(1)), -math.inf, dtype=torch.float64)
     totals[rows] = logits.double().log_softmax(dim=1) + log_probs.flatten()[rows, None]
     kept = [(row, token, float(totals[rows[row], token])) for row, token in forced]
-    totals[:, NEVER] = -math.inf
+    totals[:, EXCLUDED] = -math.inf
     for row, token, total in kept:
         totals[rows[row]] = -math.inf
         totals[rows[row], token] = total
@@ -61,31 +61,31 @@ def every_total(logits, log_probs, rows, forced=()):
 
 
 def best_of(logits, log_probs, rows, size):
-    return NextTokens.of(logits.clone(), NEVER).best(log_probs, rows, size)
+    return NextTokens.of(logits.clone(), EXCLUDED).best(log_probs, rows, size)
 
 
 def assert_best(found, expected, *, vocab_size, size):
-    """Whether those found are the best there are, whichever of equal ones."""
+    """Check that these are the best continuations; any of equally good ones may be chosen."""
     best = expected.topk(min(size, expected.size(1)), dim=1).values
     torch.testing.assert_close(found.totals.double(), best, rtol=0, atol=ROUNDING)
     assert (found.tokens < vocab_size).all()
-    places = found.parents * vocab_size + found.tokens
+    indices = found.parents * vocab_size + found.tokens
     is_possible = found.totals.isfinite()
-    of_places = expected.gather(1, places)
+    chosen_totals = expected.gather(1, indices)
     torch.testing.assert_close(
-        found.totals[is_possible].double(), of_places[is_possible], rtol=0, atol=ROUNDING
+        found.totals[is_possible].double(), chosen_totals[is_possible], rtol=0, atol=ROUNDING
     )
-    for row, possible in zip(places, is_possible, strict=True):
+    for row, possible in zip(indices, is_possible, strict=True):
         assert len(row[possible].unique()) == possible.sum()
 
 
 @pytest.mark.parametrize("kind", ["plain", "ties", "some impossible", "extreme", "nearly sure"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_they_are_those_of_a_softmax_and_a_sort_of_everything(vocab_size, dtype, kind):
+def test_the_best_continuations_are_those_of_a_full_softmax_and_sort(vocab_size, dtype, kind):
     for seed in range(6):
         logits, log_probs, rows = new_case(
-            seed, vocab_size, kind=kind, dtype=dtype, beside=seed % 2 == 1
+            seed, vocab_size, kind=kind, dtype=dtype, inactive=seed % 2 == 1
         )
         expected = every_total(logits, log_probs, rows)
         for size in (1, 4, 17):
@@ -94,14 +94,14 @@ def test_they_are_those_of_a_softmax_and_a_sort_of_everything(vocab_size, dtype,
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_a_forced_token_keeps_its_probability_and_is_alone(vocab_size):
+def test_a_forced_token_keeps_its_probability_and_excludes_all_others(vocab_size):
     for seed in range(6):
-        logits, log_probs, rows = new_case(seed, vocab_size, beside=seed % 2 == 1)
+        logits, log_probs, rows = new_case(seed, vocab_size, inactive=seed % 2 == 1)
         forced_rows = (torch.rand(len(rows)) < 0.5).nonzero()[:, 0]
         tokens = torch.randint(EOS, vocab_size, forced_rows.shape)
         forced = list(zip(forced_rows.tolist(), tokens.tolist(), strict=True))
         expected = every_total(logits, log_probs, rows, forced)
-        next_tokens = NextTokens.of(logits, NEVER)
+        next_tokens = NextTokens.of(logits, EXCLUDED)
         next_tokens.force(forced_rows, tokens)
         found = next_tokens.best(log_probs, rows, 4)
         assert_best(found, expected, vocab_size=vocab_size, size=4)
@@ -109,7 +109,7 @@ def test_a_forced_token_keeps_its_probability_and_is_alone(vocab_size):
 
 @pytest.mark.parametrize("kind", ["plain", "ties", "some impossible", "extreme"])
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_the_one_best_of_one_hypothesis_is_found_too(vocab_size, kind):
+def test_the_single_best_continuation_of_one_hypothesis_is_found(vocab_size, kind):
     for num_sentences in (1, 2, 9):
         torch.manual_seed(num_sentences)
         logits = random_logits(num_sentences, vocab_size, kind=kind, dtype=torch.float32)
@@ -120,20 +120,20 @@ def test_the_one_best_of_one_hypothesis_is_found_too(vocab_size, kind):
         assert [each.shape for each in found] == 3 * [(num_sentences, 1)]
 
 
-def test_they_come_best_first():
+def test_continuations_are_sorted_best_first():
     logits, log_probs, rows = new_case(0, 200)
     totals = best_of(logits, log_probs, rows, 20).totals
     assert torch.equal(totals, totals.sort(dim=1, descending=True).values)
 
 
-def test_where_a_hypothesis_is_in_the_batch_changes_no_bit():
+def test_results_are_bitwise_independent_of_the_batch():
     logits, log_probs, rows = new_case(3, 1_001)
     together = best_of(logits, log_probs, rows, 4)
     num_hypotheses = log_probs.size(1)
     for sentence in range(len(log_probs)):
         own = slice(sentence * num_hypotheses, (sentence + 1) * num_hypotheses)
-        alone = best_of(
+        single = best_of(
             logits[own], log_probs[sentence : sentence + 1], torch.arange(num_hypotheses), 4
         )
-        for one, other in zip(alone, together, strict=True):
+        for one, other in zip(single, together, strict=True):
             assert torch.equal(one[0], other[sentence])

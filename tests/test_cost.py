@@ -1,4 +1,4 @@
-"""What a model costs, against the paper's counts and a real model."""
+"""The cost of a model, compared with the paper's counts and a real model."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def millions(config):
     return cost_of(config).num_parameters / 1e6
 
 
-def test_base_and_big_have_the_parameters_of_the_paper():
+def test_base_and_big_have_the_parameter_counts_of_the_paper():
     assert millions(run_config("base").model) == pytest.approx(63.1, abs=0.05)
     assert millions(run_config("big").model) == pytest.approx(214.2, abs=0.05)
 
@@ -50,7 +50,7 @@ def test_changes_of_table_3_change_parameters_as_in_the_paper(change, in_paper):
 
 
 @pytest.mark.parametrize("tied", ["three-way", "two-way", "none"])
-def test_parameters_are_counted_as_a_real_model_has_them(tied):
+def test_parameter_counts_equal_those_of_a_real_model(tied):
     config = TransformerConfig(
         num_encoder_layers=1, num_decoder_layers=2, d_model=8, d_ff=12, num_heads=2,
         norm="pre", tied_embeddings=tied,
@@ -75,7 +75,7 @@ def test_flops_are_those_of_the_matrix_products_of_a_real_transformer(attention,
         attention_window=window, learned_positions=positions,
     )  # fmt: skip
     if window is None:
-        # Of the additive scores, part of the backward pass is no matrix product.
+        # Part of the backward pass of additive scores is no matrix product.
         tolerance = 1e-6 if attention == "dot-product" else 0.05
         assert counted_flops(config) == pytest.approx(expected_flops(config), rel=tolerance)
     else:  # blocks of r queries are given 2r - 1 keys, of which each sees r
@@ -84,10 +84,10 @@ def test_flops_are_those_of_the_matrix_products_of_a_real_transformer(attention,
 
 @pytest.mark.parametrize("attention", ["dot-product", "additive"])
 def test_flops_are_those_of_the_matrix_products_of_a_real_recurrent_model(attention):
-    # Of torch's LSTM the products are not all seen.
+    # A GRU, because the counter misses some products of torch's LSTM.
     config = RecurrentConfig(**SMALL, cell="gru", attention=attention)
     bridge = 8 * 3 * 8
-    # The first state of the encoder and what is fed at first are zeros, and need no gradient.
+    # The initial states of the encoder and the first fed input are zeros without gradient.
     assert counted_flops(config) == pytest.approx(
         expected_flops(config) + 3 * 2 * BATCH * bridge, rel=0.05
     )
@@ -127,7 +127,7 @@ def expected_flops(config):
 
 
 def counted_flops(config):
-    """What a model's forward and backward pass multiply."""
+    """Count the operations of a model's forward and backward pass."""
     model = new_model(config, source_vocab_size=50, target_vocab_size=50)
     source, target = (
         torch.zeros(BATCH, S, dtype=torch.long),
@@ -141,6 +141,6 @@ def counted_flops(config):
     return counter.get_total_flops()
 
 
-def test_counting_makes_no_weights():
+def test_counting_allocates_no_weights():
     config = TransformerConfig(d_model=1 << 16, d_ff=1 << 20)
     assert cost_of(config).num_parameters > 10**12

@@ -1,4 +1,4 @@
-"""Diverse beam search: against a plain slow one, and what it is for."""
+"""Diverse beam search, compared with a slow reference search."""
 
 import itertools
 from functools import cache
@@ -51,7 +51,7 @@ class SlowGroup:
         self.size, self.max_length, self.alpha = size, max_length, alpha
 
     def is_over(self, length):
-        """Whether what goes on cannot enter the best any more."""
+        """Return whether no live hypothesis can enter the best."""
         bounds = [p / ((5 + self.max_length) / 6) ** self.alpha for _, p in self.live]
         full = len(self.finished) == self.size
         return not bounds or (full and max(bounds) <= self.finished[-1][2])
@@ -76,7 +76,7 @@ class SlowGroup:
 
 
 def slow_search(model, source, *, num_groups, size, strength, alpha, max_length):
-    """What each group finds, best first; alpha is not negative."""
+    """Return the outputs of each group, best first; alpha must not be negative."""
 
     @cache
     def log_probs_after(prefix):
@@ -101,7 +101,7 @@ def slow_search(model, source, *, num_groups, size, strength, alpha, max_length)
     strength=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
     alpha=st.sampled_from([0.0, 0.6, 1.0]),
 )
-def test_groups_choose_as_a_plain_slow_search_does(seed, num_groups, size, strength, alpha):
+def test_groups_choose_as_the_slow_search_does(seed, num_groups, size, strength, alpha):
     model = transformer(seed)
     found = find(model, beam_size=num_groups * size, num_groups=num_groups, length_penalty=alpha,
                  n_best=num_groups * size, diversity_strength=strength)  # fmt: skip
@@ -115,24 +115,24 @@ def test_groups_choose_as_a_plain_slow_search_does(seed, num_groups, size, stren
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_without_strength_every_group_is_the_same_beam_search(seed):
+def test_without_diversity_every_group_is_the_same_beam_search(seed):
     found = find(transformer(seed), beam_size=6, num_groups=3, n_best=6, diversity_strength=0.0)
     with torch.inference_mode():
         config = SearchConfig(beam_size=2, n_best=2, max_extra_length=4, min_length=0)
         expected = beam_search(transformer(seed), *batch_of(SOURCES), config)
-    for best, alone in zip(found, expected, strict=True):
-        assert [h.tokens for h in best] == [h.tokens for h in alone]
+    for best, beam in zip(found, expected, strict=True):
+        assert [h.tokens for h in best] == [h.tokens for h in beam]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_with_much_strength_groups_start_with_different_tokens(seed):
+def test_with_much_diversity_groups_start_with_different_tokens(seed):
     found = find(transformer(seed), beam_size=4, num_groups=4, n_best=4, diversity_strength=50.0)
     for best in found:
         assert len({(*h.tokens, EOS)[0] for h in best}) == len(best) == 4
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_scores_are_the_models_own_and_outputs_distinct_best_first(seed):
+def test_outputs_are_distinct_sorted_and_scored_without_penalties(seed):
     model = transformer(seed)
     found = find(model, beam_size=6, num_groups=2, n_best=5, diversity_strength=2.0)
     for source, best in zip(SOURCES, found, strict=True):
@@ -159,17 +159,16 @@ def test_the_first_outputs_are_the_best_of_each_group():
         assert {h.tokens for h in best} == {group[0][0] for group in groups}
 
 
-def test_how_many_outputs_are_wanted_does_not_change_what_is_found():
+def test_n_best_does_not_change_the_outputs_of_groups():
     search = {"num_groups": 3, "beam_size": 6, "diversity_strength": 1.0}
-    everything = find(transformer(1), n_best=6, **search)
+    all_found = find(transformer(1), n_best=6, **search)
     for n_best in range(1, 6):
-        for best, most in zip(
-            find(transformer(1), n_best=n_best, **search), everything, strict=True
-        ):
-            assert set(best) <= set(most)
+        found = find(transformer(1), n_best=n_best, **search)
+        for best, all_best in zip(found, all_found, strict=True):
+            assert set(best) <= set(all_best)
 
 
-def test_neither_order_nor_company_of_sources_changes_what_is_found():
+def test_results_depend_on_neither_the_order_nor_the_rest_of_the_batch():
     search = {"num_groups": 2, "beam_size": 4, "n_best": 4, "diversity_strength": 1.0}
     together = find(transformer(2), **search)
     for order in itertools.permutations(range(4), 2):

@@ -1,4 +1,4 @@
-"""Embeddings and positions: §3.4 and §3.5 by hand."""
+"""Embeddings and positional encoding, computed by hand (§3.4, §3.5)."""
 
 import math
 
@@ -15,7 +15,7 @@ def test_sinusoids_are_those_of_the_paper():
     torch.testing.assert_close(found, torch.tensor(expected), atol=1e-5, rtol=0)
 
 
-def test_sinusoids_follow_the_formula_at_late_positions_too():
+def test_sinusoids_are_accurate_at_late_positions():
     d_model = 6
     positions = [0, 7, 255, 100_000]
     expected = [
@@ -31,7 +31,7 @@ def test_sinusoids_follow_the_formula_at_late_positions_too():
     torch.testing.assert_close(found, torch.tensor(expected), atol=1e-6, rtol=0)
 
 
-def test_an_embedding_is_scaled_and_its_position_added():
+def test_embeddings_are_scaled_and_positions_added():
     weight = nn.Parameter(torch.randn(5, 4))
     embedding = Embedding(weight, dropout=0.0)
     found = embedding(torch.tensor([[3, 1]]))
@@ -44,7 +44,7 @@ def test_scaled_embeddings_have_unit_variance():
     assert float(new_embedding_weight(4000, 64).detach().var()) * 64 == pytest.approx(1, rel=0.02)
 
 
-def test_a_later_part_of_a_sentence_gets_its_own_positions():
+def test_first_position_shifts_the_positions():
     embedding = Embedding(nn.Parameter(torch.randn(9, 4)), dropout=0.0)
     tokens = torch.randint(9, (2, 12))
     whole = embedding(tokens)
@@ -58,7 +58,7 @@ def test_sentences_may_be_longer_than_the_table_of_positions():
     torch.testing.assert_close(found[0], sinusoidal_encoding(torch.arange(1000), 4))
 
 
-def test_a_table_that_grew_in_evaluation_still_serves_training():
+def test_a_table_that_grew_in_inference_mode_can_be_used_in_training():
     embedding = Embedding(nn.Parameter(torch.randn(3, 4)), dropout=0.1)
     tokens = torch.zeros(1, 600, dtype=torch.long)
     with torch.inference_mode():
@@ -67,7 +67,7 @@ def test_a_table_that_grew_in_evaluation_still_serves_training():
     assert embedding.weight.grad is not None
 
 
-def test_positions_are_no_part_of_a_checkpoint():
+def test_sinusoids_are_not_in_the_state_dict():
     embedding = Embedding(nn.Parameter(torch.randn(3, 4)), dropout=0.0)
     assert list(embedding.state_dict()) == ["weight"]
 

@@ -1,4 +1,4 @@
-"""Ensembles: several models as one."""
+"""Ensembles of models."""
 
 import pytest
 import torch
@@ -27,11 +27,11 @@ def search(model):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_an_ensemble_of_one_model_with_itself_is_the_model(size):
+def test_an_ensemble_of_copies_of_a_model_equals_the_model(size):
     model = new_model(0)
-    for alone, together in zip(search(model), search(Ensemble([model] * size)), strict=True):
-        assert [h.tokens for h in together] == [h.tokens for h in alone]
-        assert [h.score for h in together] == pytest.approx([h.score for h in alone], abs=1e-5)
+    for expected, found in zip(search(model), search(Ensemble([model] * size)), strict=True):
+        assert [h.tokens for h in found] == [h.tokens for h in expected]
+        assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-5)
 
 
 def test_an_ensemble_averages_probabilities():

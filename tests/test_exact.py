@@ -1,4 +1,4 @@
-"""Exact search: against the list of all outputs there are."""
+"""Exact search, compared with the list of all possible outputs."""
 
 import itertools
 
@@ -23,8 +23,8 @@ ALPHAS = [0.0, 0.6, 1.0, 3.0, -0.5, -2.0]
 SMALL = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8}
 
 
-def decided(config, seed, sharpness=4.0):
-    """A model with random weights that prefers some tokens by much."""
+def random_model(config, seed, sharpness=4.0):
+    """Return a random model; the greater the sharpness, the less uniform its probabilities."""
     torch.manual_seed(seed)
     model = new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
     with torch.no_grad():
@@ -33,11 +33,11 @@ def decided(config, seed, sharpness=4.0):
 
 
 def transformer(seed, sharpness=4.0):
-    return decided(TransformerConfig(**SMALL, d_ff=16, num_heads=2), seed, sharpness)
+    return random_model(TransformerConfig(**SMALL, d_ff=16, num_heads=2), seed, sharpness)
 
 
 def recurrent(seed):
-    return decided(RecurrentConfig(**SMALL), seed)
+    return random_model(RecurrentConfig(**SMALL), seed)
 
 
 def batch_of(sources):
@@ -63,7 +63,7 @@ def find_by_beam(models, sources, **config):
 
 
 def all_outputs(models, source, *, alpha, max_length):
-    """Every output there is, best first, scored by forced decoding."""
+    """Return all possible outputs, best first, scored by forced decoding."""
     outputs = [
         list(words)
         for length in range(max_length)
@@ -87,7 +87,7 @@ MODELS = {
 @pytest.mark.parametrize("models", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (4, 1), (3, 3)])
-def test_the_best_outputs_of_all_are_found_and_proven(models, alpha, beam_size, n_best):
+def test_the_best_of_all_outputs_are_found_and_proven(models, alpha, beam_size, n_best):
     results = find(models, SOURCES, length_penalty=alpha, beam_size=beam_size, n_best=n_best,
                    max_extra_length=2)  # fmt: skip
     for result, source in zip(results, SOURCES, strict=True):
@@ -107,7 +107,7 @@ def test_the_best_outputs_of_all_are_found_and_proven(models, alpha, beam_size, 
     node_limit=st.integers(1, 60),
     n_best=st.integers(1, 3),
 )
-def test_within_a_limit_the_result_is_no_worse_than_the_beams_and_proofs_are_true(
+def test_results_are_at_least_as_good_as_the_beams_and_proofs_are_correct(
     seed, alpha, node_limit, n_best
 ):
     models = [transformer(seed)]
@@ -117,27 +117,27 @@ def test_within_a_limit_the_result_is_no_worse_than_the_beams_and_proofs_are_tru
     for result, beam, source in zip(results, beams, SOURCES, strict=True):
         assert result.num_nodes <= node_limit
         assert [h.proven for h in result.hypotheses] == [result.proven] * n_best
-        for found, rival in zip(result.hypotheses, beam, strict=True):
-            assert found.score >= rival.score - 1e-5
+        for found, beam_output in zip(result.hypotheses, beam, strict=True):
+            assert found.score >= beam_output.score - 1e-5
         if result.proven:
             best = all_outputs(models, source, alpha=alpha, max_length=len(source) + 2)
             assert [h.tokens for h in result.hypotheses] == [h.tokens for h in best[:n_best]]
 
 
-def test_a_limit_that_is_too_low_leaves_the_result_unproven():
-    search = {"length_penalty": 3.0, "max_extra_length": 3}  # long outputs are worth a look
-    undecided = [transformer(1, sharpness=0.1)]
-    [free] = find(undecided, [[4, 5, EOS]], **search)
+def test_a_low_node_limit_leaves_the_result_unproven():
+    search = {"length_penalty": 3.0, "max_extra_length": 3}  # favors long outputs
+    nearly_uniform = [transformer(1, sharpness=0.1)]
+    [free] = find(nearly_uniform, [[4, 5, EOS]], **search)
     assert free.proven
     assert free.num_nodes > 50
-    [cut] = find(undecided, [[4, 5, EOS]], node_limit=50, **search)
-    assert not cut.proven
-    assert cut.num_nodes == 50
-    assert [h.proven for h in cut.hypotheses] == [False]
+    [limited] = find(nearly_uniform, [[4, 5, EOS]], node_limit=50, **search)
+    assert not limited.proven
+    assert limited.num_nodes == 50
+    assert [h.proven for h in limited.hypotheses] == [False]
 
 
 @pytest.mark.parametrize("models", MODELS.values(), ids=MODELS)
-def test_exactly_as_many_nodes_as_are_needed_are_enough(models):
+def test_the_node_limit_is_exact(models):
     search = {"length_penalty": 3.0, "max_extra_length": 2}
     [free] = find(models, [[4, 5, EOS]], **search)
     [just] = find(models, [[4, 5, EOS]], node_limit=free.num_nodes, **search)
@@ -146,7 +146,7 @@ def test_exactly_as_many_nodes_as_are_needed_are_enough(models):
     assert not less.proven
 
 
-def test_beam_search_misses_what_exact_search_finds():
+def test_exact_search_finds_better_outputs_than_greedy_search():
     missed = 0
     for seed in range(20):
         [greedy] = find_by_beam([transformer(seed)], [[4, 5, EOS]], beam_size=1, max_extra_length=3)
@@ -157,7 +157,7 @@ def test_beam_search_misses_what_exact_search_finds():
 
 
 @pytest.mark.parametrize("models", MODELS.values(), ids=MODELS)
-def test_how_many_prefixes_are_extended_together_does_not_change_what_is_best(models, monkeypatch):
+def test_max_rows_does_not_change_the_result(models, monkeypatch):
     expected = find(models, SOURCES, n_best=2, max_extra_length=2)
     for rows in (1, 2, 7):
         monkeypatch.setattr(exact, "_MAX_ROWS", rows)
@@ -168,10 +168,10 @@ def test_how_many_prefixes_are_extended_together_does_not_change_what_is_best(mo
             assert result.proven
 
 
-def test_no_step_has_more_rows_than_memory_is_planned_for(monkeypatch):
+def test_no_step_has_more_than_max_rows(monkeypatch):
     sizes = []
 
-    class Watched:
+    class WatchedModel:
         max_positions = None
 
         def __init__(self, model):
@@ -183,7 +183,7 @@ def test_no_step_has_more_rows_than_memory_is_planned_for(monkeypatch):
             return self.model.step(tokens, state, rows)
 
     monkeypatch.setattr(exact, "_MAX_ROWS", 5)
-    model = Watched(transformer(1, sharpness=0.1))
+    model = WatchedModel(transformer(1, sharpness=0.1))
     [result] = find([model], [[4, 5, EOS]], beam_size=2, length_penalty=3.0, max_extra_length=3)
     assert max(sizes) == 5
     assert result.num_nodes > 50

@@ -1,4 +1,4 @@
-"""Forced decoding: against the search's own figures, single steps, and averages by hand."""
+"""Forced decoding, compared with search results, single steps and averages by hand."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ MODELS = {
     "transformer": [transformer(0)],
     "recurrent": [recurrent(0)],
     "three transformers": [transformer(seed) for seed in range(3)],
-    "both kinds": [transformer(1), recurrent(1)],
+    "transformer and recurrent": [transformer(1), recurrent(1)],
 }
 EVERY_MODEL = pytest.mark.parametrize("models", MODELS.values(), ids=MODELS)
 
@@ -53,7 +53,7 @@ def force(models, sources, targets, config=CONFIG):
 
 @EVERY_MODEL
 @pytest.mark.parametrize("alpha", [0.0, 0.6, -0.5])
-def test_what_a_beam_finds_has_the_log_probability_and_score_that_the_beam_gave_it(models, alpha):
+def test_log_probabilities_and_scores_equal_those_of_beam_search(models, alpha):
     config = SearchConfig(beam_size=4, n_best=4, max_extra_length=6, length_penalty=alpha)
     model = models[0] if len(models) == 1 else Ensemble(models)
     with torch.inference_mode():
@@ -68,7 +68,7 @@ def test_what_a_beam_finds_has_the_log_probability_and_score_that_the_beam_gave_
 
 
 @EVERY_MODEL
-def test_each_token_has_the_log_probability_that_single_steps_give_it(models):
+def test_log_probabilities_of_tokens_equal_those_of_single_steps(models):
     targets = [[5, 5, 6], [], [7], [4, 11, 4, 4, 4, 9]]
     ensemble = Ensemble(models)
     for source, target, output in zip(
@@ -77,8 +77,8 @@ def test_each_token_has_the_log_probability_that_single_steps_give_it(models):
         with torch.inference_mode():
             state = ensemble.start(*batch_of([source]))
             steps = [
-                float(ensemble.step(torch.tensor([[before]]), state)[0, 0, token])
-                for before, token in zip([BOS, *target], [*target, EOS], strict=True)
+                float(ensemble.step(torch.tensor([[previous]]), state)[0, 0, token])
+                for previous, token in zip([BOS, *target], [*target, EOS], strict=True)
             ]
         assert output.token_log_probs == pytest.approx(steps, abs=1e-5)
         assert output.hypothesis.log_prob == pytest.approx(sum(steps), abs=1e-5)
@@ -87,29 +87,29 @@ def test_each_token_has_the_log_probability_that_single_steps_give_it(models):
 
 
 def test_an_ensemble_averages_the_probability_of_each_token():
-    models, targets = MODELS["both kinds"], [[5, 6], [7], [], [8]]
+    models, targets = MODELS["transformer and recurrent"], [[5, 6], [7], [], [8]]
     together = force(models, SOURCES, targets)
-    alone = [force([model], SOURCES, targets) for model in models]
-    for mean, *parts in zip(together, *alone, strict=True):
-        probs = torch.tensor([part.token_log_probs for part in parts]).exp().mean(dim=0)
+    separate = [force([model], SOURCES, targets) for model in models]
+    for mean, *outputs in zip(together, *separate, strict=True):
+        probs = torch.tensor([output.token_log_probs for output in outputs]).exp().mean(dim=0)
         assert mean.token_log_probs == pytest.approx(probs.log().tolist(), abs=1e-5)
 
 
 @EVERY_MODEL
-def test_neither_company_nor_order_changes_a_figure(models):
+def test_results_depend_on_neither_the_order_nor_the_rest_of_the_batch(models):
     targets = [[5, 5, 6], [], [7], [4, 11, 4, 4, 4, 9]]
     together = force(models, SOURCES, targets)
     backwards = force(models, SOURCES[::-1], targets[::-1])[::-1]
-    alone = [
+    single = [
         force(models, [source], [target])[0]
         for source, target in zip(SOURCES, targets, strict=True)
     ]
-    for one, *others in zip(together, backwards, alone, strict=True):
+    for one, *others in zip(together, backwards, single, strict=True):
         for other in others:
             assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-5)
 
 
-def test_how_many_logits_are_held_at_once_changes_nothing(monkeypatch):
+def test_max_rows_does_not_change_the_result(monkeypatch):
     targets = [[5, 5, 6], [], [7], [4, 11, 4, 4, 4, 9]]
     expected = force(MODELS["transformer"], SOURCES, targets)
     monkeypatch.setattr(forced, "_MAX_ROWS", 3)

@@ -1,4 +1,4 @@
-"""The recurrent baseline: against torch's own cells, and what must hold whatever the weights."""
+"""The recurrent baseline: compared with torch's cells, and properties for any weights."""
 
 import itertools
 
@@ -40,7 +40,7 @@ EVERY_KIND = pytest.mark.parametrize("changes", KINDS, ids=name_of)
 
 
 def new_model(seed=0, dtype=torch.float64, **changes):
-    """A model whose biases are not at 0."""
+    """Return a model whose biases are not zero."""
     torch.manual_seed(seed)
     config = RecurrentConfig(**{**SHAPE, **changes})
     model = Recurrent(config, source_vocab_size=V, target_vocab_size=V).to(dtype)
@@ -65,7 +65,7 @@ def other_tokens(tokens):
 
 
 def by_hand(model, config, source, target_input):
-    """Hidden states and attention weights of one sentence, step by step with torch's cells."""
+    """Compute outputs and attention weights of one sentence step by step with torch's cells."""
     scale = config.d_model**0.5
     encoder = (nn.LSTM if config.cell == "lstm" else nn.GRU)(
         config.d_model, config.d_model // 2, config.num_encoder_layers, bidirectional=True
@@ -111,7 +111,7 @@ def by_hand(model, config, source, target_input):
 
 
 @EVERY_KIND
-def test_training_and_cached_decoding_both_compute_the_formulas(changes):
+def test_training_and_step_by_step_decoding_equal_the_formulas(changes):
     model = new_model(**changes)
     config = RecurrentConfig(**{**SHAPE, **changes})
     source, lengths, target = new_batch()
@@ -131,8 +131,8 @@ def test_training_and_cached_decoding_both_compute_the_formulas(changes):
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("lengths", [[4, 6, 1], [6, 6, 6]], ids=str)
-def test_the_encoder_reads_each_sentence_as_if_it_were_alone(cell, dtype, lengths):
-    """Whatever kernel torch chooses for a type and for equal lengths."""
+def test_the_encoder_is_independent_of_the_rest_of_the_batch(cell, dtype, lengths):
+    """For all types, and for equal lengths, for which torch may choose other kernels."""
     model = new_model(cell=cell, dtype=dtype)
     source, lengths = new_batch()[0], torch.tensor(lengths)
     outputs, states = model.encode(source, lengths)
@@ -155,8 +155,8 @@ def test_source_padding_does_not_change_logits(changes):
     other_padding = source.clone()
     for row, length in enumerate(lengths):
         other_padding[row, length:] = other_tokens(source[row, length:])
-        alone = source[row : row + 1, :length]
-        single = logits_of(model, alone, lengths[row : row + 1], target[row : row + 1])
+        unpadded = source[row : row + 1, :length]
+        single = logits_of(model, unpadded, lengths[row : row + 1], target[row : row + 1])
         torch.testing.assert_close(padded[row : row + 1], single)
     assert torch.equal(logits_of(model, other_padding, lengths, target), padded)
     more_padding = F.pad(source, (0, 3), value=PAD)
@@ -201,7 +201,7 @@ def test_the_decoder_cannot_see_the_future(changes):
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_cached_decoding_equals_full_decoding(data):
-    """Whatever hypotheses go on, and whatever sentences are dropped on the way."""
+    """Any hypotheses are continued, and any sentences are dropped."""
     model = new_model(**data.draw(st.sampled_from(KINDS))).eval()
     source, lengths, _ = new_batch()
     sentences = torch.arange(len(source))
@@ -240,7 +240,7 @@ def test_reordering_before_the_first_step_can_drop_sentences():
 
 
 def every_output(model, source, *, alpha, max_length):
-    """(tokens, log probability, score) of every output of one source, best first."""
+    """Return (tokens, log probability, score) of all outputs of one source, best first."""
     found = []
     for length in range(1, max_length + 1):
         prefixes = list(itertools.product([4, 5], repeat=length - 1))
@@ -249,7 +249,7 @@ def every_output(model, source, *, alpha, max_length):
         lengths = torch.full((len(prefixes),), len(source))
         log_probs = logits_of(model, sources, lengths, targets).float().log_softmax(dim=-1)
         for prefix, rows in zip(prefixes, log_probs, strict=True):
-            # The greatest length is not chosen: its end is forced, but counts all the same.
+            # At the maximum length EOS is forced, but its probability counts.
             total = sum(float(row[token]) for row, token in zip(rows, [*prefix, EOS], strict=True))
             found.append((prefix, total, total / length_penalty(length, alpha)))
     return sorted(found, key=lambda output: -output[2])
@@ -268,7 +268,7 @@ def test_beam_search_finds_what_exhaustive_search_finds(changes, alpha):
     lengths = torch.tensor([len(source) for source in sources])
     search = {"length_penalty": alpha, "max_extra_length": 2}
     with torch.inference_mode():
-        model.output_weight.mul_(4)  # makes it decided
+        model.output_weight.mul_(4)  # makes its probabilities less uniform
         everything, beam_4 = (
             beam_search(model, padded, lengths, SearchConfig(beam_size=k, n_best=n, **search))
             for k, n in ((64, 3), (4, 1))
@@ -283,7 +283,7 @@ def test_beam_search_finds_what_exhaustive_search_finds(changes, alpha):
 
 @pytest.mark.parametrize("name", ["dropout", "embedding_dropout", "attention_dropout"])
 @pytest.mark.parametrize("input_feeding", [True, False])
-def test_each_dropout_alone_acts_in_training_and_never_in_evaluation(name, input_feeding):
+def test_each_dropout_acts_only_in_training(name, input_feeding):
     plain = new_model(input_feeding=input_feeding)
     dropping = new_model(input_feeding=input_feeding, **{name: 0.5})
     batch = new_batch()
@@ -319,7 +319,7 @@ def test_every_parameter_gets_a_gradient(changes, tied):
         assert parameter.grad.any(), name
 
 
-def test_tied_embeddings_share_what_they_say_and_are_saved_once():
+def test_tied_embeddings_are_one_parameter():
     sharing = {"three-way": (True, True), "two-way": (False, True), "none": (False, False)}
     for tied, expected in sharing.items():
         model = new_model(tied_embeddings=tied)
@@ -332,18 +332,18 @@ def test_tied_embeddings_share_what_they_say_and_are_saved_once():
         assert not list(model.buffers())
 
 
-def test_cells_of_an_lstm_start_by_remembering():
+def test_the_forget_gates_of_an_lstm_start_open():
     config = RecurrentConfig(**SHAPE, cell="lstm", tied_embeddings="two-way")
     model = Recurrent(config, source_vocab_size=5, target_vocab_size=V)
     for layers in (model.encoder, model.decoder.layers):
         for direction in layers.all_weights:
             *_, bias, hidden_bias = direction
-            into, forget, *others = (bias + hidden_bias).chunk(4)
+            into, forget, *gates = (bias + hidden_bias).chunk(4)
             assert (forget == 1).all()
-            assert not torch.cat([into, *others]).any()
+            assert not torch.cat([into, *gates]).any()
 
 
-def test_sources_and_targets_may_be_longer_than_any_seen_in_training():
+def test_sentences_may_have_any_length():
     model = new_model(num_encoder_layers=1, num_decoder_layers=1)
     tokens = torch.randint(4, V, (1, 700))
     assert model(tokens, torch.tensor([700]), tokens).isfinite().all()
@@ -388,13 +388,13 @@ def losses_of_learning_to_reverse(*, num_steps, **changes):
 
 
 @pytest.mark.parametrize("changes", [KINDS[2], KINDS[5]], ids=name_of)
-def test_it_learns_to_reverse_random_words(changes):
+def test_a_model_learns_to_reverse_random_words(changes):
     losses = losses_of_learning_to_reverse(num_steps=80, **changes)
     assert losses[0] > 1.5
     assert sum(losses[-5:]) / 5 < 0.3
 
 
-def test_one_seed_gives_the_same_losses_to_the_bit():
+def test_equal_seeds_give_bitwise_equal_losses():
     dropouts = {"dropout": 0.3, "embedding_dropout": 0.2, "attention_dropout": 0.1}
     one, other = (losses_of_learning_to_reverse(num_steps=4, **dropouts) for _ in range(2))
     assert one == other

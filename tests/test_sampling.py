@@ -1,4 +1,4 @@
-"""Sampling: what is drawn, from what, and that only seed and line decide it."""
+"""Sampling: its distribution, and its dependence on nothing but seed and line number."""
 
 import itertools
 import math
@@ -49,49 +49,49 @@ def tokens_of(found):
     return [sorted(h.tokens for h in samples) for samples in found]
 
 
-# --- what decides a draw
+# --- dependence on seed and line number
 
 
-def test_the_same_seed_draws_the_same_and_another_seed_does_not():
+def test_the_seed_determines_the_samples():
     assert draw(n_best=3, seed=7) == draw(n_best=3, seed=7)
     assert tokens_of(draw(n_best=3, seed=7)) != tokens_of(draw(n_best=3, seed=8))
 
 
 @pytest.mark.parametrize("top_p", [None, 0.8])
-def test_a_draw_depends_neither_on_the_order_nor_on_the_company_of_its_line(top_p):
+def test_samples_depend_on_neither_the_order_nor_the_rest_of_the_batch(top_p):
     together = tokens_of(draw(n_best=3, top_p=top_p))
     for order in itertools.permutations(range(4), 2):
         found = draw([SOURCES[i] for i in order], [LINES[i] for i in order], n_best=3, top_p=top_p)
         assert tokens_of(found) == [together[i] for i in order]
 
 
-def test_samples_are_the_first_of_more_samples():
+def test_more_samples_include_fewer_samples():
     for few, more in zip(draw(n_best=2), draw(n_best=6), strict=True):
         assert not Counter(h.tokens for h in few) - Counter(h.tokens for h in more)
 
 
-def test_a_higher_limit_of_length_changes_no_draw_within_the_lower():
+def test_a_higher_maximum_length_does_not_change_shorter_samples():
     for [short], [long] in zip(draw(), draw(max_extra_length=30), strict=True):
         assert long.tokens[: len(short.tokens)] == short.tokens
 
 
-def test_the_same_sentence_on_another_line_is_another_draw():
+def test_the_same_sentence_on_other_lines_has_other_samples():
     found = draw([SOURCES[0]] * 8, lines=range(8))
     assert len({best.tokens for [best] in found}) > 1
 
 
-# --- what is drawn from
+# --- the distribution
 
 
 def first_tokens(**config):
-    """How often each token comes first, of many draws."""
+    """Return the relative frequency of each token as the first of many samples."""
     [found] = draw([SOURCES[0]], [1], n_best=4_000, max_extra_length=1, **config)
     counts = Counter((*h.tokens, EOS)[0] for h in found)
     return torch.tensor([counts[token] / len(found) for token in range(V)])
 
 
 def first_log_probs():
-    """The model's own, -inf for tokens that are never produced."""
+    """Return the model's log probabilities, -inf for tokens that are never produced."""
     with torch.inference_mode():
         logits = MODEL.step(torch.tensor([[BOS]]), MODEL.start(*batch_of([SOURCES[0]])))[0, 0]
     log_probs = logits.log_softmax(dim=-1)
@@ -106,12 +106,12 @@ def test_frequencies_are_the_models_probabilities_at_the_temperature(temperature
     assert (first_tokens(temperature=temperature) - expected).abs().max() < 0.032
 
 
-def test_only_the_likeliest_k_are_draw():
+def test_only_the_k_most_probable_tokens_are_drawn():
     frequencies = first_tokens(top_k=3)
-    likeliest = first_log_probs().topk(3).indices
-    assert set(frequencies.nonzero().flatten().tolist()) == set(likeliest.tolist())
-    expected = first_log_probs()[likeliest].softmax(dim=-1)
-    assert (frequencies[likeliest] - expected).abs().max() < 0.032
+    top_tokens = first_log_probs().topk(3).indices
+    assert set(frequencies.nonzero().flatten().tolist()) == set(top_tokens.tolist())
+    expected = first_log_probs()[top_tokens].softmax(dim=-1)
+    assert (frequencies[top_tokens] - expected).abs().max() < 0.032
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_only_the_likeliest_k_are_draw():
         (None, 1.0, {0, 1, 2, 3}),
         (2, None, {1, 3}),
         (9, None, {0, 1, 2, 3}),
-        (2, 0.62, {1}),  # of 0.5 and 0.3, the first has 0.625
+        (2, 0.62, {1}),  # 0.5 / (0.5 + 0.3) = 0.625
         (2, 0.63, {1, 3}),
     ],
 )
-def test_the_nucleus_is_the_fewest_tokens_with_that_probability(top_k, top_p, kept):
+def test_the_nucleus_is_the_smallest_set_with_probability_top_p(top_k, top_p, kept):
     log_probs = torch.tensor([[[0.15, 0.5, 0.05, 0.3]]]).log()
     weights = _distribution(log_probs, SearchConfig(search="sample", top_k=top_k, top_p=top_p))
     assert set(weights[0, 0].nonzero().flatten().tolist()) == kept
@@ -140,14 +140,14 @@ def test_the_nucleus_is_the_fewest_tokens_with_that_probability(top_k, top_p, ke
     torch.testing.assert_close(probabilities, expected)
 
 
-def test_temperature_comes_before_the_nucleus():
+def test_temperature_is_applied_before_the_nucleus():
     log_probs = torch.tensor([[[0.6, 0.3, 0.1]]]).log()
     config = SearchConfig(search="sample", temperature=0.5, top_p=0.75)
-    # Squares: 0.36, 0.09, 0.01 of 0.46, so that the first has 0.78.
+    # Squared probabilities are 0.36, 0.09 and 0.01: the first token has 0.36 / 0.46 = 0.78.
     assert _distribution(log_probs, config)[0, 0].nonzero().flatten().tolist() == [0]
 
 
-def test_a_number_draws_the_token_in_whose_share_it_falls():
+def test_a_random_number_draws_the_token_at_its_cumulative_probability():
     weights = torch.tensor([[[1.0, 0.0, 2.0, 1.0, 0.0]]], dtype=torch.float64)
     for number, token in [(0, 0), (0.249, 0), (0.25, 2), (0.749, 2), (0.75, 3), (0.999999, 3)]:
         numbers = torch.tensor([[number]], dtype=torch.float64)
@@ -155,7 +155,7 @@ def test_a_number_draws_the_token_in_whose_share_it_falls():
 
 
 @pytest.mark.parametrize("truncation", [{"top_k": 1}, {"top_p": 0.0}, {"temperature": 0.01}])
-def test_drawing_from_the_likeliest_token_alone_is_greedy(truncation):
+def test_sampling_only_the_most_probable_token_is_greedy_search(truncation):
     with torch.inference_mode():
         greedy = beam_search(
             MODEL, *batch_of(SOURCES), SearchConfig(beam_size=1, max_extra_length=5, min_length=0)
@@ -165,11 +165,11 @@ def test_drawing_from_the_likeliest_token_alone_is_greedy(truncation):
         assert samples[0].log_prob == pytest.approx(best.log_prob, abs=1e-5)
 
 
-# --- what comes out
+# --- the outputs
 
 
 @pytest.mark.parametrize("models", [[MODEL], [MODEL, transformer(1)]], ids=["model", "ensemble"])
-def test_log_probabilities_are_the_models_own_and_samples_come_best_first(models):
+def test_samples_are_sorted_and_scored_without_temperature(models):
     config = {"n_best": 5, "temperature": 1.7, "top_k": 4}
     found = draw(model=models[0] if len(models) == 1 else Ensemble(models), **config)
     for source, samples in zip(SOURCES, found, strict=True):
@@ -184,7 +184,7 @@ def test_log_probabilities_are_the_models_own_and_samples_come_best_first(models
             assert hypothesis.score == pytest.approx(output.hypothesis.score, abs=1e-4)
 
 
-def test_samples_keep_to_the_greatest_length_and_to_words():
+def test_samples_respect_the_maximum_length_and_contain_only_words():
     lengths = set()
     for source, samples in zip(SOURCES, draw(n_best=50, temperature=5.0), strict=True):
         assert all(len(h.tokens) < len(source) + 5 for h in samples)

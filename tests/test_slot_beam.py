@@ -1,4 +1,4 @@
-"""Beam search in slots, step by step: nothing in a step depends on what the host knows."""
+"""Beam search in slots: recorded steps, and the results of beam search."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def new_transformer(seed=0, *, vocab_size=V, **settings):
     )
     model = Transformer(config, source_vocab_size=vocab_size, target_vocab_size=vocab_size)
     with torch.no_grad():
-        model.output_weight.mul_(4)  # makes it decided
+        model.output_weight.mul_(4)  # makes its probabilities less uniform
     return model.double().eval()
 
 
@@ -36,10 +36,10 @@ def batch_of(sources):
     return padded, torch.tensor([len(source) for source in sources])
 
 
-def prefill(beams, places, sources, config, *, prefixes=None, max_positions=None):
+def prefill(beams, slots, sources, config, *, prefixes=None, max_positions=None):
     source, lengths = batch_of(sources)
     constraints = Constraints.of(lengths, config, max_positions=max_positions, prefixes=prefixes)
-    beams.prefill(places, source, lengths, constraints)
+    beams.prefill(slots, source, lengths, constraints)
 
 
 def new_beams(model, config):
@@ -48,9 +48,9 @@ def new_beams(model, config):
 
 
 class Recording(TorchDispatchMode):
-    """What a GPU records: operations and the memory they work on, no value of any tensor."""
+    """Records operations and their memory, as a CUDA graph does, without any tensor's values."""
 
-    WAITS = (
+    SYNCHRONIZING = (
         torch.ops.aten._local_scalar_dense.default,
         torch.ops.aten.nonzero.default,
         torch.ops.aten.masked_select.default,
@@ -66,7 +66,7 @@ class Recording(TorchDispatchMode):
         is_masked = operation == torch.ops.aten.index.Tensor and any(
             index is not None and index.dtype == torch.bool for index in args[1]
         )
-        waits = operation in self.WAITS or is_masked
+        waits = operation in self.SYNCHRONIZING or is_masked
         assert not waits, f"{operation} waits for the device"
         kwargs = kwargs or {}
         with self:
@@ -85,73 +85,71 @@ class Recording(TorchDispatchMode):
                     old.copy_(new)
 
 
-def recorded(step):
+def record(step):
     recording = Recording()
     with recording:
         step()
     return recording.replay
 
 
-def run(beams, step, places):
+def run(beams, step, slots):
     for _ in range(100):
-        if not beams.is_open[places].any():
-            return hypotheses(beams.outputs(places))
+        if not beams.is_open[slots].any():
+            return hypotheses(beams.outputs(slots))
         step()
-    raise AssertionError("it never ends")
+    raise AssertionError("the search does not end")
 
 
 def assert_same(found, expected):
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [each.tokens for each in ours] == [each.tokens for each in theirs]
+    for best, expected_best in zip(found, expected, strict=True):
+        assert [h.tokens for h in best] == [h.tokens for h in expected_best]
         for name in ("log_prob", "score"):
-            assert [getattr(each, name) for each in ours] == pytest.approx(
-                [getattr(each, name) for each in theirs], rel=1e-5
+            assert [getattr(h, name) for h in best] == pytest.approx(
+                [getattr(h, name) for h in expected_best], rel=1e-5
             )
 
 
 @pytest.mark.parametrize("vocab_size", [V, 70_001])
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_recorded_step_finds_what_beam_search_finds_whatever_comes_into_the_slots(
-    beam_size, vocab_size
-):
+def test_replaying_a_recorded_step_finds_the_results_of_beam_search(beam_size, vocab_size):
     model = new_transformer(vocab_size=vocab_size)
     config = SearchConfig(beam_size=beam_size, n_best=beam_size, max_extra_length=5)
     with torch.inference_mode():
         beams = new_beams(model, config)
-        step = recorded(beams.step)  # with nothing in the slots
-        for sources, prefixes, places in [
+        step = record(beams.step)  # with empty slots
+        for sources, prefixes, slots in [
             (SOURCES, [[], [4, 5], [7], []], [2, 0, 3, 1]),
             (SOURCES[:2], None, [1, 3]),
         ]:
-            prefill(beams, places, sources, config, prefixes=prefixes)
+            prefill(beams, slots, sources, config, prefixes=prefixes)
             expected = beam_search(model, *batch_of(sources), config, prefixes=prefixes)
-            assert_same(run(beams, step, places), expected)
+            assert_same(run(beams, step, slots), expected)
 
 
-def test_a_step_that_asks_for_a_value_is_no_recording():
+def test_a_step_that_reads_values_cannot_be_recorded():
     x = torch.ones(2)
     with pytest.raises(AssertionError, match="waits for the device"):
-        recorded(lambda: x[x > 0])
+        record(lambda: x[x > 0])
     with pytest.raises(AssertionError, match="waits for the device"):
-        recorded(lambda: x.sum().item())
+        record(lambda: x.sum().item())
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, -1.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_each_slot_goes_its_own_way(seed, alpha):
+def test_slots_at_different_positions_are_independent(seed, alpha):
     model = new_transformer(seed, norm="pre")
     config = SearchConfig(beam_size=4, n_best=2, length_penalty=alpha, max_extra_length=4)
     with torch.inference_mode():
         expected = beam_search(model, *batch_of(SOURCES), config)
         beams = new_beams(model, config)
-        # One after another, while those before go on.
-        for place, source in enumerate(SOURCES):
-            prefill(beams, [place], [source], config)
+        # Add sentences one after another, while the earlier ones are active.
+        for slot, source in enumerate(SOURCES):
+            prefill(beams, [slot], [source], config)
             beams.step()
         assert_same(run(beams, beams.step, list(range(len(SOURCES)))), expected)
 
 
-def test_outputs_end_where_the_learned_positions_do():
+def test_outputs_are_not_longer_than_the_learned_positions():
     model = new_transformer(learned_positions=6)
     config = SearchConfig(beam_size=2, max_extra_length=10, length_penalty=3.0)
     with torch.inference_mode():
@@ -162,7 +160,7 @@ def test_outputs_end_where_the_learned_positions_do():
     assert max(len(best[0].tokens) for best in expected) == 5
 
 
-def test_what_is_done_stays_as_it_is_until_it_is_replaced():
+def test_finished_outputs_are_kept_until_they_are_replaced():
     model = new_transformer()
     config = SearchConfig(beam_size=3, max_extra_length=2)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Search in slots: the outputs of beam search, in order, whatever is in the slots together."""
+"""Search in slots, compared with beam search."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def model():
     )
     model = Transformer(config, source_vocab_size=V, target_vocab_size=V).double().eval()
     with torch.no_grad():
-        model.output_weight.mul_(4)  # makes it decided
+        model.output_weight.mul_(4)  # makes its probabilities less uniform
     return model
 
 
@@ -33,26 +33,24 @@ def padded(sources):
     return batch, torch.tensor([len(row) for row in rows])
 
 
-def slots_of(model, **options):
+def new_search(model, **options):
     return SlotSearch(model, torch.device("cpu"), **options)
 
 
-def found_in(search, sources, config, *, max_tokens=4096, prefixes=None):
+def find(search, sources, config, *, max_tokens=4096, prefixes=None):
     with torch.inference_mode():
         return search.search(*padded(sources), config, max_tokens=max_tokens, prefixes=prefixes)
 
 
-def found_by_beam_search(model, sources, config, *, prefixes=None):
+def find_by_beam_search(model, sources, config, *, prefixes=None):
     with torch.inference_mode():
         return beam_search(model, *padded(sources), config, prefixes=prefixes)
 
 
 def assert_same(found, expected):
-    for our_best, their_best in zip(found, expected, strict=True):
-        assert [each.tokens for each in our_best] == [each.tokens for each in their_best]
-        assert [each.score for each in our_best] == pytest.approx(
-            [each.score for each in their_best], abs=1e-5
-        )
+    for best, expected_best in zip(found, expected, strict=True):
+        assert [h.tokens for h in best] == [h.tokens for h in expected_best]
+        assert [h.score for h in best] == pytest.approx([h.score for h in expected_best], abs=1e-5)
 
 
 def new_batch(lengths, seed=0):
@@ -71,7 +69,7 @@ def new_batch(lengths, seed=0):
     max_tokens=st.sampled_from([1, 16, 40, 4096]),
     prefix=st.lists(st.integers(4, V - 1), max_size=3),
 )
-def test_a_batch_in_any_number_of_slots_gives_the_outputs_of_beam_search(
+def test_any_number_of_slots_finds_the_outputs_of_beam_search(
     model, lengths, beam_size, alpha, extra, max_tokens, prefix
 ):
     config = SearchConfig(
@@ -79,30 +77,30 @@ def test_a_batch_in_any_number_of_slots_gives_the_outputs_of_beam_search(
     )
     sources = new_batch(lengths)
     prefixes = [prefix, *[[]] * (len(sources) - 1)]
-    found = found_in(slots_of(model), sources, config, max_tokens=max_tokens, prefixes=prefixes)
-    assert_same(found, found_by_beam_search(model, sources, config, prefixes=prefixes))
+    found = find(new_search(model), sources, config, max_tokens=max_tokens, prefixes=prefixes)
+    assert_same(found, find_by_beam_search(model, sources, config, prefixes=prefixes))
 
 
-def test_sentences_of_other_lengths_get_slots_of_another_shape(model):
+def test_sentences_of_different_lengths_use_slots_of_different_shapes(model):
     config = SearchConfig(beam_size=2, max_extra_length=3)
     sources = new_batch([70, 3, 130, 2, 100, 60, 66, 140])
-    search = slots_of(model)
-    assert_same(found_in(search, sources, config), found_by_beam_search(model, sources, config))
+    search = new_search(model)
+    assert_same(find(search, sources, config), find_by_beam_search(model, sources, config))
     shapes = [shape for _, shape in search._pools]
     assert sorted(shape.source_capacity for shape in shapes) == [64, 128, 256]
     assert all(shape.capacity >= shape.source_capacity + 3 for shape in shapes)
 
 
-def test_a_prefix_may_be_longer_than_any_output_would_be(model):
+def test_a_prefix_may_exceed_the_maximum_length(model):
     config = SearchConfig(beam_size=2, max_extra_length=1)
     sources, prefixes = new_batch([2, 3]), [[5] * 90, [4]]
-    expected = found_by_beam_search(model, sources, config, prefixes=prefixes)
-    assert_same(found_in(slots_of(model), sources, config, prefixes=prefixes), expected)
+    expected = find_by_beam_search(model, sources, config, prefixes=prefixes)
+    assert_same(find(new_search(model), sources, config, prefixes=prefixes), expected)
     assert expected[0][0].tokens[:90] == (5,) * 90
 
 
 def count_steps(model):
-    """A search, and the steps that it has taken."""
+    """Return a search, and a list that grows by one entry with each step."""
     steps = []
 
     def counted(step):
@@ -112,35 +110,35 @@ def count_steps(model):
 
         return take_step
 
-    return slots_of(model, record=counted), steps
+    return new_search(model, record=counted), steps
 
 
-def test_the_next_sentences_come_in_while_others_go_on(model):
-    # So few tokens at a time that there are eight slots.
+def test_new_sentences_are_added_while_others_are_active(model):
+    # With this max_tokens there are eight slots.
     config = SearchConfig(beam_size=1, max_extra_length=60)
     sources = new_batch([9, 3] * 16)
     together, steps = count_steps(model)
-    found_in(together, sources, config, max_tokens=32)
+    find(together, sources, config, max_tokens=32)
     in_pairs, more_steps = count_steps(model)
     for start in range(0, len(sources), 2):
-        found_in(in_pairs, sources[start : start + 2], config, max_tokens=32)
+        find(in_pairs, sources[start : start + 2], config, max_tokens=32)
     assert len(steps) < len(more_steps) / 2
 
 
-def test_slots_serve_again_unless_a_search_was_broken_off(model, monkeypatch):
+def test_slots_are_reused_unless_a_search_was_interrupted(model, monkeypatch):
     config = SearchConfig(beam_size=2, max_extra_length=5)
     sources = new_batch([4, 5, 2, 7])
     recorded = []
-    search = slots_of(model, record=lambda step: recorded.append(step) or step)
-    expected = found_by_beam_search(model, sources, config)
+    search = new_search(model, record=lambda step: recorded.append(step) or step)
+    expected = find_by_beam_search(model, sources, config)
     for _ in range(2):
-        assert_same(found_in(search, sources, config, max_tokens=32), expected)
+        assert_same(find(search, sources, config, max_tokens=32), expected)
     assert len(recorded) == 1
     with monkeypatch.context() as patched:
         patched.setattr(SlotBeams, "outputs", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            found_in(search, sources, config, max_tokens=32)
-    assert_same(found_in(search, sources, config, max_tokens=32), expected)
+            find(search, sources, config, max_tokens=32)
+    assert_same(find(search, sources, config, max_tokens=32), expected)
     assert len(recorded) == 2
 
 

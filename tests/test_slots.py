@@ -1,4 +1,4 @@
-"""Decoding in slots: what a step gives is what the whole model gives for each prefix."""
+"""Decoding in slots, compared with the whole model on each prefix."""
 
 import pytest
 import torch
@@ -25,34 +25,34 @@ def new_source(length, seed):
     return torch.randint(4, V, (length,), generator=generator)
 
 
-def prefill(model, slots, places, sources):
+def prefill(model, cache, slots, sources):
     lengths = torch.tensor([len(source) for source in sources])
     padded = torch.nn.utils.rnn.pad_sequence(sources, batch_first=True)
-    model.prefill(slots, torch.tensor(places), padded, lengths)
+    model.prefill(cache, torch.tensor(slots), padded, lengths)
 
 
 class Prefixes:
-    """What the hypotheses in the slots are, by the decisions that the slots are told."""
+    """The source and the hypotheses' tokens of each slot in use."""
 
     def __init__(self, model):
         self.model = model
-        self.of_slots = {}
+        self.by_slot = {}
 
-    def logits(self, place):
-        source, hypotheses = self.of_slots[place]
+    def logits(self, slot):
+        source, hypotheses = self.by_slot[slot]
         memory = source.expand(len(hypotheses), -1)
         lengths = torch.full((len(hypotheses),), len(source))
-        hidden = self.model(memory, lengths, torch.tensor(hypotheses))
-        return self.model.logits(hidden)[:, -1]
+        hidden_states = self.model(memory, lengths, torch.tensor(hypotheses))
+        return self.model.logits(hidden_states)[:, -1]
 
 
 @pytest.mark.parametrize(
     "settings",
     [{}, {"norm": "pre"}, {"d_k": 3, "d_v": 5}, {"learned_positions": 9}],
 )
-def test_a_step_gives_the_logits_of_each_prefix_wherever_a_slot_stands(settings):
+def test_slots_at_any_position_have_the_logits_of_their_prefixes(settings):
     model = new_model(**settings)
-    slots = model.new_slots(SHAPE)
+    cache = model.new_slots(SHAPE)
     num_slots, num_hypotheses = SHAPE.num_slots, SHAPE.num_hypotheses
     prefixes = Prefixes(model)
     generator = torch.Generator().manual_seed(2)
@@ -62,34 +62,34 @@ def test_a_step_gives_the_logits_of_each_prefix_wherever_a_slot_stands(settings)
 
     with torch.no_grad():
         for number in range(12):
-            # Sentences come while others are underway, and take the place of some.
+            # New sentences are added while others are active, and replace some of them.
             new = {0: [0, 2, 3], 3: [1], 6: [3, 0]}.get(number, [])
-            sources = [new_source(2 + place, seed=number) for place in new]
+            sources = [new_source(2 + slot, seed=number) for slot in new]
             if new:
-                prefill(model, slots, new, sources)
-            for place, source in zip(new, sources, strict=True):
-                prefixes.of_slots[place] = source, [[] for _ in range(num_hypotheses)]
+                prefill(model, cache, new, sources)
+            for slot, source in zip(new, sources, strict=True):
+                prefixes.by_slot[slot] = source, [[] for _ in range(num_hypotheses)]
             tokens = random(V)
-            stays = torch.tensor(
-                [place in prefixes.of_slots and number % 4 != place for place in range(num_slots)]
+            is_active = torch.tensor(
+                [slot in prefixes.by_slot and number % 4 != slot for slot in range(num_slots)]
             )
-            for place, (_, hypotheses) in prefixes.of_slots.items():
-                for ids, token in zip(hypotheses, tokens[place].tolist(), strict=True):
+            for slot, (_, hypotheses) in prefixes.by_slot.items():
+                for ids, token in zip(hypotheses, tokens[slot].tolist(), strict=True):
                     ids.append(token)
-            found = model.step_slots(tokens, slots).view(num_slots, num_hypotheses, V)
-            for place in prefixes.of_slots:
-                torch.testing.assert_close(found[place], prefixes.logits(place))
+            found = model.step_slots(tokens, cache).view(num_slots, num_hypotheses, V)
+            for slot in prefixes.by_slot:
+                torch.testing.assert_close(found[slot], prefixes.logits(slot))
             parents = random(num_hypotheses)
-            slots.reorder(parents, stays)
-            for place, (source, hypotheses) in list(prefixes.of_slots.items()):
-                if stays[place]:
-                    chosen = [list(hypotheses[parent]) for parent in parents[place].tolist()]
-                    prefixes.of_slots[place] = source, chosen
+            cache.reorder(parents, is_active)
+            for slot, (source, hypotheses) in list(prefixes.by_slot.items()):
+                if is_active[slot]:
+                    chosen = [list(hypotheses[parent]) for parent in parents[slot].tolist()]
+                    prefixes.by_slot[slot] = source, chosen
                 else:
-                    del prefixes.of_slots[place]
+                    del prefixes.by_slot[slot]
 
 
-def test_only_dot_product_attention_to_everything_is_decoded_in_slots():
+def test_only_dot_product_attention_without_a_window_is_decoded_in_slots():
     class InSlots(Backend):
         decodes_in_slots = True
 

@@ -1,4 +1,4 @@
-"""The Transformer: against torch.nn.Transformer, and what must hold whatever the weights."""
+"""The Transformer: compared with torch.nn.Transformer, and properties for any weights."""
 
 import itertools
 import math
@@ -46,7 +46,7 @@ EVERY_SHAPE = pytest.mark.parametrize(
 
 
 def new_model(seed=0, **changes):
-    """A model in float64 whose biases and norms are not at 0 and 1."""
+    """Return a float64 model whose biases and norms are not at their initial values."""
     torch.manual_seed(seed)
     config = TransformerConfig(**{**SHAPE, **changes})
     model = Transformer(config, source_vocab_size=V, target_vocab_size=V).double()
@@ -163,8 +163,8 @@ def test_source_padding_does_not_change_logits(changes):
     other_padding = source.clone()
     for row, length in enumerate(lengths):
         other_padding[row, length:] = 0
-        alone = source[row : row + 1, :length]
-        single = logits_of(model, alone, lengths[row : row + 1], target[row : row + 1])
+        unpadded = source[row : row + 1, :length]
+        single = logits_of(model, unpadded, lengths[row : row + 1], target[row : row + 1])
         torch.testing.assert_close(padded[row : row + 1], single)
     torch.testing.assert_close(logits_of(model, other_padding, lengths, target), padded)
 
@@ -218,7 +218,7 @@ def test_a_permuted_batch_permutes_its_logits(sides, changes):
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_cached_decoding_equals_full_decoding(data):
-    """Whatever hypotheses go on, and whatever sentences are dropped on the way."""
+    """Any hypotheses are continued, and any sentences are dropped."""
     changes = data.draw(st.sampled_from(SHAPES))
     model = new_model(**changes).eval()
     source, lengths, _ = new_batch()
@@ -246,7 +246,7 @@ def test_cached_decoding_equals_full_decoding(data):
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_sentence_longer_than_the_learned_positions_is_an_error_that_says_so(side):
+def test_a_sentence_longer_than_the_learned_positions_is_an_error(side):
     model = new_model(learned_positions=5)
     source, lengths, target = new_batch()
     batch = (source, lengths, target) if side == "source" else (source[:, :4], lengths, target)
@@ -256,15 +256,15 @@ def test_a_sentence_longer_than_the_learned_positions_is_an_error_that_says_so(s
         model(*batch)
 
 
-def test_a_window_reads_no_more_keys_than_it_can_see():
-    class Watched(Backend):
-        def attend(self, query, key, value, hidden_states):
+def test_decoding_with_a_window_reads_only_keys_in_the_window():
+    class WatchedBackend(Backend):
+        def attend(self, query, key, value, bias):
             num_keys.append(value.size(2))
-            return super().attend(query, key, value, hidden_states)
+            return super().attend(query, key, value, bias)
 
     num_keys = []
     model = new_model(attention_window=2).eval()
-    use_backend(model, Watched())
+    use_backend(model, WatchedBackend())
     source, lengths, target = new_batch()
     with torch.no_grad():
         state = model.start(source, lengths)
@@ -274,7 +274,7 @@ def test_a_window_reads_no_more_keys_than_it_can_see():
             assert num_keys == [min(t + 1, 2), source.size(1)] * SHAPE["num_decoder_layers"]
 
 
-def test_cached_decoding_goes_beyond_the_table_of_positions():
+def test_cached_decoding_extends_the_table_of_positions():
     model = new_model(num_encoder_layers=1, num_decoder_layers=1).eval()
     source, lengths, _ = new_batch()
     target = torch.randint(4, V, (3, 300))
@@ -299,7 +299,7 @@ def test_reordering_before_the_first_step_can_drop_sentences():
 @pytest.mark.parametrize(
     "name", ["dropout", "embedding_dropout", "attention_dropout", "relu_dropout"]
 )
-def test_each_dropout_alone_acts_in_training_and_never_in_evaluation(name):
+def test_each_dropout_acts_only_in_training(name):
     plain, dropping = new_model(), new_model(**{name: 0.5})
     batch = new_batch()
     torch.testing.assert_close(logits_of(plain.train(), *batch), logits_of(plain.eval(), *batch))
@@ -308,7 +308,7 @@ def test_each_dropout_alone_acts_in_training_and_never_in_evaluation(name):
     assert not torch.allclose(first, second)
 
 
-def test_tied_embeddings_share_what_they_say():
+def test_tied_embeddings_are_one_parameter():
     for tied, expected in (
         ("three-way", (True, True)),
         ("two-way", (False, True)),

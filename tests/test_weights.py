@@ -1,4 +1,4 @@
-"""Recorded attention weights: what the model used, and nothing left behind."""
+"""Recorded attention weights, and the unchanged model."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ EVERY_ATTENTION = pytest.mark.parametrize(
 
 
 def new_model(**changes):
-    """A Transformer that drops half of everything in training, its biases not at 0."""
+    """Return a Transformer with a dropout of one half and biases that are not zero."""
     torch.manual_seed(0)
     config = TransformerConfig(
         **{
@@ -54,12 +54,12 @@ def new_batch():
 
 
 def valid_rows(lengths, size):
-    """[B, size] True where a source position is no padding."""
+    """Return [B, size], True where a source position is no padding."""
     return torch.arange(size) < lengths[:, None]
 
 
 @EVERY_ATTENTION
-def test_weights_have_a_row_of_keys_for_each_layer_and_head(changes):
+def test_weights_have_a_matrix_for_each_layer_and_head(changes):
     weights = record_attention(new_model(**changes), *new_batch())
     assert weights.encoder.shape == (LAYERS_ENCODER, 3, H, 9, 9)
     assert weights.decoder.shape == (LAYERS_DECODER, 3, H, 7, 7)
@@ -67,7 +67,7 @@ def test_weights_have_a_row_of_keys_for_each_layer_and_head(changes):
 
 
 @EVERY_ATTENTION
-def test_every_row_of_weights_sums_to_one_over_the_valid_keys(changes):
+def test_weights_sum_to_one_over_the_valid_keys(changes):
     source, lengths, target = new_batch()
     weights = record_attention(new_model(**changes), source, lengths, target)
     valid = valid_rows(lengths, 9)
@@ -80,13 +80,13 @@ def test_every_row_of_weights_sums_to_one_over_the_valid_keys(changes):
 
 
 @EVERY_ATTENTION
-def test_no_weight_is_on_the_future(changes):
+def test_no_weight_is_on_later_positions(changes):
     weights = record_attention(new_model(**changes), *new_batch())
     assert not weights.decoder.triu(1).any()
     assert weights.decoder.diagonal(dim1=-2, dim2=-1).all()
 
 
-def test_a_window_leaves_weights_on_neighbors_only():
+def test_weights_outside_the_window_are_zero():
     source, lengths, target = new_batch()
     weights = record_attention(new_model(attention_window=2), source, lengths, target)
     distance = torch.arange(9) - torch.arange(9)[:, None]
@@ -98,8 +98,8 @@ def test_a_window_leaves_weights_on_neighbors_only():
 
 
 @EVERY_ATTENTION
-def test_weights_times_values_are_what_attend_gives(changes, monkeypatch):
-    """For each call of each attention, those after a window's blocks and fused kernels too."""
+def test_weights_times_values_equal_the_attention_output(changes, monkeypatch):
+    """For each call of each module, including windows in blocks and fused kernels."""
     model = new_model(**changes).eval()
     calls = []
     attend = MultiHeadAttention.attend
@@ -124,12 +124,12 @@ def test_weights_times_values_are_what_attend_gives(changes, monkeypatch):
     for attention, value, output in calls:
         heads = found[attention] @ value
         expected = heads.transpose(1, 2).flatten(2)
-        if expected.size(1) == 9:  # what stands at the source's padding means nothing
+        if expected.size(1) == 9:  # outputs at padding are ignored
             expected, output = expected[valid], output[valid]
         torch.testing.assert_close(expected, output, rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_does_not_change_weights_even_of_a_model_in_training():
+def test_weights_of_a_model_in_training_are_without_dropout():
     model = new_model().train()
     first, second = (record_attention(model, *new_batch()) for _ in range(2))
     torch.testing.assert_close(first.cross, second.cross, rtol=0, atol=0)
@@ -138,7 +138,7 @@ def test_dropout_does_not_change_weights_even_of_a_model_in_training():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_afterwards_as_it_was(training):
+def test_recording_leaves_the_model_unchanged(training):
     model = new_model().train(training)
     before = [(module, dict(vars(module))) for module in model.modules()]
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -150,7 +150,7 @@ def test_the_model_is_afterwards_as_it_was(training):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_the_model_is_as_it_was_after_a_failure_too():
+def test_a_failure_leaves_the_model_unchanged():
     model = new_model().train()
     source, lengths, _ = new_batch()
     with pytest.raises(IndexError):
@@ -161,7 +161,7 @@ def test_the_model_is_as_it_was_after_a_failure_too():
 
 
 @pytest.mark.parametrize("attention", ["dot-product", "additive"])
-def test_the_recurrent_model_has_one_head_that_looks_at_the_source(attention):
+def test_the_recurrent_model_has_one_head_of_cross_attention(attention):
     torch.manual_seed(0)
     config = RecurrentConfig(
         num_encoder_layers=1, num_decoder_layers=2, d_model=8, attention=attention
