@@ -38,7 +38,7 @@ def model_options(given: Mapping[str, object]) -> Any:
     return options
 
 
-def made_up_vocabulary(size: int) -> pyonmttok.Vocab:
+def synthetic_vocabulary(size: int) -> pyonmttok.Vocab:
     """Return a vocabulary with tfm's ids of special tokens."""
     specials = [DefaultTokens.PAD, DefaultTokens.BOS, DefaultTokens.EOS, DefaultTokens.UNK]
     pieces = [f"piece{number}" for number in range(len(specials), size)]

@@ -239,5 +239,5 @@ def test_the_benchmark_has_every_setting_of_train():
 
 
 def test_effective_settings_exist():
-    names = {*bench_cli._OF_A_STEP, *bench_cli._OF_THE_LOOP}
+    names = {*bench_cli._STEP_SETTINGS, *bench_cli._LOOP_SETTINGS}
     assert names <= {item.name for item in fields(TrainingConfig)}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.data.trees.brackets import bracketed, tree_of_line
+from tfm.data.trees.brackets import bracketed, parse_tree_line
 from tfm.data.trees.symbols import linearize, restore
 from tfm.data.trees.tree import words_of
 from tfm.errors import DataError
@@ -15,7 +15,7 @@ GOLD = "(S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (RB home))) (PRN (: --)) 
 
 
 def tree(text):
-    return tree_of_line(text, where="the test")
+    return parse_tree_line(text, where="the test")
 
 
 def counts(gold, hypothesis):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tfm.device.compute import choose_compute, single_precision_flops
+from tfm.device.compute import choose_compute, measure_fp32_flops
 from tfm.device.cpu import Cpu
 from tfm.errors import UsageError
 
@@ -90,4 +90,4 @@ def test_matrix_products_have_the_requested_precision(precision, dtype):
 
 
 def test_measured_flops_are_plausible():
-    assert 1e8 < single_precision_flops(torch.device("cpu")) < 1e14
+    assert 1e8 < measure_fp32_flops(torch.device("cpu")) < 1e14

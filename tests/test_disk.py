@@ -87,7 +87,7 @@ def test_all_free_space_may_be_used(disks, tmp_path):
 
 
 def test_an_unknown_size_is_reported(disks, tmp_path, capsys):
-    unknown = need(tmp_path, "downloads", 0, is_least=True)
+    unknown = need(tmp_path, "downloads", 0, is_lower_bound=True)
     check_disks([unknown, need(tmp_path, "text", 7_000)])
     check_disks([unknown])
     first, second = capsys.readouterr().err.splitlines()

@@ -11,7 +11,7 @@ from tfm.config import AverageConfig, InferenceConfig, ScoreConfig, SearchConfig
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import GeneratedText
 from tfm.data.subword import EOS, PAD
-from tfm.data.trees.brackets import tree_of_line
+from tfm.data.trees.brackets import parse_tree_line
 from tfm.data.trees.tree import words_of
 from tfm.inference.translator import Translator
 from tfm.model.build import load_model
@@ -108,7 +108,7 @@ def test_a_parsers_output_becomes_trees_of_the_sentences_and_is_scored(parser, m
     outputs = list(generate(plan, config, inference=CPU, runs_dir=Path("runs")))
     assert len(outputs) == 9
     for sentence, [best] in outputs:
-        tree = tree_of_line(best.text, where="output")
+        tree = parse_tree_line(best.text, where="output")
         assert words_of(tree) == sentence.split()
     assert "repairs to the trees" in capfd.readouterr().err
     Path("out").write_text("".join(f"{best.text}\n" for _, [best] in outputs))

@@ -15,7 +15,7 @@ from tfm.data.dataset import ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary
 from tfm.data.synthetic.treebank import generate_trees
-from tfm.data.trees.brackets import bracketed, tree_of_line
+from tfm.data.trees.brackets import bracketed, parse_tree_line
 from tfm.data.trees.symbols import linearize, restore
 from tfm.data.trees.tree import normalize, words_of
 from tfm.errors import DataError, UsageError
@@ -72,7 +72,7 @@ def test_validation_and_test_splits_have_gold_trees(dataset, treebank):
 
 
 def test_the_symbols_of_the_gold_trees_have_a_perfect_score(dataset):
-    gold = [tree_of_line(line, where="gold") for line in lines(dataset, "test.gold")]
+    gold = [parse_tree_line(line, where="gold") for line in lines(dataset, "test.gold")]
     pairs = zip(lines(dataset, "test.trees"), lines(dataset, "test.words"), strict=True)
     restored = [restore(symbols.split(), words.split())[0] for symbols, words in pairs]
     score = score_brackets(gold, restored)

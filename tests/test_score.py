@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.cli import main as cli
-from tfm.cli.translations import _METRICS_ABOUT
+from tfm.cli.translations import _AFFECTED_METRICS
 from tfm.config import ScoreConfig
 from tfm.errors import DataError, UsageError
 from tfm.metrics.metric import MetricName
@@ -305,8 +305,8 @@ def test_a_flag_without_effect_is_refused(run, arguments, message):
 
 
 def test_the_metrics_of_each_setting_are_known():
-    assert set(_METRICS_ABOUT) == {item.name for item in fields(ScoreConfig)} | {"language"}
-    assert {name for about in _METRICS_ABOUT.values() for name in about} <= set(
+    assert set(_AFFECTED_METRICS) == {item.name for item in fields(ScoreConfig)} | {"language"}
+    assert {name for about in _AFFECTED_METRICS.values() for name in about} <= set(
         get_args(MetricName)
     )
 

@@ -35,7 +35,7 @@ def write(path, num_bytes):
 
 def test_the_text_size_of_a_recipe_is_used(tmp_path):
     size = sources(tmp_path, text_size=700).size()
-    assert (size.missing, size.unpacked, size.text, size.is_least) == (1000, 700, 700, False)
+    assert (size.missing, size.unpacked, size.text, size.is_lower_bound) == (1000, 700, 700, False)
 
 
 def test_without_text_size_a_usual_compression_is_assumed(tmp_path):
@@ -71,7 +71,7 @@ def test_files_of_a_mirror_url_are_downloaded(tmp_path):
 def test_an_archive_of_unknown_size_makes_the_estimate_a_lower_bound(tmp_path, known, missing):
     archives = (Archive(url="http://unreachable.invalid/a.tgz", **known),)
     size = sources(tmp_path, archives=archives).size()
-    assert (size.missing, size.is_least) == (missing, not known)
+    assert (size.missing, size.is_lower_bound) == (missing, not known)
 
 
 def test_local_files_are_read_in_place_or_unpacked_if_compressed(tmp_path):
@@ -107,6 +107,6 @@ def test_an_approximate_size_does_not_change_the_fingerprint(tmp_path):
 def test_the_sizes_of_the_papers_corpora_are_known(tmp_path, name, gigabytes):
     text_sources = TextSources(load_recipe(name), raw_dir=tmp_path, downloads_dir=tmp_path)
     size = text_sources.size()
-    assert not size.is_least
+    assert not size.is_lower_bound
     assert size.missing == pytest.approx(gigabytes * 1e9, rel=0.02)
     assert size.missing / 2 < size.unpacked < size.missing * 3

@@ -12,7 +12,7 @@ import pytest
 from tfm.data.synthetic.grammar import Category, Constituent, grammar
 from tfm.data.synthetic.lexicon import lexicon
 from tfm.data.synthetic.treebank import generate_trees
-from tfm.data.trees.brackets import bracketed, tree_of_line
+from tfm.data.trees.brackets import bracketed, parse_tree_line
 from tfm.data.trees.symbols import linearize
 from tfm.data.trees.tree import TRACE, Leaf, Tree, bare_label, normalize, walk, words_of
 
@@ -278,7 +278,7 @@ def test_each_trace_has_an_antecedent(treebank):
 
 def test_trees_are_read_as_written(treebank):
     for tree in treebank["test"]:
-        assert tree_of_line(bracketed(tree), where="the test") == tree
+        assert parse_tree_line(bracketed(tree), where="the test") == tree
 
 
 def test_symbols_are_few_and_sequences_short(treebank):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.data.trees.brackets import bracketed, read_trees, tree_of_line
+from tfm.data.trees.brackets import bracketed, parse_tree_line, read_trees
 from tfm.data.trees.symbols import Repairs, linearize, restore
 from tfm.data.trees.tree import Leaf, Tree, normalize, walk, words_of
 from tfm.errors import DataError
@@ -40,7 +40,7 @@ SYMBOLS = st.lists(
 
 
 def tree(text):
-    return tree_of_line(text, where="the test")
+    return parse_tree_line(text, where="the test")
 
 
 def untagged(node):

@@ -39,7 +39,7 @@ def main() -> None:
     """Run the benchmark."""
     settings = read_settings(__doc__)
     stored = read_model(settings.setup, norm="pre")
-    vocabulary = opennmt_model.made_up_vocabulary(stored.shape.vocab_size)
+    vocabulary = opennmt_model.synthetic_vocabulary(stored.shape.vocab_size)
     vocabularies = {
         "src": vocabulary,
         "tgt": vocabulary,

@@ -29,7 +29,7 @@ def main() -> None:
     settings = read_settings(__doc__)
     torch.manual_seed(settings.seed)
     options = _options(settings)
-    vocabulary = opennmt_model.made_up_vocabulary(settings.vocab_size)
+    vocabulary = opennmt_model.synthetic_vocabulary(settings.vocab_size)
     vocabularies = {"src": vocabulary, "tgt": vocabulary}
     model = build_model(options, options, vocabularies, None, -1)
     optimizer = Optimizer.from_opt(model, options)

@@ -15,8 +15,8 @@ from tfm.errors import UsageError
 SPEED_PANEL = "Speed"
 
 # Settings of [training] that affect a training step, and those that affect the loop around it.
-_OF_A_STEP = ("seed", "kernels", "device", "precision", "threads")
-_OF_THE_LOOP = ("log_steps", "background_saving")
+_STEP_SETTINGS = ("seed", "kernels", "device", "precision", "threads")
+_LOOP_SETTINGS = ("log_steps", "background_saving")
 _ROUNDS = typer.Option(3, min=1, help="Rounds of measurements; medians are reported.")
 
 bench = typer.Typer(
@@ -115,10 +115,10 @@ def generate(
 
 def _refuse_without_effect(training: Mapping[str, Any], *, loop: bool) -> None:
     """Refuse flags without effect; in a --config file, which is made for tfm train, they may be."""
-    effective = _OF_A_STEP + _OF_THE_LOOP if loop else _OF_A_STEP
+    effective = _STEP_SETTINGS + _LOOP_SETTINGS if loop else _STEP_SETTINGS
     problems = [
         f"{name} has no effect on tfm bench train"
-        + (" without --loop" if name in _OF_THE_LOOP else "")
+        + (" without --loop" if name in _LOOP_SETTINGS else "")
         for name in training
         if name not in effective
     ]

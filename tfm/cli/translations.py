@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FORCED_DECODING = ("length_penalty", "max_source_length", "max_tokens")
 _BOOTSTRAPPED: tuple["MetricName", ...] = ("bleu", "paper-bleu", "chrf", "ter")
 # The metrics that each flag of `tfm score` affects.
-_METRICS_ABOUT: dict[str, tuple["MetricName", ...]] = {
+_AFFECTED_METRICS: dict[str, tuple["MetricName", ...]] = {
     "language": ("paper-bleu",),
     "lowercase": ("bleu", "paper-bleu", "chrf", "exact"),
     "tokenize": ("bleu",),
@@ -187,7 +187,7 @@ def score(
         metrics = ["bleu", "paper-bleu", *metrics]
     flags = [*settings, *(["language"] if language else [])]
     for name in flags:
-        affected = _METRICS_ABOUT[name]
+        affected = _AFFECTED_METRICS[name]
         if not set(affected) & set(metrics):
             raise UsageError(
                 f"--{name.replace('_', '-')} only affects {', '.join(affected)}: "

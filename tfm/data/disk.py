@@ -18,14 +18,14 @@ class DiskNeed:
     Attributes:
         folder: The output folder, which need not exist yet.
         content: Name of the output in messages.
-        num_bytes: Approximate size, or a lower bound if `is_least`.
+        num_bytes: Approximate size, or a lower bound if `is_lower_bound`.
         remedy: What the user can do to write the output to another disk.
     """
 
     folder: Path
     content: str
     num_bytes: int
-    is_least: bool = False
+    is_lower_bound: bool = False
     remedy: str
 
 
@@ -37,7 +37,7 @@ def check_disks(needs: Sequence[DiskNeed]) -> None:
     """
     needs_per_disk: dict[int, list[DiskNeed]] = {}
     for need in needs:
-        if need.num_bytes or need.is_least:
+        if need.num_bytes or need.is_lower_bound:
             needs_per_disk.setdefault(_disk(need.folder), []).append(need)
     problems = []
     for disk_needs in needs_per_disk.values():
@@ -73,9 +73,9 @@ def _format_size(num_bytes: int) -> str:
 
 def _format_needs(needs: Sequence[DiskNeed]) -> str:
     total = sum(need.num_bytes for need in needs)
-    prefix = "at least" if any(need.is_least for need in needs) else "about"
+    prefix = "at least" if any(need.is_lower_bound for need in needs) else "about"
     contents = ", ".join(
-        f"{need.content} {'at least ' * need.is_least}{_format_size(need.num_bytes)}"
+        f"{need.content} {'at least ' * need.is_lower_bound}{_format_size(need.num_bytes)}"
         if need.num_bytes
         else f"{need.content} of unknown size"
         for need in needs

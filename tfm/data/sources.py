@@ -32,13 +32,13 @@ class TextSize:
         missing: Remaining downloads.
         unpacked: Text that remains to be unpacked.
         text: All text.
-        is_least: Whether these are lower bounds, because the size of a download is unknown.
+        is_lower_bound: Whether these are lower bounds, because the size of a download is unknown.
     """
 
     missing: int
     unpacked: int
     text: int
-    is_least: bool
+    is_lower_bound: bool
 
 
 class TextSources:
@@ -101,20 +101,20 @@ class TextSources:
         """Estimate the size of the text before it is downloaded."""
         recipe = self._recipe
         missing = packed = 0
-        is_least = False
+        is_lower_bound = False
         for file in recipe.downloads():
             path = self._path(file)
             if path.is_file():
                 packed += path.stat().st_size
             elif path.parent == self._downloads_dir:
                 size = file.size or file.approximate_size
-                is_least |= size is None
+                is_lower_bound |= size is None
                 packed += size or 0
                 missing += max(0, (size or 0) - size_of(partial_path(path)))
         unpacked = _UNPACKED_BYTES_PER_PACKED_BYTE * packed
         if recipe.text_size is not None:
             # A mirror may hold other, smaller archives.
-            unpacked = recipe.text_size if is_least else min(unpacked, recipe.text_size)
+            unpacked = recipe.text_size if is_lower_bound else min(unpacked, recipe.text_size)
         in_place = 0  # text that needs no unpacking
         for path in recipe.local_paths():
             if path.suffix == ".gz":
@@ -128,7 +128,7 @@ class TextSources:
             missing=missing,
             unpacked=max(0, unpacked - sum(map(size_of, self.unpacked_paths))),
             text=unpacked + in_place,
-            is_least=is_least,
+            is_lower_bound=is_lower_bound,
         )
 
     def _path(self, file: Archive) -> Path:

@@ -131,7 +131,7 @@ def in_chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:
         yield chunk
 
 
-def decoded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
+def decode_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
     """Decode the lines of a plain text as they arrive, with the line ends of `read_lines`.
 
     `readline` reads the next line, or at most the given number of bytes. Error messages call the

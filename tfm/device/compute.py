@@ -101,7 +101,7 @@ def release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def single_precision_flops(device: torch.device) -> float:
+def measure_fp32_flops(device: torch.device) -> float:
     """Measure the sustained fp32 FLOP/s of a device, in about a second.
 
     The paper estimates the cost of training as its time multiplied by this (§6.1).

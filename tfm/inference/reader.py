@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 
-from tfm.data.text import decoded_lines
+from tfm.data.text import decode_lines
 from tfm.errors import DataError
 from tfm.inference.batches import CHUNK_LINES, Chunk
 
@@ -55,7 +55,7 @@ class LineReader:
             DataError: A line is not UTF-8 or too long, or the files differ in number of lines.
         """
         texts, *paired_texts = (
-            decoded_lines(column.readline, name)
+            decode_lines(column.readline, name)
             for column, name in zip(self._columns, self._names, strict=True)
         )
         first_line = 1

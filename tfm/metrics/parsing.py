@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from tfm.data.trees.brackets import tree_of_line
+from tfm.data.trees.brackets import parse_tree_line
 from tfm.data.trees.symbols import Repairs, restore
 from tfm.data.trees.tree import TRACE, UNTAGGED, Leaf, Tree, walk
 from tfm.errors import DataError, UsageError
@@ -71,7 +71,7 @@ def _score(
     """Return the score and the repairs that symbols needed; None for trees in brackets."""
     if not _are_symbols(lines):
         trees = [
-            tree_of_line(line, where=f"{name}, line {number:,}")
+            parse_tree_line(line, where=f"{name}, line {number:,}")
             for number, line in enumerate(lines, start=1)
         ]
         return score_brackets(gold, trees), None
@@ -93,7 +93,7 @@ def _are_symbols(lines: Sequence[str]) -> bool:
 
 def _parse_gold(line: str, number: int) -> Tree:
     where = f"reference, line {number:,}"
-    tree = tree_of_line(line, where=where)
+    tree = parse_tree_line(line, where=where)
     if tree is None or not _words(tree):
         raise DataError(f"{where} has no tree: correct the file")
     return tree

@@ -205,7 +205,7 @@ def _disk_needs(
             folder=downloads_dir,
             content="downloads",
             num_bytes=size.missing,
-            is_least=size.is_least,
+            is_lower_bound=size.is_lower_bound,
             remedy="keep the downloads on another disk with --downloads",
         )
         yield need(out_dir / "raw", "unpacked text", size.unpacked)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfm.config import ScoreConfig
 from tfm.data.manifest import GOLD
-from tfm.data.text import decoded_lines
+from tfm.data.text import decode_lines
 from tfm.errors import DataError, UsageError
 from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
@@ -95,7 +95,7 @@ def read_hypotheses(path: Path | None) -> list[str]:
         return read_lines(path)
     if sys.stdin.isatty():
         raise UsageError("no translations to score: pipe them in, or name a file (--hypotheses)")
-    lines = list(decoded_lines(sys.stdin.buffer.readline, _STDIN_NAME))
+    lines = list(decode_lines(sys.stdin.buffer.readline, _STDIN_NAME))
     if not lines:
         raise DataError(f"{_STDIN_NAME} is empty, without any translations: did tfm generate fail?")
     return lines
@@ -109,7 +109,7 @@ def read_lines(path: Path) -> list[str]:
     """
     try:
         with path.open("rb") as file:
-            lines = list(decoded_lines(file.readline, str(path)))
+            lines = list(decode_lines(file.readline, str(path)))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: check its name") from None
     except OSError as error:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from tfm.data.dataset import Rows
-from tfm.device.compute import Compute, single_precision_flops
+from tfm.device.compute import Compute, measure_fp32_flops
 from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
 from tfm.distributed.interruption import InterruptedRunError, StopRequests
@@ -84,7 +84,7 @@ class TrainingRun:
         self._model = model.to(compute.device)
         self.trainer = self._new_trainer()
         heartbeat("measuring the speed of the device")
-        self._capacity = self._group.world.size * single_precision_flops(compute.device)
+        self._capacity = self._group.world.size * measure_fp32_flops(compute.device)
         self._saver = Saver(run_dir, background=self._run.training.background_saving)
         self._started = self._validated_at = time.monotonic()
         self._state = RunState()

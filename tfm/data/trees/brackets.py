@@ -36,7 +36,7 @@ def read_trees(path: Path) -> Iterator[Tree]:
     return _parse(((line.decode(), f"{path}, line {n:,}") for n, line in enumerate(lines, 1)))
 
 
-def tree_of_line(line: str, *, where: str) -> Tree | None:
+def parse_tree_line(line: str, *, where: str) -> Tree | None:
     """Parse a line of a file with one tree per line; `where` names it in error messages.
 
     Returns:
