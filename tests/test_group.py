@@ -198,7 +198,7 @@ def test_a_signal_to_one_process_stops_and_saves_both(run_processes, scored_run,
     assert codes == [0, 0], errors
     [saved] = checkpoints(run_dir)
     step = load_info(saved).step
-    assert f"stopped and saved at step {step:,}; " in errors[0]
+    assert f"stopped and saved at step {step:,}; run the same command to resume" in errors[0]
     assert errors[1] == ""
 
 
