@@ -41,6 +41,7 @@ TINY: dict[str, dict[str, Any]] = {
     "optimizer": {"warmup_steps": 40},
     "batching": {"batch_tokens": 600, "bucket_tokens": 100, "max_tokens": 250},
     "training": {
+        "average": False,
         "max_steps": 12,
         "checkpoint_steps": 4,
         "log_steps": 3,

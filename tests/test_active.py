@@ -65,6 +65,40 @@ def force(models, source, outputs, **config):
     return [output.hypothesis for output in scored]
 
 
+# --- minimum length
+
+
+class Silent:
+    """A model that nearly always ends its output at once."""
+
+    max_positions = None
+
+    def start(self, source, lengths):
+        return self
+
+    def step(self, tokens, state, rows=None):
+        num_rows = tokens.numel() if rows is None else len(rows)
+        logits = torch.zeros(num_rows, V)
+        logits[:, EOS] = 9.0
+        return logits if rows is not None else logits.view(*tokens.shape, V)
+
+    def reorder(self, rows):
+        pass
+
+
+@EVERY_SEARCH
+@pytest.mark.parametrize("min_length", [0, 1, 3])
+def test_no_output_is_shorter_than_the_minimum_length(kind, min_length):
+    for outputs in find(kind, Silent(), min_length=min_length):
+        assert min(len(output.tokens) for output in outputs) == min_length
+
+
+@EVERY_SEARCH
+def test_the_maximum_length_limits_the_minimum_length(kind):
+    for source, outputs in zip(SOURCES, find(kind, transformer(), min_length=99), strict=True):
+        assert {len(output.tokens) for output in outputs} == {len(source) + 2}
+
+
 # --- prefixes
 
 

@@ -100,6 +100,19 @@ def test_the_best_of_all_outputs_are_found_and_proven(models, alpha, beam_size, 
         assert result.proven
 
 
+@pytest.mark.parametrize("min_length", [1, 2])
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_the_best_of_all_outputs_of_a_minimum_length_is_found_and_proven(alpha, min_length):
+    models = MODELS["transformer"]
+    results = find(models, SOURCES, length_penalty=alpha, max_extra_length=2, min_length=min_length)
+    for result, source in zip(results, SOURCES, strict=True):
+        outputs = all_outputs(models, source, alpha=alpha, max_length=len(source) + 2)
+        best = next(output for output in outputs if len(output.tokens) >= min_length)
+        assert result.proven
+        assert result.hypotheses[0].tokens == best.tokens
+        assert result.hypotheses[0].log_prob == pytest.approx(best.log_prob, abs=1e-4)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -67,13 +67,18 @@ def new_batch(lengths, seed=0):
     alpha=st.sampled_from([0.0, 0.6, -0.5]),
     extra=st.sampled_from([1, 6]),
     max_tokens=st.sampled_from([1, 16, 40, 4096]),
+    min_length=st.integers(0, 4),
     prefix=st.lists(st.integers(4, V - 1), max_size=3),
 )
 def test_any_number_of_slots_finds_the_outputs_of_beam_search(
-    model, lengths, beam_size, alpha, extra, max_tokens, prefix
+    model, lengths, beam_size, alpha, extra, max_tokens, min_length, prefix
 ):
     config = SearchConfig(
-        beam_size=beam_size, n_best=beam_size, length_penalty=alpha, max_extra_length=extra
+        beam_size=beam_size,
+        n_best=beam_size,
+        length_penalty=alpha,
+        max_extra_length=extra,
+        min_length=min_length,
     )
     sources = new_batch(lengths)
     prefixes = [prefix, *[[]] * (len(sources) - 1)]

@@ -380,3 +380,26 @@ def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):
     with pytest.raises(UsageError, match="shard has no effect on a single process"):
         train(data_dir, tmp_path / "run", tiny_run(training={"shard": True}))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_is_averaged(data_dir, tiny_run, tmp_path, capsys):
+    settings = tiny_run(training={"average": True, "average_last": 2})
+    train(data_dir, tmp_path / "run", settings)
+    info = load_info(tmp_path / "run" / "averaged")
+    assert (info.step, info.averaged) == (12, (8, 12))
+    assert "averaged the last 2 checkpoints" in capsys.readouterr().err
+
+
+def test_the_average_of_a_finished_run_is_made_again_if_it_is_missing_or_outdated(
+    data_dir, tiny_run, tmp_path
+):
+    run_dir, settings = tmp_path / "run", tiny_run(training={"average": True})
+    train(data_dir, run_dir, settings)
+    written = (run_dir / "averaged" / "config.json").stat().st_mtime_ns
+    train(data_dir, run_dir, settings)
+    assert (run_dir / "averaged" / "config.json").stat().st_mtime_ns == written
+    shutil.rmtree(run_dir / "averaged")
+    train(data_dir, run_dir, settings)
+    assert load_info(run_dir / "averaged").step == 12
+    train(data_dir, run_dir, tiny_run(training={"average": True, "max_steps": 16}))
+    assert load_info(run_dir / "averaged").step == 16

@@ -39,6 +39,20 @@ def test_tfm_is_a_library(trained_run):
     assert len(translations) == 1
 
 
+def test_a_string_is_one_sentence(translator):
+    assert translator.translate("seven", SHORT) == translator.translate(["seven"], SHORT)[0]
+    assert translator.translate("", SHORT) == ""
+
+
+def test_a_string_in_place_of_a_list_is_refused_where_results_are_lists(translator):
+    with pytest.raises(TypeError, match="pass a list of sentences"):
+        translator.search("seven", SHORT)
+    with pytest.raises(TypeError, match="pass a list of sentences"):
+        translator.search(["seven"], SHORT, prefixes="S")
+    with pytest.raises(TypeError, match="pass a list of sentences"):
+        translator.score_targets("seven", ["sieben"], SHORT)
+
+
 def test_each_line_gets_one_translation_and_empty_ones_stay_empty(translator):
     found = translator.translate(LINES, SHORT)
     assert len(found) == len(LINES)

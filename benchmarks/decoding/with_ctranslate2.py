@@ -28,7 +28,7 @@ def main() -> None:
             beam_size=settings.beam_size,
             length_penalty=settings.length_penalty,
             max_decoding_length=settings.max_length,
-            min_decoding_length=0,
+            min_decoding_length=1,
             max_batch_size=settings.batch_size,
             batch_type=settings.batch_type,
             disable_unk=True,

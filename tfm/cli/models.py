@@ -97,7 +97,8 @@ def train(
     from tfm.stages.train import train as run_stage
 
     result = run_stage(folder, run or RUNS_ROOT / f"{folder.name}-{settings.arch}", settings)
-    say(f"next: tfm average {result.run_dir}")
+    following = "generate" if settings.training.average else "average"
+    say(f"next: tfm {following} {result.run_dir}")
 
 
 def _launch_processes(layout: Layout) -> None:
@@ -165,7 +166,7 @@ def export(
     r"""Convert a model to CTranslate2, a runtime without torch (pip install "tfm\[export]").
 
     The folder has weights, vocabulary and subword model. Both programs find the same translations
-    with --length-penalty 0 in tfm and length_penalty=0, min_decoding_length=0 in CTranslate2. With
+    with --length-penalty 0 in tfm and length_penalty=0, min_decoding_length=1 in CTranslate2. With
     other values, tfm divides by ((5 + length) / 6)^α, and CTranslate2 by length^α and stops sooner.
     With --check, unquantized weights must also give the same probabilities.
 

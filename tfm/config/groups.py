@@ -110,6 +110,9 @@ class TrainingConfig(Settings):
     average_last: int = setting(
         5, "Number of newest checkpoints that `tfm average` averages by default.", at_least=1
     )
+    average: bool = setting(
+        True, "Average the newest checkpoints when training ends, as `tfm average` does."
+    )
     validation_beam: int = setting(
         1, "Beam size for the validation score; 0 computes no score.", at_least=0, at_most=64
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import overload
 
 from tfm.backends.plain import Backend
 from tfm.backends.selection import inference_backend, verified_compute
@@ -77,16 +78,29 @@ class Translator:
             backend=backend,
         )
 
-    def translate(self, lines: Iterable[str], config: SearchConfig | None = None) -> list[str]:
+    @overload
+    def translate(  # type: ignore[overload-overlap]  # a str is one sentence, not an iterable
+        self, lines: str, config: SearchConfig | None = None
+    ) -> str: ...
+
+    @overload
+    def translate(self, lines: Iterable[str], config: SearchConfig | None = None) -> list[str]: ...
+
+    def translate(
+        self, lines: str | Iterable[str], config: SearchConfig | None = None
+    ) -> str | list[str]:
         """Translate sentences.
 
         Args:
-            lines: Plain text, one sentence per line; empty lines stay empty.
+            lines: Plain text, one sentence per line, or a single sentence; empty lines stay empty.
             config: Search settings; the model's defaults if None.
 
         Returns:
-            The best translation of each line, with line ends replaced by spaces.
+            The best translation of each line, with line ends replaced by spaces; a single string
+            if one was given.
         """
+        if isinstance(lines, str):
+            return self.translate([lines], config)[0]
         return [best[0].text for best in self.search(lines, config)]
 
     def search(
@@ -117,7 +131,7 @@ class Translator:
             DataError: A line or prefix has more tokens than the model accepts, or the numbers of
                 lines and prefixes differ.
         """
-        chunk = Chunk(first_line=first_line, lines=list(lines), paired_lines=prefixes)
+        chunk = _chunk(lines, prefixes, first_line)
         config = self._check(config)
         [(_, found)] = translate_lines(self._engine, self._vocabulary, [chunk], config)
         return found
@@ -149,7 +163,7 @@ class Translator:
             DataError: A line or target has more tokens than the model accepts, or the numbers of
                 lines and targets differ.
         """
-        chunk = Chunk(first_line=first_line, lines=list(lines), paired_lines=targets)
+        chunk = _chunk(lines, targets, first_line)
         config = self._check(config)
         [(_, scored)] = score_lines(self._engine, self._vocabulary, [chunk], config)
         return scored
@@ -159,3 +173,9 @@ class Translator:
         if problems := list(config.problems()):
             raise UsageError("; ".join(problems))
         return config
+
+
+def _chunk(lines: Iterable[str], paired_lines: Sequence[str] | None, first_line: int) -> Chunk:
+    if isinstance(lines, str) or isinstance(paired_lines, str):
+        raise TypeError("pass a list of sentences, not a string: its characters would be sentences")
+    return Chunk(first_line=first_line, lines=list(lines), paired_lines=paired_lines)

@@ -7,17 +7,18 @@ from pathlib import Path
 
 from tfm import __version__
 from tfm.backends.selection import verified_compute
-from tfm.config import RunConfig, run_toml
+from tfm.config import AverageConfig, RunConfig, run_toml
 from tfm.device.compute import num_gpus
 from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
 from tfm.errors import CheckpointError, UsageError
 from tfm.reporting import say
+from tfm.stages.average import average
 from tfm.stages.training_data import open_data
 from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
-from tfm.storage.checkpoint.run_folder import newest_intact_checkpoint
+from tfm.storage.checkpoint.run_folder import has_current_average, newest_intact_checkpoint
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
 from tfm.world import World
@@ -99,6 +100,10 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
             processes = "" if group.is_alone else f", {world.size} processes"
             say(f"train: {run_dir} on {data_dir}, {compute}{processes}")
             training.loop()
+    is_finished = training.is_finished()
+    if world.is_first and is_finished and run.training.average and not has_current_average(run_dir):
+        averaged = average(run_dir, AverageConfig())
+        say(f"train: averaged the last {len(averaged.steps)} checkpoints in {averaged.model_dir}")
     return TrainResult(run_dir=run_dir, step=position.step, metrics=training.metrics)
 
 

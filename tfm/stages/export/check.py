@@ -137,7 +137,7 @@ class _ExportedModel:
                 [sources[index] for index in indices],
                 beam_size=self._config.beam_size,
                 length_penalty=0.0,
-                min_decoding_length=0,
+                min_decoding_length=self._config.min_length,
                 max_input_length=0,
                 max_decoding_length=limit,
                 return_scores=True,

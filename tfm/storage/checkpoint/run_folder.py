@@ -113,6 +113,18 @@ def prune_checkpoints(run_dir: Path) -> None:
             (path / STATE).unlink(missing_ok=True)
 
 
+def has_current_average(run_dir: Path) -> bool:
+    """Return whether a run has an average that no checkpoint is newer than.
+
+    Raises:
+        CheckpointError: The average is damaged.
+    """
+    averaged = intact_directory(run_dir / "averaged")
+    if not (averaged / CONFIG).is_file():
+        return False
+    return load_info(averaged).step >= (newest_step(run_dir) or 0)
+
+
 def find_model(path: Path) -> Path:
     """Return the model folder at a path; for a run, its average, best or newest checkpoint.
 
@@ -124,15 +136,14 @@ def find_model(path: Path) -> Path:
     folder, averaged = intact_directory(path), intact_directory(path / "averaged")
     if (folder / CONFIG).is_file():
         return folder
-    present = checkpoints(path)
-    has_average = (averaged / CONFIG).is_file()
-    if has_average and (not present or load_info(averaged).step >= (newest_step(path) or 0)):
+    if has_current_average(path):
         return averaged
+    present = checkpoints(path)
     if not present:
         raise CheckpointError(f"{path} is not a run or model folder: train one with tfm train")
     best = best_checkpoints(path, load_info(present[-1]).run.training.best_metric)
     chosen = best[0] if best else present[-1]
-    if has_average:
+    if (averaged / CONFIG).is_file():
         say(
             f"warning: {averaged} is older than the newest checkpoint: using {chosen} instead; "
             f"make a new average with tfm average {path}"
