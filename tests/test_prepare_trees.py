@@ -239,11 +239,11 @@ def test_the_command_takes_files_and_folders_of_trees(run, treebank, tmp_path):
     ("arguments", "message"),
     [
         ("--train-trees a.mrg --out x", "a.mrg does not exist"),
-        ("--train-trees a.mrg", "say where your dataset goes, such as --out data/mine"),
+        ("--train-trees a.mrg", "name the folder of the new dataset, such as --out data/mine"),
         ("--valid-trees a.mrg --out x", "name a recipe .* or trees with --train-trees"),
         ("--train-trees a --train b c --out x", "text and trees exclude each other: .*"),
         ("--train-trees a --languages en de --out x", "text and trees exclude each other: .*"),
-        ("wmt14-en-de --test-trees a", "a recipe names its own text: leave out .*"),
+        ("wmt14-en-de --test-trees a", "a recipe names its own files: leave out .*"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(run, arguments, message):

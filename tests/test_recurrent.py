@@ -270,7 +270,9 @@ def test_beam_search_finds_what_exhaustive_search_finds(changes, alpha):
     with torch.inference_mode():
         model.output_weight.mul_(4)  # makes its probabilities less uniform
         everything, beam_4 = (
-            beam_search(model, padded, lengths, SearchConfig(beam_size=k, n_best=n, **search))
+            beam_search(
+                model, padded, lengths, SearchConfig(beam_size=k, n_best=n, min_length=0, **search)
+            )
             for k, n in ((64, 3), (4, 1))
         )
         for best, [first], source in zip(everything, beam_4, sources, strict=True):
