@@ -15,6 +15,7 @@ from tfm.cli import text, models, translations, bench  # noqa: F401
 
 # isort: on
 from tfm.cli.app import app
+from tfm.cli.suggestions import explain_unknown_option
 from tfm.distributed.failures import has_launcher, report_failure
 from tfm.distributed.interruption import InterruptedRunError, stop_with_launcher
 from tfm.errors import LostPeersError, TfmError, UsageError
@@ -90,6 +91,8 @@ def _report_stop(stop: InterruptedRunError) -> int:
 def _format_usage_error(error: typer.TyperException) -> str:
     """Return typer's message about the command line as one line."""
     context = getattr(error, "ctx", None)
+    if context and hasattr(error, "option_name") and hasattr(error, "possibilities"):
+        return explain_unknown_option(error.option_name, context)
     hint = f" (see {context.command_path} --help)" if context else ""
     message = error.format_message().replace("Value error, ", "")  # pydantic's prefix
     return " ".join(message.split()).removesuffix(".") + hint
