@@ -142,8 +142,8 @@ def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):
     assert_complaint(
         run("train", "--config", "x.toml", "--warmup-steps", 0),
         2,
-        r"unknown section 'optim'.*unknown setting 'width' in \[model\].*"
-        r"dropout is 2\.0.*warmup_steps is 0.*",
+        r"x\.toml:4: unknown section 'optim'.*x\.toml:2: unknown setting 'width' in \[model\].*"
+        r"x\.toml:3: dropout is 2\.0.*; warmup_steps is 0.*",
     )
 
 
