@@ -38,9 +38,9 @@ def assert_complaint(result, code, pattern):
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
-        ("foo", r"No such command 'foo' \(see tfm --help\)"),
-        ("--foo", r"No such option: --foo \(see tfm --help\)"),
-        ("train --max-step 3", r"No such option: --max-step .*--max-steps.*"),
+        ("foo", r"no such command foo \(see tfm --help\)"),
+        ("--foo", r"no such option --foo \(see tfm --help\)"),
+        ("train -x", r"no such option -x \(see tfm train --help\)"),
         ("train --d-model wide", r"Invalid value for '--d-model': .*"),
         ("train --device gpu", r"Invalid value for '--device': 'gpu' is not one of .*"),
         ("train a b", r".*extra argument.*\(b\).*"),
@@ -98,6 +98,30 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run, arguments, pattern):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ("train --max-step 3", "--max-steps"),
+        ("train --max_steps=3", "--max-steps"),
+        ("train --checkpoint 3", "--checkpoint-minutes or --checkpoint-steps"),
+        ("bench train --lr 1", "--learning-rate"),
+        ("train --lr 1", "--learning-rate"),
+        ("train --save-dir x", "--run"),
+        ("train --data x", "DATA without a flag"),
+        ("train --batch-size 3", "--batch-tokens or --max-tokens"),
+        ("generate --batch-size 3", "--max-tokens"),
+        ("generate --model x", "MODEL without a flag"),
+        ("--verison", "--version"),
+        ("trian", "tfm train"),
+        ("translate in.en", "tfm generate"),
+        ("preprocess", "tfm prepare or tfm binarize"),
+        ("bench trian", "tfm bench train"),
+    ],
+)
+def test_typos_and_words_of_other_toolkits_get_a_suggestion(run, arguments, meant):
+    assert_complaint(run(*arguments.split()), 2, f"no such .*: did you mean {meant}[?]")
+
+
+@pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
         ("--beam 0", "beam_size is 0, but must be at least 1.*"),
@@ -118,8 +142,8 @@ def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):
     assert_complaint(
         run("train", "--config", "x.toml", "--warmup-steps", 0),
         2,
-        r"unknown section 'optim'.*unknown setting 'width' in \[model\].*"
-        r"dropout is 2\.0.*warmup_steps is 0.*",
+        r"x\.toml:4: unknown section 'optim'.*x\.toml:2: unknown setting 'width' in \[model\].*"
+        r"x\.toml:3: dropout is 2\.0.*; warmup_steps is 0.*",
     )
 
 

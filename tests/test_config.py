@@ -119,16 +119,59 @@ def test_all_problems_are_in_one_message():
         },
     )
     for part in (
-        "unknown section 'modell': sections are model, optimizer, batching, training",
+        "unknown section 'modell': did you mean model?",
         "unknown setting 'width' in [model]: choose from num_encoder_layers",
         "dropout is 2.0, but must be at most 0.9",
         "model.d_ff is 'many', but must be of type int",
         "model.norm is 'none', but must be one of post, pre",
         "max_steps is 0, but must be at least 1",
         "training.patience is True, but must be of type int",
-        "unknown section 'batching'",
+        "unknown section 'batching': write its settings under [batching]",
     ):
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("table", "advice"),
+    [
+        ({"optim": {}}, "'optim': did you mean optimizer?"),
+        ({"decoding": {}}, "'decoding': sections are model, optimizer, batching, training"),
+        ({"dropout": 0.1}, "'dropout': did you mean dropout in [model]?"),
+        ({"model": {"dropuot": 0.1}}, "'dropuot' in [model]: did you mean dropout?"),
+        ({"model": {"encoder-layers": 3}}, "did you mean num_encoder_layers?"),
+        ({"optimizer": {"lr": 0.1}}, "'lr' in [optimizer]: did you mean learning_rate?"),
+        ({"training": {"lr": 0.1}}, "did you mean learning_rate in [optimizer]?"),
+    ],
+    ids=str,
+)
+def test_an_unknown_name_gets_a_suggestion(table, advice):
+    assert problem(None, table).endswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('# a run\narch = "tinny"', "2: unknown arch 'tinny'"),
+        ("[model]\n# dropout = 1\ndropout = 2", "3: dropout is 2.0"),
+        ("[model]\n[training]\n'seed' = -1", "3: seed is -1"),
+        ("training.seed = 1.5", "1: training.seed is 1.5"),
+        ("\nmodel = {norm = 5}", "2: model.norm is 5"),
+        ("\n[optim]\nseed = 1", "2: unknown section 'optim'"),
+        ("\n[[model]]\nseed = 1", "2: unknown section 'model'"),
+        ("[model]\nd_model = 7", "2: d_model is 7, but must be even"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path, content, message):
+    path = tmp_path / "run.toml"
+    path.write_text(content, encoding="utf-8")
+    assert problem(None, read_toml(path)).startswith(f"{path}:{message}")
+
+
+def test_a_flag_is_not_blamed_on_the_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[model]\ndropout = 0.1", encoding="utf-8")
+    flags = {"model": {"dropout": 2.0}}
+    assert problem(None, read_toml(path), flags).startswith("dropout is 2.0")
 
 
 @pytest.mark.parametrize(("group", "item"), SETTINGS, ids=named)

@@ -1,5 +1,8 @@
 """The errors that a user can fix: one clear line each, without a traceback."""
 
+# Separates details of a message, such as a list of settings: each is printed on its own line.
+DETAIL = "\n  "
+
 
 class TfmError(Exception):
     """A failure with a message for the user: what went wrong, where, and what to do."""

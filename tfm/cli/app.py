@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from tfm import __version__
+from tfm.cli.suggestions import Commands
 from tfm.config import PRESETS, RunConfig
 from tfm.errors import UsageError
 from tfm.world import World
@@ -26,6 +27,7 @@ MODEL = typer.Argument(
 )
 
 app = typer.Typer(
+    cls=Commands,
     help='Train, run and score the Transformer of "Attention Is All You Need".\n\n'
     "Stages: prepare → learn-bpe → binarize → train → average → generate → score. Each finds the "
     "output of the previous one. Start with: tfm quickstart",

@@ -9,6 +9,7 @@ import typer
 
 from tfm.cli.app import ARCH, CONFIG, JSON, MODEL, RUNS_ROOT, app
 from tfm.cli.options import RUN_SETTINGS, Overrides, with_settings
+from tfm.cli.suggestions import Commands
 from tfm.config import InferenceConfig, SearchConfig, read_toml, run_config, settings_from
 from tfm.errors import UsageError
 
@@ -20,6 +21,7 @@ _LOOP_SETTINGS = ("log_steps", "background_saving")
 _ROUNDS = typer.Option(3, min=1, help="Rounds of measurements; medians are reported.")
 
 bench = typer.Typer(
+    cls=Commands,
     help="Measure the speed of training and translation on this machine.\n\n"
     "Examples: tfm bench train --arch base; tfm bench generate --beam 4",
     rich_markup_mode="rich",

@@ -15,9 +15,10 @@ from tfm.cli import text, models, translations, bench  # noqa: F401
 
 # isort: on
 from tfm.cli.app import app
+from tfm.cli.suggestions import explain_unknown_option
 from tfm.distributed.failures import has_launcher, report_failure
 from tfm.distributed.interruption import InterruptedRunError, stop_with_launcher
-from tfm.errors import LostPeersError, TfmError, UsageError
+from tfm.errors import DETAIL, LostPeersError, TfmError, UsageError
 from tfm.world import World
 
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
@@ -90,6 +91,8 @@ def _report_stop(stop: InterruptedRunError) -> int:
 def _format_usage_error(error: typer.TyperException) -> str:
     """Return typer's message about the command line as one line."""
     context = getattr(error, "ctx", None)
+    if context and hasattr(error, "option_name") and hasattr(error, "possibilities"):
+        return explain_unknown_option(error.option_name, context)
     hint = f" (see {context.command_path} --help)" if context else ""
     message = error.format_message().replace("Value error, ", "")  # pydantic's prefix
     return " ".join(message.split()).removesuffix(".") + hint
@@ -108,6 +111,9 @@ def _drop_output() -> None:
 
 
 def _print_error(message: str) -> None:
-    """Print one line on stderr, with control characters escaped: file names may contain them."""
-    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-    typer.echo("".join(shown), err=True)
+    """Print a message and its details on stderr, with control characters of file names escaped."""
+    lines = (
+        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        for line in message.split(DETAIL)
+    )
+    typer.echo(DETAIL.join(lines), err=True)

@@ -10,7 +10,7 @@ from tfm.cli.app import ARCH, CONFIG, DATA, MODEL, MODELS_PANEL, RUNS_ROOT, app,
 from tfm.cli.options import RUN_SETTINGS, Overrides, with_settings
 from tfm.config import AverageConfig, read_toml, run_config, run_toml, settings_from
 from tfm.distributed.layout import Layout
-from tfm.errors import UsageError
+from tfm.errors import DataError, UsageError
 from tfm.world import World
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ _MAX_DIFFERENCES = 5
 @with_settings(*RUN_SETTINGS)
 def train(
     data: Path | None = DATA,
-    run: Path | None = typer.Option(None, help="Run folder (default: runs/DATA-ARCH)."),
+    run: Path | None = typer.Option(
+        None, help="Run folder (default: runs/DATA-ARCH); an existing one keeps its settings."
+    ),
     arch: str | None = ARCH,
     config: Path | None = CONFIG,
     dry_run: bool = typer.Option(
@@ -61,8 +63,13 @@ def train(
 ) -> None:
     """Train a model, or resume from the last checkpoint of the run folder.
 
+    Without --config and --arch, an existing --run resumes with its own settings and dataset; flags
+    take precedence over them.
+
     Examples:
       tfm train --arch tiny
+
+      tfm train --run runs/wmt14-en-de-base --max-steps 200000
 
       tfm train data/wmt14-en-de --arch big --gpus 8
 
@@ -79,12 +86,14 @@ def train(
     )
     if layout.device is not None:  # --gpus and --processes imply it
         overrides = {**overrides, "training": {**training, "device": layout.device}}
+    if run and arch is None and config is None and (run / "config.toml").exists():
+        config = run / "config.toml"
     settings = run_config(arch, {} if config is None else read_toml(config), overrides)
     if print_config:
         typer.echo(run_toml(settings), nl=False)
         return
     if dry_run:
-        folder = dataset(data)
+        folder = _dataset_of(run, data)
         from tfm.cli.output import print_forecast
         from tfm.distributed.launch import num_local_processes
         from tfm.stages.forecast import forecast
@@ -93,12 +102,27 @@ def train(
         print_forecast(forecast(folder, settings, num_processes=num_processes))
         return
     _launch_processes(layout)
-    folder = dataset(data)
+    folder = _dataset_of(run, data)
     from tfm.stages.train import train as run_stage
 
     result = run_stage(folder, run or RUNS_ROOT / f"{folder.name}-{settings.arch}", settings)
     following = "generate" if settings.training.average else "average"
     say(f"next: tfm {following} {result.run_dir}")
+
+
+def _dataset_of(run: Path | None, data: Path | None) -> Path:
+    """Return the given dataset folder, or that of an existing run, or the newest one."""
+    if data is not None or run is None or not run.exists():
+        return dataset(data)
+    from tfm.storage.checkpoint.run_folder import trained_on
+
+    folder = trained_on(run)
+    if folder is not None and not folder.exists():
+        raise DataError(
+            f"{run} was trained on {folder}, which does not exist here: name the folder of this "
+            f"dataset, as in tfm train DATA --run {run}"
+        )
+    return dataset(folder)
 
 
 def _launch_processes(layout: Layout) -> None:

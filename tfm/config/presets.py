@@ -7,7 +7,15 @@ from typing import Any
 
 from tfm.config.groups import RunConfig
 from tfm.config.model import RecurrentConfig, TransformerConfig
-from tfm.config.schema import Settings, Table, settings_and_problems, settings_to, shown
+from tfm.config.schema import (
+    Settings,
+    Table,
+    TomlTable,
+    did_you_mean,
+    settings_and_problems,
+    settings_to,
+    shown,
+)
 from tfm.errors import UsageError
 
 _NARROW = {"d_model": 128, "d_ff": 512, "num_heads": 4, "attention_dropout": 0.0, "norm": "pre"}
@@ -91,30 +99,49 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
         UsageError: Names are unknown or values out of range; one message lists all of them.
     """
     named = [table["arch"] for table in tables if "arch" in table]
+    place = ""
     if arch is None:
         arch = named[-1] if named else RunConfig().arch
+        place = next((_place(table, "arch") for table in reversed(tables) if "arch" in table), "")
     elif named and named[-1] != arch:
         raise UsageError(f"--arch {arch} contradicts arch {named[-1]} in the file: leave one out")
     if arch not in list(PRESETS):
-        raise UsageError(f"unknown arch {shown(arch)}: choose one of {', '.join(PRESETS)}")
+        raise UsageError(f"{place}unknown arch {shown(arch)}: choose one of {', '.join(PRESETS)}")
     kinds = typing.get_type_hints(RunConfig)
     del kinds["arch"]
     kinds["model"] = RecurrentConfig if arch == "rnn" else TransformerConfig
     merged: dict[str, dict[str, Any]] = {name: {} for name in kinds}
+    places: dict[str, dict[str, str]] = {name: {} for name in kinds}
+    elsewhere = {
+        item.name: f"{item.name} in [{name}]"
+        for name, kind in kinds.items()
+        for item in fields(kind)
+    }
     problems = []
     for table in (PRESETS[arch], *tables):
         for name, values in table.items():
             if name in kinds and isinstance(values, Mapping):
                 merged[name].update(values)
+                places[name].update({key: _place(table, name, key) for key in values})
             elif name != "arch":
-                problems.append(f"unknown section {shown(name)}: sections are {', '.join(kinds)}")
+                advice = (
+                    f"write its settings under [{name}]"
+                    if name in kinds
+                    else did_you_mean(name, list(kinds), elsewhere, "sections are")
+                )
+                problems.append(f"{_place(table, name)}unknown section {shown(name)}: {advice}")
     groups = {}
     for name, kind in kinds.items():
-        groups[name], more = settings_and_problems(kind, merged[name])
+        groups[name], more = settings_and_problems(kind, merged[name], places[name], elsewhere)
         problems += more
     if problems:
         raise UsageError("; ".join(problems))
     return RunConfig(arch=arch, **groups)
+
+
+def _place(table: Table, *keys: str) -> str:
+    """Return file and line of a key if the table is that of a file."""
+    return table.place(*keys) if isinstance(table, TomlTable) else ""
 
 
 def run_table(run: RunConfig) -> dict[str, Any]:

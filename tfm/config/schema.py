@@ -4,10 +4,13 @@ import math
 import reprlib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
 
+from tfm.config.suggestions import suggest
 from tfm.errors import UsageError
 
 T = TypeVar("T")
@@ -16,6 +19,21 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 Table = Mapping[str, Any]
 
 _MAX_INTEGER = 2**63 - 1
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+class TomlTable(dict[str, Any]):
+    """The content of a TOML file, with the place of each key in it."""
+
+    def __init__(self, content: Table, *, path: Path, lines: Mapping[tuple[str, ...], int]) -> None:
+        super().__init__(content)
+        self._path = path
+        self._lines = lines
+
+    def place(self, *keys: str) -> str:
+        """Return file and line of a key in a section, such as "x.toml:3: "."""
+        line = self._lines.get(keys) or self._lines.get(keys[:1])
+        return f"{self._path}: " if line is None else f"{self._path}:{line}: "
 
 
 def setting(
@@ -41,7 +59,10 @@ class Settings:
     section: ClassVar[str] = ""
 
     def problems(self) -> Iterator[str]:
-        """Yield a message for each value out of range, with its limit, and for each conflict."""
+        """Yield a message for each value out of range, with its limit, and for each conflict.
+
+        Each message starts with the name of the setting to change.
+        """
         for item in fields(self):
             value = getattr(self, item.name)
             low, high = item.metadata["at_least"], item.metadata["at_most"]
@@ -89,12 +110,25 @@ def settings_to(settings: Settings) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def settings_and_problems(kind: type[SettingsT], table: Table) -> tuple[SettingsT, list[str]]:
-    """Build one group of settings; return it with a message for each problem."""
+def settings_and_problems(
+    kind: type[SettingsT],
+    table: Table,
+    places: Mapping[str, str] = _NONE,
+    elsewhere: Mapping[str, str] = _NONE,
+) -> tuple[SettingsT, list[str]]:
+    """Build one group of settings; return it with a message for each problem.
+
+    Args:
+        kind: The group.
+        table: Values by name.
+        places: File and line of values by name, such as "x.toml:3: "; messages start with them.
+        elsewhere: Settings of other groups by name, such as "dropout in [model]", to suggest.
+    """
     hints = typing.get_type_hints(kind)
     known = [item.name for item in fields(kind)]
     problems = [
-        f"unknown setting {shown(name)} in [{kind.section}]: choose from {', '.join(known)}"
+        f"{places.get(name, '')}unknown setting {shown(name)} in [{kind.section}]: "
+        + did_you_mean(name, known, elsewhere, "choose from")
         for name in table
         if name not in known
     ]
@@ -105,10 +139,19 @@ def settings_and_problems(kind: type[SettingsT], table: Table) -> tuple[Settings
         try:
             values[name] = _convert(table[name], hints[name])
         except TypeError as error:
-            problems.append(f"{kind.section}.{name} {error}")
+            problems.append(f"{places.get(name, '')}{kind.section}.{name} {error}")
     settings = kind(**values)
-    problems.extend(settings.problems())
+    problems += [f"{places.get(each.split()[0], '')}{each}" for each in settings.problems()]
     return settings, problems
+
+
+def did_you_mean(
+    name: str, known: Sequence[str], elsewhere: Mapping[str, str], introduction: str
+) -> str:
+    """Return the advice about an unknown name: the names that it may mean, or else all of them."""
+    if found := suggest(name, known) or [elsewhere[other] for other in suggest(name, elsewhere)]:
+        return f"did you mean {' or '.join(found)}?"
+    return f"{introduction} {', '.join(known)}"
 
 
 def _convert(value: Any, hint: Any) -> Any:

@@ -1,13 +1,13 @@
 """Reading and writing settings as TOML files."""
 
 import json
+import re
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from tfm.config.groups import RunConfig
-from tfm.config.schema import Settings
+from tfm.config.schema import Settings, TomlTable
 from tfm.errors import UsageError
 
 if sys.version_info >= (3, 11):
@@ -15,6 +15,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_HEADER_OR_KEY = re.compile(r"\s*(?:\[+([^]#]*)\]|([^=#]*)=)")
 _MAX_BYTES = 1 << 20
 _MAX_DOTS = 100  # per line: tomllib takes minutes for a key of thousands of parts
 
@@ -34,7 +35,7 @@ def run_toml(run: RunConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> TomlTable:
     """Read a TOML file.
 
     Raises:
@@ -50,7 +51,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         text = content.decode("utf-8")
         if any(line.count(".") > _MAX_DOTS for line in text.splitlines()):
             raise UsageError(f"{path} has a line with more than {_MAX_DOTS} dots: split the line")
-        return tomllib.loads(text)
+        return TomlTable(tomllib.loads(text), path=path, lines=_lines_of_keys(text))
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist") from None
     except OSError as error:
@@ -59,3 +60,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not a TOML file of settings: it nests too deeply") from None
     except ValueError as error:  # not only TOMLDecodeError: int() refuses thousands of digits
         raise UsageError(f"{path} is not a TOML file: {error}") from error
+
+
+def _lines_of_keys(text: str) -> dict[tuple[str, ...], int]:
+    """Return the number of the first line of each section and key: ("model", "d_ff"): 3."""
+    lines: dict[tuple[str, ...], int] = {}
+    section: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _HEADER_OR_KEY.match(line):
+            header, key = match.groups()
+            names = tuple(part.strip(" \t\"'") for part in (header or key).split("."))
+            if header is not None:
+                section = names
+            lines.setdefault(names if header is not None else section + names, number)
+    return lines

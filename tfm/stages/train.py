@@ -1,18 +1,19 @@
 """tfm train: a binarized dataset → a run folder with checkpoints, metrics and a report."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from tfm import __version__
 from tfm.backends.selection import verified_compute
-from tfm.config import AverageConfig, RunConfig, run_toml
+from tfm.config import AverageConfig, RunConfig, run_toml, settings_to
 from tfm.device.compute import num_gpus
 from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
-from tfm.errors import CheckpointError, UsageError
+from tfm.errors import DETAIL, CheckpointError, UsageError
 from tfm.reporting import say
 from tfm.stages.average import average
 from tfm.stages.training_data import open_data
@@ -127,20 +128,27 @@ def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> 
 
 def _check_same_run(saved: ModelInfo, requested: ModelInfo, run_dir: Path) -> None:
     """Raise UsageError if settings changed that would make it a different run."""
+    before, after = _fixed_values(saved), _fixed_values(requested)
     changes = [
-        f"{section}.{item.name} was {before}, not {after}"
-        for section in _FIXED_SECTIONS
-        for item in fields(getattr(saved.run, section))
-        if item.name not in _CHANGEABLE
-        and (before := getattr(getattr(saved.run, section), item.name))
-        != (after := getattr(getattr(requested.run, section), item.name))
+        f"{name} was {before.get(name, 'unset')}, not {after.get(name, 'unset')}"
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
     ]
-    if saved.run.training.seed != requested.run.training.seed:
-        changes.append(f"training.seed was {saved.run.training.seed}")
-    if saved.fingerprint != requested.fingerprint:
-        changes.append(f"its subword model was {saved.fingerprint[:8]}")
     if changes:
-        raise UsageError(
-            f"{run_dir} was started with other settings ({'; '.join(changes)}): "
-            "use the same, or choose another folder with --run"
+        summary = (
+            f"{run_dir} was started with other settings: use the same, or choose another folder "
+            "with --run"
         )
+        raise UsageError(DETAIL.join([summary, *changes]))
+
+
+def _fixed_values(info: ModelInfo) -> dict[str, Any]:
+    """Return the values that may not change when a run is resumed, by name."""
+    settings = {
+        f"{section}.{name}": value
+        for section in _FIXED_SECTIONS
+        for name, value in settings_to(getattr(info.run, section)).items()
+        if name not in _CHANGEABLE
+    }
+    seed, subwords = info.run.training.seed, info.fingerprint[:8]
+    return {"arch": info.run.arch, **settings, "training.seed": seed, "subword model": subwords}

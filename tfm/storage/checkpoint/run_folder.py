@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -68,6 +69,14 @@ def newest_intact_checkpoint(run_dir: Path) -> Path | None:
             f"{run_dir} has only damaged checkpoints: remove {folder} to train from scratch, or "
             "start another run with --run"
         )
+    return None
+
+
+def trained_on(run_dir: Path) -> Path | None:
+    """Return the dataset of a run; None if the run has no intact checkpoint."""
+    for path in reversed(checkpoints(run_dir)):
+        with suppress(DamagedCheckpointError):  # reported when the run resumes from another one
+            return Path(load_info(path).data_dir)
     return None
 
 

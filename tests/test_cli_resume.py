@@ -1,0 +1,74 @@
+"""tfm train --run: an existing run resumes with its own settings and dataset."""
+
+import shutil
+
+import pytest
+
+from tfm.config import read_toml
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.run_folder import checkpoints, newest_step
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+@pytest.fixture
+def run_dir(trained_run, tmp_path):
+    """A run of 12 steps, away from its dataset."""
+    return shutil.copytree(trained_run, tmp_path / "mine")
+
+
+def test_a_run_resumes_with_its_own_settings_and_dataset(run, run_dir, data_dir):
+    shutil.rmtree(checkpoints(run_dir)[-1])
+    code, out, err = run("train", "--run", run_dir)
+    assert (code, out) == (0, ""), err
+    assert f"train: resuming {run_dir} at step 8" in err
+    assert f"train: {run_dir} on {data_dir}, " in err
+    assert newest_step(run_dir) == 12
+
+
+def test_flags_take_precedence_over_the_settings_of_the_run(run, run_dir):
+    code, _, err = run("train", "--run", run_dir, "--max-steps", 13)
+    assert code == 0, err
+    assert newest_step(run_dir) == 13
+    before, after = (load_info(path).run for path in checkpoints(run_dir)[-2:])
+    assert (before.model, before.optimizer) == (after.model, after.optimizer)
+    assert read_toml(run_dir / "config.toml")["training"]["max_steps"] == 13
+
+
+def test_only_the_settings_that_differ_are_listed_one_per_line(run, run_dir):
+    code, out, err = run("train", "--run", run_dir, "--d-ff", 64, "--seed", 1, "--dropout", 0.3)
+    assert (code, out) == (2, "")
+    summary, *details = err.splitlines()
+    assert summary.startswith(f"tfm: {run_dir} was started with other settings: use the same")
+    assert details == [
+        "  model.dropout was 0.1, not 0.3",
+        "  model.d_ff was 32, not 64",
+    ]
+
+
+def test_another_arch_is_one_of_the_differences(run, run_dir):
+    code, _, err = run("train", "--run", run_dir, "--arch", "tiny")
+    assert code == 2
+    assert err.splitlines()[1] == "  arch was base, not tiny"
+    assert all(len(line) < 80 for line in err.splitlines()[1:])
+
+
+def test_the_settings_of_a_run_are_printed_without_a_dataset(run, run_dir):
+    config = (run_dir / "config.toml").read_text(encoding="utf-8")
+    assert run("train", "--run", run_dir, "--print-config") == (0, config, "")
+
+
+def test_a_dataset_that_has_moved_is_named(run, run_dir, data_dir):
+    moved = data_dir.with_name("moved")
+    data_dir.rename(moved)
+    try:
+        code, _, err = run("train", "--run", run_dir)
+        with_data = run("train", moved, "--run", run_dir)
+    finally:
+        moved.rename(data_dir)
+    assert code == 1
+    assert err == (
+        f"tfm: {run_dir} was trained on {data_dir}, which does not exist here: name the folder of "
+        f"this dataset, as in tfm train DATA --run {run_dir}\n"
+    )
+    assert with_data[0] == 0, with_data

@@ -1,0 +1,33 @@
+"""The words of other toolkits lead to flags and commands that exist."""
+
+import typer
+
+from tfm.cli import main as cli
+from tfm.cli.suggestions import _COMMAND_WORDS
+from tfm.config.suggestions import WORDS
+
+COMMANDS = typer.main.get_command(cli.app).commands
+LEAVES = [*COMMANDS.values(), *COMMANDS["bench"].commands.values()]
+
+
+def names(command):
+    """The flags and arguments of a command, without dashes."""
+    return {
+        (name or "").lower().removeprefix("--")
+        for p in command.params
+        for name in (*p.opts, p.metavar)
+    }
+
+
+def test_every_word_leads_to_a_flag_that_a_command_has_under_no_such_name():
+    for flag, words in WORDS.items():
+        for word in words.split():
+            assert any(
+                flag in names(command) and word not in names(command) for command in LEAVES
+            ), (flag, word)
+
+
+def test_every_word_for_a_command_leads_to_a_command():
+    for name, words in _COMMAND_WORDS.items():
+        assert name in COMMANDS
+        assert not set(words.split()) & set(COMMANDS)

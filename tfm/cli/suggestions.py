@@ -1,0 +1,55 @@
+"""Error messages for unknown flags and commands, with those that may be meant."""
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from tfm.config.suggestions import suggest
+from tfm.errors import UsageError
+
+# A command, and the words for it in other toolkits.
+_COMMAND_WORDS = {
+    "attend": "attention plot visualize",
+    "average": "average-checkpoints avg",
+    "bench": "benchmark",
+    "binarize": "preprocess tokenize encode",
+    "export": "convert",
+    "generate": "translate interactive inference infer decode predict",
+    "learn-bpe": "bpe spm sentencepiece vocab build-vocab learn-joint-bpe",
+    "prepare": "preprocess data download",
+    "quickstart": "demo start init tutorial",
+    "score": "eval evaluate bleu sacrebleu",
+    "train": "fit finetune fine-tune resume",
+}
+
+
+class Commands(TyperGroup):
+    """A group of commands that suggests one for an unknown name."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return typer's result for the command; raise UsageError if there is none."""
+        if self.get_command(ctx, args[0]) is None:
+            known = self.list_commands(ctx)
+            found = suggest(args[0], known, _COMMAND_WORDS)
+            advice = _advice(ctx, [f"{ctx.command_path} {name}" for name in found])
+            raise UsageError(f"no such command {args[0]}{advice}")
+        return super().resolve_command(ctx, args)
+
+
+def explain_unknown_option(name: str, context: typer.Context) -> str:
+    """Return the message about an option that a command does not have, with those it may mean."""
+    parameters = [*context.command.params]
+    flags = [flag for p in parameters for flag in (*p.opts, *p.secondary_opts)]
+    arguments = [p.metavar for p in parameters if p.param_type_name == "argument" and p.metavar]
+    known = [flag for flag in flags if flag.startswith("--")] + arguments
+    # Of -lr, typer names the first letter only: too little to suggest anything.
+    found = suggest(name, known) if name.startswith("--") else []
+    shown = [f"{each} without a flag" if each in arguments else each for each in found]
+    return f"no such option {name}{_advice(context, shown)}"
+
+
+def _advice(context: typer.Context, names: list[str]) -> str:
+    if names:
+        return f": did you mean {' or '.join(names)}?"
+    return f" (see {context.command_path} --help)"
