@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from tfm import __version__
+from tfm.cli.help import Group
 from tfm.config import PRESETS, RunConfig
 from tfm.errors import UsageError
 from tfm.world import World
@@ -26,13 +27,14 @@ MODEL = typer.Argument(
 )
 
 app = typer.Typer(
+    cls=Group,
     help='Train, run and score the Transformer of "Attention Is All You Need".\n\n'
     "Stages: prepare → learn-bpe → binarize → train → average → generate → score. Each finds the "
     "output of the previous one. Start with: tfm quickstart",
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
 
