@@ -38,6 +38,9 @@ class Progress:
         self._shown = shown
         self._is_plain = not sys.stderr.isatty()
         self._last_line_at = time.monotonic()
+        # A short bar leaves room for the figures; narrow terminals cut off the end.
+        time_shown = "{remaining} left" if total else "{elapsed}"
+        bar_format = "{l_bar}{bar:6}| {n_fmt}/{total_fmt} [" + time_shown + "{postfix}, {rate_fmt}]"
         self._bar: tqdm[Any] = tqdm(
             total=total,
             desc=description,
@@ -45,7 +48,7 @@ class Progress:
             unit_scale=unit == "B",
             unit_divisor=1024 if unit == "B" else 1000,
             initial=initial,
-            bar_format="{l_bar}{bar:10}{r_bar}",  # a short bar leaves room for the metrics
+            bar_format=bar_format,
             disable=not shown or self._is_plain or not World.from_environment().is_first,
             dynamic_ncols=True,
             leave=False,
