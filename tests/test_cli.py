@@ -9,8 +9,10 @@ import sys
 import typing
 
 import pytest
+import typer.main
 
 import tfm
+from tfm.cli.main import app
 from tfm.config import (
     PRESETS,
     BatchingConfig,
@@ -57,7 +59,7 @@ def test_the_command_line_starts_without_the_heavy_libraries():
 def test_help_names_every_command(run):
     code, out, err = run("--help")
     assert (code, err) == (0, "")
-    assert set(re.findall(r"^│ ([a-z][a-z-]+) ", out, re.MULTILINE)) == set(COMMANDS)
+    assert set(re.findall(r"^  ([a-z][a-z-]+)  ", out, re.MULTILINE)) == set(COMMANDS)
 
 
 def test_without_a_command_tfm_prints_its_help(run):
@@ -71,9 +73,7 @@ def test_help_of_every_command_has_an_example(run, command):
     for flag in ("--help", "-h"):
         code, out, err = run(command, flag)
         assert (code, err) == (0, "")
-        assert re.search(
-            rf"Examples?:\s*(?:.*\| )?tfm {command}|Examples?:[^╭]* tfm {command}", out
-        )
+        assert re.search(rf"Examples?:[^:]* tfm {command}", out)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -83,11 +83,19 @@ def test_the_examples_in_the_help_name_existing_presets(run, command):
         assert arch in PRESETS
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_a_line_for_each_flag_on_a_wide_terminal(run, command):
-    out = run(command, "--help")[1]
-    unlabeled = [line for line in out.splitlines() if re.fullmatch(r"│ +[^│]{0,40}│", line)]
-    assert not unlabeled
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("command", [*COMMANDS[:-1], "bench train", "bench generate"])
+def test_help_shows_every_flag_whole_on_narrow_terminals(run, monkeypatch, command, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = run(*command.split(), "--help")[1]
+    parsed = typer.main.get_command(app)
+    for name in command.split():
+        parsed = parsed.commands[name]
+    flags = {flag for option in parsed.params for flag in (*option.opts, *option.secondary_opts)}
+    in_help = {flag for flag in flags if flag.startswith("--")} | {"--help"}
+    assert in_help <= set(re.findall(r"(?<=[ (])--[a-z0-9-]+(?=[ \n])", out))
+    assert "…" not in out
+    assert not re.findall(r"--[a-z0-9-]*-$|--$", out, re.MULTILINE)  # cut in a sentence
 
 
 def test_help_of_train_names_the_sections_of_its_toml_file(run):
@@ -102,6 +110,12 @@ def test_help_shows_every_default(run):
         if item.default is not None:
             default = {"True": "yes", "False": "no"}.get(str(item.default), item.default)
             assert f"{item.metadata['help']} (default: {default})" in out
+
+
+@pytest.mark.parametrize("command", ["train", "bench train"])
+def test_help_says_whose_defaults_it_shows(run, command):
+    out = " ".join(run(*command.split(), "--help")[1].split())
+    assert f"Defaults are those of --arch {RunConfig().arch}" in out
 
 
 def test_help_respects_no_color():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import shutil
 import sys
@@ -90,6 +91,35 @@ def terminal(monkeypatch):
 def test_a_terminal_is_read_if_requested(trained_run, tmp_path):
     plan = plan_generation([trained_run], input_path=Path("-"), split=None, runs_dir=tmp_path)
     assert (plan.source.path, str(plan.source)) == (None, "standard input")
+
+
+@pytest.fixture
+def user():
+    """Both ends of a pseudo-terminal: the user's, and that of the process."""
+    ends = pty.openpty()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_typed_sentences_get_a_hint_and_no_progress_bar(run, user, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    os.write(user[0], b"seven\n8\n\x04")
+    with open(user[1], closefd=False) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert [line for line, _ in run(Path("-"))] == ["seven", "8"]
+    assert capsys.readouterr().err == "type a sentence, then Enter; Ctrl-D ends\n"
+
+
+def test_translations_on_a_terminal_meet_no_progress_bar(run, user, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    path = write(tmp_path / "in", b"seven\n8\n")
+    run(path)
+    assert "\rgenerate: " in capsys.readouterr().err
+    with open(user[1], "w", closefd=False) as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        run(path)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("terminal")

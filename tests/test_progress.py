@@ -1,7 +1,17 @@
 """The figures of several steps as one record."""
 
+import fcntl
+import os
+import pty
+import re
+import struct
+import termios
+import time
+from contextlib import redirect_stderr
+
 import pytest
 
+from tfm.reporting import Progress
 from tfm.training.progress import MetricsWindow, StepReport
 
 
@@ -36,6 +46,21 @@ def test_a_window_resumes_from_its_state():
     for state in window.state():
         resumed.add(StepReport(**state))
     assert resumed.record() == window.record()
+
+
+def test_the_bar_of_training_shows_loss_speed_and_time_left_on_80_columns():
+    user_end, process_end = pty.openpty()
+    fcntl.ioctl(process_end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    figures = MetricsWindow([report(1, num_tokens=250_000, loss=12.345)]).figures()
+    with os.fdopen(process_end, "w", encoding="utf-8") as terminal, redirect_stderr(terminal):
+        with Progress("train", total=100_000, unit="steps", initial=54_320) as bar:
+            time.sleep(0.2)  # the bar is not drawn more often
+            bar.update(1, figures=figures)
+        shown = os.read(user_end, 10_000).decode()
+    os.close(user_end)
+    bars = re.findall(r"train: [^\r]*", shown)
+    assert max(map(len, bars)) <= 80
+    assert re.search(r"54321/100000 \[\d:\d\d:\d\d left, loss 12\.345 · 125,000 tok/s ", bars[-1])
 
 
 def test_a_loss_too_large_for_a_perplexity_can_be_shown():

@@ -50,10 +50,11 @@ def test_without_a_beam_only_the_loss_is_computed(validate):
     assert "BLEU" not in str(validation)
 
 
-def test_with_a_beam_bleu_comes_with_its_signature(validate):
+def test_with_a_beam_bleu_comes_with_its_signature_but_a_line_shows_only_its_value(validate):
     validation = validate(1)
     assert 0 <= validation.metrics["bleu"] <= 100
-    assert "tok:13a" in str(validation)
+    assert "tok:13a" in validation.score.signature
+    assert str(validation).endswith(f" · BLEU {validation.score.value:.2f}")
     assert validation.metrics["loss"] == validate(0).metrics["loss"]
 
 

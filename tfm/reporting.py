@@ -20,14 +20,27 @@ def say(message: str) -> None:
 class Progress:
     """A progress bar on a terminal; elsewhere a plain line every few seconds.
 
-    The description has a word or two; the unit "B" prints sizes with prefixes.
+    The description has a word or two; the unit "B" prints sizes with prefixes. If not `shown`, it
+    only counts.
     """
 
-    def __init__(self, description: str, *, total: int | None, unit: str, initial: int = 0) -> None:
+    def __init__(
+        self,
+        description: str,
+        *,
+        total: int | None,
+        unit: str,
+        initial: int = 0,
+        shown: bool = True,
+    ) -> None:
         self._description = description
         self._unit = unit
+        self._shown = shown
         self._is_plain = not sys.stderr.isatty()
         self._last_line_at = time.monotonic()
+        # A short bar leaves room for the figures; narrow terminals cut off the end.
+        time_shown = "{remaining} left" if total else "{elapsed}"
+        bar_format = "{l_bar}{bar:6}| {n_fmt}/{total_fmt} [" + time_shown + "{postfix}, {rate_fmt}]"
         self._bar: tqdm[Any] = tqdm(
             total=total,
             desc=description,
@@ -35,8 +48,8 @@ class Progress:
             unit_scale=unit == "B",
             unit_divisor=1024 if unit == "B" else 1000,
             initial=initial,
-            bar_format="{l_bar}{bar:10}{r_bar}",  # a short bar leaves room for the metrics
-            disable=self._is_plain or not World.from_environment().is_first,
+            bar_format=bar_format,
+            disable=not shown or self._is_plain or not World.from_environment().is_first,
             dynamic_ncols=True,
             leave=False,
             file=sys.stderr,
@@ -58,7 +71,7 @@ class Progress:
             if figures:
                 self._bar.set_postfix_str(figures, refresh=False)
             self._bar.update(count)
-        elif time.monotonic() - self._last_line_at >= _PLAIN_LINE_SECONDS:
+        elif self._shown and time.monotonic() - self._last_line_at >= _PLAIN_LINE_SECONDS:
             self._last_line_at = time.monotonic()
             of_total = f"/{self._bar.total:,}" if self._bar.total else ""
             figures = f" · {self._figures}" if self._figures else ""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import typer
 
 from tfm.cli.app import ARCH, CONFIG, JSON, MODEL, RUNS_ROOT, app
+from tfm.cli.help import Command
 from tfm.cli.options import RUN_SETTINGS, Overrides, with_settings
 from tfm.cli.suggestions import Commands
 from tfm.config import InferenceConfig, SearchConfig, read_toml, run_config, settings_from
@@ -24,12 +25,12 @@ bench = typer.Typer(
     cls=Commands,
     help="Measure the speed of training and translation on this machine.\n\n"
     "Examples: tfm bench train --arch base; tfm bench generate --beam 4",
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 app.add_typer(bench, name="bench", rich_help_panel=SPEED_PANEL)
 
 
-@bench.command()
+@bench.command(cls=Command)
 @with_settings(*RUN_SETTINGS)
 def train(
     data: Path | None = typer.Argument(
@@ -51,7 +52,10 @@ def train(
 ) -> None:
     """Measure training: tokens per second, and the model FLOPs utilization (MFU).
 
+    Defaults are those of --arch base.
+
     Examples:
+
       tfm bench train --arch big
 
       tfm bench train data/multi30k-en-de --arch tiny --device cpu --steps 50 --json
@@ -68,7 +72,7 @@ def train(
     print_train_bench(bench_train(data, settings, plan, started=started), as_json=as_json)
 
 
-@bench.command()
+@bench.command(cls=Command)
 @with_settings(SearchConfig, InferenceConfig)
 def generate(
     model: Path | None = MODEL,
@@ -91,6 +95,7 @@ def generate(
     of each sentence, with its end-of-sentence token.
 
     Examples:
+
       tfm bench generate runs/multi30k-en-de-small --beam 4
 
       tfm bench generate --input news.en --repeat 5 --precision bf16 --json

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tfm.cli.app import ARCH, CONFIG, DATA, MODEL, MODELS_PANEL, RUNS_ROOT, app, dataset, say
+from tfm.cli.help import Command
 from tfm.cli.options import RUN_SETTINGS, Overrides, with_settings
 from tfm.config import AverageConfig, read_toml, run_config, run_toml, settings_from
 from tfm.distributed.layout import Layout
@@ -20,7 +21,7 @@ PROCESSES_PANEL = "Processes"
 _MAX_DIFFERENCES = 5
 
 
-@app.command(rich_help_panel=MODELS_PANEL)
+@app.command(rich_help_panel=MODELS_PANEL, cls=Command)
 @with_settings(*RUN_SETTINGS)
 def train(
     data: Path | None = DATA,
@@ -63,11 +64,15 @@ def train(
 ) -> None:
     """Train a model, or resume from the last checkpoint of the run folder.
 
-    Without --config and --arch, an existing --run resumes with its own settings and dataset; flags
-    take precedence over them.
+    Defaults are those of --arch base; --print-config prints all settings of another preset. Without
+    --config and --arch, an existing --run resumes with its own settings and dataset; flags take
+    precedence over them.
 
     Examples:
+
       tfm train --arch tiny
+
+      tfm train --arch tiny --print-config
 
       tfm train --run runs/wmt14-en-de-base --max-steps 200000
 
@@ -139,7 +144,7 @@ def _launch_processes(layout: Layout) -> None:
         raise SystemExit(launch(layout, [sys.executable, "-m", "tfm", *sys.argv[1:]]))
 
 
-@app.command(rich_help_panel=MODELS_PANEL)
+@app.command(rich_help_panel=MODELS_PANEL, cls=Command)
 @with_settings(AverageConfig)
 def average(
     run: Path | None = typer.Argument(
@@ -164,7 +169,7 @@ def average(
     say(f"average: {result.model_dir} is the mean of steps {steps}")
 
 
-@app.command(rich_help_panel=MODELS_PANEL)
+@app.command(rich_help_panel=MODELS_PANEL, cls=Command)
 def export(
     models: list[Path] | None = MODEL,
     out: Path | None = typer.Option(
@@ -187,14 +192,18 @@ def export(
     ),
     force: bool = typer.Option(False, "--force", help="Overwrite an earlier export."),
 ) -> None:
-    r"""Convert a model to CTranslate2, a runtime without torch (pip install "tfm\[export]").
+    """Convert a model to CTranslate2, a runtime without torch (pip install "tfm[export]").
 
-    The folder has weights, vocabulary and subword model. Both programs find the same translations
-    with --length-penalty 0 in tfm and length_penalty=0, min_decoding_length=1 in CTranslate2. With
-    other values, tfm divides by ((5 + length) / 6)^α, and CTranslate2 by length^α and stops sooner.
+    The folder has weights, vocabulary and subword model.
+
+    With --length-penalty 0 in tfm and length_penalty=0, min_decoding_length=1 in CTranslate2, both
+    programs find the same translations. With other values, tfm divides by ((5 + length) / 6)^α, and
+    CTranslate2 by length^α and stops sooner.
+
     With --check, unquantized weights must also give the same probabilities.
 
     Examples:
+
       tfm export runs/wmt14-en-de-base --check 200
 
       tfm export --format ctranslate2 --quantization int8 --out model-int8

@@ -68,7 +68,7 @@ def _flag(kind: type[Settings], item: Field[Any], *, titled: bool) -> inspect.Pa
         name,
         help=item.metadata["help"] + ("" if default is None else f" (default: {default})"),
         show_default=False,
-        rich_help_panel=f"Settings \\[{kind.section}]" if titled else None,
+        rich_help_panel=f"Settings [{kind.section}]" if titled else None,
     )
     return inspect.Parameter(
         item.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=hint | None

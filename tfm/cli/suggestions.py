@@ -3,8 +3,8 @@
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
+from tfm.cli.help import Group
 from tfm.config.suggestions import suggest
 from tfm.errors import UsageError
 
@@ -24,8 +24,8 @@ _COMMAND_WORDS = {
 }
 
 
-class Commands(TyperGroup):
-    """A group of commands that suggests one for an unknown name."""
+class Commands(Group):
+    """A group that lists its commands by panel and suggests one for an unknown name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return typer's result for the command; raise UsageError if there is none."""

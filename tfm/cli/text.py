@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-import typer.core
 
 from tfm.cli.app import DATA, DATA_ROOT, FORCE, TEXT_PANEL, app, dataset
+from tfm.cli.help import Command
 from tfm.cli.options import Overrides, with_settings
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
 from tfm.errors import UsageError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TEXT_FLAGS = ("--train", "--valid", "--test")
 
 
-class _PrepareCommand(typer.core.TyperCommand):
+class _PrepareCommand(Command):
     """A command whose flags of text take two files, or one .tsv file with both columns."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -96,6 +96,7 @@ def prepare(
     """Prepare a dataset: download, clean, split, learn subwords, binarize.
 
     Examples:
+
       tfm prepare wmt14-en-de
 
       tfm prepare --train my.en my.de --valid dev.en dev.de --test test.en test.de --out data/mine
@@ -154,7 +155,7 @@ def _recipe_from_user_files(
     return recipe_from_files(name=out.name, source=source, target=target, **pairs)
 
 
-@app.command(rich_help_panel=TEXT_PANEL)
+@app.command(rich_help_panel=TEXT_PANEL, cls=Command)
 @with_settings(SubwordConfig)
 def learn_bpe(data: Path | None = DATA, force: bool = FORCE, *, overrides: Overrides) -> None:
     """Learn the subword vocabulary of a dataset.
@@ -169,7 +170,7 @@ def learn_bpe(data: Path | None = DATA, force: bool = FORCE, *, overrides: Overr
     run_stage(folder, settings_from(SubwordConfig, table), force=force)
 
 
-@app.command(rich_help_panel=TEXT_PANEL)
+@app.command(rich_help_panel=TEXT_PANEL, cls=Command)
 @with_settings(BinarizeConfig)
 def binarize(data: Path | None = DATA, force: bool = FORCE, *, overrides: Overrides) -> None:
     """Turn the text of a dataset into token ids on disk.

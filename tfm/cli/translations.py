@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import typer
 
 from tfm.cli.app import JSON, RUNS_ROOT, TRANSLATIONS_PANEL, app, say
+from tfm.cli.help import Command
 from tfm.cli.options import Overrides, with_settings
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
 from tfm.distributed.layout import Layout
@@ -33,7 +34,7 @@ _AFFECTED_METRICS: dict[str, tuple["MetricName", ...]] = {
 }
 
 
-@app.command(rich_help_panel=TRANSLATIONS_PANEL)
+@app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=Command)
 @with_settings(SearchConfig, InferenceConfig)
 def generate(
     models: list[Path] | None = typer.Argument(
@@ -73,11 +74,13 @@ def generate(
 ) -> None:
     """Translate standard input, a file or a test set, line by line.
 
-    The output has one line per input line, in the same order. With --score-target, its lines have
-    the score, the log probability (in nats, EOS included), the number of tokens and the text of
-    each given translation, separated by tabs.
+    The output has one line per input line, in the same order.
+
+    With --score-target, its lines have the score, the log probability (in nats, EOS included), the
+    number of tokens and the text of each given translation, separated by tabs.
 
     Examples:
+
       tfm generate --beam 4 | tfm score
 
       echo "Two dogs play in the snow." | tfm generate runs/multi30k-en-de-tiny
@@ -137,7 +140,7 @@ def _check_forced(
         raise UsageError("--json prints every token anyway: leave --per-token out")
 
 
-@app.command(rich_help_panel=TRANSLATIONS_PANEL)
+@app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=Command)
 @with_settings(ScoreConfig)
 def score(
     hypotheses: Path | None = typer.Option(
@@ -171,6 +174,7 @@ def score(
     """Score translations; each score has a signature of the settings behind it.
 
     Examples:
+
       tfm generate --beam 4 | tfm score --paper
 
       tfm score --hypotheses out.de --reference test.de --metric bleu --metric ter
@@ -205,7 +209,7 @@ def score(
     print_scores(result, as_json=json)
 
 
-@app.command(rich_help_panel=TRANSLATIONS_PANEL)
+@app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=Command)
 def attend(
     model: str | None = typer.Argument(
         None, metavar="MODEL", help="Model or run folder (default: the newest run)."
@@ -234,6 +238,7 @@ def attend(
     """Draw the attention of each layer and head while a model translates a sentence.
 
     Examples:
+
       tfm attend "Two dogs play in the snow."
 
       tfm attend runs/wmt14-en-de-base "The law." --target "Das Gesetz." --layer 5 --out law.svg
@@ -263,7 +268,7 @@ def attend(
         typer.echo(path)
 
 
-@app.command()
+@app.command(cls=Command)
 def quickstart(
     out: Path = typer.Option(Path("quickstart"), help="Folder for data and runs."),
 ) -> None:

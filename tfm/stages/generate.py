@@ -205,7 +205,10 @@ def _open(
     vocabulary = Vocabulary.load(plan.models[0])
     engine: LineEngine
     with ExitStack() as stack:
-        bar = stack.enter_context(Progress("generate", total=total, unit="lines"))
+        is_typed = path is None and sys.stdin.isatty()
+        # Translations or typed sentences on the terminal would run into a bar.
+        shown = not (is_typed or sys.stdout.isatty())
+        bar = stack.enter_context(Progress("generate", total=total, unit="lines", shown=shown))
         if num_processes == 1:
             engine = load_engine(plan.models, inference)
         else:
@@ -215,6 +218,8 @@ def _open(
         reader = stack.enter_context(
             LineReader(path, paired_path, chunk_lines=engine.limits.chunk_lines)
         )
+        if is_typed:
+            say("type a sentence, then Enter; Ctrl-D ends")
         yield _Work(engine=engine, vocabulary=vocabulary, reader=reader, bar=bar)
 
 

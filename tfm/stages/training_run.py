@@ -96,6 +96,7 @@ class TrainingRun:
         if self._group.world.is_first:
             self._log = MetricsLog(run_dir, step=self.trainer.position.step)
         self._has_report = True
+        self._has_printed_signature = False
 
     def loop(self) -> None:
         """Train until a limit is reached, with the errors of `tfm.stages.train.train`."""
@@ -208,8 +209,8 @@ class TrainingRun:
     def _log_step(self, report: StepReport, rows: Rows, bar: Progress) -> None:
         self._window.add(report)
         self._state.capacity_flops += report.seconds * self._capacity
-        problem = f" · {self._saver.problem}" if self._saver.problem else ""
-        bar.update(1, figures=self._window.figures() + problem)
+        problem = f"{self._saver.problem} · " if self._saver.problem else ""
+        bar.update(1, figures=problem + self._window.figures())
         if report.skipped:
             self._log_skip(report, rows)
         if report.step % self._run.training.log_steps == 0:
@@ -294,6 +295,9 @@ class TrainingRun:
         self.metrics = validation.metrics
         self._track_best()
         position, minutes = self.trainer.position, self._minutes()
+        if validation.score and not self._has_printed_signature:
+            say(f"valid: {validation.score.label} has the signature {validation.score.signature}")
+            self._has_printed_signature = True
         say(f"valid: step {position.step:,} · {minutes:.1f} min · {validation}")
         record = {"kind": "validation", "step": position.step, "epoch": position.epoch}
         signature = {"signature": validation.score.signature} if validation.score else {}

@@ -37,7 +37,7 @@ class Validation:
         loss, perplexity = self.metrics["loss"], self.metrics["perplexity"]
         shown = f"loss {loss:.3f} (perplexity {perplexity:.2f})"
         if self.score is not None:
-            shown += f" · {self.score.label} {self.score.value:.2f} ({self.score.signature})"
+            shown += f" · {self.score.label} {self.score.value:.2f}"
         return shown
 
 

@@ -84,11 +84,14 @@ class MetricsWindow:
         self._reports.append(report)
 
     def figures(self) -> str:
-        """Return the text beside the progress bar; means leave out skipped steps."""
+        """Return the text beside the progress bar, whose end narrow terminals cut off.
+
+        Means leave out skipped steps.
+        """
         newest, loss, nll = self._reports[-1], self._mean("loss"), self._mean("nll")
         return (
-            f"epoch {newest.epoch} · loss {loss:.3f} · ppl {perplexity(nll):.2f} · "
-            f"lr {newest.learning_rate:.1e} · {self._rate('num_tokens'):,.0f} tok/s"
+            f"loss {loss:.3f} · {self._rate('num_tokens'):,.0f} tok/s · "
+            f"ppl {perplexity(nll):.2f} · epoch {newest.epoch} · lr {newest.learning_rate:.1e}"
         )
 
     def record(self) -> dict[str, Any]:
