@@ -63,11 +63,15 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
     compute = verified_compute(device, precision, local_rank=gpu, trains=True)
     data = open_data(data_dir, run)
     timeout = timedelta(minutes=run.training.stall_minutes)
+    unit = "step" if run.training.shard else "microbatch"
     with (
         joined(world, compute.device, timeout=_COLLECTIVE_TIMEOUT_FACTOR * timeout) as group,
         # Locked after the rendezvous: if another run holds the lock, all ranks are notified.
         lock_folder(run_dir) if world.is_first else nullcontext(),
-        StopRequests() as stop,
+        StopRequests(
+            f"train: stopping after the current {unit}, then saving; press Ctrl-C again to stop now "
+            "without saving"
+        ) as stop,
         Watchdog(world, group.store, timeout_seconds=timeout.total_seconds()) as watchdog,
     ):
         watchdog.heartbeat("comparing settings", waits=True)
