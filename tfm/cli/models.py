@@ -1,14 +1,15 @@
 """Commands that produce models: train, average, export."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tfm.cli.app import ARCH, CONFIG, DATA, MODEL, MODELS_PANEL, RUNS_ROOT, app, dataset, say
-from tfm.cli.options import RUN_SETTINGS, Overrides, with_settings
-from tfm.config import AverageConfig, read_toml, run_config, run_toml, settings_from
+from tfm.cli.app import CONFIG, DATA, MODEL, MODELS_PANEL, RUNS_ROOT, app, arch_option, dataset, say
+from tfm.cli.options import RUN_SETTINGS, Overrides, run_settings, with_settings
+from tfm.config import AverageConfig, run_toml, settings_from
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError
 from tfm.world import World
@@ -25,7 +26,7 @@ _MAX_DIFFERENCES = 5
 def train(
     data: Path | None = DATA,
     run: Path | None = typer.Option(None, help="Run folder (default: runs/DATA-ARCH)."),
-    arch: str | None = ARCH,
+    arch: str | None = arch_option("by size of DATA and device"),
     config: Path | None = CONFIG,
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Print parameters, FLOPs and memory of the run, and exit."
@@ -61,6 +62,9 @@ def train(
 ) -> None:
     """Train a model, or resume from the last checkpoint of the run folder.
 
+    Without --arch and --config, the preset follows from the number of training pairs and the
+    device; --print-config without DATA prints base.
+
     Examples:
       tfm train --arch tiny
 
@@ -79,7 +83,9 @@ def train(
     )
     if layout.device is not None:  # --gpus and --processes imply it
         overrides = {**overrides, "training": {**training, "device": layout.device}}
-    settings = run_config(arch, {} if config is None else read_toml(config), overrides)
+    settings_for = partial(run_settings, arch=arch, config=config, overrides=overrides)
+    # Without data, only to find mistakes before the dataset is opened and processes are started.
+    settings = settings_for(data if print_config else None)
     if print_config:
         typer.echo(run_toml(settings), nl=False)
         return
@@ -90,10 +96,11 @@ def train(
         from tfm.stages.forecast import forecast
 
         num_processes = layout.nodes * num_local_processes(layout)
-        print_forecast(forecast(folder, settings, num_processes=num_processes))
+        print_forecast(forecast(folder, settings_for(folder), num_processes=num_processes))
         return
     _launch_processes(layout)
     folder = dataset(data)
+    settings = settings_for(folder)
     from tfm.stages.train import train as run_stage
 
     result = run_stage(folder, run or RUNS_ROOT / f"{folder.name}-{settings.arch}", settings)

@@ -69,8 +69,8 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
         # Locked after the rendezvous: if another run holds the lock, all ranks are notified.
         lock_folder(run_dir) if world.is_first else nullcontext(),
         StopRequests(
-            f"train: stopping after the current {unit}, then saving; press Ctrl-C again to stop now "
-            "without saving"
+            f"train: stopping after the current {unit}, then saving; press Ctrl-C again to stop "
+            "now without saving"
         ) as stop,
         Watchdog(world, group.store, timeout_seconds=timeout.total_seconds()) as watchdog,
     ):
