@@ -29,7 +29,7 @@ def train(
     arch: str | None = arch_option("by size of DATA and device"),
     config: Path | None = CONFIG,
     dry_run: bool = typer.Option(
-        False, "--dry-run", help="Print parameters, FLOPs and memory of the run, and exit."
+        False, "--dry-run", help="Print parameters, memory, time and disk of the run, and exit."
     ),
     print_config: bool = typer.Option(
         False, "--print-config", help="Print all settings as TOML, and exit."
@@ -62,7 +62,7 @@ def train(
 ) -> None:
     """Train a model, or resume from the last checkpoint of the run folder.
 
-    Without --arch and --config, the preset follows from the number of training pairs and the
+    Without --config or --arch, the preset follows from the number of training pairs and the
     device; --print-config without DATA prints base.
 
     Examples:
@@ -96,7 +96,10 @@ def train(
         from tfm.stages.forecast import forecast
 
         num_processes = layout.nodes * num_local_processes(layout)
-        print_forecast(forecast(folder, settings_for(folder), num_processes=num_processes))
+        found = forecast(folder, settings_for(folder), num_processes=num_processes)
+        print_forecast(found)
+        if found.estimate.warning is not None:
+            say(found.estimate.warning)
         return
     _launch_processes(layout)
     folder = dataset(data)

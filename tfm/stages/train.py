@@ -8,13 +8,14 @@ from pathlib import Path
 from tfm import __version__
 from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig, run_toml
-from tfm.device.compute import num_gpus
+from tfm.device.compute import Compute, num_gpus
 from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
 from tfm.errors import CheckpointError, UsageError
 from tfm.reporting import say
-from tfm.stages.training_data import open_data
+from tfm.stages.forecast import estimate_run
+from tfm.stages.training_data import TrainingData, open_data
 from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import newest_intact_checkpoint
@@ -102,8 +103,27 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
         else:
             processes = "" if group.is_alone else f", {world.size} processes"
             say(f"train: {run_dir} on {data_dir}, {compute}{processes}")
+            if checkpoint is None and world.is_first:
+                watchdog.heartbeat("estimating the time of the run")
+                _warn_of_long_run(data, training, compute, num_processes=world.size)
             training.loop()
     return TrainResult(run_dir=run_dir, step=position.step, metrics=training.metrics)
+
+
+def _warn_of_long_run(
+    data: TrainingData, training: TrainingRun, compute: Compute, *, num_processes: int
+) -> None:
+    """Print a warning before a new run that would take far too long."""
+    estimate = estimate_run(
+        data.info.run,
+        training.trainer.batcher,
+        training.cost,
+        compute,
+        num_pairs=len(data.train),
+        num_processes=num_processes,
+    )
+    if estimate.warning is not None:
+        say(estimate.warning)
 
 
 def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> Path | None:
