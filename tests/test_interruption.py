@@ -52,6 +52,7 @@ def test_signal_handlers_are_restored(notice):
 def test_signals_are_answered_in_the_middle_of_a_long_microbatch(data_dir, tmp_path, first):
     flags = "--arch base --batch-tokens 100000 --max-tokens 100000 --device cpu --precision fp32"
     command = [sys.executable, "-m", "tfm", "train", data_dir, "--run", tmp_path / "run"]
+    flags += " --max-steps 3"
     with subprocess.Popen(
         [*command, *flags.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
