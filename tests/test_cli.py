@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import typing
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -22,6 +23,8 @@ from tfm.config import (
     TransformerConfig,
 )
 from tfm.config.toml import tomllib
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.run_folder import newest_intact_checkpoint
 
 COMMANDS = [
     "prepare",
@@ -175,7 +178,33 @@ def test_every_flag_of_train_reaches_its_setting(run, group, item):
 
 
 def test_help_shows_the_default_preset(run):
-    assert f"(default: {RunConfig().arch})" in run("train", "--help")[1]
+    for command, default in (["train"], "by size of DATA and device"), (["bench", "train"], "base"):
+        out = re.sub(r"[\s│]+", " ", run(*command, "--help")[1])
+        assert f"(default: {default})" in out
+
+
+CHOSEN = "train: --arch tiny, for 200 pairs on a CPU (choose another with --arch)\n"
+
+
+def test_without_arch_the_preset_suits_the_dataset_and_is_printed(run, data_dir):
+    _, tiny, _ = run("train", "--arch", "tiny", "--device", "cpu", "--print-config")
+    code, printed, err = run("train", data_dir, "--device", "cpu", "--print-config")
+    assert (code, printed, err) == (0, tiny, CHOSEN)
+    code, out, err = run("train", data_dir, "--device", "cpu", "--dry-run")
+    assert (code, err) == (0, CHOSEN)
+    assert "4,500; " in out
+    flags = ["--device", "cpu", "--max-steps", 1, "--validation-beam", 0, "--best-metric", "loss"]
+    code, out, err = run("train", data_dir, *flags)
+    assert (code, out) == (0, "")
+    assert err.startswith(CHOSEN)
+    assert load_info(newest_intact_checkpoint(Path("runs/tiny-tiny"))).run.arch == "tiny"
+
+
+@pytest.mark.parametrize("named", [["--arch", "base"], ["--config", "x.toml"]])
+def test_a_preset_that_is_named_is_used_on_any_dataset(run, elsewhere, data_dir, named):
+    (elsewhere / "x.toml").write_text("[model]\nd_ff = 2048\n")
+    code, out, err = run("train", data_dir, *named, "--print-config")
+    assert (code, err, tomllib.loads(out)["arch"]) == (0, "", "base")
 
 
 # --- output for machines

@@ -63,7 +63,7 @@ def test_several_processes_run_the_same_command(run, launched, trained, flags, l
     [("", "auto"), ("--processes 1", "cpu"), ("--gpus 1", "cuda"), ("--nodes 1", "auto")],
 )
 def test_a_single_process_is_not_launched(run, launched, trained, flags, device):
-    assert run("train", "nowhere", *flags.split())[0] == 0
+    assert run("train", "nowhere", "--arch", "tiny", *flags.split())[0] == 0
     assert (launched, trained) == ([], [device])
 
 
@@ -97,7 +97,7 @@ def one_of_two(monkeypatch, elsewhere):
 
 def test_one_of_several_processes_launches_no_others(run, launched, trained, one_of_two):
     one_of_two(0)
-    assert run("train", "nowhere", "--processes", 2)[0] == 0
+    assert run("train", "nowhere", "--arch", "tiny", "--processes", 2)[0] == 0
     assert (launched, trained) == ([], ["cpu"])
 
 
@@ -116,5 +116,5 @@ def test_processes_that_stop_cleanly_report_it_once(run, monkeypatch, one_of_two
 
     error_file = one_of_two(rank)
     monkeypatch.setattr("tfm.stages.train.train", stop)
-    assert run("train", "nowhere") == (0, "", err)
+    assert run("train", "nowhere", "--arch", "tiny") == (0, "", err)
     assert not error_file.exists()

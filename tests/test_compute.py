@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tfm.device.compute import choose_compute, measure_fp32_flops
+from tfm.device.compute import choose_compute, measure_fp32_flops, measure_product_flops
 from tfm.device.cpu import Cpu
 from tfm.errors import UsageError
 
@@ -91,3 +91,10 @@ def test_matrix_products_have_the_requested_precision(precision, dtype):
 
 def test_measured_flops_are_plausible():
     assert 1e8 < measure_fp32_flops(torch.device("cpu")) < 1e14
+
+
+def test_measuring_products_draws_no_random_numbers():
+    before = torch.get_rng_state()
+    rate = measure_product_flops(choose_compute("cpu", "fp32"), d_in=64, d_out=256)
+    assert 1e8 < rate < 1e14
+    assert torch.equal(torch.get_rng_state(), before)

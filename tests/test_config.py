@@ -28,6 +28,7 @@ from tfm.config import (
     run_toml,
     settings_from,
     settings_to,
+    suitable_arch,
 )
 from tfm.config.toml import tomllib
 from tfm.errors import UsageError
@@ -101,6 +102,21 @@ def test_a_file_may_name_the_preset():
 
 def test_a_flag_that_contradicts_the_preset_of_the_file_is_refused():
     assert "arch base contradicts arch big" in problem("base", {"arch": "big"})
+
+
+@pytest.mark.parametrize(
+    ("num_pairs", "on_gpu", "task", "expected"),
+    [
+        (2_000, False, "translation", ("tiny", "2,000 pairs on a CPU")),
+        (100_000, False, "translation", ("small", "100,000 pairs on a CPU")),
+        (99_999, True, "translation", ("tiny", "99,999 pairs on a GPU")),
+        (999_999, True, "translation", ("small", "999,999 pairs on a GPU")),
+        (4_500_000, True, "translation", ("base", "4,500,000 pairs on a GPU")),
+        (40_000, False, "parsing", ("parser", "40,000 trees")),
+    ],
+)
+def test_the_preset_follows_from_dataset_and_device(num_pairs, on_gpu, task, expected):
+    assert suitable_arch(num_pairs, on_gpu=on_gpu, task=task) == expected
 
 
 @pytest.mark.parametrize("arch", ["huge", "", "BASE", 5, ["base"], {"a": 1}, True])

@@ -39,11 +39,53 @@ def test_another_ctrl_c_stops_at_once(first):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_signal_handlers_are_restored():
+@pytest.mark.parametrize("notice", [None, "stopping"])
+def test_signal_handlers_are_restored(notice):
     before = [signal.getsignal(number) for number in SIGNALS]
-    with StopRequests():
+    with StopRequests(notice):
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
+def test_signals_are_answered_in_the_middle_of_a_long_microbatch(data_dir, tmp_path, first):
+    flags = "--arch base --batch-tokens 100000 --max-tokens 100000 --device cpu --precision fp32"
+    command = [sys.executable, "-m", "tfm", "train", data_dir, "--run", tmp_path / "run"]
+    flags += " --max-steps 3"
+    with subprocess.Popen(
+        [*command, *flags.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while f"{tmp_path / 'run'} on " not in process.stderr.readline():
+            assert process.poll() is None
+        time.sleep(1)  # into the first step, of many seconds
+        process.send_signal(getattr(signal, first))
+        line = process.stderr.readline()
+        assert line == (
+            "train: stopping after the current microbatch, then saving; press Ctrl-C again to stop "
+            "now without saving\n"
+        )
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=5)
+    assert (process.returncode, out) == (130, "")
+    assert err == (
+        "tfm: stopped without saving; the same command resumes from the last checkpoint, if any\n"
+    )
+
+
+@pytest.mark.parametrize(("rank", "announced"), [("0", "stopping\n"), ("1", "")])
+def test_rank_0_announces_once_that_it_stops(monkeypatch, capfd, rank, announced):
+    launcher = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "a", "MASTER_PORT": "1"}  # fmt: skip
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    with StopRequests("stopping"):
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    assert capfd.readouterr().err == announced
 
 
 def test_a_second_signal_from_the_launcher_does_not_kill_a_process_as_it_ends(monkeypatch):

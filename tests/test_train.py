@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -386,6 +387,51 @@ def test_a_forecast_equals_the_counts_of_the_run(data_dir, tiny_run, uninterrupt
     weights = load_weights(checkpoints(run_dir)[-1])
     assert found.cost.num_parameters == sum(tensor.numel() for tensor in weights.values())
     assert found.microbatches_per_step > 1
+
+
+def test_the_estimate_of_a_run_counts_its_steps_and_checkpoints(data_dir, uninterrupted):
+    run, run_dir, _ = uninterrupted
+    found = forecast(data_dir, run)
+    assert found.estimate.num_steps == 24
+    assert found.estimate.epochs == 24 / found.steps_per_epoch
+    assert found.estimate.warning is None
+    files = run_dir.glob("checkpoints/*/*.safetensors")
+    num_bytes = sum(file.stat().st_size for file in files)
+    assert found.estimate.checkpoint_bytes == pytest.approx(num_bytes, rel=0.4)
+
+
+@pytest.fixture
+def slow_device(monkeypatch):
+    monkeypatch.setattr("tfm.stages.forecast.measure_product_flops", lambda *_, **__: 1e3)
+
+
+@pytest.mark.usefixtures("slow_device")
+def test_a_run_of_weeks_is_announced_before_it_starts(data_dir, tiny_run, tmp_path, capsys):
+    pattern = (
+        r"warning: training would take about [0-9,]+ days \(12 steps of about \S+ s, "
+        r"\S+ GB of checkpoints\): set a smaller --arch or --max-steps"
+    )
+    assert re.fullmatch(pattern, forecast(data_dir, tiny_run()).estimate.warning)
+    train(data_dir, tmp_path / "run", tiny_run())
+    start, warning, *_ = capsys.readouterr().err.splitlines()
+    assert start.startswith(f"train: {tmp_path / 'run'} on ")
+    assert re.fullmatch(pattern, warning)
+
+
+@pytest.mark.usefixtures("slow_device")
+@pytest.mark.parametrize("limit", [{"max_minutes": 60.0}, {"max_epochs": 1, "max_steps": 3}])
+def test_limits_shorten_the_estimate(data_dir, tiny_run, limit):
+    full, limited = (forecast(data_dir, tiny_run(training=each)).estimate for each in ({}, limit))
+    assert limited.num_steps < full.num_steps
+    assert limited.hours <= full.hours
+    if "max_minutes" in limit:
+        assert (limited.hours <= 1, limited.warning) == (True, None)
+
+
+def test_thousands_of_epochs_are_announced(data_dir, tiny_run):
+    steps = 1001 * forecast(data_dir, tiny_run()).steps_per_epoch
+    warning = forecast(data_dir, tiny_run(training={"max_steps": steps})).estimate.warning
+    assert "training would pass over the data about 1,001 times (" in warning
 
 
 def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):

@@ -1,12 +1,13 @@
 """The typer app, and the flags and helpers that commands share."""
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from tfm import __version__
 from tfm.cli.suggestions import Commands
-from tfm.config import PRESETS, RunConfig
+from tfm.config import PRESETS
 from tfm.errors import UsageError
 from tfm.world import World
 
@@ -19,7 +20,6 @@ TRANSLATIONS_PANEL = "Translations"
 
 DATA = typer.Argument(None, metavar="DATA", help="Dataset folder (default: the newest in data/).")
 FORCE = typer.Option(False, "--force", help="Redo this step even if its inputs did not change.")
-ARCH = typer.Option(None, help=f"Preset: {', '.join(PRESETS)} (default: {RunConfig().arch}).")
 CONFIG = typer.Option(None, help="TOML file of settings; flags take precedence over it.")
 JSON = typer.Option(False, "--json", help="Print the result as one JSON object.")
 MODEL = typer.Argument(
@@ -36,6 +36,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
+
+
+def arch_option(default: str) -> Any:
+    """Declare --arch, with its default in words."""
+    return typer.Option(None, help=f"Preset: {', '.join(PRESETS)} (default: {default}).")
 
 
 @app.callback(invoke_without_command=True)

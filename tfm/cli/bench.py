@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import typer
 
-from tfm.cli.app import ARCH, CONFIG, JSON, MODEL, RUNS_ROOT, app
+from tfm.cli.app import CONFIG, JSON, MODEL, RUNS_ROOT, app, arch_option
 from tfm.cli.help import Command
 from tfm.cli.options import RUN_SETTINGS, Overrides, with_settings
 from tfm.cli.suggestions import Commands
@@ -38,7 +38,7 @@ def train(
         metavar="DATA",
         help="Dataset folder (default: random tokens with the sentence lengths of WMT16).",
     ),
-    arch: str | None = ARCH,
+    arch: str | None = arch_option("base"),
     config: Path | None = CONFIG,
     steps: int = typer.Option(200, min=1, help="Timed steps per round."),
     untimed_steps: int = typer.Option(20, min=1, help="Warmup steps before the first round."),

@@ -1,15 +1,16 @@
 """Commands that produce models: train, average, export."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tfm.cli.app import ARCH, CONFIG, DATA, MODEL, MODELS_PANEL, RUNS_ROOT, app, dataset, say
+from tfm.cli.app import CONFIG, DATA, MODEL, MODELS_PANEL, RUNS_ROOT, app, arch_option, dataset, say
 from tfm.cli.help import Command
-from tfm.cli.options import RUN_SETTINGS, Overrides, with_settings
-from tfm.config import AverageConfig, read_toml, run_config, run_toml, settings_from
+from tfm.cli.options import RUN_SETTINGS, Overrides, run_settings, with_settings
+from tfm.config import AverageConfig, run_toml, settings_from
 from tfm.distributed.layout import Layout
 from tfm.errors import DataError, UsageError
 from tfm.world import World
@@ -28,10 +29,10 @@ def train(
     run: Path | None = typer.Option(
         None, help="Run folder (default: runs/DATA-ARCH); an existing one keeps its settings."
     ),
-    arch: str | None = ARCH,
+    arch: str | None = arch_option("by size of DATA and device"),
     config: Path | None = CONFIG,
     dry_run: bool = typer.Option(
-        False, "--dry-run", help="Print parameters, FLOPs and memory of the run, and exit."
+        False, "--dry-run", help="Print parameters, memory, time and disk of the run, and exit."
     ),
     print_config: bool = typer.Option(
         False, "--print-config", help="Print all settings as TOML, and exit."
@@ -64,9 +65,9 @@ def train(
 ) -> None:
     """Train a model, or resume from the last checkpoint of the run folder.
 
-    Defaults are those of --arch base; --print-config prints all settings of another preset. Without
-    --config and --arch, an existing --run resumes with its own settings and dataset; flags take
-    precedence over them.
+    Without --arch and --config, an existing --run resumes with its own settings and dataset, and a
+    new run takes the preset that suits the number of training pairs and the device. Flags take
+    precedence. Defaults are those of --arch base; --print-config prints those of another preset.
 
     Examples:
 
@@ -93,7 +94,9 @@ def train(
         overrides = {**overrides, "training": {**training, "device": layout.device}}
     if run and arch is None and config is None and (run / "config.toml").exists():
         config = run / "config.toml"
-    settings = run_config(arch, {} if config is None else read_toml(config), overrides)
+    settings_for = partial(run_settings, arch=arch, config=config, overrides=overrides)
+    # Without data, only to find mistakes before the dataset is opened and processes are started.
+    settings = settings_for(data if print_config else None)
     if print_config:
         typer.echo(run_toml(settings), nl=False)
         return
@@ -104,10 +107,14 @@ def train(
         from tfm.stages.forecast import forecast
 
         num_processes = layout.nodes * num_local_processes(layout)
-        print_forecast(forecast(folder, settings, num_processes=num_processes))
+        found = forecast(folder, settings_for(folder), num_processes=num_processes)
+        print_forecast(found)
+        if found.estimate.warning is not None:
+            say(found.estimate.warning)
         return
     _launch_processes(layout)
     folder = _dataset_of(run, data)
+    settings = settings_for(folder)
     from tfm.stages.train import train as run_stage
 
     result = run_stage(folder, run or RUNS_ROOT / f"{folder.name}-{settings.arch}", settings)

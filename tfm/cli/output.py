@@ -27,8 +27,8 @@ def print_rows(rows: Mapping[str, str], *, bold: str = "") -> None:
 
 
 def print_forecast(forecast: "Forecast") -> None:
-    """Print the parameters, FLOPs and memory of a planned run."""
-    cost = forecast.cost
+    """Print the parameters, FLOPs, memory, time and disk of a planned run."""
+    cost, estimate = forecast.cost, forecast.estimate
     source, target = forecast.vocab_sizes
     devices = f"each of {forecast.num_processes} devices"
     if forecast.num_processes == 1:
@@ -48,6 +48,9 @@ def print_forecast(forecast: "Forecast") -> None:
             f"{forecast.flops_per_step * forecast.max_steps:.3g} in total",
             "memory, about": f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimizer, "
             f"{cost.activation_bytes / 2**30:.2f} GiB for a microbatch",
+            "time, about": f"{estimate.seconds_per_step:.3g} s per step, "
+            f"{estimate.hours:,.1f} hours for {estimate.num_steps:,} steps",
+            "disk, about": f"{estimate.checkpoint_bytes / 1e9:.2g} GB for checkpoints",
         }
     )
 

@@ -18,6 +18,6 @@ from tfm.config.groups import (
     TrainingConfig,
 )
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.config.presets import PRESETS, run_config, run_table
+from tfm.config.presets import PRESETS, run_config, run_table, suitable_arch
 from tfm.config.schema import Settings, Table, settings_from, settings_to
 from tfm.config.toml import read_toml, run_toml

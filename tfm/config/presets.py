@@ -1,5 +1,6 @@
 """Presets of a whole run, and merging the user's settings over them."""
 
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
@@ -86,6 +87,22 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
         "training": {"max_steps": 1_800, "checkpoint_steps": 300},
     },
 }
+
+# The preset for a new run without --arch, by device: that of the first number above its pairs.
+_ARCH_BY_PAIRS: Mapping[str, Mapping[float, str]] = {
+    "CPU": {100_000: "tiny", math.inf: "small"},
+    "GPU": {100_000: "tiny", 1_000_000: "small", math.inf: "base"},
+}
+
+
+def suitable_arch(num_pairs: int, *, on_gpu: bool, task: str) -> tuple[str, str]:
+    """Return the preset for a number of training pairs of a task, and the reason in words."""
+    device = "GPU" if on_gpu else "CPU"
+    if task == "parsing":
+        return "parser", f"{num_pairs:,} trees"
+    limits = _ARCH_BY_PAIRS[device]
+    arch = next(arch for limit, arch in limits.items() if num_pairs < limit)
+    return arch, f"{num_pairs:,} pairs on a {device}"
 
 
 def run_config(arch: str | None, *tables: Table) -> RunConfig:

@@ -63,17 +63,18 @@ def report_failure(
     return True
 
 
-def end_process(message: str | None) -> NoReturn:
+def end_process(message: str | None, *, exit_code: int = 1) -> NoReturn:
     """End this process at once, even if its main thread is stuck.
 
     Without a message, another process reports what went wrong.
     """
     text = message or "another process has ended the run"
-    if not report_failure(text, is_consequence=message is None) and message is not None:
+    is_reported = report_failure(text, exit_code=exit_code, is_consequence=message is None)
+    if not is_reported and message is not None:
         # The main thread may hold the locks of Python's streams forever.
         with contextlib.suppress(OSError):
             os.write(2, f"tfm: {message}\n".encode(errors="replace"))
-    os._exit(1)
+    os._exit(exit_code)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from tfm.distributed.failures import has_launcher
+from tfm.distributed.failures import end_process, has_launcher
 from tfm.errors import TfmError
+from tfm.world import World
 
 # A process that was asked to stop is killed if it has not saved and ended within this time.
 SAVING_SECONDS = 120.0
 _POLL_SECONDS = 1.0
+_UNSAVED = "stopped without saving; the same command resumes from the last checkpoint, if any"
 
 
 class InterruptedRunError(TfmError):
@@ -27,6 +29,13 @@ class StopRequests:
     The signals are Ctrl-C, SIGTERM, SIGUSR1 (batch systems send it before they end a job) and
     SIGHUP (a closed terminal). A signal that was ignored before, as under nohup, stays ignored.
 
+    Python runs signal handlers only between two operations of the main thread, which may be long.
+    With a notice, a thread answers at once: rank 0 prints the notice after the first signal, and a
+    second Ctrl-C ends the process. Without one, a second Ctrl-C raises KeyboardInterrupt.
+
+    Args:
+        notice: One line that says what happens after the first signal; None for no thread.
+
     Attributes:
         received: The first signal that came; None if there was none.
     """
@@ -38,14 +47,21 @@ class StopRequests:
         signal.SIGHUP: 0,
     }
 
-    def __init__(self) -> None:
+    def __init__(self, notice: str | None = None) -> None:
         self.received: int | None = None
+        self._notice = notice
         self._previous: dict[int, Any] = {}
+        self._wakeup: int | None = None
 
     def __enter__(self) -> "StopRequests":
         for number in self.EXIT_CODES:
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._record)
+        if self._notice is not None:
+            reader, self._wakeup = os.pipe()
+            os.set_blocking(self._wakeup, False)
+            signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+            threading.Thread(target=self._answer, args=(reader, self._notice), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,6 +69,9 @@ class StopRequests:
         is_ending = self.received is not None and has_launcher()
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_IGN if is_ending else handler)
+        if self._wakeup is not None:
+            signal.set_wakeup_fd(-1)
+            os.close(self._wakeup)  # ends the thread
 
     @property
     def exit_code(self) -> int | None:
@@ -62,9 +81,25 @@ class StopRequests:
     def _record(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP:
             _replace_lost_terminal()
-        if self.received is not None and number == signal.SIGINT:
+        if self.received is not None and number == signal.SIGINT and self._notice is None:
             raise KeyboardInterrupt
         self.received = self.received or number
+
+    def _answer(self, reader: int, notice: str) -> None:
+        """Answer the signals whose numbers Python writes to a pipe as soon as they come."""
+        has_answered = False
+        while signals := os.read(reader, 1):
+            if signals[0] not in self._previous:
+                continue
+            if has_answered and signals[0] == signal.SIGINT:
+                end_process(_UNSAVED, exit_code=self.EXIT_CODES[signal.SIGINT])
+            if not has_answered and World.from_environment().is_first:
+                # Not through Python's streams, whose locks the main thread may hold.
+                start = "\n" if os.isatty(2) else ""  # below a progress bar
+                with contextlib.suppress(OSError):  # a closed terminal
+                    os.write(2, f"{start}{notice}\n".encode())
+            has_answered = True
+        os.close(reader)
 
 
 def stop_with_launcher() -> None:

@@ -1,4 +1,4 @@
-"""tfm train --dry-run: the cost of a run, without training."""
+"""The cost of a run, before it trains: tfm train --dry-run, and a warning if it is very long."""
 
 import math
 from dataclasses import dataclass
@@ -9,9 +9,78 @@ import numpy as np
 from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig
 from tfm.data.batching import Batcher
+from tfm.device.compute import Compute, measure_product_flops
 from tfm.device.threads import set_num_threads
 from tfm.model.cost import Cost, model_cost
 from tfm.stages.training_data import open_data
+from tfm.storage.checkpoint.run_folder import NUM_STATES_KEPT
+
+_MAX_DAYS, _MAX_EPOCHS = 7, 1000  # warn about a longer run
+# A training step takes about this many times as long as its matrix products.
+_TIME_PER_PRODUCT_TIME = 2
+_WEIGHT_BYTES, _STATE_BYTES = 4, 8  # per parameter, in a checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """About how long a run takes, and how much disk its checkpoints take."""
+
+    num_steps: int  # at most: patience may end the run
+    epochs: float
+    seconds_per_step: float
+    checkpoint_bytes: float
+
+    @property
+    def hours(self) -> float:
+        """The hours of all steps."""
+        return self.num_steps * self.seconds_per_step / 3600
+
+    @property
+    def warning(self) -> str | None:
+        """One line that says why the run is too long, and what to set; None if it is not."""
+        problems = []
+        if self.hours > 24 * _MAX_DAYS:
+            problems.append(f"take about {self.hours / 24:,.0f} days")
+        if self.epochs > _MAX_EPOCHS:
+            problems.append(f"pass over the data about {self.epochs:,.0f} times")
+        if not problems:
+            return None
+        return (
+            f"warning: training would {' and '.join(problems)} ({self.num_steps:,} steps of about "
+            f"{self.seconds_per_step:.3g} s, {self.checkpoint_bytes / 1e9:.2g} GB of checkpoints): "
+            "set a smaller --arch or --max-steps"
+        )
+
+
+def estimate_run(
+    run: RunConfig,
+    batcher: Batcher,
+    cost: Cost,
+    compute: Compute,
+    *,
+    num_pairs: int,
+    num_processes: int = 1,
+) -> Estimate:
+    """Estimate time and disk of a new run from a short measurement of the device."""
+    limits, steps_per_epoch = run.training, batcher.num_batches()
+    flops = cost.training_flops(*batcher.lengths(np.arange(num_pairs))) / steps_per_epoch
+    d_model = run.model.d_model
+    rate = num_processes * measure_product_flops(compute, d_in=d_model, d_out=4 * d_model)
+    seconds = _TIME_PER_PRODUCT_TIME * flops / rate
+    num_steps = min(limits.max_steps, (limits.max_epochs or math.inf) * steps_per_epoch)
+    num_steps = int(min(num_steps, 60 * (limits.max_minutes or math.inf) / seconds))
+    interval = limits.checkpoint_steps or 60 * limits.checkpoint_minutes / seconds
+    num_saved = math.ceil(num_steps / interval)
+    # One more is written before an old one is removed.
+    num_weights = min(num_saved, limits.keep_last + limits.keep_best + 1)
+    num_states = min(num_saved, NUM_STATES_KEPT + 1)
+    return Estimate(
+        num_steps=num_steps,
+        epochs=num_steps / steps_per_epoch,
+        seconds_per_step=seconds,
+        checkpoint_bytes=cost.num_parameters
+        * (_WEIGHT_BYTES * num_weights + _STATE_BYTES * num_states),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +98,7 @@ class Forecast:
     microbatches_per_step: float  # per process
     flops_per_step: float
     max_steps: int
+    estimate: Estimate
 
 
 def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forecast:
@@ -64,4 +134,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         microbatches_per_step=num_microbatches / steps / num_processes,
         flops_per_step=epoch_flops / steps,
         max_steps=run.training.max_steps,
+        estimate=estimate_run(
+            run, batcher, cost, compute, num_pairs=len(data.train), num_processes=num_processes
+        ),
     )

@@ -9,14 +9,15 @@ from typing import Any
 from tfm import __version__
 from tfm.backends.selection import verified_compute
 from tfm.config import AverageConfig, RunConfig, run_toml, settings_to
-from tfm.device.compute import num_gpus
+from tfm.device.compute import Compute, num_gpus
 from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
 from tfm.errors import DETAIL, CheckpointError, UsageError
 from tfm.reporting import say
 from tfm.stages.average import average
-from tfm.stages.training_data import open_data
+from tfm.stages.forecast import estimate_run
+from tfm.stages.training_data import TrainingData, open_data
 from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import has_current_average, newest_intact_checkpoint
@@ -65,11 +66,15 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
     compute = verified_compute(device, precision, local_rank=gpu, trains=True)
     data = open_data(data_dir, run)
     timeout = timedelta(minutes=run.training.stall_minutes)
+    unit = "step" if run.training.shard else "microbatch"
     with (
         joined(world, compute.device, timeout=_COLLECTIVE_TIMEOUT_FACTOR * timeout) as group,
         # Locked after the rendezvous: if another run holds the lock, all ranks are notified.
         lock_folder(run_dir) if world.is_first else nullcontext(),
-        StopRequests() as stop,
+        StopRequests(
+            f"train: stopping after the current {unit}, then saving; press Ctrl-C again to stop "
+            "now without saving"
+        ) as stop,
         Watchdog(world, group.store, timeout_seconds=timeout.total_seconds()) as watchdog,
     ):
         watchdog.heartbeat("comparing settings", waits=True)
@@ -100,12 +105,31 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
         else:
             processes = "" if group.is_alone else f", {world.size} processes"
             say(f"train: {run_dir} on {data_dir}, {compute}{processes}")
+            if checkpoint is None and world.is_first:
+                watchdog.heartbeat("estimating the time of the run")
+                _warn_of_long_run(data, training, compute, num_processes=world.size)
             training.loop()
     is_finished = training.is_finished()
     if world.is_first and is_finished and run.training.average and not has_current_average(run_dir):
         averaged = average(run_dir, AverageConfig())
         say(f"train: averaged the last {len(averaged.steps)} checkpoints in {averaged.model_dir}")
     return TrainResult(run_dir=run_dir, step=position.step, metrics=training.metrics)
+
+
+def _warn_of_long_run(
+    data: TrainingData, training: TrainingRun, compute: Compute, *, num_processes: int
+) -> None:
+    """Print a warning before a new run that would take far too long."""
+    estimate = estimate_run(
+        data.info.run,
+        training.trainer.batcher,
+        training.cost,
+        compute,
+        num_pairs=len(data.train),
+        num_processes=num_processes,
+    )
+    if estimate.warning is not None:
+        say(estimate.warning)
 
 
 def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> Path | None:

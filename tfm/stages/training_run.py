@@ -58,6 +58,7 @@ class TrainingRun:
 
     Attributes:
         trainer: Makes the steps.
+        cost: The model's floating-point operations.
         metrics: The metrics of the newest validation.
     """
 
@@ -170,7 +171,7 @@ class TrainingRun:
 
     def _new_trainer(self) -> Trainer:
         source, target = self._data.info.vocab_sizes
-        cost = model_cost(
+        self.cost = model_cost(
             self._run.model,
             source_vocab_size=source,
             target_vocab_size=target,
@@ -184,7 +185,7 @@ class TrainingRun:
             self._data.train,
             self._run,
             self._compute,
-            cost=cost,
+            cost=self.cost,
             group=self._group,
             heartbeat=self._heartbeat,
             threads=threads if self._compute.device.type == "cpu" else None,

@@ -18,7 +18,7 @@ from tfm.storage.checkpoint.model_folder import (
 )
 from tfm.storage.files import finish_replacement, intact_directory, remove_directory
 
-_NUM_STATES_KEPT = 2
+NUM_STATES_KEPT = 2
 _PREFIX, _NUM_DIGITS = "step-", 8
 _DAMAGED = "damaged-"
 
@@ -118,7 +118,7 @@ def prune_checkpoints(run_dir: Path) -> None:
     for path in present:
         if path not in kept:
             _remove_checkpoint(path)
-        elif path not in present[-_NUM_STATES_KEPT:]:
+        elif path not in present[-NUM_STATES_KEPT:]:
             (path / STATE).unlink(missing_ok=True)
 
 
