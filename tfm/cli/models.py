@@ -65,7 +65,7 @@ def train(
 ) -> None:
     """Train a model, or resume from the last checkpoint of the run folder.
 
-    Without --arch and --config, an existing --run resumes with its own settings and dataset, and a
+    Without --config and --arch, an existing --run resumes with its own settings and dataset, and a
     new run takes the preset that suits the number of training pairs and the device. Flags take
     precedence. Defaults are those of --arch base; --print-config prints those of another preset.
 
