@@ -213,7 +213,7 @@ def test_standard_input_is_not_read(run, trained_run, data_dir, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ("--foo", 2, "No such option: --foo"),
+        ("--foo", 2, "no such option --foo"),
         ("--rounds 0", 2, "Invalid value for '--rounds'"),
         ("--repeat 0", 2, "Invalid value for '--repeat'"),
         ("--beam 0", 2, "beam_size is 0"),

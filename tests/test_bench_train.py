@@ -207,8 +207,8 @@ def test_the_table_shows_the_results(run, data_dir):
     ("arguments", "code", "message"),
     [
         ("bench", 2, r"Missing command"),
-        ("bench nothing", 2, "No such command 'nothing'"),
-        ("bench train --foo", 2, "No such option: --foo"),
+        ("bench nothing", 2, "no such command nothing"),
+        ("bench train --foo", 2, "no such option --foo"),
         ("bench train --steps 0", 2, "Invalid value for '--steps'"),
         ("bench train --d-model 7", 2, "d_model is 7"),
         ("bench train --patience 3", 2, "patience has no effect on tfm bench train"),

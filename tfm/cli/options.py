@@ -72,8 +72,10 @@ def run_settings(
     if arch is None and config is None and data is not None:
         from tfm.stages.training_data import arch_for_data
 
-        device = overrides.get("training", {}).get("device", "auto")
-        arch, reason = arch_for_data(data, device)
+        training = overrides.get("training", {})
+        arch, reason = arch_for_data(
+            data, training.get("device", "auto"), training.get("precision", "auto")
+        )
         say(f"train: --arch {arch}, for {reason} (choose another with --arch)")
     return run_config(arch, {} if config is None else read_toml(config), overrides)
 

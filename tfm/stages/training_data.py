@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfm.config import RunConfig, TransformerConfig, suitable_arch
+from tfm.config import DeviceName, Precision, RunConfig, TransformerConfig, suitable_arch
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
-from tfm.device.compute import num_gpus
+from tfm.device.compute import choose_compute
 from tfm.errors import DataError, UsageError
 from tfm.storage.checkpoint.model_folder import ModelInfo
 
@@ -34,16 +34,17 @@ class TrainingData:
     checksum: str  # depends on the training pairs and their order
 
 
-def arch_for_data(data_dir: Path, device: str) -> tuple[str, str]:
+def arch_for_data(data_dir: Path, device: DeviceName, precision: Precision) -> tuple[str, str]:
     """Return the preset that suits a dataset and a device, and the reason in words.
 
     Raises:
+        UsageError: The device does not exist or does not support the precision.
         DataError: The dataset is damaged or not binarized.
     """
+    compute = choose_compute(device, precision, trains=True)
     task = Manifest.load(data_dir).task
     num_pairs = DatasetIndex.load(data_dir / "bin").num_pairs.get("train", 0)
-    on_gpu = device == "cuda" or (device == "auto" and num_gpus() > 0)
-    return suitable_arch(num_pairs, on_gpu=on_gpu, task=task)
+    return suitable_arch(num_pairs, on_gpu=compute.device.type == "cuda", task=task)
 
 
 def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
