@@ -8,7 +8,7 @@ from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
-from tfm.device.compute import choose_compute
+from tfm.device.compute import choose_compute, num_gpus
 from tfm.errors import DataError, UsageError
 from tfm.storage.checkpoint.model_folder import ModelInfo
 
@@ -38,13 +38,15 @@ def arch_for_data(data_dir: Path, device: DeviceName, precision: Precision) -> t
     """Return the preset that suits a dataset and a device, and the reason in words.
 
     Raises:
-        UsageError: The device does not exist or does not support the precision.
+        UsageError: The CPU does not support the precision.
         DataError: The dataset is damaged or not binarized.
     """
-    compute = choose_compute(device, precision, trains=True)
+    on_gpu = device == "cuda" or (device == "auto" and num_gpus() > 0)
+    if not on_gpu:
+        choose_compute(device, precision, trains=True)
     task = Manifest.load(data_dir).task
     num_pairs = DatasetIndex.load(data_dir / "bin").num_pairs.get("train", 0)
-    return suitable_arch(num_pairs, on_gpu=compute.device.type == "cuda", task=task)
+    return suitable_arch(num_pairs, on_gpu=on_gpu, task=task)
 
 
 def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
