@@ -202,7 +202,7 @@ class SearchConfig(Settings):
         50, "Longest translation: the number of source tokens plus N.", at_least=1
     )
     min_length: int = setting(
-        1, "Shortest translation of a line that is not empty, in tokens; 0 allows none.", at_least=0
+        1, "Fewest tokens in the translation of a non-empty line; 0 allows empty ones.", at_least=0
     )
     n_best: int = setting(1, "Number of translations per sentence, best first.", at_least=1)
     num_groups: int = setting(
