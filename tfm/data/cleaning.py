@@ -126,15 +126,15 @@ def normalize_space(text: str) -> str:
 
 
 class HeldOutPairs:
-    """Finds the pairs of validation and test text that the training text has, too.
+    """Finds the pairs of validation and test text that are also in the training text.
 
     Args:
-        config: The cleaning of the training text, whose spaces are compared.
+        config: Cleaning settings; if they normalize white space, held-out pairs are compared so.
     """
 
     def __init__(self, config: CleaningConfig) -> None:
         self._normalizes = config.normalize_space
-        # Of each split, sorted, and whether each is in the training text.
+        # The sorted hashes of each split, and whether each is in the training text.
         self._hashes: dict[str, npt.NDArray[np.uint64]] = {}
         self._found: dict[str, npt.NDArray[np.bool_]] = {}
 
