@@ -48,6 +48,15 @@ def test_signal_handlers_are_restored(notice):
     assert signal.set_wakeup_fd(-1) == -1
 
 
+def test_ctrl_c_is_answered_while_modules_are_loading(tmp_path):
+    (tmp_path / "typer.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    command = [sys.executable, "-m", "tfm", "train"]
+    search_path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": search_path}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "tfm: stopped\n")
+
+
 @pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
 def test_signals_are_answered_in_the_middle_of_a_long_microbatch(data_dir, tmp_path, first):
     flags = "--arch base --batch-tokens 100000 --max-tokens 100000 --device cpu --precision fp32"

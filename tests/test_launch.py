@@ -244,7 +244,7 @@ ready()
 time.sleep(60)
 """
     ask_to_stop(work_dir, signal.SIGINT, signal.SIGINT)
-    with pytest.raises(InterruptedRunError, match=r"^stopped$") as stopped:
+    with pytest.raises(InterruptedRunError, match="stopped without saving") as stopped:
         run(text)
     assert stopped.value.exit_code == 130
     assert_all_gone(work_dir)

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from tfm.distributed.interruption import InterruptedRunError
 from tfm.stages.quickstart import StageFailedError, quickstart
 
 # Replaces tfm: records its arguments and writes the files that other stages need.
@@ -19,6 +20,8 @@ STUB = """
         sys.exit(f"{stage} cannot continue")
     if stage == os.environ.get("DIES"):
         os.kill(os.getpid(), 9)
+    if stage == os.environ.get("INTERRUPTS"):
+        os.kill(os.getppid(), 2)
     if stage == "train":
         run = pathlib.Path("runs/numbers")
         run.mkdir(parents=True, exist_ok=True)
@@ -124,3 +127,11 @@ def test_a_second_quickstart_keeps_existing_files(tmp_path, program):
     quickstart(out_dir, program=program)
     assert (out_dir / "notes of the user.txt").read_text() == "mine"
     assert len(calls(out_dir)) == 14
+
+
+def test_ctrl_c_names_the_stage_that_it_stopped(tmp_path, program, monkeypatch):
+    monkeypatch.setenv("INTERRUPTS", "binarize")
+    with pytest.raises(InterruptedRunError, match=r"^quickstart: stopped in tfm binarize") as stop:
+        quickstart(tmp_path / "quickstart", program=program)
+    assert stop.value.exit_code == 130
+    assert calls(tmp_path / "quickstart")[-1].startswith("binarize")

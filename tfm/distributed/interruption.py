@@ -16,7 +16,7 @@ from tfm.world import World
 # A process that was asked to stop is killed if it has not saved and ended within this time.
 SAVING_SECONDS = 120.0
 _POLL_SECONDS = 1.0
-_UNSAVED = "stopped without saving; the same command resumes from the last checkpoint, if any"
+UNSAVED = "stopped without saving; the same command resumes from the last checkpoint, if any"
 
 
 class InterruptedRunError(TfmError):
@@ -92,7 +92,7 @@ class StopRequests:
             if signals[0] not in self._previous:
                 continue
             if has_answered and signals[0] == signal.SIGINT:
-                end_process(_UNSAVED, exit_code=self.EXIT_CODES[signal.SIGINT])
+                end_process(UNSAVED, exit_code=self.EXIT_CODES[signal.SIGINT])
             if not has_answered and World.from_environment().is_first:
                 # Not through Python's streams, whose locks the main thread may hold.
                 start = "\n" if os.isatty(2) else ""  # below a progress bar

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from tfm.device.cpu import num_cores
 from tfm.distributed.failures import RESUME, Failure, root_cause
-from tfm.distributed.interruption import InterruptedRunError, StopRequests
+from tfm.distributed.interruption import UNSAVED, InterruptedRunError, StopRequests
 from tfm.distributed.layout import Layout
 from tfm.distributed.rendezvous import POLL_SECONDS, Rendezvous
 from tfm.errors import UsageError
@@ -25,7 +25,7 @@ _JOIN_SECONDS = 600
 # How long a node whose processes have ended waits for the other nodes to end.
 _EXIT_BARRIER_SECONDS = 60
 # How long processes that the agent ends have to react before they are killed.
-_SHUTDOWN_SECONDS = 5
+_SHUTDOWN_SECONDS = 1
 
 
 def num_local_processes(layout: Layout) -> int:
@@ -85,7 +85,7 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
         try:
             _raise_root_cause(agent.run(), rendezvous, stop)
         except KeyboardInterrupt:
-            raise InterruptedRunError("stopped", exit_code=130) from None
+            raise InterruptedRunError(UNSAVED, exit_code=130) from None
         finally:
             rendezvous.leave()
     return stop.exit_code or 0

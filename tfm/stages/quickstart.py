@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from tfm.distributed.interruption import InterruptedRunError
 from tfm.errors import TfmError
 from tfm.stages.score import LAST_GENERATION, read_lines
 from tfm.storage.files import read_json
@@ -85,6 +86,7 @@ def quickstart(
 
     Raises:
         StageFailedError: A stage failed.
+        InterruptedRunError: Ctrl-C stopped a stage.
     """
     console = Console(stderr=True, highlight=False)
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -134,7 +136,9 @@ def _run(commands: Sequence[str], out_dir: Path, program: Sequence[str]) -> dict
         # Ctrl-C interrupts the stages as well; they may be saving their work.
         for process in processes:
             process.wait()
-        raise
+        raise InterruptedRunError(
+            f"quickstart: stopped in tfm {commands[0]}", exit_code=130
+        ) from None
     for command, process in zip(commands, processes, strict=True):
         # Popen returns -N for signal N, a shell 128 + N.
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
