@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfm.storage.files import write_text
-from tfm.visualization.attention_maps import LABELS, AttentionKind, AttentionMaps
+from tfm.visualization.attention_maps import LABELS, SYMBOLS, AttentionKind, AttentionMaps
 
 
 def write_page(
@@ -33,6 +33,7 @@ def write_page(
         "source": {"text": source, "language": languages[0]},
         "target": {"text": target, "language": languages[1]},
         "note": note,
+        "symbols": SYMBOLS,
         "start": {"kind": kind, "layer": layer, "heads": heads},
         "maps": [_record(each) for each in maps],
     }
