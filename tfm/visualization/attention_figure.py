@@ -120,30 +120,26 @@ def _draw(
     total_height = len(layers) * (height + _GAP_INCHES) - _GAP_INCHES
     total_width = len(heads) * (width + _GAP_INCHES) - _GAP_INCHES
     figure = Figure(figsize=(total_width, total_height), facecolor="white")
-
-    def add_axes(left: float, top: float, width: float, height: float) -> Axes:
-        bottom = total_height - top - height
-        corner = (left / total_width, bottom / total_height)
-        return figure.add_axes((*corner, width / total_width, height / total_height))
-
+    grid = figure.subplots(len(layers), len(heads), squeeze=False)
+    figure.subplots_adjust(0, 0, 1, 1, _GAP_INCHES / width, _GAP_INCHES / height)
     is_image = len(layers) * len(heads) * len(maps.queries) * len(maps.keys) > _MAX_SQUARES
-    for row, layer in enumerate(layers):
-        for column, head in enumerate(heads):
-            left, top = column * (width + _GAP_INCHES), row * (height + _GAP_INCHES)
-            axes = add_axes(left, top, width, height)
-            _draw_map(axes, maps.weights[layer - 1, head - 1], is_image=is_image)
-            _label_pieces(
-                axes,
-                queries=maps.queries if column == 0 else [],
-                keys=maps.keys if row == len(layers) - 1 else [],
-                points=label_points,
-            )
-            if row == 0:
-                axes.set_title(f"head {head}", fontsize=_FONT_POINTS, color=_MUTED, pad=4)
-            if column == 0:
-                axes.set_ylabel(f"layer {layer}", fontsize=_FONT_POINTS, color=_MUTED, labelpad=8)
-    bar_width, bar_height = _BAR_INCHES
-    _draw_scale(add_axes(total_width + _GAP_INCHES, 0, bar_width, min(bar_height, total_height)))
+    for (row, column), axes in np.ndenumerate(grid):
+        layer, head = layers[row], heads[column]
+        _draw_map(axes, maps.weights[layer - 1, head - 1], is_image=is_image)
+        _label_pieces(
+            axes,
+            queries=maps.queries if column == 0 else [],
+            keys=maps.keys if row == len(layers) - 1 else [],
+            points=label_points,
+        )
+        if row == 0:
+            axes.set_title(f"head {head}", fontsize=_FONT_POINTS, color=_MUTED, pad=4)
+        if column == 0:
+            axes.set_ylabel(f"layer {layer}", fontsize=_FONT_POINTS, color=_MUTED, labelpad=8)
+    bar_width, bar_height = _BAR_INCHES[0] / total_width, min(_BAR_INCHES[1] / total_height, 1)
+    _draw_scale(
+        figure.add_axes((1 + _GAP_INCHES / total_width, 1 - bar_height, bar_width, bar_height))
+    )
     return figure
 
 

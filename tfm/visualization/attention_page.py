@@ -47,12 +47,9 @@ def write_page(
 
 def _record(maps: AttentionMaps) -> dict[str, Any]:
     """Return the maps as the page's script reads them, with weights in thousandths."""
-    title, query_name, key_name = LABELS[maps.kind]
     return {
         "kind": maps.kind,
-        "title": title,
-        "query_name": query_name,
-        "key_name": key_name,
+        **dict(zip(("title", "query_name", "key_name"), LABELS[maps.kind], strict=True)),
         "queries": list(maps.queries),
         "keys": list(maps.keys),
         "weights": np.rint(1000 * maps.weights).astype(int).tolist(),

@@ -181,10 +181,9 @@ def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> Non
         best = chart.best(curves["validation"], key=itemgetter(1))
         axes.plot(
             *best,
+            "o",
             color=_COLORS["best"],
             label=f"best {_at_step(best)}",
-            linestyle="none",
-            marker="o",
             markersize=9,
             markeredgewidth=2,
             fillstyle="none",
