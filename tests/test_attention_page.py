@@ -181,6 +181,30 @@ def test_a_page_opens_with_the_requested_view(open_page):
     assert len(re.findall(r"--weight: ", document)) == 16
 
 
+def test_the_heat_map_has_axis_titles_and_fills_its_card_or_scrolls_in_it(open_page):
+    pieces = [f"▁piece{i}" for i in range(60)]
+    for keys, scrolls in ((SOURCES, "false"), (pieces, "true")):
+        weights = some_weights(1, 1, 4, len(keys))
+        maps = [AttentionMaps(kind="cross", queries=TARGETS, keys=keys, weights=weights)]
+        script = """
+          const map = document.getElementById("map"), card = map.parentElement;
+          const padding = 2 * parseFloat(getComputedStyle(card).padding) + 2;
+          document.title = [
+            map.getBoundingClientRect().width - card.getBoundingClientRect().width + padding,
+            map.scrollWidth > map.clientWidth,
+            document.documentElement.scrollWidth > innerWidth,
+          ].join(" ");
+        """
+        document = open_page(script, maps=maps)
+        assert f"<title>0 {scrolls} false</title>" in document
+        shown = re.findall(r'<b class="title[^"]*"[^>]*>(.*?)</b>', document)
+        assert shown == ["target pieces to predict", "source pieces"]
+
+
+def test_the_page_explains_the_symbols_in_pieces(open_page):
+    assert "▁ begins a word, &lt;s&gt; a sentence; &lt;/s&gt; ends the sentence" in open_page()
+
+
 def test_clicks_choose_kind_layer_heads_and_a_piece_to_keep(open_page):
     clicks = ["encoder", "layer-1", "head-2", "query-2"]
     script = """
@@ -218,7 +242,7 @@ def test_invalid_values_in_the_address_are_ignored(open_page):
     document = open_page(view="#kind=none&layer=99&heads=9.2.x.0&key=0&query=x")
     assert pressed(document) == {"cross", "layer-2", "head-2"}
     assert "Heat map, layer 2, head 2<" in document
-    assert readout(document) == ""
+    assert readout(document) == "Point at a cell to see its weights."
 
 
 def test_the_keyboard_focus_survives_a_redraw(open_page):

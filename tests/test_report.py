@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import re
 import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
 
 import matplotlib as mpl
 import pytest
@@ -41,7 +43,7 @@ def validation(step, **changes):
         "step": step,
         "epoch": 1,
         "loss": 1.5,
-        "perplexity": 4.48,
+        "perplexity": math.exp(1.5),
         "bleu": 12.3,
         "signature": SIGNATURE,
         "minutes": step / 100,
@@ -56,6 +58,7 @@ def report_of(tmp_path):
     def write(*records, tail=""):
         text = "".join(json.dumps(record) + "\n" for record in records)
         (tmp_path / "metrics.jsonl").write_text(text + tail)
+        os.utime(tmp_path / "metrics.jsonl", (1e9, 1e9))
         write_report(tmp_path)
         return (tmp_path / "report.html").read_text(encoding="utf-8")
 
@@ -74,38 +77,65 @@ def figures(page):
     return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
 
 
-def test_a_report_shows_a_chart_of_each_kind(report_of):
+def test_score_and_loss_come_first_and_the_other_curves_are_folded(report_of):
     page = report_of(training(50), training(100), validation(100), training(150))
-    assert titles(page) == [
-        "Loss",
-        "Perplexity",
-        "Validation BLEU",
-        "Learning rate",
-        "Speed",
-        "Throughput",
-    ]
+    shown, folded = page.split("<details>", 1)
+    assert titles(shown) == ["BLEU", "Loss"]
+    assert titles(folded) == ["Learning rate", "Gradient norm", "Speed", "Throughput"]
     assert len(svgs(page)) == 6
+
+
+def test_losses_of_training_and_validation_are_without_label_smoothing(report_of):
+    """Their perplexities are, and the loss in the record of training is not."""
+    records = [training(50, loss=3.0, perplexity=math.e), validation(50, perplexity=math.e**2)]
+    label = svgs(report_of(*records))[1].get("aria-label")
+    assert "no label smoothing" in label
+    assert "training from 1 at step 50" in label
+    assert "validation from 2 at step 50" in label
+
+
+def test_all_charts_have_the_same_steps(report_of):
+    page = report_of(*(training(step) for step in range(50, 4501, 50)), validation(4000))
+    for svg in svgs(page):
+        shown = ["".join(text.itertext()) for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+        assert shown[: shown.index("step")] == ["0", "1k", "2k", "3k", "4k"]
+
+
+def test_large_values_have_a_metric_prefix(report_of):
+    page = report_of(training(50, flops_per_second=1.2e11), training(100, flops_per_second=9e10))
+    assert "100G" in page
+
+
+def test_the_page_begins_with_the_state_of_the_run(report_of):
+    state = figures(report_of(training(50), validation(50), training(1000)).split("<svg")[0])
+    updated = datetime.fromtimestamp(1e9, UTC).astimezone()
+    assert state == {
+        "Step": "1,000",
+        "Epoch": "1",
+        "Minutes": "10.0",
+        "BLEU, best in validation": "12.3 at step 50",
+        "Loss, best in validation": "1.5 at step 50",
+        "Updated": f"{updated:%Y-%m-%d %H:%M %Z}",
+    }
 
 
 def test_a_report_lists_the_newest_metrics(report_of):
     page = report_of(training(50), validation(50), training(1000))
-    assert figures(page) == {
-        "Step": "1,000",
-        "Epoch": "1",
-        "Minutes": "10.0",
+    assert figures(page.split("</svg>")[-1]) == {
         "Target tokens": "1,000,000",
-        "Training loss": "1.100",
+        "Training loss, with label smoothing": "1.100",
+        "Training perplexity": "3.00",
         "Validation loss": "1.500",
         "Validation perplexity": "4.48",
         "BLEU": "12.3",
         "Learning rate": "1.00e-04",
         "Gradient norm": "1.25",
         "Target tokens per second": "5,000",
-        "FLOPs per step": "2.5e+09",
-        "FLOP/s achieved": "4e+10",
-        "Peak fp32 FLOP/s": "1e+11",
-        "Total FLOPs": "2.5e+12",
-        "FLOPs by the paper (time × peak)": "6.25e+12",
+        "FLOPs per step": "2.5 GFLOP",
+        "FLOP/s achieved": "40.0 GFLOP/s",
+        "Peak fp32 FLOP/s": "100.0 GFLOP/s",
+        "Total FLOPs": "2.5 TFLOP",
+        "FLOPs by the paper (time × peak)": "6.2 TFLOP",
         "Signature": SIGNATURE.replace("|", "|<wbr>"),
     }
 
@@ -118,11 +148,12 @@ def test_the_best_bleu_is_marked(report_of):
 
 
 def test_charts_have_descriptions_for_screen_readers(report_of):
-    page = report_of(training(50, loss=7.25), training(1000, loss=2.5), validation(1000))
-    label = svgs(page)[0].get("aria-label")
-    assert svgs(page)[0].get("role") == "img"
+    records = [training(50, perplexity=math.exp(7.25)), training(1000, perplexity=math.exp(2.5))]
+    loss = svgs(report_of(*records, validation(1000)))[1]
+    label = loss.get("aria-label")
+    assert loss.get("role") == "img"
     assert label == (
-        "Loss, nats per target token; training with label smoothing, over training steps: "
+        "Loss, nats/token, no label smoothing, over training steps: "
         "training from 7.25 at step 50 to 2.5 at step 1,000; "
         "validation from 1.5 at step 1,000 to 1.5 at step 1,000."
     )
@@ -173,18 +204,20 @@ def test_validation_without_bleu_has_no_bleu_chart(report_of):
     record = validation(50)
     del record["bleu"], record["signature"]
     page = report_of(training(50), record)
-    assert "Validation BLEU" not in titles(page)
+    assert "BLEU" not in titles(page)
     assert "BLEU" not in figures(page)
 
 
 def test_values_that_are_not_finite_are_not_drawn(report_of):
-    page = report_of(training(50), training(100, loss=math.nan, perplexity=math.inf), training(150))
-    assert "nan" not in svgs(page)[0].get("aria-label")
-    assert "inf" not in svgs(page)[1].get("aria-label")
+    bad = training(100, perplexity=math.inf, learning_rate=math.nan, gradient_norm=None)
+    page = report_of(training(50), bad, training(150), bad, validation(150, perplexity=math.nan))
+    assert not re.search("nan|inf|None", "".join(svg.get("aria-label") for svg in svgs(page)))
+    assert "Loss, best in validation" not in figures(page)
 
 
 def test_a_run_that_has_just_begun_has_a_report(report_of):
     assert titles(report_of()) == []
+    assert list(figures(report_of())) == ["Step", "Updated"]
     assert titles(report_of(training(50)))[0] == "Loss"
 
 
@@ -213,15 +246,15 @@ def test_a_folder_without_metrics_is_refused(tmp_path):
 
 def test_a_report_lists_the_cost_of_training(report_of):
     shown = figures(report_of(training(50), training(100)))
-    assert shown["FLOPs per step"] == "2.5e+09"
-    assert shown["FLOP/s achieved"] == "4e+10"
-    assert shown["Total FLOPs"] == "2.5e+11"
-    assert shown["FLOPs by the paper (time × peak)"] == "6.25e+11"
+    assert shown["FLOPs per step"] == "2.5 GFLOP"
+    assert shown["FLOP/s achieved"] == "40.0 GFLOP/s"
+    assert shown["Total FLOPs"] == "250.0 GFLOP"
+    assert shown["FLOPs by the paper (time × peak)"] == "625.0 GFLOP"
 
 
 def test_a_report_of_a_parser_shows_f1_instead_of_bleu(report_of):
     parsed = {"bleu": None, "f1": 91.2, "signature": "evalb"}
     page = report_of(training(50), validation(50, **parsed), validation(100, **parsed))
-    assert "Validation bracket F1" in titles(page)
-    assert "Validation BLEU" not in titles(page)
+    assert "Bracket F1" in titles(page)
+    assert "BLEU" not in titles(page)
     assert figures(page)["Bracket F1"] == "91.2"

@@ -38,8 +38,6 @@ class BracketCounts:
     matched: int = 0  # brackets in both
     complete: int = 0  # sentences in which all brackets match
     crossing: int = 0  # brackets of the scored trees that cross a gold bracket
-    no_crossing: int = 0  # sentences without crossing brackets
-    few_crossing: int = 0  # sentences with at most 2 crossing brackets
     words: int = 0  # without deleted ones
     correct_tags: int = 0  # words with the part of speech of the gold tree
     untagged: int = 0  # words to which the parser gave no part of speech
@@ -167,8 +165,6 @@ def _compare(gold_tree: Tree, tree: Tree | None) -> BracketCounts:
     counts.matched = (gold.brackets & test.brackets).total()
     counts.complete = int(counts.gold == counts.test == counts.matched)
     counts.crossing = _num_crossing(gold.brackets, test.brackets)
-    counts.no_crossing = int(counts.crossing == 0)
-    counts.few_crossing = int(counts.crossing <= 2)
     counts.words = len(gold.leaves)
     counts.correct_tags = sum(
         _EQUIVALENT.get(gold_leaf.tag, gold_leaf.tag) == _EQUIVALENT.get(leaf.tag, leaf.tag)

@@ -100,17 +100,16 @@ def attend(
     num_layers, num_heads, *_ = maps[kind].weights.shape
     layers = _select("layer", layer, num_layers, title)
     heads = _select("head", head, num_heads, title)
+    texts = {"source": sentence, "target": target, "note": f"{folder}, {origin}"}
     for path in paths:
         if path.suffix.lower() != ".html":
-            write_figure(path, maps[kind], layers=layers, heads=heads)
+            write_figure(path, maps[kind], **texts, layers=layers, heads=heads)
             continue
         write_page(
             path,
             list(maps.values()),
-            source=sentence,
-            target=target,
+            **texts,
             languages=(info.source, info.target),
-            note=f"{folder}, {origin}",
             kind=kind,
             layer=layers[-1],
             heads=heads,

@@ -1,5 +1,7 @@
 """Attention heat maps as a PNG or SVG file: a row per layer, a column per head."""
 
+import re
+import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +17,7 @@ from matplotlib.font_manager import findfont, fontManager, get_font
 
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
-from tfm.visualization.attention_maps import GENERATOR, LABELS, AttentionMaps
+from tfm.visualization.attention_maps import GENERATOR, LABELS, SYMBOLS, AttentionMaps
 
 _CELL_INCHES = 0.2  # side of a weight, reduced if the figure would exceed _MAX_INCHES
 _MAX_INCHES = 24.0
@@ -24,9 +26,12 @@ _BAR_INCHES = (0.1, 1.0)
 _FONT_POINTS = 9.0
 _FONT_PER_CELL = 0.72
 _MIN_LEGIBLE_POINTS = 4.0
+_CHARACTERS_PER_INCH = 15  # of the header
+_MIN_HEADER_CHARACTERS = 60
 _DPI = 200
 # Up to this number, weights are drawn as vector squares, above it as a raster image.
 _MAX_SQUARES = 1_600
+_NOT_IN_XML = re.compile(r"[\x00-\x08\x0e-\x1f\ufffe\uffff]")
 _INK, _MUTED = "#1b1f27", "#5d6673"
 # A single hue is legible in print and for color-blind readers.
 _COLOR_SCALE = "Blues"
@@ -47,11 +52,19 @@ _FALLBACK_FAMILIES = (
 
 
 def write_figure(
-    path: Path, maps: AttentionMaps, *, layers: Sequence[int], heads: Sequence[int]
+    path: Path,
+    maps: AttentionMaps,
+    *,
+    source: str,
+    target: str,
+    note: str,
+    layers: Sequence[int],
+    heads: Sequence[int],
 ) -> None:
     """Draw heat maps of some layers and heads, which are counted from 1.
 
-    The suffix of the path selects SVG or PNG. Equal weights give identical files.
+    Above them are the sentences and `note`, a line about the origin of the weights. The suffix of
+    the path selects SVG or PNG. Equal arguments give identical files.
     """
     longest = max(len(layers) * len(maps.queries), len(heads) * len(maps.keys))
     cell = min(_CELL_INCHES, _MAX_INCHES / longest)
@@ -62,7 +75,9 @@ def write_figure(
     families = [_DEFAULT_FAMILY, *(name for name in _FALLBACK_FAMILIES if name in installed)]
     is_svg = path.suffix.lower() == ".svg"
     if not is_svg:  # text in an SVG is drawn with the fonts of its viewer
-        _warn_of_missing_characters("".join([*maps.queries, *maps.keys]), families, path)
+        _warn_of_missing_characters(
+            "".join([*maps.queries, *maps.keys, source, target]), families, path
+        )
     with (
         mpl.rc_context(
             {"font.family": families, "svg.fonttype": "none", "svg.hashsalt": GENERATOR}
@@ -71,7 +86,9 @@ def write_figure(
         atomic_write(path) as file,
     ):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        _draw(maps, layers, heads, cell, label_points).savefig(
+        figure = _draw(maps, layers, heads, cell, label_points)
+        _add_header(figure, maps, [source, target, note])
+        figure.savefig(
             file,
             format="svg" if is_svg else "png",
             dpi=_DPI,
@@ -103,35 +120,47 @@ def _draw(
     total_height = len(layers) * (height + _GAP_INCHES) - _GAP_INCHES
     total_width = len(heads) * (width + _GAP_INCHES) - _GAP_INCHES
     figure = Figure(figsize=(total_width, total_height), facecolor="white")
-
-    def add_axes(left: float, top: float, width: float, height: float) -> Axes:
-        bottom = total_height - top - height
-        corner = (left / total_width, bottom / total_height)
-        return figure.add_axes((*corner, width / total_width, height / total_height))
-
+    grid = figure.subplots(len(layers), len(heads), squeeze=False)
+    figure.subplots_adjust(0, 0, 1, 1, _GAP_INCHES / width, _GAP_INCHES / height)
     is_image = len(layers) * len(heads) * len(maps.queries) * len(maps.keys) > _MAX_SQUARES
-    for row, layer in enumerate(layers):
-        for column, head in enumerate(heads):
-            left, top = column * (width + _GAP_INCHES), row * (height + _GAP_INCHES)
-            axes = add_axes(left, top, width, height)
-            _draw_map(axes, maps.weights[layer - 1, head - 1], is_image=is_image)
-            _label_pieces(
-                axes,
-                queries=maps.queries if column == 0 else [],
-                keys=maps.keys if row == len(layers) - 1 else [],
-                points=label_points,
-            )
-            if row == 0:
-                axes.set_title(f"head {head}", fontsize=_FONT_POINTS, color=_MUTED, pad=4)
-            if column == 0:
-                axes.set_ylabel(f"layer {layer}", fontsize=_FONT_POINTS, color=_MUTED, labelpad=8)
-    bar_width, bar_height = _BAR_INCHES
-    _draw_scale(add_axes(total_width + _GAP_INCHES, 0, bar_width, min(bar_height, total_height)))
-    title, query_name, key_name = LABELS[maps.kind]
-    explanation = f"rows: {query_name}; columns: {key_name} that they attend to"
-    figure.text(0, 1 + 0.46 / total_height, title, fontsize=10.5, fontweight="bold", color=_INK)
-    figure.text(0, 1 + 0.29 / total_height, explanation, fontsize=8, color=_MUTED)
+    for (row, column), axes in np.ndenumerate(grid):
+        layer, head = layers[row], heads[column]
+        _draw_map(axes, maps.weights[layer - 1, head - 1], is_image=is_image)
+        _label_pieces(
+            axes,
+            queries=maps.queries if column == 0 else [],
+            keys=maps.keys if row == len(layers) - 1 else [],
+            points=label_points,
+        )
+        if row == 0:
+            axes.set_title(f"head {head}", fontsize=_FONT_POINTS, color=_MUTED, pad=4)
+        if column == 0:
+            axes.set_ylabel(f"layer {layer}", fontsize=_FONT_POINTS, color=_MUTED, labelpad=8)
+    bar_width, bar_height = _BAR_INCHES[0] / total_width, min(_BAR_INCHES[1] / total_height, 1)
+    _draw_scale(
+        figure.add_axes((1 + _GAP_INCHES / total_width, 1 - bar_height, bar_width, bar_height))
+    )
     return figure
+
+
+def _add_header(figure: Figure, maps: AttentionMaps, texts: Sequence[str]) -> None:
+    """Write title, texts and an explanation above the maps, in lines as long as the maps."""
+    title, query_name, key_name = LABELS[maps.kind]
+    explanation = f"rows: {query_name}; columns: {key_name} that they attend to; {SYMBOLS}"
+    width, height = figure.get_size_inches()
+    num_characters = max(_MIN_HEADER_CHARACTERS, round(_CHARACTERS_PER_INCH * width))
+    text = _NOT_IN_XML.sub("\ufffd", "\n".join([*texts, explanation]))
+    lines = [line for part in text.splitlines() for line in textwrap.wrap(part, num_characters)]
+    for number, line in enumerate([title, *lines]):
+        figure.text(
+            0,
+            1 + (0.29 + 0.15 * (len(lines) - number)) / height,
+            line,
+            fontsize=8 if number else 10.5,
+            fontweight="normal" if number else "bold",
+            color=_MUTED if number else _INK,
+            parse_math=False,
+        )
 
 
 def _draw_map(axes: Axes, weights: np.ndarray, *, is_image: bool) -> None:

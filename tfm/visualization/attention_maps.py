@@ -12,6 +12,8 @@ AttentionKind = Literal["encoder", "decoder", "cross"]
 # Every picture contains this name, so that no other file is overwritten.
 GENERATOR = "tfm attend"
 
+SYMBOLS = "▁ begins a word, <s> a sentence; </s> ends the sentence"
+
 # Title, queries and keys of each kind.
 LABELS: dict[AttentionKind, tuple[str, str, str]] = {
     "encoder": ("Encoder self-attention", "source pieces", "source pieces"),

@@ -152,13 +152,12 @@ function drawMap() {
   const { maps, heads } = view;
   const numKeys = maps.keys.length;
   const numQueries = maps.queries.length;
-  const side = Math.max(12, Math.min(26, Math.floor(720 / Math.max(numKeys, numQueries))));
   const children = [];
   maps.queries.forEach((piece, query) => {
     const label = element("b", { className: "query", textContent: piece, dir: "auto" });
-    children.push(place(label, query + 1, 1));
+    children.push(place(label, query + 1, 2));
     maps.keys.forEach((_, key) => {
-      const cell = place(element("i", {}), query + 1, key + 2);
+      const cell = place(element("i", {}), query + 1, key + 3);
       cell.style.setProperty("--weight", meanWeight(query, key).toFixed(3));
       cell.onmouseenter = () => point({ query, key });
       children.push(cell);
@@ -166,13 +165,17 @@ function drawMap() {
   });
   maps.keys.forEach((piece, key) => {
     const label = element("b", { className: "key", textContent: piece });
-    children.push(place(label, numQueries + 1, key + 2));
+    children.push(place(label, numQueries + 1, key + 3));
   });
-  children.push(place(element("div", { className: "frame" }), `1 / span ${numQueries}`,
-    `2 / span ${numKeys}`));
+  const [rows, columns] = [`1 / span ${numQueries}`, `3 / span ${numKeys}`];
+  const title = (name, className) => element("b", { className, textContent: name });
+  children.push(
+    place(element("div", { className: "frame" }), rows, columns),
+    place(title(maps.query_name, "title vertical"), rows, 1),
+    place(title(maps.key_name, "title"), numQueries + 2, columns),
+  );
   const map = document.getElementById("map");
-  map.style.gridTemplateColumns = `max-content repeat(${numKeys}, ${side}px)`;
-  map.style.gridTemplateRows = `repeat(${numQueries}, ${side}px) max-content`;
+  map.style.gridTemplateColumns = `auto max-content repeat(${numKeys}, minmax(1rem, 1fr))`;
   map.onmouseleave = () => point(NOTHING);
   map.setAttribute("aria-label",
     `Heat map: ${maps.query_name} in ${numQueries} rows, ${maps.key_name} in ${numKeys} columns`);
@@ -244,12 +247,13 @@ function drawPointed() {
   document.querySelector("#map .band")?.remove();
   if (!isNone) {
     const rows = at.query === null ? `1 / span ${maps.queries.length}` : at.query + 1;
-    const columns = at.key === null ? `2 / span ${maps.keys.length}` : at.key + 2;
+    const columns = at.key === null ? `3 / span ${maps.keys.length}` : at.key + 3;
     document.getElementById("map").append(
       place(element("div", { className: "band" }), rows, columns),
     );
   }
-  document.getElementById("readout").textContent = isNone ? "" : describe(at);
+  document.getElementById("readout").textContent = isNone
+    ? "Point at a cell to see its weights." : describe(at);
 }
 
 function describe(at) {
@@ -292,7 +296,7 @@ for (const side of ["source", "target"]) {
   const paragraph = document.getElementById(side);
   Object.assign(paragraph, { textContent: data[side].text, lang: data[side].language });
 }
-document.getElementById("model").textContent = data.note;
+document.getElementById("model").textContent = `${data.note}\n${data.symbols}`;
 document.title = `Attention: ${data.source.text}`;
 addEventListener("hashchange", draw);
 addEventListener("keydown", (event) => {

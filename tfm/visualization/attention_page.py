@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfm.storage.files import write_text
-from tfm.visualization.attention_maps import LABELS, AttentionKind, AttentionMaps
+from tfm.visualization.attention_maps import LABELS, SYMBOLS, AttentionKind, AttentionMaps
 
 
 def write_page(
@@ -33,6 +33,7 @@ def write_page(
         "source": {"text": source, "language": languages[0]},
         "target": {"text": target, "language": languages[1]},
         "note": note,
+        "symbols": SYMBOLS,
         "start": {"kind": kind, "layer": layer, "heads": heads},
         "maps": [_record(each) for each in maps],
     }
@@ -46,12 +47,9 @@ def write_page(
 
 def _record(maps: AttentionMaps) -> dict[str, Any]:
     """Return the maps as the page's script reads them, with weights in thousandths."""
-    title, query_name, key_name = LABELS[maps.kind]
     return {
         "kind": maps.kind,
-        "title": title,
-        "query_name": query_name,
-        "key_name": key_name,
+        **dict(zip(("title", "query_name", "key_name"), LABELS[maps.kind], strict=True)),
         "queries": list(maps.queries),
         "keys": list(maps.keys),
         "weights": np.rint(1000 * maps.weights).astype(int).tolist(),

@@ -6,8 +6,10 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import resources
+from operator import itemgetter
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
@@ -15,15 +17,15 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from tfm.errors import DataError
 from tfm.storage.files import write_text
 
 _MAX_POINTS = 1000
-_FIGURE_INCHES = (4.6, 2.6)
-_AXES_BOX = (0.11, 0.16, 0.87, 0.755)
-_FONT_POINTS = 8.5
+_FIGURE_INCHES = (4.2, 2.8)
+_AXES_BOX = (0.1, 0.17, 0.88, 0.73)
+_FONT_POINTS = 10
 
 # Placeholders, which become CSS variables with values for light and dark mode.
 _COLORS = {
@@ -45,33 +47,28 @@ class _Chart(NamedTuple):
     name: str
     title: str
     unit: str
-    divisor: float = 1.0
-    is_logarithmic: bool = False
-    marks_best: bool = False
-    starts_at_zero: bool = False
+    best: Callable[..., tuple[int, float]] | None = None  # max or min; otherwise, y starts at 0
+    transform: Callable[[float], float] = float
 
 
-_CHARTS = (
-    _Chart("loss", "Loss", "nats per target token; training with label smoothing"),
-    _Chart("perplexity", "Perplexity", "per target token", is_logarithmic=True),
-    _Chart("bleu", "Validation BLEU", "BLEU points", marks_best=True),
-    _Chart("f1", "Validation bracket F1", "percent", marks_best=True),
-    _Chart("learning_rate", "Learning rate", "learning rate", starts_at_zero=True),
-    _Chart("target_tokens_per_second", "Speed", "target tokens per second", starts_at_zero=True),
-    _Chart(
-        "flops_per_second",
-        "Throughput",
-        "GFLOP/s of the model, without padding",
-        divisor=1e9,
-        starts_at_zero=True,
-    ),
+_MAIN_CHARTS = (
+    _Chart("bleu", "BLEU", "points", best=max),
+    _Chart("f1", "Bracket F1", "percent", best=max),
+    # The logarithm of the perplexity is the loss without label smoothing, also in training.
+    _Chart("perplexity", "Loss", "nats/token, no label smoothing", best=min, transform=math.log),
+)
+_OTHER_CHARTS = (
+    _Chart("learning_rate", "Learning rate", "× 10⁻³", transform=lambda rate: 1000 * rate),
+    _Chart("gradient_norm", "Gradient norm", "before clipping"),
+    _Chart("target_tokens_per_second", "Speed", "target tokens/s"),
+    _Chart("flops_per_second", "Throughput", "FLOP/s of the model, without padding"),
 )
 
 
 def write_report(run_dir: Path) -> None:
     """Write report.html of a run, from its metrics.jsonl and, if present, its config.toml.
 
-    Equal files give identical reports. Truncated lines are ignored.
+    Equal files of the same age give identical reports. Truncated lines are ignored.
 
     Raises:
         DataError: There is no metrics.jsonl.
@@ -81,23 +78,25 @@ def write_report(run_dir: Path) -> None:
         raise DataError(f"{path} does not exist: a report needs the metrics of a training run")
     training, validation = _read_metrics(path)
     records = {"training": training, "validation": validation}
-    charts = []
-    for chart in _CHARTS:
-        curves = {name: _points(each, chart) for name, each in records.items()}
-        if curves := {name: points for name, points in curves.items() if points}:
-            charts.append(_render_chart(chart, curves))
-    settings = ""
-    if (config := run_dir / "config.toml").is_file():
-        text = html.escape(config.read_text(encoding="utf-8"))
-        settings = f"<details>\n<summary>Settings</summary>\n<pre>{text}</pre>\n</details>"
+    latest = max([{"step": 0}, *validation[-1:], *training[-1:]], key=itemgetter("step"))
+    updated = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    config = run_dir / "config.toml"
+    settings = html.escape(config.read_text(encoding="utf-8")) if config.is_file() else ""
     page = resources.files("tfm.visualization") / "report_page.html"
     content = Template(page.read_text(encoding="utf-8")).substitute(
         title=html.escape(run_dir.resolve().name),
-        figures=_render_figures(training, validation),
-        charts="\n".join(charts),
-        settings=settings,
+        state=_render_state(latest, validation, updated),
+        charts=_render_charts(_MAIN_CHARTS, records, latest["step"]),
+        others=_fold("More curves", _render_charts(_OTHER_CHARTS, records, latest["step"])),
+        figures=_fold("Newest metrics", _render_figures(training, validation)),
+        settings=_fold("Settings", f"<pre>{settings}</pre>" if settings else ""),
     )
     write_text(run_dir / "report.html", content)
+
+
+def _fold(summary: str, content: str) -> str:
+    """Return content as HTML that readers unfold; nothing if there is none."""
+    return content and f"<details>\n<summary>{summary}</summary>\n{content}\n</details>"
 
 
 def _read_metrics(path: Path) -> tuple[list[Record], list[Record]]:
@@ -122,19 +121,31 @@ def _points(records: Iterable[Record], chart: _Chart) -> Points:
     """Return (step, value) of all records with a finite value."""
     pairs = ((record["step"], record.get(chart.name)) for record in records)
     return [
-        (step, value / chart.divisor)
+        (step, chart.transform(value))
         for step, value in pairs
         if value is not None and math.isfinite(value)
     ]
 
 
-def _render_chart(chart: _Chart, curves: Mapping[str, Points]) -> str:
+def _render_charts(
+    charts: Iterable[_Chart], records: Mapping[str, Sequence[Record]], last_step: int
+) -> str:
+    """Return all charts that have points as HTML."""
+    figures = []
+    for chart in charts:
+        curves = {name: _points(each, chart) for name, each in records.items()}
+        if curves := {name: points for name, points in curves.items() if points}:
+            figures.append(_render_chart(chart, curves, last_step))
+    return '<div class="charts">\n{}\n</div>'.format("\n".join(figures)) if figures else ""
+
+
+def _render_chart(chart: _Chart, curves: Mapping[str, Points], last_step: int) -> str:
     """Return a chart as an HTML figure with an SVG and a description for screen readers."""
     figure = Figure(figsize=_FIGURE_INCHES)
     figure.patch.set_visible(False)
     axes = figure.add_axes(_AXES_BOX)
     _draw_curves(axes, chart, curves)
-    _label(axes, chart)
+    _label(axes, chart, last_step)
     file = io.StringIO()
     # Text is not converted to paths, and ids are deterministic.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.name}):
@@ -146,8 +157,7 @@ def _render_chart(chart: _Chart, curves: Mapping[str, Points]) -> str:
     for name, placeholder in _COLORS.items():
         svg = svg.replace(placeholder, f"var(--{name})")
     ranges = (
-        f"{label} from {points[0][1]:.4g} at step {points[0][0]:,} "
-        f"to {points[-1][1]:.4g} at step {points[-1][0]:,}"
+        f"{label} from {_at_step(points[0])} to {_at_step(points[-1])}"
         for label, points in curves.items()
     )
     description = f"{chart.title}, {chart.unit}, over training steps: {'; '.join(ranges)}."
@@ -167,78 +177,97 @@ def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> Non
             markersize=3,
             solid_capstyle="round",
         )
-    if chart.marks_best:
-        step, value = max(curves["validation"], key=lambda point: point[1])
+    if chart.best and "validation" in curves:
+        best = chart.best(curves["validation"], key=itemgetter(1))
         axes.plot(
-            [step],
-            [value],
+            *best,
+            "o",
             color=_COLORS["best"],
-            label=f"best {value:.1f} at step {step:,}",
-            linestyle="none",
-            marker="o",
+            label=f"best {_at_step(best)}",
             markersize=9,
             markeredgewidth=2,
             fillstyle="none",
         )
 
 
-def _label(axes: Axes, chart: _Chart) -> None:
-    """Add axis labels, ticks, grid and legend."""
+def _label(axes: Axes, chart: _Chart, last_step: int) -> None:
+    """Add axis labels, ticks, grid and legend; all charts of a run have the same steps."""
     muted = _COLORS["muted"]
     axes.set_xlabel("step", color=muted, fontsize=_FONT_POINTS)
     # The unit is written horizontally above the y axis.
     axes.set_title(chart.unit, loc="left", color=muted, fontsize=_FONT_POINTS)
+    axes.set_xlim(0, 1.03 * max(last_step, 1))  # with room for the ring
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if chart.is_logarithmic:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-    if chart.starts_at_zero:
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    if not chart.best:
         axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter("{x:,g}")
+    is_large = axes.get_ylim()[1] >= 1000
+    axes.yaxis.set_major_formatter(EngFormatter(sep="") if is_large else "{x:g}")
     axes.tick_params(colors=muted, labelsize=_FONT_POINTS, length=0, pad=5)
     axes.grid(color=_COLORS["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
     axes.patch.set_visible(False)
     axes.spines[:].set_visible(False)
-    if len(axes.lines) > 1:
+    if chart.best:
         axes.legend(
-            loc="lower right" if chart.marks_best else "upper right",
+            loc="lower right" if chart.best is max else "upper right",
             frameon=False,
             labelcolor=_COLORS["ink"],
             fontsize=_FONT_POINTS,
         )
 
 
+def _render_state(latest: Record, validation: Sequence[Record], updated: datetime) -> str:
+    """Return how far the run is, its best validations and the time of the newest metrics."""
+    points = ((chart, _points(validation, chart)) for chart in _MAIN_CHARTS)
+    return _render_list(
+        ("Step", latest["step"], "{:,}".format),
+        ("Epoch", latest.get("epoch"), str),
+        ("Minutes", latest.get("minutes"), "{:,.1f}".format),
+        *(
+            (f"{chart.title}, best in validation", chart.best(each, key=itemgetter(1)), _at_step)
+            for chart, each in points
+            if chart.best and each
+        ),
+        ("Updated", updated.astimezone(), "{:%Y-%m-%d %H:%M %Z}".format),
+    )
+
+
+def _at_step(point: tuple[int, float]) -> str:
+    step, value = point
+    return f"{value:.4g} at step {step:,}"
+
+
 def _render_figures(training: Sequence[Record], validation: Sequence[Record]) -> str:
     """Return the newest metrics as HTML."""
     newest = training[-1] if training else {}
     validated = validation[-1] if validation else {}
-    latest = max(newest, validated, key=lambda record: record.get("step", 0))
-    figures = [
-        ("Step", latest, "step", "{:,}"),
-        ("Epoch", latest, "epoch", "{}"),
-        ("Minutes", latest, "minutes", "{:,.1f}"),
-        ("Target tokens", newest, "tokens", "{:,}"),
-        ("Training loss", newest, "loss", "{:.3f}"),
-        ("Validation loss", validated, "loss", "{:.3f}"),
-        ("Validation perplexity", validated, "perplexity", "{:,.2f}"),
-        ("BLEU", validated, "bleu", "{:.1f}"),
-        ("Bracket F1", validated, "f1", "{:.1f}"),
-        ("Learning rate", newest, "learning_rate", "{:.2e}"),
-        ("Gradient norm", newest, "gradient_norm", "{:.2f}"),
-        ("Target tokens per second", newest, "target_tokens_per_second", "{:,.0f}"),
-        ("FLOPs per step", newest, "flops_per_step", "{:.3g}"),
-        ("FLOP/s achieved", newest, "flops_per_second", "{:.3g}"),
-        ("Peak fp32 FLOP/s", newest, "capacity_flops_per_second", "{:.3g}"),
-        ("Total FLOPs", newest, "total_flops", "{:.3g}"),
-        ("FLOPs by the paper (time × peak)", newest, "paper_estimate_flops", "{:.3g}"),
-        ("Signature", validated, "signature", "{}"),
-    ]
-    shown = (
-        (title, html.escape(pattern.format(record[name])).replace("|", "|<wbr>"))
-        for title, record, name, pattern in figures
-        if record.get(name) is not None
+    flop, flop_per_second = EngFormatter("FLOP", places=1), EngFormatter("FLOP/s", places=1)
+    return _render_list(
+        ("Target tokens", newest.get("tokens"), "{:,}".format),
+        ("Training loss, with label smoothing", newest.get("loss"), "{:.3f}".format),
+        ("Training perplexity", newest.get("perplexity"), "{:,.2f}".format),
+        ("Validation loss", validated.get("loss"), "{:.3f}".format),
+        ("Validation perplexity", validated.get("perplexity"), "{:,.2f}".format),
+        ("BLEU", validated.get("bleu"), "{:.1f}".format),
+        ("Bracket F1", validated.get("f1"), "{:.1f}".format),
+        ("Learning rate", newest.get("learning_rate"), "{:.2e}".format),
+        ("Gradient norm", newest.get("gradient_norm"), "{:.2f}".format),
+        ("Target tokens per second", newest.get("target_tokens_per_second"), "{:,.0f}".format),
+        ("FLOPs per step", newest.get("flops_per_step"), flop),
+        ("FLOP/s achieved", newest.get("flops_per_second"), flop_per_second),
+        ("Peak fp32 FLOP/s", newest.get("capacity_flops_per_second"), flop_per_second),
+        ("Total FLOPs", newest.get("total_flops"), flop),
+        ("FLOPs by the paper (time × peak)", newest.get("paper_estimate_flops"), flop),
+        ("Signature", validated.get("signature"), str),
     )
-    return "\n".join(f"<div><dt>{title}</dt><dd>{value}</dd></div>" for title, value in shown)
+
+
+def _render_list(*figures: tuple[str, Any, Callable[[Any], str]]) -> str:
+    """Return titles and formatted values as HTML, without those that are None."""
+    rows = [
+        f"<div><dt>{title}</dt><dd>{html.escape(render(value)).replace('|', '|<wbr>')}</dd></div>"
+        for title, value, render in figures
+        if value is not None
+    ]
+    return "<dl>\n{}\n</dl>".format("\n".join(rows)) if rows else ""
