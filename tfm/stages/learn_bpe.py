@@ -1,6 +1,6 @@
 """tfm learn-bpe: training text of a dataset → its subword model."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from tfm.config import SubwordConfig
@@ -21,17 +21,11 @@ from tfm.storage.files import atomic_write, write_text
 STEP = "learn-bpe"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnBpeResult:
-    """The joint subword model of a dataset, or its source and target models, with their sizes."""
-
-    model_paths: list[Path]
-    vocab_sizes: list[int]
-    is_new: bool
-
-
-def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> LearnBpeResult:
+def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> bool:
     """Learn the subword model of a dataset, unless text and settings are unchanged.
+
+    Returns:
+        Whether it was learned; False if it was up to date.
 
     Raises:
         DataError: There is no training text.
@@ -46,10 +40,7 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
     inputs = {"text": manifest.text_fingerprints(["train"]), "settings": asdict(config)}
     if not force and manifest.is_current(STEP, inputs):
         say(f"learn-bpe: {data_dir} unchanged")
-        sizes = manifest.result(STEP).get("vocab_sizes")
-        if not isinstance(sizes, list):
-            raise manifest.damage()
-        return LearnBpeResult(model_paths=paths, vocab_sizes=sizes, is_new=False)
+        return False
     say(f"learn-bpe: learning from {' and '.join(map(str, texts))}")
     if not config.separate:
         models = [_learn(texts, config)]
@@ -74,7 +65,7 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
     manifest.record(STEP, inputs=inputs, outputs=outputs, result=result)
     for path, size in zip(paths, sizes, strict=True):
         say(f"learn-bpe: {path} with {size:,} pieces")
-    return LearnBpeResult(model_paths=paths, vocab_sizes=sizes, is_new=True)
+    return True
 
 
 def _learn(texts: list[Path], config: SubwordConfig) -> SubwordModel:

@@ -215,21 +215,18 @@ class TrainingRun:
         if report.skipped:
             self._log_skip(report, rows)
         if report.step % self._run.training.log_steps == 0:
-            self._write_line(self._window.record() | self._totals())
+            totals = {
+                "tokens": self.trainer.position.tokens,
+                "total_flops": self.trainer.position.flops,
+                "capacity_flops_per_second": self._capacity,
+                "paper_estimate_flops": self._state.capacity_flops,
+                "processes": self._group.world.size,
+                "out_of_memory": self.trainer.out_of_memory,
+                "fp16_overflows": self.trainer.overflows,
+                "minutes": self._minutes(),
+            }
+            self._write_line(self._window.record() | totals)
             self._window = MetricsWindow()
-
-    def _totals(self) -> dict[str, float]:
-        """Return the totals of the run so far, for metrics.jsonl."""
-        return {
-            "tokens": self.trainer.position.tokens,
-            "total_flops": self.trainer.position.flops,
-            "capacity_flops_per_second": self._capacity,
-            "paper_estimate_flops": self._state.capacity_flops,
-            "processes": self._group.world.size,
-            "out_of_memory": self.trainer.out_of_memory,
-            "fp16_overflows": self.trainer.overflows,
-            "minutes": self._minutes(),
-        }
 
     def _log_skip(self, report: StepReport, rows: Rows) -> None:
         """Report a skipped step; raise TrainingError after too many in a row."""
@@ -294,7 +291,11 @@ class TrainingRun:
         if validation is None:
             return False
         self.metrics = validation.metrics
-        self._track_best()
+        info = replace(self._data.info, metrics=self.metrics)
+        quality, best = info.quality(self._run.training.best_metric), self._state.best
+        self._state.validations_since_best += 1
+        if best is None or (quality is not None and quality > best):
+            self._state.best, self._state.validations_since_best = quality, 0
         position, minutes = self.trainer.position, self._minutes()
         if validation.score and not self._has_printed_signature:
             say(f"valid: {validation.score.label} has the signature {validation.score.signature}")
@@ -316,14 +317,6 @@ class TrainingRun:
             for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])
         return model
-
-    def _track_best(self) -> None:
-        info = replace(self._data.info, metrics=self.metrics)
-        quality, best = info.quality(self._run.training.best_metric), self._state.best
-        if best is None or (quality is not None and quality > best):
-            self._state.best, self._state.validations_since_best = quality, 0
-        else:
-            self._state.validations_since_best += 1
 
     def _save(self, metrics: dict[str, float]) -> None:
         self._heartbeat("saving", waits=True)
