@@ -48,7 +48,7 @@ def prepare(
     mirror: str | None = None,
     verify: bool = True,
     downloads_dir: Path | None = None,
-    overrides: Mapping[str, Table] | None = None,
+    overrides: Mapping[str, Table] = {},
     text_only: bool = False,
     force: bool = False,
 ) -> bool:
@@ -77,7 +77,7 @@ def prepare(
         UsageError: A setting is invalid, or the folder holds something else.
     """
     settings = {
-        section: {**recipe.settings(section), **(overrides or {}).get(section, {})}
+        section: {**recipe.settings(section), **overrides.get(section, {})}
         for section in ("cleaning", "subword", "binarize")
     }
     cleaning = settings_from(CleaningConfig, settings["cleaning"])
@@ -259,17 +259,14 @@ class _TextWriter:
                 pairs = self.sources.pairs(text, split)
                 if split == "train":
                     pairs = cleaner.clean(pairs, counts)
-                num_written = 0
                 for block in in_chunks(pairs):
                     source_file.writelines(source + b"\n" for source, _ in block)
                     target_file.writelines(target + b"\n" for _, target in block)
-                    num_written += len(block)
                     bar.update(len(block))
                     if split != "train":
+                        counts.add(PairCounts(read=len(block), kept=len(block)))
                         cleaner.held_out.add(split, block)
-                if split != "train":
-                    counts = PairCounts(read=num_written, kept=num_written)
-                elif isinstance(text, TextFiles):
+                if split == "train" and isinstance(text, TextFiles):
                     self._check_encoding(text, counts)
                 total.add(counts)
                 entries.append(asdict(text) | asdict(counts))

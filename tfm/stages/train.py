@@ -25,9 +25,8 @@ from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
 from tfm.world import World
 
-# The settings that may not change when a run is resumed; max_tokens may change with the devices.
+# These settings may not change when a run is resumed, except max_tokens, which suits the devices.
 _FIXED_SECTIONS = ("model", "optimizer", "batching")
-_CHANGEABLE = ("max_tokens",)
 # Collectives time out after the watchdog, which can say which rank stalled.
 _COLLECTIVE_TIMEOUT_FACTOR = 2
 
@@ -159,7 +158,7 @@ def _fixed_values(info: ModelInfo) -> dict[str, Any]:
         f"{section}.{name}": value
         for section in _FIXED_SECTIONS
         for name, value in settings_to(getattr(info.run, section)).items()
-        if name not in _CHANGEABLE
+        if name != "max_tokens"
     }
     seed, subwords = info.run.training.seed, info.fingerprint[:8]
     return {"arch": info.run.arch, **settings, "training.seed": seed, "subword model": subwords}
