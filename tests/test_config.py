@@ -192,7 +192,7 @@ def test_a_flag_is_not_blamed_on_the_file(tmp_path):
 
 @pytest.mark.parametrize(("group", "item"), SETTINGS, ids=named)
 def test_a_value_beyond_its_limits_is_refused_with_the_limit(group, item):
-    for limit, beyond, word in (("ge", -1, "least"), ("le", 1, "most")):
+    for limit, beyond, word in (("at_least", -1, "least"), ("at_most", 1, "most")):
         bound = item.metadata[limit]
         if bound is not None:
             with pytest.raises(UsageError, match=f"{item.name} is .* must be at {word} {bound}"):

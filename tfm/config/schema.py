@@ -46,7 +46,7 @@ def setting(
 
     The command-line flag is the name with dashes unless `flag` is given.
     """
-    metadata = {"help": help_text, "flag": flag, "ge": ge, "le": le}
+    metadata = {"help": help_text, "flag": flag, "at_least": ge, "at_most": le}
     return field(default=default, metadata=metadata)
 
 
@@ -69,7 +69,7 @@ class Settings:
         """
         for item in fields(self):
             value = getattr(self, item.name)
-            low, high = item.metadata["ge"], item.metadata["le"]
+            low, high = item.metadata["at_least"], item.metadata["at_most"]
             if value is None or isinstance(value, str):
                 continue
             if isinstance(value, int):

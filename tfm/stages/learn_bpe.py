@@ -35,14 +35,13 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
         say(f"learn-bpe: {data_dir} unchanged")
         return False
     say(f"learn-bpe: learning from {' and '.join(map(str, texts))}")
+    source, target = texts
     if not config.separate:
         models = [_learn(texts, config)]
+    elif config.target_words:
+        models = [_learn([source], config), subword.learn_word_model(target)]
     else:
-        source, target = texts
-        models = [
-            _learn([source], config),
-            subword.learn_word_model(target) if config.target_words else _learn([target], config),
-        ]
+        models = [_learn([source], config), _learn([target], config)]
     outputs = []
     for path, model in zip(paths, models, strict=True):
         vocab_path = path.with_suffix(".vocab")  # the pieces as text

@@ -100,14 +100,7 @@ def prepare(
     sources = TextSources(
         recipe, raw_dir=out_dir / "raw", downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
-    is_new = _TextWriter(
-        recipe=recipe,
-        sources=sources,
-        cleaning=cleaning,
-        manifest=manifest,
-        downloads_dir=downloads_dir,
-        text_only=text_only,
-    ).update()
+    is_new = _TextWriter(recipe, sources, cleaning, manifest, downloads_dir, text_only).update()
     if not recipe.valid:
         say("warning: there is no validation text, so training cannot tell when to stop")
     if not text_only:
@@ -150,7 +143,7 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
                 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _TextWriter:
     """Extracts and cleans the text of a dataset."""
 

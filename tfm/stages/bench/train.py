@@ -193,6 +193,7 @@ def _measure(
     flops_per_second = statistics.median(each.rate("flops") for each in rounds)
     matrix_rate = measurement.MatrixRate.of(compute.device, rates_of_products)
     seconds = [value for each in rounds for value in each.seconds]
+    num_shards = data.info.run.batching.num_dropout_shards
     p10, median, p90 = map(float, np.quantile(seconds, [0.1, 0.5, 0.9]))
     return TrainBench(
         **measurement.environment(compute),
@@ -207,12 +208,7 @@ def _measure(
         matrix_flops_per_second=matrix_rate,
         mfu=flops_per_second / matrix_rate.best,
         mfu_of_median=flops_per_second / matrix_rate.median,
-        real_share=_real_share(
-            trainer.batcher,
-            preloaded,
-            num_dropout_shards=data.info.run.batching.num_dropout_shards,
-            packs=trainer.model.packs,
-        ),
+        real_share=_real_share(trainer.batcher, preloaded, num_shards, trainer.model.packs),
         step_seconds=StepSeconds(median=median, p10=p10, p90=p90),
         seconds_to_first_step=seconds_to_first_step,
         peak_memory=memory,
@@ -239,7 +235,7 @@ def _time_steps(trainer: Trainer, batches: list[Rows], device: torch.device, nam
 
 
 def _real_share(
-    batcher: Batcher, batches: Sequence[Rows], *, num_dropout_shards: int, packs: bool
+    batcher: Batcher, batches: Sequence[Rows], num_dropout_shards: int, packs: bool
 ) -> RealShare:
     """Compute the fraction of tokens that is not padding, for a model that packs or pads."""
     real, computed = np.zeros(2), np.zeros(2)
