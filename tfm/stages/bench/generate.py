@@ -13,7 +13,7 @@ import numpy as np
 from tfm.config import InferenceConfig, SearchConfig, settings_to
 from tfm.data.subword import Vocabulary
 from tfm.errors import DataError, UsageError
-from tfm.inference.batches import BatchLimits, Chunk, Output, SentenceBatch
+from tfm.inference.batches import Chunk, Output, SentenceBatch
 from tfm.inference.engine import Encode, Task, load_engine
 from tfm.inference.lines import LineEngine, translate_lines
 from tfm.inference.reader import LineReader
@@ -150,13 +150,8 @@ class _CountingEngine:
     """Counts the sentences and tokens that another engine translates."""
 
     def __init__(self, engine: LineEngine) -> None:
-        self._engine = engine
+        self._engine, self.limits = engine, engine.limits
         self.counts = _Counts()
-
-    @property
-    def limits(self) -> BatchLimits:
-        """Return the limits of the other engine."""
-        return self._engine.limits
 
     def map(
         self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
