@@ -49,6 +49,8 @@ def hypothesis(*tokens):
 
 def test_tokens_of_the_best_translations_are_counted_with_eos():
     class Engine:
+        limits = None
+
         def map(self, task, chunks, encode, config):
             for chunk in chunks:
                 encode(chunk)

@@ -21,8 +21,7 @@ from tfm.device.compute import choose_compute
 from tfm.errors import UsageError
 from tfm.stages.bench import measurement
 from tfm.stages.bench import train as stage
-from tfm.stages.bench.train import Plan, bench_train
-from tfm.stages.bench.train_loop import time_loop
+from tfm.stages.bench.train import Plan, bench_train, time_loop
 from tfm.stages.training_data import open_data
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import checkpoints

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tfm.device.compute import Compute
 from tfm.stages.bench import measurement
 from tfm.stages.bench.measurement import (
     MatrixRate,
     StepClock,
-    device_name,
+    environment,
     matrix_rates,
     peak_memory,
 )
@@ -70,4 +71,4 @@ def test_memory_is_counted_in_bytes():
 
 
 def test_a_cpu_has_a_name():
-    assert device_name(CPU).strip()
+    assert environment(Compute(CPU, torch.float32))["device"].strip()

@@ -101,6 +101,15 @@ def prepare_text(recipe, mirror, tmp_path):
     return run
 
 
+@pytest.fixture
+def data_dir(tmp_path):
+    return tmp_path / "data"
+
+
+def counts(data_dir):
+    return Manifest.load(data_dir).result("clean")
+
+
 def lines(path):
     return path.read_bytes().decode().split("\n")[:-1]
 
@@ -114,22 +123,22 @@ def write_files(folder, **texts):
     return {split: [(folder / f"{split}.en", folder / f"{split}.de")] for split in splits}
 
 
-def test_training_text_is_cleaned_and_each_line_is_accounted_for(prepare_text):
-    result = prepare_text()
+def test_training_text_is_cleaned_and_each_line_is_accounted_for(data_dir, prepare_text):
+    prepare_text()
     kept = [*TRAIN, ("A line break.", "Ein Umbruch.")]
-    assert lines(result.data_dir / "train.en") == [source for source, _ in kept]
-    assert lines(result.data_dir / "train.de") == [target for _, target in kept]
-    report = Manifest.load(result.data_dir).result("clean")["train"]
+    assert lines(data_dir / "train.en") == [source for source, _ in kept]
+    assert lines(data_dir / "train.de") == [target for _, target in kept]
+    report = counts(data_dir)["train"]
     assert [text["read"] for text in report["texts"]] == [len(TRAIN), len(NOISE)]
-    for counts in (report, *report["texts"]):
-        assert counts["read"] == counts["kept"] + sum(counts["dropped"].values())
+    for each in (report, *report["texts"]):
+        assert each["read"] == each["kept"] + sum(each["dropped"].values())
     for rule in ("empty", "copy", "duplicate", "too_long", "length_ratio"):
         assert report["dropped"][rule] == report["texts"][1]["dropped"][rule] == 1
-    assert result.counts["train"].kept == len(kept)
+    assert report["kept"] == len(kept)
 
 
-def test_validation_and_test_text_keep_every_line_unchanged(prepare_text):
-    data_dir = prepare_text().data_dir
+def test_validation_and_test_text_keep_every_line_unchanged(data_dir, prepare_text):
+    prepare_text()
     assert lines(data_dir / "valid.en") == [source for source, _ in TEST]
     # White space around a segment belongs to SGML, not to the text.
     assert lines(data_dir / "test.en") == [source.strip() for source, _ in TEST]
@@ -143,68 +152,70 @@ def test_only_named_members_of_an_archive_are_written(prepare_text, tmp_path):
     assert names == {f"{s}.{lang}{end}" for s, end in splits.items() for lang in ("en", "de")}
 
 
-def test_an_unchanged_dataset_is_not_written_again(prepare_text, capsys):
-    first = prepare_text()
-    before = (first.data_dir / "train.en").stat().st_mtime_ns
+def test_an_unchanged_dataset_is_not_written_again(data_dir, prepare_text, capsys):
+    assert prepare_text()
+    before, counts_before = (data_dir / "train.en").stat().st_mtime_ns, counts(data_dir)
     capsys.readouterr()
-    second = prepare_text()
-    assert (second.data_dir / "train.en").stat().st_mtime_ns == before
-    assert (first.is_new, second.is_new) == (True, False)
-    assert first.counts == second.counts
+    assert not prepare_text()
+    assert (data_dir / "train.en").stat().st_mtime_ns == before
+    assert counts(data_dir) == counts_before
     assert "unchanged" in capsys.readouterr().err
 
 
-def test_files_of_earlier_steps_may_be_deleted(prepare_text, mirror):
-    data_dir = prepare_text().data_dir
+def test_files_of_earlier_steps_may_be_deleted(data_dir, prepare_text, mirror):
+    prepare_text()
     for path in (*(data_dir / "raw").iterdir(), *mirror.iterdir()):
         path.unlink()
-    assert not prepare_text().is_new
-    assert not prepare_text(mirror=None).is_new
+    assert not prepare_text()
+    assert not prepare_text(mirror=None)
 
 
-def test_changed_cleaning_repeats_cleaning_but_not_extraction(prepare_text, mirror, capsys):
+def test_changed_cleaning_repeats_cleaning_but_not_extraction(
+    data_dir, prepare_text, mirror, capsys
+):
     prepare_text()
     for path in mirror.iterdir():
         path.unlink()
-    result = prepare_text(overrides={"cleaning": {"drop_copies": False}})
-    assert result.is_new
-    assert result.counts["train"].dropped["copy"] == 0
+    assert prepare_text(overrides={"cleaning": {"drop_copies": False}})
+    assert counts(data_dir)["train"]["dropped"]["copy"] == 0
     assert "extract" in capsys.readouterr().err
 
 
 def test_force_repeats_all_steps(prepare_text):
     prepare_text()
-    assert prepare_text(force=True).is_new
+    assert prepare_text(force=True)
 
 
-def test_a_text_that_was_changed_is_written_again(prepare_text):
-    data_dir = prepare_text().data_dir
+def test_a_text_that_was_changed_is_written_again(data_dir, prepare_text):
+    prepare_text()
     (data_dir / "test.de").write_text("cut")
-    assert prepare_text().is_new
+    assert prepare_text()
     assert len(lines(data_dir / "test.de")) == len(TEST)
 
 
-def test_a_wrong_archive_stops_unless_verification_is_off(prepare_text, mirror, capsys):
+def test_a_wrong_archive_stops_unless_verification_is_off(data_dir, prepare_text, mirror, capsys):
     path = mirror / "dev.tgz"
     write_tar(path, {"dev.en": b"one\n", "dev.de": b"eins\n"})
     with pytest.raises(DownloadError, match=r"dev\.tgz.*sha256"):
         prepare_text()
-    assert prepare_text(verify=False).counts["valid"].kept == 1
+    prepare_text(verify=False)
+    assert counts(data_dir)["valid"]["kept"] == 1
     assert "warning: dev.tgz" in capsys.readouterr().err
     with pytest.raises(DownloadError):
         prepare_text()
 
 
-def test_an_unverified_archive_that_changed_is_extracted_again(prepare_text, mirror):
+def test_an_unverified_archive_that_changed_is_extracted_again(data_dir, prepare_text, mirror):
     prepare_text(verify=False)
     write_tar(mirror / "dev.tgz", {"dev.en": b"one\n", "dev.de": b"eins\n"})
-    assert prepare_text(verify=False).counts["valid"].kept == 1
+    prepare_text(verify=False)
+    assert counts(data_dir)["valid"]["kept"] == 1
 
 
-def test_settings_for_later_steps_are_recorded(prepare_text, recipe):
+def test_settings_for_later_steps_are_recorded(data_dir, prepare_text, recipe):
     recipe = dataclasses.replace(recipe, subword={"vocab_size": 99, "separate": True})
     overrides = {"subword": {"vocab_size": 50}, "binarize": {"max_length": 9}}
-    data_dir = prepare_text(recipe, overrides=overrides).data_dir
+    prepare_text(recipe, overrides=overrides)
     assert Manifest.load(data_dir).settings("subword") == {"vocab_size": 50, "separate": True}
     assert Manifest.load(data_dir).settings("binarize") == {"max_length": 9}
 
@@ -216,8 +227,8 @@ def test_an_unknown_override_changes_nothing(prepare_text, tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"name": "other"}, {"source": "fr"}])
-def test_another_dataset_is_not_overwritten_without_force(prepare_text, recipe, change):
-    data_dir = prepare_text().data_dir
+def test_another_dataset_is_not_overwritten_without_force(data_dir, prepare_text, recipe, change):
+    prepare_text()
     other = dataclasses.replace(recipe, test=(), **change)
     with pytest.raises(UsageError, match=r"holds tiny \(en-de\).*--force"):
         prepare_text(other)
@@ -240,13 +251,13 @@ def test_a_text_is_never_read_and_overwritten_at_once(tmp_path):
         prepare(recipe, tmp_path, text_only=True, force=True)
 
 
-def test_missing_validation_text_is_warned_of(tmp_path, capsys):
+def test_missing_validation_text_is_warned_of(data_dir, tmp_path, capsys):
     files = write_files(tmp_path, train_en="a\nb\n", train_de="c\nd\n")
-    result = prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
-    assert Manifest.load(result.data_dir).splits() == ["train"]
-    assert list(result.counts) == ["train"]
+    prepare(recipe_from_files(name="x", **files), data_dir, text_only=True)
+    assert Manifest.load(data_dir).splits() == ["train"]
+    assert list(counts(data_dir)) == ["train"]
     assert "no validation text" in capsys.readouterr().err
-    assert not (result.data_dir / "raw").exists()
+    assert not (data_dir / "raw").exists()
 
 
 def test_a_split_that_was_removed_from_the_recipe_is_deleted(tmp_path):
@@ -257,13 +268,13 @@ def test_a_split_that_was_removed_from_the_recipe_is_deleted(tmp_path):
     assert Manifest.load(tmp_path / "data").splits() == ["train"]
 
 
-def test_text_files_may_be_compressed(tmp_path):
+def test_text_files_may_be_compressed(data_dir, tmp_path):
     for name, text in {"t.en.gz": b"a\nb\n", "t.de.gz": b"c\nd\n"}.items():
         (tmp_path / name).write_bytes(gzip.compress(text))
     pair = (tmp_path / "t.en.gz", tmp_path / "t.de.gz")
     recipe = recipe_from_files(name="x", train=[pair], test=[pair])
-    result = prepare(recipe, tmp_path / "data", text_only=True)
-    assert lines(result.data_dir / "test.de") == ["c", "d"]
+    prepare(recipe, data_dir, text_only=True)
+    assert lines(data_dir / "test.de") == ["c", "d"]
 
 
 def test_changed_files_are_noticed_by_their_content(tmp_path):
@@ -285,18 +296,18 @@ def test_unequal_sides_stop_before_anything_is_written(tmp_path, split):
     assert {p.name for p in (tmp_path / "data").iterdir()} == {"manifest.json"}
 
 
-def test_invalid_utf8_is_dropped_from_training_text_only(tmp_path):
+def test_invalid_utf8_is_dropped_from_training_text_only(data_dir, tmp_path):
     num_good = 99
     texts = {
         "train_en": b"".join(b"a%d\n" % i for i in range(num_good)) + b"\xff\n",
         "train_de": "b\n" * num_good + "c\n",
     }
     recipe = recipe_from_files(name="x", **write_files(tmp_path, **texts))
-    result = prepare(recipe, tmp_path / "data", text_only=True)
-    assert result.counts["train"].dropped["not_utf8"] == 1
+    prepare(recipe, data_dir, text_only=True)
+    assert counts(data_dir)["train"]["dropped"]["not_utf8"] == 1
     files = write_files(tmp_path, **texts, test_en=b"good\nb\xffd\n", test_de="x\ny\n")
     with pytest.raises(DataError, match=r"test\.en, line 2"):
-        prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
+        prepare(recipe_from_files(name="x", **files), data_dir, text_only=True)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +326,7 @@ def test_training_text_in_another_encoding_is_refused_with_the_way_to_convert_it
 
 @pytest.mark.parametrize("drop_duplicates", [True, False])
 def test_held_out_pairs_that_are_in_the_training_text_are_counted_and_warned_of(
-    tmp_path, capsys, drop_duplicates
+    data_dir, tmp_path, capsys, drop_duplicates
 ):
     files = write_files(
         tmp_path,
@@ -328,8 +339,8 @@ def test_held_out_pairs_that_are_in_the_training_text_are_counted_and_warned_of(
     )
     overrides = {"cleaning": {"drop_duplicates": drop_duplicates}}
     recipe = recipe_from_files(name="x", **files)
-    result = prepare(recipe, tmp_path / "data", text_only=True, overrides=overrides)
-    entries = Manifest.load(result.data_dir).result("clean")
+    prepare(recipe, data_dir, text_only=True, overrides=overrides)
+    entries = counts(data_dir)
     assert (entries["valid"]["in_training"], entries["test"]["in_training"]) == (1, 0)
     [warning] = [
         line for line in capsys.readouterr().err.splitlines() if "training text, too" in line
@@ -338,14 +349,14 @@ def test_held_out_pairs_that_are_in_the_training_text_are_counted_and_warned_of(
 
 
 @pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
-def test_a_tsv_file_is_source_and_target(tmp_path, suffix):
+def test_a_tsv_file_is_source_and_target(data_dir, tmp_path, suffix):
     path = tmp_path / f"c{suffix}"
     text = "".join(f"line {i}\tZeile {i}\n" for i in range(9)).encode()
     path.write_bytes(gzip.compress(text) if suffix.endswith(".gz") else text)
     recipe = recipe_from_files(name="x", train=[(path, path)], source="en", target="de")
-    result = prepare(recipe, tmp_path / "data", text_only=True)
-    assert lines(result.data_dir / "train.en") == [f"line {i}" for i in range(9)]
-    assert lines(result.data_dir / "train.de") == [f"Zeile {i}" for i in range(9)]
+    prepare(recipe, data_dir, text_only=True)
+    assert lines(data_dir / "train.en") == [f"line {i}" for i in range(9)]
+    assert lines(data_dir / "train.de") == [f"Zeile {i}" for i in range(9)]
 
 
 def test_a_tsv_file_with_other_than_two_columns_is_refused(tmp_path):
@@ -390,8 +401,8 @@ def test_a_truncated_archive_leaves_no_text(prepare_text, mirror, tmp_path):
     assert not list((tmp_path / "data").glob("train*"))
 
 
-def test_one_member_may_be_used_for_two_splits(prepare_text, recipe):
-    data_dir = prepare_text(dataclasses.replace(recipe, test=recipe.valid)).data_dir
+def test_one_member_may_be_used_for_two_splits(data_dir, prepare_text, recipe):
+    prepare_text(dataclasses.replace(recipe, test=recipe.valid))
     assert (data_dir / "test.en").read_bytes() == (data_dir / "valid.en").read_bytes()
 
 
@@ -405,28 +416,26 @@ def small(recipe):
     return dataclasses.replace(recipe, **splits)
 
 
-def test_generated_text_needs_no_files(tmp_path):
-    result = prepare(small(load_recipe("numbers-en-de")), tmp_path / "data", text_only=True)
-    assert {split: counts.kept for split, counts in result.counts.items()} == {
+def test_generated_text_needs_no_files(data_dir):
+    prepare(small(load_recipe("numbers-en-de")), data_dir, text_only=True)
+    assert {split: each["kept"] for split, each in counts(data_dir).items()} == {
         "train": 400,
         "valid": 20,
         "test": 20,
     }
-    splits = [set(lines(tmp_path / "data" / f"{s}.en")) for s in ("train", "valid", "test")]
+    splits = [set(lines(data_dir / f"{s}.en")) for s in ("train", "valid", "test")]
     assert not splits[0] & (splits[1] | splits[2])
 
 
 def test_a_recipe_becomes_a_binarized_dataset_and_is_not_prepared_again(tmp_path, capsys):
     recipe = small(load_recipe("numbers-en-de"))
     overrides = {"subword": {"vocab_size": 150, "num_threads": 1}, "binarize": {"jobs": 1}}
-    first = prepare(recipe, tmp_path / "data", overrides=overrides)
-    assert first.subword is not None
-    assert first.subword.vocab_sizes == [150]
-    assert first.binarized is not None
-    assert first.binarized.counts["test"].kept == 20
+    assert prepare(recipe, tmp_path / "data", overrides=overrides)
+    manifest = Manifest.load(tmp_path / "data")
+    assert manifest.result("learn-bpe")["vocab_sizes"] == [150]
+    assert manifest.result("binarize")["test"]["kept"] == 20
     capsys.readouterr()
-    second = prepare(recipe, tmp_path / "data", overrides=overrides)
-    assert not any(part.is_new for part in (second, second.subword, second.binarized))
+    assert not prepare(recipe, tmp_path / "data", overrides=overrides)
     assert capsys.readouterr().err.count("unchanged") == 3
 
 
@@ -434,15 +443,16 @@ def test_a_recipe_becomes_a_binarized_dataset_and_is_not_prepared_again(tmp_path
 @pytest.mark.parametrize("name", ["wmt14-en-de", "wmt14-en-fr"])
 def test_the_wmt14_recipes_fit_archives_of_their_layout(tmp_path, name):
     recipe = load_recipe(name)
-    result = prepare(recipe, tmp_path / name, mirror=str(WMT14_MINI), verify=False, text_only=True)
-    assert (result.counts["valid"].kept, result.counts["test"].kept) == (3000, 3003)
-    train = result.counts["train"]
-    assert train.read == train.kept + sum(train.dropped.values())
-    assert train.kept > 25_000
+    prepare(recipe, tmp_path / name, mirror=str(WMT14_MINI), verify=False, text_only=True)
+    found = counts(tmp_path / name)
+    assert (found["valid"]["kept"], found["test"]["kept"]) == (3000, 3003)
+    train = found["train"]
+    assert train["read"] == train["kept"] + sum(train["dropped"].values())
+    assert train["kept"] > 25_000
     for rule in ("empty", "too_long", "length_ratio", "copy", "duplicate"):
-        assert train.dropped[rule] > 0
+        assert train["dropped"][rule] > 0
     sources, targets = (lines(tmp_path / name / f"train.{lang}") for lang in ("en", recipe.target))
-    assert len(sources) == len(targets) == train.kept
+    assert len(sources) == len(targets) == train["kept"]
     assert all(line.replace("\u200c", "").replace("\u200d", "").isprintable() for line in sources)
     manifest = json.loads((tmp_path / name / "manifest.json").read_text(encoding="utf-8"))
     assert len(manifest["steps"]["clean"]["result"]["train"]["texts"]) == len(recipe.train)

@@ -17,116 +17,95 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Kernels = Literal["auto", "fast", "plain"]
 
-
-def _threads() -> int | None:
-    """Declare the number of threads, which training and inference share."""
-    return setting(
-        None,
-        "CPU threads of all processes; if unset, OMP_NUM_THREADS or one per idle core.",
-        at_least=1,
-    )
+_THREADS = "CPU threads of all processes; if unset, OMP_NUM_THREADS or one per idle core."
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(Settings):
+class OptimizerConfig(Settings, section="optimizer"):
     """Adam, the learning rate schedule (§5.3) and the loss (§5.4)."""
 
-    section: ClassVar[str] = "optimizer"
-
     learning_rate: float | None = setting(
-        None, "Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).", at_least=0
+        None, "Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).", ge=0
     )
-    warmup_steps: int = setting(4000, "Number of linear warmup steps.", at_least=1)
-    adam_beta1: float = setting(0.9, "Adam's β1.", at_least=0, at_most=0.9999)
-    adam_beta2: float = setting(0.98, "Adam's β2.", at_least=0, at_most=0.99999)
-    adam_epsilon: float = setting(1e-9, "Adam's ε.", at_least=0)
+    warmup_steps: int = setting(4000, "Number of linear warmup steps.", ge=1)
+    adam_beta1: float = setting(0.9, "Adam's β1.", ge=0, le=0.9999)
+    adam_beta2: float = setting(0.98, "Adam's β2.", ge=0, le=0.99999)
+    adam_epsilon: float = setting(1e-9, "Adam's ε.", ge=0)
     label_smoothing: float = setting(
-        0.1, "Probability spread over all tokens but the correct one.", at_least=0, at_most=0.9
+        0.1, "Probability spread over all tokens but the correct one.", ge=0, le=0.9
     )
     clip_norm: float = setting(
-        0.0, "Clip gradients to this norm; 0 turns clipping off, as in the paper.", at_least=0
+        0.0, "Clip gradients to this norm; 0 turns clipping off, as in the paper.", ge=0
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchingConfig(Settings):
+class BatchingConfig(Settings, section="batching"):
     """Batches of sentence pairs of similar length (§5.1)."""
 
-    section: ClassVar[str] = "batching"
-
     batch_tokens: int = setting(
-        25_000,
-        "Target tokens per step, summed over all devices and their microbatches.",
-        at_least=1,
+        25_000, "Target tokens per step, summed over all devices and their microbatches.", ge=1
     )
     bucket_tokens: int = setting(
-        3_125,
-        "Target tokens per bucket of similar lengths; a batch joins random buckets.",
-        at_least=1,
+        3_125, "Target tokens per bucket of similar lengths; a batch joins random buckets.", ge=1
     )
     max_tokens: int = setting(
-        8_192,
-        "Largest microbatch of a device, in source or target tokens, padding included.",
-        at_least=1,
+        8_192, "Largest microbatch of a device, in source or target tokens, padding included.", ge=1
     )
     num_dropout_shards: int = setting(
         1,
         "Split each batch as N processes would, to reproduce the dropout masks of such a run.",
-        at_least=1,
-        at_most=65_536,
+        ge=1,
+        le=65_536,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig(Settings):
+class TrainingConfig(Settings, section="training"):
     """When to stop, validate and save; devices and arithmetic."""
 
-    section: ClassVar[str] = "training"
-
-    max_steps: int = setting(100_000, "Stop after N steps.", at_least=1)
-    max_epochs: int | None = setting(None, "Stop after N epochs.", at_least=1)
+    max_steps: int = setting(100_000, "Stop after N steps.", ge=1)
+    max_epochs: int | None = setting(None, "Stop after N epochs.", ge=1)
     max_minutes: float | None = setting(
-        None, "Stop after N minutes of wall time, validation included.", at_least=0
+        None, "Stop after N minutes of wall time, validation included.", ge=0
     )
     patience: int | None = setting(
-        None, "Stop after N validations in a row without a better best_metric.", at_least=1
+        None, "Stop after N validations in a row without a better best_metric.", ge=1
     )
     seed: int = setting(
-        1, "Random seed of initial weights, data order and dropout.", at_least=0, at_most=2**63 - 1
+        1, "Random seed of initial weights, data order and dropout.", ge=0, le=2**63 - 1
     )
     checkpoint_minutes: float = setting(
-        10.0, "Validate and save a checkpoint every N minutes.", at_least=0.01
+        10.0, "Validate and save a checkpoint every N minutes.", ge=0.01
     )
     checkpoint_steps: int | None = setting(
-        None, "Validate and save every N steps, instead of every N minutes.", at_least=1
+        None, "Validate and save every N steps, instead of every N minutes.", ge=1
     )
-    keep_last: int = setting(20, "Number of newest checkpoints to keep.", at_least=1)
-    keep_best: int = setting(
-        1, "Number of best checkpoints to keep besides the newest.", at_least=0
-    )
+    keep_last: int = setting(20, "Number of newest checkpoints to keep.", ge=1)
+    keep_best: int = setting(1, "Number of best checkpoints to keep besides the newest.", ge=0)
     best_metric: Literal["loss", "score"] = setting(
         "score", "Rank checkpoints by validation loss or by score: BLEU, or a parser's bracket F1."
     )
     average_last: int = setting(
-        5, "Number of newest checkpoints that `tfm average` averages by default.", at_least=1
+        5, "Number of newest checkpoints that `tfm average` averages by default.", ge=1
     )
     average: bool = setting(
         True, "Average the newest checkpoints when training ends, as `tfm average` does."
     )
     validation_beam: int = setting(
-        1, "Beam size for the validation score; 0 computes no score.", at_least=0, at_most=64
+        1, "Beam size for the validation score; 0 computes no score.", ge=0, le=64
     )
-    log_steps: int = setting(50, "Write a line to metrics.jsonl every N steps.", at_least=1)
+    log_steps: int = setting(50, "Write a line to metrics.jsonl every N steps.", ge=1)
     background_saving: bool = setting(
         False, "Write checkpoints in the background, from a copy in memory."
     )
     max_skipped_steps: int = setting(
         10,
         "Stop after N steps in a row that were skipped for a loss or gradient that is not finite.",
-        at_least=1,
+        ge=1,
     )
     stall_minutes: float = setting(
-        10.0, "Abort if any process makes no progress for N minutes.", at_least=0.01
+        10.0, "Abort if any process makes no progress for N minutes.", ge=0.01
     )
     shard: bool = setting(
         False,
@@ -141,7 +120,7 @@ class TrainingConfig(Settings):
         "auto",
         "Matrix product precision; auto: bf16 on GPUs and AMX CPUs, fp16 on old GPUs, else fp32.",
     )
-    threads: int | None = _threads()
+    threads: int | None = setting(None, _THREADS, ge=1)
 
     def _conflicts(self) -> Iterator[str]:
         if self.best_metric == "score" and not self.validation_beam:
@@ -168,10 +147,9 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchConfig(Settings):
+class SearchConfig(Settings, section="search"):
     """Decoding: beam search (§6.1), sampling or exact search."""
 
-    section: ClassVar[str] = "search"
     # The searches that a setting has an effect on; settings that are not listed affect all.
     _SEARCHES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "beam_size": ("beam", "exact"),
@@ -192,61 +170,57 @@ class SearchConfig(Settings):
         4,
         "Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.",
         flag="--beam",
-        at_least=1,
-        at_most=1024,
+        ge=1,
+        le=1024,
     )
     length_penalty: float = setting(
         0.6, "Exponent α of the GNMT length penalty; 0 ranks by plain log probability."
     )
     max_extra_length: int = setting(
-        50, "Longest translation: the number of source tokens plus N.", at_least=1
+        50, "Longest translation: the number of source tokens plus N.", ge=1
     )
     min_length: int = setting(
-        1, "Fewest tokens in the translation of a non-empty line; 0 allows empty ones.", at_least=0
+        1, "Fewest tokens in the translation of a non-empty line; 0 allows empty ones.", ge=0
     )
-    n_best: int = setting(1, "Number of translations per sentence, best first.", at_least=1)
+    n_best: int = setting(1, "Number of translations per sentence, best first.", ge=1)
     num_groups: int = setting(
-        1, "Diverse beam search: number of groups that the beam is divided into.", at_least=1
+        1, "Diverse beam search: number of groups that the beam is divided into.", ge=1
     )
     diversity_strength: float = setting(
         0.5,
         "Diverse beam search: penalty in nats per earlier group that chose the same token.",
-        at_least=0,
+        ge=0,
     )
     temperature: float = setting(
-        1.0, "Sampling: divide logits by this; below 1 is less random.", at_least=0.01
+        1.0, "Sampling: divide logits by this; below 1 is less random.", ge=0.01
     )
     top_k: int | None = setting(
-        None, "Sampling: draw from the N most probable tokens; from all if unset.", at_least=1
+        None, "Sampling: draw from the N most probable tokens; from all if unset.", ge=1
     )
     top_p: float | None = setting(
         None,
         "Sampling: draw from the fewest tokens whose probabilities sum to p; from all if unset.",
-        at_least=0,
-        at_most=1,
+        ge=0,
+        le=1,
     )
-    seed: int = setting(1, "Random seed of sampling.", at_least=0, at_most=2**63 - 1)
+    seed: int = setting(1, "Random seed of sampling.", ge=0, le=2**63 - 1)
     node_limit: int = setting(
-        10_000, "Exact search: give up a sentence after extending N prefixes.", at_least=1
+        10_000, "Exact search: give up a sentence after extending N prefixes.", ge=1
     )
     max_source_length: int = setting(
-        1024, "Truncate longer sources to N tokens, with a warning.", at_least=1
+        1024, "Truncate longer sources to N tokens, with a warning.", ge=1
     )
     max_tokens: int | None = setting(
         None,
         "Source tokens per batch, padding included; if unset, it depends on the model's width.",
-        at_least=1,
+        ge=1,
     )
 
     @classmethod
     def for_model(cls, defaults: Table, given: Table) -> "SearchConfig":
-        """Merge the user's settings over the search settings that a model brings.
+        """Merge the user's settings over a model's own, both by name.
 
         Defaults without effect on the chosen search are dropped.
-
-        Args:
-            defaults: The model's settings, by name.
-            given: The user's settings, by name.
 
         Raises:
             UsageError: A setting is unknown, out of range, or without effect on the search.
@@ -276,10 +250,8 @@ class SearchConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceConfig(Settings):
+class InferenceConfig(Settings, section="inference"):
     """Device and arithmetic of a trained model."""
-
-    section: ClassVar[str] = "inference"
 
     device: DeviceName = setting("auto", "Device to compute on; auto is a GPU if there is one.")
     precision: InferencePrecision = setting(
@@ -290,42 +262,38 @@ class InferenceConfig(Settings):
         "auto",
         "Layer implementation: fast (for inference) or plain (torch's own); auto is fast on CPUs.",
     )
-    threads: int | None = _threads()
+    threads: int | None = setting(None, _THREADS, ge=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CleaningConfig(Settings):
+class CleaningConfig(Settings, section="cleaning"):
     """Rules for training text; validation and test text are never cleaned."""
-
-    section: ClassVar[str] = "cleaning"
 
     normalize_space: bool = setting(
         True, "Replace tabs and runs of any white space by one space; drop control characters."
     )
     drop_empty: bool = setting(True, "Drop pairs with an empty side.")
     max_characters: int = setting(
-        1_000, "Drop pairs with a side of more than N characters; 0 keeps all.", at_least=0
+        1_000, "Drop pairs with a side of more than N characters; 0 keeps all.", ge=0
     )
     max_length_ratio: float = setting(
         4.0,
         "Drop pairs with one side over N times the other, both plus 10 characters; 0 keeps all.",
-        at_least=0,
+        ge=0,
     )
     drop_duplicates: bool = setting(True, "Keep only the first of identical pairs.")
     drop_copies: bool = setting(True, "Drop pairs whose two sides are the same text.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubwordConfig(Settings):
+class SubwordConfig(Settings, section="subword"):
     """The subword model, trained by SentencePiece."""
-
-    section: ClassVar[str] = "subword"
 
     vocab_size: int | None = setting(
         None,
         "Number of pieces in the vocabulary; if unset, it depends on the size of the text.",
-        at_least=8,
-        at_most=1_000_000,
+        ge=8,
+        le=1_000_000,
     )
     model_type: Literal["bpe", "unigram"] = setting("bpe", "Subword algorithm.")
     separate: bool = setting(False, "Learn one vocabulary per language instead of a joint one.")
@@ -333,10 +301,7 @@ class SubwordConfig(Settings):
         False, "Make each target word one piece, as for symbols of trees; needs --separate."
     )
     character_coverage: float = setting(
-        0.9999,
-        "Fraction of the text's characters that the vocabulary covers.",
-        at_least=0.9,
-        at_most=1,
+        0.9999, "Fraction of the text's characters that the vocabulary covers.", ge=0.9, le=1
     )
     byte_fallback: bool = setting(
         True, "Spell uncovered characters in UTF-8 bytes instead of an unknown token."
@@ -344,11 +309,11 @@ class SubwordConfig(Settings):
     sample_sentences: int = setting(
         5_000_000,
         "Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.",
-        at_least=101,
-        at_most=1_000_000_000,
+        ge=101,
+        le=1_000_000_000,
     )
     num_threads: int | None = setting(
-        None, "Number of threads; one per core if unset.", at_least=1, at_most=1024
+        None, "Number of threads; one per core if unset.", ge=1, le=1024
     )
 
     def _conflicts(self) -> Iterator[str]:
@@ -357,28 +322,24 @@ class SubwordConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BinarizeConfig(Settings):
+class BinarizeConfig(Settings, section="binarize"):
     """Conversion of text to token ids."""
 
-    section: ClassVar[str] = "binarize"
-
     max_length: int = setting(
-        250, "Drop training pairs with a side of more than N subword tokens.", at_least=1
+        250, "Drop training pairs with a side of more than N subword tokens.", ge=1
     )
-    jobs: int = setting(0, "Number of threads; 0 is one per core.", at_least=0, at_most=1024)
+    jobs: int = setting(0, "Number of threads; 0 is one per core.", ge=0, le=1024)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AverageConfig(Settings):
+class AverageConfig(Settings, section="average"):
     """Which checkpoints to average (§6.1)."""
 
-    section: ClassVar[str] = "average"
-
     last: int | None = setting(
-        None, "Average the N newest checkpoints; average_last of the run if unset.", at_least=1
+        None, "Average the N newest checkpoints; average_last of the run if unset.", ge=1
     )
     best: int | None = setting(
-        None, "Average the N best checkpoints by best_metric of the run.", at_least=1
+        None, "Average the N best checkpoints by best_metric of the run.", ge=1
     )
 
     def _conflicts(self) -> Iterator[str]:
@@ -387,18 +348,14 @@ class AverageConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreConfig(Settings):
+class ScoreConfig(Settings, section="score"):
     """Settings of metrics; the defaults are sacreBLEU's and those of the paper's BLEU."""
-
-    section: ClassVar[str] = "score"
 
     lowercase: bool = setting(False, "Ignore case; TER always ignores it.")
     tokenize: Literal["13a", "intl", "zh", "char", "none"] = setting(
         "13a", "Tokenizer of BLEU; most papers use 13a, or zh for Chinese."
     )
-    chrf_word_order: int = setting(
-        0, "Longest word n-gram of chrF; 2 computes chrF++.", at_least=0, at_most=4
-    )
+    chrf_word_order: int = setting(0, "Longest word n-gram of chrF; 2 computes chrF++.", ge=0, le=4)
     normalize_punctuation: bool = setting(
         True, "With --paper: first replace typographic quotes and dashes, as Moses does."
     )
@@ -406,6 +363,6 @@ class ScoreConfig(Settings):
         "auto", "With --paper: split a-b into three tokens; auto does so for German only."
     )
     bootstrap_samples: int = setting(
-        1000, "Number of samples of the paired bootstrap test with --baseline.", at_least=1
+        1000, "Number of samples of the paired bootstrap test with --baseline.", ge=1
     )
-    bootstrap_seed: int = setting(12_345, "Random seed of the paired bootstrap test.", at_least=1)
+    bootstrap_seed: int = setting(12_345, "Random seed of the paired bootstrap test.", ge=1)

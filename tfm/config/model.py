@@ -2,27 +2,23 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from tfm.config.schema import Settings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Settings):
+class ModelConfig(Settings, section="model"):
     """Settings that all encoder-decoder models share."""
 
-    section: ClassVar[str] = "model"
-
-    num_encoder_layers: int = setting(6, "Number of encoder layers.", at_least=1)
-    num_decoder_layers: int = setting(6, "Number of decoder layers.", at_least=1)
-    d_model: int = setting(512, "Width of embeddings and layer outputs.", at_least=2)
-    dropout: float = setting(0.1, "Dropout on each sub-layer's output.", at_least=0, at_most=0.9)
+    num_encoder_layers: int = setting(6, "Number of encoder layers.", ge=1)
+    num_decoder_layers: int = setting(6, "Number of decoder layers.", ge=1)
+    d_model: int = setting(512, "Width of embeddings and layer outputs.", ge=2)
+    dropout: float = setting(0.1, "Dropout on each sub-layer's output.", ge=0, le=0.9)
     embedding_dropout: float = setting(
-        0.1, "Dropout on the sum of embeddings and positions.", at_least=0, at_most=0.9
+        0.1, "Dropout on the sum of embeddings and positions.", ge=0, le=0.9
     )
-    attention_dropout: float = setting(
-        0.1, "Dropout on attention weights.", at_least=0, at_most=0.9
-    )
+    attention_dropout: float = setting(0.1, "Dropout on attention weights.", ge=0, le=0.9)
     tied_embeddings: Literal["three-way", "two-way", "none"] = setting(
         "three-way",
         "Share one matrix: source, target and output (three-way); target and output; or none.",
@@ -37,28 +33,24 @@ class ModelConfig(Settings):
 class TransformerConfig(ModelConfig):
     """The Transformer (§3); the defaults are the paper's base model."""
 
-    d_ff: int = setting(2048, "Inner width of feed-forward sub-layers.", at_least=1)
-    num_heads: int = setting(8, "Number of attention heads.", at_least=1)
+    d_ff: int = setting(2048, "Inner width of feed-forward sub-layers.", ge=1)
+    num_heads: int = setting(8, "Number of attention heads.", ge=1)
     d_k: int | None = setting(
-        None, "Width of queries and keys per head; d_model / num_heads if unset.", at_least=1
+        None, "Width of queries and keys per head; d_model / num_heads if unset.", ge=1
     )
-    d_v: int | None = setting(
-        None, "Width of values per head; d_model / num_heads if unset.", at_least=1
-    )
-    relu_dropout: float = setting(0.0, "Dropout after the ReLU.", at_least=0, at_most=0.9)
+    d_v: int | None = setting(None, "Width of values per head; d_model / num_heads if unset.", ge=1)
+    relu_dropout: float = setting(0.0, "Dropout after the ReLU.", ge=0, le=0.9)
     norm: Literal["post", "pre"] = setting(
         "post",
         "Layer norm after each residual sum (post, as in the paper) or before sub-layers (pre).",
     )
     attention_window: int | None = setting(
-        None,
-        "Restrict self-attention to the N nearest positions (table 1, r); all if unset.",
-        at_least=1,
+        None, "Restrict self-attention to the N nearest positions (table 1, r); all if unset.", ge=1
     )
     learned_positions: int | None = setting(
         None,
         "Learn embeddings of N positions, the longest sentence; sinusoids if unset (table 3, E).",
-        at_least=2,
+        ge=2,
     )
 
     def _conflicts(self) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Presets of a whole run, and merging the user's settings over them."""
 
-import math
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
@@ -88,21 +87,15 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
     },
 }
 
-# The preset for a new run without --arch, by device: that of the first number above its pairs.
-_ARCH_BY_PAIRS: Mapping[str, Mapping[float, str]] = {
-    "CPU": {100_000: "tiny", math.inf: "small"},
-    "GPU": {100_000: "tiny", 1_000_000: "small", math.inf: "base"},
-}
-
 
 def suitable_arch(num_pairs: int, *, on_gpu: bool, task: str) -> tuple[str, str]:
     """Return the preset for a number of training pairs of a task, and the reason in words."""
-    device = "GPU" if on_gpu else "CPU"
     if task == "parsing":
         return "parser", f"{num_pairs:,} trees"
-    limits = _ARCH_BY_PAIRS[device]
-    arch = next(arch for limit, arch in limits.items() if num_pairs < limit)
-    return arch, f"{num_pairs:,} pairs on a {device}"
+    arch = "tiny"
+    if num_pairs >= 100_000:
+        arch = "base" if on_gpu and num_pairs >= 1_000_000 else "small"
+    return arch, f"{num_pairs:,} pairs on a {'GPU' if on_gpu else 'CPU'}"
 
 
 def run_config(arch: str | None, *tables: Table) -> RunConfig:
@@ -115,15 +108,17 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
     Raises:
         UsageError: Names are unknown or values out of range; one message lists all of them.
     """
-    named = [table["arch"] for table in tables if "arch" in table]
-    place = ""
-    if arch is None:
-        arch = named[-1] if named else RunConfig().arch
-        place = next((_place(table, "arch") for table in reversed(tables) if "arch" in table), "")
-    elif named and named[-1] != arch:
-        raise UsageError(f"--arch {arch} contradicts arch {named[-1]} in the file: leave one out")
+    default: Table = {"arch": RunConfig.arch if arch is None else arch}
+    named = next((table for table in reversed(tables) if "arch" in table), default)
+    if arch not in (None, named["arch"]):
+        raise UsageError(
+            f"--arch {arch} contradicts arch {named['arch']} in the file: leave one out"
+        )
+    arch = named["arch"]
     if arch not in list(PRESETS):
-        raise UsageError(f"{place}unknown arch {shown(arch)}: choose one of {', '.join(PRESETS)}")
+        raise UsageError(
+            f"{_place(named, 'arch')}unknown arch {shown(arch)}: choose one of {', '.join(PRESETS)}"
+        )
     kinds = typing.get_type_hints(RunConfig)
     del kinds["arch"]
     kinds["model"] = RecurrentConfig if arch == "rnn" else TransformerConfig

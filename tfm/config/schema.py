@@ -7,7 +7,6 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
 
 from tfm.config.suggestions import suggest
@@ -19,7 +18,6 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 Table = Mapping[str, Any]
 
 _MAX_INTEGER = 2**63 - 1
-_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class TomlTable(dict[str, Any]):
@@ -41,22 +39,28 @@ def setting(
     help_text: str,
     *,
     flag: str | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
+    ge: float | None = None,
+    le: float | None = None,
 ) -> T:
     """Declare one setting: its default, a line of help with its unit, and its limits.
 
     The command-line flag is the name with dashes unless `flag` is given.
     """
-    metadata = {"help": help_text, "flag": flag, "at_least": at_least, "at_most": at_most}
+    metadata = {"help": help_text, "flag": flag, "at_least": ge, "at_most": le}
     return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base class of all groups of settings: checks their values."""
+    """Base class of all groups of settings: checks their values.
+
+    A group names its section of TOML files: `class GroupConfig(Settings, section="group")`.
+    """
 
     section: ClassVar[str] = ""
+
+    def __init_subclass__(cls, section: str | None = None) -> None:
+        cls.section = section or cls.section
 
     def problems(self) -> Iterator[str]:
         """Yield a message for each value out of range, with its limit, and for each conflict.
@@ -113,8 +117,8 @@ def settings_to(settings: Settings) -> dict[str, Any]:
 def settings_and_problems(
     kind: type[SettingsT],
     table: Table,
-    places: Mapping[str, str] = _NONE,
-    elsewhere: Mapping[str, str] = _NONE,
+    places: Mapping[str, str] = {},
+    elsewhere: Mapping[str, str] = {},
 ) -> tuple[SettingsT, list[str]]:
     """Build one group of settings; return it with a message for each problem.
 

@@ -69,10 +69,6 @@ class Manifest:
         """
         return cls(data_dir, _read(data_dir))
 
-    def damage(self) -> DataError:
-        """Return the error to raise if a recorded result is invalid."""
-        return _damage(self.data_dir / "manifest.json")
-
     def settings(self, section: str) -> dict[str, Any]:
         """Return the settings of the recipe in a section such as "subword"."""
         return dict(self._content["settings"].get(section, {}))
@@ -134,12 +130,8 @@ def _read(data_dir: Path) -> dict[str, Any]:
             f"{FORMAT}: prepare the dataset again"
         )
     if not _is_valid(content):
-        raise _damage(path)
+        raise DataError(f"{path} is damaged: delete it and prepare the dataset again")
     return content
-
-
-def _damage(path: Path) -> DataError:
-    return DataError(f"{path} is damaged: delete it and prepare the dataset again")
 
 
 def _is_valid(content: dict[str, Any]) -> bool:

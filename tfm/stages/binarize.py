@@ -4,7 +4,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,30 +32,24 @@ Result = TypeVar("Result")
 Side = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SplitCounts:
     """Numbers of pairs and tokens of one split; `tokens` and `unknown` are [source, target]."""
 
-    read: int = 0
-    too_long: int = 0
-    kept: int = 0
-    tokens: list[int] = field(default_factory=lambda: [0, 0])
-    unknown: list[int] = field(default_factory=lambda: [0, 0])
+    read: int
+    too_long: int
+    kept: int
+    tokens: list[int]
+    unknown: list[int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BinarizeResult:
-    """The folder of the binarized dataset and the counts of each split."""
-
-    bin_dir: Path
-    counts: dict[str, SplitCounts]
-    is_new: bool
-
-
-def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> BinarizeResult:
+def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> bool:
     """Encode all splits of a dataset, unless text, subword model and settings are unchanged.
 
     Memory use does not depend on the size of the text; the output not on the number of jobs.
+
+    Returns:
+        Whether they were encoded; False if they were up to date.
 
     Raises:
         DataError: Text or subword model are missing, a line is not UTF-8, or the sides differ in
@@ -75,11 +69,7 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
     }
     if not force and manifest.is_current(STEP, inputs):
         say(f"binarize: {bin_dir} unchanged")
-        try:
-            recorded = {name: SplitCounts(**c) for name, c in manifest.result(STEP).items()}
-        except TypeError as error:
-            raise manifest.damage() from error
-        return BinarizeResult(bin_dir=bin_dir, counts=recorded, is_new=False)
+        return False
     _warn_of_replaced_model(manifest, vocabulary)
     (bin_dir / "dataset.json").unlink(missing_ok=True)
     counts = {split: _binarize_split(manifest, split, vocabulary, config) for split in splits}
@@ -94,7 +84,7 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
     manifest.record(STEP, inputs=inputs, outputs=outputs, result=result)
     for split, count in counts.items():
         _report(split, count)
-    return BinarizeResult(bin_dir=bin_dir, counts=counts, is_new=True)
+    return True
 
 
 def _warn_of_replaced_model(manifest: Manifest, vocabulary: Vocabulary) -> None:
@@ -123,7 +113,7 @@ def _binarize_split(
             sides = _drop_long_pairs(sides, config.max_length)
         return len(block[0]), sides
 
-    counts = SplitCounts()
+    num_read = 0
     with contextlib.ExitStack() as stack:
         writers = [
             _TokenWriter(stack, manifest.data_dir / "bin" / f"{split}.{language}", len(model))
@@ -135,18 +125,21 @@ def _binarize_split(
         # On an error or Ctrl-C, wait only for the blocks that are being encoded.
         stack.callback(threads.shutdown, cancel_futures=True)
         blocks = read_blocks(*texts, strict=True)
-        for num_read, sides in map_in_order(threads, encode, blocks, num_ahead=2 * jobs):
+        for size, sides in map_in_order(threads, encode, blocks, num_ahead=2 * jobs):
             for writer, side in zip(writers, sides, strict=True):
                 writer.append(side)
-            counts.read += num_read
-            counts.kept += len(sides[0][1])
-            bar.update(num_read)
+            num_read += size
+            bar.update(size)
         for writer in writers:
             writer.finish()
-    counts.too_long = counts.read - counts.kept
-    counts.tokens = [writer.num_tokens for writer in writers]
-    counts.unknown = [writer.num_unknown for writer in writers]
-    return counts
+    num_kept = writers[0].num_sentences
+    return SplitCounts(
+        read=num_read,
+        too_long=num_read - num_kept,
+        kept=num_kept,
+        tokens=[writer.num_tokens for writer in writers],
+        unknown=[writer.num_unknown for writer in writers],
+    )
 
 
 def map_in_order(
@@ -175,16 +168,14 @@ class _TokenWriter:
         self._tokens = ArrayWriter(tokens, id_dtype(vocab_size))
         self._offsets = ArrayWriter(offsets, np.int64)
         self._offsets.append(np.zeros(1, dtype=np.int64))
-        self.num_unknown = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return self._tokens.length
+        self.num_sentences = self.num_tokens = self.num_unknown = 0
 
     def append(self, side: Side) -> None:
         ids, lengths = side
         self._offsets.append(self.num_tokens + np.cumsum(lengths))
         self._tokens.append(ids)
+        self.num_sentences += len(lengths)
+        self.num_tokens += len(ids)
         self.num_unknown += int(np.count_nonzero(ids == UNK))
 
     def finish(self) -> None:

@@ -12,7 +12,7 @@ from tfm.data.batching import Batcher
 from tfm.device.compute import Compute, measure_product_flops
 from tfm.device.threads import set_num_threads
 from tfm.model.cost import Cost, model_cost
-from tfm.stages.training_data import open_data
+from tfm.stages.training_data import TrainingData, open_data
 from tfm.storage.checkpoint.run_folder import NUM_STATES_KEPT
 
 _MAX_DAYS, _MAX_EPOCHS = 7, 1000  # warn about a longer run
@@ -27,6 +27,7 @@ class Estimate:
 
     num_steps: int  # at most: patience may end the run
     epochs: float
+    flops_per_step: float  # mean over an epoch
     seconds_per_step: float
     checkpoint_bytes: float
 
@@ -53,18 +54,12 @@ class Estimate:
 
 
 def estimate_run(
-    run: RunConfig,
-    batcher: Batcher,
-    cost: Cost,
-    compute: Compute,
-    *,
-    num_pairs: int,
-    num_processes: int = 1,
+    data: TrainingData, batcher: Batcher, cost: Cost, compute: Compute, *, num_processes: int
 ) -> Estimate:
     """Estimate time and disk of a new run from a short measurement of the device."""
-    limits, steps_per_epoch = run.training, batcher.num_batches()
-    flops = cost.training_flops(*batcher.lengths(np.arange(num_pairs))) / steps_per_epoch
-    d_model = run.model.d_model
+    limits, steps_per_epoch = data.info.run.training, batcher.num_batches()
+    flops = cost.training_flops(*batcher.lengths(np.arange(len(data.train)))) / steps_per_epoch
+    d_model = data.info.run.model.d_model
     rate = num_processes * measure_product_flops(compute, d_in=d_model, d_out=4 * d_model)
     seconds = _TIME_PER_PRODUCT_TIME * flops / rate
     num_steps = min(limits.max_steps, (limits.max_epochs or math.inf) * steps_per_epoch)
@@ -77,6 +72,7 @@ def estimate_run(
     return Estimate(
         num_steps=num_steps,
         epochs=num_steps / steps_per_epoch,
+        flops_per_step=flops,
         seconds_per_step=seconds,
         checkpoint_bytes=cost.num_parameters
         * (_WEIGHT_BYTES * num_weights + _STATE_BYTES * num_states),
@@ -118,10 +114,10 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     )
     batcher = Batcher(data.train, run.batching, seed=run.training.seed)
     steps = batcher.num_batches()
-    epoch_flops = cost.training_flops(*batcher.lengths(np.arange(len(data.train))))
     num_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
     epoch = batcher.epoch(1)
     num_microbatches = sum(len(batcher.split(rows, multiple_of=num_shards)) for rows in epoch)
+    estimate = estimate_run(data, batcher, cost, compute, num_processes=num_processes)
     return Forecast(
         data_dir=data_dir,
         compute=str(compute),
@@ -132,9 +128,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         tokens_per_step=batcher.num_tokens / steps,
         num_processes=num_processes,
         microbatches_per_step=num_microbatches / steps / num_processes,
-        flops_per_step=epoch_flops / steps,
+        flops_per_step=estimate.flops_per_step,
         max_steps=run.training.max_steps,
-        estimate=estimate_run(
-            run, batcher, cost, compute, num_pairs=len(data.train), num_processes=num_processes
-        ),
+        estimate=estimate,
     )

@@ -22,11 +22,11 @@ from tfm.inference.lines import LineEngine, ScoredTarget, Translation, score_lin
 from tfm.inference.reader import LineReader, count_lines
 from tfm.inference.workers import Workers
 from tfm.reporting import Progress, say
+from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import find_model, newest_run
 from tfm.storage.files import write_json
 
-_RECORD_FORMAT = 1  # read by tfm score, which must not import torch
 STANDARD_INPUT = Path("-")
 
 Split = Literal["test", "valid"]
@@ -93,12 +93,12 @@ def plan_generation(
         source = Source(path=None)
     else:
         source = _split_source(info, split or "test", folders[0])
-    for path in (source.path, prefixes, targets):
+    paired = prefixes or targets
+    for path in (source.path, paired):
         if path is not None and not path.exists():
             raise DataError(f"{path} does not exist: check its name")
-    for path in (prefixes, targets):
-        if path is not None:
-            _check_alignment(source, path)
+    if paired is not None:
+        _check_alignment(source, paired)
     return Generation(
         models=folders,
         source=source,
@@ -129,8 +129,9 @@ def generate(
     _record_generation(plan, runs_dir)
     proofs: Counter[bool | None] = Counter()
     repairs = Repairs()
-    with _open(plan, plan.prefixes, inference, num_processes) as work:
-        for chunk, outputs in translate_lines(work.engine, work.vocabulary, work.reader, config):
+    opened = _open(plan, plan.prefixes, inference, num_processes)
+    with opened as (engine, vocabulary, reader, bar):
+        for chunk, outputs in translate_lines(engine, vocabulary, reader, config):
             proofs.update(best.proven for best, *_ in outputs)
             if plan.task == "parsing":
                 outputs = [
@@ -138,7 +139,7 @@ def generate(
                     for line, n_best in zip(chunk.lines, outputs, strict=True)
                 ]
             yield from zip(chunk.lines, outputs, strict=True)
-            work.bar.update(len(chunk.lines))
+            bar.update(len(chunk.lines))
     if config.search == "exact":
         say(
             f"generate: {proofs[True]:,} of {proofs[True] + proofs[False]:,} translations are "
@@ -169,14 +170,15 @@ def score_targets(
     """
     num_lines = num_pieces = 0
     log_prob = 0.0
-    with _open(plan, plan.targets, inference, num_processes) as work:
-        for chunk, targets in score_lines(work.engine, work.vocabulary, work.reader, config):
+    opened = _open(plan, plan.targets, inference, num_processes)
+    with opened as (engine, vocabulary, reader, bar):
+        for chunk, targets in score_lines(engine, vocabulary, reader, config):
             for line, scored in zip(chunk.lines, targets, strict=True):
                 num_lines += 1
                 num_pieces += len(scored.pieces)
                 log_prob += scored.log_prob
                 yield line, scored
-            work.bar.update(len(chunk.lines))
+            bar.update(len(chunk.lines))
     if num_pieces:
         perplexity = math.exp(-log_prob / num_pieces)
         say(
@@ -185,20 +187,10 @@ def score_targets(
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Work:
-    """The open files, models and progress bar of a generation."""
-
-    engine: LineEngine
-    vocabulary: Vocabulary
-    reader: LineReader
-    bar: Progress
-
-
 @contextmanager
 def _open(
     plan: Generation, paired_path: Path | None, inference: InferenceConfig, num_processes: int
-) -> Iterator[_Work]:
+) -> Iterator[tuple[LineEngine, Vocabulary, LineReader, Progress]]:
     """Open the files of a plan and load its models, in this process or in worker processes."""
     path = plan.source.path
     total = count_lines(path) if path is not None and path.is_file() else None
@@ -212,15 +204,13 @@ def _open(
         if num_processes == 1:
             engine = load_engine(plan.models, inference)
         else:
-            engine = stack.enter_context(
-                Workers(plan.models, inference=inference, num_workers=num_processes)
-            )
-        reader = stack.enter_context(
-            LineReader(path, paired_path, chunk_lines=engine.limits.chunk_lines)
-        )
+            workers = Workers(plan.models, inference=inference, num_workers=num_processes)
+            engine = stack.enter_context(workers)
+        chunk_lines = engine.limits.chunk_lines
+        reader = stack.enter_context(LineReader(path, paired_path, chunk_lines=chunk_lines))
         if is_typed:
             say("type a sentence, then Enter; Ctrl-D ends")
-        yield _Work(engine=engine, vocabulary=vocabulary, reader=reader, bar=bar)
+        yield engine, vocabulary, reader, bar
 
 
 def _standard_input_has_text() -> bool:
@@ -247,7 +237,7 @@ def _record_generation(plan: Generation, runs_dir: Path) -> None:
     if source.reference is None and not runs_dir.is_dir():
         return  # there is no reference to record, and no older record to replace
     record = {
-        "format": _RECORD_FORMAT,
+        "format": LAST_GENERATION_FORMAT,
         "model": [str(path) for path in plan.models],
         "data": plan.data_dir,
         "split": source.split,
@@ -255,7 +245,7 @@ def _record_generation(plan: Generation, runs_dir: Path) -> None:
         "reference": None if source.reference is None else str(source.reference),
     }
     try:
-        write_json(runs_dir / "last-generation.json", record)
+        write_json(runs_dir / LAST_GENERATION, record)
     except OSError as error:
         say(f"warning: {error.filename}: {error.strerror}; tfm score needs --reference this time")
 

@@ -1,18 +1,11 @@
 """tfm learn-bpe: training text of a dataset → its subword model."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from tfm.config import SubwordConfig
+from tfm.data import subword
 from tfm.data.manifest import Manifest
-from tfm.data.subword import (
-    SubwordModel,
-    VocabularySizeError,
-    default_vocab_size,
-    learn_subword_model,
-    learn_word_model,
-    model_paths,
-)
 from tfm.data.text import read_lines
 from tfm.errors import DataError
 from tfm.reporting import say
@@ -21,17 +14,11 @@ from tfm.storage.files import atomic_write, write_text
 STEP = "learn-bpe"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnBpeResult:
-    """The joint subword model of a dataset, or its source and target models, with their sizes."""
-
-    model_paths: list[Path]
-    vocab_sizes: list[int]
-    is_new: bool
-
-
-def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> LearnBpeResult:
+def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> bool:
     """Learn the subword model of a dataset, unless text and settings are unchanged.
+
+    Returns:
+        Whether it was learned; False if it was up to date.
 
     Raises:
         DataError: There is no training text.
@@ -42,23 +29,19 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
     for path in texts:
         if not path.is_file():
             raise DataError(f"{path} does not exist: run tfm prepare first")
-    paths = model_paths(data_dir, separate=config.separate)
+    paths = subword.model_paths(data_dir, separate=config.separate)
     inputs = {"text": manifest.text_fingerprints(["train"]), "settings": asdict(config)}
     if not force and manifest.is_current(STEP, inputs):
         say(f"learn-bpe: {data_dir} unchanged")
-        sizes = manifest.result(STEP).get("vocab_sizes")
-        if not isinstance(sizes, list):
-            raise manifest.damage()
-        return LearnBpeResult(model_paths=paths, vocab_sizes=sizes, is_new=False)
+        return False
     say(f"learn-bpe: learning from {' and '.join(map(str, texts))}")
+    source, target = texts
     if not config.separate:
         models = [_learn(texts, config)]
+    elif config.target_words:
+        models = [_learn([source], config), subword.learn_word_model(target)]
     else:
-        source, target = texts
-        models = [
-            _learn([source], config),
-            learn_word_model(target) if config.target_words else _learn([target], config),
-        ]
+        models = [_learn([source], config), _learn([target], config)]
     outputs = []
     for path, model in zip(paths, models, strict=True):
         vocab_path = path.with_suffix(".vocab")  # the pieces as text
@@ -66,7 +49,7 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
         with atomic_write(path) as file:
             file.write(model.content)
         outputs += [path, vocab_path]
-    for stale in model_paths(data_dir, separate=not config.separate):
+    for stale in subword.model_paths(data_dir, separate=not config.separate):
         stale.unlink(missing_ok=True)
         stale.with_suffix(".vocab").unlink(missing_ok=True)
     sizes = [len(model) for model in models]
@@ -74,19 +57,19 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
     manifest.record(STEP, inputs=inputs, outputs=outputs, result=result)
     for path, size in zip(paths, sizes, strict=True):
         say(f"learn-bpe: {path} with {size:,} pieces")
-    return LearnBpeResult(model_paths=paths, vocab_sizes=sizes, is_new=True)
+    return True
 
 
-def _learn(texts: list[Path], config: SubwordConfig) -> SubwordModel:
+def _learn(texts: list[Path], config: SubwordConfig) -> subword.SubwordModel:
     """Learn one model; the default vocabulary size is reduced if the text is too small for it."""
     if config.vocab_size is not None:
-        return learn_subword_model(texts, config, vocab_size=config.vocab_size)
+        return subword.learn_subword_model(texts, config, vocab_size=config.vocab_size)
     num_pairs = sum(1 for _ in read_lines(texts[0], strict=False))
-    size = default_vocab_size(num_pairs, for_trees=config.target_words)
+    size = subword.default_vocab_size(num_pairs, for_trees=config.target_words)
     try:
-        model = learn_subword_model(texts, config, vocab_size=size)
-    except VocabularySizeError as error:
-        model = learn_subword_model(texts, config, vocab_size=error.nearest)
+        model = subword.learn_subword_model(texts, config, vocab_size=size)
+    except subword.VocabularySizeError as error:
+        model = subword.learn_subword_model(texts, config, vocab_size=error.nearest)
     say(
         f"learn-bpe: chose {len(model):,} pieces for {num_pairs:,} pairs (choose another number "
         "with --vocab-size)"

@@ -3,7 +3,7 @@
 import os
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tfm.config import (
 )
 from tfm.data.cleaning import Cleaner, PairCounts
 from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import Text, TextFiles
+from tfm.data.corpus.texts import TextFiles
 from tfm.data.disk import DiskNeed, check_disks
 from tfm.data.encoding import iconv_command, likely_encoding
 from tfm.data.manifest import GOLD, SPLITS, Manifest
@@ -26,8 +26,8 @@ from tfm.data.text import in_chunks
 from tfm.data.trees.brackets import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
-from tfm.stages.binarize import BinarizeResult, binarize
-from tfm.stages.learn_bpe import LearnBpeResult, learn_bpe
+from tfm.stages.binarize import binarize
+from tfm.stages.learn_bpe import learn_bpe
 from tfm.storage.files import atomic_write, remove_leftovers
 
 if typing.TYPE_CHECKING:
@@ -41,17 +41,6 @@ _MAX_INVALID_RATE = 0.01
 _TOKEN_ID_BYTES_PER_TEXT_BYTE = 0.6
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrepareResult:
-    """A prepared dataset and the results of its steps; None for steps that text_only leaves out."""
-
-    data_dir: Path
-    counts: dict[str, PairCounts]  # by split
-    is_new: bool  # False if the text was up to date
-    subword: LearnBpeResult | None
-    binarized: BinarizeResult | None
-
-
 def prepare(
     recipe: Recipe,
     out_dir: Path,
@@ -59,10 +48,10 @@ def prepare(
     mirror: str | None = None,
     verify: bool = True,
     downloads_dir: Path | None = None,
-    overrides: Mapping[str, Table] | None = None,
+    overrides: Mapping[str, Table] = {},
     text_only: bool = False,
     force: bool = False,
-) -> PrepareResult:
+) -> bool:
     """Prepare a dataset: download, extract, clean, learn the subword model, binarize.
 
     Only training text is cleaned; validation and test text keep every line unchanged. A step is
@@ -79,51 +68,47 @@ def prepare(
         text_only: Stop after the text is written.
         force: Repeat all steps, and replace another dataset in the folder.
 
+    Returns:
+        Whether the text was written; False if it was up to date.
+
     Raises:
         DataError: Text or archives are missing, damaged or inconsistent, or a disk is too small,
             which is checked before anything is downloaded.
         UsageError: A setting is invalid, or the folder holds something else.
     """
     settings = {
-        section: {**recipe.settings(section), **(overrides or {}).get(section, {})}
+        section: {**recipe.settings(section), **overrides.get(section, {})}
         for section in ("cleaning", "subword", "binarize")
     }
     cleaning = settings_from(CleaningConfig, settings["cleaning"])
     subword = settings_from(SubwordConfig, settings["subword"])
     binarization = settings_from(BinarizeConfig, settings["binarize"])
     _check_folder(recipe, out_dir, force=force)
-    later_settings = {name: settings[name] for name in ("subword", "binarize")}
     manifest = Manifest.create(
         out_dir,
         name=recipe.name,
         source=recipe.source,
         target=recipe.target,
-        settings={"task": recipe.task, **later_settings, "search": recipe.settings("search")},
+        settings={
+            "task": recipe.task,
+            "subword": settings["subword"],
+            "binarize": settings["binarize"],
+            "search": recipe.settings("search"),
+        },
     )
     downloads_dir = downloads_dir or out_dir / "downloads"
     sources = TextSources(
         recipe, raw_dir=out_dir / "raw", downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
-    is_new = _extract_and_clean(
-        recipe, sources, cleaning, manifest, downloads_dir=downloads_dir, text_only=text_only
-    )
+    is_new = _TextWriter(recipe, sources, cleaning, manifest, downloads_dir, text_only).update()
     if not recipe.valid:
         say("warning: there is no validation text, so training cannot tell when to stop")
-    learned = None if text_only else learn_bpe(out_dir, subword, force=force)
-    binarized = None if text_only else binarize(out_dir, binarization, force=force)
+    if not text_only:
+        learn_bpe(out_dir, subword, force=force)
+        binarize(out_dir, binarization, force=force)
     if is_new and sources.unpacked_paths:
         say(f"{out_dir / 'raw'} and the downloads are only needed to clean the text again")
-    names = [item.name for item in fields(PairCounts)]
-    try:
-        counts = {
-            split: PairCounts(**{name: entry[name] for name in names})
-            for split, entry in manifest.result("clean").items()
-        }
-    except (KeyError, TypeError) as error:
-        raise manifest.damage() from error
-    return PrepareResult(
-        data_dir=out_dir, counts=counts, is_new=is_new, subword=learned, binarized=binarized
-    )
+    return is_new
 
 
 def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
@@ -158,183 +143,159 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
                 )
 
 
-def _extract_and_clean(
-    recipe: Recipe,
-    sources: TextSources,
-    cleaning: CleaningConfig,
-    manifest: Manifest,
-    *,
-    downloads_dir: Path,
-    text_only: bool,
-) -> bool:
-    """Write the text of all splits; return False if it was up to date."""
-    out_dir, raw_dir = manifest.data_dir, manifest.data_dir / "raw"
-    inputs = sources.fingerprint()
-    clean_inputs = inputs | {"cleaning": settings_to(cleaning)}
-    is_current = manifest.is_current("clean", clean_inputs)
-    for folder in (out_dir, raw_dir, out_dir / "bin", downloads_dir):
-        remove_leftovers(folder)
-    if is_current:
-        say(f"clean: {out_dir} unchanged")
-        return False
-    is_unpacked = manifest.is_current("extract", inputs)
-    needs = _disk_needs(
-        sources, out_dir, downloads_dir, unpack=not is_unpacked, text_only=text_only
-    )
-    check_disks(list(needs))
-    if is_unpacked and sources.unpacked_paths:
-        say(f"extract: {raw_dir} unchanged")
-    elif sources.unpacked_paths:
-        _unpack(sources, manifest, inputs)
-    _write_text(recipe, sources, cleaning, manifest, clean_inputs)
-    return True
+@dataclass(frozen=True)
+class _TextWriter:
+    """Extracts and cleans the text of a dataset."""
 
+    recipe: Recipe
+    sources: TextSources
+    cleaning: CleaningConfig
+    manifest: Manifest
+    downloads_dir: Path
+    text_only: bool
 
-def _disk_needs(
-    sources: TextSources, out_dir: Path, downloads_dir: Path, *, unpack: bool, text_only: bool
-) -> Iterator[DiskNeed]:
-    """Estimate how much the remaining steps will write."""
-    size = sources.size()
-    elsewhere = "choose an --out on another disk"
+    def update(self) -> bool:
+        """Write the text of all splits; return False if it was up to date."""
+        out_dir, raw_dir = self.manifest.data_dir, self.manifest.data_dir / "raw"
+        inputs = self.sources.fingerprint()
+        clean_inputs = inputs | {"cleaning": settings_to(self.cleaning)}
+        is_current = self.manifest.is_current("clean", clean_inputs)
+        for folder in (out_dir, raw_dir, out_dir / "bin", self.downloads_dir):
+            remove_leftovers(folder)
+        if is_current:
+            say(f"clean: {out_dir} unchanged")
+            return False
+        is_unpacked = self.manifest.is_current("extract", inputs)
+        check_disks(list(self._disk_needs(unpack=not is_unpacked)))
+        if is_unpacked and self.sources.unpacked_paths:
+            say(f"extract: {raw_dir} unchanged")
+        elif self.sources.unpacked_paths:
+            self._unpack(inputs)
+        self._write_text(clean_inputs)
+        return True
 
-    def need(folder: Path, content: str, num_bytes: int) -> DiskNeed:
-        return DiskNeed(folder=folder, content=content, num_bytes=num_bytes, remedy=elsewhere)
+    def _disk_needs(self, *, unpack: bool) -> Iterator[DiskNeed]:
+        """Estimate how much the remaining steps will write."""
+        size, out_dir = self.sources.size(), self.manifest.data_dir
 
-    if unpack:
-        yield DiskNeed(
-            folder=downloads_dir,
-            content="downloads",
-            num_bytes=size.missing,
-            is_lower_bound=size.is_lower_bound,
-            remedy="keep the downloads on another disk with --downloads",
-        )
-        yield need(out_dir / "raw", "unpacked text", size.unpacked)
-    yield need(out_dir, "text", size.text)
-    if not text_only:
-        yield need(out_dir, "token ids", round(_TOKEN_ID_BYTES_PER_TEXT_BYTE * size.text))
+        def need(folder: Path, content: str, num_bytes: int) -> DiskNeed:
+            remedy = "choose an --out on another disk"
+            return DiskNeed(folder=folder, content=content, num_bytes=num_bytes, remedy=remedy)
 
-
-def _unpack(sources: TextSources, manifest: Manifest, inputs: Table) -> None:
-    outputs = sources.unpacked_paths
-    fetched = sources.fetch()
-    files = {
-        name: {"sha256": file.sha256, "size": file.size, "verified": file.verified}
-        for name, file in fetched.items()
-    }
-    # Not recorded as outputs: downloads may be deleted after extraction.
-    manifest.record("download", inputs=inputs, outputs=[], result=files)
-    sources.unpack(fetched)
-    manifest.record("extract", inputs=inputs, outputs=outputs, result={"files": len(outputs)})
-    say(f"extract: {len(outputs)} files in {manifest.data_dir / 'raw'}")
-
-
-def _write_text(
-    recipe: Recipe,
-    sources: TextSources,
-    cleaning: CleaningConfig,
-    manifest: Manifest,
-    inputs: Table,
-) -> None:
-    """Write the text of all splits, and record how many pairs were kept and dropped."""
-    cleaner = Cleaner(cleaning)
-    result: dict[str, Any] = {split: {} for split in SPLITS if recipe.texts(split)}
-    outputs: list[Path] = []
-    for split in _SPLITS_TRAINING_LAST:
-        paths = [manifest.text_path(split, lang) for lang in (recipe.source, recipe.target)]
-        gold_path = manifest.text_path(split, GOLD)
-        if split in result:
-            result[split] = _write_split(recipe, split, sources, cleaner, paths)
-            outputs += paths
-            if recipe.task == "parsing" and split != "train":
-                _write_gold_trees(recipe.texts(split), split, sources, gold_path)
-                outputs.append(gold_path)
-        else:
-            for stale in (*paths, gold_path):
-                stale.unlink(missing_ok=True)
-    for held_out, count in cleaner.held_out.counts().items():
-        result[held_out]["in_training"] = count
-        if count:
-            say(
-                f"warning: {count:,} of the {result[held_out]['kept']:,} pairs of the {held_out} "
-                "text are in the training text, too: scores on it will be too high"
+        if unpack:
+            yield DiskNeed(
+                folder=self.downloads_dir,
+                content="downloads",
+                num_bytes=size.missing,
+                is_lower_bound=size.is_lower_bound,
+                remedy="keep the downloads on another disk with --downloads",
             )
-    manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
+            yield need(out_dir / "raw", "unpacked text", size.unpacked)
+        yield need(out_dir, "text", size.text)
+        if not self.text_only:
+            yield need(out_dir, "token ids", round(_TOKEN_ID_BYTES_PER_TEXT_BYTE * size.text))
 
+    def _unpack(self, inputs: Table) -> None:
+        outputs = self.sources.unpacked_paths
+        fetched = self.sources.fetch()
+        files = {
+            name: {"sha256": file.sha256, "size": file.size, "verified": file.verified}
+            for name, file in fetched.items()
+        }
+        # Not recorded as outputs: downloads may be deleted after extraction.
+        self.manifest.record("download", inputs=inputs, outputs=[], result=files)
+        self.sources.unpack(fetched)
+        result = {"files": len(outputs)}
+        self.manifest.record("extract", inputs=inputs, outputs=outputs, result=result)
+        say(f"extract: {len(outputs)} files in {self.manifest.data_dir / 'raw'}")
 
-def _write_split(
-    recipe: Recipe,
-    split: "Split",
-    sources: TextSources,
-    cleaner: Cleaner,
-    outputs: Sequence[Path],
-) -> dict[str, Any]:
-    """Write both sides of a split; return the counts of its pairs, in total and by text."""
-    total = PairCounts()
-    entries = []
-    with (
-        atomic_write(outputs[0]) as source_file,
-        atomic_write(outputs[1]) as target_file,
-        Progress(f"clean {split}", total=None, unit="pairs") as bar,
-    ):
-        for text in recipe.texts(split):
-            counts = PairCounts()
-            pairs = sources.pairs(text, split)
-            if split == "train":
-                pairs = cleaner.clean(pairs, counts)
-            num_written = 0
-            for block in in_chunks(pairs):
-                source_file.writelines(source + b"\n" for source, _ in block)
-                target_file.writelines(target + b"\n" for _, target in block)
-                num_written += len(block)
-                bar.update(len(block))
-                if split != "train":
-                    cleaner.held_out.add(split, block)
-            if split != "train":
-                counts = PairCounts(read=num_written, kept=num_written)
-            elif isinstance(text, TextFiles):
-                _check_encoding(text, counts, sources, (recipe.source, recipe.target))
-            total.add(counts)
-            entries.append(asdict(text) | asdict(counts))
-        if not total.read:
-            sides = (side for text in recipe.texts(split) for side in getattr(text, "sides", ()))
-            raise DataError(f"the {split} text is empty: {', '.join(dict.fromkeys(sides))}")
-        if not total.kept:
-            raise DataError(f"no pairs are left for {outputs[0]}: {_summary(total)}")
-    say(f"clean: {split} {_summary(total)}")
-    return asdict(total) | {"texts": entries}
+    def _write_text(self, inputs: Table) -> None:
+        """Write the text of all splits, and record how many pairs were kept and dropped."""
+        cleaner = Cleaner(self.cleaning)
+        result: dict[str, Any] = {split: {} for split in SPLITS if self.recipe.texts(split)}
+        outputs: list[Path] = []
+        for split in _SPLITS_TRAINING_LAST:
+            languages = (self.recipe.source, self.recipe.target)
+            paths = [self.manifest.text_path(split, language) for language in languages]
+            gold_path = self.manifest.text_path(split, GOLD)
+            if split in result:
+                result[split] = self._write_split(split, cleaner, paths)
+                outputs += paths
+                if self.recipe.task == "parsing" and split != "train":
+                    self._write_gold_trees(split, gold_path)
+                    outputs.append(gold_path)
+            else:
+                for stale in (*paths, gold_path):
+                    stale.unlink(missing_ok=True)
+        for held_out, count in cleaner.held_out.counts().items():
+            result[held_out]["in_training"] = count
+            if count:
+                say(
+                    f"warning: {count:,} of the {result[held_out]['kept']:,} pairs of the "
+                    f"{held_out} text are in the training text, too: scores on it will be too high"
+                )
+        self.manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
 
+    def _write_split(
+        self, split: "Split", cleaner: Cleaner, outputs: Sequence[Path]
+    ) -> dict[str, Any]:
+        """Write both sides of a split; return the counts of its pairs, in total and by text."""
+        total = PairCounts()
+        entries = []
+        with (
+            atomic_write(outputs[0]) as source_file,
+            atomic_write(outputs[1]) as target_file,
+            Progress(f"clean {split}", total=None, unit="pairs") as bar,
+        ):
+            for text in self.recipe.texts(split):
+                counts = PairCounts()
+                pairs = self.sources.pairs(text, split)
+                if split == "train":
+                    pairs = cleaner.clean(pairs, counts)
+                for block in in_chunks(pairs):
+                    source_file.writelines(source + b"\n" for source, _ in block)
+                    target_file.writelines(target + b"\n" for _, target in block)
+                    bar.update(len(block))
+                    if split != "train":
+                        counts.add(PairCounts(read=len(block), kept=len(block)))
+                        cleaner.held_out.add(split, block)
+                if split == "train" and isinstance(text, TextFiles):
+                    self._check_encoding(text, counts)
+                total.add(counts)
+                entries.append(asdict(text) | asdict(counts))
+            if not total.read:
+                texts = self.recipe.texts(split)
+                sides = (side for text in texts for side in getattr(text, "sides", ()))
+                raise DataError(f"the {split} text is empty: {', '.join(dict.fromkeys(sides))}")
+            if not total.kept:
+                raise DataError(f"no pairs are left for {outputs[0]}: {_summary(total)}")
+        say(f"clean: {split} {_summary(total)}")
+        return asdict(total) | {"texts": entries}
 
-def _check_encoding(
-    text: TextFiles, counts: PairCounts, sources: TextSources, languages: tuple[str, str]
-) -> None:
-    """Refuse training text of which too many lines are not UTF-8.
+    def _check_encoding(self, text: TextFiles, counts: PairCounts) -> None:
+        """Refuse training text of which too many lines are not UTF-8; name its encoding."""
+        num_invalid = counts.dropped["not_utf8"]
+        if num_invalid <= _MAX_INVALID_RATE * counts.read:
+            return
+        languages = (self.recipe.source, self.recipe.target)
+        sides = dict(zip(self.sources.locate_sides(text), languages, strict=True))
+        guesses = {path: likely_encoding(path, language) for path, language in sides.items()}
+        remedies = [
+            f"{path} looks like {encoding}, convert it with {iconv_command(path, encoding)}"
+            for path, encoding in guesses.items()
+            if encoding is not None
+        ]
+        raise DataError(
+            f"{num_invalid:,} of {counts.read:,} pairs are not UTF-8: {'; '.join(remedies)}"
+        )
 
-    Raises:
-        DataError: The text has another encoding, which is named with the way to convert it.
-    """
-    num_invalid = counts.dropped["not_utf8"]
-    if num_invalid <= _MAX_INVALID_RATE * counts.read:
-        return
-    sides = dict(zip(sources.locate_sides(text), languages, strict=True))
-    guesses = {path: likely_encoding(path, language) for path, language in sides.items()}
-    remedies = [
-        f"{path} looks like {encoding}, convert it with {iconv_command(path, encoding)}"
-        for path, encoding in guesses.items()
-        if encoding is not None
-    ]
-    raise DataError(
-        f"{num_invalid:,} of {counts.read:,} pairs are not UTF-8: {'; '.join(remedies)}"
-    )
-
-
-def _write_gold_trees(
-    texts: Sequence[Text], split: "Split", sources: TextSources, path: Path
-) -> None:
-    """Write the trees of a split as brackets with part-of-speech tags, for scoring."""
-    with atomic_write(path) as file:
-        for text in texts:
-            if not isinstance(text, TextFiles):
-                file.writelines(f"{bracketed(t)}\n".encode() for t in sources.trees(text, split))
+    def _write_gold_trees(self, split: "Split", path: Path) -> None:
+        """Write the trees of a split as brackets with part-of-speech tags, for scoring."""
+        with atomic_write(path) as file:
+            for text in self.recipe.texts(split):
+                if not isinstance(text, TextFiles):
+                    trees = self.sources.trees(text, split)
+                    file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
 
 
 def _summary(counts: PairCounts) -> str:

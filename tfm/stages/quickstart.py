@@ -6,9 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -50,24 +48,6 @@ _NEXT_STEPS = (
 )
 
 
-class Sample(NamedTuple):
-    """A sentence of the test set with its translation and reference."""
-
-    source: str
-    translation: str
-    reference: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuickstartResult:
-    """What a quickstart measured and wrote."""
-
-    seconds: dict[str, float]  # by command line
-    scores: list[dict[str, Any]]  # as in `tfm score --json`
-    samples: list[Sample]
-    reports: list[Path]  # of all runs
-
-
 class StageFailedError(TfmError):
     """A stage failed; the quickstart ends with the exit code of the stage."""
 
@@ -81,7 +61,7 @@ class StageFailedError(TfmError):
 
 def quickstart(
     out_dir: Path = Path("quickstart"), *, program: Sequence[str] = _THIS_PROGRAM
-) -> QuickstartResult:
+) -> None:
     """Run all stages and explain them on stderr, reusing the files of an earlier quickstart.
 
     Raises:
@@ -92,23 +72,29 @@ def quickstart(
     out_dir.mkdir(parents=True, exist_ok=True)
     console.print(f"Seven stages, in the folder {out_dir}:", markup=False, soft_wrap=True)
     outputs: dict[str, bytes] = {}
-    seconds: dict[str, float] = {}
+    times = Table("stage", Column("seconds", justify="right"))
     for purpose, commands in _COMMAND_LINES:
         line = " | ".join(f"tfm {command}" for command in commands)
         console.print(f"\n# {purpose}", style="dim", markup=False)
         console.print(f"$ {line}", style="bold", markup=False, soft_wrap=True)
         started = time.monotonic()
         outputs |= _run(commands, out_dir, program)
-        seconds[line] = time.monotonic() - started
-        console.print(f"{seconds[line]:.1f} s", style="dim")
-    result = QuickstartResult(
-        seconds=seconds,
-        scores=json.loads(outputs[_SCORE])["scores"],
-        samples=_samples(out_dir, outputs[_GENERATE].decode().removesuffix("\n").split("\n")),
-        reports=sorted(out_dir.glob("runs/*/report.html")),
-    )
-    _summarize(console, result, out_dir)
-    return result
+        seconds = f"{time.monotonic() - started:.1f}"
+        times.add_row(line, seconds)
+        console.print(f"{seconds} s", style="dim")
+    scores = Table("metric", Column("score", justify="right"), "signature")
+    for score in json.loads(outputs[_SCORE])["scores"]:
+        scores.add_row(score["label"], f"{score['value']:.1f}", score["signature"])
+    samples = _samples(out_dir, outputs[_GENERATE].decode().removesuffix("\n").split("\n"))
+    console.print("", times, "", samples, scores, "")
+    console.print("What to try next:", style="bold")
+    steps = [(f"cd {out_dir}", "the folder with the model"), *_NEXT_STEPS]
+    if shutil.which("tfm") is None:
+        steps.insert(0, (f". {sys.prefix}/bin/activate", "so that the shell finds tfm"))
+    reports = sorted(map(str, out_dir.glob("runs/*/report.html")))
+    steps += [(report, "the training curves (open in a browser)") for report in reports]
+    for command, purpose in steps:
+        console.print(f"  {command}\n      {purpose}", markup=False, soft_wrap=True)
 
 
 def _run(commands: Sequence[str], out_dir: Path, program: Sequence[str]) -> dict[str, bytes]:
@@ -147,32 +133,14 @@ def _run(commands: Sequence[str], out_dir: Path, program: Sequence[str]) -> dict
     return {c: o for c, o in zip(commands, outputs[1:], strict=True) if o is not None}
 
 
-def _samples(out_dir: Path, translations: Sequence[str]) -> list[Sample]:
-    """Return the translations at the beginning, the middle and the end of the test set."""
+def _samples(out_dir: Path, translations: Sequence[str]) -> Table:
+    """Show the translations at the beginning, the middle and the end of the test set."""
     record = read_json(out_dir / "runs" / LAST_GENERATION)
     sources, references = (read_lines(out_dir / record[key]) for key in ("source", "reference"))
-    last = len(translations) - 1
-    return [Sample(sources[i], translations[i], references[i]) for i in (0, last // 2, last)]
-
-
-def _summarize(console: Console, result: QuickstartResult, out_dir: Path) -> None:
-    """Print times, sample translations, scores and what to try next."""
-    times = Table("stage", Column("seconds", justify="right"))
-    for line, seconds in result.seconds.items():
-        times.add_row(line, f"{seconds:.1f}")
     samples = Table.grid(padding=(0, 2))
-    for sample in result.samples:
-        for name, text in sample._asdict().items():
-            samples.add_row(name, Text(text))
+    for number in (0, (len(translations) - 1) // 2, len(translations) - 1):
+        samples.add_row("source", Text(sources[number]))
+        samples.add_row("translation", Text(translations[number]))
+        samples.add_row("reference", Text(references[number]))
         samples.add_row()
-    scores = Table("metric", Column("score", justify="right"), "signature")
-    for score in result.scores:
-        scores.add_row(score["label"], f"{score['value']:.1f}", score["signature"])
-    console.print("", times, "", samples, scores, "")
-    reports = [(str(path), "the training curves (open in a browser)") for path in result.reports]
-    console.print("What to try next:", style="bold")
-    first = [(f"cd {out_dir}", "the folder with the model")]
-    if shutil.which("tfm") is None:
-        first.insert(0, (f". {sys.prefix}/bin/activate", "so that the shell finds tfm"))
-    for command, purpose in (*first, *_NEXT_STEPS, *reports):
-        console.print(f"  {command}\n      {purpose}", markup=False, soft_wrap=True)
+    return samples

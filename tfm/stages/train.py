@@ -9,7 +9,7 @@ from typing import Any
 from tfm import __version__
 from tfm.backends.selection import verified_compute
 from tfm.config import AverageConfig, RunConfig, run_toml, settings_to
-from tfm.device.compute import Compute, num_gpus
+from tfm.device.compute import num_gpus
 from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
@@ -17,7 +17,7 @@ from tfm.errors import DETAIL, CheckpointError, UsageError
 from tfm.reporting import say
 from tfm.stages.average import average
 from tfm.stages.forecast import estimate_run
-from tfm.stages.training_data import TrainingData, open_data
+from tfm.stages.training_data import open_data
 from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import has_current_average, newest_intact_checkpoint
@@ -25,9 +25,8 @@ from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
 from tfm.world import World
 
-# The settings that may not change when a run is resumed; max_tokens may change with the devices.
+# These settings may not change when a run is resumed, except max_tokens, which suits the devices.
 _FIXED_SECTIONS = ("model", "optimizer", "batching")
-_CHANGEABLE = ("max_tokens",)
 # Collectives time out after the watchdog, which can say which rank stalled.
 _COLLECTIVE_TIMEOUT_FACTOR = 2
 
@@ -107,7 +106,12 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
             say(f"train: {run_dir} on {data_dir}, {compute}{processes}")
             if checkpoint is None and world.is_first:
                 watchdog.heartbeat("estimating the time of the run")
-                _warn_of_long_run(data, training, compute, num_processes=world.size)
+                batcher, num_processes = training.trainer.batcher, world.size
+                estimate = estimate_run(
+                    data, batcher, training.cost, compute, num_processes=num_processes
+                )
+                if estimate.warning is not None:
+                    say(estimate.warning)
             training.loop()
     is_finished = training.is_finished()
     if world.is_first and is_finished and run.training.average and not has_current_average(run_dir):
@@ -116,24 +120,11 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
     return TrainResult(run_dir=run_dir, step=position.step, metrics=training.metrics)
 
 
-def _warn_of_long_run(
-    data: TrainingData, training: TrainingRun, compute: Compute, *, num_processes: int
-) -> None:
-    """Print a warning before a new run that would take far too long."""
-    estimate = estimate_run(
-        data.info.run,
-        training.trainer.batcher,
-        training.cost,
-        compute,
-        num_pairs=len(data.train),
-        num_processes=num_processes,
-    )
-    if estimate.warning is not None:
-        say(estimate.warning)
-
-
 def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> Path | None:
-    """Return the newest intact checkpoint, chosen by rank 0 for all; None starts a new run."""
+    """Return the newest intact checkpoint, chosen by rank 0 for all; None starts a new run.
+
+    Raises UsageError if settings changed that would make it a different run.
+    """
     newest = newest_intact_checkpoint(run_dir) if group.world.is_first else None
     name = group.gather(None if newest is None else newest.name)[0]
     if name is None:
@@ -145,14 +136,7 @@ def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> 
             "folder on a disk that all machines share"
         )
     info = load_info(checkpoint)
-    _check_same_run(info, requested, run_dir)
-    say(f"train: resuming {run_dir} at step {info.step:,}")
-    return checkpoint
-
-
-def _check_same_run(saved: ModelInfo, requested: ModelInfo, run_dir: Path) -> None:
-    """Raise UsageError if settings changed that would make it a different run."""
-    before, after = _fixed_values(saved), _fixed_values(requested)
+    before, after = _fixed_values(info), _fixed_values(requested)
     changes = [
         f"{name} was {before.get(name, 'unset')}, not {after.get(name, 'unset')}"
         for name in {**before, **after}
@@ -164,6 +148,8 @@ def _check_same_run(saved: ModelInfo, requested: ModelInfo, run_dir: Path) -> No
             "with --run"
         )
         raise UsageError(DETAIL.join([summary, *changes]))
+    say(f"train: resuming {run_dir} at step {info.step:,}")
+    return checkpoint
 
 
 def _fixed_values(info: ModelInfo) -> dict[str, Any]:
@@ -172,7 +158,7 @@ def _fixed_values(info: ModelInfo) -> dict[str, Any]:
         f"{section}.{name}": value
         for section in _FIXED_SECTIONS
         for name, value in settings_to(getattr(info.run, section)).items()
-        if name not in _CHANGEABLE
+        if name != "max_tokens"
     }
     seed, subwords = info.run.training.seed, info.fingerprint[:8]
     return {"arch": info.run.arch, **settings, "training.seed": seed, "subword model": subwords}

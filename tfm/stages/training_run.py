@@ -1,9 +1,10 @@
 """The training loop: steps, metrics, validation and checkpoints."""
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,20 +42,12 @@ class RunState:
     capacity_flops: float = 0.0  # time × peak FLOP/s of the devices (the paper's estimate, §6.1)
 
 
+@dataclass
 class TrainingRun:
     """A training run, new or resumed, until a limit is reached or a signal stops it.
 
     All processes of a group call the same methods in the same order; only rank 0 writes files and
     prints.
-
-    Args:
-        run_dir: The run folder.
-        data: Dataset and settings.
-        compute: Device and precision.
-        group: The processes that train together.
-        heartbeat: Called with the name of each phase of the work.
-        stop: Requests to stop, from signals.
-        checkpoint: Where to resume; None starts a new run.
 
     Attributes:
         trainer: Makes the steps.
@@ -62,31 +55,24 @@ class TrainingRun:
         metrics: The metrics of the newest validation.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        data: TrainingData,
-        compute: Compute,
-        *,
-        group: Group | None = None,
-        heartbeat: Heartbeat = no_heartbeat,
-        stop: StopRequests | None = None,
-        checkpoint: Path | None = None,
-    ) -> None:
-        self._run_dir = run_dir
-        self._data = data
-        self._run = data.info.run
-        self._compute = compute
-        self._group = group or Group()
-        self._heartbeat = heartbeat
-        self._stop = stop or StopRequests()
-        heartbeat("building the model")
-        model = self._new_model() if checkpoint is None else load_model(checkpoint, data.info)
-        self._model = model.to(compute.device)
+    run_dir: Path
+    data: TrainingData  # with the settings of the run
+    compute: Compute
+    _: KW_ONLY
+    group: Group = field(default_factory=Group)  # the processes that train together
+    heartbeat: Heartbeat = no_heartbeat  # called with the name of each phase of the work
+    stop: StopRequests = field(default_factory=StopRequests)
+    checkpoint: InitVar[Path | None] = None  # where to resume; None starts a new run
+
+    def __post_init__(self, checkpoint: Path | None) -> None:
+        self._run = self.data.info.run
+        self.heartbeat("building the model")
+        model = self._new_model() if checkpoint is None else load_model(checkpoint, self.data.info)
+        self._model = model.to(self.compute.device)
         self.trainer = self._new_trainer()
-        heartbeat("measuring the speed of the device")
-        self._capacity = self._group.world.size * measure_fp32_flops(compute.device)
-        self._saver = Saver(run_dir, background=self._run.training.background_saving)
+        self.heartbeat("measuring the speed of the device")
+        self._capacity = self.group.world.size * measure_fp32_flops(self.compute.device)
+        self._saver = Saver(self.run_dir, background=self._run.training.background_saving)
         self._started = self._validated_at = time.monotonic()
         self._state = RunState()
         self._window = MetricsWindow()
@@ -94,8 +80,8 @@ class TrainingRun:
         if checkpoint is not None:
             self._resume(checkpoint)
         self._log = None
-        if self._group.world.is_first:
-            self._log = MetricsLog(run_dir, step=self.trainer.position.step)
+        if self.group.world.is_first:
+            self._log = MetricsLog(self.run_dir, step=self.trainer.position.step)
         self._has_report = True
         self._has_printed_signature = False
 
@@ -108,10 +94,10 @@ class TrainingRun:
         ):
             if self._state.owes_validation:
                 self._validate_and_save()
-            self._heartbeat("waiting for all processes to start", waits=True)
-            is_over = self.is_finished() or bool(self._group.largest([self._is_out_of_time()])[0])
+            self.heartbeat("waiting for all processes to start", waits=True)
+            is_over = self.is_finished() or bool(self.group.largest([self._is_out_of_time()])[0])
             if is_over:
-                say(f"train: {self._run_dir} has reached its limits")
+                say(f"train: {self.run_dir} has reached its limits")
             batches = self.trainer.batches()
             while not is_over:
                 rows = next(batches)
@@ -126,18 +112,18 @@ class TrainingRun:
                     is_over = is_over or self.is_finished()  # validation may exhaust the patience
                 elif flags.retry:
                     self._save({})
-            self._heartbeat("saving")
+            self.heartbeat("saving")
             self._saver.finish()
 
     def is_finished(self) -> bool:
         """Return whether the run has reached its steps, epochs or patience."""
         limits, position = self._run.training, self.trainer.position
-        epochs_done = position.epoch - (position.examples < len(self._data.train))
+        epochs_done = position.epoch - (position.examples < len(self.data.train))
         since_best = self._state.validations_since_best
         return not self._state.owes_validation and (
             position.step >= limits.max_steps
-            or (limits.max_epochs is not None and epochs_done >= limits.max_epochs)
-            or (limits.patience is not None and since_best >= limits.patience)
+            or epochs_done >= (limits.max_epochs or math.inf)
+            or since_best >= (limits.patience or math.inf)
         )
 
     def _is_out_of_time(self) -> bool:
@@ -145,16 +131,14 @@ class TrainingRun:
         return limit is not None and self._minutes() >= limit
 
     def _last_step(self) -> int:
-        limits = self._run.training
-        if limits.max_epochs is None:
-            return limits.max_steps
-        return min(limits.max_steps, limits.max_epochs * self.trainer.batcher.num_batches())
+        limits, steps_per_epoch = self._run.training, self.trainer.batcher.num_batches()
+        return int(min(limits.max_steps, (limits.max_epochs or math.inf) * steps_per_epoch))
 
     def _poll(self) -> ControlFlags:
         """Return the control flags of this process."""
         training = self._run.training
         return ControlFlags(
-            stop=self._stop.received or 0,
+            stop=self.stop.received or 0,
             checkpoint=training.checkpoint_steps is None
             and time.monotonic() - self._validated_at >= 60 * training.checkpoint_minutes,
             retry=self._saver.is_retry_due(),
@@ -166,36 +150,36 @@ class TrainingRun:
 
     def _new_model(self) -> Model:
         torch.manual_seed(self._run.training.seed)
-        source, target = self._data.info.vocab_sizes
+        source, target = self.data.info.vocab_sizes
         return new_model(self._run.model, source_vocab_size=source, target_vocab_size=target)
 
     def _new_trainer(self) -> Trainer:
-        source, target = self._data.info.vocab_sizes
+        source, target = self.data.info.vocab_sizes
         self.cost = model_cost(
             self._run.model,
             source_vocab_size=source,
             target_vocab_size=target,
             max_tokens=self._run.batching.max_tokens,
         )
-        num_processes = self._group.world.local_size
+        num_processes = self.group.world.local_size
         threads = ComputeThreads(self._run.training.threads, num_processes=num_processes)
-        self._heartbeat("starting the trainers", waits=True)
+        self.heartbeat("starting the trainers", waits=True)
         return Trainer(
             self._model,
-            self._data.train,
+            self.data.train,
             self._run,
-            self._compute,
+            self.compute,
             cost=self.cost,
-            group=self._group,
-            heartbeat=self._heartbeat,
-            threads=threads if self._compute.device.type == "cpu" else None,
+            group=self.group,
+            heartbeat=self.heartbeat,
+            threads=threads if self.compute.device.type == "cpu" else None,
         )
 
     def _resume(self, checkpoint: Path) -> None:
         saved = load_training_state(checkpoint)
-        if saved["dataset"] != self._data.checksum:
+        if saved["dataset"] != self.data.checksum:
             raise UsageError(
-                f"{self._run_dir} was started on other data than {self._data.data_dir}: train on "
+                f"{self.run_dir} was started on other data than {self.data.data_dir}: train on "
                 "the same data, or choose another folder with --run"
             )
         self.trainer.load_state(saved["trainer"])
@@ -215,21 +199,18 @@ class TrainingRun:
         if report.skipped:
             self._log_skip(report, rows)
         if report.step % self._run.training.log_steps == 0:
-            self._write_line(self._window.record() | self._totals())
+            totals = {
+                "tokens": self.trainer.position.tokens,
+                "total_flops": self.trainer.position.flops,
+                "capacity_flops_per_second": self._capacity,
+                "paper_estimate_flops": self._state.capacity_flops,
+                "processes": self.group.world.size,
+                "out_of_memory": self.trainer.out_of_memory,
+                "fp16_overflows": self.trainer.overflows,
+                "minutes": self._minutes(),
+            }
+            self._write_line(self._window.record() | totals)
             self._window = MetricsWindow()
-
-    def _totals(self) -> dict[str, float]:
-        """Return the totals of the run so far, for metrics.jsonl."""
-        return {
-            "tokens": self.trainer.position.tokens,
-            "total_flops": self.trainer.position.flops,
-            "capacity_flops_per_second": self._capacity,
-            "paper_estimate_flops": self._state.capacity_flops,
-            "processes": self._group.world.size,
-            "out_of_memory": self.trainer.out_of_memory,
-            "fp16_overflows": self.trainer.overflows,
-            "minutes": self._minutes(),
-        }
 
     def _log_skip(self, report: StepReport, rows: Rows) -> None:
         """Report a skipped step; raise TrainingError after too many in a row."""
@@ -249,7 +230,7 @@ class TrainingRun:
             say(f"train: step {report.step:,} was skipped: {problem}")
             return
         unsaved = ""
-        self._heartbeat("saving", waits=not self._group.world.is_first)
+        self.heartbeat("saving", waits=not self.group.world.is_first)
         try:
             self._saver.finish()
         except CheckpointError as error:
@@ -258,8 +239,8 @@ class TrainingRun:
         num_hidden = len(rows) - _MAX_PAIRS_IN_MESSAGE
         more = f" and {num_hidden:,} more (see metrics.jsonl)" if num_hidden > 0 else ""
         # Only rank 0 saves, and knows the last saved step.
-        saved, unsaved = self._group.gather([self._saver.saved_step, unsaved])[0]
-        last = "none" if saved is None else checkpoint_path(self._run_dir, saved)
+        saved, unsaved = self.group.gather([self._saver.saved_step, unsaved])[0]
+        last = "none" if saved is None else checkpoint_path(self.run_dir, saved)
         raise TrainingError(
             f"step {report.step:,}: {problem}; {limit} steps in a row were skipped; "
             f"last good checkpoint: {last}; training pairs of the step, counted from 0: "
@@ -271,7 +252,7 @@ class TrainingRun:
         """Validate and save; after a signal, save at once and validate when the run is resumed."""
         self._state.owes_validation = True
         if not self._validate():
-            self._save_and_stop(self._group.largest([self._stop.received or 0])[0])
+            self._save_and_stop(self.group.largest([self.stop.received or 0])[0])
         self._state.owes_validation = False
         self._save(self.metrics)
         self._validated_at = time.monotonic()
@@ -279,22 +260,26 @@ class TrainingRun:
 
     def _validate(self) -> bool:
         """Validate if there is a validation split; return False if a signal interrupted it."""
-        if self._data.valid is None:
+        if self.data.valid is None:
             return True
         validator = Validator(
-            split=self._data.valid,
-            vocabulary=self._data.vocabulary,
-            info=self._data.info,
-            compute=self._compute,
-            group=self._group,
-            heartbeat=self._heartbeat,
-            should_stop=lambda: self._stop.received is not None,
+            split=self.data.valid,
+            vocabulary=self.data.vocabulary,
+            info=self.data.info,
+            compute=self.compute,
+            group=self.group,
+            heartbeat=self.heartbeat,
+            should_stop=lambda: self.stop.received is not None,
         )
         validation = validator.validate(self._full_model())
         if validation is None:
             return False
         self.metrics = validation.metrics
-        self._track_best()
+        info = replace(self.data.info, metrics=self.metrics)
+        quality, best = info.quality(self._run.training.best_metric), self._state.best
+        self._state.validations_since_best += 1
+        if best is None or (quality is not None and quality > best):
+            self._state.best, self._state.validations_since_best = quality, 0
         position, minutes = self.trainer.position, self._minutes()
         if validation.score and not self._has_printed_signature:
             say(f"valid: {validation.score.label} has the signature {validation.score.signature}")
@@ -307,49 +292,41 @@ class TrainingRun:
 
     def _full_model(self) -> Model:
         """Return the model with full, not sharded, weights in this process."""
-        if not self._run.training.shard or self._group.is_alone:
+        if not self._run.training.shard or self.group.is_alone:
             return self._model
-        model = self._new_model().to(self._compute.device)
-        self._heartbeat("gathering the weights", waits=True)
+        model = self._new_model().to(self.compute.device)
+        self.heartbeat("gathering the weights", waits=True)
         weights = self.trainer.weights()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])
         return model
 
-    def _track_best(self) -> None:
-        info = replace(self._data.info, metrics=self.metrics)
-        quality, best = info.quality(self._run.training.best_metric), self._state.best
-        if best is None or (quality is not None and quality > best):
-            self._state.best, self._state.validations_since_best = quality, 0
-        else:
-            self._state.validations_since_best += 1
-
     def _save(self, metrics: dict[str, float]) -> None:
-        self._heartbeat("saving", waits=True)
-        is_first = self._group.world.is_first
+        self.heartbeat("saving", waits=True)
+        is_first = self.group.world.is_first
         weights, trainer = self.trainer.weights(keep=is_first), self.trainer.state(keep=is_first)
         if not is_first:
             return
         state = {
             "trainer": trainer,
-            "dataset": self._data.checksum,
+            "dataset": self.data.checksum,
             "window": self._window.state(),
             **asdict(self._state),
             "minutes": self._minutes(),
         }
-        info = replace(self._data.info, step=self.trainer.position.step, metrics=metrics)
-        self._heartbeat("writing a checkpoint")
-        self._saver.save(info, weights, state, self._data.vocabulary.files())
+        info = replace(self.data.info, step=self.trainer.position.step, metrics=metrics)
+        self.heartbeat("writing a checkpoint")
+        self._saver.save(info, weights, state, self.data.vocabulary.files())
 
     def _save_and_stop(self, signal_number: int) -> NoReturn:
         """Save unless this step is saved already, then raise InterruptedRunError."""
         step = self.trainer.position.step
-        self._heartbeat("saving")
+        self.heartbeat("saving")
         self._saver.wait()
-        self._heartbeat("agreeing on whether to save", waits=True)
-        is_unsaved = self._group.world.is_first and step not in (0, self._saver.saved_step)
-        if self._group.largest([is_unsaved])[0]:  # saving needs all processes
+        self.heartbeat("agreeing on whether to save", waits=True)
+        is_unsaved = self.group.world.is_first and step not in (0, self._saver.saved_step)
+        if self.group.largest([is_unsaved])[0]:  # saving needs all processes
             self._save({})
         self._saver.finish()
         saved = f"stopped and saved at step {step:,}; run the same command to resume"
@@ -359,14 +336,14 @@ class TrainingRun:
         )
 
     def _write_report(self) -> None:
-        if not self._group.world.is_first:
+        if not self.group.world.is_first:
             return
-        self._heartbeat("drawing the report")
+        self.heartbeat("drawing the report")
         try:
             # Imported late: matplotlib would delay the start of the run.
             from tfm.visualization.report import write_report
 
-            write_report(self._run_dir)
+            write_report(self.run_dir)
         except OSError as error:  # such as a full disk, which must not end the training
             if self._has_report:
                 say(f"warning: {error.filename}: {error.strerror}; report.html is not up to date")

@@ -107,6 +107,7 @@ class Validator:
         """Translate the sentences of this process; None if it was interrupted."""
         training = self.info.run.training
         search = {**self.info.search, "beam_size": training.validation_beam}
+        config = SearchConfig.for_model(search, {})
         # Sentences of similar length share a chunk.
         order = sorted(range(len(sources)), key=lambda number: -len(sources[number]))
         chunks = (
@@ -116,15 +117,11 @@ class Validator:
         backend = inference_backend(self.compute, training.kernels)
         engine = Engine([model], self.compute, backend=backend)
         outputs: list[str] = []
-        self._report(outputs, sources)
-        config = SearchConfig.for_model(search, {})
+        self.heartbeat(f"translating for validation, 0 of {len(sources):,}")
         for _, found in translate_lines(engine, self.vocabulary, chunks, config):
             outputs += [best[0].text for best in found]
-            self._report(outputs, sources)
+            self.heartbeat(f"translating for validation, {len(outputs):,} of {len(sources):,}")
             if self.should_stop():
                 return None
         translations = dict(zip(order, outputs, strict=True))
         return [translations[number] for number in range(len(sources))]
-
-    def _report(self, outputs: Sequence[str], sources: Sequence[str]) -> None:
-        self.heartbeat(f"translating for validation, {len(outputs):,} of {len(sources):,}")

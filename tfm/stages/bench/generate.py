@@ -13,21 +13,13 @@ import numpy as np
 from tfm.config import InferenceConfig, SearchConfig, settings_to
 from tfm.data.subword import Vocabulary
 from tfm.errors import DataError, UsageError
-from tfm.inference.batches import BatchLimits, Chunk, Output, SentenceBatch
+from tfm.inference.batches import Chunk, Output, SentenceBatch
 from tfm.inference.engine import Encode, Task, load_engine
 from tfm.inference.lines import LineEngine, translate_lines
 from tfm.inference.reader import LineReader
 from tfm.reporting import Progress, say
 from tfm.search.scoring import Hypothesis
-from tfm.stages.bench.measurement import (
-    BenchResult,
-    PeakMemory,
-    environment,
-    peak_memory,
-    require_single_process,
-    reset_peak_memory,
-    synchronize,
-)
+from tfm.stages.bench import measurement
 from tfm.stages.generate import Generation
 
 
@@ -64,7 +56,7 @@ class Latency:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateBench(BenchResult):
+class GenerateBench(measurement.BenchResult):
     """Translation speed from text to text, in the batches of `tfm generate`.
 
     All numbers of tokens include EOS; those of targets count the best translations. A value that
@@ -84,7 +76,7 @@ class GenerateBench(BenchResult):
     target_tokens_per_second: float
     target_tokens_per_second_by_round: list[float]
     seconds_to_load: float
-    peak_memory: PeakMemory  # includes loading
+    peak_memory: measurement.PeakMemory  # includes loading
     latency: Latency | None
 
 
@@ -99,15 +91,15 @@ def bench_generate(
         UsageError: The settings do not fit the device, there are several processes, or the text is
             standard input.
     """
-    require_single_process("generate")
+    measurement.require_single_process("generate")
     text = generation.source.path
     if text is None:
         raise UsageError("standard input cannot be read twice: give the text with --input")
     with tempfile.TemporaryDirectory(prefix="tfm-bench-") as scratch:
-        once, repeated = (Path(scratch) / name for name in ("once", "repeated"))
-        for path, times in ((once, 1), (repeated, plan.repeat)):
-            _write_repeated(path, text, times=times)
-        bench = _Bench(generation.models[0], inference, config, once=once)
+        repeated, content = Path(scratch) / "repeated", text.read_bytes()
+        with repeated.open("wb") as file:
+            file.writelines([content.removesuffix(b"\n") + b"\n"] * plan.repeat)
+        bench = _Bench(generation.models[0], inference, config, text)
         rounds: list[tuple[_Counts, float]] = []
         sentences: list[tuple[_Counts, float]] = []
         for number in range(1, plan.rounds + 1):
@@ -126,7 +118,7 @@ def bench_generate(
             token=Milliseconds.of([seconds / each.target_tokens for each, seconds in sentences]),
         )
     return GenerateBench(
-        **environment(bench.engine.compute),
+        **measurement.environment(bench.engine.compute),
         model=str(generation.models[0]),
         num_parameters=bench.engine.num_parameters,
         text=str(text),
@@ -140,19 +132,9 @@ def bench_generate(
         target_tokens_per_second=statistics.median(rates("target_tokens")),
         target_tokens_per_second_by_round=rates("target_tokens"),
         seconds_to_load=bench.seconds_to_load,
-        peak_memory=peak_memory(bench.engine.compute.device),
+        peak_memory=measurement.peak_memory(bench.engine.compute.device),
         latency=latency,
     )
-
-
-def _write_repeated(path: Path, text: Path, *, times: int) -> None:
-    """Write a text several times, each time with a line end."""
-    content = text.read_bytes()
-    if content and not content.endswith(b"\n"):
-        content += b"\n"
-    with path.open("wb") as file:
-        for _ in range(times):
-            file.write(content)
 
 
 @dataclass(kw_only=True)
@@ -168,13 +150,8 @@ class _CountingEngine:
     """Counts the sentences and tokens that another engine translates."""
 
     def __init__(self, engine: LineEngine) -> None:
-        self._engine = engine
+        self._engine, self.limits = engine, engine.limits
         self.counts = _Counts()
-
-    @property
-    def limits(self) -> BatchLimits:
-        """Return the limits of the other engine."""
-        return self._engine.limits
 
     def map(
         self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
@@ -195,32 +172,32 @@ class _CountingEngine:
 
 
 class _Bench:
-    """Loads a model and translates the text `once`, untimed; then measures (counts, seconds)."""
+    """Loads a model and translates a text once, untimed; then measures (counts, seconds)."""
 
     def __init__(
-        self, folder: Path, inference: InferenceConfig, config: SearchConfig, *, once: Path
+        self, folder: Path, inference: InferenceConfig, config: SearchConfig, text: Path
     ) -> None:
         self._config = config
         started = time.perf_counter()
         self._vocabulary = Vocabulary.load(folder)
         self.engine = load_engine([folder], inference)
-        synchronize(self.engine.compute.device)
+        measurement.synchronize(self.engine.compute.device)
         self.seconds_to_load = time.perf_counter() - started
-        reset_peak_memory(self.engine.compute.device)
+        measurement.reset_peak_memory(self.engine.compute.device)
         say(f"bench generate: {folder} translates, {self.engine.compute}")
-        with self._open(once) as text:
-            self._chunks = list(text)
+        with self._open(text) as reader:
+            self._chunks = list(reader)
         if not self._translate(self._chunks).sentences:
             raise DataError("the text has no line to translate: give another with --input")
 
     def time_all(self, path: Path, *, name: str) -> tuple[_Counts, float]:
         """Time the translation of a file."""
         with (
-            self._open(path) as text,
+            self._open(path) as reader,
             Progress(f"bench generate, {name}", total=None, unit="lines") as bar,
         ):
             started = time.perf_counter()
-            counts = self._translate(text, bar)
+            counts = self._translate(reader, bar)
             seconds = time.perf_counter() - started
         say(f"bench generate: {name}: {counts.target_tokens / seconds:,.0f} target tokens/s")
         return counts, seconds

@@ -36,10 +36,11 @@ class BenchResult:
 
 def environment(compute: Compute) -> dict[str, Any]:
     """Return the fields of `BenchResult` for this process."""
+    device = compute.device
     return {
         "version": __version__,
         "torch": torch.__version__,
-        "device": device_name(compute.device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else this_cpu().model,
         "compute": str(compute),
         "num_threads": torch.get_num_threads(),
     }
@@ -143,8 +144,3 @@ def peak_memory(device: torch.device) -> PeakMemory:
         device=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         process=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
     )
-
-
-def device_name(device: torch.device) -> str:
-    """Return the manufacturer's name of a device."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else this_cpu().model

@@ -1,11 +1,13 @@
 """tfm bench train: training speed on this machine, and the fraction of its peak FLOP/s used."""
 
+import json
+import math
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +21,14 @@ from tfm.data.dataset import Rows
 from tfm.data.synthetic.token_dataset import write_token_dataset
 from tfm.device.compute import Compute
 from tfm.device.threads import set_num_threads
+from tfm.distributed.watchdog import Watchdog
 from tfm.reporting import Progress, say
-from tfm.stages.bench.measurement import (
-    BenchResult,
-    MatrixRate,
-    PeakMemory,
-    StepClock,
-    environment,
-    matrix_rates,
-    peak_memory,
-    require_single_process,
-    reset_peak_memory,
-    synchronize,
-)
-from tfm.stages.bench.train_loop import LoopTime, time_loop
+from tfm.stages.bench import measurement
 from tfm.stages.training_data import TrainingData, open_data
 from tfm.stages.training_run import TrainingRun
 from tfm.training.progress import StepReport
 from tfm.training.trainer import Trainer
+from tfm.world import World
 
 # With this many pairs, those of a length bucket are as close in length as in a large corpus.
 _NUM_SYNTHETIC_PAIRS = 200_000
@@ -69,11 +61,14 @@ class StepSeconds:
     p10: float
     p90: float
 
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> "StepSeconds":
-        """Compute the quantiles of some step times."""
-        p10, median, p90 = map(float, np.quantile(seconds, [0.1, 0.5, 0.9]))
-        return cls(median=median, p10=p10, p90=p90)
+
+@dataclass(frozen=True, kw_only=True)
+class LoopTime:
+    """The time that some steps of the training loop took."""
+
+    num_tokens: int  # target tokens
+    seconds: float
+    in_steps: float  # seconds in the steps themselves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +93,7 @@ class LoopSpeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainBench(BenchResult):
+class TrainBench(measurement.BenchResult):
     """Training speed; a value that is measured in each round is the median over the rounds."""
 
     data: str | None  # dataset folder; None for synthetic pairs
@@ -109,13 +104,13 @@ class TrainBench(BenchResult):
     target_tokens_per_second_by_round: list[float]
     target_tokens_per_step: float  # mean
     flops_per_second: float  # of the model, padding not included
-    matrix_flops_per_second: MatrixRate  # of the device, measured in the same rounds
+    matrix_flops_per_second: measurement.MatrixRate  # of the device, measured in the same rounds
     mfu: float  # flops_per_second by the best rate of matrix products
     mfu_of_median: float  # flops_per_second by their median rate
     real_share: RealShare
     step_seconds: StepSeconds
     seconds_to_first_step: float  # from the start of the command to the end of its first step
-    peak_memory: PeakMemory
+    peak_memory: measurement.PeakMemory
     skipped_steps: int  # timed steps without an update: loss or gradient was not finite
     out_of_memory: int  # batches that were split further because memory ran out
     loop: LoopSpeed | None
@@ -132,7 +127,7 @@ def bench_train(data_dir: Path | None, run: RunConfig, plan: Plan, *, started: f
         UsageError: The settings do not fit the dataset or device, or there are several processes.
         TrainingError: There is not enough memory.
     """
-    require_single_process("train")
+    measurement.require_single_process("train")
     limitless = replace(run.training, max_epochs=None, max_minutes=None, patience=None)
     run = replace(run, training=limitless)
     compute = verified_compute(run.training.device, run.training.precision, trains=True)
@@ -171,13 +166,13 @@ def _measure(
     started: float,
 ) -> TrainBench:
     """Make the untimed steps, then time all rounds: bare steps, matrix products, training loop."""
-    reset_peak_memory(compute.device)
+    measurement.reset_peak_memory(compute.device)
     (scratch / "bare").mkdir()
     # The trainer of `tfm train`, with all its optimizations.
     trainer = TrainingRun(scratch / "bare", data, compute).trainer
     batches = trainer.batches()
     trainer.step(next(batches))
-    synchronize(compute.device)
+    measurement.synchronize(compute.device)
     seconds_to_first_step = time.perf_counter() - started
     for rows in islice(batches, plan.untimed_steps - 1):
         trainer.step(rows)
@@ -188,17 +183,20 @@ def _measure(
         name = f"round {number} of {plan.rounds}"
         rounds.append(_time_steps(trainer, preloaded, compute.device, name))
         if number == 1:
-            memory = peak_memory(compute.device)  # before matrix products use memory
-        rates_of_products += matrix_rates(compute.device, compute.dtype)
+            memory = measurement.peak_memory(compute.device)  # before matrix products use memory
+        rates_of_products += measurement.matrix_rates(compute.device, compute.dtype)
         if plan.loop:
             run_dir, untimed = scratch / f"loop-{number}", plan.untimed_steps
             loops.append(time_loop(run_dir, data, compute, steps=plan.steps, untimed_steps=untimed))
     reports = [report for each in rounds for report in each.reports]
     rates = [each.rate("num_tokens") for each in rounds]
     flops_per_second = statistics.median(each.rate("flops") for each in rounds)
-    matrix_rate = MatrixRate.of(compute.device, rates_of_products)
+    matrix_rate = measurement.MatrixRate.of(compute.device, rates_of_products)
+    seconds = [value for each in rounds for value in each.seconds]
+    num_shards = data.info.run.batching.num_dropout_shards
+    p10, median, p90 = map(float, np.quantile(seconds, [0.1, 0.5, 0.9]))
     return TrainBench(
-        **environment(compute),
+        **measurement.environment(compute),
         data=data_name,
         num_parameters=sum(each.numel() for each in trainer.parameters),
         settings=run_table(data.info.run),
@@ -210,13 +208,8 @@ def _measure(
         matrix_flops_per_second=matrix_rate,
         mfu=flops_per_second / matrix_rate.best,
         mfu_of_median=flops_per_second / matrix_rate.median,
-        real_share=_real_share(
-            trainer.batcher,
-            preloaded,
-            num_dropout_shards=data.info.run.batching.num_dropout_shards,
-            packs=trainer.model.packs,
-        ),
-        step_seconds=StepSeconds.of([value for each in rounds for value in each.seconds]),
+        real_share=_real_share(trainer.batcher, preloaded, num_shards, trainer.model.packs),
+        step_seconds=StepSeconds(median=median, p10=p10, p90=p90),
         seconds_to_first_step=seconds_to_first_step,
         peak_memory=memory,
         skipped_steps=sum(each.skipped for each in reports),
@@ -226,9 +219,9 @@ def _measure(
 
 
 def _time_steps(trainer: Trainer, batches: list[Rows], device: torch.device, name: str) -> _Round:
-    clock, reports = StepClock(device), list[StepReport]()
+    clock, reports = measurement.StepClock(device), list[StepReport]()
     with Progress(f"bench train, {name}", total=len(batches), unit="steps") as bar:
-        synchronize(device)
+        measurement.synchronize(device)
         clock.mark()
         for rows in batches:
             report, _ = trainer.step(rows)
@@ -242,7 +235,7 @@ def _time_steps(trainer: Trainer, batches: list[Rows], device: torch.device, nam
 
 
 def _real_share(
-    batcher: Batcher, batches: Sequence[Rows], *, num_dropout_shards: int, packs: bool
+    batcher: Batcher, batches: Sequence[Rows], num_dropout_shards: int, packs: bool
 ) -> RealShare:
     """Compute the fraction of tokens that is not padding, for a model that packs or pads."""
     real, computed = np.zeros(2), np.zeros(2)
@@ -255,3 +248,37 @@ def _real_share(
                 computed[side] += packing.num_rows if packs else padded
     source, target = map(float, real / computed)
     return RealShare(source=source, target=target, both=float(real.sum() / computed.sum()))
+
+
+def time_loop(
+    run_dir: Path, data: TrainingData, compute: Compute, *, steps: int, untimed_steps: int
+) -> LoopTime:
+    """Train a new model as `tfm train` does, and read the times from its metrics.jsonl.
+
+    A checkpoint is saved in the middle of the timed steps; there must be an untimed step.
+    """
+    run = data.info.run
+    # A line of metrics is written at the first and the last timed step, and between them about as
+    # often as in the run.
+    common = math.gcd(untimed_steps, steps)
+    log_steps = max(n for n in range(1, min(run.training.log_steps, common) + 1) if common % n == 0)
+    settings = replace(
+        run.training,
+        max_steps=untimed_steps + steps,
+        checkpoint_steps=untimed_steps + steps // 2,
+        log_steps=log_steps,
+    )
+    info = replace(data.info, run=replace(run, training=settings))
+    run_dir.mkdir()
+    with Watchdog(World(), None, timeout_seconds=60 * settings.stall_minutes) as watchdog:
+        TrainingRun(run_dir, replace(data, info=info), compute, heartbeat=watchdog.heartbeat).loop()
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    timed = [line for line in lines if line["kind"] == "train" and line["step"] >= untimed_steps]
+    return LoopTime(
+        num_tokens=timed[-1]["tokens"] - timed[0]["tokens"],
+        seconds=60 * (timed[-1]["minutes"] - timed[0]["minutes"]),
+        in_steps=sum(
+            (line["tokens"] - before["tokens"]) / line["target_tokens_per_second"]
+            for before, line in pairwise(timed)
+        ),
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress, groupby, islice
+from itertools import compress, islice
 from pathlib import Path
 
 import torch
@@ -123,16 +123,12 @@ class _ExportedModel:
         """Return the text and log probability of each translation, and whether it was cut off."""
         sources = self._pieces(lines)
         found: dict[int, tuple[str, float, bool]] = {}
-
-        def length_of(index: int) -> int:
-            return len(sources[index])
-
         # CTranslate2 has one maximum length per call, tfm one per sentence.
-        for length, group in groupby(sorted(range(len(lines)), key=length_of), key=length_of):
+        for length in {len(source) for source in sources}:
+            indices = [index for index, source in enumerate(sources) if len(source) == length]
             limit = length + self._config.max_extra_length
             if self._max_positions is not None:
                 limit = min(limit, self._max_positions - 1)
-            indices = list(group)
             results = self._translator.translate_batch(
                 [sources[index] for index in indices],
                 beam_size=self._config.beam_size,

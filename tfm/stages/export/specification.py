@@ -112,9 +112,8 @@ class _Weights:
 
     def _fill_attention(self, spec: Any, name: str) -> None:
         config = self._config
-        rows = [
-            config.num_heads * w for w in (config.key_width, config.key_width, config.value_width)
-        ]
+        widths = (config.key_width, config.key_width, config.value_width)
+        rows = [config.num_heads * width for width in widths]
         *inputs, output = spec.linear
         for parameter in ("weight", "bias"):
             queries, keys, values = map(
