@@ -8,8 +8,8 @@ import pytest
 
 from tfm.cli import main as cli
 from tfm.config.toml import tomllib
-from tfm.distributed.interruption import InterruptedRunError
 from tfm.distributed.layout import Layout
+from tfm.errors import InterruptedRunError
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -15,10 +15,9 @@ import torch
 
 from tfm.device.cpu import num_cores
 from tfm.distributed.failures import FailedProcessError
-from tfm.distributed.interruption import InterruptedRunError
 from tfm.distributed.launch import launch, num_local_processes
 from tfm.distributed.layout import Layout
-from tfm.errors import UsageError
+from tfm.errors import InterruptedRunError, UsageError
 
 # The start of all programs. `ready` waits until both processes have called it.
 _START = """

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from tfm.distributed.interruption import InterruptedRunError
+from tfm.errors import InterruptedRunError
 from tfm.stages.quickstart import StageFailedError, quickstart
 
 # Replaces tfm: records its arguments and writes the files that other stages need.

@@ -12,10 +12,10 @@ import pytest
 
 from tfm.distributed import rendezvous as module
 from tfm.distributed.failures import FailedProcessError
-from tfm.distributed.interruption import InterruptedRunError, StopRequests
+from tfm.distributed.interruption import StopRequests
 from tfm.distributed.layout import Layout
 from tfm.distributed.rendezvous import Rendezvous
-from tfm.errors import UsageError
+from tfm.errors import InterruptedRunError, UsageError
 
 _RENDEZVOUS = []
 

@@ -13,8 +13,7 @@ import torch
 
 from tfm.config import BinarizeConfig, read_toml, run_config
 from tfm.data.synthetic.corpus import generate_pairs
-from tfm.distributed.interruption import InterruptedRunError
-from tfm.errors import DETAIL, CheckpointError, DataError, UsageError
+from tfm.errors import DETAIL, CheckpointError, DataError, InterruptedRunError, UsageError
 from tfm.inference.translator import Translator
 from tfm.stages.binarize import binarize
 from tfm.stages.forecast import forecast

@@ -37,5 +37,9 @@ class TrainingError(TfmError):
     """A training run that cannot continue."""
 
 
+class InterruptedRunError(TfmError):
+    """A run that was stopped by a signal."""
+
+
 class LostPeersError(TrainingError):
     """The other processes of the run cannot be reached; they or their launcher report why."""

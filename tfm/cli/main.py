@@ -17,8 +17,8 @@ from tfm.cli import text, models, translations, bench  # noqa: F401
 from tfm.cli.app import app
 from tfm.cli.suggestions import explain_unknown_option
 from tfm.distributed.failures import has_launcher, report_failure
-from tfm.distributed.interruption import InterruptedRunError, stop_with_launcher
-from tfm.errors import DETAIL, LostPeersError, TfmError, UsageError
+from tfm.distributed.interruption import stop_with_launcher
+from tfm.errors import DETAIL, InterruptedRunError, LostPeersError, TfmError, UsageError
 from tfm.world import World
 
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C

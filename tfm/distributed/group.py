@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from tfm.distributed.interruption import InterruptedRunError
-from tfm.errors import LostPeersError, UsageError
+from tfm.errors import InterruptedRunError, LostPeersError, UsageError
 from tfm.world import World
 
 

@@ -10,17 +10,12 @@ from types import FrameType
 from typing import Any
 
 from tfm.distributed.failures import end_process, has_launcher
-from tfm.errors import TfmError
 from tfm.world import World
 
 # A process that was asked to stop is killed if it has not saved and ended within this time.
 SAVING_SECONDS = 120.0
 _POLL_SECONDS = 1.0
 UNSAVED = "stopped without saving; the same command resumes from the last checkpoint, if any"
-
-
-class InterruptedRunError(TfmError):
-    """A run that was stopped by a signal."""
 
 
 class StopRequests:

@@ -15,10 +15,10 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from tfm.device.cpu import num_cores
 from tfm.distributed.failures import RESUME, Failure, root_cause
-from tfm.distributed.interruption import UNSAVED, InterruptedRunError, StopRequests
+from tfm.distributed.interruption import UNSAVED, StopRequests
 from tfm.distributed.layout import Layout
 from tfm.distributed.rendezvous import POLL_SECONDS, Rendezvous
-from tfm.errors import UsageError
+from tfm.errors import InterruptedRunError, UsageError
 from tfm.reporting import say
 
 _JOIN_SECONDS = 600

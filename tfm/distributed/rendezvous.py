@@ -19,9 +19,9 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from typing_extensions import override
 
 from tfm.distributed.failures import RESUME, FailedProcessError
-from tfm.distributed.interruption import SAVING_SECONDS, InterruptedRunError, StopRequests
+from tfm.distributed.interruption import SAVING_SECONDS, StopRequests
 from tfm.distributed.layout import Layout
-from tfm.errors import UsageError
+from tfm.errors import InterruptedRunError, UsageError
 from tfm.reporting import say
 
 POLL_SECONDS = 0.1

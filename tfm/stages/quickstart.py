@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from tfm.distributed.interruption import InterruptedRunError
-from tfm.errors import TfmError
+from tfm.errors import InterruptedRunError, TfmError
 from tfm.stages.score import LAST_GENERATION, read_lines
 from tfm.storage.files import read_json
 

@@ -14,8 +14,8 @@ from tfm.data.dataset import Rows
 from tfm.device.compute import Compute, measure_fp32_flops
 from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
-from tfm.distributed.interruption import InterruptedRunError, StopRequests
-from tfm.errors import CheckpointError, TrainingError, UsageError
+from tfm.distributed.interruption import StopRequests
+from tfm.errors import CheckpointError, InterruptedRunError, TrainingError, UsageError
 from tfm.model.build import Model, load_model, new_model
 from tfm.model.cost import model_cost
 from tfm.reporting import Progress, say
