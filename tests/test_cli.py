@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import typing
@@ -242,3 +243,12 @@ def test_json_of_generate_parses(capfd):
         "source": "a\t\u2028",
         "translations": [{"text": "ä", "score": -0.5}],
     }
+
+
+def test_the_next_step_after_translating_a_test_set_to_a_file_is_its_score(run, trained_run):
+    code, out, err = run("generate", trained_run, "--split", "test", "--output", "a b.de")
+    assert (code, out) == (0, ""), err
+    line = err.splitlines()[-1]
+    assert line == "next: tfm score --hypotheses 'a b.de'"
+    code, out, err = run(*shlex.split(line)[2:])
+    assert (code, out[:4]) == (0, "BLEU"), err

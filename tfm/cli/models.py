@@ -10,6 +10,7 @@ import typer
 from tfm.cli.app import CONFIG, DATA, MODEL, MODELS_PANEL, RUNS_ROOT, app, arch_option, dataset, say
 from tfm.cli.help import Command
 from tfm.cli.options import RUN_SETTINGS, Overrides, run_settings, with_settings
+from tfm.cli.paths import existing_folder, new_folder
 from tfm.config import AverageConfig, run_toml, settings_from
 from tfm.distributed.layout import Layout
 from tfm.errors import DataError, UsageError
@@ -27,7 +28,9 @@ _MAX_DIFFERENCES = 5
 def train(
     data: Path | None = DATA,
     run: Path | None = typer.Option(
-        None, help="Run folder (default: runs/DATA-ARCH); an existing one keeps its settings."
+        None,
+        callback=new_folder,
+        help="Run folder (default: runs/DATA-ARCH); an existing one keeps its settings.",
     ),
     arch: str | None = arch_option("by size of DATA and device"),
     config: Path | None = CONFIG,
@@ -155,10 +158,13 @@ def _launch_processes(layout: Layout) -> None:
 @with_settings(AverageConfig)
 def average(
     run: Path | None = typer.Argument(
-        None, metavar="RUN", help="Run folder (default: the newest in runs/)."
+        None,
+        metavar="RUN",
+        callback=existing_folder,
+        help="Run folder (default: the newest in runs/).",
     ),
     out: Path | None = typer.Option(
-        None, help="Folder of the averaged model (default: RUN/averaged)."
+        None, callback=new_folder, help="Folder of the averaged model (default: RUN/averaged)."
     ),
     *,
     overrides: Overrides,
@@ -181,6 +187,7 @@ def export(
     models: list[Path] | None = MODEL,
     out: Path | None = typer.Option(
         None,
+        callback=new_folder,
         help="Output folder (default: RUN/ctranslate2 or MODEL-ctranslate2, plus quantization).",
     ),
     format_: Literal["ctranslate2"] = typer.Option(

@@ -1,19 +1,37 @@
 """Results of commands, as tables, lines or JSON."""
 
+import io
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+
+from tfm.storage.files import atomic_write
 
 if TYPE_CHECKING:
     from tfm.inference.lines import ScoredTarget, Translation
     from tfm.metrics.metric import Comparison
     from tfm.stages.forecast import Forecast
     from tfm.stages.score import ScoreResult
+
+
+@contextmanager
+def redirect_output(path: Path | None) -> Iterator[None]:
+    """Print to a file in this block, which replaces `path` only if the block ends without error."""
+    if path is None:
+        yield
+        return
+    with atomic_write(path.resolve()) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8")
+        with redirect_stdout(text):
+            yield
+        text.detach()  # which flushes it; `atomic_write` closes the file
 
 
 def print_rows(rows: Mapping[str, str], *, bold: str = "") -> None:

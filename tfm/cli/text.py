@@ -9,6 +9,7 @@ import typer
 from tfm.cli.app import DATA, DATA_ROOT, FORCE, TEXT_PANEL, app, dataset
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, with_settings
+from tfm.cli.paths import existing_file, existing_path, new_folder
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
 from tfm.errors import UsageError
 
@@ -56,32 +57,47 @@ def prepare(
     train: tuple[Path, Path] | None = typer.Option(
         None,
         metavar="SRC TGT",
+        callback=existing_file,
         help="Training text: source and target file, or one .tsv file with both columns.",
     ),
     valid: tuple[Path, Path] | None = typer.Option(
-        None, metavar="SRC TGT", help="Validation text: source and target file."
+        None,
+        metavar="SRC TGT",
+        callback=existing_file,
+        help="Validation text: source and target file.",
     ),
     test: tuple[Path, Path] | None = typer.Option(
-        None, metavar="SRC TGT", help="Test text: source and target file."
+        None, metavar="SRC TGT", callback=existing_file, help="Test text: source and target file."
     ),
     languages: tuple[str, str] | None = typer.Option(
         None, metavar="SRC TGT", help="Language codes, if they are not the file names' suffixes."
     ),
     train_trees: list[Path] | None = typer.Option(
-        None, metavar="PATH", help="Training trees in brackets: a file or folder; repeatable."
+        None,
+        metavar="PATH",
+        callback=existing_path,
+        help="Training trees in brackets: a file or folder; repeatable.",
     ),
     valid_trees: list[Path] | None = typer.Option(
-        None, metavar="PATH", help="Validation trees: a file or folder; repeatable."
+        None,
+        metavar="PATH",
+        callback=existing_path,
+        help="Validation trees: a file or folder; repeatable.",
     ),
     test_trees: list[Path] | None = typer.Option(
-        None, metavar="PATH", help="Test trees: a file or folder; repeatable."
+        None,
+        metavar="PATH",
+        callback=existing_path,
+        help="Test trees: a file or folder; repeatable.",
     ),
-    out: Path | None = typer.Option(None, help="Dataset folder (default: data/RECIPE)."),
+    out: Path | None = typer.Option(
+        None, callback=new_folder, help="Dataset folder (default: data/RECIPE)."
+    ),
     mirror: str | None = typer.Option(
         None, help="Folder or URL to fetch archives from, by their file names."
     ),
     downloads: Path | None = typer.Option(
-        None, help="Folder to keep archives in (default: OUT/downloads)."
+        None, callback=new_folder, help="Folder to keep archives in (default: OUT/downloads)."
     ),
     verify: bool = typer.Option(
         True, "--verify/--no-verify", help="Check archives against their checksums."

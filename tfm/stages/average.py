@@ -32,7 +32,9 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         raise UsageError(f"{out_dir} exists and is no model: choose another folder with --out")
     present = checkpoints(run_dir)
     if not present:
-        raise CheckpointError(f'{run_dir} has no checkpoints: train with "tfm train"')
+        raise CheckpointError(
+            f"{run_dir} has no checkpoints: train with tfm train", exit_code=UsageError.exit_code
+        )
     newest = load_info(present[-1])
     training, newest_step = newest.run.training, newest.step
     if config.best is not None:
