@@ -24,6 +24,7 @@ from tfm.config import (
     TransformerConfig,
 )
 from tfm.config.toml import tomllib
+from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import newest_intact_checkpoint
 
@@ -48,6 +49,17 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 # --- help
+
+
+def test_the_recipes_are_listed_one_per_line(run):
+    code, out, err = run("prepare", "--list")
+    assert (code, err) == (0, "")
+    lines = [re.split(" {2,}", line.strip()) for line in out.splitlines()]
+    assert [name for name, *_ in lines] == builtin_recipes()
+    for name, languages, size, description in lines:
+        assert re.fullmatch(r"[\d,]+ pairs|[\d.]+ GB of text", size)
+        assert description == load_recipe(name).description
+        assert languages.count("-") == 1
 
 
 def imported_by(statement):

@@ -102,6 +102,9 @@ def prepare(
     verify: bool = typer.Option(
         True, "--verify/--no-verify", help="Check archives against their checksums."
     ),
+    list_recipes: bool = typer.Option(
+        False, "--list", help="Print the built-in recipes and the sizes of their texts, and exit."
+    ),
     text_only: bool = typer.Option(
         False, "--text-only", help="Stop before learn-bpe and binarize."
     ),
@@ -113,15 +116,22 @@ def prepare(
 
     Examples:
 
+      tfm prepare --list
+
       tfm prepare wmt14-en-de
 
       tfm prepare --train my.en my.de --valid dev.en dev.de --test test.en test.de --out data/mine
 
       tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 --test-trees wsj/23 --out data/wsj
     """
-    from tfm.data.corpus.loading import load_recipe
+    from tfm.data.corpus.loading import builtin_recipes, load_recipe
     from tfm.stages.prepare import prepare as run_stage
 
+    if list_recipes:
+        from tfm.cli.output import print_recipes
+
+        print_recipes([load_recipe(name) for name in builtin_recipes()])
+        return
     if recipe is None and (mirror is not None or downloads is not None or not verify):
         raise UsageError("--mirror, --downloads and --no-verify have no effect without a recipe")
     text = {"train": train, "valid": valid, "test": test}
@@ -158,8 +168,8 @@ def _recipe_from_user_files(
         raise UsageError("text and trees exclude each other: give --train or --train-trees")
     if not (text["train"] or trees["train"]):
         raise UsageError(
-            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file), or pass your own "
-            "text with --train SRC TGT, or trees with --train-trees"
+            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file; --list describes "
+            "them), or pass your own text with --train SRC TGT, or trees with --train-trees"
         )
     if out is None:
         raise UsageError("name the folder of the new dataset, such as --out data/mine")
