@@ -13,7 +13,7 @@ from tfm.cli.options import RUN_SETTINGS, Overrides, run_settings, with_settings
 from tfm.cli.paths import existing_folder, new_folder
 from tfm.config import AverageConfig, run_toml, settings_from
 from tfm.distributed.layout import Layout
-from tfm.errors import DataError, UsageError
+from tfm.errors import DataError, UsageError, tfm_command
 from tfm.world import World
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def train(
 
     result = run_stage(folder, run or RUNS_ROOT / f"{folder.name}-{settings.arch}", settings)
     following = "generate" if settings.training.average else "average"
-    say(f"next: tfm {following} {result.run_dir}")
+    say(f"next: {tfm_command(following, result.run_dir)}")
 
 
 def _dataset_of(run: Path | None, data: Path | None) -> Path:
@@ -135,7 +135,7 @@ def _dataset_of(run: Path | None, data: Path | None) -> Path:
     if folder is not None and not folder.exists():
         raise DataError(
             f"{run} was trained on {folder}, which does not exist here: name the folder of this "
-            f"dataset, as in tfm train DATA --run {run}"
+            f"dataset, as in {tfm_command('train', 'DATA', '--run', run)}"
         )
     return dataset(folder)
 

@@ -1,7 +1,6 @@
 """Commands on translations: generate, score and attend; and quickstart, which runs all stages."""
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from tfm.cli.paths import (
 )
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
 from tfm.distributed.layout import Layout
-from tfm.errors import UsageError
+from tfm.errors import UsageError, tfm_command
 
 if TYPE_CHECKING:
     from tfm.metrics.metric import MetricName
@@ -154,7 +153,7 @@ def generate(
     with redirect_output(output):
         print_translations(translations, as_json=json, number=config.n_best > 1)
     if output is not None and plan.source.reference is not None and config.n_best == 1:
-        say(f"next: tfm score --hypotheses {shlex.quote(str(output))}")
+        say(f"next: {tfm_command('score', '--hypotheses', output)}")
 
 
 def _check_forced(

@@ -1,5 +1,6 @@
 """Guesses at the encoding of text that is not UTF-8, to say how to convert it."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -50,8 +51,10 @@ def likely_encoding(path: Path, language: str) -> str | None:
 
 def iconv_command(path: Path, encoding: str) -> str:
     """Return the shell command that converts a file to UTF-8."""
-    converted = path.with_name(f"{path.stem}.utf8{path.suffix}")
-    return f"iconv -f {encoding} -t UTF-8 '{path}' > '{converted}'"
+    source, converted = (
+        shlex.quote(str(each)) for each in (path, path.with_name(f"{path.stem}.utf8{path.suffix}"))
+    )
+    return f"iconv -f {encoding} -t UTF-8 {source} > {converted}"
 
 
 def _is_utf8(line: bytes) -> bool:

@@ -127,7 +127,8 @@ def _read(data_dir: Path) -> dict[str, Any]:
     path = data_dir / "manifest.json"
     if not path.is_file():
         raise DataError(
-            f"{data_dir} is no dataset (no manifest.json): make one with tfm prepare",
+            f"{data_dir} is no dataset (no manifest.json): make one with tfm prepare "
+            "(tfm prepare --list names corpora)",
             exit_code=UsageError.exit_code,
         )
     content = read_json(path)
@@ -173,6 +174,8 @@ def newest_dataset(root: Path) -> Path:
     paths = [path for path in root.glob("*/manifest.json") if any(path.parent.glob("train.*"))]
     if not paths:
         raise DataError(
-            f"{root}/ holds no dataset: make one with tfm prepare", exit_code=UsageError.exit_code
+            f"{root}/ holds no dataset: make one with tfm prepare "
+            "(tfm prepare --list names corpora)",
+            exit_code=UsageError.exit_code,
         )
     return max(paths, key=lambda path: path.stat().st_mtime).parent

@@ -1,6 +1,7 @@
 """tfm quickstart: run all seven stages as shell commands on a small synthetic corpus."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from tfm.errors import TfmError
+from tfm.errors import TfmError, tfm_command
 from tfm.stages.score import LAST_GENERATION, read_lines
 from tfm.storage.files import read_json
 
@@ -43,7 +44,7 @@ _NEXT_STEPS = (
     ("tfm train --help", "list all settings"),
     ("tfm prepare multi30k-en-de", "a real corpus: captions of pictures, 29,000 pairs"),
     (
-        "tfm prepare --train FILE.en FILE.de --valid FILE.en FILE.de",
+        "tfm prepare --train my.en my.de --valid dev.en dev.de --out data/mine",
         "your own corpus: two text files per split, one sentence per line",
     ),
 )
@@ -73,7 +74,7 @@ class StageFailedError(TfmError):
     def __init__(self, command: str, exit_code: int, out_dir: Path) -> None:
         super().__init__(
             f'"{command}" in {out_dir} failed with exit code {exit_code} (see its message above): '
-            'correct the cause and run "tfm quickstart" again, which resumes there'
+            "correct the cause and resume there with " + tfm_command("quickstart", "--out", out_dir)
         )
         self.exit_code = exit_code
 
@@ -167,8 +168,10 @@ def _summarize(console: Console, result: QuickstartResult, out_dir: Path) -> Non
     console.print("", times, "", samples, scores, "")
     reports = [(str(path), "the training curves (open in a browser)") for path in result.reports]
     console.print("What to try next:", style="bold")
-    first = [(f"cd {out_dir}", "the folder with the model")]
+    first = [(f"cd {shlex.quote(str(out_dir))}", "the folder with the model")]
     if shutil.which("tfm") is None:
-        first.insert(0, (f". {sys.prefix}/bin/activate", "so that the shell finds tfm"))
-    for command, purpose in (*first, *_NEXT_STEPS, *reports):
+        first.insert(
+            0, (f". {shlex.quote(sys.prefix)}/bin/activate", "so that the shell finds tfm")
+        )
+    for command, purpose in (*reports, *first, *_NEXT_STEPS):
         console.print(f"  {command}\n      {purpose}", markup=False, soft_wrap=True)

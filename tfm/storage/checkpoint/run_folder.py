@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from tfm.errors import CheckpointError, UsageError
+from tfm.errors import CheckpointError, UsageError, tfm_command
 from tfm.reporting import say
 from tfm.storage.checkpoint.model_folder import (
     CONFIG,
@@ -158,7 +158,7 @@ def find_model(path: Path) -> Path:
     if (averaged / CONFIG).is_file():
         say(
             f"warning: {averaged} is older than the newest checkpoint: using {chosen} instead; "
-            f"make a new average with tfm average {path}"
+            f"make a new average with {tfm_command('average', path)}"
         )
     return chosen
 
