@@ -19,6 +19,7 @@ from tfm.data.encoding import iconv_command, likely_encoding
         ("こんにちは", "shift_jis", "ja", "SHIFT_JIS"),
         ("Über", "utf-16", "de", "UTF-16"),
         ("Über " * 9, "utf-16-be", "de", "UTF-16BE"),
+        ("over " * 9, "utf-16-le", "en", "UTF-16LE"),
         ("Über", "utf-32", "de", "UTF-32"),
     ],
 )

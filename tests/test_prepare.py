@@ -300,7 +300,13 @@ def test_invalid_utf8_is_dropped_from_training_text_only(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "name"), [("latin-1", "WINDOWS-1252"), ("utf-16", "UTF-16"), ("cp1252", "WINDOWS")]
+    ("encoding", "name"),
+    [
+        ("latin-1", "WINDOWS-1252"),
+        ("utf-16", "UTF-16"),
+        ("utf-16-le", "UTF-16LE"),
+        ("utf-16-be", "UTF-16BE"),
+    ],
 )
 def test_training_text_in_another_encoding_is_refused_with_the_way_to_convert_it(
     tmp_path, encoding, name
