@@ -106,6 +106,17 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run, elsewhere, arguments, patt
         ("train --batch-size 3", "--batch-tokens or --max-tokens"),
         ("generate --batch-size 3", "--max-tokens"),
         ("generate --model x", "MODEL without a flag"),
+        ("generate --nbest 2", "--n-best"),
+        ("generate --lenpen 1", "--length-penalty"),
+        ("generate --out x", "--output"),
+        ("generate --max-len-b 9", "--max-extra-length"),
+        ("generate --batch 9", "--max-tokens"),
+        ("train --max-update 9", "--max-steps"),
+        ("train --fp16", "--precision"),
+        ("binarize --threads 2", "--jobs"),
+        ("learn-bpe --threads 2", "--num-threads"),
+        ("average --num-epoch-checkpoints 5", "--last"),
+        ("evaluate", "tfm score"),
         ("--verison", "--version"),
         ("trian", "tfm train"),
         ("translate in.en", "tfm generate"),
@@ -115,6 +126,11 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run, elsewhere, arguments, patt
 )
 def test_typos_and_words_of_other_toolkits_get_a_suggestion(run, arguments, meant):
     assert_complaint(run(*arguments.split()), 2, f"no such .*: did you mean {meant}[?]")
+
+
+@pytest.mark.parametrize("flag", ["generate --remove-bpe", "train --optimizer=adam"])
+def test_a_flag_for_what_always_happens_is_said_to_be_needless(run, flag):
+    assert_complaint(run(*flag.split()), 2, "no such option --.*: leave it out, .*")
 
 
 @pytest.mark.parametrize(
