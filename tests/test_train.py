@@ -445,7 +445,7 @@ def test_a_finished_run_is_averaged(data_dir, tiny_run, tmp_path, capsys):
     train(data_dir, tmp_path / "run", settings)
     info = load_info(tmp_path / "run" / "averaged")
     assert (info.step, info.averaged) == (12, (8, 12))
-    assert "averaged the last 2 checkpoints" in capsys.readouterr().err
+    assert "averaged is the mean of steps 8, 12" in capsys.readouterr().err
 
 
 def test_the_average_of_a_finished_run_is_made_again_if_it_is_missing_or_outdated(

@@ -54,7 +54,7 @@ def read_toml(path: Path) -> TomlTable:
             raise UsageError(f"{path} has a line with more than {_MAX_DOTS} dots: split the line")
         return TomlTable(tomllib.loads(text), path=path, lines=_lines_of_keys(text))
     except FileNotFoundError:
-        raise UsageError(f"{path} does not exist") from None
+        raise UsageError(f"{path} does not exist: check its name") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except RecursionError:

@@ -43,7 +43,10 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         # Only a number that the user gave must be available.
         number, ranked = config.last or min(training.average_last, len(present)), present[::-1]
     if number > len(ranked):
-        raise UsageError(f"{run_dir} has {len(ranked)} such checkpoints, not {number}: take fewer")
+        flag = "--last" if config.best is None else "--best"
+        raise UsageError(
+            f"{flag} {number} is more than the checkpoints in {run_dir}: {len(ranked)}"
+        )
     chosen = sorted(ranked[:number])
     infos = [load_info(path) for path in chosen]
     steps = [info.step for info in infos]
