@@ -164,7 +164,7 @@ def test_a_missing_dataset_is_named(trained_run, tmp_path):
 
 
 def test_without_a_run_the_error_says_to_train(tmp_path):
-    with pytest.raises(CheckpointError, match='start with "tfm train"'):
+    with pytest.raises(CheckpointError, match="start with tfm train"):
         plan_generation([], input_path=None, split="test", runs_dir=tmp_path)
 
 
