@@ -220,8 +220,8 @@ def test_standard_input_is_not_read(run, trained_run, data_dir, monkeypatch):
         ("--repeat 0", 2, "Invalid value for '--repeat'"),
         ("--beam 0", 2, "beam_size is 0"),
         ("--temperature 2", 2, "temperature has no effect on search beam"),
-        ("--input nowhere", 1, "nowhere does not exist"),
-        ("--input nowhere --split test", 2, "--input and --split exclude each other"),
+        ("--input nowhere", 2, "nowhere does not exist"),
+        ("--input /dev/null --split test", 2, "--input and --split exclude each other"),
     ],
 )
 def test_a_mistake_is_one_line(run, trained_run, arguments, code, message):
@@ -235,7 +235,7 @@ def test_a_missing_model_is_one_line(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments in ([], [tmp_path / "nothing"]):
         code, out, err = run("bench", "generate", *arguments)
-        assert (code, out) == (1, "")
+        assert (code, out) == (2, "")
         assert len(err.splitlines()) == 1
         assert os.sep in err
 

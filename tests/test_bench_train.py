@@ -212,7 +212,7 @@ def test_the_table_shows_the_results(run, data_dir):
         ("bench train --d-model 7", 2, "d_model is 7"),
         ("bench train --patience 3", 2, "patience has no effect on tfm bench train"),
         ("bench train --log-steps 3", 2, "log_steps has no effect .* without --loop"),
-        ("bench train nowhere", 1, "nowhere is no dataset"),
+        ("bench train nowhere", 2, "nowhere does not exist"),
     ],
 )
 def test_a_mistake_is_one_line(run, arguments, code, message):

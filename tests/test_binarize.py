@@ -215,7 +215,7 @@ def test_a_line_that_is_no_utf8_is_named(folder):
 def test_a_dataset_without_text_or_model_says_what_to_run(tmp_path):
     folder = make_dataset(tmp_path / "x", train=TRAIN)
     (folder / "bpe.model").unlink()
-    with pytest.raises(DataError, match='run "tfm learn-bpe"'):
+    with pytest.raises(DataError, match="run tfm learn-bpe "):
         binarize(folder, CONFIG)
     learn_bpe(folder, SUBWORD)
     for path in folder.glob("train.*"):

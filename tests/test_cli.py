@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import typing
@@ -23,6 +24,7 @@ from tfm.config import (
     TransformerConfig,
 )
 from tfm.config.toml import tomllib
+from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import newest_intact_checkpoint
 
@@ -47,6 +49,17 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 # --- help
+
+
+def test_the_recipes_are_listed_one_per_line(run):
+    code, out, err = run("prepare", "--list")
+    assert (code, err) == (0, "")
+    lines = [re.split(" {2,}", line.strip()) for line in out.splitlines()]
+    assert [name for name, *_ in lines] == builtin_recipes()
+    for name, languages, size, description in lines:
+        assert re.fullmatch(r"[\d,]+ pairs|[\d.]+ GB of text", size)
+        assert description == load_recipe(name).description
+        assert languages.count("-") == 1
 
 
 def imported_by(statement):
@@ -242,3 +255,12 @@ def test_json_of_generate_parses(capfd):
         "source": "a\t\u2028",
         "translations": [{"text": "ä", "score": -0.5}],
     }
+
+
+def test_the_next_step_after_translating_a_test_set_to_a_file_is_its_score(run, trained_run):
+    code, out, err = run("generate", trained_run, "--split", "test", "--output", "a b.de")
+    assert (code, out) == (0, ""), err
+    line = err.splitlines()[-1]
+    assert line == "next: tfm score --hypotheses 'a b.de'"
+    code, out, err = run(*shlex.split(line)[2:])
+    assert (code, out[:4]) == (0, "BLEU"), err

@@ -52,7 +52,7 @@ def trained(monkeypatch):
     ],
 )
 def test_several_processes_run_the_same_command(run, launched, trained, flags, layout):
-    flags = ["train", "nowhere", "--max-steps", "3", *flags.split()]
+    flags = ["train", ".", "--max-steps", "3", *flags.split()]
     assert run(*flags) == (0, "", "")
     assert launched == [(layout, [sys.executable, "-m", "tfm", *flags])]
     assert not trained
@@ -63,7 +63,7 @@ def test_several_processes_run_the_same_command(run, launched, trained, flags, l
     [("", "auto"), ("--processes 1", "cpu"), ("--gpus 1", "cuda"), ("--nodes 1", "auto")],
 )
 def test_a_single_process_is_not_launched(run, launched, trained, flags, device):
-    assert run("train", "nowhere", "--arch", "tiny", *flags.split())[0] == 0
+    assert run("train", ".", "--arch", "tiny", *flags.split())[0] == 0
     assert (launched, trained) == ([], [device])
 
 
@@ -71,10 +71,10 @@ def test_a_single_process_is_not_launched(run, launched, trained, flags, device)
 def test_printing_settings_launches_nothing(run, launched, flag, device):
     _, out, _ = run("train", flag, 2, "--print-config")
     assert tomllib.loads(out)["training"]["device"] == device
-    code, out, err = run("train", flag, 2, "--dry-run", "nowhere")
-    assert (code, out) == (1, "")
+    code, out, err = run("train", flag, 2, "--dry-run", ".")
+    assert (code, out) == (2, "")
     [line] = err.splitlines()
-    assert re.fullmatch(r"tfm: nowhere is no dataset .*", line), line
+    assert re.fullmatch(r"tfm: \. is no dataset .*", line), line
     assert not launched
 
 
@@ -97,13 +97,13 @@ def one_of_two(monkeypatch, elsewhere):
 
 def test_one_of_several_processes_launches_no_others(run, launched, trained, one_of_two):
     one_of_two(0)
-    assert run("train", "nowhere", "--arch", "tiny", "--processes", 2)[0] == 0
+    assert run("train", ".", "--arch", "tiny", "--processes", 2)[0] == 0
     assert (launched, trained) == ([], ["cpu"])
 
 
 def test_one_of_several_processes_reports_its_failure_to_the_launcher(run, launched, one_of_two):
     error_file = one_of_two(1)
-    assert run("train", "nowhere", "--processes", 3) == (2, "", "")
+    assert run("train", ".", "--processes", 3) == (2, "", "")
     message = json.loads(error_file.read_text())["message"]
     assert message["message"].startswith("torchrun has started 2 processes")
     assert message["extraInfo"]["exit_code"] == 2
@@ -116,5 +116,5 @@ def test_processes_that_stop_cleanly_report_it_once(run, monkeypatch, one_of_two
 
     error_file = one_of_two(rank)
     monkeypatch.setattr("tfm.stages.train.train", stop)
-    assert run("train", "nowhere", "--arch", "tiny") == (0, "", err)
+    assert run("train", ".", "--arch", "tiny") == (0, "", err)
     assert not error_file.exists()

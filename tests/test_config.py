@@ -31,7 +31,7 @@ from tfm.config import (
     suitable_arch,
 )
 from tfm.config.toml import tomllib
-from tfm.errors import UsageError
+from tfm.errors import DETAIL, UsageError
 
 GROUPS = [
     AverageConfig,
@@ -56,7 +56,7 @@ def problem(*args, **kwargs):
     """Return the message with which run_config refuses tables."""
     with pytest.raises(UsageError) as caught:
         run_config(*args, **kwargs)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value).replace(DETAIL, "")
     return str(caught.value)
 
 
@@ -180,7 +180,8 @@ def test_an_unknown_name_gets_a_suggestion(table, advice):
 def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path, content, message):
     path = tmp_path / "run.toml"
     path.write_text(content, encoding="utf-8")
-    assert problem(None, read_toml(path)).startswith(f"{path}:{message}")
+    found = problem(None, read_toml(path)).split(DETAIL)
+    assert any(line.startswith(f"{path}:{message}") for line in found)
 
 
 def test_a_flag_is_not_blamed_on_the_file(tmp_path):
@@ -342,7 +343,7 @@ def test_an_invalid_toml_file_is_named_in_one_line(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"run\.toml is not a TOML file: ") as caught:
         read_toml(path)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value).replace(DETAIL, "")
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,10 @@ def test_wmt14_recipes_follow_the_paper(name, vocab_size):
 
 
 def test_the_error_for_an_unknown_name_lists_the_recipes():
-    with pytest.raises(UsageError, match=r"wmt15.*wmt14-en-de"):
-        load_recipe("wmt15-en-de")
+    with pytest.raises(UsageError, match=r"'wmt15': .*wmt14-en-de"):
+        load_recipe("wmt15")
+    with pytest.raises(UsageError, match=r"'multi30k': did you mean multi30k-en-de\?"):
+        load_recipe("multi30k")
 
 
 def test_a_minimal_recipe_file_is_valid(load):
@@ -132,6 +134,27 @@ vocab_size = 1
         "vocab_size is 1",
     ):
         assert part in str(caught.value)
+    lines = {line: number for number, line in enumerate(text.splitlines(), 1)}
+    title, *mistakes = str(caught.value).split("\n  ")
+    assert title == f"{len(mistakes)} mistakes:"
+    for line, part in [
+        ("color = 1", "the recipe has an unknown key 'color': it takes"),
+        ('targets = "a.de"', "[[train]] 1 has an unknown key 'targets': did you mean target?"),
+        ("[[train]]", "[[train]] 1 has no 'target'"),
+        ('lines = "many"', "[[valid]] 1 has lines = 'many'"),
+        (
+            "max_chars = 3",
+            "unknown setting 'max_chars' in [cleaning]: did you mean max_characters?",
+        ),
+        ("vocab_size = 1", "vocab_size is 1"),
+    ]:
+        assert any(f"recipe.toml:{lines[line]}: {part}" in each for each in mistakes), mistakes
+
+
+def test_a_mistake_in_a_later_table_is_at_its_own_line(load):
+    text = MINIMAL + '\n[[train]]\nsource = "b.en"\ntarget = "b.de"\nlines = 0.5\n'
+    with pytest.raises(UsageError, match=r"recipe.toml:17: \[\[train\]\] 2 has lines = 0.5"):
+        load(text)
 
 
 @pytest.mark.parametrize(

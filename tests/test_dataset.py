@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -81,7 +82,7 @@ def test_empty_sentences_give_only_gaps(write_sequences):
 )
 def test_offsets_that_do_not_fit_the_tokens_are_damage(write_sequences, offsets):
     folder = write_sequences([5, 6, 7, 8, 9], offsets)
-    with pytest.raises(DataError, match=r"x do not fit its tokens: .*binarize --force"):
+    with pytest.raises(DataError, match=r"x do not fit its tokens: .*binarize .* --force"):
         read_sequences(folder)
 
 
@@ -230,7 +231,7 @@ def test_files_of_another_split_are_refused(bin_dir):
 def test_an_index_with_invalid_values_is_refused(bin_dir, change):
     path = bin_dir / "dataset.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(DataError, match=r"dataset\.json is .*tfm binarize --force"):
+    with pytest.raises(DataError, match=r"dataset\.json is .*tfm binarize .* --force"):
         open_train(bin_dir)
 
 
@@ -272,3 +273,11 @@ def test_binarizing_again_repairs_damage(data_dir, tmp_path):
     (copy / "bin" / FILES[0]).write_bytes(b"damage")
     binarize(copy, BinarizeConfig(jobs=1), force=True)
     assert list(open_train(copy / "bin").source) == list(open_train(data_dir / "bin").source)
+
+
+def test_the_command_that_repairs_a_dataset_works_in_a_shell(tmp_path):
+    folder = tmp_path / "my user's data"
+    with pytest.raises(DataError) as missing:
+        DatasetIndex.load(folder / "bin")
+    words = shlex.split(str(missing.value).rpartition(": run ")[2])
+    assert words == ["tfm", "binarize", str(folder)]

@@ -164,7 +164,7 @@ def test_a_missing_dataset_is_named(trained_run, tmp_path):
 
 
 def test_without_a_run_the_error_says_to_train(tmp_path):
-    with pytest.raises(CheckpointError, match='start with "tfm train"'):
+    with pytest.raises(CheckpointError, match="start with tfm train"):
         plan_generation([], input_path=None, split="test", runs_dir=tmp_path)
 
 
@@ -355,12 +355,14 @@ def test_targets_are_printed_as_lines_tokens_or_json(command):
         ("--search exact --num-groups 1", 2, "num_groups has no effect on search exact, .*"),
         ("--beam 0", 2, "beam_size is 0, but must be at least 1.*"),
         ("--n-best 9", 2, "n_best is 9, but must be at most the beam size 4"),
+        ("--output in.en", 2, "in.en would be both read and overwritten: .*"),
+        ("--prefix out.de --output ./out.de", 2, "out.de would be both read and overwritten: .*"),
         ("--per-token", 2, "--per-token has no effect without --score-target"),
         ("--score-target out.de --json --per-token", 2, "--json prints every token anyway: .*"),
         ("--score-target out.de --prefix out.de", 2, "--prefix has no effect on --score-target.*"),
         ("--score-target out.de --n-best 2", 2, "no effect on --score-target: n_best; .*"),
-        ("--score-target nowhere", 1, "nowhere does not exist: check its name"),
-        ("--prefix nowhere", 1, "nowhere does not exist: check its name"),
+        ("--score-target nowhere", 2, "nowhere does not exist: check its name"),
+        ("--prefix nowhere", 2, "nowhere does not exist: check its name"),
         ("--gpus many", 2, "--gpus is many, but must be auto or at least 1; .*"),
         ("--gpus 1", 2, "--gpus contradicts --device cpu: leave one out"),
         ("--gpus 1 --processes 1", 2, "--gpus and --processes exclude each other: give one"),
@@ -393,3 +395,43 @@ def test_flags_override_the_settings_of_the_model(command, tmp_path):
     # Sampling ignores the model's beam size without an error.
     code, _, err = command("--search sample")
     assert code == 0, err
+
+
+def test_output_to_a_file_is_that_of_standard_output(command, tmp_path):
+    for arguments in ("", "--json", "--n-best 2", "--score-target out.de", "--processes 2"):
+        _, expected, _ = command(arguments)
+        assert command(f"{arguments} --output -")[1] == expected
+        code, out, err = command(f"{arguments} --output new/found.de")
+        assert (code, out) == (0, ""), err
+        assert (tmp_path / "new" / "found.de").read_text(encoding="utf-8") == expected
+
+
+def test_a_file_stays_as_it_was_if_translating_fails(command, tmp_path):
+    older = write(tmp_path / "found.de", b"older\n")
+    write(tmp_path / "in.en", b"seven\n\xff\n")
+    code, out, err = command("--output found.de")
+    assert (code, out) == (1, ""), err
+    assert older.read_bytes() == b"older\n"
+    assert not [*tmp_path.glob(".found.de*")]
+
+
+def test_the_progress_bar_is_shown_if_translations_go_to_a_file(command, user, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with open(user[1], "w", closefd=False) as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert "\rgenerate: " in command("--output found.de")[2]
+        assert "\rgenerate: " not in command("")[2]
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("model", "it is a folder"),
+        ("/dev/null", "it is a pipe or a device"),
+        ("in.en/found.de", ".*in.en is not a folder"),
+    ],
+)
+def test_an_impossible_output_is_refused_before_the_model_is_read(command, path, reason):
+    got, out, err = command(f"--output {path}")
+    assert (got, out) == (2, "")
+    assert re.fullmatch(f"tfm: cannot write to {path}: {reason}: choose another name\n", err)

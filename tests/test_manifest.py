@@ -160,5 +160,5 @@ def test_a_dataset_whose_preparation_failed_is_ignored(tmp_path):
 
 
 def test_the_error_without_datasets_says_how_to_make_one(tmp_path):
-    with pytest.raises(DataError, match=r'holds no dataset: make one with "tfm prepare"'):
+    with pytest.raises(DataError, match=r"holds no dataset: make one with tfm prepare"):
         newest_dataset(tmp_path / "data")

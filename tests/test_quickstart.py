@@ -1,12 +1,15 @@
 """The quickstart, with a stub in place of tfm."""
 
 import re
+import shlex
 import signal
 import sys
 import textwrap
 
 import pytest
+import typer.main
 
+from tfm.cli.main import app
 from tfm.errors import InterruptedRunError
 from tfm.stages.quickstart import StageFailedError, quickstart
 
@@ -83,7 +86,24 @@ def test_each_command_line_is_shown(tmp_path, program, capfd):
     for line in [*lines, "train --arch quickstart", "generate --beam 4 | tfm score --metric bleu"]:
         assert f"$ tfm {line}" in shown
     assert str(tmp_path / "quickstart" / "runs" / "numbers" / "report.html") in shown
-    assert "tfm prepare --train FILE.en FILE.de" in shown
+    assert "tfm prepare --train my.en my.de" in shown
+
+
+def test_the_commands_to_try_next_work_in_a_shell(tmp_path, program, capfd, monkeypatch):
+    folder = tmp_path / "my user's quickstart"
+    quickstart(folder, program=program)
+    commands = capfd.readouterr().err.partition("What to try next:")[2].splitlines()[1::2]
+    assert shlex.split(next(line for line in commands if line.startswith("  cd "))) == [
+        "cd",
+        str(folder),
+    ]
+    monkeypatch.setattr("tfm.cli.paths._check_exists", lambda path: None)
+    group = typer.main.get_command(app)
+    for line in commands:
+        name, *rest = line.rpartition("tfm ")[2].split()
+        if "tfm " in line and rest != ["--help"]:
+            group.get_command(None, name).make_context(name, rest)
+            assert "--train" not in rest or "--out" in rest
 
 
 def test_stdout_has_only_the_output_of_stages(tmp_path, program, capfd):

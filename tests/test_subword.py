@@ -196,7 +196,7 @@ def test_an_unpaired_surrogate_is_refused(model, line):
 
 
 def test_the_error_without_model_says_how_to_learn_one(tmp_path):
-    with pytest.raises(DataError, match=r'no subword model .* run "tfm learn-bpe"'):
+    with pytest.raises(DataError, match=r"no subword model .* run tfm learn-bpe "):
         Vocabulary.load(tmp_path)
 
 

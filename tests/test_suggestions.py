@@ -3,7 +3,7 @@
 import typer
 
 from tfm.cli import main as cli
-from tfm.cli.suggestions import _COMMAND_WORDS
+from tfm.cli.suggestions import _COMMAND_WORDS, _NEEDLESS
 from tfm.config.suggestions import WORDS
 
 COMMANDS = typer.main.get_command(cli.app).commands
@@ -31,3 +31,8 @@ def test_every_word_for_a_command_leads_to_a_command():
     for name, words in _COMMAND_WORDS.items():
         assert name in COMMANDS
         assert not set(words.split()) & set(COMMANDS)
+
+
+def test_no_command_has_a_flag_that_is_said_to_be_needless():
+    needless = {word for words in _NEEDLESS for word in words.split()}
+    assert not any(needless & names(command) for command in LEAVES)

@@ -206,3 +206,13 @@ def test_chunks_have_all_pairs_in_order_and_a_bounded_size(pairs, chunk_bytes):
     assert [pair for chunk in chunks for pair in chunk] == pairs
     for chunk in chunks:
         assert sum(len(source) + len(target) for source, target in chunk[:-1]) < chunk_bytes
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-16LE", "UTF-16BE"])
+@pytest.mark.parametrize("line", ["Two dogs play.", "Две собаки играют."])
+def test_utf_16_is_named_with_the_way_to_convert_it(tmp_path, encoding, line):
+    (tmp_path / "text.en").write_bytes(f"{line}\n{line}\n".encode(encoding))
+    pattern = f"is {encoding}, not UTF-8: convert it with iconv -f {encoding} -t UTF-8"
+    for strict in (False, True):
+        with pytest.raises(DataError, match=pattern):
+            next(read_lines(tmp_path / "text.en", strict=strict))

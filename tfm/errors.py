@@ -1,7 +1,22 @@
 """The errors that a user can fix: one clear line each, without a traceback."""
 
+import shlex
+from collections.abc import Sequence
+
 # Separates details of a message, such as a list of settings: each is printed on its own line.
 DETAIL = "\n  "
+
+
+def tfm_command(*words: object) -> str:
+    """Return a command line to advise, which a shell understands whatever is in the paths."""
+    return shlex.join(["tfm", *map(str, words)])
+
+
+def list_problems(problems: Sequence[str]) -> str:
+    """Return one message for one or more problems; several take a line each."""
+    if len(problems) == 1:
+        return problems[0]
+    return DETAIL.join([f"{len(problems)} mistakes:", *problems])
 
 
 class TfmError(Exception):

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from tfm import __version__
+from tfm.cli.paths import existing_file, existing_folder
 from tfm.cli.suggestions import Commands
 from tfm.config import PRESETS
 from tfm.errors import UsageError
@@ -18,12 +19,22 @@ TEXT_PANEL = "Text"
 MODELS_PANEL = "Models"
 TRANSLATIONS_PANEL = "Translations"
 
-DATA = typer.Argument(None, metavar="DATA", help="Dataset folder (default: the newest in data/).")
+DATA = typer.Argument(
+    None,
+    metavar="DATA",
+    callback=existing_folder,
+    help="Dataset folder (default: the newest in data/).",
+)
 FORCE = typer.Option(False, "--force", help="Redo this step even if its inputs did not change.")
-CONFIG = typer.Option(None, help="TOML file of settings; flags take precedence over it.")
+CONFIG = typer.Option(
+    None, callback=existing_file, help="TOML file of settings; flags take precedence over it."
+)
 JSON = typer.Option(False, "--json", help="Print the result as one JSON object.")
 MODEL = typer.Argument(
-    None, metavar="MODEL", help="Model or run folder (default: the newest run in runs/)."
+    None,
+    metavar="MODEL",
+    callback=existing_folder,
+    help="Model or run folder (default: the newest run in runs/).",
 )
 
 app = typer.Typer(

@@ -10,6 +10,7 @@ import typer
 from tfm.cli.app import CONFIG, JSON, MODEL, RUNS_ROOT, app, arch_option
 from tfm.cli.help import Command
 from tfm.cli.options import RUN_SETTINGS, Overrides, with_settings
+from tfm.cli.paths import existing_file, existing_folder
 from tfm.cli.suggestions import Commands
 from tfm.config import InferenceConfig, SearchConfig, read_toml, run_config, settings_from
 from tfm.errors import UsageError
@@ -36,6 +37,7 @@ def train(
     data: Path | None = typer.Argument(
         None,
         metavar="DATA",
+        callback=existing_folder,
         help="Dataset folder (default: random tokens with the sentence lengths of WMT16).",
     ),
     arch: str | None = arch_option("base"),
@@ -77,7 +79,10 @@ def train(
 def generate(
     model: Path | None = MODEL,
     input_: Path | None = typer.Option(
-        None, "--input", help="File to translate, one sentence per line."
+        None,
+        "--input",
+        callback=existing_file,
+        help="File to translate, one sentence per line.",
     ),
     split: Literal["test", "valid"] | None = typer.Option(
         None, help="Translate this split of the model's dataset (default: test, unless --input)."

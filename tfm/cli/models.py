@@ -10,9 +10,10 @@ import typer
 from tfm.cli.app import CONFIG, DATA, MODEL, MODELS_PANEL, RUNS_ROOT, app, arch_option, dataset, say
 from tfm.cli.help import Command
 from tfm.cli.options import RUN_SETTINGS, Overrides, run_settings, with_settings
+from tfm.cli.paths import existing_folder, new_folder
 from tfm.config import AverageConfig, run_toml, settings_from
 from tfm.distributed.layout import Layout
-from tfm.errors import DataError, UsageError
+from tfm.errors import DataError, UsageError, tfm_command
 from tfm.world import World
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ _MAX_DIFFERENCES = 5
 def train(
     data: Path | None = DATA,
     run: Path | None = typer.Option(
-        None, help="Run folder (default: runs/DATA-ARCH); an existing one keeps its settings."
+        None,
+        callback=new_folder,
+        help="Run folder (default: runs/DATA-ARCH); an existing one keeps its settings.",
     ),
     arch: str | None = arch_option("by size of DATA and device"),
     config: Path | None = CONFIG,
@@ -119,7 +122,7 @@ def train(
 
     result = run_stage(folder, run or RUNS_ROOT / f"{folder.name}-{settings.arch}", settings)
     following = "generate" if settings.training.average else "average"
-    say(f"next: tfm {following} {result.run_dir}")
+    say(f"next: {tfm_command(following, result.run_dir)}")
 
 
 def _dataset_of(run: Path | None, data: Path | None) -> Path:
@@ -132,7 +135,7 @@ def _dataset_of(run: Path | None, data: Path | None) -> Path:
     if folder is not None and not folder.exists():
         raise DataError(
             f"{run} was trained on {folder}, which does not exist here: name the folder of this "
-            f"dataset, as in tfm train DATA --run {run}"
+            f"dataset, as in {tfm_command('train', 'DATA', '--run', run)}"
         )
     return dataset(folder)
 
@@ -155,10 +158,13 @@ def _launch_processes(layout: Layout) -> None:
 @with_settings(AverageConfig)
 def average(
     run: Path | None = typer.Argument(
-        None, metavar="RUN", help="Run folder (default: the newest in runs/)."
+        None,
+        metavar="RUN",
+        callback=existing_folder,
+        help="Run folder (default: the newest in runs/).",
     ),
     out: Path | None = typer.Option(
-        None, help="Folder of the averaged model (default: RUN/averaged)."
+        None, callback=new_folder, help="Folder of the averaged model (default: RUN/averaged)."
     ),
     *,
     overrides: Overrides,
@@ -181,6 +187,7 @@ def export(
     models: list[Path] | None = MODEL,
     out: Path | None = typer.Option(
         None,
+        callback=new_folder,
         help="Output folder (default: RUN/ctranslate2 or MODEL-ctranslate2, plus quantization).",
     ),
     format_: Literal["ctranslate2"] = typer.Option(

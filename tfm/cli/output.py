@@ -1,19 +1,40 @@
 """Results of commands, as tables, lines or JSON."""
 
+import io
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from tfm.storage.files import atomic_write
+
 if TYPE_CHECKING:
+    from tfm.data.corpus.recipe import Recipe
     from tfm.inference.lines import ScoredTarget, Translation
     from tfm.metrics.metric import Comparison
     from tfm.stages.forecast import Forecast
     from tfm.stages.score import ScoreResult
+
+_WIDE = 1000  # columns
+
+
+@contextmanager
+def redirect_output(path: Path | None) -> Iterator[None]:
+    """Print to a file in this block, which replaces `path` only if the block ends without error."""
+    if path is None:
+        yield
+        return
+    with atomic_write(path.resolve()) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8")
+        with redirect_stdout(text):
+            yield
+        text.detach()  # which flushes it; `atomic_write` closes the file
 
 
 def print_rows(rows: Mapping[str, str], *, bold: str = "") -> None:
@@ -24,6 +45,25 @@ def print_rows(rows: Mapping[str, str], *, bold: str = "") -> None:
     for name, value in rows.items():
         table.add_row(name, value, style="bold" if name == bold else None)
     Console(highlight=False).print(table)
+
+
+def print_recipes(recipes: "Iterable[Recipe]") -> None:
+    """Print name, languages, size of the training text and description of each recipe."""
+    table = Table.grid(padding=(0, 2))
+    for recipe in recipes:
+        languages = f"{recipe.source}-{recipe.target}"
+        table.add_row(recipe.name, languages, _training_size(recipe), recipe.description)
+    # In a pipe, each recipe takes one line.
+    Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+
+def _training_size(recipe: "Recipe") -> str:
+    """Return the number of training pairs, or if it is unknown the size of all text."""
+    counts = [getattr(text, "num_pairs", getattr(text, "lines", None)) for text in recipe.train]
+    known = [count for count in counts if count is not None]
+    if len(known) == len(counts):
+        return f"{sum(known):,} pairs"
+    return "" if recipe.text_size is None else f"{recipe.text_size / 1e9:.1f} GB of text"
 
 
 def print_forecast(forecast: "Forecast") -> None:

@@ -22,6 +22,14 @@ _COMMAND_WORDS = {
     "score": "eval evaluate bleu sacrebleu",
     "train": "fit finetune fine-tune resume",
 }
+# Words for what tfm does without a flag.
+_NEEDLESS = {
+    "remove-bpe post-process detokenize": "translations are plain text without it",
+    "optimizer optim": "training always uses Adam, as in the paper",
+    "criterion loss": "the loss is always label-smoothed cross-entropy (--label-smoothing)",
+    "lr-scheduler lr-decay": "the schedule is the paper's (--warmup-steps, --learning-rate)",
+    "tensorboard-logdir tensorboard wandb-project": "each run has metrics.jsonl and report.html",
+}
 
 
 class Commands(Group):
@@ -39,6 +47,9 @@ class Commands(Group):
 
 def explain_unknown_option(name: str, context: typer.Context) -> str:
     """Return the message about an option that a command does not have, with those it may mean."""
+    for words, reason in _NEEDLESS.items():
+        if name.lstrip("-") in words.split():
+            return f"no such option {name}: leave it out, {reason}"
     parameters = [*context.command.params]
     flags = [flag for p in parameters for flag in (*p.opts, *p.secondary_opts)]
     arguments = [p.metavar for p in parameters if p.param_type_name == "argument" and p.metavar]

@@ -9,6 +9,7 @@ import typer
 from tfm.cli.app import DATA, DATA_ROOT, FORCE, TEXT_PANEL, app, dataset
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, with_settings
+from tfm.cli.paths import existing_file, existing_path, new_folder
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
 from tfm.errors import UsageError
 
@@ -56,35 +57,53 @@ def prepare(
     train: tuple[Path, Path] | None = typer.Option(
         None,
         metavar="SRC TGT",
+        callback=existing_file,
         help="Training text: source and target file, or one .tsv file with both columns.",
     ),
     valid: tuple[Path, Path] | None = typer.Option(
-        None, metavar="SRC TGT", help="Validation text: source and target file."
+        None,
+        metavar="SRC TGT",
+        callback=existing_file,
+        help="Validation text: source and target file.",
     ),
     test: tuple[Path, Path] | None = typer.Option(
-        None, metavar="SRC TGT", help="Test text: source and target file."
+        None, metavar="SRC TGT", callback=existing_file, help="Test text: source and target file."
     ),
     languages: tuple[str, str] | None = typer.Option(
         None, metavar="SRC TGT", help="Language codes, if they are not the file names' suffixes."
     ),
     train_trees: list[Path] | None = typer.Option(
-        None, metavar="PATH", help="Training trees in brackets: a file or folder; repeatable."
+        None,
+        metavar="PATH",
+        callback=existing_path,
+        help="Training trees in brackets: a file or folder; repeatable.",
     ),
     valid_trees: list[Path] | None = typer.Option(
-        None, metavar="PATH", help="Validation trees: a file or folder; repeatable."
+        None,
+        metavar="PATH",
+        callback=existing_path,
+        help="Validation trees: a file or folder; repeatable.",
     ),
     test_trees: list[Path] | None = typer.Option(
-        None, metavar="PATH", help="Test trees: a file or folder; repeatable."
+        None,
+        metavar="PATH",
+        callback=existing_path,
+        help="Test trees: a file or folder; repeatable.",
     ),
-    out: Path | None = typer.Option(None, help="Dataset folder (default: data/RECIPE)."),
+    out: Path | None = typer.Option(
+        None, callback=new_folder, help="Dataset folder (default: data/RECIPE)."
+    ),
     mirror: str | None = typer.Option(
         None, help="Folder or URL to fetch archives from, by their file names."
     ),
     downloads: Path | None = typer.Option(
-        None, help="Folder to keep archives in (default: OUT/downloads)."
+        None, callback=new_folder, help="Folder to keep archives in (default: OUT/downloads)."
     ),
     verify: bool = typer.Option(
         True, "--verify/--no-verify", help="Check archives against their checksums."
+    ),
+    list_recipes: bool = typer.Option(
+        False, "--list", help="Print the built-in recipes and the sizes of their texts, and exit."
     ),
     text_only: bool = typer.Option(
         False, "--text-only", help="Stop before learn-bpe and binarize."
@@ -97,15 +116,22 @@ def prepare(
 
     Examples:
 
+      tfm prepare --list
+
       tfm prepare wmt14-en-de
 
       tfm prepare --train my.en my.de --valid dev.en dev.de --test test.en test.de --out data/mine
 
       tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 --test-trees wsj/23 --out data/wsj
     """
-    from tfm.data.corpus.loading import load_recipe
+    from tfm.data.corpus.loading import builtin_recipes, load_recipe
     from tfm.stages.prepare import prepare as run_stage
 
+    if list_recipes:
+        from tfm.cli.output import print_recipes
+
+        print_recipes([load_recipe(name) for name in builtin_recipes()])
+        return
     if recipe is None and (mirror is not None or downloads is not None or not verify):
         raise UsageError("--mirror, --downloads and --no-verify have no effect without a recipe")
     text = {"train": train, "valid": valid, "test": test}
@@ -142,8 +168,8 @@ def _recipe_from_user_files(
         raise UsageError("text and trees exclude each other: give --train or --train-trees")
     if not (text["train"] or trees["train"]):
         raise UsageError(
-            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file), or pass your own "
-            "text with --train SRC TGT, or trees with --train-trees"
+            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file; --list describes "
+            "them), or pass your own text with --train SRC TGT, or trees with --train-trees"
         )
     if out is None:
         raise UsageError("name the folder of the new dataset, such as --out data/mine")

@@ -11,9 +11,18 @@ import typer
 from tfm.cli.app import JSON, RUNS_ROOT, TRANSLATIONS_PANEL, app, say
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, with_settings
+from tfm.cli.paths import (
+    STANDARD_STREAM,
+    existing_file,
+    existing_file_or_stream,
+    existing_folder,
+    new_file,
+    new_file_or_folder,
+    new_folder,
+)
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
 from tfm.distributed.layout import Layout
-from tfm.errors import UsageError
+from tfm.errors import UsageError, tfm_command
 
 if TYPE_CHECKING:
     from tfm.metrics.metric import MetricName
@@ -39,11 +48,20 @@ _AFFECTED_METRICS: dict[str, tuple["MetricName", ...]] = {
 def generate(
     models: list[Path] | None = typer.Argument(
         None,
+        callback=existing_folder,
         metavar="MODEL",
         help="Model or run folders (default: the newest run); several form an ensemble.",
     ),
     input_: Path | None = typer.Option(
-        None, "--input", help="File to translate, one sentence per line; - is standard input."
+        None,
+        "--input",
+        callback=existing_file_or_stream,
+        help="File to translate, one sentence per line; - is standard input.",
+    ),
+    output: Path | None = typer.Option(
+        None,
+        callback=new_file,
+        help="File to write, which appears when it is complete; - is standard output.",
     ),
     split: Literal["test", "valid"] | None = typer.Option(
         None, help="Translate this split of the model's dataset."
@@ -57,10 +75,13 @@ def generate(
         None, help="Divide the work and the cores among N processes on the CPU."
     ),
     prefix: Path | None = typer.Option(
-        None, help="File with a forced beginning of each translation; empty lines force nothing."
+        None,
+        callback=existing_file,
+        help="File with a forced beginning of each translation; empty lines force nothing.",
     ),
     score_target: Path | None = typer.Option(
         None,
+        callback=existing_file,
         help="File with a translation of each line: print its score and log probability instead.",
     ),
     per_token: bool = typer.Option(
@@ -89,13 +110,20 @@ def generate(
 
       tfm generate --input in.en --score-target out.de
 
-      tfm generate --gpus 8 < in.en > out.de
+      tfm generate --gpus 8 --input in.en --output out.de
     """
-    from tfm.cli.output import print_scored_targets, print_translations
+    from tfm.cli.output import print_scored_targets, print_translations, redirect_output
     from tfm.distributed.launch import num_local_processes
     from tfm.stages.generate import generate as run_stage
     from tfm.stages.generate import plan_generation, score_targets
 
+    if output == STANDARD_STREAM:
+        output = None
+    for path in filter(None, (input_, prefix, score_target)):
+        if output is not None and output.resolve() == path.resolve():
+            raise UsageError(
+                f"{output} would be both read and overwritten: choose another name with --output"
+            )
     settings = overrides.get("search", {})
     _check_forced(settings, is_forced=score_target is not None, per_token=per_token, json=json)
     inference = settings_from(InferenceConfig, overrides.get("inference", {}))
@@ -115,13 +143,17 @@ def generate(
     if score_target is not None:
         say(f"generate: {names} scores {score_target} as translation of {plan.source}")
         scored = score_targets(plan, config, inference=inference, num_processes=num_processes)
-        print_scored_targets(scored, as_json=json, per_token=per_token)
+        with redirect_output(output):
+            print_scored_targets(scored, as_json=json, per_token=per_token)
         return
     say(f"generate: {names} translates {plan.source}")
     translations = run_stage(
         plan, config, inference=inference, runs_dir=RUNS_ROOT, num_processes=num_processes
     )
-    print_translations(translations, as_json=json, number=config.n_best > 1)
+    with redirect_output(output):
+        print_translations(translations, as_json=json, number=config.n_best > 1)
+    if output is not None and plan.source.reference is not None and config.n_best == 1:
+        say(f"next: {tfm_command('score', '--hypotheses', output)}")
 
 
 def _check_forced(
@@ -144,10 +176,14 @@ def _check_forced(
 @with_settings(ScoreConfig)
 def score(
     hypotheses: Path | None = typer.Option(
-        None, help="File of translations (default: standard input)."
+        None,
+        callback=existing_file_or_stream,
+        help="File of translations (default: standard input).",
     ),
     reference: list[Path] | None = typer.Option(
-        None, help="Reference file; repeatable (default: the reference of the last tfm generate)."
+        None,
+        callback=existing_file,
+        help="Reference file; repeatable (default: the reference of the last tfm generate).",
     ),
     metric: list[str] | None = typer.Option(
         None,
@@ -165,7 +201,9 @@ def score(
         help="Target language for --paper (default: the suffix of the reference file).",
     ),
     baseline: Path | None = typer.Option(
-        None, help="Other translations of the same text: test whether the scores differ."
+        None,
+        callback=existing_file,
+        help="Other translations of the same text: test whether the scores differ.",
     ),
     json: bool = JSON,
     *,
@@ -198,7 +236,7 @@ def score(
                 f"add --metric {affected[0]}"
             )
     result = run_stage(
-        hypotheses,
+        None if hypotheses == STANDARD_STREAM else hypotheses,
         reference or [],
         metrics=metrics if metric or paper or flags else None,
         config=settings_from(ScoreConfig, settings),
@@ -223,6 +261,7 @@ def attend(
     out: list[Path] | None = typer.Option(
         None,
         metavar="FILE",
+        callback=new_file_or_folder,
         help="Page (.html) or figure (.png, .svg) to write; repeatable (default: attention.html).",
     ),
     kind: Literal["encoder", "decoder", "cross"] = typer.Option(
@@ -250,10 +289,11 @@ def attend(
         model, sentence = None, model
     if sentence is None or os.path.isdir(sentence):  # noqa: PTH112 - Path fails on long ones
         raise UsageError('attend needs a sentence, in quotes: "Two dogs play in the snow."')
+    model_path = None if model is None else existing_folder(Path(model))
     if beam is not None and target is not None:
         raise UsageError("--beam has no effect with --target: leave one out")
     result = run_stage(
-        newest_run(RUNS_ROOT) if model is None else Path(model),
+        model_path or newest_run(RUNS_ROOT),
         sentence,
         target=target,
         out=out or [],
@@ -270,7 +310,9 @@ def attend(
 
 @app.command(cls=Command)
 def quickstart(
-    out: Path = typer.Option(Path("quickstart"), help="Folder for data and runs."),
+    out: Path = typer.Option(
+        Path("quickstart"), callback=new_folder, help="Folder for data and runs."
+    ),
 ) -> None:
     """Run all seven stages on a generated corpus in minutes, without network or GPU.
 

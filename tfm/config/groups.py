@@ -234,7 +234,7 @@ class SearchConfig(Settings, section="search"):
     def _conflicts(self) -> Iterator[str]:
         changed = [item.name for item in fields(self) if getattr(self, item.name) != item.default]
         yield from self._without_effect(self.search, changed)
-        if self.search != "sample" and self.n_best > self.beam_size:
+        if self.search != "sample" and self.n_best > self.beam_size > 0:
             yield f"n_best is {self.n_best}, but must be at most the beam size {self.beam_size}"
         if self.num_groups > 0 and self.beam_size % self.num_groups:
             yield f"num_groups is {self.num_groups}, but must divide the beam size {self.beam_size}"

@@ -16,7 +16,7 @@ from tfm.config.schema import (
     settings_to,
     shown,
 )
-from tfm.errors import UsageError
+from tfm.errors import UsageError, list_problems
 
 _NARROW = {"d_model": 128, "d_ff": 512, "num_heads": 4, "attention_dropout": 0.0, "norm": "pre"}
 
@@ -147,7 +147,7 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
         groups[name], more = settings_and_problems(kind, merged[name], places[name], elsewhere)
         problems += more
     if problems:
-        raise UsageError("; ".join(problems))
+        raise UsageError(list_problems(problems))
     return RunConfig(arch=arch, **groups)
 
 

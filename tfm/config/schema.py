@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from tfm.config.suggestions import suggest
-from tfm.errors import UsageError
+from tfm.errors import UsageError, list_problems
 
 T = TypeVar("T")
 SettingsT = TypeVar("SettingsT", bound="Settings")
@@ -29,8 +29,13 @@ class TomlTable(dict[str, Any]):
         self._lines = lines
 
     def place(self, *keys: str) -> str:
-        """Return file and line of a key in a section, such as "x.toml:3: "."""
-        line = self._lines.get(keys) or self._lines.get(keys[:1])
+        """Return file and line of a key in a section, such as "x.toml:3: ".
+
+        The N-th table under [[name]] is the section "name", "N". A key that the file does not have
+        is at the line of its section.
+        """
+        lines = (self._lines.get(keys[:size]) for size in range(len(keys), 0, -1))
+        line = next(filter(None, lines), None)
         return f"{self._path}: " if line is None else f"{self._path}:{line}: "
 
 
@@ -104,7 +109,7 @@ def settings_from(kind: type[SettingsT], table: Table) -> SettingsT:
     """
     settings, problems = settings_and_problems(kind, table)
     if problems:
-        raise UsageError("; ".join(problems))
+        raise UsageError(list_problems(problems))
     return settings
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_HEADER_OR_KEY = re.compile(r"\s*(?:\[+([^]#]*)\]|([^=#]*)=)")
+_HEADER_OR_KEY = re.compile(r"\s*(?:\[(\[?)([^]#]*)\]|([^=#]*)=)")
 _MAX_BYTES = 1 << 20
 _MAX_DOTS = 100  # per line: tomllib takes minutes for a key of thousands of parts
 
@@ -53,7 +54,7 @@ def read_toml(path: Path) -> TomlTable:
             raise UsageError(f"{path} has a line with more than {_MAX_DOTS} dots: split the line")
         return TomlTable(tomllib.loads(text), path=path, lines=_lines_of_keys(text))
     except FileNotFoundError:
-        raise UsageError(f"{path} does not exist") from None
+        raise UsageError(f"{path} does not exist: check its name") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except RecursionError:
@@ -63,14 +64,22 @@ def read_toml(path: Path) -> TomlTable:
 
 
 def _lines_of_keys(text: str) -> dict[tuple[str, ...], int]:
-    """Return the number of the first line of each section and key: ("model", "d_ff"): 3."""
+    """Return the number of the first line of each section and key: ("model", "d_ff"): 3.
+
+    The second table under [[train]] is the section ("train", "2").
+    """
     lines: dict[tuple[str, ...], int] = {}
+    counts: Counter[tuple[str, ...]] = Counter()
     section: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
         if match := _HEADER_OR_KEY.match(line):
-            header, key = match.groups()
+            is_list, header, key = match.groups()
             names = tuple(part.strip(" \t\"'") for part in (header or key).split("."))
-            if header is not None:
-                section = names
-            lines.setdefault(names if header is not None else section + names, number)
+            if header is None:
+                lines.setdefault(section + names, number)
+                continue
+            lines.setdefault(names, number)
+            counts[names] += 1
+            section = (*names, str(counts[names])) if is_list else names
+            lines.setdefault(section, number)
     return lines

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tfm.data.manifest import LANGUAGE
 from tfm.data.subword import PAD
-from tfm.errors import DataError
+from tfm.errors import DataError, tfm_command
 from tfm.storage.files import read_json, sha256_of, write_json
 
 FORMAT = 2
@@ -62,15 +62,18 @@ class DatasetIndex:
         """
         path = bin_dir / "dataset.json"
         if not path.is_file():
-            raise DataError(f'{bin_dir} holds no binarized dataset: run "tfm binarize"')
+            raise DataError(
+                f"{bin_dir} holds no binarized dataset: run "
+                + tfm_command("binarize", bin_dir.parent)
+            )
         content = read_json(path)
         if content.pop("format", None) != FORMAT:
-            raise _needs_binarizing(f"{path} is not of format {FORMAT}")
+            raise _needs_binarizing(bin_dir, f"{path} is not of format {FORMAT}")
         if content.keys() == {item.name for item in fields(cls)}:
             index = cls(**content)
             if index.is_valid():
                 return index
-        raise _needs_binarizing(f"{path} is damaged")
+        raise _needs_binarizing(path.parent, f"{path} is damaged")
 
     def files(self, split: str) -> list[str]:
         """Return the names of the .npy files of a split."""
@@ -114,10 +117,12 @@ class TokenSequences:
         self._offsets = offsets = _map_array(bin_dir / f"{name}.offsets.npy")
         has_ends = len(offsets) and offsets[0] == 0 and offsets[-1] == len(self._tokens)
         if not has_ends or (offsets[1:] < offsets[:-1]).any():
-            raise _needs_binarizing(f"the offsets of {bin_dir}/{name} do not fit its tokens")
+            raise _needs_binarizing(
+                bin_dir, f"the offsets of {bin_dir}/{name} do not fit its tokens"
+            )
         if len(self._tokens) and not 0 <= self._tokens.min() <= self._tokens.max() < vocab_size:
             raise _needs_binarizing(
-                f"{bin_dir}/{name} has ids outside the vocabulary of {vocab_size:,} pieces"
+                bin_dir, f"{bin_dir}/{name} has ids outside the vocabulary of {vocab_size:,} pieces"
             )
 
     def __len__(self) -> int:
@@ -168,10 +173,11 @@ class ParallelDataset:
         for name in index.files(split):
             path = bin_dir / name
             if not path.is_file():
-                raise _needs_binarizing(f"{path} does not exist")
+                raise _needs_binarizing(path.parent, f"{path} does not exist")
             if sha256_of(path) != index.sha256[name]:
                 raise _needs_binarizing(
-                    f"{path} is damaged (its checksum differs from that in dataset.json)"
+                    path.parent,
+                    f"{path} is damaged (its checksum differs from that in dataset.json)",
                 )
         self.source, self.target = (
             TokenSequences(bin_dir, f"{split}.{language}", vocab_size=size)
@@ -179,8 +185,9 @@ class ParallelDataset:
         )
         if not len(self.source) == len(self.target) == index.num_pairs[split]:
             raise _needs_binarizing(
+                bin_dir,
                 f"{split} in {bin_dir} has {len(self.source):,} source and {len(self.target):,} "
-                f"target sentences, but dataset.json says {index.num_pairs[split]:,}"
+                f"target sentences, but dataset.json says {index.num_pairs[split]:,}",
             )
 
     def __len__(self) -> int:
@@ -225,16 +232,16 @@ def _map_array(path: Path) -> Ids:
     NumPy evaluates the header as a Python literal; this accepts only headers of `ArrayWriter`.
     """
     if not path.is_file():
-        raise _needs_binarizing(f"{path} does not exist")
+        raise _needs_binarizing(path.parent, f"{path} does not exist")
     with path.open("rb") as file:
         header = _HEADER.match(file.read(_MAX_HEADER_BYTES))
     if header is None:
-        raise _needs_binarizing(f"{path} is not a .npy file of integers")
+        raise _needs_binarizing(path.parent, f"{path} is not a .npy file of integers")
     dtype, length = np.dtype(header["dtype"].decode()), int(header["length"])
     if path.stat().st_size != header.end() + length * dtype.itemsize:
-        raise _needs_binarizing(f"{path} is truncated or damaged")
+        raise _needs_binarizing(path.parent, f"{path} is truncated or damaged")
     return np.memmap(path, dtype=dtype, mode="r", offset=header.end(), shape=(length,))
 
 
-def _needs_binarizing(problem: str) -> DataError:
-    return DataError(f'{problem}: run "tfm binarize --force"')
+def _needs_binarizing(bin_dir: Path, problem: str) -> DataError:
+    return DataError(f"{problem}: run {tfm_command('binarize', bin_dir.parent, '--force')}")

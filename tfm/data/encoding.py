@@ -1,10 +1,13 @@
 """Guesses at the encoding of text that is not UTF-8, to say how to convert it."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 _SAMPLE_BYTES = 1 << 20
-BYTE_ORDER_MARKS: Mapping[bytes, str] = {
+SIGNATURE_BYTES = 1 << 12
+_MAX_HIGH_BYTE = 6  # of Latin, Greek, Cyrillic, Hebrew and Arabic letters in UTF-16
+_BYTE_ORDER_MARKS: Mapping[bytes, str] = {
     b"\xff\xfe\x00\x00": "UTF-32",
     b"\x00\x00\xfe\xff": "UTF-32",
     b"\xff\xfe": "UTF-16",
@@ -36,10 +39,8 @@ def likely_encoding(path: Path, language: str) -> str | None:
         language: Its language, such as "de", which decides between 8-bit encodings.
     """
     with path.open("rb") as file:
-        start = file.read(4)
-        for mark, name in BYTE_ORDER_MARKS.items():
-            if start.startswith(mark):
-                return name
+        if encoding := unicode_encoding(file.read(SIGNATURE_BYTES)):
+            return encoding
         file.seek(0)
         while lines := file.readlines(_SAMPLE_BYTES):
             broken = b"".join(line for line in lines if not _is_utf8(line))
@@ -48,10 +49,28 @@ def likely_encoding(path: Path, language: str) -> str | None:
     return None
 
 
+def unicode_encoding(start: bytes) -> str | None:
+    """Return the UTF-16 or UTF-32 encoding that the first bytes of a text show; None for others.
+
+    Without a byte order mark, control characters show it: they are the first byte of most
+    characters in European alphabets, and text in UTF-8 has none.
+    """
+    for mark, name in _BYTE_ORDER_MARKS.items():
+        if start.startswith(mark):
+            return name
+    halves = {"UTF-16BE": start[::2], "UTF-16LE": start[1::2]}
+    for name, high_bytes in halves.items():
+        if sum(byte <= _MAX_HIGH_BYTE for byte in high_bytes) > len(start) // 4:
+            return name
+    return None
+
+
 def iconv_command(path: Path, encoding: str) -> str:
     """Return the shell command that converts a file to UTF-8."""
-    converted = path.with_name(f"{path.stem}.utf8{path.suffix}")
-    return f"iconv -f {encoding} -t UTF-8 '{path}' > '{converted}'"
+    source, converted = (
+        shlex.quote(str(each)) for each in (path, path.with_name(f"{path.stem}.utf8{path.suffix}"))
+    )
+    return f"iconv -f {encoding} -t UTF-8 {source} > {converted}"
 
 
 def _is_utf8(line: bytes) -> bool:
@@ -63,6 +82,5 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _guess(text: bytes, language: str) -> str:
-    if text.count(b"\0") > len(text) // 8:
-        return "UTF-16LE" if text[1::2].count(b"\0") > text[::2].count(b"\0") else "UTF-16BE"
-    return _CODE_PAGES.get(language[:2].lower(), "WINDOWS-1252")
+    code_page = _CODE_PAGES.get(language[:2].lower(), "WINDOWS-1252")
+    return unicode_encoding(text) or code_page

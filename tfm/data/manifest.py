@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.config import Table
-from tfm.errors import DataError
+from tfm.errors import DataError, UsageError
 from tfm.storage.files import read_json, sha256_of, write_json
 
 FORMAT = 1
@@ -122,7 +122,11 @@ class Manifest:
 def _read(data_dir: Path) -> dict[str, Any]:
     path = data_dir / "manifest.json"
     if not path.is_file():
-        raise DataError(f"{data_dir} is no dataset (no manifest.json): make one with tfm prepare")
+        raise DataError(
+            f"{data_dir} is no dataset (no manifest.json): make one with tfm prepare "
+            "(tfm prepare --list names corpora)",
+            exit_code=UsageError.exit_code,
+        )
     content = read_json(path)
     if content.get("format") != FORMAT:
         raise DataError(
@@ -161,5 +165,9 @@ def newest_dataset(root: Path) -> Path:
     # A folder in which tfm prepare failed has a manifest, but no text yet.
     paths = [path for path in root.glob("*/manifest.json") if any(path.parent.glob("train.*"))]
     if not paths:
-        raise DataError(f'{root}/ holds no dataset: make one with "tfm prepare"')
+        raise DataError(
+            f"{root}/ holds no dataset: make one with tfm prepare "
+            "(tfm prepare --list names corpora)",
+            exit_code=UsageError.exit_code,
+        )
     return max(paths, key=lambda path: path.stat().st_mtime).parent

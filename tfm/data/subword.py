@@ -17,7 +17,7 @@ from tfm.config import SubwordConfig
 from tfm.data.background import run_in_thread
 from tfm.data.text import read_lines
 from tfm.device.cpu import num_cores
-from tfm.errors import DataError, TfmError, UsageError
+from tfm.errors import DataError, TfmError, UsageError, tfm_command
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
@@ -55,7 +55,7 @@ class SubwordModel:
         if ids != [PAD, BOS, EOS, UNK]:
             raise DataError(
                 f"{origin} has pad, bos, eos, unk at {ids}, not {[PAD, BOS, EOS, UNK]}: "
-                'learn it with "tfm learn-bpe"'
+                f"learn it with {tfm_command('learn-bpe', origin.parent, '--force')}"
             )
 
     def __len__(self) -> int:
@@ -148,7 +148,9 @@ class Vocabulary:
             if all(path.is_file() for path in paths):
                 models = [SubwordModel(path.read_bytes(), origin=path) for path in paths]
                 return cls(models[0], models[-1])
-        raise DataError(f'{folder} has no subword model (bpe.model): run "tfm learn-bpe"')
+        raise DataError(
+            f"{folder} has no subword model (bpe.model): run {tfm_command('learn-bpe', folder)}"
+        )
 
     def files(self) -> dict[str, bytes]:
         """Return {file name: content} of the model or models, for `load` to read."""

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from tfm.data.encoding import BYTE_ORDER_MARKS, iconv_command
+from tfm.data.encoding import SIGNATURE_BYTES, iconv_command, unicode_encoding
 from tfm.errors import DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -164,13 +164,10 @@ def _open_file(path: Path) -> Iterator[IO[bytes]]:
 def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
     """Read the lines of a plain or SGML text in blocks of at least one line."""
     with _open_file(path) as file:
-        start = file.read(4)
-        for mark, encoding in BYTE_ORDER_MARKS.items():
-            if start.startswith(mark):
-                raise DataError(
-                    f"{path} is {encoding}, not UTF-8: convert it with "
-                    f"{iconv_command(path, encoding)}"
-                )
+        start = file.read(SIGNATURE_BYTES)
+        if encoding := unicode_encoding(start):
+            command = iconv_command(path, encoding)
+            raise DataError(f"{path} is {encoding}, not UTF-8: convert it with {command}")
         file.seek(len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0)
         blocks = _plain_blocks(file, str(path))
         if path.suffix in (".sgm", ".sgml"):

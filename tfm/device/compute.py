@@ -35,8 +35,10 @@ class Compute:
     def __str__(self) -> str:
         name = "cpu" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
         precision = next(key for key, dtype in _DTYPES.items() if dtype == self.dtype)
-        threads = f", {torch.get_num_threads()} threads" if self.device.type == "cpu" else ""
-        return f"{name} in {precision}{threads}"
+        if self.device.type != "cpu":
+            return f"{name} in {precision}"
+        num_threads = torch.get_num_threads()
+        return f"{name} in {precision}, {num_threads} thread{'s' if num_threads > 1 else ''}"
 
 
 def choose_compute(

@@ -32,7 +32,9 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         raise UsageError(f"{out_dir} exists and is no model: choose another folder with --out")
     present = checkpoints(run_dir)
     if not present:
-        raise CheckpointError(f'{run_dir} has no checkpoints: train with "tfm train"')
+        raise CheckpointError(
+            f"{run_dir} has no checkpoints: train with tfm train", exit_code=UsageError.exit_code
+        )
     newest = load_info(present[-1])
     training, newest_step = newest.run.training, newest.step
     if config.best is not None:
@@ -41,7 +43,10 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         # Only a number that the user gave must be available.
         number, ranked = config.last or min(training.average_last, len(present)), present[::-1]
     if number > len(ranked):
-        raise UsageError(f"{run_dir} has {len(ranked)} such checkpoints, not {number}: take fewer")
+        flag = "--last" if config.best is None else "--best"
+        raise UsageError(
+            f"{flag} {number} is more than the checkpoints in {run_dir}: {len(ranked)}"
+        )
     chosen = sorted(ranked[:number])
     infos = [load_info(path) for path in chosen]
     steps = [info.step for info in infos]

@@ -17,7 +17,7 @@ from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary
 from tfm.data.text import Block, read_blocks
 from tfm.device.cpu import num_cores
-from tfm.errors import DataError
+from tfm.errors import DataError, tfm_command
 from tfm.reporting import Progress, say
 from tfm.stages.learn_bpe import STEP as LEARNING
 from tfm.storage.files import atomic_write
@@ -94,7 +94,8 @@ def _warn_of_replaced_model(manifest: Manifest, vocabulary: Vocabulary) -> None:
     if learned is not None and learned != [model.fingerprint for model in models]:
         say(
             f"warning: the subword model in {manifest.data_dir} is not the one that tfm learn-bpe "
-            'wrote: if you did not replace it, it is damaged; run "tfm learn-bpe --force"'
+            "wrote: if you did not replace it, it is damaged; run "
+            + tfm_command("learn-bpe", manifest.data_dir, "--force")
         )
 
 

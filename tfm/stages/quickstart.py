@@ -1,6 +1,7 @@
 """tfm quickstart: run all seven stages as shell commands on a small synthetic corpus."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from tfm.errors import InterruptedRunError, TfmError
+from tfm.errors import InterruptedRunError, TfmError, tfm_command
 from tfm.stages.score import LAST_GENERATION, read_lines
 from tfm.storage.files import read_json
 
@@ -41,7 +42,7 @@ _NEXT_STEPS = (
     ("tfm train --help", "list all settings"),
     ("tfm prepare multi30k-en-de", "a real corpus: captions of pictures, 29,000 pairs"),
     (
-        "tfm prepare --train FILE.en FILE.de --valid FILE.en FILE.de",
+        "tfm prepare --train my.en my.de --valid dev.en dev.de --out data/mine",
         "your own corpus: two text files per split, one sentence per line",
     ),
 )
@@ -53,7 +54,7 @@ class StageFailedError(TfmError):
     def __init__(self, command: str, exit_code: int, out_dir: Path) -> None:
         super().__init__(
             f'"{command}" in {out_dir} failed with exit code {exit_code} (see its message above): '
-            'correct the cause and run "tfm quickstart" again, which resumes there'
+            "correct the cause and resume there with " + tfm_command("quickstart", "--out", out_dir)
         )
         self.exit_code = exit_code
 
@@ -87,11 +88,12 @@ def quickstart(
     samples = _samples(out_dir, outputs[_GENERATE].decode().removesuffix("\n").split("\n"))
     console.print("", times, "", samples, scores, "")
     console.print("What to try next:", style="bold")
-    steps = [(f"cd {out_dir}", "the folder with the model"), *_NEXT_STEPS]
-    if shutil.which("tfm") is None:
-        steps.insert(0, (f". {sys.prefix}/bin/activate", "so that the shell finds tfm"))
     reports = sorted(map(str, out_dir.glob("runs/*/report.html")))
-    steps += [(report, "the training curves (open in a browser)") for report in reports]
+    steps = [(report, "the training curves (open in a browser)") for report in reports]
+    if shutil.which("tfm") is None:
+        activate = shlex.quote(f"{sys.prefix}/bin/activate")
+        steps.append((f". {activate}", "so that the shell finds tfm"))
+    steps += [(f"cd {shlex.quote(str(out_dir))}", "the folder with the model"), *_NEXT_STEPS]
     for command, purpose in steps:
         console.print(f"  {command}\n      {purpose}", markup=False, soft_wrap=True)
 

@@ -9,7 +9,7 @@ from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
 from tfm.device.compute import choose_compute, num_gpus
-from tfm.errors import DataError, UsageError
+from tfm.errors import DataError, UsageError, tfm_command
 from tfm.storage.checkpoint.model_folder import ModelInfo
 
 
@@ -62,7 +62,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
     if index.fingerprint != vocabulary.fingerprint:
         raise DataError(
             f"{data_dir}/bin was binarized with subword model {index.fingerprint[:8]}, but "
-            f'{data_dir} has {vocabulary.fingerprint[:8]}: run "tfm binarize" again'
+            f"{data_dir} has {vocabulary.fingerprint[:8]}: run {tfm_command('binarize', data_dir)}"
         )
     if not vocabulary.is_joint and run.model.tied_embeddings == "three-way":
         raise UsageError(

@@ -2,7 +2,7 @@
 
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,15 +13,13 @@ from tfm.config import (
     SearchConfig,
     Settings,
     SubwordConfig,
-    Table,
     read_toml,
-    settings_from,
 )
-from tfm.config.schema import shown
+from tfm.config.schema import TomlTable, did_you_mean, settings_and_problems, shown
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import Archive, GeneratedText, Text, TextFiles, TreeFile, is_url
 from tfm.data.manifest import SPLITS
-from tfm.errors import UsageError
+from tfm.errors import UsageError, list_problems
 
 EntryT = TypeVar("EntryT", Archive, TextFiles, TreeFile, GeneratedText, Recipe)
 
@@ -49,64 +47,75 @@ def load_recipe(name_or_path: str) -> Recipe:
     if name_or_path in builtin_recipes():
         recipe_file = resources.files("tfm") / "recipes" / f"{name_or_path}.toml"
         with resources.as_file(recipe_file) as path:
-            return _parse(read_toml(path), path)
+            return _parse(read_toml(path), path.parent)
     path = Path(name_or_path)
     if path.suffix != ".toml":
-        known = ", ".join(builtin_recipes())
-        raise UsageError(
-            f"there is no recipe {name_or_path!r}: choose one of {known}, or give a .toml file"
-        )
-    return _parse(read_toml(path), path)
+        advice = did_you_mean(name_or_path, builtin_recipes(), {}, "give a .toml file or choose")
+        raise UsageError(f"there is no recipe {name_or_path!r}: {advice}")
+    return _parse(read_toml(path), path.parent)
 
 
-def _parse(table: Table, path: Path) -> Recipe:
-    """Build a recipe from the content of its TOML file, or raise an error with all mistakes."""
+def _parse(table: TomlTable, folder: Path) -> Recipe:
+    """Build a recipe from its TOML file in a folder, or raise an error with all mistakes."""
     problems: list[str] = []
     values: dict[str, Any] = dict(table)
     archives = (
-        _build(Archive, entry, where, problems)
-        for where, entry in _entries(table, "archives", problems)
+        _build(Archive, entry, place, problems)
+        for place, entry in _entries(table, "archives", problems)
     )
     values["archives"] = tuple(archive for archive in archives if archive is not None)
     for split in SPLITS:
         texts = (
-            _build_text(entry, where, path.parent, problems)
-            for where, entry in _entries(table, split, problems)
+            _build_text(entry, place, folder, problems)
+            for place, entry in _entries(table, split, problems)
         )
         values[split] = tuple(text for text in texts if text is not None)
     for section, kind in _SETTINGS.items():
         settings = table.get(section, {})
         if not isinstance(settings, dict):
-            problems.append(f"{section} must be a table, under [{section}]")
+            problems.append(f"{table.place(section)}{section} must be a table, under [{section}]")
             continue
-        try:
-            settings_from(kind, settings)
-        except UsageError as error:
-            problems.append(str(error))
-    recipe = _build(Recipe, values, "the recipe", problems)
+        places = {key: table.place(section, key) for key in settings}
+        problems += settings_and_problems(kind, settings, places)[1]
+    recipe = _build(Recipe, values, _Place(table), problems)
     if recipe is None or problems:
-        raise UsageError(f"{path}: {'; '.join(problems)}")
+        raise UsageError(list_problems(problems))
     return recipe
 
 
-def _entries(table: Table, key: str, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+@dataclass(frozen=True)
+class _Place:
+    """A section of a recipe's file: the top, or the N-th table under [[name]]."""
+
+    table: TomlTable
+    keys: tuple[str, ...] = ()
+
+    def explain(self, problem: str, *keys: str) -> str:
+        """Return a message about a key or the section, with its place."""
+        section = f"[[{self.keys[0]}]] {self.keys[1]}" if self.keys else "the recipe"
+        return f"{self.table.place(*self.keys, *keys)}{section} {problem}"
+
+
+def _entries(
+    table: TomlTable, key: str, problems: list[str]
+) -> Iterator[tuple[_Place, dict[str, Any]]]:
     entries = table.get(key, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        problems.append(f"{key} must be a list of tables, each under [[{key}]]")
+        problems.append(f"{table.place(key)}{key} must be a list of tables, each under [[{key}]]")
         return
     for number, entry in enumerate(entries, 1):
-        yield f"[[{key}]] {number}", entry
+        yield _Place(table, (key, str(number))), entry
 
 
 def _build_text(
-    entry: dict[str, Any], where: str, folder: Path, problems: list[str]
+    entry: dict[str, Any], place: _Place, folder: Path, problems: list[str]
 ) -> Text | None:
     if "generator" in entry:
-        return _build(GeneratedText, entry, where, problems)
+        return _build(GeneratedText, entry, place, problems)
     text: TreeFile | TextFiles | None = (
-        _build(TreeFile, entry, where, problems)
+        _build(TreeFile, entry, place, problems)
         if "trees" in entry
-        else _build(TextFiles, entry, where, problems)
+        else _build(TextFiles, entry, place, problems)
     )
     if text is None or text.archive is not None:
         return text
@@ -117,7 +126,7 @@ def _build_text(
 
 
 def _build(
-    kind: type[EntryT], table: dict[str, Any], where: str, problems: list[str]
+    kind: type[EntryT], table: dict[str, Any], place: _Place, problems: list[str]
 ) -> EntryT | None:
     """Build a dataclass from a TOML table, or return None and add all mistakes to `problems`."""
     all_hints = typing.get_type_hints(kind)
@@ -125,22 +134,25 @@ def _build(
     hints |= {name: str for name, hint in hints.items() if typing.get_origin(hint) is Literal}
     required = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
     mistakes = [
-        f"{where} has an unknown key {shown(key)}: it takes {', '.join(hints)}"
+        place.explain(
+            f"has an unknown key {shown(key)}: {did_you_mean(key, list(hints), {}, 'it takes')}",
+            key,
+        )
         for key in table
         if key not in hints
     ]
-    mistakes += [f"{where} has no {key!r}" for key in required if key not in table]
+    mistakes += [place.explain(f"has no {key!r}") for key in required if key not in table]
     for key, hint in hints.items():
         for type_, name in _SCALARS.items():
             if key in table and hint in (type_, type_ | None) and type(table[key]) is not type_:
-                mistakes.append(f"{where} has {key} = {shown(table[key])}, but it must be {name}")
+                found = f"has {key} = {shown(table[key])}, but it must be {name}"
+                mistakes.append(place.explain(found, key))
         if isinstance(table.get(key), int) and not 0 <= table[key] <= _MAX_INTEGER:
-            mistakes.append(
-                f"{where} has {key} = {shown(table[key])}, but it must be 0 to {_MAX_INTEGER}"
-            )
+            found = f"has {key} = {shown(table[key])}, but it must be 0 to {_MAX_INTEGER}"
+            mistakes.append(place.explain(found, key))
     if mistakes:
         problems += mistakes
         return None
     value = kind(**table)
-    problems += [f"{where}: {problem}" for problem in value.problems()]
+    problems += [place.explain(f"is wrong: {problem}") for problem in value.problems()]
     return value

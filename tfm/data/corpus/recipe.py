@@ -127,6 +127,6 @@ class Recipe:
             if _SURROGATE.search(str(path)):
                 yield f"the name {str(path)!r} is not UTF-8, which manifest.json needs: rename it"
             elif path.is_dir():
-                yield f"{path} is a folder, not a text file"
+                yield f"{path} is a folder, not a file: check its name"
             elif not path.is_file():
-                yield f"{path} does not exist"
+                yield f"{path} does not exist: check its name"

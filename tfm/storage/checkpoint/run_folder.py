@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from tfm.errors import CheckpointError
+from tfm.errors import CheckpointError, UsageError, tfm_command
 from tfm.reporting import say
 from tfm.storage.checkpoint.model_folder import (
     CONFIG,
@@ -149,13 +149,16 @@ def find_model(path: Path) -> Path:
         return averaged
     present = checkpoints(path)
     if not present:
-        raise CheckpointError(f"{path} is not a run or model folder: train one with tfm train")
+        raise CheckpointError(
+            f"{path} is not a run or model folder: train one with tfm train",
+            exit_code=UsageError.exit_code,
+        )
     best = best_checkpoints(path, load_info(present[-1]).run.training.best_metric)
     chosen = best[0] if best else present[-1]
     if (averaged / CONFIG).is_file():
         say(
             f"warning: {averaged} is older than the newest checkpoint: using {chosen} instead; "
-            f"make a new average with tfm average {path}"
+            f"make a new average with {tfm_command('average', path)}"
         )
     return chosen
 
@@ -172,7 +175,10 @@ def newest_run(runs_dir: Path) -> Path:
     }
     newest = {run: time for run, time in newest.items() if time}
     if not newest:
-        raise CheckpointError(f'{runs_dir}/ holds no run with a checkpoint: start with "tfm train"')
+        raise CheckpointError(
+            f"{runs_dir}/ holds no run with a checkpoint: start with tfm train",
+            exit_code=UsageError.exit_code,
+        )
     return max(newest, key=newest.__getitem__)
 
 

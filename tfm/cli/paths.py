@@ -1,0 +1,91 @@
+"""Checks of paths on the command line, as callbacks of flags, so that all commands refuse alike.
+
+A wrong path is found before anything is loaded or computed.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from tfm.errors import UsageError
+from tfm.storage.files import intact_directory
+
+PathsT = TypeVar("PathsT", bound="Path | Iterable[Path] | None")
+
+STANDARD_STREAM = Path("-")
+
+
+def existing_path(paths: PathsT) -> PathsT:
+    """Return the paths; raise UsageError unless they exist; typer checks that they are readable."""
+    for path in _each(paths):
+        _check_exists(path)
+    return paths
+
+
+def existing_file(paths: PathsT) -> PathsT:
+    """Return the paths; raise UsageError unless they are files or pipes."""
+    for path in _each(existing_path(paths)):
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder, not a file: check its name")
+    return paths
+
+
+def existing_file_or_stream(path: Path | None) -> Path | None:
+    """Return the path; raise UsageError unless it can be read, or is "-" for standard input."""
+    return path if path == STANDARD_STREAM else existing_file(path)
+
+
+def existing_folder(paths: PathsT) -> PathsT:
+    """Return the paths; raise UsageError unless they are folders."""
+    for path in _each(existing_path(paths)):
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path} is a file, not a folder: check its name")
+    return paths
+
+
+def new_file_or_folder(paths: PathsT) -> PathsT:
+    """Return the paths; raise UsageError unless they can be created, or files created in them."""
+    for path in _each(paths):
+        parents = [path, *path.absolute().parents] if path.is_dir() else path.absolute().parents
+        parent = next(folder for folder in parents if folder.exists())
+        if not parent.is_dir():
+            raise _unwritable(path, f"{parent} is not a folder")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise _unwritable(path, f"no permission to create files in {parent}")
+    return paths
+
+
+def new_file(path: Path | None) -> Path | None:
+    """Return the path; raise UsageError unless a regular file can be created or replaced there."""
+    if path is None or path == STANDARD_STREAM:
+        return path
+    if path.is_dir():
+        raise _unwritable(path, "it is a folder")
+    if path.exists() and not path.is_file():
+        raise _unwritable(path, "it is a pipe or a device")
+    return new_file_or_folder(path)
+
+
+def new_folder(path: Path | None) -> Path | None:
+    """Return the path; raise UsageError unless it is a folder or can be created."""
+    if path is not None and path.exists() and not path.is_dir():
+        raise _unwritable(path, "it is a file, not a folder")
+    return new_file_or_folder(path)
+
+
+def _each(paths: "Path | Iterable[Path] | None") -> Iterable[Path]:
+    return [paths] if isinstance(paths, Path) else paths or []
+
+
+def _check_exists(path: Path) -> None:
+    try:
+        (path if path.exists() else intact_directory(path)).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{path} does not exist: check its name") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _unwritable(path: Path, reason: str) -> UsageError:
+    return UsageError(f"cannot write to {path}: {reason}: choose another name")
