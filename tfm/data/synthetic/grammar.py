@@ -28,25 +28,15 @@ The grammar is unambiguous, by these rules:
 
 import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from tfm.data.trees.brackets import unescaped
-from tfm.data.trees.tree import Leaf, bare_label
 
 _TENSED = {"sg": "VBZ", "pl": "VBP", "past": "VBD", "base": "VB"}
-_FORMS = _TENSED | {"inf": "VB"}
 _VALUES: dict[str, tuple[dict[str, str], ...]] = {
     "n": ({"n": "sg"}, {"n": "pl"}),
     "k": ({"k": "anim"}, {"k": "thing"}),
     "l": ({"l": "loc"}, {"l": "noloc"}),
-    "f": tuple({"f": form, "V": tag} for form, tag in _FORMS.items()),
+    "f": tuple({"f": form, "V": tag} for form, tag in (_TENSED | {"inf": "VB"}).items()),
     "t": tuple({"t": form, "V": tag} for form, tag in _TENSED.items()),
 }
-_PLACEHOLDER = re.compile(r"\{([a-z])\}")
-_TIED_LABEL = re.compile(r"\([A-Z-]+-#")
-# A word with its part of speech, a bracket or a label.
-_TOKEN = re.compile(r"\([^\s()]+ [^\s()/]+\)|[()]|[^\s()]+")
 
 _RULES = """
 root/any
@@ -296,67 +286,18 @@ PP/time
 """
 
 
-@dataclass(frozen=True)
-class Category:
-    """A symbol to expand by a rule of its name, or by a word of that class.
-
-    `label` is the label or part of speech in the tree; if empty, nodes join the parent constituent.
-    """
-
-    name: str
-    label: str
-
-
-@dataclass(frozen=True)
-class Constituent:
-    """A constituent that a rule spells out."""
-
-    label: str
-    symbols: "tuple[Symbol, ...]"
-
-
-Symbol = Category | Constituent | Leaf
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One expansion of a category, with its relative weight; `ties_traces` if it contains a #."""
-
-    weight: float
-    symbols: tuple[Symbol, ...]
-    ties_traces: bool
-
-
-def grammar() -> dict[str, list[Rule]]:
-    """Return {category: rules}; "root/any" is a whole sentence."""
-    rules: dict[str, list[Rule]] = {}
+def grammar() -> dict[str, list[tuple[int, str]]]:
+    """Return the weighted expansions of each category; "root/any" is a whole sentence."""
+    rules: dict[str, list[tuple[int, str]]] = {}
     category = ""
     for line in filter(None, _RULES.splitlines()):
         if not line.startswith(" "):
             category = line
-        else:
-            weight, _, text = line.strip().partition(" ")
-            ties_traces = _TIED_LABEL.search(text) is not None
-            placeholders = sorted(set(_PLACEHOLDER.findall(category + text)))
-            for choice in itertools.product(*(_VALUES[name] for name in placeholders)):
-                values = {name: value for each in choice for name, value in each.items()}
-                symbols = _parse(iter(_TOKEN.findall(text.format_map(values))))
-                rule = Rule(float(weight), symbols, ties_traces)
-                rules.setdefault(category.format_map(values), []).append(rule)
+            continue
+        weight, _, symbols = line.strip().partition(" ")
+        placeholders = sorted(set(re.findall(r"\{([a-z])\}", category + symbols)))
+        for choice in itertools.product(*(_VALUES[name] for name in placeholders)):
+            values = {name: value for each in choice for name, value in each.items()}
+            rule = int(weight), symbols.format_map(values)
+            rules.setdefault(category.format_map(values), []).append(rule)
     return rules
-
-
-def _parse(tokens: Iterator[str]) -> tuple[Symbol, ...]:
-    """Parse the symbols of a rule or constituent, up to its closing bracket."""
-    symbols: list[Symbol] = []
-    for text in itertools.takewhile(")".__ne__, tokens):
-        if text == "(":
-            symbols.append(Constituent(next(tokens), _parse(tokens)))
-        elif text.startswith("("):
-            tag, word = text[1:-1].split()
-            symbols.append(Leaf(tag, unescaped(word)))
-        else:
-            label, _, features = text.partition("/")
-            name = f"{bare_label(label)}/{features}"
-            symbols.append(Category(name, "" if label.islower() else label))
-    return tuple(symbols)

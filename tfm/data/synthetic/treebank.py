@@ -1,17 +1,21 @@
 """Generate a treebank in disjoint splits."""
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import accumulate
 from random import Random
 
 from tfm.data.synthetic.corpus import Split, split_of
-from tfm.data.synthetic.grammar import Category, Constituent, Symbol, grammar
+from tfm.data.synthetic.grammar import grammar
 from tfm.data.synthetic.lexicon import lexicon
-from tfm.data.trees.tree import TOP, TRACE, Leaf, Node, Tree, walk
+from tfm.data.trees.brackets import parse_trees, unescaped
+from tfm.data.trees.tree import TOP, TRACE, Tree, bare_label
 
-_ROOT = Category(name="root/any", label="")
 _MIN_WORDS, _MAX_WORDS = 3, 40
 _VOWELS = tuple("aeiou")
+_CATEGORY = re.compile(r"[^\s()]+/[^\s()]+")
+_WORD = re.compile(rf"\((?!{TRACE} )([^\s()]+) ([^\s()]+)\)")
 
 
 def generate_trees(split: Split, *, num_trees: int, seed: int) -> Iterator[Tree]:
@@ -23,77 +27,65 @@ def generate_trees(split: Split, *, num_trees: int, seed: int) -> Iterator[Tree]
     generator = _Generator(Random(seed))  # noqa: S311 - a treebank is no secret
     seen: set[str] = set()
     while len(seen) < num_trees:
-        tree = generator.sentence()
-        words = [leaf.word for leaf in _leaves(tree) if leaf.tag != TRACE]
-        sentence = " ".join(words)
+        brackets = generator.sentence()
+        words = [word for _, word in _WORD.findall(brackets)]
+        sentence = unescaped(" ".join(words))
         is_usable = _MIN_WORDS <= len(words) <= _MAX_WORDS and split_of(sentence) == split
         if is_usable and sentence not in seen:
             seen.add(sentence)
-            yield tree
+            yield from parse_trees([(brackets, "the grammar")])
 
 
 class _Generator:
-    """Generates sentences by random choices from the grammar."""
+    """Generates sentences, as trees in brackets, by random choices from the grammar."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
         self._words = lexicon()
-        self._rules = grammar()
-        self._cumulative_weights = {
-            name: list(accumulate(rule.weight for rule in rules))
-            for name, rules in self._rules.items()
-        }
+        self._rules = {}
+        for name, rules in grammar().items():
+            weights, expansions = zip(*rules, strict=True)
+            self._rules[name] = expansions, list(accumulate(weights))
         self._num_indices = 0
 
-    def sentence(self) -> Tree:
+    def sentence(self) -> str:
         self._num_indices = 0
-        tree = Tree(TOP, tuple(self._expand([_ROOT], 0)))
-        words = iter(_spell(_leaves(tree)))
-        return Tree(TOP, tuple(_replace_words(child, words) for child in tree.children))
+        brackets = f"({TOP} {self._expand('root/any', 0)})"
+        spelled = iter(_spell([word for _, word in _WORD.findall(brackets)]))
+        return _WORD.sub(lambda match: f"({match[1]} {next(spelled)})", brackets)
 
-    def _expand(self, symbols: Sequence[Symbol], index: int) -> Iterator[Node]:
-        """Expand symbols; `index` is the number that ties traces to their antecedents."""
-        for symbol in symbols:
-            if isinstance(symbol, Leaf):
-                yield Leaf(symbol.tag, symbol.word.replace("#", str(index)))
-            elif isinstance(symbol, Constituent):
-                label = symbol.label.replace("#", str(index))
-                yield Tree(label, tuple(self._expand(symbol.symbols, index)))
-            elif symbol.name in self._words:
-                yield Leaf(symbol.label, self._random.choice(self._words[symbol.name]))
-            else:
-                yield from self._apply_rule(symbol, index)
+    def _expand(self, symbols: str, index: int) -> str:
+        """Expand all categories; `index` is the number that ties traces to their antecedents."""
+        tied = symbols.replace("#", str(index))
+        return _CATEGORY.sub(lambda match: self._expand_category(match[0], index), tied)
 
-    def _apply_rule(self, category: Category, index: int) -> Iterator[Node]:
-        weights = self._cumulative_weights[category.name]
-        [rule] = self._random.choices(self._rules[category.name], cum_weights=weights)
-        if rule.ties_traces:
+    def _expand_category(self, category: str, index: int) -> str:
+        label, name = _label_and_name(category)
+        if name in self._words:
+            return f"({label} {self._random.choice(self._words[name])})"
+        expansions, weights = self._rules[name]
+        [symbols] = self._random.choices(expansions, cum_weights=weights)
+        if "-# " in symbols:  # a label to which a trace is tied
             self._num_indices += 1
             index = self._num_indices
-        nodes = self._expand(rule.symbols, index)
-        if category.label:
-            yield Tree(category.label, tuple(nodes))
-        else:
-            yield from nodes
+        expanded = self._expand(symbols, index)
+        return expanded if label.islower() else f"({label} {expanded})"
 
 
-def _spell(leaves: Sequence[Leaf]) -> list[str]:
+@cache
+def _label_and_name(category: str) -> tuple[str, str]:
+    """Return the label of a category in the tree, and its name, which has no function tags."""
+    label, _, features = category.partition("/")
+    return label, f"{bare_label(label)}/{features}"
+
+
+def _spell(words: list[str]) -> list[str]:
     """Return the words with "an" before vowels, and the first word capitalized."""
-    words = [leaf.word for leaf in leaves]
-    indices = [index for index, leaf in enumerate(leaves) if leaf.tag != TRACE]
-    for index, following in pairwise(indices):
-        if words[index] == "a" and words[following].lower().startswith(_VOWELS):
-            words[index] = "an"
-    first = next(index for index in indices if words[index][0].isalnum())
-    words[first] = words[first][0].upper() + words[first][1:]
-    return words
-
-
-def _replace_words(node: Node, words: Iterator[str]) -> Node:
-    if isinstance(node, Leaf):
-        return Leaf(node.tag, next(words))
-    return Tree(node.label, tuple(_replace_words(child, words) for child in node.children))
-
-
-def _leaves(tree: Tree) -> list[Leaf]:
-    return [node for node, _ in walk(tree) if isinstance(node, Leaf)]
+    following = [word.lower() for word in [*words[1:], ""]]
+    spelled = [
+        "an" if word == "a" and after.startswith(_VOWELS) else word
+        for word, after in zip(words, following, strict=True)
+    ]
+    first = next(index for index, word in enumerate(spelled) if word[0].isalnum())
+    spelled[first] = spelled[first][0].upper() + spelled[first][1:]
+    return spelled
