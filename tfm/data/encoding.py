@@ -32,19 +32,18 @@ def likely_encoding(path: Path, language: str) -> str | None:
     """Return the likely encoding of a text file, by the name that iconv knows; None if it is UTF-8.
 
     Args:
-        path: A plain text file, of which the first lines that are not UTF-8 decide.
+        path: A plain text file without a byte order mark, which text readers look for. Its first
+            lines that are not UTF-8 decide.
         language: Its language, such as "de", which decides between 8-bit encodings.
     """
     with path.open("rb") as file:
-        start = file.read(4)
-        for mark, name in BYTE_ORDER_MARKS.items():
-            if start.startswith(mark):
-                return name
-        file.seek(0)
         while lines := file.readlines(_SAMPLE_BYTES):
-            broken = b"".join(line for line in lines if not _is_utf8(line))
+            broken = b"".join(ln for ln in lines if ln.decode(errors="ignore").encode() != ln)
+            if broken.count(b"\0") > len(broken) // 8:
+                is_little_endian = broken[1::2].count(b"\0") > broken[::2].count(b"\0")
+                return "UTF-16LE" if is_little_endian else "UTF-16BE"
             if broken:
-                return _guess(broken, language)
+                return _CODE_PAGES.get(language[:2].lower(), "WINDOWS-1252")
     return None
 
 
@@ -52,17 +51,3 @@ def iconv_command(path: Path, encoding: str) -> str:
     """Return the shell command that converts a file to UTF-8."""
     converted = path.with_name(f"{path.stem}.utf8{path.suffix}")
     return f"iconv -f {encoding} -t UTF-8 '{path}' > '{converted}'"
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _guess(text: bytes, language: str) -> str:
-    if text.count(b"\0") > len(text) // 8:
-        return "UTF-16LE" if text[1::2].count(b"\0") > text[::2].count(b"\0") else "UTF-16BE"
-    return _CODE_PAGES.get(language[:2].lower(), "WINDOWS-1252")
