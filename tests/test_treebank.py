@@ -9,9 +9,7 @@ from functools import cache
 
 import pytest
 
-from tfm.data.synthetic.grammar import grammar
-from tfm.data.synthetic.lexicon import lexicon
-from tfm.data.synthetic.treebank import generate_trees
+from tfm.data.synthetic.treebank import generate_trees, grammar, lexicon
 from tfm.data.trees.brackets import bracketed, parse_tree_line, unescaped
 from tfm.data.trees.symbols import linearize
 from tfm.data.trees.tree import TRACE, Leaf, Tree, bare_label, normalize, walk, words_of

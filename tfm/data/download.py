@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.data.background import run_in_thread
-from tfm.data.corpus.texts import Archive, is_url
+from tfm.data.corpus.recipe import Archive, is_url
 from tfm.errors import DataError, DownloadError
 from tfm.reporting import Progress, say
 from tfm.storage.files import read_json, size_of, sync_directory, write_json

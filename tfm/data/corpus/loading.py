@@ -18,8 +18,7 @@ from tfm.config import (
     settings_from,
 )
 from tfm.config.schema import shown
-from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import Archive, GeneratedText, Text, TextFiles, TreeFile, is_url
+from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, Text, TextFiles, TreeFile, is_url
 from tfm.data.manifest import SPLITS
 from tfm.errors import UsageError
 

@@ -1,21 +1,31 @@
-"""Generate a treebank in disjoint splits."""
+"""Generate a treebank in disjoint splits, from the grammar and the words in treebank.toml."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from functools import cache
-from itertools import accumulate
+from importlib import resources
 from random import Random
 
+from tfm.config import Table, read_toml
 from tfm.data.synthetic.corpus import Split, split_of
-from tfm.data.synthetic.grammar import grammar
-from tfm.data.synthetic.lexicon import lexicon
 from tfm.data.trees.brackets import parse_trees, unescaped
 from tfm.data.trees.tree import TOP, TRACE, Tree, bare_label
 
 _MIN_WORDS, _MAX_WORDS = 3, 40
 _VOWELS = tuple("aeiou")
-_CATEGORY = re.compile(r"[^\s()]+/[^\s()]+")
+_CATEGORY = re.compile(r"([^\s()]+/[^\s()]+)")
 _WORD = re.compile(rf"\((?!{TRACE} )([^\s()]+) ([^\s()]+)\)")
+
+_TENSED = {"sg": "VBZ", "pl": "VBP", "past": "VBD", "base": "VB"}
+_VALUES: dict[str, tuple[dict[str, str], ...]] = {
+    "n": ({"n": "sg"}, {"n": "pl"}),
+    "k": ({"k": "anim"}, {"k": "thing"}),
+    "l": ({"l": "loc"}, {"l": "noloc"}),
+    "f": tuple({"f": form, "V": tag} for form, tag in (_TENSED | {"inf": "VB"}).items()),
+    "t": tuple({"t": form, "V": tag} for form, tag in _TENSED.items()),
+}
+_VERB_TAGS = ("VB", "VBZ", "VBD", "VBN", "VBG")
 
 
 def generate_trees(split: Split, *, num_trees: int, seed: int) -> Iterator[Tree]:
@@ -27,8 +37,7 @@ def generate_trees(split: Split, *, num_trees: int, seed: int) -> Iterator[Tree]
     generator = _Generator(Random(seed))  # noqa: S311 - a treebank is no secret
     seen: set[str] = set()
     while len(seen) < num_trees:
-        brackets = generator.sentence()
-        words = [word for _, word in _WORD.findall(brackets)]
+        brackets, words = generator.sentence()
         sentence = unescaped(" ".join(words))
         is_usable = _MIN_WORDS <= len(words) <= _MAX_WORDS and split_of(sentence) == split
         if is_usable and sentence not in seen:
@@ -37,7 +46,7 @@ def generate_trees(split: Split, *, num_trees: int, seed: int) -> Iterator[Tree]
 
 
 class _Generator:
-    """Generates sentences, as trees in brackets, by random choices from the grammar."""
+    """Generates trees by random choices from the grammar."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -45,38 +54,49 @@ class _Generator:
         self._rules = {}
         for name, rules in grammar().items():
             weights, expansions = zip(*rules, strict=True)
-            self._rules[name] = expansions, list(accumulate(weights))
+            # Categories are at odd positions, and the brackets between them at even ones.
+            # A label such as WHNP-# is one to which a trace is tied.
+            parts = [("-# " in symbols, _CATEGORY.split(symbols)) for symbols in expansions]
+            self._rules[name] = parts, list(itertools.accumulate(weights))
         self._num_indices = 0
+        self._brackets: list[str] = []
 
-    def sentence(self) -> str:
-        self._num_indices = 0
-        brackets = f"({TOP} {self._expand('root/any', 0)})"
-        spelled = iter(_spell([word for _, word in _WORD.findall(brackets)]))
-        return _WORD.sub(lambda match: f"({match[1]} {next(spelled)})", brackets)
+    def sentence(self) -> tuple[str, list[str]]:
+        """Return the brackets and the words of a tree."""
+        self._num_indices, self._brackets = 0, []
+        self._expand("root/any", 0)
+        brackets = f"({TOP} {''.join(self._brackets)})"
+        words = _spell([word for _, word in _WORD.findall(brackets)])
+        spelled = iter(words)
+        return _WORD.sub(lambda match: f"({match[1]} {next(spelled)})", brackets), words
 
-    def _expand(self, symbols: str, index: int) -> str:
-        """Expand all categories; `index` is the number that ties traces to their antecedents."""
-        tied = symbols.replace("#", str(index))
-        return _CATEGORY.sub(lambda match: self._expand_category(match[0], index), tied)
-
-    def _expand_category(self, category: str, index: int) -> str:
+    def _expand(self, category: str, index: int) -> None:
+        """Add the brackets of a category; `index` ties traces to their antecedents."""
         label, name = _label_and_name(category)
         if name in self._words:
-            return f"({label} {self._random.choice(self._words[name])})"
+            self._brackets.append(f"({label} {self._random.choice(self._words[name])})")
+            return
         expansions, weights = self._rules[name]
-        [symbols] = self._random.choices(expansions, cum_weights=weights)
-        if "-# " in symbols:  # a label to which a trace is tied
+        [(ties_trace, symbols)] = self._random.choices(expansions, cum_weights=weights)
+        if ties_trace:
             self._num_indices += 1
             index = self._num_indices
-        expanded = self._expand(symbols, index)
-        return expanded if label.islower() else f"({label} {expanded})"
+        if label:
+            self._brackets.append(f"({label} ")
+        for position, symbol in enumerate(symbols):
+            if position % 2:
+                self._expand(symbol, index)
+            else:
+                self._brackets.append(symbol.replace("#", str(index)))
+        if label:
+            self._brackets.append(")")
 
 
 @cache
 def _label_and_name(category: str) -> tuple[str, str]:
-    """Return the label of a category in the tree, and its name, which has no function tags."""
+    """Return a category's label in the tree, if it has one, and its name without function tags."""
     label, _, features = category.partition("/")
-    return label, f"{bare_label(label)}/{features}"
+    return "" if label.islower() else label, f"{bare_label(label)}/{features}"
 
 
 def _spell(words: list[str]) -> list[str]:
@@ -89,3 +109,43 @@ def _spell(words: list[str]) -> list[str]:
     first = next(index for index, word in enumerate(spelled) if word[0].isalnum())
     spelled[first] = spelled[first][0].upper() + spelled[first][1:]
     return spelled
+
+
+def grammar() -> dict[str, list[tuple[int, str]]]:
+    """Return the weighted expansions of each category; "root/any" is a whole sentence."""
+    rules: dict[str, list[tuple[int, str]]] = {}
+    category = ""
+    for line in filter(None, _treebank()["rules"].splitlines()):
+        if not line.startswith(" "):
+            category = line
+            continue
+        weight, _, symbols = line.strip().partition(" ")
+        placeholders = sorted(set(re.findall(r"\{([a-z])\}", category + symbols)))
+        for choice in itertools.product(*(_VALUES[name] for name in placeholders)):
+            values = {name: value for each in choice for name, value in each.items()}
+            rule = int(weight), symbols.format_map(values)
+            rules.setdefault(category.format_map(values), []).append(rule)
+    return rules
+
+
+def lexicon() -> dict[str, tuple[str, ...]]:
+    """Return {"part of speech/class": words}; frequent words are repeated."""
+    table = _treebank()
+    words = {name: tuple(text.split()) for name, text in table["words"].items()}
+    for name, text in table["nouns"].items():
+        words |= _forms(text, (f"NN/{name}", f"NNS/{name}"))
+    for name, text in table["verbs"].items():
+        words |= _forms(text, tuple(f"{tag}/{name}" for tag in _VERB_TAGS))
+        words[f"VBP/{name}"] = words[f"VB/{name}"]
+    return words
+
+
+def _forms(text: str, categories: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Parse entries with all forms of a word into {category: words}."""
+    columns = zip(*(entry.split() for entry in text.split(",")), strict=True)
+    return dict(zip(categories, columns, strict=True))
+
+
+def _treebank() -> Table:
+    with resources.as_file(resources.files("tfm") / "data/synthetic/treebank.toml") as path:
+        return read_toml(path)

@@ -95,13 +95,13 @@ def parse_trees(lines: Iterable[tuple[str, str]]) -> Iterator[Tree]:
 
 
 def _node(content: list[Any], where: str, *, is_outermost: bool) -> Node:
-    match content:
-        case [str(tag), str(word)]:
-            return Leaf(tag, unescaped(word))
-        case [str(label), *children] if children and str not in map(type, children):
-            return Tree(label, tuple(children))
-        case [_, *_] if is_outermost and str not in map(type, content):
-            return Tree(TOP, tuple(content))
+    kinds = [*map(type, content)]
+    if kinds == [str, str]:
+        return Leaf(content[0], unescaped(content[1]))
+    if kinds[:1] == [str] and str not in kinds[1:] and len(kinds) > 1:
+        return Tree(content[0], tuple(content[1:]))
+    if kinds and is_outermost and str not in kinds:
+        return Tree(TOP, tuple(content))
     raise DataError(
         f"{where} has a bracket that is neither a constituent, such as (NP (NN rain)), nor a word, "
         "such as (NN rain): correct the file"
