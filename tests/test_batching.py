@@ -27,9 +27,9 @@ class Sentences:
     def lengths(self):
         return np.array([len(ids) for ids in self._ids], dtype=np.int64)
 
-    def concatenate(self, rows, *, gap):
-        pieces = [ids for row in rows for ids in (self._ids[row], np.full(gap, PAD))]
-        return np.concatenate(pieces), self.lengths()[rows]
+    def concatenate(self, rows):
+        pieces = [ids for row in rows for ids in (self._ids[row], [EOS])]
+        return np.concatenate(pieces), self.lengths()[rows] + 1
 
     def __iter__(self):
         return iter(self._ids)

@@ -12,8 +12,7 @@ from tfm.config import (
     settings_from,
 )
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
-from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import GeneratedText, TextFiles, TreeFile
+from tfm.data.corpus.recipe import GeneratedText, Recipe, TextFiles, TreeFile
 from tfm.data.corpus.user_files import recipe_from_files, recipe_from_trees
 from tfm.data.manifest import SPLITS
 from tfm.errors import UsageError

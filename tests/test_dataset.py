@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as numpy_strategies
 
 from tfm.config import BinarizeConfig
 from tfm.data.dataset import ArrayWriter, DatasetIndex, ParallelDataset, TokenSequences, id_dtype
-from tfm.data.subword import PAD, Vocabulary
+from tfm.data.subword import EOS, Vocabulary
 from tfm.errors import DataError
 from tfm.stages.binarize import binarize
 from tfm.storage.files import sha256_of
@@ -60,19 +60,17 @@ def test_lengths_and_concatenated_rows_match_the_sentences(write_sequences):
     sequences = read_sequences(write_sequences([5, 6, 7, 8, 9], [0, 2, 2, 5]))
     assert list(sequences) == [[5, 6], [], [7, 8, 9]]
     assert sequences.lengths().tolist() == [2, 0, 3]
-    ids, lengths = sequences.concatenate(np.array([1, 2, 0]), gap=0)
-    assert ids.tolist() == [7, 8, 9, 5, 6]
-    assert lengths.tolist() == [0, 3, 2]
-    ids, _ = sequences.concatenate(np.array([2, 1, 0]), gap=2)
-    assert ids.tolist() == [7, 8, 9, PAD, PAD, PAD, PAD, 5, 6, PAD, PAD]
+    ids, lengths = sequences.concatenate(np.array([1, 2, 0]))
+    assert ids.tolist() == [EOS, 7, 8, 9, EOS, 5, 6, EOS]
+    assert lengths.tolist() == [1, 4, 3]
 
 
-def test_empty_sentences_give_only_gaps(write_sequences):
+def test_empty_sentences_give_only_eos(write_sequences):
     sequences = read_sequences(write_sequences([], [0, 0, 0]))
-    ids, lengths = sequences.concatenate(np.array([0, 1]), gap=1)
-    assert ids.tolist() == [PAD, PAD]
-    assert lengths.tolist() == [0, 0]
-    assert sequences.concatenate(np.array([], dtype=np.int64), gap=1)[0].tolist() == []
+    ids, lengths = sequences.concatenate(np.array([0, 1]))
+    assert ids.tolist() == [EOS, EOS]
+    assert lengths.tolist() == [1, 1]
+    assert sequences.concatenate(np.array([], dtype=np.int64))[0].tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -158,8 +156,8 @@ def test_a_file_with_a_forged_checksum_is_refused_or_gives_ids_of_the_vocabulary
         pass
     else:
         for sequences in (dataset.source, dataset.target):
-            ids, lengths = sequences.concatenate(np.arange(len(sequences)), gap=0)
-            assert lengths.min() >= 0
+            ids, lengths = sequences.concatenate(np.arange(len(sequences)))
+            assert lengths.min() >= 1
             assert 0 <= ids.min() <= ids.max() < VOCAB_SIZE
     finally:
         for each, content in before.items():

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tfm.config import AverageConfig, InferenceConfig, ScoreConfig, SearchConfig, run_config
-from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import GeneratedText
+from tfm.data.corpus.recipe import GeneratedText, Recipe
 from tfm.data.subword import EOS, PAD
 from tfm.data.trees.brackets import parse_tree_line
 from tfm.data.trees.tree import words_of

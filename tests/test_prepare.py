@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfm.data.corpus.loading import load_recipe
-from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import Archive, TextFiles
+from tfm.data.corpus.recipe import Archive, Recipe, TextFiles
 from tfm.data.corpus.user_files import recipe_from_files
 from tfm.data.manifest import Manifest
 from tfm.errors import DataError, DownloadError, UsageError

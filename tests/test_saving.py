@@ -58,7 +58,7 @@ def background(request):
 
 
 @pytest.fixture
-def clock():
+def clock(monkeypatch):
     """A clock that the test advances."""
 
     class Clock:
@@ -67,7 +67,9 @@ def clock():
         def __call__(self):
             return self.now
 
-    return Clock()
+    clock = Clock()
+    monkeypatch.setattr(saving.time, "monotonic", clock)
+    return clock
 
 
 @pytest.fixture
@@ -180,7 +182,7 @@ def test_memory_for_copies_is_reused_and_replaced_for_other_shapes():
 def test_a_full_disk_is_reported_once_and_saving_is_retried(
     tmp_path, background, disk, clock, capsys
 ):
-    saver = Saver(tmp_path, background=background, clock=clock)
+    saver = Saver(tmp_path, background=background)
     save(saver, 1_000)
     saver.wait()
     disk.error = errno.ENOSPC

@@ -5,8 +5,7 @@ import gzip
 import pytest
 
 from tfm.data.corpus.loading import load_recipe
-from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import Archive, GeneratedText, TextFiles
+from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, TextFiles
 from tfm.data.sources import TextSources
 
 TEXT = TextFiles(archive="a.tgz", source="a.en", target="a.de")

@@ -9,14 +9,39 @@ from functools import cache
 
 import pytest
 
-from tfm.data.synthetic.grammar import Category, Constituent, grammar
-from tfm.data.synthetic.lexicon import lexicon
-from tfm.data.synthetic.treebank import generate_trees
-from tfm.data.trees.brackets import bracketed, parse_tree_line
+from tfm.data.synthetic.treebank import generate_trees, grammar, lexicon
+from tfm.data.trees.brackets import bracketed, parse_tree_line, unescaped
 from tfm.data.trees.symbols import linearize
 from tfm.data.trees.tree import TRACE, Leaf, Tree, bare_label, normalize, walk, words_of
 
-GRAMMAR, LEXICON = grammar(), lexicon()
+TOKEN = re.compile(r"\([^\s()]+ [^\s()/]+\)|[()]|[^\s()]+")
+
+
+def parse_symbols(text):
+    """Parse an expansion into words, constituents of such symbols, and names of categories."""
+    open_symbols = [[]]
+    for token in TOKEN.findall(text):
+        if token == "(":
+            open_symbols.append([])
+        elif token == ")":
+            label, *symbols = open_symbols.pop()
+            open_symbols[-1].append(Tree(label, tuple(symbols)))
+        elif token.startswith("("):
+            tag, word = token[1:-1].split()
+            open_symbols[-1].append(Leaf(tag, unescaped(word)))
+        else:
+            open_symbols[-1].append(token)
+    [symbols] = open_symbols
+    return tuple(symbols)
+
+
+def name_of(category):
+    label, _, features = category.partition("/")
+    return f"{bare_label(label)}/{features}"
+
+
+GRAMMAR = {name: [parse_symbols(text) for _, text in rules] for name, rules in grammar().items()}
+LEXICON = lexicon()
 # Forms spelled the same; no other word has two parts of speech.
 SAME_FORMS = ({"VB", "VBP"}, {"VBD", "VBN"}, {"NN", "NNP"})
 
@@ -29,7 +54,7 @@ class Chart:
         self.parses = cache(self.parses)
 
     def trees(self):
-        found = self.parses(Category("root/any", ""), 0)
+        found = self.parses("root/any", 0)
         return [nodes for end, nodes in found if end == len(self.words)]
 
     def parses(self, symbol, start):
@@ -38,20 +63,19 @@ class Chart:
             if symbol.tag == TRACE:
                 return {(start, ())}
             return self.word(symbol.tag, (symbol.word,), start)
-        if isinstance(symbol, Constituent):
-            return {
-                (end, (Tree(bare_label(symbol.label), nodes),) if nodes else ())
-                for end, nodes in self.sequences(symbol.symbols, start)
-            }
-        if symbol.name in LEXICON:
-            return self.word(symbol.label, LEXICON[symbol.name], start)
-        found = set()
-        for rule in GRAMMAR[symbol.name]:
-            found |= self.sequences(rule.symbols, start)
-        if symbol.label:
-            label = bare_label(symbol.label)
-            return {(end, (Tree(label, nodes),) if nodes else ()) for end, nodes in found}
-        return found
+        if isinstance(symbol, Tree):
+            label, found = symbol.label, self.sequences(symbol.children, start)
+        else:
+            label = symbol.partition("/")[0]
+            name = name_of(symbol)
+            if name in LEXICON:
+                return self.word(label, LEXICON[name], start)
+            found = set()
+            for symbols in GRAMMAR[name]:
+                found |= self.sequences(symbols, start)
+            if label.islower():
+                return found
+        return {(end, (Tree(bare_label(label), nodes),) if nodes else ()) for end, nodes in found}
 
     def sequences(self, symbols, start):
         found = {(start, ())}
@@ -176,14 +200,14 @@ def test_words_determine_where_phrases_attach(sentence, tree):
 
 def test_each_category_is_used_and_has_rules_or_words():
     def names(symbol):
-        if isinstance(symbol, Category):
-            yield symbol.name
-        elif isinstance(symbol, Constituent):
-            for inner in symbol.symbols:
+        if isinstance(symbol, str):
+            yield name_of(symbol)
+        elif isinstance(symbol, Tree):
+            for inner in symbol.children:
                 yield from names(inner)
 
     rules = [rule for several in GRAMMAR.values() for rule in several]
-    used = {name for rule in rules for symbol in rule.symbols for name in names(symbol)}
+    used = {name for rule in rules for symbol in rule for name in names(symbol)}
     assert used <= GRAMMAR.keys() | LEXICON.keys()
     assert GRAMMAR.keys() <= used | {"root/any"}
     assert GRAMMAR.keys().isdisjoint(LEXICON)

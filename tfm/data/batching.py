@@ -10,7 +10,7 @@ from torch import Tensor
 from tfm.backends.packing import Packing
 from tfm.config import BatchingConfig
 from tfm.data.dataset import ParallelDataset, Rows, TokenSequences
-from tfm.data.subword import BOS, EOS, PAD
+from tfm.data.subword import BOS, PAD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ class Batcher:
             Rows of microbatches of about equal size, the longest sentences first; a sentence longer
             than `max_tokens` is a microbatch of its own.
         """
-        longest = np.maximum(self._source_lengths[rows], self._target_lengths[rows])
+        longest = np.maximum(*self.lengths(rows))
         order = np.argsort(-longest, kind="stable")
         rows, lengths = rows[order], longest[order]
         limit = max_tokens or self._config.max_tokens
@@ -181,9 +181,7 @@ def build_batch(dataset: ParallelDataset, rows: Rows) -> Batch:
 
 def _pack(sequences: TokenSequences, rows: Rows) -> tuple[Tensor, Packing]:
     """Return the ids [N] of sentences, each followed by EOS, and their packing."""
-    ids, lengths = sequences.concatenate(rows, gap=1)
-    lengths = lengths + 1
-    ids[np.cumsum(lengths) - 1] = EOS
+    ids, lengths = sequences.concatenate(rows)
     ids = np.pad(ids, (0, round_up_rows(len(ids)) - len(ids)))
     return torch.from_numpy(ids), Packing(torch.from_numpy(lengths), len(ids))
 

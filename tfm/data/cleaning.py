@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -69,15 +70,12 @@ class Cleaner:
         for chunk in in_chunks(self._passing(pairs, counts)):
             hashes = _pair_hashes(chunk)
             self.held_out.find(hashes)
-            if not self._config.drop_duplicates:
-                counts.kept += len(chunk)
-                yield from chunk
-                continue
-            new = self._seen.add(hashes)
-            num_new = int(new.sum())
-            counts.kept += num_new
-            counts.dropped["duplicate"] += len(chunk) - num_new
-            yield from (pair for pair, is_new in zip(chunk, new.tolist(), strict=True) if is_new)
+            if self._config.drop_duplicates:
+                num_read = len(chunk)
+                chunk = list(compress(chunk, self._seen.add(hashes).tolist()))
+                counts.dropped["duplicate"] += num_read - len(chunk)
+            counts.kept += len(chunk)
+            yield from chunk
 
     def _passing(self, pairs: Iterable[BytesPair], counts: PairCounts) -> Iterator[BytesPair]:
         """Apply all rules but that of duplicates."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.data.manifest import LANGUAGE
-from tfm.data.subword import PAD
+from tfm.data.subword import EOS
 from tfm.errors import DataError, tfm_command
 from tfm.storage.files import read_json, sha256_of, write_json
 
@@ -132,26 +132,21 @@ class TokenSequences:
         """Return the number of tokens of each sentence: [number of sentences]."""
         return np.diff(self._offsets).astype(np.int64)
 
-    def concatenate(self, rows: Rows, *, gap: int) -> tuple[Rows, Rows]:
-        """Concatenate sentences on one axis, each followed by PAD.
-
-        Args:
-            rows: [B] indices of the sentences.
-            gap: The number of PAD after each sentence.
+    def concatenate(self, rows: Rows) -> tuple[Rows, Rows]:
+        """Concatenate the sentences [B], each followed by EOS.
 
         Returns:
-            [N] token ids, and [B] lengths of the sentences without the PAD.
+            [N] token ids, and [B] lengths of the sentences with EOS.
         """
         starts = self._offsets[rows].astype(np.int64)
-        lengths = self._offsets[rows + 1].astype(np.int64) - starts
-        ends = np.cumsum(lengths + gap)
-        ids = np.full(ends[-1] if len(rows) else 0, PAD, dtype=np.int64)
-        shifts = starts - (ends - lengths - gap)  # from a position in `ids` to that in the file
+        lengths = self._offsets[rows + 1].astype(np.int64) - starts + 1
+        ends = np.cumsum(lengths)
+        ids = np.full(lengths.sum(), EOS, dtype=np.int64)
+        shifts = starts - (ends - lengths)  # from a position in `ids` to that in the file
         is_token = np.ones(len(ids), dtype=bool)
-        for offset in range(1, gap + 1):
-            is_token[ends - offset] = False
+        is_token[ends - 1] = False
         positions = np.flatnonzero(is_token)
-        ids[positions] = self._tokens[positions + np.repeat(shifts, lengths)]
+        ids[positions] = self._tokens[positions + np.repeat(shifts, lengths - 1)]
         return ids, lengths
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tfm.data.background import run_in_thread
-from tfm.data.corpus.texts import Archive, is_url
+from tfm.data.corpus.recipe import Archive, is_url
 from tfm.errors import DataError, DownloadError
 from tfm.reporting import Progress, say
 from tfm.storage.files import read_json, size_of, sync_directory, write_json
@@ -211,21 +211,16 @@ def _close(response: Future[http.client.HTTPResponse]) -> None:
 class _WebRedirectHandler(urllib.request.HTTPRedirectHandler):
     """Follow redirects to http and https only."""
 
-    def http_error_302(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-    ) -> Any:
+    def http_error_302(self, *args: Any) -> Any:
         try:
-            return super().http_error_302(req, fp, code, msg, headers)
+            return super().http_error_302(*args)
         except ValueError:
-            fp.close()  # urllib leaves it open if it cannot parse the URL
+            _, response, *_ = args
+            response.close()  # urllib leaves it open if it cannot parse the URL
             raise
 
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+    http_error_301 = http_error_303 = http_error_307 = http_error_302  # type: ignore[assignment]
+    http_error_308 = http_error_302  # type: ignore[assignment]
 
     def redirect_request(self, *args: Any) -> urllib.request.Request | None:
         *_, url = args
@@ -290,17 +285,14 @@ def _validator(response: http.client.HTTPResponse) -> str | None:
 
 def _resume_point(url: str, partial: Path) -> tuple[int, str]:
     """Return how many bytes of an earlier attempt to keep, and the validator of its file."""
-    size = size_of(partial)
-    if not size or not _state_path(partial).exists():
-        return 0, ""
     try:
         state = read_json(_state_path(partial))
-    except DataError:
+    except (DataError, FileNotFoundError):
         return 0, ""  # without a readable state, the download just starts again
     validator = state.get("validator")
     # A damaged validator could not be sent in a header.
     if isinstance(validator, str) and validator.isascii() and validator.isprintable():
-        return (size, validator) if state.get("url") == url else (0, "")
+        return (size_of(partial), validator) if state.get("url") == url else (0, "")
     return 0, ""
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.data.archives import extract_members, unpack_file
-from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import Archive, GeneratedText, Text, TextFiles, TreeFile, is_url
+from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, Text, TextFiles, TreeFile, is_url
 from tfm.data.download import FetchedFile, fetch, partial_path
 from tfm.data.manifest import SPLITS
 from tfm.data.text import read_columns, read_pairs

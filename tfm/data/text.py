@@ -1,6 +1,6 @@
 """Read plain and SGML text line by line."""
 
-import contextlib
+import codecs
 import mmap
 import os
 import re
@@ -12,7 +12,6 @@ from typing import IO
 from tfm.data.encoding import SIGNATURE_BYTES, iconv_command, unicode_encoding
 from tfm.errors import DataError
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES = 1 << 24
 _MAX_SEGMENT_BYTES = 1 << 20
 _NUM_BYTES_SHOWN = 40
@@ -79,10 +78,7 @@ def read_blocks(
 def read_columns(path: Path, *, strict: bool, num_lines: int | None = None) -> Iterator[BytesPair]:
     """Read a file of two columns, source and target, that a tab separates.
 
-    Args:
-        path: The file.
-        strict: Stop at a line that is not UTF-8; else hand it on.
-        num_lines: The number of lines that there must be, if that is known.
+    The arguments are those of `read_blocks`.
 
     Raises:
         DataError: A line has fewer or more columns, the file has another number of lines, or it is
@@ -149,30 +145,23 @@ def decode_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
         yield text.removeprefix("\ufeff" if number == 1 else "")
 
 
-@contextlib.contextmanager
-def _open_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file: reading a pipe or device might block, or never end."""
-    if path.exists() and not path.is_file():
+def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
+    """Read the lines of a plain or SGML text in blocks of at least one line."""
+    if path.exists() and not path.is_file():  # reading a pipe might block, or never end
         raise DataError(f"{path} is a folder, a pipe or a device, not a file: check its name")
     try:
         with path.open("rb") as file:
-            yield file
+            start = file.read(SIGNATURE_BYTES)
+            if encoding := unicode_encoding(start):
+                command = iconv_command(path, encoding)
+                raise DataError(f"{path} is {encoding}, not UTF-8: convert it with {command}")
+            file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
+            blocks = _plain_blocks(file, str(path))
+            if path.suffix in (".sgm", ".sgml"):
+                blocks = ([segment] for segment in _segments(file, path))
+            yield from _check_utf8(blocks, str(path)) if strict else blocks
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
-    """Read the lines of a plain or SGML text in blocks of at least one line."""
-    with _open_file(path) as file:
-        start = file.read(SIGNATURE_BYTES)
-        if encoding := unicode_encoding(start):
-            command = iconv_command(path, encoding)
-            raise DataError(f"{path} is {encoding}, not UTF-8: convert it with {command}")
-        file.seek(len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0)
-        blocks = _plain_blocks(file, str(path))
-        if path.suffix in (".sgm", ".sgml"):
-            blocks = ([segment] for segment in _segments(file, path))
-        yield from _check_utf8(blocks, str(path)) if strict else blocks
 
 
 def _plain_blocks(file: IO[bytes], name: str) -> Iterator[list[bytes]]:

@@ -16,8 +16,7 @@ from tfm.config import (
     settings_to,
 )
 from tfm.data.cleaning import Cleaner, PairCounts
-from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import TextFiles
+from tfm.data.corpus.recipe import Recipe, TextFiles
 from tfm.data.disk import DiskNeed, check_disks
 from tfm.data.encoding import iconv_command, likely_encoding
 from tfm.data.manifest import GOLD, SPLITS, Manifest

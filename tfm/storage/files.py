@@ -48,7 +48,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     """
     partial = _prepare(path)
     finish_replacement(path)
-    remove_directory(partial)
+    remove_path(partial)
     partial.mkdir()
     try:
         yield partial
@@ -66,7 +66,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         raise
     finally:
         with contextlib.suppress(OSError):
-            remove_directory(partial)
+            remove_path(partial)
 
 
 def make_directory(path: Path) -> None:
@@ -77,12 +77,12 @@ def make_directory(path: Path) -> None:
         sync_directory(folder.parent)
 
 
-def remove_directory(path: Path) -> None:
-    """Remove a directory with its content, or a link to one, if it exists."""
-    if path.is_symlink():
-        path.unlink()
-    elif path.exists():
+def remove_path(path: Path) -> None:
+    """Remove a file, a link or a directory with its content, if it exists."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def intact_directory(path: Path) -> Path:
@@ -99,7 +99,7 @@ def finish_replacement(path: Path) -> None:
     intact = intact_directory(path)
     if intact != path:
         os.replace(intact, path)
-    remove_directory(_outgoing(path))
+    remove_path(_outgoing(path))
 
 
 def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
@@ -111,13 +111,9 @@ def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
         return
     for path in list(folder.iterdir()):
         match = _PARTIAL.fullmatch(path.name)
-        if match is None or of not in (None, match[1]) or _is_running(int(match[2])):
-            continue
-        with contextlib.suppress(OSError):
-            if path.is_dir():
-                remove_directory(path)
-            else:
-                path.unlink(missing_ok=True)
+        if match and of in (None, match[1]) and not _is_running(int(match[2])):
+            with contextlib.suppress(OSError):
+                remove_path(path)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -200,7 +196,7 @@ def _replace_directory(path: Path, *, by: Path) -> None:
             raise
         # This is not atomic, but `intact_directory` finds the older directory in between.
         outgoing = _outgoing(path)
-        remove_directory(outgoing)
+        remove_path(outgoing)
         os.replace(path, outgoing)
         try:
             os.replace(by, path)

@@ -2,7 +2,7 @@
 
 import errno
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,8 @@ class Saver:
         saved_step: Step of the newest checkpoint on disk; None if there is none.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        *,
-        background: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, run_dir: Path, *, background: bool = False) -> None:
         self._run_dir = run_dir
-        self._clock = clock
         self._writer = ThreadPoolExecutor(1, "saving") if background else None
         self._copies = _Copies()
         self._writing: Future[None] | None = None
@@ -61,7 +54,7 @@ class Saver:
         if self._writing is not None and not self._writing.done():
             return False
         self.wait()  # raises the error of a bug in the thread
-        return self._reason is not None and self._clock() - self._failed_at >= _RETRY_SECONDS
+        return self._reason is not None and time.monotonic() - self._failed_at >= _RETRY_SECONDS
 
     def save(
         self,
@@ -74,28 +67,14 @@ class Saver:
 
         The weights have any shape. See `save_checkpoint` for the arguments.
         """
-
-        def write() -> None:
-            try:
-                save_checkpoint(
-                    checkpoint_path(self._run_dir, info.step),
-                    info,
-                    weights,
-                    subword_files=subword_files,
-                    training_state=training_state,
-                )
-            except OSError as error:
-                self._record_failure(info.step, error)
-            else:
-                self._record_success(info.step)
-                self._prune()
-
         if self._writer is None:
-            write()
+            self._write(info, weights, training_state, subword_files)
             return
         self.wait()
         weights, training_state = self._copies.copy((weights, training_state))
-        self._writing = self._writer.submit(write)
+        self._writing = self._writer.submit(
+            self._write, info, weights, training_state, subword_files
+        )
 
     def finish(self) -> None:
         """Wait until everything is written.
@@ -111,8 +90,37 @@ class Saver:
                 "to resume from there"
             )
 
+    def _write(
+        self,
+        info: ModelInfo,
+        weights: Mapping[str, Tensor],
+        training_state: Mapping[str, Any],
+        subword_files: Mapping[str, bytes],
+    ) -> None:
+        try:
+            save_checkpoint(
+                checkpoint_path(self._run_dir, info.step),
+                info,
+                weights,
+                subword_files=subword_files,
+                training_state=training_state,
+            )
+        except OSError as error:
+            self._record_failure(info.step, error)
+            return
+        self.saved_step = info.step
+        if self._reason is not None:
+            self._reason = None
+            say(f"train: {self._run_dir} is saved again, at step {info.step:,}")
+        try:
+            prune_checkpoints(self._run_dir)
+        except (OSError, CheckpointError) as error:
+            if not self._has_warned_of_pruning:
+                say(f"warning: cannot remove old checkpoints of {self._run_dir}: {error}")
+            self._has_warned_of_pruning = True
+
     def _record_failure(self, step: int, error: OSError) -> None:
-        self._failed_at = self._clock()
+        self._failed_at = time.monotonic()
         is_first = self._reason is None
         self._reason = "disk full" if error.errno == errno.ENOSPC else str(error.strerror)
         if is_first:
@@ -120,20 +128,6 @@ class Saver:
                 f"warning: cannot save step {step:,} in {self._run_dir} ({self._reason}): training "
                 f"continues, and saving is retried every {_RETRY_SECONDS:.0f} seconds"
             )
-
-    def _record_success(self, step: int) -> None:
-        self.saved_step = step
-        if self._reason is not None:
-            self._reason = None
-            say(f"train: {self._run_dir} is saved again, at step {step:,}")
-
-    def _prune(self) -> None:
-        try:
-            prune_checkpoints(self._run_dir)
-        except (OSError, CheckpointError) as error:
-            if not self._has_warned_of_pruning:
-                say(f"warning: cannot remove old checkpoints of {self._run_dir}: {error}")
-            self._has_warned_of_pruning = True
 
     def close(self) -> None:
         """Wait for the writing thread, even after an error; `save` cannot be used afterwards."""

@@ -96,7 +96,7 @@ def _read_dataset(folder: Path) -> str:
     for split in ("train", "valid"):
         dataset = ParallelDataset(bin_dir, split, vocab_sizes=(330, 330))
         for sequences in (dataset.source, dataset.target):
-            ids, lengths = sequences.concatenate(np.arange(len(dataset)), gap=0)
+            ids, lengths = sequences.concatenate(np.arange(len(dataset)))
             if ids.min() < 0 or ids.max() >= 330 or lengths.min() < 0:
                 raise AssertionError("ids outside the vocabulary")
             all_ids.append(ids.tolist())

@@ -14,7 +14,7 @@ from fuzzing.damage import PACKERS, add_bomb, change_tar, insert_snippet, make_t
 from fuzzing.reader import Reader, as_sgml, as_text, file_hashes, tfm
 
 from tfm.data import download
-from tfm.data.corpus.texts import Archive
+from tfm.data.corpus.recipe import Archive
 
 # Text files of the user
 

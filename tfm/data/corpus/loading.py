@@ -16,8 +16,15 @@ from tfm.config import (
     read_toml,
 )
 from tfm.config.schema import TomlTable, did_you_mean, settings_and_problems, shown
-from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import Archive, GeneratedText, Text, TextFiles, TreeFile, is_url
+from tfm.data.corpus.recipe import (
+    Archive,
+    GeneratedText,
+    Recipe,
+    Text,
+    TextFiles,
+    TreeFile,
+    is_url,
+)
 from tfm.data.manifest import SPLITS
 from tfm.errors import UsageError, list_problems
 

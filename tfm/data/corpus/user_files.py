@@ -1,11 +1,10 @@
 """Recipes for files of the user."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import TextFiles, TreeFile
+from tfm.data.corpus.recipe import Recipe, TextFiles, TreeFile
 from tfm.errors import UsageError
 
 PathPair = tuple[Path, Path]
@@ -36,7 +35,7 @@ def recipe_from_files(
     languages = _languages_of(train[0]) if train else None
     if source and target:
         languages = source, target
-    problems = _contradictions(languages, [*train, *valid, *test])
+    problems = [*_contradictions(languages, [*train, *valid, *test])]
 
     def text_files(pairs: Sequence[PathPair]) -> tuple[TextFiles, ...]:
         return tuple(TextFiles(source=str(s), target=str(t)) for s, t in pairs)
@@ -84,38 +83,34 @@ def _languages_of(pair: PathPair) -> tuple[str, str] | None:
     return (source, target) if source and target and source != target else None
 
 
-def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]) -> list[str]:
-    """Return a message for each file whose suffix contradicts its language or its format.
+def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]) -> Iterator[str]:
+    """Yield a message for each file whose suffix contradicts its language or its format.
 
     Only two-letter codes count as languages, with or without a region, besides the languages
     themselves: .src or .tok is not a language.
     """
     expected = [language.partition("_")[0].partition("-")[0] for language in languages or ()]
-    problems = []
     for pair in pairs:
         if languages is None or pair[0] == pair[1]:
             continue
         for path, language in zip(pair, expected, strict=True):
             found = _language_of(path).partition("_")[0].partition("-")[0]
             if found != language and (len(found) == 2 or found in expected):
-                problems.append(
+                yield (
                     f"{path} ends in .{found} where text in {language} is expected "
                     f"({'-'.join(languages)}): give source and target in the same order "
                     "everywhere, or rename the file"
                 )
     for source, target in pairs:
         if source == target and not source.name.removesuffix(".gz").endswith(".tsv"):
-            problems.append(
+            yield (
                 f"{source} is given as source and target: give two files, or one .tsv file with "
                 "two columns"
             )
         elif source != target:
-            problems += [
-                f"{path} has source and target in one file: give it alone"
-                for path in (source, target)
-                if path.name.removesuffix(".gz").endswith(".tsv")
-            ]
-    return problems
+            for path in (source, target):
+                if path.name.removesuffix(".gz").endswith(".tsv"):
+                    yield f"{path} has source and target in one file: give it alone"
 
 
 def _language_of(path: Path) -> str:

@@ -75,25 +75,16 @@ _CONTAINERS = (
 )
 
 
-def _inflections(**rows: str) -> dict[str, dict[str, str]]:
-    """Return {case: {form: word or ending}}, with the forms of a row in the order of `Form`."""
-    return {
-        case: dict(zip(get_args(Form), row.split(), strict=False)) for case, row in rows.items()
-    }
+def _inflections(*rows: str) -> dict[str, dict[str, str]]:
+    """Return {case: {form: word or ending}} from rows in the order of `Case` and of `Form`."""
+    by_form = (dict(zip(get_args(Form), row.split(), strict=False)) for row in rows)
+    return dict(zip(get_args(Case), by_form, strict=True))
 
 
-_DEFINITE = _inflections(
-    nominative="der die das die", accusative="den die das die", dative="dem der dem den"
-)
-_INDEFINITE = _inflections(
-    nominative="ein eine ein", accusative="einen eine ein", dative="einem einer einem"
-)
-_ENDING_AFTER_DEFINITE = _inflections(
-    nominative="e e e en", accusative="en e e en", dative="en en en en"
-)
-_ENDING_AFTER_COUNT = _inflections(
-    nominative="er e es e", accusative="en e es e", dative="en en en en"
-)
+_DEFINITE = _inflections("der die das die", "den die das die", "dem der dem den")
+_INDEFINITE = _inflections("ein eine ein", "einen eine ein", "einem einer einem")
+_ENDING_AFTER_DEFINITE = _inflections("e e e en", "en e e en", "en en en en")
+_ENDING_AFTER_COUNT = _inflections("er e es e", "en e es e", "en en en en")
 
 
 def things(random: Random, case: Case) -> tuple[str, str, bool]:

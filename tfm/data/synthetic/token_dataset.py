@@ -23,7 +23,6 @@ _DEVIATIONS = np.array([0.52, 0.535])
 _CORRELATION = 0.95
 # Zipf's law: the frequency of the piece of rank r is proportional to 1 / (r + shift).
 _ZIPF_SHIFT = 2.7
-_WORDS_PER_LINE = 100
 
 
 def sentence_lengths(num_pairs: int, *, random: np.random.Generator) -> Rows:
@@ -71,12 +70,8 @@ def _zipf_ids(count: int, *, vocab_size: int, random: np.random.Generator) -> Id
 
 def _write_vocabulary(data_dir: Path, vocab_size: int) -> Vocabulary:
     """Write a vocabulary of `vocab_size` invented words."""
-    words = [f"w{number}" for number in range(vocab_size - UNK - 1)]
-    lines = (
-        words[start : start + _WORDS_PER_LINE] for start in range(0, len(words), _WORDS_PER_LINE)
-    )
     text = data_dir / f"train.{_LANGUAGES[0]}"
-    text.write_text("".join(f"{' '.join(line)}\n" for line in lines), encoding="utf-8")
+    text.write_text("".join(f"w{number}\n" for number in range(vocab_size - UNK - 1)))
     model = learn_word_model(text)
     text.unlink()
     [path] = model_paths(data_dir, separate=False)

@@ -1,17 +1,31 @@
-"""Generate a treebank in disjoint splits."""
+"""Generate a treebank in disjoint splits, from the grammar and the words in treebank.toml."""
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+import itertools
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import resources
 from random import Random
 
+from tfm.config import Table, read_toml
 from tfm.data.synthetic.corpus import Split, split_of
-from tfm.data.synthetic.grammar import Category, Constituent, Symbol, grammar
-from tfm.data.synthetic.lexicon import lexicon
-from tfm.data.trees.tree import TOP, TRACE, Leaf, Node, Tree, walk
+from tfm.data.trees.brackets import parse_trees, unescaped
+from tfm.data.trees.tree import TOP, TRACE, Tree, bare_label
 
-_ROOT = Category(name="root/any", label="")
 _MIN_WORDS, _MAX_WORDS = 3, 40
 _VOWELS = tuple("aeiou")
+_CATEGORY = re.compile(r"([^\s()]+/[^\s()]+)")
+_WORD = re.compile(rf"\((?!{TRACE} )([^\s()]+) ([^\s()]+)\)")
+
+_TENSED = {"sg": "VBZ", "pl": "VBP", "past": "VBD", "base": "VB"}
+_VALUES: dict[str, tuple[dict[str, str], ...]] = {
+    "n": ({"n": "sg"}, {"n": "pl"}),
+    "k": ({"k": "anim"}, {"k": "thing"}),
+    "l": ({"l": "loc"}, {"l": "noloc"}),
+    "f": tuple({"f": form, "V": tag} for form, tag in (_TENSED | {"inf": "VB"}).items()),
+    "t": tuple({"t": form, "V": tag} for form, tag in _TENSED.items()),
+}
+_VERB_TAGS = ("VB", "VBZ", "VBD", "VBN", "VBG")
 
 
 def generate_trees(split: Split, *, num_trees: int, seed: int) -> Iterator[Tree]:
@@ -23,77 +37,115 @@ def generate_trees(split: Split, *, num_trees: int, seed: int) -> Iterator[Tree]
     generator = _Generator(Random(seed))  # noqa: S311 - a treebank is no secret
     seen: set[str] = set()
     while len(seen) < num_trees:
-        tree = generator.sentence()
-        words = [leaf.word for leaf in _leaves(tree) if leaf.tag != TRACE]
-        sentence = " ".join(words)
+        brackets, words = generator.sentence()
+        sentence = unescaped(" ".join(words))
         is_usable = _MIN_WORDS <= len(words) <= _MAX_WORDS and split_of(sentence) == split
         if is_usable and sentence not in seen:
             seen.add(sentence)
-            yield tree
+            yield from parse_trees([(brackets, "the grammar")])
 
 
 class _Generator:
-    """Generates sentences by random choices from the grammar."""
+    """Generates trees by random choices from the grammar."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
         self._words = lexicon()
-        self._rules = grammar()
-        self._cumulative_weights = {
-            name: list(accumulate(rule.weight for rule in rules))
-            for name, rules in self._rules.items()
-        }
+        self._rules = {}
+        for name, rules in grammar().items():
+            weights, expansions = zip(*rules, strict=True)
+            # Categories are at odd positions, and the brackets between them at even ones.
+            # A label such as WHNP-# is one to which a trace is tied.
+            parts = [("-# " in symbols, _CATEGORY.split(symbols)) for symbols in expansions]
+            self._rules[name] = parts, list(itertools.accumulate(weights))
         self._num_indices = 0
+        self._brackets: list[str] = []
 
-    def sentence(self) -> Tree:
-        self._num_indices = 0
-        tree = Tree(TOP, tuple(self._expand([_ROOT], 0)))
-        words = iter(_spell(_leaves(tree)))
-        return Tree(TOP, tuple(_replace_words(child, words) for child in tree.children))
+    def sentence(self) -> tuple[str, list[str]]:
+        """Return the brackets and the words of a tree."""
+        self._num_indices, self._brackets = 0, []
+        self._expand("root/any", 0)
+        brackets = f"({TOP} {''.join(self._brackets)})"
+        words = _spell([word for _, word in _WORD.findall(brackets)])
+        spelled = iter(words)
+        return _WORD.sub(lambda match: f"({match[1]} {next(spelled)})", brackets), words
 
-    def _expand(self, symbols: Sequence[Symbol], index: int) -> Iterator[Node]:
-        """Expand symbols; `index` is the number that ties traces to their antecedents."""
-        for symbol in symbols:
-            if isinstance(symbol, Leaf):
-                yield Leaf(symbol.tag, symbol.word.replace("#", str(index)))
-            elif isinstance(symbol, Constituent):
-                label = symbol.label.replace("#", str(index))
-                yield Tree(label, tuple(self._expand(symbol.symbols, index)))
-            elif symbol.name in self._words:
-                yield Leaf(symbol.label, self._random.choice(self._words[symbol.name]))
-            else:
-                yield from self._apply_rule(symbol, index)
-
-    def _apply_rule(self, category: Category, index: int) -> Iterator[Node]:
-        weights = self._cumulative_weights[category.name]
-        [rule] = self._random.choices(self._rules[category.name], cum_weights=weights)
-        if rule.ties_traces:
+    def _expand(self, category: str, index: int) -> None:
+        """Add the brackets of a category; `index` ties traces to their antecedents."""
+        label, name = _label_and_name(category)
+        if name in self._words:
+            self._brackets.append(f"({label} {self._random.choice(self._words[name])})")
+            return
+        expansions, weights = self._rules[name]
+        [(ties_trace, symbols)] = self._random.choices(expansions, cum_weights=weights)
+        if ties_trace:
             self._num_indices += 1
             index = self._num_indices
-        nodes = self._expand(rule.symbols, index)
-        if category.label:
-            yield Tree(category.label, tuple(nodes))
-        else:
-            yield from nodes
+        if label:
+            self._brackets.append(f"({label} ")
+        for position, symbol in enumerate(symbols):
+            if position % 2:
+                self._expand(symbol, index)
+            else:
+                self._brackets.append(symbol.replace("#", str(index)))
+        if label:
+            self._brackets.append(")")
 
 
-def _spell(leaves: Sequence[Leaf]) -> list[str]:
+@cache
+def _label_and_name(category: str) -> tuple[str, str]:
+    """Return a category's label in the tree, if it has one, and its name without function tags."""
+    label, _, features = category.partition("/")
+    return "" if label.islower() else label, f"{bare_label(label)}/{features}"
+
+
+def _spell(words: list[str]) -> list[str]:
     """Return the words with "an" before vowels, and the first word capitalized."""
-    words = [leaf.word for leaf in leaves]
-    indices = [index for index, leaf in enumerate(leaves) if leaf.tag != TRACE]
-    for index, following in pairwise(indices):
-        if words[index] == "a" and words[following].lower().startswith(_VOWELS):
-            words[index] = "an"
-    first = next(index for index in indices if words[index][0].isalnum())
-    words[first] = words[first][0].upper() + words[first][1:]
+    following = [word.lower() for word in [*words[1:], ""]]
+    spelled = [
+        "an" if word == "a" and after.startswith(_VOWELS) else word
+        for word, after in zip(words, following, strict=True)
+    ]
+    first = next(index for index, word in enumerate(spelled) if word[0].isalnum())
+    spelled[first] = spelled[first][0].upper() + spelled[first][1:]
+    return spelled
+
+
+def grammar() -> dict[str, list[tuple[int, str]]]:
+    """Return the weighted expansions of each category; "root/any" is a whole sentence."""
+    rules: dict[str, list[tuple[int, str]]] = {}
+    category = ""
+    for line in filter(None, _treebank()["rules"].splitlines()):
+        if not line.startswith(" "):
+            category = line
+            continue
+        weight, _, symbols = line.strip().partition(" ")
+        placeholders = sorted(set(re.findall(r"\{([a-z])\}", category + symbols)))
+        for choice in itertools.product(*(_VALUES[name] for name in placeholders)):
+            values = {name: value for each in choice for name, value in each.items()}
+            rule = int(weight), symbols.format_map(values)
+            rules.setdefault(category.format_map(values), []).append(rule)
+    return rules
+
+
+def lexicon() -> dict[str, tuple[str, ...]]:
+    """Return {"part of speech/class": words}; frequent words are repeated."""
+    table = _treebank()
+    words = {name: tuple(text.split()) for name, text in table["words"].items()}
+    for name, text in table["nouns"].items():
+        words |= _forms(text, (f"NN/{name}", f"NNS/{name}"))
+    for name, text in table["verbs"].items():
+        words |= _forms(text, tuple(f"{tag}/{name}" for tag in _VERB_TAGS))
+        words[f"VBP/{name}"] = words[f"VB/{name}"]
     return words
 
 
-def _replace_words(node: Node, words: Iterator[str]) -> Node:
-    if isinstance(node, Leaf):
-        return Leaf(node.tag, next(words))
-    return Tree(node.label, tuple(_replace_words(child, words) for child in node.children))
+def _forms(text: str, categories: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Parse entries with all forms of a word into {category: words}."""
+    columns = zip(*(entry.split() for entry in text.split(",")), strict=True)
+    return dict(zip(categories, columns, strict=True))
 
 
-def _leaves(tree: Tree) -> list[Leaf]:
-    return [node for node, _ in walk(tree) if isinstance(node, Leaf)]
+def _treebank() -> Table:
+    with resources.as_file(resources.files("tfm") / "data/synthetic/treebank.toml") as path:
+        return read_toml(path)

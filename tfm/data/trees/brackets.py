@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tfm.data.text import read_lines
 from tfm.data.trees.tree import TOP, Leaf, Node, Tree, walk
@@ -33,7 +33,7 @@ def read_trees(path: Path) -> Iterator[Tree]:
         DataError: Brackets are unbalanced, or one is neither a word nor a constituent.
     """
     lines = read_lines(path, strict=True)
-    return _parse(((line.decode(), f"{path}, line {n:,}") for n, line in enumerate(lines, 1)))
+    return parse_trees(((line.decode(), f"{path}, line {n:,}") for n, line in enumerate(lines, 1)))
 
 
 def parse_tree_line(line: str, *, where: str) -> Tree | None:
@@ -48,7 +48,7 @@ def parse_tree_line(line: str, *, where: str) -> Tree | None:
     """
     if "".join(line.split()) in _NO_PARSE:
         return None
-    trees = tuple(_parse([(line, where)]))
+    trees = tuple(parse_trees([(line, where)]))
     return Tree(TOP, trees) if len(trees) > 1 else trees[0]
 
 
@@ -68,60 +68,41 @@ def unescaped(word: str) -> str:
     return _ESCAPE.sub(lambda name: _UNESCAPED[name[0]], word)
 
 
-@dataclass
-class _OpenBracket:
-    where: str
-    label: str = ""
-    word: str | None = None
-    children: list[Node] = field(default_factory=list)
-
-
-def _parse(lines: Iterable[tuple[str, str]]) -> Iterator[Tree]:
-    """Parse the trees of (line, where) pairs."""
-    stack: list[_OpenBracket] = []
+def parse_trees(lines: Iterable[tuple[str, str]]) -> Iterator[Tree]:
+    """Parse the trees of (line, where) pairs; errors name a line by its `where`."""
+    stack: list[tuple[str, list[str | Node]]] = []  # where brackets opened, and what is in them
     for line, where in lines:
         for symbol in _SYMBOL.findall(line):
             if symbol == "(":
-                stack.append(_OpenBracket(where))
+                stack.append((where, []))
             elif not stack:
                 found = "a closing bracket" if symbol == ")" else repr(symbol[:40])
                 raise DataError(f"{where} has {found} outside any tree: correct the file")
             elif symbol != ")":
-                _add_text(stack[-1], symbol)
+                stack[-1][1].append(symbol)
             else:
-                node = _close(stack.pop(), is_outermost=not stack)
-                if not stack:
-                    yield node if isinstance(node, Tree) else Tree(TOP, (node,))
-                elif stack[-1].word is not None:
-                    raise _malformed(stack[-1])
+                start, content = stack.pop()
+                node = _node(content, start, is_outermost=not stack)
+                if stack:
+                    stack[-1][1].append(node)
                 else:
-                    stack[-1].children.append(node)
+                    yield node if isinstance(node, Tree) else Tree(TOP, (node,))
     if stack:
         raise DataError(
-            f"the tree that starts at {stack[0].where} has {len(stack)} unclosed brackets at the "
+            f"the tree that starts at {stack[0][0]} has {len(stack)} unclosed brackets at the "
             "end: the file is truncated, or brackets are missing"
         )
 
 
-def _add_text(bracket: _OpenBracket, text: str) -> None:
-    if bracket.children or bracket.word is not None:
-        raise _malformed(bracket)
-    if bracket.label:
-        bracket.word = unescaped(text)
-    else:
-        bracket.label = text
-
-
-def _close(bracket: _OpenBracket, *, is_outermost: bool) -> Node:
-    if bracket.children and (bracket.label or is_outermost):
-        return Tree(bracket.label or TOP, tuple(bracket.children))
-    if bracket.word is None:
-        raise _malformed(bracket)
-    return Leaf(bracket.label, bracket.word)
-
-
-def _malformed(bracket: _OpenBracket) -> DataError:
-    return DataError(
-        f"{bracket.where} has a bracket that is neither a constituent, such as (NP (NN rain)), nor "
-        "a word, such as (NN rain): correct the file"
+def _node(content: list[Any], where: str, *, is_outermost: bool) -> Node:
+    kinds = [*map(type, content)]
+    if kinds == [str, str]:
+        return Leaf(content[0], unescaped(content[1]))
+    if kinds[:1] == [str] and str not in kinds[1:] and len(kinds) > 1:
+        return Tree(content[0], tuple(content[1:]))
+    if kinds and is_outermost and str not in kinds:
+        return Tree(TOP, tuple(content))
+    raise DataError(
+        f"{where} has a bracket that is neither a constituent, such as (NP (NN rain)), nor a word, "
+        "such as (NN rain): correct the file"
     )

@@ -65,77 +65,75 @@ def restore(symbols: Iterable[str], words: Sequence[str]) -> tuple[Tree, Repairs
     """
     if not words:
         raise ValueError("a tree has at least one word")
-    restoration = _Restoration(words)
+    tree = _Restoration(words)
     for symbol in symbols:
-        restoration.add(symbol)
-    return restoration.finish(), restoration.repairs
+        if symbol == UNTAGGED:
+            tree.add_next_leaf()
+        elif not _BRACKET.fullmatch(symbol):
+            tree.repairs.unknown_symbols += 1
+        elif symbol[0] == "(":
+            tree.open(symbol[1:])
+        else:
+            tree.close_label(symbol[1:])
+    return tree.finish(), tree.repairs
 
 
-class _Restoration:
+class _Restoration(TreeBuilder):
     """A tree while it is restored. The outermost constituent stays open until the end."""
 
     def __init__(self, words: Sequence[str]) -> None:
+        super().__init__()
         self.repairs = Repairs()
         self._leaves = iter([Leaf(UNTAGGED, word) for word in words])
-        self._builder = TreeBuilder()
         self._root_has_ended = False
 
-    def add(self, symbol: str) -> None:
-        if symbol == UNTAGGED:
-            self._add_leaf()
-        elif not _BRACKET.fullmatch(symbol):
-            self.repairs.unknown_symbols += 1
-        elif symbol[0] == "(":
-            self._count_outside_root()
-            self._builder.open(symbol[1:])
-        else:
-            self._close(symbol[1:])
+    def open(self, label: str) -> None:
+        self.repairs.outside_root += self._root_has_ended and self.depth == 1
+        super().open(label)
 
-    def finish(self) -> Tree:
-        builder = self._builder
-        self._close_down_to(1)
-        if not builder.depth:
-            builder.open(TOP)
-        elif not self._root_has_ended:
-            self.repairs.missing_closings += 1
-        for leaf in self._leaves:
-            self.repairs.missing_leaves += 1
-            builder.add(leaf)
-        return builder.root()
+    def close(self) -> Tree | None:
+        tree = super().close()
+        self.repairs.empty_constituents += tree is None
+        return tree
 
-    def _count_outside_root(self) -> None:
-        self.repairs.outside_root += self._root_has_ended and self._builder.depth == 1
-
-    def _add_leaf(self) -> None:
+    def add_next_leaf(self) -> None:
         leaf = next(self._leaves, None)
         if leaf is None:
             self.repairs.superfluous_leaves += 1
             return
-        if not self._builder.depth:
-            self._builder.open(TOP)
+        if not self.depth:
+            self.open(TOP)
             self._root_has_ended = True
-        self._count_outside_root()
-        self._builder.add(leaf)
+        self.repairs.outside_root += self._root_has_ended and self.depth == 1
+        self.add(leaf)
 
-    def _close(self, label: str) -> None:
-        depth = self._builder.innermost(label)
+    def close_label(self, label: str) -> None:
+        depth = self.innermost(label)
         if depth > 1:
             self._close_down_to(depth)
-            self._close_innermost()
+            self.close()
         elif depth == 1 and not self._root_has_ended:
             self._close_down_to(1)
             self._root_has_ended = True
-        elif self._builder.depth > 1:
+        elif self.depth > 1:
             self.repairs.mismatched_closings += 1
-            self._close_innermost()
+            self.close()
         else:
             self.repairs.superfluous_closings += 1
 
+    def finish(self) -> Tree:
+        self._close_down_to(1)
+        if not self.depth:
+            self.open(TOP)
+        elif not self._root_has_ended:
+            self.repairs.missing_closings += 1
+        for leaf in self._leaves:
+            self.repairs.missing_leaves += 1
+            self.add(leaf)
+        return self.root()
+
     def _close_down_to(self, depth: int) -> None:
         """Close unclosed constituents until `depth` of them are open."""
-        while self._builder.depth > depth:
+        while self.depth > depth:
             self.repairs.missing_closings += 1
-            self._close_innermost()
-
-    def _close_innermost(self) -> None:
-        self.repairs.empty_constituents += self._builder.close() is None
+            self.close()

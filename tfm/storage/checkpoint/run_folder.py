@@ -16,7 +16,7 @@ from tfm.storage.checkpoint.model_folder import (
     check_model,
     load_info,
 )
-from tfm.storage.files import finish_replacement, intact_directory, remove_directory
+from tfm.storage.files import finish_replacement, intact_directory, remove_path
 
 NUM_STATES_KEPT = 2
 _PREFIX, _NUM_DIGITS = "step-", 8
@@ -117,7 +117,9 @@ def prune_checkpoints(run_dir: Path) -> None:
     kept = {*present[-settings.keep_last :], *best}
     for path in present:
         if path not in kept:
-            _remove_checkpoint(path)
+            outgoing = path.with_name(f".{path.name}.removed")
+            os.replace(path, outgoing)  # atomic, unlike the removal of the files
+            remove_path(outgoing)
         elif path not in present[-NUM_STATES_KEPT:]:
             (path / STATE).unlink(missing_ok=True)
 
@@ -169,17 +171,14 @@ def newest_run(runs_dir: Path) -> Path:
     Raises:
         CheckpointError: No run has a checkpoint.
     """
-    newest = {
-        run.parent: max(map(_changed, checkpoints(run.parent)), default=0.0)
-        for run in runs_dir.glob("*/checkpoints")
-    }
-    newest = {run: time for run, time in newest.items() if time}
+    runs = {path.parent: checkpoints(path.parent) for path in runs_dir.glob("*/checkpoints")}
+    newest = [(max(map(_changed, present)), run) for run, present in runs.items() if present]
     if not newest:
         raise CheckpointError(
             f"{runs_dir}/ holds no run with a checkpoint: start with tfm train",
             exit_code=UsageError.exit_code,
         )
-    return max(newest, key=newest.__getitem__)
+    return max(newest)[1]
 
 
 def _changed(path: Path) -> float:
@@ -209,13 +208,6 @@ def _remove_leftovers(folder: Path) -> None:
     """Remove or finish the incomplete checkpoints of a killed run, on any machine."""
     for pattern in ("partial", "removed"):
         for leftover in folder.glob(f".{_PREFIX}*.{pattern}"):
-            remove_directory(leftover)
+            remove_path(leftover)
     for leftover in folder.glob(f".{_PREFIX}*.old"):
         finish_replacement(leftover.with_name(leftover.name[1:].removesuffix(".old")))
-
-
-def _remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint atomically: its name disappears before its files."""
-    outgoing = path.with_name(f".{path.name}.removed")
-    os.replace(path, outgoing)
-    remove_directory(outgoing)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 _STATE_KEY = "state"
 _BLOCK_BYTES = 1 << 22  # small enough for the CPU cache, as each block is both hashed and written
-_HEADER_ALIGNMENT = 8
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -87,7 +86,7 @@ def _header(tensors: list[tuple[str, Tensor]], metadata: Mapping[str, str] | Non
             "data_offsets": [start, end],
         }
     text = json.dumps(table).encode()
-    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    text += b" " * (-len(text) % 8)  # aligns the tensors
     return len(text).to_bytes(8, "little") + text
 
 
