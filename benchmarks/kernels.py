@@ -18,7 +18,7 @@ import typer
 from torch import Tensor
 
 from tfm.backends import has_triton
-from tfm.backends.spans import Spans, attention_spans
+from tfm.backends.packing import Spans, attention_spans
 from tfm.config import PRESETS, TransformerConfig, run_config
 
 Step = Callable[[], Tensor]
@@ -76,12 +76,12 @@ def _attention_implementations(
     shape = (tokens, model.num_heads, model.d_model // model.num_heads)
     heads = [_random(*shape) for _ in range(3)]
     spans: Spans = attention_spans(
-        queries, keys, num_queries=tokens, num_keys=tokens, after=0 if causal else None
+        queries, keys, num_queries=tokens, num_keys=tokens, causal=causal
     )
     seed = torch.tensor([1], device="cuda")
     yield (
         "tfm, packed",
-        lambda: packed_attention(*heads, spans, dropout=_DROPOUT, seed=seed),
+        lambda: packed_attention(heads, spans, dropout=_DROPOUT, seed=seed),
         heads,
     )
     longest = [int(offsets.diff().max()) for offsets in (queries, keys)]

@@ -1,18 +1,13 @@
 """References of the Triton kernels in plain torch, with the same names and signatures."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from tfm.backends.dropout import (
-    PHILOX_GROUP,
-    PHILOX_ROUNDS,
-    drop_threshold,
-    keep_scale,
-    require_seed,
-)
-from tfm.backends.spans import Spans
+from tfm.backends.dropout import PHILOX_GROUP, PHILOX_ROUNDS, drop_threshold, keep_scale
+from tfm.backends.packing import Spans
 
 PADDING = -1
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -51,9 +46,7 @@ def cross_entropy_(logits: Tensor, targets: Tensor, *, smoothing: float) -> tupl
 
 
 def packed_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    projections: Sequence[Tensor],
     spans: Spans,
     *,
     dropout: float = 0.0,
@@ -62,19 +55,19 @@ def packed_attention(
     """Return softmax(QKᵀ / √d_k) V (§3.2.1) with dropout on the softmax, from all N · M scores.
 
     Args:
-        query: [N, h, d_k].
-        key: [M, h, d_k].
-        value: [M, h, d_v].
+        projections: Queries [N, h, d_k], keys [M, h, d_k] and values [M, h, d_v]; or queries, and
+            joint keys and values [M, 2, h, d_k]; or all three jointly, [N, 3, h, d_k].
         spans: Which keys each query sees.
         dropout: Probability of dropping an attention weight.
         seed: [1] int64; required for dropout.
 
     Returns:
         [N, h, d_v], zeros where a query sees nothing.
-
-    Raises:
-        ValueError: The seed is missing.
     """
+    if len(projections) < 3:
+        *separate, joint = projections
+        projections = [*separate, *joint.unbind(1)]
+    query, key, value = projections
     columns = torch.arange(len(key), device=key.device)
     visible = (columns >= spans.keys[:, :1]) & (columns < spans.keys[:, 1:])
     scores = torch.einsum("nhd,mhd->hnm", query, key) / math.sqrt(query.size(-1))
@@ -82,7 +75,7 @@ def packed_attention(
     weights = weights.masked_fill(~visible, 0.0)  # NaN where nothing is visible
     if dropout > 0.0:
         keep = keep_mask(
-            require_seed(seed),
+            seed,
             num_streams=query.size(1),
             num_rows=len(query),
             num_columns=len(key),
@@ -90,27 +83,6 @@ def packed_attention(
         )
         weights = weights * keep * keep_scale(dropout)
     return torch.einsum("hnm,mhd->nhd", weights, value)
-
-
-def packed_self_attention(
-    projected: Tensor, spans: Spans, *, dropout: float = 0.0, seed: Tensor | None = None
-) -> Tensor:
-    """Return `packed_attention` [N, h, d_k] of joint queries, keys and values [N, 3, h, d_k]."""
-    query, key, value = projected.unbind(1)
-    return packed_attention(query, key, value, spans, dropout=dropout, seed=seed)
-
-
-def packed_cross_attention(
-    query: Tensor,
-    key_value: Tensor,
-    spans: Spans,
-    *,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
-) -> Tensor:
-    """Return `packed_attention` [N, h, d_k] to joint keys and values [M, 2, h, d_k]."""
-    key, value = key_value.unbind(1)
-    return packed_attention(query, key, value, spans, dropout=dropout, seed=seed)
 
 
 def keep_mask(

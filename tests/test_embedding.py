@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tfm.config import TransformerConfig
 from tfm.model.embedding import Embedding, new_embedding_weight, sinusoidal_encoding
 
 
@@ -31,9 +32,13 @@ def test_sinusoids_are_accurate_at_late_positions():
     torch.testing.assert_close(found, torch.tensor(expected), atol=1e-6, rtol=0)
 
 
+def new_embedding(weight, *, dropout):
+    return Embedding(weight, TransformerConfig(embedding_dropout=dropout))
+
+
 def test_embeddings_are_scaled_and_positions_added():
     weight = nn.Parameter(torch.randn(5, 4))
-    embedding = Embedding(weight, dropout=0.0)
+    embedding = new_embedding(weight, dropout=0.0)
     found = embedding(torch.tensor([[3, 1]]))
     expected = weight[[3, 1]] * 2 + sinusoidal_encoding(torch.arange(2), 4)
     torch.testing.assert_close(found, expected[None])
@@ -45,7 +50,7 @@ def test_scaled_embeddings_have_unit_variance():
 
 
 def test_first_position_shifts_the_positions():
-    embedding = Embedding(nn.Parameter(torch.randn(9, 4)), dropout=0.0)
+    embedding = new_embedding(nn.Parameter(torch.randn(9, 4)), dropout=0.0)
     tokens = torch.randint(9, (2, 12))
     whole = embedding(tokens)
     parts = [embedding(tokens[:, :5]), embedding(tokens[:, 5:], first_position=5)]
@@ -53,13 +58,13 @@ def test_first_position_shifts_the_positions():
 
 
 def test_sentences_may_be_longer_than_the_table_of_positions():
-    embedding = Embedding(nn.Parameter(torch.zeros(3, 4)), dropout=0.0)
+    embedding = new_embedding(nn.Parameter(torch.zeros(3, 4)), dropout=0.0)
     found = embedding(torch.zeros(1, 1000, dtype=torch.long))
     torch.testing.assert_close(found[0], sinusoidal_encoding(torch.arange(1000), 4))
 
 
 def test_a_table_that_grew_in_inference_mode_can_be_used_in_training():
-    embedding = Embedding(nn.Parameter(torch.randn(3, 4)), dropout=0.1)
+    embedding = new_embedding(nn.Parameter(torch.randn(3, 4)), dropout=0.1)
     tokens = torch.zeros(1, 600, dtype=torch.long)
     with torch.inference_mode():
         embedding(tokens)
@@ -68,12 +73,12 @@ def test_a_table_that_grew_in_inference_mode_can_be_used_in_training():
 
 
 def test_sinusoids_are_not_in_the_state_dict():
-    embedding = Embedding(nn.Parameter(torch.randn(3, 4)), dropout=0.0)
+    embedding = new_embedding(nn.Parameter(torch.randn(3, 4)), dropout=0.0)
     assert list(embedding.state_dict()) == ["weight"]
 
 
 def test_dropout_acts_on_the_sum_of_embedding_and_position():
-    embedding = Embedding(nn.Parameter(torch.ones(3, 64)), dropout=0.5)
+    embedding = new_embedding(nn.Parameter(torch.ones(3, 64)), dropout=0.5)
     tokens = torch.zeros(1, 200, dtype=torch.long)
     torch.manual_seed(0)
     dropped = embedding(tokens)

@@ -104,7 +104,9 @@ def test_autocast_decides_the_arithmetic():
         )
     assert [x.dtype for x in activations[-2]] == [torch.float16, torch.float16]  # the packed ones
     torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)
-    plain, _ = label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
+    plain, _ = label_smoothed_cross_entropy(
+        hidden_states, weight, targets, smoothing=0.1, num_tokens=N
+    )
     torch.testing.assert_close(loss, plain, rtol=2e-3, atol=0)
     for ours, theirs in zip(
         *(torch.autograd.grad(each, (hidden_states, weight)) for each in (loss, plain)), strict=True
@@ -119,13 +121,22 @@ def attended_values(backend, *, dropout, cross_attention=False, num_heads=8, wid
     projected = torch.zeros(packing.num_rows, 3, num_heads, width, device=DEVICE)
     projected[:, 2] = 1
     if cross_attention:
-        attended = backend.packed_attention.cross_attention(
-            projected[:, 0].flatten(1), projected[:, 1:].flatten(1), packing, packing,
-            num_heads=num_heads, dropout=dropout,
-        )  # fmt: skip
+        attended = backend.packed_attention.attend(
+            [projected[:, 0].flatten(1), projected[:, 1:].flatten(1)],
+            packing,
+            packing,
+            num_heads=num_heads,
+            causal=False,
+            dropout=dropout,
+        )
     else:
-        attended = backend.packed_attention.self_attention(
-            projected.flatten(1), packing, num_heads=num_heads, causal=False, dropout=dropout
+        attended = backend.packed_attention.attend(
+            [projected.flatten(1)],
+            packing,
+            packing,
+            num_heads=num_heads,
+            causal=False,
+            dropout=dropout,
         )
     return attended.view(packing.num_rows, num_heads, width)[: packing.num_tokens]
 
@@ -268,4 +279,4 @@ def test_no_operation_synchronizes_or_mixes_devices(monkeypatch):
     )
     loss.backward()
     assert all(parameter.grad.device == meta for parameter in model.parameters())
-    assert backend.packed_attention._seeds.draw(meta).device == meta
+    assert backend.packed_attention._draw_seed(meta).device == meta

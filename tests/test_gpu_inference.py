@@ -14,7 +14,7 @@ if DEVICE.type == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 pytest.importorskip("triton", minversion="3.7")
 
-from tfm.backends.gpu_inference import GpuInferenceBackend  # noqa: E402
+from tfm.backends.gpu import GpuInferenceBackend  # noqa: E402
 from tfm.backends.plain import PLAIN  # noqa: E402
 from tfm.config import SearchConfig, TransformerConfig  # noqa: E402
 from tfm.device.compute import Compute  # noqa: E402

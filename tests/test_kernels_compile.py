@@ -91,12 +91,12 @@ def call_kernels(dtype):
 
 
 def call_packed_attention(dtype):
-    from tfm.backends.spans import Spans
-    from tfm.backends.triton.packed_attention import packed_self_attention
+    from tfm.backends.packing import Spans
+    from tfm.backends.triton.packed_attention import packed_attention
 
     projected = torch.zeros(70, 3, 2, 64, dtype=dtype, requires_grad=True)
     spans = Spans(*(torch.zeros(70, 2, dtype=torch.int32) for _ in range(2)))
-    attended = packed_self_attention(projected, spans, dropout=0.1, seed=torch.tensor([1]))
+    attended = packed_attention([projected], spans, dropout=0.1, seed=torch.tensor([1]))
     attended.sum().backward()
 
 

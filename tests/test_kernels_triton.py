@@ -17,7 +17,7 @@ pytest.importorskip("triton", minversion="3.7")
 import plain_kernels  # noqa: E402
 
 from tfm.backends import slot_attention, token_blocks  # noqa: E402
-from tfm.backends.spans import attention_spans  # noqa: E402
+from tfm.backends.packing import attention_spans  # noqa: E402
 from tfm.backends.triton import cross_entropy as cross_entropy_triton  # noqa: E402
 from tfm.backends.triton import packed_attention as packed_attention_triton  # noqa: E402
 from tfm.backends.triton import slot_attention as slot_attention_triton  # noqa: E402
@@ -40,7 +40,7 @@ def assert_close(found, expected, dtype):
         assert float(difference) <= ERRORS[dtype] * float(theirs.detach().abs().max())
 
 
-def new_spans(lengths, key_lengths, **window):
+def new_spans(lengths, key_lengths, *, causal=False):
     # Capacity for more sentences than there are.
     offsets, key_offsets = (
         torch.tensor([0, *torch.tensor(x).cumsum(0), sum(x)], device=DEVICE).int()
@@ -48,7 +48,7 @@ def new_spans(lengths, key_lengths, **window):
     )
     num_queries, num_keys = (sum(x) + SPARE for x in (lengths, key_lengths))
     return attention_spans(
-        offsets, key_offsets, num_queries=num_queries, num_keys=num_keys, **window
+        offsets, key_offsets, num_queries=num_queries, num_keys=num_keys, causal=causal
     )
 
 
@@ -57,51 +57,47 @@ def random_tensor(*shape, dtype, seed):
     return torch.randn(shape, generator=generator).to(device=DEVICE, dtype=dtype)
 
 
-def result_and_gradients(function, inputs, *, dtype, num_differentiable=None, **options):
+def result_and_gradients(function, inputs, *, dtype, **options):
     inputs = [x.to(dtype).requires_grad_() for x in inputs]
-    results = function(*inputs, **options)
-    results = [results] if isinstance(results, torch.Tensor) else list(results)
-    differentiable = results[:num_differentiable]
-    gradients = [
-        random_tensor(*x.shape, dtype=torch.float32, seed=9).to(x.dtype) for x in differentiable
-    ]
-    return *results, *torch.autograd.grad(differentiable, inputs, gradients)
+    result = function(inputs, **options)
+    gradient = random_tensor(*result.shape, dtype=torch.float32, seed=9).to(result.dtype)
+    return result, *torch.autograd.grad(result, inputs, gradient)
 
 
 def check_attention(
-    lengths, key_lengths, *, dtype, widths=(16, 16), heads=2, name="packed_attention", **window
+    lengths, key_lengths, *, dtype, widths=(16, 16), heads=2, num_tensors=3, causal=False
 ):
-    spans = new_spans(lengths, key_lengths, **window)
+    spans = new_spans(lengths, key_lengths, causal=causal)
     shapes = {
-        "packed_attention": [
+        3: [
             (len(spans.keys), heads, widths[0]),
             (len(spans.queries), heads, widths[0]),
             (len(spans.queries), heads, widths[1]),
         ],
-        "packed_self_attention": [(len(spans.keys), 3, heads, widths[0])],
-        "packed_cross_attention": [
+        1: [(len(spans.keys), 3, heads, widths[0])],
+        2: [
             (len(spans.keys), heads, widths[0]),
             (len(spans.queries), 2, heads, widths[0]),
         ],
-    }[name]
+    }[num_tensors]
     inputs = [random_tensor(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
     for dropout in (0.0, 0.1):
         options = {"spans": spans, "dropout": dropout, "seed": torch.tensor([77], device=DEVICE)}
         assert_close(
             result_and_gradients(
-                getattr(packed_attention_triton, name), inputs, dtype=dtype, **options
+                packed_attention_triton.packed_attention, inputs, dtype=dtype, **options
             ),
             result_and_gradients(
-                getattr(plain_kernels, name), inputs, dtype=torch.float64, **options
+                plain_kernels.packed_attention, inputs, dtype=torch.float64, **options
             ),
             dtype,
         )
 
 
 @pytest.mark.parametrize("dtype", MATMUL_DTYPES)
-@pytest.mark.parametrize("window", [{}, {"after": 0}, {"before": 3, "after": 3}])
-def test_self_attention_equals_its_reference_with_and_without_dropout(dtype, window):
-    check_attention(LENGTHS, LENGTHS, dtype=dtype, **window)
+@pytest.mark.parametrize("causal", [False, True])
+def test_self_attention_equals_its_reference_with_and_without_dropout(dtype, causal):
+    check_attention(LENGTHS, LENGTHS, dtype=dtype, causal=causal)
 
 
 @pytest.mark.parametrize("dtype", MATMUL_DTYPES)
@@ -115,12 +111,12 @@ def test_attention_supports_heads_of_any_width(widths):
 
 
 def test_attention_supports_a_sentence_of_several_tiles():
-    check_attention([3, 200], [3, 200], dtype=torch.float32, after=0)
+    check_attention([3, 200], [3, 200], dtype=torch.float32, causal=True)
 
 
-@pytest.mark.parametrize("name", ["packed_self_attention", "packed_cross_attention"])
-def test_attention_of_joint_projections_equals_its_reference(name):
-    check_attention(LENGTHS, LENGTHS, dtype=torch.float32, name=name)
+@pytest.mark.parametrize("num_tensors", [1, 2])
+def test_attention_of_joint_projections_equals_its_reference(num_tensors):
+    check_attention(LENGTHS, LENGTHS, dtype=torch.float32, num_tensors=num_tensors)
 
 
 def test_attention_ignores_padding_and_yields_zeros_there():
@@ -129,7 +125,12 @@ def test_attention_ignores_padding_and_yields_zeros_there():
     for x in inputs:
         x[sum(LENGTHS) :] = torch.nan
     attended, *gradients = result_and_gradients(
-        packed_attention_triton.packed_attention, inputs, dtype=torch.float32, spans=spans
+        packed_attention_triton.packed_attention,
+        inputs,
+        dtype=torch.float32,
+        spans=spans,
+        dropout=0.0,
+        seed=None,
     )
     assert attended.isfinite().all()
     assert not attended[sum(LENGTHS) :].any()
@@ -142,10 +143,10 @@ def test_attention_refuses_spans_of_the_wrong_size_and_heads_that_are_too_wide()
     spans = new_spans([4], [4])
     short = random_tensor(3, 1, 16, dtype=torch.float32, seed=0)
     with pytest.raises(ValueError, match="3 rows of queries"):
-        packed_attention_triton.packed_attention(short, short, short, spans)
+        packed_attention_triton.packed_attention([short] * 3, spans, dropout=0.0, seed=None)
     wide = random_tensor(4 + SPARE, 1, 600, dtype=torch.float32, seed=0)
     with pytest.raises(ValueError, match="2400 bytes"):
-        packed_attention_triton.packed_attention(wide, wide, wide, spans)
+        packed_attention_triton.packed_attention([wide] * 3, spans, dropout=0.0, seed=None)
 
 
 def new_slots(
@@ -345,11 +346,9 @@ def test_torch_compile_supports_the_kernels():
     offsets = torch.tensor([0, 5, 20], device=DEVICE).int()
     seeds = torch.tensor([3], device=DEVICE)
 
-    def layer(projected):
-        spans = attention_spans(offsets, offsets, num_queries=24, num_keys=24, after=0)
-        return packed_attention_triton.packed_self_attention(
-            projected, spans, dropout=0.1, seed=seeds
-        )
+    def layer(projections):
+        spans = attention_spans(offsets, offsets, num_queries=24, num_keys=24, causal=True)
+        return packed_attention_triton.packed_attention(projections, spans, dropout=0.1, seed=seeds)
 
     inputs = [random_tensor(24, 3, 2, 16, dtype=torch.float32, seed=0)]
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

@@ -73,8 +73,7 @@ def test_fast_kernels_without_triton_are_refused(choose, use_gpu):
 @pytest.mark.skipif(not has_triton(), reason="Triton is not installed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_gpu_uses_fast_kernels_if_requested(dtype, use_gpu):
-    from tfm.backends.gpu import GpuBackend
-    from tfm.backends.gpu_inference import GpuInferenceBackend
+    from tfm.backends.gpu import GpuBackend, GpuInferenceBackend
 
     use_gpu((8, 0))
     compute = Compute(GPU, dtype)

@@ -68,8 +68,8 @@ def assert_same_gradients(found, expected, packing, *inputs):
 def test_each_sentence_attends_to_itself(lengths, causal):
     packing = new_packing(lengths)
     projected = random_rows(packing, 3 * H * D, seed=1)
-    found = new_attention().self_attention(
-        projected, packing, num_heads=H, causal=causal, dropout=0.0
+    found = new_attention().attend(
+        [projected], packing, packing, num_heads=H, causal=causal, dropout=0.0
     )
     projections = projected.split(H * D, dim=-1)
     expected = attend_by_sentence(*projections, packing, packing, causal=causal)
@@ -81,8 +81,8 @@ def test_each_sentence_attends_to_itself(lengths, causal):
 def test_each_sentence_attends_to_its_source(lengths, source_lengths):
     targets, sources = new_packing(lengths), new_packing(source_lengths[: len(lengths)])
     query, key_value = random_rows(targets, H * D, seed=1), random_rows(sources, 2 * H * D, seed=2)
-    found = new_attention().cross_attention(
-        query, key_value, targets, sources, num_heads=H, dropout=0.0
+    found = new_attention().attend(
+        [query, key_value], targets, sources, num_heads=H, causal=False, dropout=0.0
     )
     key, value = key_value.split(H * D, dim=-1)
     expected = attend_by_sentence(query, key, value, targets, sources, causal=False)
@@ -96,8 +96,8 @@ def test_content_of_spare_rows_does_not_matter():
     for spare in (0.0, 1e6):
         projected[packing.num_tokens :] = spare
         leaf = projected.clone().requires_grad_()
-        found = new_attention().self_attention(
-            leaf, packing, num_heads=H, causal=False, dropout=0.5
+        found = new_attention().attend(
+            [leaf], packing, packing, num_heads=H, causal=False, dropout=0.5
         )
         results.append((found, *torch.autograd.grad(found.square().sum(), leaf)))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
@@ -110,14 +110,14 @@ def test_gradients_with_dropout_pass_the_numerical_check():
     key_value = random_rows(source, 2 * H * D, seed=2)
 
     def self_attention(projected):
-        found = new_attention(7).self_attention(
-            projected, packing, num_heads=H, causal=True, dropout=0.4
+        found = new_attention(7).attend(
+            [projected], packing, packing, num_heads=H, causal=True, dropout=0.4
         )
         return found[: packing.num_tokens]
 
     def cross_attention(query, key_value):
-        found = new_attention(7).cross_attention(
-            query, key_value, packing, source, num_heads=H, dropout=0.4
+        found = new_attention(7).attend(
+            [query, key_value], packing, source, num_heads=H, causal=False, dropout=0.4
         )
         return found[: packing.num_tokens]
 
@@ -132,8 +132,8 @@ def test_dropout_drops_attention_weights_and_keeps_their_mean():
     packing = Packing(torch.full((200,), 50), 200 * 50 + 1)
     projected = torch.zeros(packing.num_rows, 3 * H * D)
     projected[:, 2 * H * D :] = 1
-    found = new_attention().self_attention(
-        projected, packing, num_heads=H, causal=False, dropout=0.1
+    found = new_attention().attend(
+        [projected], packing, packing, num_heads=H, causal=False, dropout=0.1
     )
     heads = found[: packing.num_tokens].view(-1, H, D)
     assert torch.equal(heads[..., :1].expand_as(heads), heads)  # a weight is dropped as a whole
@@ -146,12 +146,14 @@ def test_dropout_drops_attention_weights_and_keeps_their_mean():
 def test_bf16_is_close_to_the_exact_result():
     packing = new_packing([9, 30, 17])
     projected = random_rows(packing, 3 * H * D, seed=1)
-    exact = new_attention().self_attention(
-        projected, packing, num_heads=H, causal=True, dropout=0.2
+    exact = new_attention().attend(
+        [projected], packing, packing, num_heads=H, causal=True, dropout=0.2
     )
     [exact_grad] = torch.autograd.grad(exact.sum(), projected)
     rounded = projected.detach().bfloat16().requires_grad_()
-    found = new_attention().self_attention(rounded, packing, num_heads=H, causal=True, dropout=0.2)
+    found = new_attention().attend(
+        [rounded], packing, packing, num_heads=H, causal=True, dropout=0.2
+    )
     [grad] = torch.autograd.grad(found.sum(), rounded)
     assert found.dtype == grad.dtype == torch.bfloat16
     found, exact = found.detach(), exact.detach()

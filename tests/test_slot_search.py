@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import EOS, PAD
 from tfm.model.transformer import Transformer
+from tfm.search import slot_search
 from tfm.search.beam import beam_search
 from tfm.search.slot_beam import SlotBeams
 from tfm.search.slot_search import SlotSearch
@@ -33,8 +34,8 @@ def padded(sources):
     return batch, torch.tensor([len(row) for row in rows])
 
 
-def new_search(model, **options):
-    return SlotSearch(model, torch.device("cpu"), **options)
+def new_search(model):
+    return SlotSearch(model, torch.device("cpu"))
 
 
 def find(search, sources, config, *, max_tokens=4096, prefixes=None):
@@ -104,27 +105,28 @@ def test_a_prefix_may_exceed_the_maximum_length(model):
     assert expected[0][0].tokens[:90] == (5,) * 90
 
 
-def count_steps(model):
+def count_steps(model, monkeypatch):
     """Return a search, and a list that grows by one entry with each step."""
     steps = []
 
-    def counted(step):
+    def counted(step, _device):
         def take_step():
             steps.append(1)
             step()
 
         return take_step
 
-    return new_search(model, record=counted), steps
+    monkeypatch.setattr(slot_search, "recorded", counted)
+    return new_search(model), steps
 
 
-def test_new_sentences_are_added_while_others_are_active(model):
+def test_new_sentences_are_added_while_others_are_active(model, monkeypatch):
     # With this max_tokens there are eight slots.
     config = SearchConfig(beam_size=1, max_extra_length=60)
     sources = new_batch([9, 3] * 16)
-    together, steps = count_steps(model)
+    together, steps = count_steps(model, monkeypatch)
     find(together, sources, config, max_tokens=32)
-    in_pairs, more_steps = count_steps(model)
+    in_pairs, more_steps = count_steps(model, monkeypatch)
     for start in range(0, len(sources), 2):
         find(in_pairs, sources[start : start + 2], config, max_tokens=32)
     assert len(steps) < len(more_steps) / 2
@@ -134,7 +136,10 @@ def test_slots_are_reused_unless_a_search_was_interrupted(model, monkeypatch):
     config = SearchConfig(beam_size=2, max_extra_length=5)
     sources = new_batch([4, 5, 2, 7])
     recorded = []
-    search = new_search(model, record=lambda step: recorded.append(step) or step)
+    monkeypatch.setattr(
+        slot_search, "recorded", lambda step, _device: recorded.append(step) or step
+    )
+    search = new_search(model)
     expected = find_by_beam_search(model, sources, config)
     for _ in range(2):
         assert_same(find(search, sources, config, max_tokens=32), expected)

@@ -1,9 +1,14 @@
 """Output projection and label-smoothed cross-entropy in one (Vaswani et al. 2017, §5.4)."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# (hidden_states, weight, gradients of both or None) → loss, negative log-likelihood.
+ComputeLoss = Callable[[Tensor, Tensor, tuple[Tensor, Tensor] | None], tuple[Tensor, Tensor]]
 
 # Logits per chunk: few enough to stay in a CPU's cache and to keep memory small.
 _CHUNK_ELEMENTS = 1 << 22
@@ -12,12 +17,7 @@ _MIN_PROBABILITY = 1e-30
 
 
 def label_smoothed_cross_entropy(
-    hidden_states: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    smoothing: float,
-    num_tokens: int | None = None,
+    hidden_states: Tensor, weight: Tensor, targets: Tensor, *, smoothing: float, num_tokens: int
 ) -> tuple[Tensor, Tensor]:
     """Return the loss against targets with 1 - ε for the right class and ε for the others (§5.4).
 
@@ -26,18 +26,29 @@ def label_smoothed_cross_entropy(
         weight: [V, d_model] output projection.
         targets: [N] token ids.
         smoothing: ε.
-        num_tokens: Count the first `num_tokens` rows only; all if None.
+        num_tokens: Count the first `num_tokens` rows only.
 
     Returns:
         The smoothed loss and the negative log-likelihood: scalars, each summed over rows, in nats.
     """
+    compute = partial(_compute, targets=targets, num_tokens=num_tokens, smoothing=smoothing)
+    return differentiable_loss(compute, hidden_states, weight)
+
+
+def differentiable_loss(
+    compute: ComputeLoss, hidden_states: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the loss and negative log-likelihood, of which the loss is differentiable.
+
+    Args:
+        compute: Computes both, and fills the gradients, if any, of the hidden states and, to which
+            it adds, of the weight.
+        hidden_states: [N, d_model].
+        weight: [V, d_model].
+    """
     if not torch.is_grad_enabled():  # an autograd.Function does not see this
         hidden_states, weight = hidden_states.detach(), weight.detach()
-    if num_tokens is None:
-        num_tokens = len(hidden_states)
-    loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden_states, weight, targets, num_tokens, smoothing
-    )
+    loss, nll = _LossWithGradients.apply(compute, hidden_states, weight)  # type: ignore[no-untyped-call]
     return loss, nll
 
 
@@ -47,72 +58,82 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
-    """Output projection and loss in one, so that only a chunk of logits exists at a time.
-
-    The forward pass computes the gradients, too: p - q for a logit, where p is the model's
-    probability and q the target's. As q is the same for all classes but the right one, smoothing
-    contributes through the sum of the projection's rows, without a pass over the logits.
-    """
+class _LossWithGradients(torch.autograd.Function):
+    """Computes gradients in the forward pass, so that only a chunk of logits exists at a time."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden_states: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        num_tokens: int,
-        smoothing: float,
+        ctx: Any, compute: ComputeLoss, hidden_states: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
-        needs_grad = any(ctx.needs_input_grad[:2])
-        compute_dtype = autocast_dtype(hidden_states)
-        precision = torch.promote_types(hidden_states.dtype, torch.float32)
-        other = smoothing / (len(weight) - 1)
-        gold = 1.0 - smoothing - other  # in addition to the share of every class
-        with torch.autocast(hidden_states.device.type, enabled=False):
-            matrix = weight.to(compute_dtype)
-            row_sum = matrix.sum(0, dtype=precision)
-            loss, nll = (hidden_states.new_zeros((), dtype=precision) for _ in range(2))
-            grad_hidden_states = torch.empty_like(hidden_states) if needs_grad else None
-            grad_weight = torch.zeros_like(weight) if needs_grad else None
-            num_chunks = -(-len(hidden_states) * len(weight) // _CHUNK_ELEMENTS)
-            chunks = _chunks(len(hidden_states), num_chunks)
-            # Allocating memory for each chunk costs as much as filling it.
-            buffers = [matrix.new_empty(chunks[0].stop, len(weight)) for _ in range(2)]
-            for chunk in chunks:
-                states, index = hidden_states[chunk].to(compute_dtype), targets[chunk, None]
-                num_real = min(len(states), max(0, num_tokens - chunk.start))
-                logits, probs = (buffer[: len(states)] for buffer in buffers)
-                torch.mm(states, matrix.T, out=logits)
-                if needs_grad:  # products of gradients round probabilities in any case
-                    torch.softmax(logits, -1, out=probs)
-                else:
-                    probs = logits.softmax(-1, dtype=precision)
-                gold_logits = logits.gather(1, index).to(precision)
-                log_normalizer = _log_normalizer(logits, probs, index, gold_logits)
-                chunk_nll = (log_normalizer - gold_logits)[:num_real]
-                sums = (states.to(precision) @ row_sum)[:num_real]
-                all_nll = len(weight) * log_normalizer[:num_real, 0] - sums
-                loss += gold * chunk_nll.sum() + other * all_nll.sum()
-                nll += chunk_nll.sum()
-                if grad_hidden_states is None or grad_weight is None:
-                    continue
-                grad = probs
-                grad[torch.arange(len(grad), device=grad.device), index[:, 0]] -= gold
-                grad[num_real:] = 0
-                chunk_grad = grad @ matrix
-                chunk_grad[:num_real] -= other * row_sum.to(compute_dtype)
-                grad_hidden_states[chunk] = chunk_grad
-                grad_weight += (grad.T @ states).to(grad_weight.dtype)
-                grad_weight -= other * states[:num_real].sum(0, dtype=precision)
-        ctx.save_for_backward(grad_hidden_states, grad_weight)
+        gradients = None
+        if any(ctx.needs_input_grad):
+            gradients = torch.empty_like(hidden_states), torch.zeros_like(weight)
+            ctx.save_for_backward(*gradients)
+        loss, nll = compute(hidden_states, weight, gradients)
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _grad_nll: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden_states, grad_weight = ctx.saved_tensors
-        return grad_hidden_states * grad_loss, grad_weight * grad_loss, None, None, None
+        return None, grad_hidden_states * grad_loss, grad_weight * grad_loss
+
+
+def _compute(
+    hidden_states: Tensor,
+    weight: Tensor,
+    gradients: tuple[Tensor, Tensor] | None,
+    *,
+    targets: Tensor,
+    num_tokens: int,
+    smoothing: float,
+) -> tuple[Tensor, Tensor]:
+    """Compute the loss of chunks of rows, and its gradients.
+
+    The gradient of a logit is p - q, where p is the model's probability and q the target's. As q is
+    the same for all classes but the right one, smoothing contributes through the sum of the
+    projection's rows, without a pass over the logits.
+    """
+    compute_dtype = autocast_dtype(hidden_states)
+    precision = torch.promote_types(hidden_states.dtype, torch.float32)
+    other = smoothing / (len(weight) - 1)
+    gold = 1.0 - smoothing - other  # in addition to the share of every class
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        matrix = weight.to(compute_dtype)
+        row_sum = matrix.sum(0, dtype=precision)
+        loss, nll = (hidden_states.new_zeros((), dtype=precision) for _ in range(2))
+        num_chunks = -(-len(hidden_states) * len(weight) // _CHUNK_ELEMENTS)
+        chunks = _chunks(len(hidden_states), num_chunks)
+        # Allocating memory for each chunk costs as much as filling it.
+        buffers = [matrix.new_empty(chunks[0].stop, len(weight)) for _ in range(2)]
+        for chunk in chunks:
+            states, index = hidden_states[chunk].to(compute_dtype), targets[chunk, None]
+            num_real = min(len(states), max(0, num_tokens - chunk.start))
+            logits, probs = (buffer[: len(states)] for buffer in buffers)
+            torch.mm(states, matrix.T, out=logits)
+            if gradients is not None:  # products of gradients round probabilities in any case
+                torch.softmax(logits, -1, out=probs)
+            else:
+                probs = logits.softmax(-1, dtype=precision)
+            gold_logits = logits.gather(1, index).to(precision)
+            log_normalizer = _log_normalizer(logits, probs, index, gold_logits)
+            chunk_nll = (log_normalizer - gold_logits)[:num_real]
+            sums = (states.to(precision) @ row_sum)[:num_real]
+            all_nll = len(weight) * log_normalizer[:num_real, 0] - sums
+            loss += gold * chunk_nll.sum() + other * all_nll.sum()
+            nll += chunk_nll.sum()
+            if gradients is None:
+                continue
+            grad_hidden_states, grad_weight = gradients
+            grad = probs
+            grad[torch.arange(len(grad), device=grad.device), index[:, 0]] -= gold
+            grad[num_real:] = 0
+            chunk_grad = grad @ matrix
+            chunk_grad[:num_real] -= other * row_sum.to(compute_dtype)
+            grad_hidden_states[chunk] = chunk_grad
+            grad_weight += (grad.T @ states).to(grad_weight.dtype)
+            grad_weight -= other * states[:num_real].sum(0, dtype=precision)
+    return loss, nll
 
 
 def _chunks(num_rows: int, num_chunks: int) -> list[slice]:

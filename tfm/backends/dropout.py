@@ -34,13 +34,6 @@ def keep_scale(dropout: float) -> float:
     return _NUM_LEVELS / (_NUM_LEVELS - drop_threshold(dropout))
 
 
-def require_seed(seed: Tensor | None) -> Tensor:
-    """Return the [1] seed, or raise ValueError if it is missing."""
-    if seed is None:
-        raise ValueError("dropout needs a seed: pass a tensor of one int64")
-    return seed
-
-
 class RandomMasks:
     """Masks of dropout on a CPU: one 64-bit number of SFC64 decides four elements.
 

@@ -1,16 +1,19 @@
-"""The training backend of GPUs; import it only if `tfm.backends.has_triton`."""
+"""The backends of GPUs, for training and inference; import only if `tfm.backends.has_triton`."""
 
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tfm.backends.cross_entropy import autocast_dtype
+from tfm.backends.cross_entropy import autocast_dtype, differentiable_loss
 from tfm.backends.packing import Packing
 from tfm.backends.plain import Backend, PackedAttention
 from tfm.backends.triton.cross_entropy import PADDING, cross_entropy_
-from tfm.backends.triton.packed_attention import packed_cross_attention, packed_self_attention
+from tfm.backends.triton.packed_attention import packed_attention
+from tfm.backends.triton.slot_attention import slot_attention
+from tfm.backends.triton.token_blocks import block_max_and_logsumexp
 
 # Logits per chunk: half a gigabyte in bf16, enough to keep a GPU busy.
 _CHUNK_ELEMENTS = 1 << 28
@@ -26,13 +29,12 @@ class GpuBackend(Backend):
     """
 
     def __init__(self) -> None:
-        self._seeds = Seeds()
-        self.packed_attention = FusedAttention(self._seeds)
+        self.packed_attention = self._attention = FusedAttention()
 
     @override
     def seed(self, seed: int) -> None:
         torch.manual_seed(seed)
-        self._seeds.reset()
+        self._attention.reset()
 
     @override
     def cast_activations(self, x: Tensor) -> Tensor:
@@ -48,109 +50,91 @@ class GpuBackend(Backend):
         smoothing: float,
         num_tokens: int,
     ) -> tuple[Tensor, Tensor]:
-        if not torch.is_grad_enabled():  # an autograd.Function does not see this
-            hidden_states, weight = hidden_states.detach(), weight.detach()
-        loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden_states, weight, targets, num_tokens, smoothing
-        )
-        return loss, nll
+        targets = targets.clone()
+        targets[num_tokens:] = PADDING
+        compute = partial(_compute_loss, targets=targets, smoothing=smoothing)
+        return differentiable_loss(compute, hidden_states, weight)
+
+
+class GpuInferenceBackend(Backend):
+    """Attention and block maxima by Triton kernels, the rest by torch, with weights of a dtype."""
+
+    decodes_in_slots = True
+    attend_slots = staticmethod(slot_attention)
+    block_max_and_logsumexp = staticmethod(block_max_and_logsumexp)
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.weights_dtype = dtype
+        self.packed_attention = FusedAttention()
+
+    @override
+    def cast_activations(self, x: Tensor) -> Tensor:
+        return x.to(self.weights_dtype)
 
 
 class FusedAttention(PackedAttention):
-    """Attention by one kernel forward and two backward, with seeds for dropout."""
+    """Attention by one kernel forward and two backward.
 
-    def __init__(self, seeds: "Seeds") -> None:
-        self._seeds = seeds
-
-    @override
-    def self_attention(
-        self, projected: Tensor, packing: Packing, *, num_heads: int, causal: bool, dropout: float
-    ) -> Tensor:
-        attended = packed_self_attention(
-            projected.view(packing.num_rows, 3, num_heads, -1),
-            packing.spans(packing, causal=causal),
-            dropout=dropout,
-            seed=self._seeds.draw(projected.device) if dropout else None,
-        )
-        return attended.flatten(1)
-
-    @override
-    def cross_attention(
-        self,
-        query: Tensor,
-        key_value: Tensor,
-        queries: Packing,
-        keys: Packing,
-        *,
-        num_heads: int,
-        dropout: float,
-    ) -> Tensor:
-        attended = packed_cross_attention(
-            query.view(queries.num_rows, num_heads, -1),
-            key_value.view(keys.num_rows, 2, num_heads, -1),
-            queries.spans(keys),
-            dropout=dropout,
-            seed=self._seeds.draw(query.device) if dropout else None,
-        )
-        return attended.flatten(1)
-
-
-class Seeds:
-    """Seeds for each use of dropout in a kernel, drawn on the device without synchronizing."""
+    Each use of dropout needs a seed, drawn on the device without synchronizing.
+    """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """Discard drawn seeds, after torch's generator was seeded."""
-        self._drawn: list[Tensor] = []
+        self._seeds: list[Tensor] = []
 
-    def draw(self, device: torch.device) -> Tensor:
+    @override
+    def attend(
+        self,
+        projections: Sequence[Tensor],
+        queries: Packing,
+        keys: Packing,
+        *,
+        num_heads: int,
+        causal: bool,
+        dropout: float,
+    ) -> Tensor:
+        *query, joint = projections
+        heads = [x.view(len(x), num_heads, -1) for x in query]
+        heads.append(joint.view(len(joint), 3 - len(query), num_heads, -1))
+        seed = self._draw_seed(joint.device) if dropout else None
+        spans = queries.spans(keys, causal=causal)
+        return packed_attention(heads, spans, dropout=dropout, seed=seed).flatten(1)
+
+    def _draw_seed(self, device: torch.device) -> Tensor:
         """Return a new [1] int64 seed; all draws between resets must be on the same device."""
-        if not self._drawn:
+        if not self._seeds:
             # Use every other number: pointers aligned to 16 bytes share one compiled kernel.
             drawn = torch.empty(_NUM_SEEDS, 2, dtype=torch.int64, device=device).random_()
-            self._drawn = list(drawn[:, :1].unbind(0))
-        return self._drawn.pop()
+            self._seeds = list(drawn[:, :1].unbind(0))
+        return self._seeds.pop()
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
-    """Output projection and loss in one: the gradient of logits overwrites the logits."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_states: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        num_tokens: int,
-        smoothing: float,
-    ) -> tuple[Tensor, Tensor]:
-        needs_grad = any(ctx.needs_input_grad[:2])
-        compute_dtype = autocast_dtype(hidden_states)
-        targets = targets.clone()
-        targets[num_tokens:] = PADDING
-        grad_hidden_states = torch.empty_like(hidden_states) if needs_grad else None
-        grad_weight = torch.zeros_like(weight) if needs_grad else None
-        matrix = weight.to(compute_dtype)
-        sums = hidden_states.new_zeros(2, dtype=torch.float32)
-        num_rows = max(1, _CHUNK_ELEMENTS // len(weight))
-        buffer = matrix.new_empty(min(num_rows, len(hidden_states)), len(weight))
-        for start in range(0, len(hidden_states), num_rows):
-            chunk = slice(start, start + num_rows)
-            states = hidden_states[chunk].to(compute_dtype)
-            logits = torch.mm(states, matrix.T, out=buffer[: len(states)])
-            losses = cross_entropy_(logits, targets[chunk], smoothing=smoothing)
-            sums += torch.stack(losses).sum(1)
-            if grad_hidden_states is not None and grad_weight is not None:
-                grad_hidden_states[chunk] = logits @ matrix
-                grad_weight += logits.T @ states
-        loss, nll = sums
-        ctx.save_for_backward(grad_hidden_states, grad_weight)
-        ctx.mark_non_differentiable(nll)
-        return loss, nll
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _grad_nll: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden_states, grad_weight = ctx.saved_tensors
-        return grad_hidden_states * grad_loss, grad_weight * grad_loss, None, None, None
+def _compute_loss(
+    hidden_states: Tensor,
+    weight: Tensor,
+    gradients: tuple[Tensor, Tensor] | None,
+    *,
+    targets: Tensor,
+    smoothing: float,
+) -> tuple[Tensor, Tensor]:
+    """Compute the loss of chunks of rows; the gradients of logits overwrite the logits."""
+    compute_dtype = autocast_dtype(hidden_states)
+    matrix = weight.to(compute_dtype)
+    sums = hidden_states.new_zeros(2, dtype=torch.float32)
+    num_rows = max(1, _CHUNK_ELEMENTS // len(weight))
+    buffer = matrix.new_empty(min(num_rows, len(hidden_states)), len(weight))
+    for start in range(0, len(hidden_states), num_rows):
+        chunk = slice(start, start + num_rows)
+        states = hidden_states[chunk].to(compute_dtype)
+        logits = torch.mm(states, matrix.T, out=buffer[: len(states)])
+        losses = cross_entropy_(logits, targets[chunk], smoothing=smoothing)
+        sums += torch.stack(losses).sum(1)
+        if gradients is not None:
+            grad_hidden_states, grad_weight = gradients
+            grad_hidden_states[chunk] = logits @ matrix
+            grad_weight += logits.T @ states
+    loss, nll = sums
+    return loss, nll

@@ -1,17 +1,27 @@
 """Packed batches: the tokens of all sentences on one axis, without padding."""
 
+from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from tfm.backends.spans import Spans, attention_spans
-
 _CPU = torch.device("cpu")
 # Shapes of heads are rounded up to multiples of these: for each new shape, oneDNN takes time to
 # prepare and keeps memory.
 _SENTENCES_MULTIPLE, _LENGTH_MULTIPLE = 8, 4
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The mask of attention in packed batches: the first row that each row sees, and the end.
+
+    Sentence boundaries and the causal mask leave contiguous spans. Those of padding are empty.
+    """
+
+    keys: Tensor  # [N, 2] int32, the keys that each query sees
+    queries: Tensor  # [M, 2] int32, the queries that see each key: the transposed mask
 
 
 class Packing:
@@ -89,7 +99,7 @@ class Packing:
                 keys.offsets,
                 num_queries=self.num_rows,
                 num_keys=keys.num_rows,
-                after=0 if causal else None,
+                causal=causal,
             )
         return cache[keys]
 
@@ -169,3 +179,29 @@ class Packing:
         # The copy of pinned memory is asynchronous.
         pinned = x.pin_memory() if self._device.type == "cuda" else x
         return pinned.to(self._device, non_blocking=True)
+
+
+def attention_spans(
+    query_offsets: Tensor, key_offsets: Tensor, *, num_queries: int, num_keys: int, causal: bool
+) -> Spans:
+    """Return spans in which each sentence's queries see its keys, without synchronizing.
+
+    Offsets [C] are those of `Packing`: the same of queries and keys in self-attention, in which
+    `causal` hides later keys. N is `num_queries` and M is `num_keys`, the numbers of rows.
+    """
+    keys = _visible_spans(query_offsets, key_offsets, num_queries)
+    queries = _visible_spans(key_offsets, query_offsets, num_keys)
+    if causal:
+        rows = torch.arange(num_queries, dtype=torch.int32, device=query_offsets.device)
+        keys[:, 1].clamp_(max=rows + 1)
+        queries[:, 0].clamp_(min=rows, max=queries[:, 1])
+    return Spans(keys, queries)
+
+
+def _visible_spans(offsets: Tensor, other_offsets: Tensor, num_rows: int) -> Tensor:
+    """Return the [num_rows, 2] spans of the other axis that belong to each row's sentence."""
+    rows = torch.arange(num_rows, dtype=torch.int32, device=offsets.device)
+    sentence = torch.searchsorted(offsets, rows, right=True) - 1
+    sentence = sentence.clamp(max=len(offsets) - 2)
+    spans = torch.stack((other_offsets[sentence], other_offsets[sentence + 1]), dim=-1)
+    return spans * (rows < offsets[-1])[:, None]

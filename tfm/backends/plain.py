@@ -1,6 +1,6 @@
 """The reference backend in plain torch, and the interface of all backends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -19,29 +19,29 @@ PrepackedLinear = Callable[[Tensor, bool], Tensor]
 class PackedAttention(Protocol):
     """Scaled dot-product attention in a packed batch (Vaswani et al. 2017, §3.2.1)."""
 
-    def self_attention(
-        self, projected: Tensor, packing: Packing, *, num_heads: int, causal: bool, dropout: float
-    ) -> Tensor:
-        """Let each token attend to its own sentence, without later tokens if `causal`.
-
-        `projected` is [num_rows, 3 · h · d_k]: queries, keys and values. The result is
-        [num_rows, h · d_k]. `dropout` is the probability of dropping an attention weight.
-        """
-
-    def cross_attention(
+    def attend(
         self,
-        query: Tensor,
-        key_value: Tensor,
+        projections: Sequence[Tensor],
         queries: Packing,
         keys: Packing,
         *,
         num_heads: int,
+        causal: bool,
         dropout: float,
     ) -> Tensor:
-        """Let each target token attend to the source sentence of its pair.
+        """Let each token attend to its sentence, or each target token to the source of its pair.
 
-        `query` and the result are [num_rows, h · d_k], `key_value` is [num_rows of the keys,
-        2 · h · d_k].
+        Args:
+            projections: Joint queries, keys and values [num_rows, 3 · h · d_k]; or queries
+                [num_rows, h · d_k] and joint keys and values [num_rows of the keys, 2 · h · d_k].
+            queries: The sentences of the queries.
+            keys: The sentences of the keys, one for each of `queries`.
+            num_heads: h.
+            causal: Whether later tokens of the same sentence are hidden.
+            dropout: Probability of dropping an attention weight.
+
+        Returns:
+            [num_rows, h · d_k].
         """
 
 
@@ -49,20 +49,18 @@ class Backend:
     """The operations of a model's layers: here torch's own, on padded batches.
 
     Subclasses override the operations that they compute faster; tests compare them with these.
-
-    Attributes:
-        packed_attention: Attention in packed batches; None if batches must be padded.
-        weights_dtype: Required dtype of weights; None if any works.
-        compaction_threshold: Compute all rows of a step when at least this fraction is active.
-        single_sentence_fast_path: Whether preparing the layers pays even for a single sentence.
-        decodes_in_slots: Whether decoding is fastest in cache slots of fixed shape.
     """
 
-    packed_attention: PackedAttention | None = None
-    weights_dtype: torch.dtype | None = None
+    packed_attention: PackedAttention | None = None  # None if batches must be padded
+    weights_dtype: torch.dtype | None = None  # required dtype of weights; None if any works
+    # Compute all rows of a step when at least this fraction is active.
     compaction_threshold = 1.0
-    single_sentence_fast_path = False
-    decodes_in_slots = False
+    single_sentence_fast_path = False  # whether preparing the layers pays for a single sentence
+    decodes_in_slots = False  # whether decoding is fastest in cache slots of fixed shape
+    # The functions of these names, in plain torch.
+    label_smoothed_cross_entropy = staticmethod(label_smoothed_cross_entropy)
+    attend_slots = staticmethod(slot_attention)
+    block_max_and_logsumexp = staticmethod(block_max_and_logsumexp)
 
     def seed(self, seed: int) -> None:
         """Seed the random numbers of dropout."""
@@ -92,20 +90,6 @@ class Backend:
         """Return residual + dropout(x Wᵀ + b): […, in] → […, out], as the residual."""
         return residual + F.dropout(self.linear(x, weight, bias), dropout)
 
-    def label_smoothed_cross_entropy(
-        self,
-        hidden_states: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        *,
-        smoothing: float,
-        num_tokens: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the scalar loss and negative log-likelihood, as the function of this name does."""
-        return label_smoothed_cross_entropy(
-            hidden_states, weight, targets, smoothing=smoothing, num_tokens=num_tokens
-        )
-
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return logits […, V] of hidden states […, d_model]; the weight is [V, d_model]."""
         return F.linear(x, weight)
@@ -131,16 +115,6 @@ class Backend:
             query.to(key.dtype), key.mT, value, attn_mask=attention_bias
         )
         return attended.to(query.dtype).transpose(1, 2).flatten(2).flatten(0, 1)
-
-    def attend_slots(
-        self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ancestors: Tensor | None
-    ) -> Tensor:
-        """Return the [N, K, h · d_v] attention over cache slots, as `slot_attention` does."""
-        return slot_attention(query, key, value, ends, ancestors)
-
-    def block_max_and_logsumexp(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [R, blocks] maxima and [R] logsumexp, as the function of this name does."""
-        return block_max_and_logsumexp(logits)
 
     def prepack_linear(self, weight: Tensor, bias: Tensor | None) -> PrepackedLinear:
         """Return a linear layer of weight [out, in] and bias [out], prepacked if that is faster."""

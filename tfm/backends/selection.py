@@ -108,7 +108,7 @@ def inference_backend(
     if kernels == "auto" or backend is not PLAIN:
         return backend
     _check_gpu_kernels(compute)
-    from tfm.backends.gpu_inference import GpuInferenceBackend
+    from tfm.backends.gpu import GpuInferenceBackend
 
     return GpuInferenceBackend(compute.dtype)
 

@@ -6,6 +6,7 @@ a few passes runs over all queries of all heads and sentences at once.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,27 +26,18 @@ class SentenceAttention(PackedAttention):
         self._masks = masks
 
     @override
-    def self_attention(
-        self, projected: Tensor, packing: Packing, *, num_heads: int, causal: bool, dropout: float
-    ) -> Tensor:
-        attended: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-            packing, packing, num_heads, causal, dropout, self._masks, projected
-        )
-        return attended
-
-    @override
-    def cross_attention(
+    def attend(
         self,
-        query: Tensor,
-        key_value: Tensor,
+        projections: Sequence[Tensor],
         queries: Packing,
         keys: Packing,
         *,
         num_heads: int,
+        causal: bool,
         dropout: float,
     ) -> Tensor:
         attended: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-            queries, keys, num_heads, False, dropout, self._masks, query, key_value
+            queries, keys, num_heads, causal, dropout, self._masks, *projections
         )
         return attended
 

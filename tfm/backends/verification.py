@@ -27,8 +27,13 @@ def inference_error(dtype: torch.dtype) -> float:
     for num_rows in _NUM_ROWS:
         x = torch.randn(num_rows, _WIDTH, generator=generator)
         weight = torch.randn(_NUM_OUTPUTS, _WIDTH, generator=generator)
-        errors.append(_linear_error(dtype, x, weight))
-        errors.append(_linear_error(dtype, 1 + x.sigmoid(), 1 + weight.sigmoid()))
+        for a, b in ((x, weight), (1 + x.sigmoid(), 1 + weight.sigmoid())):
+            try:
+                with torch.inference_mode():
+                    result = PREPACK[dtype](b, None)(a, False)
+            except RuntimeError:
+                return torch.inf
+            errors.append(_relative_error(result, a.double() @ b.double().T))
     return max(errors)
 
 
@@ -53,15 +58,6 @@ def training_error(dtype: torch.dtype) -> float:
     except RuntimeError:
         return torch.inf
     return max(map(_relative_error, results, exact))
-
-
-def _linear_error(dtype: torch.dtype, x: Tensor, weight: Tensor) -> float:
-    try:
-        with torch.inference_mode():
-            result = PREPACK[dtype](weight, None)(x, False)
-    except RuntimeError:
-        return torch.inf
-    return _relative_error(result, x.double() @ weight.double().T)
 
 
 def _relative_error(result: Tensor, exact: Tensor) -> float:

@@ -27,71 +27,45 @@ def default_max_tokens(d_model: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLimits:
-    """Limits on the batches of an engine.
+    """Limits on the batches of an engine."""
 
-    Attributes:
-        max_positions: Maximum number of source or target tokens, EOS included; None if unlimited.
-        max_tokens: Source tokens per batch unless the user sets them; None puts a whole chunk into
-            one batch.
-        num_workers: Number of batches that are computed at the same time.
-        chunk_lines: Number of lines to read at once.
-    """
-
+    # Maximum number of source or target tokens, EOS included; None if unlimited.
     max_positions: int | None
+    # Source tokens per batch unless the user sets them; None puts a whole chunk into one
+    # batch.
     max_tokens: int | None
-    num_workers: int = 1
-    chunk_lines: int = CHUNK_LINES
+    num_workers: int = 1  # number of batches that are computed at the same time
+    chunk_lines: int = CHUNK_LINES  # number of lines to read at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Lines that are sorted by length together.
+    """Lines that are sorted by length together."""
 
-    Attributes:
-        first_line: Number of the first line, for messages and the random seeds of sampling.
-        lines: Plain text, one sentence per line.
-        paired_lines: The forced prefix or the target of each line; None without either.
-    """
-
-    first_line: int
-    lines: Sequence[str]
+    first_line: int  # number of the first line, for messages and the random seeds of sampling
+    lines: Sequence[str]  # plain text, one sentence per line
+    # The forced prefix or the target of each line; None without either.
     paired_lines: Sequence[str] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SentenceBatch:
-    """Sentences that are translated or scored together.
+    """Sentences that are translated or scored together."""
 
-    Attributes:
-        line_numbers: Line number of each sentence in the text.
-        sources: Token ids of each source, without EOS.
-        targets: Token ids of each forced prefix, or of each target to score, without EOS.
-    """
-
-    line_numbers: Sequence[int]
-    sources: Sequence[list[int]]
+    line_numbers: Sequence[int]  # line number of each sentence in the text
+    sources: Sequence[list[int]]  # token ids of each source, without EOS
+    # Token ids of each forced prefix, or of each target to score, without EOS.
     targets: Sequence[list[int]]
 
     def __len__(self) -> int:
         return len(self.line_numbers)
 
     def __getitem__(self, rows: slice) -> "SentenceBatch":
-        """Return a slice of the batch."""
-        return SentenceBatch(
-            line_numbers=self.line_numbers[rows],
-            sources=self.sources[rows],
-            targets=self.targets[rows],
-        )
+        return SentenceBatch(self.line_numbers[rows], self.sources[rows], self.targets[rows])
 
 
 class SentenceEncoder:
-    """Encodes chunks of text as batches of token ids.
-
-    Args:
-        vocabulary: The model's vocabulary.
-        limits: Limits on the engine's batches.
-        config: Maximum source length and batch size.
-    """
+    """Encodes chunks of text as batches of token ids, within the limits of engine and search."""
 
     def __init__(self, vocabulary: Vocabulary, limits: BatchLimits, config: SearchConfig) -> None:
         self._vocabulary = vocabulary
@@ -188,13 +162,9 @@ class SentenceEncoder:
         while start < len(order):
             end = start + max(1, limit // tokens[order[start]])
             rows, start = order[start:end], end
-            batches.append(
-                SentenceBatch(
-                    line_numbers=[first_line + i for i in rows],
-                    sources=[sources[i] for i in rows],
-                    targets=[targets[i] for i in rows],
-                )
-            )
+            numbers = [first_line + i for i in rows]
+            selected = ([ids[i] for i in rows] for ids in (sources, targets))
+            batches.append(SentenceBatch(numbers, *selected))
         return batches
 
 

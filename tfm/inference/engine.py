@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tfm.backends.cuda_graphs import recorded
 from tfm.backends.plain import PLAIN, Backend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig
@@ -51,10 +50,6 @@ class Engine:
             but the plain one, weights must not change, because it prepares them once.
         threads: Adapts torch's number of threads before each batch; None leaves it unchanged.
         notify: Receives messages for the user.
-
-    Attributes:
-        compute: Device and arithmetic.
-        limits: Limits on batches.
     """
 
     def __init__(
@@ -92,13 +87,7 @@ class Engine:
     def map(
         self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
     ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
-        """Translate or score chunks of lines.
-
-        Args:
-            task: `Engine.search` or `Engine.score`.
-            chunks: The lines.
-            encode: Splits a chunk into batches.
-            config: Search settings.
+        """Translate or score chunks, which `encode` splits into batches.
 
         Yields:
             Each chunk, in order, with its outputs by line number.
@@ -182,16 +171,11 @@ class Engine:
 
     def _slot_search(self) -> SlotSearch | None:
         """Return the slot search, if there is a single model whose backend decodes in slots."""
-        model = self._models[0]
+        [model, *others] = self._models
         with self._evaluation:
-            if (
-                len(self._models) > 1
-                or not isinstance(model, Transformer)
-                or not model.decodes_in_slots
-            ):
+            if others or not isinstance(model, Transformer) or not model.decodes_in_slots:
                 return None
-        device = self.compute.device
-        return SlotSearch(model, device, record=lambda step: recorded(step, device))
+        return SlotSearch(model, self.compute.device)
 
 
 def load_engine(
@@ -202,14 +186,9 @@ def load_engine(
     num_processes: int = 1,
     notify: Callable[[str], None] = say,
 ) -> Engine:
-    """Load one model or an ensemble, and set up the threads of this process.
+    """Load one model, or an ensemble of several, and set up the threads of this process.
 
-    Args:
-        folders: Model folders; several form an ensemble.
-        inference: Device and arithmetic.
-        index: Index of this worker process, and of its GPU.
-        num_processes: Number of worker processes.
-        notify: Receives messages for the user.
+    `index` is that of this worker process, and of its GPU; `notify` receives messages for the user.
 
     Raises:
         CheckpointError: A folder has no valid model, or models differ in vocabulary.

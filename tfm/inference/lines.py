@@ -12,7 +12,7 @@ from tfm.search.forced import ForcedOutput
 from tfm.search.scoring import Hypothesis
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Translation:
     """One translation of a sentence.
 
@@ -29,7 +29,7 @@ class Translation:
     proven: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ScoredTarget:
     """A given translation with its probability under the model.
 
@@ -71,7 +71,7 @@ def translate_lines(
     """
     encoder = SentenceEncoder(vocabulary, engine.limits, config)
     for chunk, found in engine.map(Engine.search, chunks, encoder.to_search, config):
-        translations = [[Translation(text="", score=0.0, log_prob=0.0)] for _ in chunk.lines]
+        translations = [[Translation("", score=0.0, log_prob=0.0)] for _ in chunk.lines]
         for number, hypotheses in found.items():
             translations[number - chunk.first_line] = _translations(hypotheses, vocabulary.target)
         yield chunk, translations
@@ -88,32 +88,19 @@ def score_lines(
     encoder = SentenceEncoder(vocabulary, engine.limits, config)
     for chunk, found in engine.map(Engine.score, chunks, encoder.to_score, config):
         texts = enumerate(chunk.paired_lines or [], chunk.first_line)
-        yield (
-            chunk,
-            [_scored_target(text, found[number], vocabulary.target) for number, text in texts],
-        )
+        yield chunk, [_scored(text, found[number], vocabulary.target) for number, text in texts]
 
 
 def _translations(hypotheses: list[Hypothesis], subword_model: SubwordModel) -> list[Translation]:
     texts = subword_model.decode([found.tokens for found in hypotheses])
     return [
-        Translation(
-            # A model with byte pieces can generate a line end.
-            text=text.replace("\n", " "),
-            score=found.score,
-            log_prob=found.log_prob,
-            proven=found.proven,
-        )
+        # A model with byte pieces can generate a line end.
+        Translation(text.replace("\n", " "), found.score, found.log_prob, found.proven)
         for text, found in zip(texts, hypotheses, strict=True)
     ]
 
 
-def _scored_target(text: str, output: ForcedOutput, subword_model: SubwordModel) -> ScoredTarget:
+def _scored(text: str, output: ForcedOutput, subword_model: SubwordModel) -> ScoredTarget:
     hypothesis = output.hypothesis
-    return ScoredTarget(
-        text=text,
-        score=hypothesis.score,
-        log_prob=hypothesis.log_prob,
-        pieces=tuple(subword_model.pieces([*hypothesis.tokens, EOS])),
-        piece_log_probs=output.token_log_probs,
-    )
+    pieces = tuple(subword_model.pieces([*hypothesis.tokens, EOS]))
+    return ScoredTarget(text, hypothesis.score, hypothesis.log_prob, pieces, output.token_log_probs)

@@ -43,9 +43,6 @@ class Workers:
         folders: Model folders; several form an ensemble.
         inference: Device and arithmetic.
         num_workers: Number of processes to start.
-
-    Attributes:
-        limits: Limits on batches.
     """
 
     def __init__(
@@ -109,7 +106,9 @@ class Workers:
             try:
                 for chunk in chunks:
                     batches = encode(chunk)
-                    outputs = [self._submit(task, batch, config) for batch in batches]
+                    outputs = [
+                        self._threads.submit(self._run, task, batch, config) for batch in batches
+                    ]
                     underway.put((chunk, batches, outputs))
                 underway.put(None)
             except BaseException as error:  # raised again in the consumer's thread
@@ -122,17 +121,12 @@ class Workers:
             chunk, batches, outputs = item
             yield chunk, by_line(batches, (output.result() for output in outputs))
 
-    def _submit(
-        self, task: Task[Output], batch: SentenceBatch, config: SearchConfig
-    ) -> Future[list[Output]]:
-        def run() -> list[Output]:
-            worker = self._idle.get()
-            try:
-                return worker.run(task, batch, config)
-            finally:
-                self._idle.put(worker)
-
-        return self._threads.submit(run)
+    def _run(self, task: Task[Output], batch: SentenceBatch, config: SearchConfig) -> list[Output]:
+        worker = self._idle.get()
+        try:
+            return worker.run(task, batch, config)
+        finally:
+            self._idle.put(worker)
 
 
 class _Worker:
@@ -176,20 +170,15 @@ class _Worker:
                         self._printed.add(value)
                         say(value)
         except (EOFError, ConnectionError):
-            raise self._lost(batch) from None
-
-    def _lost(self, batch: SentenceBatch) -> LostProcessError:
-        """Return the error for a closed connection."""
-        self.process.join(_JOIN_SECONDS)
-        lines = batch.line_numbers
-        return LostProcessError(
-            f"{self._name} (pid {self.process.pid}) {_describe_exit(self.process.exitcode)} while "
-            f"it computed {len(lines):,} of the lines {min(lines):,} to {max(lines):,}"
-        )
+            self.process.join(_JOIN_SECONDS)
+            lines = batch.line_numbers
+            raise LostProcessError(
+                f"{self._name} (pid {self.process.pid}) {_describe_exit(self.process.exitcode)} "
+                f"while it computed {len(lines):,} of the lines {min(lines):,} to {max(lines):,}"
+            ) from None
 
 
 def _describe_exit(exit_code: int | None) -> str:
-    """Describe how a process ended."""
     if exit_code is None or exit_code >= 0:
         return f"ended with exit code {exit_code}"
     if exit_code == -signal.SIGKILL:

@@ -1,6 +1,7 @@
 """Multi-head attention with dot-product or additive scores (Vaswani et al. 2017, §3.2, §4)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,17 +16,13 @@ from tfm.model.additive import additive_scores, new_additive_weight
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionMask:
-    """Which keys each query may attend to.
+    """Which keys each query may attend to."""
 
-    Attributes:
-        key_lengths: [B] number of valid keys, which come first; None if all are valid.
-        causal: Whether query i sees keys 0 to i only.
-        window: In self-attention, the number of keys that a query sees, including its own: its
-            neighbors on both sides, or the preceding ones if causal; None for all.
-    """
-
+    # [B] number of valid keys, which come first; None if all are valid.
     key_lengths: Tensor | None = None
-    causal: bool = False
+    causal: bool = False  # whether query i sees keys 0 to i only
+    # In self-attention, the number of keys that a query sees, including its own: its
+    # neighbors on both sides, or the preceding ones if causal; None for all.
     window: int | None = None
 
     def allowed(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
@@ -50,10 +47,8 @@ class AttentionMask:
     def window_mask(self, rows: Tensor, columns: Tensor, num_keys: int) -> Tensor:
         """Return [B or 1, 1, …], True where a key is valid and in the window of a query.
 
-        Args:
-            rows: […] positions of queries.
-            columns: […] positions of keys, which may be outside of the sentence.
-            num_keys: Length of the sentences if there are no `key_lengths`.
+        Positions of queries, `rows`, and of keys, `columns`, broadcast to […]. Those of keys may be
+        outside of the sentence, which has `num_keys` tokens if there are no `key_lengths`.
         """
         before, after = self.window_size()
         distance = columns - rows
@@ -142,9 +137,8 @@ def _blocks(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Cut self-attention with a window r into blocks of r queries and the keys that they see.
 
-    Returns:
-        Queries [B, h, n, r, d_k], keys and values [B, h, n, 2r - 1, …], and the mask
-        [B or 1, 1, n, r, 2r - 1], True where attention is allowed.
+    The n blocks are queries [B, h, n, r, d_k], keys and values [B, h, n, 2r - 1, …], and the mask
+    [B or 1, 1, n, r, 2r - 1], True where attention is allowed.
     """
     window = mask.window or 1
     before, after = mask.window_size()
@@ -275,18 +269,8 @@ class MultiHeadAttention(nn.Module):
         `causal` and `window` are those of `AttentionMask`. Returns […, h · d_v], the input of the
         output projection.
         """
-        projected = self.project(x)
-        fused, dropout = self._fused_attention, self._active_dropout
-        if fused is not None and window is None and isinstance(sentences, Packing):
-            return fused.self_attention(
-                projected, sentences, num_heads=self.num_heads, causal=causal, dropout=dropout
-            )
-        split = torch.split(_pad(projected, sentences), self.widths, dim=-1)
-        query, key, value = (self.heads(part, len(part)) for part in split)
-        # With a causal mask, no token sees the padding after its sentence.
-        lengths = None if causal else _lengths(sentences)
-        mask = AttentionMask(key_lengths=lengths, causal=causal, window=window)
-        return _pack(self.attend(query, key, value, mask), sentences)
+        projections = [self.project(x)]
+        return self._attend_heads(projections, sentences, sentences, causal=causal, window=window)
 
     def cross_attend(
         self, x: Tensor, memory: Tensor, targets: Sentences, sources: Sentences
@@ -297,18 +281,38 @@ class MultiHeadAttention(nn.Module):
         projection.
         """
         # Split once: the gradient of the weight is then one concatenation.
-        query_input, memory_input = self._query_and_memory_input
-        query = self.backend.linear(x, *query_input)
-        key_value = self.backend.linear(memory, *memory_input)
-        fused, dropout = self._fused_attention, self._active_dropout
-        if fused is not None and isinstance(targets, Packing) and isinstance(sources, Packing):
-            return fused.cross_attention(
-                query, key_value, targets, sources, num_heads=self.num_heads, dropout=dropout
+        inputs = zip((x, memory), self._query_and_memory_input, strict=True)
+        projections = [self.backend.linear(each, *linear) for each, linear in inputs]
+        return self._attend_heads(projections, targets, sources)
+
+    def _attend_heads(
+        self,
+        projections: Sequence[Tensor],
+        queries: Sentences,
+        keys: Sentences,
+        *,
+        causal: bool = False,
+        window: int | None = None,
+    ) -> Tensor:
+        """Attend from projections, joint or of queries and of memory, by a fused kernel if any."""
+        fused = self._fused_attention if window is None else None
+        if fused is not None and isinstance(queries, Packing) and isinstance(keys, Packing):
+            return fused.attend(
+                projections,
+                queries,
+                keys,
+                num_heads=self.num_heads,
+                causal=causal,
+                dropout=self._active_dropout,
             )
-        split = torch.split(_pad(key_value, sources), self.widths[1:], dim=-1)
-        query, key, value = (self.heads(part, len(part)) for part in (_pad(query, targets), *split))
-        mask = AttentionMask(key_lengths=_lengths(sources))
-        return _pack(self.attend(query, key, value, mask), targets)
+        *separate, joint = projections
+        split = torch.split(_pad(joint, keys), self.widths[len(separate) :], dim=-1)
+        parts = [*(_pad(x, queries) for x in separate), *split]
+        query, key, value = (self.heads(part, len(part)) for part in parts)
+        # With a causal mask, no token sees the padding after its sentence.
+        lengths = None if causal else _lengths(keys)
+        mask = AttentionMask(key_lengths=lengths, causal=causal, window=window)
+        return _pack(self.attend(query, key, value, mask), queries)
 
     @property
     def _active_dropout(self) -> float:

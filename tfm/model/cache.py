@@ -26,28 +26,19 @@ _FIRST_CAPACITY = 64
 
 @dataclass(frozen=True)
 class StepRows:
-    """Which of the B·K hypotheses a step computes.
+    """Which of the B·K hypotheses a step computes."""
 
-    Attributes:
-        num_hypotheses: B·K.
-        num_rows: Number of rows to compute, including spare ones at the end.
-        computed: [R] indices of the hypotheses that are computed; None for all.
-        outputs: Indices, among the computed rows, of those whose logits are returned; None for all.
-    """
-
-    num_hypotheses: int
-    num_rows: int
-    computed: Tensor | None = None
+    num_hypotheses: int  # B·K
+    num_rows: int  # number of rows to compute, including spare ones at the end
+    computed: Tensor | None = None  # [R] indices of the hypotheses that are computed; None for all
+    # Indices, among the computed rows, of those whose logits are returned; None for all.
     outputs: Tensor | None = None
 
     @classmethod
     def of(cls, num_hypotheses: int, outputs: Tensor | None, backend: Backend) -> "StepRows":
         """Choose the rows of a step: all, if leaving some out would cost more than it saves.
 
-        Args:
-            num_hypotheses: B·K.
-            outputs: [R] indices of the hypotheses whose logits are returned; None for all.
-            backend: The backend that computes the step.
+        `outputs` are [R] indices of the hypotheses whose logits are returned; None for all.
         """
         if outputs is None or len(outputs) == num_hypotheses:
             return cls(num_hypotheses, backend.round_up_rows(num_hypotheses))
@@ -84,37 +75,29 @@ class DecoderCache(LayerCache):
 
     The past is stored in G groups with equal numbers of columns: one group per sentence, whose
     hypotheses see the columns that `bias` does not hide; or, if `bias` is None, one per hypothesis.
-
-    Attributes:
-        memory: Each layer's keys [B, h, d_k, S] and values [B, h, S, d_v] of the source.
-        memory_bias: [B, 1, S] added to scores: -inf at padding; None if there is none.
-        num_sentences: B.
-        past: Each layer's keys [G, h, capacity, d_k] and values [G, h, capacity, d_v].
-        bias: [B, K, C] added to scores: -inf where a column is another hypothesis' past.
-        num_hypotheses: K.
-        position: Number of tokens so far.
-        single: The cache of a single sentence that is decoded by itself; replaces `memory` and
-            `past`, which are empty then.
-        offsets: The first column of each position, and the number of columns C.
     """
 
+    # Each layer's keys [B, h, d_k, S] and values [B, h, S, d_v] of the source.
     memory: list[KeysValues]
-    memory_bias: Tensor | None
-    num_sentences: int
+    memory_bias: Tensor | None  # [B, 1, S] added to scores: -inf at padding; None if there is none
+    num_sentences: int  # B
+    # Each layer's keys [G, h, capacity, d_k] and values [G, h, capacity, d_v].
     past: list[KeysValues] = field(default_factory=list)
+    # [B, K, C] added to scores: -inf where a column is another hypothesis' past.
     bias: Tensor | None = None
-    num_hypotheses: int = 1
-    position: int = 0
+    num_hypotheses: int = 1  # K
+    position: int = 0  # number of tokens so far
+    # The cache of a single sentence that is decoded by itself; replaces `memory` and `past`,
+    # which are empty then.
     single: SingleSentenceCache | None = None
+    # The first column of each position, and the number of columns C.
     offsets: list[int] = field(default_factory=lambda: [0])
 
     @classmethod
     def for_sources(cls, memory: list[KeysValues], lengths: Tensor) -> "DecoderCache":
-        """Create the cache of B sentences before their first token.
+        """Create the cache of sources of [B] lengths, before their first token.
 
-        Args:
-            memory: Each layer's keys [B, h, S, d_k] and values [B, h, S, d_v] of the source.
-            lengths: [B] source lengths.
+        `memory` is each layer's keys [B, h, S, d_k] and values [B, h, S, d_v] of the sources.
         """
         columns = torch.arange(memory[0][0].size(2), device=lengths.device)
         padding = (columns >= lengths[:, None])[:, None]
@@ -169,12 +152,7 @@ class DecoderCache(LayerCache):
         return self._rows.select(attended)
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace the hypotheses by a selection of them.
-
-        Args:
-            rows: [B', K'] indices among the B·K present hypotheses; those of one row belong to one
-                sentence, and sentences keep their order.
-        """
+        """Replace the hypotheses by some of them [B', K']: see `tfm.search.model.DecoderState`."""
         if self.single is not None:
             self.single.reorder(rows[0])
             return

@@ -21,40 +21,26 @@ Lengths = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Products:
-    """The multiply-adds of the matrix products of a forward pass.
+    """The multiply-adds of the matrix products of a forward pass."""
 
-    Attributes:
-        per_source_token: Multiply-adds for a source token.
-        per_target_token: Multiply-adds for a target token.
-        per_source_pair: Encoder self-attention, for a query and a key that it sees.
-        per_target_pair: Decoder self-attention, for a query and a key, including hidden later keys.
-        per_cross_pair: Cross-attention, for a target and a source token.
-        window: Number of keys that a query sees in self-attention; None for all.
-    """
-
-    per_source_token: int
-    per_target_token: int
-    per_source_pair: int = 0
+    per_source_token: int  # multiply-adds for a source token
+    per_target_token: int  # multiply-adds for a target token
+    per_source_pair: int = 0  # encoder self-attention, for a query and a key that it sees
+    # Decoder self-attention, for a query and a key, including hidden later keys.
     per_target_pair: int = 0
-    per_cross_pair: int = 0
-    window: int | None = None
+    per_cross_pair: int = 0  # cross-attention, for a target and a source token
+    window: int | None = None  # number of keys that a query sees in self-attention; None for all
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The cost of a model.
+    """The cost of a model."""
 
-    Attributes:
-        parameters: Number of parameters by part; shared ones count once, with the embeddings.
-        products: Multiply-adds of a forward pass.
-        state_bytes: Memory of weights, gradients and optimizer state.
-        activation_bytes: Estimated memory of activations, for `max_tokens` tokens on each side.
-    """
-
+    # Number of parameters by part; shared ones count once, with the embeddings.
     parameters: Mapping[str, int]
-    products: Products
-    state_bytes: int
-    activation_bytes: int
+    products: Products  # multiply-adds of a forward pass
+    state_bytes: int  # memory of weights, gradients and optimizer state
+    activation_bytes: int  # estimated memory of activations, for `max_tokens` tokens on each side
 
     @property
     def num_parameters(self) -> int:
@@ -62,11 +48,9 @@ class Cost:
         return sum(self.parameters.values())
 
     def training_flops(self, source_lengths: Lengths, target_lengths: Lengths) -> int:
-        """Return the operations of training on sentence pairs once, without padding.
+        """Return the operations of training on sentence pairs of [N] lengths once, without padding.
 
-        Args:
-            source_lengths: [N] tokens of each source, EOS included.
-            target_lengths: [N] tokens of each target, EOS included.
+        Lengths include EOS.
         """
         products = self.products
         sources_seen, targets_seen = (

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tfm.backends.packing import Packing
 from tfm.backends.plain import PLAIN, Backend
-from tfm.config import ModelConfig
+from tfm.config import ModelConfig, TransformerConfig
 from tfm.errors import UsageError
 
 _WAVELENGTH_BASE = 10_000.0
@@ -35,38 +35,28 @@ class Embedding(nn.Module):
 
     Args:
         weight: [V, d_model] the embedding matrix, which may be shared.
-        dropout: Probability of dropping an element of the sum.
-        learned_positions: Number of positions to learn (table 3, row E); None for sinusoids.
+        config: Dropout, and the number of learned positions (table 3, row E), if any.
     """
 
     backend: Backend = PLAIN
     positions: Tensor
 
-    def __init__(
-        self, weight: nn.Parameter, *, dropout: float, learned_positions: int | None = None
-    ) -> None:
+    def __init__(self, weight: nn.Parameter, config: TransformerConfig) -> None:
         super().__init__()
         self.weight = weight
         self.scale = math.sqrt(weight.size(1))
-        self.dropout = dropout
-        self.max_positions = learned_positions
-        if learned_positions is None:
+        self.dropout = config.embedding_dropout
+        self.max_positions = config.learned_positions
+        if self.max_positions is None:
             # On the CPU, even if the model is built on the meta device.
             first = torch.arange(_INITIAL_POSITIONS, device="cpu")
             table = sinusoidal_encoding(first, weight.size(1))
             self.register_buffer("positions", table, persistent=False)
         else:
-            self.positions = new_embedding_weight(learned_positions, weight.size(1))
+            self.positions = new_embedding_weight(self.max_positions, weight.size(1))
 
     def forward(self, tokens: Tensor, *, first_position: int = 0) -> Tensor:
-        """Embed tokens.
-
-        Args:
-            tokens: [B, T] token ids.
-            first_position: Position of the first column.
-
-        Returns:
-            [B, T, d_model].
+        """Embed tokens [B, T] as [B, T, d_model], counting positions from `first_position`.
 
         Raises:
             UsageError: There are more tokens than learned positions.

@@ -148,21 +148,16 @@ class DecoderLayer(nn.Module):
         """Prepare the layer for one source, given its keys [h, S, d_k] and values [h, S, d_v]."""
         attention, feed_forward = self.self_attention, self.feed_forward
         linears = (attention.input, attention.output, feed_forward.inner, feed_forward.outer)
-        projection, output, inner, outer = (
-            attention.backend.prepack_linear(linear.weight, linear.bias) for linear in linears
+        residuals = (
+            self.self_attention_residual,
+            self.cross_attention_residual,
+            self.feed_forward_residual,
         )
         return SingleSentenceLayer(
-            norms=(
-                as_function(self.self_attention_residual.norm),
-                as_function(self.cross_attention_residual.norm),
-                as_function(self.feed_forward_residual.norm),
-            ),
-            norm_first=self.self_attention_residual.norm_first,
-            projection=projection,
-            output=output,
-            cross_attention=FoldedCrossAttention.of(self.cross_attention, key, value),
-            inner=inner,
-            outer=outer,
+            [as_function(residual.norm) for residual in residuals],
+            residuals[0].norm_first,
+            FoldedCrossAttention.of(self.cross_attention, key, value),
+            *(attention.backend.prepack_linear(linear.weight, linear.bias) for linear in linears),
         )
 
     def _after_attention(self, x: Tensor, attended: Tensor) -> Tensor:

@@ -26,12 +26,7 @@ LayerStates = list[tuple[Tensor, ...]]
 
 
 class TokenEmbedding(nn.Module):
-    """Token embeddings, scaled as the Transformer's, with dropout.
-
-    Args:
-        weight: [V, d_model] the embedding matrix, which may be shared.
-        dropout: Probability of dropping an element.
-    """
+    """Token embeddings by a matrix [V, d_model], scaled as the Transformer's, with dropout."""
 
     def __init__(self, weight: nn.Parameter, *, dropout: float) -> None:
         super().__init__()
@@ -45,17 +40,11 @@ class TokenEmbedding(nn.Module):
 
 
 class Memory(NamedTuple):
-    """The encoder's output, as the decoder attends to it.
+    """The encoder's output, as the decoder attends to it."""
 
-    Attributes:
-        keys: [B, 1, S, d_model] the outputs, projected for additive attention.
-        values: [B, 1, S, d_model] the outputs.
-        lengths: [B] source lengths.
-    """
-
-    keys: Tensor
-    values: Tensor
-    lengths: Tensor
+    keys: Tensor  # [B, 1, S, d_model] the outputs, projected for additive attention
+    values: Tensor  # [B, 1, S, d_model] the outputs
+    lengths: Tensor  # [B] source lengths
 
 
 class CrossAttention(nn.Module):
@@ -83,11 +72,7 @@ class CrossAttention(nn.Module):
         return Memory(self.key(encoded)[:, None], encoded[:, None], lengths)
 
     def forward(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Attend from the decoder's top layer to the source.
-
-        Args:
-            x: [B, T, d_model] outputs of the top layer.
-            memory: The encoder's output.
+        """Attend from outputs of the top layer [B, T, d_model] to the source.
 
         Returns:
             [B, T, d_model] attended values, and [B, T, S] attention weights before dropout.
@@ -123,12 +108,7 @@ class RecurrentDecoder(nn.Module):
         self.input_feeding = config.input_feeding
 
     def forward(self, x: Tensor, states: LayerStates, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Decode all positions.
-
-        Args:
-            x: [B, T, d_model] embedded tokens.
-            states: Initial states of the layers, [B, d_model].
-            memory: The encoder's output.
+        """Decode all positions of embedded tokens [B, T, d_model] from initial states [B, d_model].
 
         Returns:
             [B, T, d_model] outputs, and [B, T, S] attention weights.
@@ -149,13 +129,13 @@ class RecurrentDecoder(nn.Module):
     def step(
         self, x: Tensor, output: Tensor, states: LayerStates, memory: Memory
     ) -> tuple[Tensor, LayerStates]:
-        """Decode the next position of K hypotheses for each of B sentences.
+        """Decode the next position of K hypotheses, which share the memory of their sentence.
 
         Args:
             x: [B, K, d_model] embedded tokens.
             output: [B·K, d_model] outputs of the position before; zeros at the first.
             states: States of the layers, [B·K, d_model].
-            memory: The encoder's output, which the hypotheses of a sentence share.
+            memory: The encoder's output.
 
         Returns:
             [B, K, d_model] outputs, and the states after this position.
@@ -187,12 +167,7 @@ class RecurrentDecoder(nn.Module):
         states: LayerStates,
         weights: list[Sequence[Tensor]],
     ) -> tuple[Tensor, LayerStates]:
-        """Compute the next position of all layers from N rows of token gates and last outputs.
-
-        Returns:
-            [N, d_model] hidden state of the top layer, and the new states.
-        """
-        cell = _lstm_cell if isinstance(self.layers, nn.LSTM) else _gru_cell
+        """Return the top layer's hidden state [N, d_model] at the next position, and all states."""
         input_gates, x, new_states = token_gates, output, []
         for index, state in enumerate(states):
             weight, hidden_weight, bias, hidden_bias = weights[index]
@@ -201,25 +176,21 @@ class RecurrentDecoder(nn.Module):
                 input_gates = F.linear(x, weight, bias)
             elif self.input_feeding:
                 input_gates = token_gates + F.linear(x, weight)
-            new_state = cell(input_gates, F.linear(state[0], hidden_weight, hidden_bias), state)
+            hidden_gates = F.linear(state[0], hidden_weight, hidden_bias)
+            new_state = _next_state(input_gates, hidden_gates, state)
             x = new_state[0]
             new_states.append(new_state)
         return x, new_states
 
 
-def _lstm_cell(
+def _next_state(
     input_gates: Tensor, hidden_gates: Tensor, state: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """Compute torch.nn.LSTM's new state from its two products [N, 4 d_model]."""
-    into, forget, new, out = (input_gates + hidden_gates).chunk(4, dim=-1)
-    cell = forget.sigmoid() * state[1] + into.sigmoid() * new.tanh()
-    return out.sigmoid() * cell.tanh(), cell
-
-
-def _gru_cell(
-    input_gates: Tensor, hidden_gates: Tensor, state: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    """Compute torch.nn.GRU's new state from its two products [N, 3 d_model]."""
+    """Compute the new state of torch's LSTM or GRU from its products [N, 4 or 3 · d_model]."""
+    if len(state) == 2:
+        into, forget, new, out = (input_gates + hidden_gates).chunk(4, dim=-1)
+        cell = forget.sigmoid() * state[1] + into.sigmoid() * new.tanh()
+        return out.sigmoid() * cell.tanh(), cell
     reset_x, update_x, new_x = input_gates.chunk(3, dim=-1)
     reset_h, update_h, new_h = hidden_gates.chunk(3, dim=-1)
     new = (new_x + (reset_x + reset_h).sigmoid() * new_h).tanh()
@@ -253,25 +224,15 @@ def _new_layers(
 
 @dataclass
 class RecurrentState:
-    """The decoding state of K hypotheses for each of B sentences.
+    """The decoding state of K hypotheses for each of B sentences."""
 
-    Attributes:
-        memory: The encoder's output.
-        layers: States of the layers, [B·K, d_model].
-        output: [B·K, d_model] the decoder's output at the newest token; zeros before the first.
-    """
-
-    memory: Memory
-    layers: LayerStates
+    memory: Memory  # the encoder's output
+    layers: LayerStates  # states of the layers, [B·K, d_model]
+    # [B·K, d_model] the decoder's output at the newest token; zeros before the first.
     output: Tensor
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace the hypotheses by a selection of them.
-
-        Args:
-            rows: [B', K'] indices among the B·K present hypotheses; those of one row belong to one
-                sentence, and sentences keep their order.
-        """
+        """Replace the hypotheses by some of them [B', K']: see `tfm.search.model.DecoderState`."""
         num_sentences = len(self.memory.lengths)
         if len(rows) < num_sentences:
             sentences = rows[:, 0] // (len(self.output) // num_sentences)
@@ -313,9 +274,8 @@ class Recurrent(nn.Module):
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, LayerStates]:
         """Encode sources [B, S] of [B] lengths; neither direction runs over padding.
 
-        Returns:
-            [B, S, d_model] outputs, zeros at padding; and the decoder's initial states, which the
-            bridge computes from the final states of the top layer.
+        Returns outputs [B, S, d_model], zeros at padding, and the decoder's initial states, which
+        the bridge computes from the final states of the top layer.
         """
         embedded = pack_padded_sequence(
             self.source_embedding(source), lengths.cpu(), batch_first=True, enforce_sorted=False
@@ -355,11 +315,7 @@ class Recurrent(nn.Module):
         return RecurrentState(memory, states, torch.zeros_like(states[0][0]))
 
     def step(self, tokens: Tensor, state: RecurrentState, rows: Tensor | None = None) -> Tensor:
-        """Decode the next position after tokens [B, K], and update the state.
-
-        Returns:
-            [B, K, V] logits of the next token; or, with rows [R] among the B·K hypotheses, [R, V].
-        """
+        """Decode the position after tokens [B, K] to logits, as `tfm.search.model` describes."""
         x = self.target_embedding(tokens)
         outputs, state.layers = self.decoder.step(x, state.output, state.layers, state.memory)
         state.output = outputs.flatten(0, 1)

@@ -37,19 +37,13 @@ def as_function(norm: nn.LayerNorm) -> Norm:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedCrossAttention:
-    """Cross-attention of a layer to one source, its projections multiplied in (§3.2.2).
+    """Cross-attention of a layer to one source, its projections multiplied in (§3.2.2)."""
 
-    Attributes:
-        num_heads: h.
-        score_weight: [h · S, d_model] weight of the linear map from rows to scores.
-        score_bias: [h · S] its bias.
-        value_weight: [h · S, d_model] projected values. They include 1/h of the output bias,
-            because the attention weights of each head sum to 1.
-    """
-
-    num_heads: int
-    score_weight: Tensor
-    score_bias: Tensor
+    num_heads: int  # h
+    score_weight: Tensor  # [h · S, d_model] weight of the linear map from rows to scores
+    score_bias: Tensor  # [h · S] its bias
+    # [h · S, d_model] projected values. They include 1/h of the output bias, because the
+    # attention weights of each head sum to 1.
     value_weight: Tensor
 
     @classmethod
@@ -78,27 +72,17 @@ class FoldedCrossAttention:
         return torch.addmm(residual, weights.flatten(1), self.value_weight)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SingleSentenceLayer:
-    """A decoder layer that is prepared for one sentence.
+    """A decoder layer that is prepared for one sentence."""
 
-    Attributes:
-        norms: The norms of self-attention, cross-attention and the feed-forward network.
-        norm_first: Whether norms come before their sub-layers (pre-norm).
-        projection: Self-attention's projection to queries, keys and values.
-        output: Self-attention's output projection.
-        cross_attention: Attention to the source.
-        inner: The first linear map of the feed-forward network.
-        outer: The second.
-    """
-
-    norms: tuple[Norm, Norm, Norm]
-    norm_first: bool
-    projection: PrepackedLinear
-    output: PrepackedLinear
-    cross_attention: FoldedCrossAttention
-    inner: PrepackedLinear
-    outer: PrepackedLinear
+    norms: Sequence[Norm]  # of self-attention, cross-attention and the feed-forward network
+    norm_first: bool  # whether norms come before their sub-layers (pre-norm)
+    cross_attention: FoldedCrossAttention  # attention to the source
+    projection: PrepackedLinear  # self-attention's projection to queries, keys and values
+    output: PrepackedLinear  # self-attention's output projection
+    inner: PrepackedLinear  # the first linear map of the feed-forward network
+    outer: PrepackedLinear  # the second
 
 
 class SingleSentenceCache:
@@ -107,35 +91,27 @@ class SingleSentenceCache:
     All hypotheses share one cache, to which each adds a row at each step; a mask hides the rows of
     the others. When the cache is full, rows that no hypothesis sees any more are removed.
 
-    Attributes:
-        layers: The decoder layers, prepared for the sentence.
-        num_kept: Number of rows of the cache that are in use.
-
     Args:
-        widths: h · d_k, h · d_k and h · d_v.
-        round_up_rows: Returns the number of rows to compute for a number of hypotheses.
+        layers: The decoder layers, prepared for the sentence.
+        attention: Self-attention of one of the layers, which all have the same heads.
     """
 
     def __init__(
-        self,
-        layers: Sequence[SingleSentenceLayer],
-        *,
-        num_heads: int,
-        widths: Sequence[int],
-        round_up_rows: Callable[[int], int],
+        self, layers: Sequence[SingleSentenceLayer], attention: MultiHeadAttention
     ) -> None:
         self.layers = layers
-        self._num_heads = num_heads
-        self._widths = widths
-        self._round_up_rows = round_up_rows
+        self._num_heads, self._widths = attention.num_heads, attention.widths
+        self._round_up_rows = attention.backend.round_up_rows
         self._num_hypotheses = 1
-        self.num_kept = 0
+        self.num_kept = 0  # rows of the cache that are in use
         # [rows to compute, capacity] added to scores: -inf where a row of the cache is hidden;
         # None while there has been only one hypothesis.
         self._bias: Tensor | None = None
         self._step_bias = torch.empty(0, 0)  # [K, K] the same for the rows that one step adds
         dtype = layers[0].cross_attention.score_weight.dtype
-        self._set_cache(torch.empty(len(layers), _FIRST_CAPACITY, sum(widths[1:]), dtype=dtype))
+        self._set_cache(
+            torch.empty(len(layers), _FIRST_CAPACITY, sum(self._widths[1:]), dtype=dtype)
+        )
 
     def __deepcopy__(self, memo: object) -> "SingleSentenceCache":
         """Copy the hypotheses, which can continue independently, and share the layers."""
@@ -146,14 +122,7 @@ class SingleSentenceCache:
         return clone
 
     def step(self, x: Tensor) -> Tensor:
-        """Decode the next position of all hypotheses.
-
-        Args:
-            x: [K, d_model] embedded tokens.
-
-        Returns:
-            [K, d_model], before the last norm.
-        """
+        """Decode the next position from embedded tokens [K, d_model] to [K, d_model]."""
         num_used = self._num_hypotheses
         bias = self._begin_step()
         start, end = self.num_kept - num_used, self.num_kept
@@ -227,7 +196,7 @@ class SingleSentenceCache:
         for rows in cache:
             keys, values = (
                 x.unflatten(1, (self._num_heads, -1)).transpose(0, 1)[None]
-                for x in rows.split(list(self._widths[1:]), dim=1)
+                for x in rows.split(self._widths[1:], dim=1)
             )
             self._views.append((rows, keys, values))
 

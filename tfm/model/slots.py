@@ -16,57 +16,43 @@ from tfm.model.attention import MultiHeadAttention
 from tfm.model.layers import LayerCache
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SlotShape:
-    """The sizes of a pool of slots.
+    """The sizes of a pool of slots."""
 
-    Attributes:
-        num_slots: N.
-        num_hypotheses: K, the number of hypotheses of each sentence.
-        source_capacity: The maximum number of tokens of a source.
-        capacity: T, the maximum number of tokens of an output, EOS included.
-    """
-
-    num_slots: int
-    num_hypotheses: int
-    source_capacity: int
-    capacity: int
+    num_slots: int  # N
+    num_hypotheses: int  # K, the number of hypotheses of each sentence
+    source_capacity: int  # the maximum number of tokens of a source
+    capacity: int  # T, the maximum number of tokens of an output, EOS included
 
 
 class DecoderSlots(LayerCache):
     """The KV cache of the sentences in N slots.
 
-    Attributes:
-        positions: [N] int64 number of tokens so far of each slot's hypotheses.
-
     Args:
-        widths: h · d_k, h · d_k and h · d_v.
+        shape: Sizes of the pool.
+        attention: Attention of one of the layers, which all have the same heads.
+        num_layers: Number of layers.
+        like: A tensor of the caches' dtype and device.
     """
 
     def __init__(
-        self,
-        shape: SlotShape,
-        *,
-        num_layers: int,
-        num_heads: int,
-        widths: Sequence[int],
-        dtype: torch.dtype,
-        device: torch.device,
+        self, shape: SlotShape, attention: MultiHeadAttention, *, num_layers: int, like: Tensor
     ) -> None:
         num_slots, num_hypotheses, capacity = shape.num_slots, shape.num_hypotheses, shape.capacity
         self._num_slots, self._num_hypotheses = num_slots, num_hypotheses
-        self._num_heads = num_heads
-        self._widths = list(widths)
+        self._num_heads, self._widths = attention.num_heads, attention.widths
+        device = like.device
 
         def zeros(*sizes: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(sizes, dtype=dtype, device=device)
 
         # Keys and values side by side, as one product computes them.
-        width, num_columns = sum(widths[1:]), capacity * num_hypotheses
-        self._memory = zeros(num_layers, num_slots, shape.source_capacity, width, dtype=dtype)
-        self._past = zeros(num_layers, num_slots, num_columns, width, dtype=dtype)
+        width, num_columns = sum(self._widths[1:]), capacity * num_hypotheses
+        self._memory = like.new_zeros(num_layers, num_slots, shape.source_capacity, width)
+        self._past = like.new_zeros(num_layers, num_slots, num_columns, width)
         self._source_lengths = torch.ones(num_slots, dtype=torch.long, device=device)
-        self.positions = zeros(num_slots)
+        self.positions = zeros(num_slots)  # [N] number of tokens so far
         # Whose column each hypothesis sees at each position: see `slot_attention`.
         self._ancestors = zeros(num_slots, num_hypotheses, capacity, dtype=torch.int16)
         hypotheses = torch.arange(num_hypotheses, device=device)
@@ -75,12 +61,9 @@ class DecoderSlots(LayerCache):
         self._first_columns = slots * num_columns + hypotheses  # [N, K]
 
     def prefill(self, slots: Tensor, memory: Sequence[Tensor], lengths: Tensor) -> None:
-        """Put sources into slots, before their first token.
+        """Put sources of [B] lengths into slots [B], before their first token.
 
-        Args:
-            slots: [B] slot of each source.
-            memory: Each layer's keys and values [B, S, h · (d_k + d_v)] of the sources.
-            lengths: [B] source lengths.
+        `memory` is each layer's keys and values [B, S, h · (d_k + d_v)] of the sources.
         """
         for cache, keys_values in zip(self._memory, memory, strict=True):
             cache[:, : keys_values.size(1)].index_copy_(0, slots, keys_values)
@@ -109,11 +92,9 @@ class DecoderSlots(LayerCache):
         return self._attend(attention, queries, self._memory[index], self._source_lengths, None)
 
     def reorder(self, parents: Tensor, is_active: Tensor) -> None:
-        """Replace the hypotheses of each slot by continuations of them.
+        """Replace the hypotheses of slots by continuations of parents [N, K] among them.
 
-        Args:
-            parents: [N, K] the present hypothesis that each continues.
-            is_active: [N] whether the slot advances; others keep their position.
+        `is_active` [N] says which slots advance; others keep their position.
         """
         index = parents[:, :, None].expand_as(self._ancestors)
         self._ancestors.copy_(self._ancestors.gather(1, index))

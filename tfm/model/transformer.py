@@ -18,11 +18,7 @@ from tfm.model.slots import DecoderSlots, SlotShape
 
 
 class Transformer(nn.Module):
-    """The encoder-decoder model.
-
-    Attributes:
-        max_positions: The maximum number of tokens of a source or target; None if unlimited.
-    """
+    """The encoder-decoder model."""
 
     backend: Backend = PLAIN
 
@@ -35,15 +31,10 @@ class Transformer(nn.Module):
         )
         # Fast decoding supports only dot-product attention without a window.
         self._has_fast_decoding = config.attention == "dot-product" and not config.attention_window
+        # The maximum number of tokens of a source or target; None if unlimited.
         self.max_positions = config.learned_positions
-        self.source_embedding, self.target_embedding = (
-            Embedding(
-                weight,
-                dropout=config.embedding_dropout,
-                learned_positions=config.learned_positions,
-            )
-            for weight in (source_weight, target_weight)
-        )
+        self.source_embedding = Embedding(source_weight, config)
+        self.target_embedding = Embedding(target_weight, config)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
         # Pre-norm leaves the last residual sum without a norm: add one after each stack.
@@ -59,13 +50,8 @@ class Transformer(nn.Module):
     def forward(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Tensor:
         """Decode all positions, each after the true tokens before it (teacher forcing).
 
-        Args:
-            source: [B, S] token ids, padded at the end.
-            lengths: [B] source lengths.
-            target_input: [B, T] target token ids, shifted right by one.
-
-        Returns:
-            [B, T, d_model] hidden states, which `logits` projects.
+        Maps sources [B, S] of [B] lengths, padded at the end, and targets [B, T], shifted right by
+        one, to hidden states [B, T, d_model], which `logits` projects.
         """
         encoded = self.encode(source, lengths)
         return self._decode(self.target_embedding(target_input), encoded, None, lengths)
@@ -100,18 +86,13 @@ class Transformer(nn.Module):
         return DecoderCache.for_sources(memory, lengths)
 
     def step(self, tokens: Tensor, state: DecoderCache, rows: Tensor | None = None) -> Tensor:
-        """Decode the next position of each hypothesis.
+        """Decode the position after tokens [B, K] to logits [B, K, V], and add it to the cache.
 
-        Args:
-            tokens: [B, K] newest token ids.
-            state: The cache, which this position is added to.
-            rows: [R] indices, among the B·K hypotheses, of those whose logits are returned. The
-                others may be left out of the computation, and must not be continued.
-
-        Returns:
-            [B, K, V] logits of the next token, or with rows [R, V].
+        With `rows`, [R] indices among the B·K hypotheses, only their logits [R, V] are returned.
+        The others may be left out of the computation, and must not be continued.
         """
-        if self._is_new_single_sentence(state):
+        is_single = state.num_sentences == state.num_hypotheses == 1 and self._has_fast_decoding
+        if is_single and state.position == 0 and self.backend.single_sentence_fast_path:
             state.single = self._single_sentence_cache(state)
             state.memory = []  # folded into the layers
         if state.single is not None:
@@ -145,16 +126,9 @@ class Transformer(nn.Module):
         """Allocate slots for decoding, of the type of the backend's activations."""
         # Nothing is decoded after the last learned position.
         self.target_embedding.reserve(min(shape.capacity, self.max_positions or shape.capacity))
-        layers = list(self._decoder_layers())
-        weight = self.output_weight
-        return DecoderSlots(
-            shape,
-            num_layers=len(layers),
-            num_heads=layers[0].self_attention.num_heads,
-            widths=layers[0].self_attention.widths,
-            dtype=self.backend.cast_activations(weight.new_empty(0)).dtype,
-            device=weight.device,
-        )
+        attention = next(self._decoder_layers()).self_attention
+        like = self.backend.cast_activations(self.output_weight.new_empty(0))
+        return DecoderSlots(shape, attention, num_layers=len(self.decoder), like=like)
 
     def prefill(self, cache: DecoderSlots, slots: Tensor, source: Tensor, lengths: Tensor) -> None:
         """Encode sources [B, S] of [B] lengths, and put them into these slots [B] of a cache."""
@@ -163,14 +137,9 @@ class Transformer(nn.Module):
         cache.prefill(slots, memory, lengths)
 
     def step_slots(self, tokens: Tensor, cache: DecoderSlots) -> Tensor:
-        """Decode the next position of each hypothesis; `DecoderSlots.reorder` must follow.
+        """Decode the position after tokens [N, K] to logits [N · K, V].
 
-        Args:
-            tokens: [N, K] newest token ids.
-            cache: The slots of the hypotheses.
-
-        Returns:
-            [N · K, V] logits of the next token.
+        `DecoderSlots.reorder` must follow.
         """
         positions = cache.positions[:, None].expand_as(tokens)
         cache.begin_step()
@@ -179,25 +148,11 @@ class Transformer(nn.Module):
             x = layer.step(x, cache, index)
         return self.logits(self.decoder_norm(x))
 
-    def _is_new_single_sentence(self, cache: DecoderCache) -> bool:
-        """Whether a cache is of one sentence before its first step, and faster by itself."""
-        return (
-            cache.num_sentences == cache.num_hypotheses == 1
-            and cache.position == 0
-            and self.backend.single_sentence_fast_path
-            and self._has_fast_decoding
-        )
-
     def _single_sentence_cache(self, cache: DecoderCache) -> SingleSentenceCache:
-        layers = list(self._decoder_layers())
+        layers = zip(self._decoder_layers(), cache.memory, strict=True)
         return SingleSentenceCache(
-            [
-                layer.for_single_sentence(key[0].mT, value[0])
-                for layer, (key, value) in zip(layers, cache.memory, strict=True)
-            ],
-            num_heads=layers[0].self_attention.num_heads,
-            widths=layers[0].self_attention.widths,
-            round_up_rows=self.backend.round_up_rows,
+            [layer.for_single_sentence(key[0].mT, value[0]) for layer, (key, value) in layers],
+            next(self._decoder_layers()).self_attention,
         )
 
     def _encode_for_decoding(self, source: Tensor, lengths: Tensor) -> Tensor:

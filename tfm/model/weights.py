@@ -1,6 +1,7 @@
 """Record the attention weights of one forward pass."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -16,17 +17,13 @@ from tfm.model.recurrent import Recurrent
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWeights:
-    """Attention weights of all L layers and h heads; each sums to 1 over the keys.
+    """Attention weights of all L layers and h heads; each sums to 1 over the keys."""
 
-    Attributes:
-        encoder: [L, B, h, S, S] self-attention of the encoder; None without self-attention.
-        decoder: [L, B, h, T, T] self-attention of the decoder; None without self-attention.
-        cross: [L, B, h, T, S] attention of target positions to source positions.
-    """
-
+    # [L, B, h, S, S] self-attention of the encoder; None without self-attention.
     encoder: Tensor | None
+    # [L, B, h, T, T] self-attention of the decoder; None without self-attention.
     decoder: Tensor | None
-    cross: Tensor
+    cross: Tensor  # [L, B, h, T, S] attention of target positions to source positions
 
 
 def record_attention(
@@ -34,15 +31,8 @@ def record_attention(
 ) -> AttentionWeights:
     """Run a model once in evaluation mode with the true target, and return its attention weights.
 
-    Args:
-        model: The model, which is left unchanged.
-        source: [B, S] token ids, padded at the end.
-        lengths: [B] source lengths.
-        target_input: [B, T] target token ids, shifted right by one: row t of the weights belongs
-            to the prediction of the token after target_input[:, t].
-
-    Returns:
-        Float32 weights on the model's device; ignore rows at the source's padding.
+    The arguments are those of the model's `forward`. Row t of the weights belongs to the prediction
+    of the token after target_input[:, t]. Ignore rows at the source's padding.
     """
     with EvaluationMode([model]), torch.no_grad():
         if isinstance(model, Recurrent):
@@ -63,30 +53,23 @@ def record_attention(
 
 @contextlib.contextmanager
 def _recording(modules: Sequence[MultiHeadAttention]) -> Iterator[list[Tensor]]:
-    """Record the weights of attention modules, in the order in which they are called.
+    """Yield a list to which each call of an attention module appends its weights [B, h, T, S].
 
     Fused kernels never hold the weights: they are computed again from the queries, keys and mask
     of `attend`. An instance attribute shadows that method meanwhile, so that the model's own code,
     which training runs, needs no hook.
-
-    Yields:
-        A list to which each call appends its weights [B, h, T, S].
     """
     recorded: list[Tensor] = []
 
-    def shadow(module: MultiHeadAttention) -> None:
-        attend = module.attend
-
-        def record(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
-            weight = module.additive_weight
-            weights = attention_weights(query, key, mask, additive_weight=weight)
-            recorded.append(weights.float())
-            return attend(query, key, value, mask)
-
-        vars(module)["attend"] = record
+    def record(
+        module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
+    ) -> Tensor:
+        weight = module.additive_weight
+        recorded.append(attention_weights(query, key, mask, additive_weight=weight).float())
+        return MultiHeadAttention.attend(module, query, key, value, mask)
 
     for module in modules:
-        shadow(module)
+        vars(module)["attend"] = functools.partial(record, module)
     try:
         yield recorded
     finally:

@@ -23,13 +23,6 @@ class ActiveHypotheses:
 
     A hypothesis that is not continued remains as a row that is not computed. A finished sentence
     remains until the batch is compacted.
-
-    Attributes:
-        state: The model's decoding state.
-        num_open: Number of sentences with an active hypothesis.
-        sentences: [B] indices of the sentences in the original batch, on the CPU.
-        tokens: [B, K, t] token ids, BOS first.
-        log_probs: [B, K] log probabilities; -inf for hypotheses that are not continued.
     """
 
     def __init__(
@@ -41,9 +34,10 @@ class ActiveHypotheses:
         prefixes: Prefixes | None,
     ) -> None:
         device, num_sentences = lengths.device, len(lengths)
-        self.num_open = num_sentences
-        self.sentences = torch.arange(num_sentences)
-        self.tokens = torch.full((num_sentences, 1, 1), BOS, device=device)
+        self.num_open = num_sentences  # number of sentences with an active hypothesis
+        self.sentences = torch.arange(num_sentences)  # [B] indices in the batch, on the CPU
+        self.tokens = torch.full((num_sentences, 1, 1), BOS, device=device)  # [B, K, t], BOS first
+        # [B, K]; -inf for hypotheses that are not continued.
         self.log_probs = torch.zeros(num_sentences, 1, device=device)
         self._rows = torch.arange(num_sentences, device=device)  # [R] active ones among the B·K
         self._model = model
@@ -74,11 +68,7 @@ class ActiveHypotheses:
         return clone
 
     def next_log_probs(self) -> Tensor:
-        """Run the model on the newest tokens.
-
-        Returns:
-            [B, K, V] log probabilities of the next token; -inf for excluded tokens.
-        """
+        """Run the model: return [B, K, V] log probabilities of the next token, -inf if excluded."""
         logits = self._model.step(self.tokens[:, :, -1], self.state)
         log_probs = logits.float().log_softmax(dim=-1)
         sentences, tokens = self._forced_tokens()
@@ -109,12 +99,10 @@ class ActiveHypotheses:
     def finished(
         self, totals: Tensor, parents: Tensor, ends: Tensor
     ) -> Iterator[tuple[int, Hypothesis]]:
-        """Yield the outputs that continuations finish, each after the index of its sentence.
+        """Yield the outputs that continuations [B, K'] finish, each after its sentence's index.
 
-        Args:
-            totals: [B, K'] log probabilities of the continuations.
-            parents: [B, K'] which of the K hypotheses each continues.
-            ends: [B, K'] whether a continuation is EOS.
+        `totals` are log probabilities, `parents` say which of the K hypotheses each continues, and
+        `ends` whether a continuation is EOS.
         """
         if not ends.any():
             return
@@ -138,12 +126,9 @@ class ActiveHypotheses:
         return self._penalty.min_log_probs(to_beat, lengths, max_lengths)
 
     def advance(self, log_probs: Tensor, parents: Tensor, tokens: Tensor) -> None:
-        """Replace the hypotheses by continuations.
+        """Replace the hypotheses by continuations [B, K'] of these parents by these tokens.
 
-        Args:
-            log_probs: [B, K'] log probabilities; -inf for hypotheses that are not continued.
-            parents: [B, K'] which of the K hypotheses each continues.
-            tokens: [B, K'] tokens by which they continue.
+        Log probabilities are -inf for hypotheses that are not continued.
         """
         is_active = log_probs > -math.inf
         active = is_active.flatten().nonzero().flatten()

@@ -37,10 +37,6 @@ def beam_search(
 class BeamSearchState:
     """The beams of a batch of sentences, and their finished hypotheses.
 
-    Attributes:
-        hypotheses: The active hypotheses.
-        finished: The n best finished hypotheses of each sentence, best first.
-
     Args:
         hypotheses: The active hypotheses.
         config: Size of the n best list.
@@ -52,6 +48,7 @@ class BeamSearchState:
         self, hypotheses: ActiveHypotheses, config: SearchConfig, *, prune: bool = True
     ) -> None:
         self.hypotheses = hypotheses
+        # The n best finished hypotheses of each sentence, best first.
         self.finished: list[list[Hypothesis]] = [[] for _ in hypotheses.sentences]
         self._n_best = config.n_best
         self._prune = prune

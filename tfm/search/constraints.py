@@ -19,18 +19,13 @@ ANY = -1  # no token is forced
 
 @dataclass
 class Constraints:
-    """The constraints on the outputs of B sentences.
+    """The constraints on the outputs of B sentences."""
 
-    Attributes:
-        forced: [B, P] the token that is forced at each position, or `ANY`; the last column, which
-            applies to all later positions, is `ANY`.
-        max_lengths: [B] maximum number of tokens of an output, EOS included.
-        min_length: Minimum number of tokens of an output before EOS, if its maximum allows it.
-    """
-
+    # [B, P] the token that is forced at each position, or `ANY`; the last column, which
+    # applies to all later positions, is `ANY`.
     forced: Tensor
-    max_lengths: Tensor
-    min_length: int
+    max_lengths: Tensor  # [B] maximum number of tokens of an output, EOS included
+    min_length: int  # minimum number of tokens of an output before EOS, if its maximum allows it
 
     @classmethod
     def of(
@@ -55,13 +50,9 @@ class Constraints:
         return cls(forced, max_lengths, config.min_length)
 
     def forced_tokens(self, positions: Tensor) -> Tensor:
-        """Return the token that is forced next: the prefix's, or EOS at the maximum length.
+        """Return the [B] tokens that are forced next: the prefix's, EOS at the limit, or `ANY`.
 
-        Args:
-            positions: [B] number of tokens so far, without BOS.
-
-        Returns:
-            [B] token ids, or `ANY`.
+        `positions` are [B] numbers of tokens so far, without BOS.
         """
         index = positions.clamp(max=self.forced.size(1) - 1)[:, None]
         forced = self.forced.gather(1, index)[:, 0]

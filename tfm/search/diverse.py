@@ -60,20 +60,16 @@ def _step(
             times_chosen = log_probs.new_zeros(num_sentences, log_probs.size(2))
         sentences = group.hypotheses.sentences.to(log_probs.device)
         totals = group.hypotheses.log_probs[:, :, None] + log_probs
-        chosen = _choose(totals, strength * times_chosen[sentences], size=size)
+        penalties = strength * times_chosen[sentences]
+        ranked = (totals - penalties[:, None, :]).flatten(1)
+        index = ranked.topk(min(size, ranked.size(1)), dim=1).indices
+        vocab_size = totals.size(2)
+        chosen = Continuations(
+            totals.flatten(1).gather(1, index), index // vocab_size, index % vocab_size
+        )
         is_possible = chosen.totals.isfinite().to(times_chosen.dtype)
         times_chosen.index_put_((sentences[:, None], chosen.tokens), is_possible, accumulate=True)
         group.extend(chosen)
-
-
-def _choose(totals: Tensor, diversity_penalties: Tensor, *, size: int) -> Continuations:
-    """Choose the best continuations, totals [B, K, V], ranked after penalties [B, V] in nats."""
-    ranked = (totals - diversity_penalties[:, None, :]).flatten(1)
-    index = ranked.topk(min(size, ranked.size(1)), dim=1).indices
-    vocab_size = totals.size(2)
-    return Continuations(
-        totals.flatten(1).gather(1, index), index // vocab_size, index % vocab_size
-    )
 
 
 def _merge_groups(groups: Sequence[Sequence[Hypothesis]], n_best: int) -> list[Hypothesis]:

@@ -19,17 +19,11 @@ _MAX_ROWS = 64  # prefixes that are extended together
 
 @dataclass(frozen=True, kw_only=True)
 class ExactResult:
-    """The result of exact search for one source.
+    """The result of exact search for one source."""
 
-    Attributes:
-        hypotheses: The n best, best first.
-        proven: Whether no other output has a better score than the last of them.
-        num_nodes: Number of prefixes that were extended.
-    """
-
-    hypotheses: list[Hypothesis]
-    proven: bool
-    num_nodes: int
+    hypotheses: list[Hypothesis]  # the n best, best first
+    proven: bool  # whether no other output has a better score than the last of them
+    num_nodes: int  # number of prefixes that were extended
 
 
 def exact_search(
@@ -61,19 +55,12 @@ def exact_search(
 
 @dataclass
 class _Branch:
-    """Prefixes of one sentence, and their continuations that are not yet extended.
+    """Prefixes of one sentence, and their continuations that are not yet extended."""
 
-    Attributes:
-        prefixes: K prefixes of one length.
-        totals: [N] log probability of each continuation, best first.
-        parents: [N] which prefix it continues.
-        tokens: [N] the token.
-    """
-
-    prefixes: ActiveHypotheses
-    totals: Tensor
-    parents: Tensor
-    tokens: Tensor
+    prefixes: ActiveHypotheses  # K prefixes of one length
+    totals: Tensor  # [N] log probability of each continuation, best first
+    parents: Tensor  # [N] which prefix it continues
+    tokens: Tensor  # [N] the token
 
     def pop(self, num: int) -> ActiveHypotheses:
         """Remove the `num` best continuations, and return them as hypotheses."""
@@ -89,12 +76,7 @@ class _Branch:
 
 
 class _Search:
-    """The search for the best outputs of one sentence.
-
-    Args:
-        best: The n best of beam search.
-        config: Number of outputs and limit of nodes.
-    """
+    """The search for the best outputs of one sentence, from the n best of beam search."""
 
     def __init__(self, best: list[Hypothesis], config: SearchConfig) -> None:
         self._best = list(best)

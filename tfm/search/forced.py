@@ -2,44 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD
+from tfm.model.build import Model
 from tfm.search.model import mean_probability
 from tfm.search.scoring import Hypothesis, length_penalty
 
 _MAX_ROWS = 1024  # positions whose logits are in memory at a time
 
 
-class TeacherForcedModel(Protocol):
-    """A model that decodes all positions of given targets at once."""
-
-    def __call__(self, source: Tensor, lengths: Tensor, target_input: Tensor, /) -> Any:
-        """Map sources [B, S] of [B] lengths and target inputs [B, T] to [B, T, d_model]."""
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """Map […, d_model] to the logits […, V] of the next token."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ForcedOutput:
-    """A given output and its probability under the model.
+    """A given output and its probability under the model."""
 
-    Attributes:
-        hypothesis: The output's tokens, log probability and score.
-        token_log_probs: Log probability of each token, EOS included, in nats.
-    """
-
-    hypothesis: Hypothesis
-    token_log_probs: tuple[float, ...]
+    hypothesis: Hypothesis  # the output's tokens, log probability and score
+    token_log_probs: tuple[float, ...]  # log probability of each token, EOS included, in nats
 
 
 def forced_decoding(
-    models: Sequence[TeacherForcedModel],
+    models: Sequence[Model],
     source: Tensor,
     lengths: Tensor,
     targets: Sequence[Sequence[int]],
@@ -74,7 +59,7 @@ def forced_decoding(
     return outputs
 
 
-def _log_probs(tokens: Tensor, model: TeacherForcedModel, hidden_states: Tensor) -> Tensor:
+def _log_probs(tokens: Tensor, model: Model, hidden_states: Tensor) -> Tensor:
     """Return the log probabilities [N] of tokens [N], given hidden states [N, d_model]."""
     chunks = zip(*(torch.split(x, _MAX_ROWS) for x in (tokens, hidden_states)), strict=True)
     return torch.cat(

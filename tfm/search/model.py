@@ -25,37 +25,23 @@ class DecoderState(Protocol):
 
 
 class SearchableModel(Protocol):
-    """A model that can encode and step.
+    """A model that can encode and step."""
 
-    Attributes:
-        max_positions: The maximum number of tokens of a source or output; None if unlimited.
-    """
-
-    max_positions: int | None
+    max_positions: int | None  # the maximum number of tokens of a source or output, if limited
 
     def start(self, source: Tensor, lengths: Tensor) -> DecoderState:
         """Encode sources [B, S] of [B] lengths; return the state of one hypothesis for each."""
 
     def step(self, tokens: Tensor, state: Any, rows: Tensor | None = None) -> Tensor:
-        """Decode the next position of each hypothesis.
+        """Decode the position after tokens [B, K] to logits [B, K, V], and update the state.
 
-        Args:
-            tokens: [B, K] newest token ids.
-            state: The decoding state, which is updated.
-            rows: [R] indices, among the B·K hypotheses, of those whose logits are returned; the
-                others will not be continued.
-
-        Returns:
-            [B, K, V] logits of the next token, or with rows [R, V].
+        With `rows`, [R] indices among the B·K hypotheses, only their logits [R, V] are returned;
+        the others will not be continued.
         """
 
 
 class Ensemble(SearchableModel):
-    """Models with one vocabulary, whose probabilities are averaged.
-
-    Args:
-        models: At least one model.
-    """
+    """At least one model; several have one vocabulary, and their probabilities are averaged."""
 
     def __init__(self, models: Sequence[SearchableModel]) -> None:
         self._models = models

@@ -37,31 +37,22 @@ def sample(
     finished: list[list[Hypothesis]] = [[] for _ in line_numbers]
     numbers = _random_numbers(config, line_numbers, size=active.max_length).to(lengths.device)
     while active.num_open:
+        log_probs = active.next_log_probs()
+        if log_probs.size(1) != config.n_best:  # all samples start from one hypothesis
+            log_probs = log_probs.expand(-1, config.n_best, -1)
         sentences = active.sentences.to(numbers.device)
-        _step(active, finished, numbers[sentences, :, active.length - 1], config)
+        step_numbers = numbers[sentences, :, active.length - 1]
+        tokens = _draw(_distribution(log_probs, config), step_numbers)
+        totals = active.log_probs + log_probs.gather(2, tokens[:, :, None])[:, :, 0]
+        parents = torch.arange(config.n_best, device=tokens.device) % active.tokens.size(1)
+        parents = parents.expand_as(tokens)
+        ends = tokens == EOS
+        for sentence, hypothesis in active.finished(totals, parents, ends):
+            finished[sentence].append(hypothesis)
+        active.advance(totals.masked_fill(ends, -math.inf), parents, tokens)
     for samples in finished:
         samples.sort(key=lambda hypothesis: -hypothesis.score)
     return finished
-
-
-def _step(
-    active: ActiveHypotheses,
-    finished: list[list[Hypothesis]],
-    numbers: Tensor,
-    config: SearchConfig,
-) -> None:
-    """Draw the next tokens of K' samples of each sentence by random numbers [B, K'] in [0, 1)."""
-    log_probs = active.next_log_probs()
-    if log_probs.size(1) != numbers.size(1):  # all samples start from one hypothesis
-        log_probs = log_probs.expand(-1, numbers.size(1), -1)
-    tokens = _draw(_distribution(log_probs, config), numbers)
-    totals = active.log_probs + log_probs.gather(2, tokens[:, :, None])[:, :, 0]
-    parents = torch.arange(numbers.size(1), device=tokens.device) % active.tokens.size(1)
-    parents = parents.expand_as(tokens)
-    ends = tokens == EOS
-    for sentence, hypothesis in active.finished(totals, parents, ends):
-        finished[sentence].append(hypothesis)
-    active.advance(totals.masked_fill(ends, -math.inf), parents, tokens)
 
 
 def _distribution(log_probs: Tensor, config: SearchConfig) -> Tensor:

@@ -8,18 +8,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A finished output.
+    """A finished output."""
 
-    Attributes:
-        tokens: Token ids, without BOS and EOS.
-        log_prob: log P(tokens, EOS | source), in nats.
-        score: log_prob divided by the length penalty; hypotheses are ranked by it.
-        proven: In exact search, whether this is proven to be one of the best; otherwise None.
-    """
-
-    tokens: tuple[int, ...]
-    log_prob: float
-    score: float
+    tokens: tuple[int, ...]  # token ids, without BOS and EOS
+    log_prob: float  # log P(tokens, EOS | source), in nats
+    score: float  # log_prob divided by the length penalty; hypotheses are ranked by it
+    # In exact search, whether this is proven to be one of the best; otherwise None.
     proven: bool | None = None
 
 
@@ -41,15 +35,10 @@ class LengthPenalty:
         return log_probs.double() / self._penalties[lengths][:, None]
 
     def min_log_probs(self, scores: Tensor, lengths: Tensor, max_lengths: Tensor) -> Tensor:
-        """Return the log probabilities [B] above which a continuation can beat a score.
+        """Return the log probabilities [B] above which a continuation can beat [B] scores.
 
-        Log probabilities only fall. The greatest divisor is that of the maximum length or, if α is
-        negative, of the next length.
-
-        Args:
-            scores: [B] scores to beat.
-            lengths: [B] lengths of outputs that end now, EOS included.
-            max_lengths: [B] maximum lengths, EOS included.
+        Log probabilities only fall. The greatest divisor is that of the [B] maximum lengths or, if
+        α is negative, of the length after [B] present ones, EOS included.
         """
         return scores * self._penalties[max_lengths if self._grows else lengths + 1]
 

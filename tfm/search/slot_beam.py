@@ -21,11 +21,7 @@ from tfm.search.scoring import Hypothesis, LengthPenalty
 
 
 class SlotBeams:
-    """The beams of the sentences in N slots, and their best finished outputs.
-
-    Attributes:
-        is_open: [N] whether a slot's sentence has an active hypothesis.
-    """
+    """The beams of the sentences in N slots, and their best finished outputs."""
 
     def __init__(
         self, model: Transformer, config: SearchConfig, shape: SlotShape, device: torch.device
@@ -37,7 +33,7 @@ class SlotBeams:
         def full(*sizes: int, value: float, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.full(sizes, value, dtype=dtype, device=device)
 
-        # Active hypotheses; all hypotheses of closed slots have a log probability of -inf.
+        # [N] whether a sentence has active hypotheses; else all have a log probability of -inf.
         self.is_open = full(num_slots, value=False, dtype=torch.bool)
         self._newest = full(num_slots, size, value=BOS)
         self._tokens = full(num_slots, size, capacity, value=EOS)
@@ -62,14 +58,7 @@ class SlotBeams:
     def prefill(
         self, slots: Sequence[int], source: Tensor, lengths: Tensor, constraints: Constraints
     ) -> None:
-        """Put sentences into slots, and discard the outputs of the previous ones.
-
-        Args:
-            slots: [B] slot of each sentence.
-            source: [B, S] token ids on the CPU, each source closed by EOS and padded at the end.
-            lengths: [B] source lengths, EOS included.
-            constraints: Constraints of the B sentences.
-        """
+        """Put sources [B, S] of [B] lengths, which are on the CPU, into B slots."""
         index = self._on_device(torch.tensor(slots))
         self._model.prefill(self._cache, index, *map(self._on_device, (source, lengths)))
         padding = self._constraints.forced.size(1) - constraints.forced.size(1)
@@ -114,10 +103,9 @@ class SlotBeams:
         self.is_open.copy_(is_open)
 
     def outputs(self, slots: Sequence[int]) -> Tensor:
-        """Return the best outputs of B slots as one tensor on the CPU, which `hypotheses` decodes.
+        """Return the best outputs of B slots, [B, n, 3 + T] on the CPU, for `hypotheses` to decode.
 
-        Returns:
-            [B, n, 3 + T] float64, best first: score, log probability, length with EOS, and tokens.
+        They are, best first: score, log probability, length with EOS, and tokens, as float64.
         """
         index = self._on_device(torch.tensor(slots))
         kept = (
@@ -146,12 +134,9 @@ class SlotBeams:
         )
 
     def _keep_best(self, log_probs: Tensor, lengths: Tensor, tokens: Tensor) -> None:
-        """Insert outputs into the n best, after earlier outputs with the same score.
+        """Insert outputs [N, K, T] into the n best, after earlier ones with the same score.
 
-        Args:
-            log_probs: [N, K] log probabilities; -inf for hypotheses that have not ended.
-            lengths: [N] lengths, EOS included.
-            tokens: [N, K, T] token ids.
+        Log probabilities [N, K] are -inf for hypotheses that have not ended; lengths are [N].
         """
         scores = self._penalty.scores(log_probs, lengths)
         candidates = torch.cat([self._best_scores, scores], dim=1)

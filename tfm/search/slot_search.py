@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tfm.backends.cuda_graphs import recorded
 from tfm.config import SearchConfig
 from tfm.model.slots import SlotShape
 from tfm.model.transformer import Transformer
@@ -25,9 +26,6 @@ _CAPACITY_MULTIPLE = 64
 _CAPACITY_PER_SOURCE_TOKEN = 32
 _MAX_POOLS = 4
 
-# Returns a function that replays a step.
-RecordStep = Callable[[Callable[[], None]], Callable[[], None]]
-
 
 @dataclass
 class _Pool:
@@ -41,20 +39,13 @@ class _Pool:
 class SlotSearch:
     """Beam search of a batch in slots, which may be fewer than its sentences.
 
-    The results are those of `beam_search`, except for the rounding of matrix products.
-
-    Args:
-        model: The model, in evaluation mode.
-        device: The model's device.
-        record: Returns a function that replays a step; by default, the step itself.
+    The results are those of `beam_search`, except for the rounding of matrix products. The model
+    is in evaluation mode.
     """
 
-    def __init__(
-        self, model: Transformer, device: torch.device, record: RecordStep = lambda step: step
-    ) -> None:
+    def __init__(self, model: Transformer, device: torch.device) -> None:
         self._model = model
         self._device = device
-        self._record = record
         self._pools: OrderedDict[tuple[SearchConfig, SlotShape], _Pool] = OrderedDict()
 
     def search(
@@ -68,15 +59,8 @@ class SlotSearch:
     ) -> list[list[Hypothesis]]:
         """Find the n best outputs of a batch.
 
-        Args:
-            source: [B, S] token ids on the CPU, each source closed by EOS and padded at the end.
-            lengths: [B] source lengths, EOS included.
-            config: Beam, penalty and limits.
-            max_tokens: Approximate number of source tokens to translate at a time.
-            prefixes: [B] token ids that each output must start with.
-
-        Returns:
-            The `n_best` hypotheses of each source, best first.
+        Sources [B, S] of [B] lengths are on the CPU; the rest is as in `tfm.search.search`. About
+        `max_tokens` source tokens are translated at a time.
         """
         constraints = Constraints.of(
             lengths, config, max_positions=self._model.max_positions, prefixes=prefixes
@@ -102,7 +86,7 @@ class SlotSearch:
             while len(self._pools) >= _MAX_POOLS:
                 self._pools.popitem(last=False)
             beams = SlotBeams(self._model, config, shape, self._device)
-            self._pools[key] = _Pool(beams, self._record(beams.step), shape.num_slots)
+            self._pools[key] = _Pool(beams, recorded(beams.step, self._device), shape.num_slots)
         self._pools.move_to_end(key)
         return self._pools[key]
 
@@ -153,10 +137,4 @@ def _groups(
         max_slots = _CAPACITY_PER_SOURCE_TOKEN * max_tokens // (capacity * config.beam_size)
         # Powers of two, so that shapes repeat.
         num_slots = min(1 << max(0, max_slots.bit_length() - 1), 1 << (len(rows) - 1).bit_length())
-        shape = SlotShape(
-            num_slots=num_slots,
-            num_hypotheses=config.beam_size,
-            source_capacity=source_capacity,
-            capacity=capacity,
-        )
-        yield shape, rows
+        yield SlotShape(num_slots, config.beam_size, source_capacity, capacity), rows

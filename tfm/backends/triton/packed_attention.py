@@ -9,8 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from tfm.backends.dropout import drop_threshold, keep_scale, require_seed
-from tfm.backends.spans import Spans
+from tfm.backends.dropout import drop_threshold, keep_scale
+from tfm.backends.packing import Spans
 from tfm.backends.triton.packed_attention_kernels import backward_keys, backward_queries, forward
 
 # Registers hold two programs of 4 warps each; short loops need no pipeline.
@@ -18,23 +18,16 @@ _LAUNCH = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
 
 
 def packed_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    spans: Spans,
-    *,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
+    projections: Sequence[Tensor], spans: Spans, *, dropout: float, seed: Tensor | None
 ) -> Tensor:
     """Return softmax(QKᵀ / √d_k) V (§3.2.1) with dropout on the softmax, in fused kernels.
 
-    Sums are fp32. Gradients are deterministic. Tensors are copied unless their last axis is
-    contiguous.
+    Sums are fp32. Gradients are deterministic, and joint where projections are, as the backward
+    pass of a joint projection needs them. Tensors are copied unless their last axis is contiguous.
 
     Args:
-        query: [N, h, d_k].
-        key: [M, h, d_k].
-        value: [M, h, d_v].
+        projections: Queries [N, h, d_k], keys [M, h, d_k] and values [M, h, d_v]; or queries, and
+            joint keys and values [M, 2, h, d_k]; or all three jointly, [N, 3, h, d_k].
         spans: Which keys each query sees.
         dropout: Probability of dropping an attention weight.
         seed: [1] int64; required for dropout.
@@ -43,52 +36,20 @@ def packed_attention(
         [N, h, d_v], zeros where a query sees nothing.
 
     Raises:
-        ValueError: The seed is missing, spans have other numbers of rows, or heads are too wide.
+        ValueError: Spans have other numbers of rows, or heads are too wide.
     """
-    return _apply([query, key, value], spans, dropout, seed)
-
-
-def packed_self_attention(
-    projected: Tensor, spans: Spans, *, dropout: float = 0.0, seed: Tensor | None = None
-) -> Tensor:
-    """Return `packed_attention` [N, h, d_k] of joint queries, keys and values [N, 3, h, d_k].
-
-    Their gradients are joint, too, as the backward pass of the projection needs them.
-    """
-    return _apply([projected], spans, dropout, seed)
-
-
-def packed_cross_attention(
-    query: Tensor,
-    key_value: Tensor,
-    spans: Spans,
-    *,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
-) -> Tensor:
-    """Return `packed_attention` of queries [N, h, d_k] to joint keys and values [M, 2, h, d_k].
-
-    The result is [N, h, d_k]; gradients of keys and values are joint, too.
-    """
-    return _apply([query, key_value], spans, dropout, seed)
-
-
-def _apply(projections: list[Tensor], spans: Spans, dropout: float, seed: Tensor | None) -> Tensor:
     query, key, _value = _split_projections(projections)
     if (len(query), len(key)) != (len(spans.keys), len(spans.queries)):
         raise ValueError(
             f"{len(query)} rows of queries and {len(key)} of keys, but spans for "
             f"{len(spans.keys)} and {len(spans.queries)}"
         )
-    if dropout > 0.0:
-        seed = require_seed(seed)
     projections = [x if x.stride(-1) == 1 else x.contiguous() for x in projections]
     attended: Tensor = _attend(projections, spans.keys, spans.queries, seed, dropout)[0]
     return attended
 
 
 def _split_projections(projections: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, given as three tensors or jointly in two or in one."""
     match projections:
         case [projected]:
             query, key, value = projected.unbind(1)

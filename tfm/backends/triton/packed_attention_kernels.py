@@ -16,11 +16,11 @@ from tfm.backends.triton.philox import keep_mask
 
 _GROUP = tl.constexpr(PHILOX_GROUP)
 # Below every score, but finite, to avoid -inf - -inf.
-_LOWEST = tl.constexpr(-1.0e30)
-_LOG2_E = tl.constexpr(math.log2(math.e))
+LOWEST = tl.constexpr(-1.0e30)
+LOG2_E = tl.constexpr(math.log2(math.e))
 _LN_2 = tl.constexpr(math.log(2.0))
 # Multiplies fp32 by three TF32 products on tensor cores; other dtypes ignore this.
-_PRECISION = tl.constexpr("tf32x3")
+PRECISION = tl.constexpr("tf32x3")
 
 
 @triton.jit
@@ -37,18 +37,18 @@ def forward(
     head = tl.program_id(0)
     rows = tl.program_id(1) * tile + tl.arange(0, tile)
     first, end = _load_spans(seen_keys, rows, num_queries)
-    q = _load_rows(query, rows, num_queries, query_row, head * query_head, key_width, key_block)
-    running_max = tl.full((tile,), _LOWEST, tl.float32)
+    q = load_rows(query, rows, num_queries, query_row, head * query_head, key_width, key_block)
+    running_max = tl.full((tile,), LOWEST, tl.float32)
     running_sum = tl.zeros((tile,), tl.float32)
     acc = tl.zeros((tile, value_block), tl.float32)
     last = tl.max(end)
     for start in range(_first_visible(first, end, num_keys) // _GROUP * _GROUP, last, tile):
         columns = start + tl.arange(0, tile)
-        k = _load_rows(key, columns, last, key_row, head * key_head, key_width, key_block)
-        v = _load_rows(value, columns, last, value_row, head * value_head, value_width, value_block)
+        k = load_rows(key, columns, last, key_row, head * key_head, key_width, key_block)
+        v = load_rows(value, columns, last, value_row, head * value_head, value_width, value_block)
         visible = (columns[None, :] >= first[:, None]) & (columns[None, :] < end[:, None])
         # Base 2, because GPUs have exp2.
-        scores = tl.dot(q, tl.trans(k), input_precision=_PRECISION) * (scale * _LOG2_E)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
         scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(running_max, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_max[:, None])
@@ -57,7 +57,7 @@ def forward(
         if threshold > 0:
             keep = keep_mask(seed, head, rows, start, tile, threshold)
             weights = tl.where(keep, weights, 0.0)
-        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=_PRECISION)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         running_max = new_max
     divisor = tl.where(running_sum > 0.0, running_sum, 1.0)
     result = acc * (keep_scale / divisor)[:, None]
@@ -87,10 +87,10 @@ def backward_queries(
     head = tl.program_id(0)
     rows = tl.program_id(1) * tile + tl.arange(0, tile)
     first, end = _load_spans(seen_keys, rows, num_queries)
-    q = _load_rows(query, rows, num_queries, query_row, head * query_head, key_width, key_block)
+    q = load_rows(query, rows, num_queries, query_row, head * query_head, key_width, key_block)
     out_row, out_head = num_heads * value_width, head * value_width
-    out = _load_rows(attended, rows, num_queries, out_row, out_head, value_width, value_block)
-    d_out = _load_rows(grad, rows, num_queries, out_row, out_head, value_width, value_block)
+    out = load_rows(attended, rows, num_queries, out_row, out_head, value_width, value_block)
+    d_out = load_rows(grad, rows, num_queries, out_row, out_head, value_width, value_block)
     delta = tl.sum(out.to(tl.float32) * d_out.to(tl.float32), axis=1)
     tl.store(deltas + rows * num_heads + head, delta, mask=rows < num_queries)
     row_logsumexp = _load_scalars(logsumexp, rows, num_queries, num_heads, head)
@@ -98,16 +98,16 @@ def backward_queries(
     last = tl.max(end)
     for start in range(_first_visible(first, end, num_keys) // _GROUP * _GROUP, last, tile):
         columns = start + tl.arange(0, tile)
-        k = _load_rows(key, columns, last, key_row, head * key_head, key_width, key_block)
-        v = _load_rows(value, columns, last, value_row, head * value_head, value_width, value_block)
+        k = load_rows(key, columns, last, key_row, head * key_head, key_width, key_block)
+        v = load_rows(value, columns, last, value_row, head * value_head, value_width, value_block)
         visible = (columns[None, :] >= first[:, None]) & (columns[None, :] < end[:, None])
         weights = _recompute_weights(q, k, row_logsumexp, visible, scale)
-        d_weights = tl.dot(d_out, tl.trans(v), input_precision=_PRECISION)
+        d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
         if threshold > 0:
             keep = keep_mask(seed, head, rows, start, tile, threshold)
             d_weights = tl.where(keep, d_weights * keep_scale, 0.0)
         d_scores = weights * (d_weights - delta[:, None])
-        d_q = tl.dot(d_scores.to(k.dtype), k, d_q, input_precision=_PRECISION)
+        d_q = tl.dot(d_scores.to(k.dtype), k, d_q, input_precision=PRECISION)
     _store_rows(
         grad_query, d_q * scale, rows, num_queries, grad_query_row, head, key_width, key_block
     )
@@ -130,29 +130,29 @@ def backward_keys(
     first_column = tl.program_id(1) * tile
     columns = first_column + tl.arange(0, tile)
     first, end = _load_spans(seeing_queries, columns, num_keys)
-    k = _load_rows(key, columns, num_keys, key_row, head * key_head, key_width, key_block)
-    v = _load_rows(value, columns, num_keys, value_row, head * value_head, value_width, value_block)
+    k = load_rows(key, columns, num_keys, key_row, head * key_head, key_width, key_block)
+    v = load_rows(value, columns, num_keys, value_row, head * value_head, value_width, value_block)
     out_row, out_head = num_heads * value_width, head * value_width
     d_k = tl.zeros((tile, key_block), tl.float32)
     d_v = tl.zeros((tile, value_block), tl.float32)
     last = tl.max(end)
     for start in range(_first_visible(first, end, num_queries), last, tile):
         rows = start + tl.arange(0, tile)
-        q = _load_rows(query, rows, last, query_row, head * query_head, key_width, key_block)
-        d_out = _load_rows(grad, rows, last, out_row, out_head, value_width, value_block)
+        q = load_rows(query, rows, last, query_row, head * query_head, key_width, key_block)
+        d_out = load_rows(grad, rows, last, out_row, out_head, value_width, value_block)
         row_logsumexp = _load_scalars(logsumexp, rows, last, num_heads, head)
         delta = _load_scalars(deltas, rows, last, num_heads, head)
         visible = (rows[:, None] >= first[None, :]) & (rows[:, None] < end[None, :])
         weights = _recompute_weights(q, k, row_logsumexp, visible, scale)
-        d_weights = tl.dot(d_out, tl.trans(v), input_precision=_PRECISION)
+        d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
         kept_weights = weights
         if threshold > 0:
             keep = keep_mask(seed, head, rows, first_column, tile, threshold)
             kept_weights = tl.where(keep, weights * keep_scale, 0.0)
             d_weights = tl.where(keep, d_weights * keep_scale, 0.0)
         d_scores = weights * (d_weights - delta[:, None])
-        d_v = tl.dot(tl.trans(kept_weights.to(d_out.dtype)), d_out, d_v, input_precision=_PRECISION)
-        d_k = tl.dot(tl.trans(d_scores.to(q.dtype)), q, d_k, input_precision=_PRECISION)
+        d_v = tl.dot(tl.trans(kept_weights.to(d_out.dtype)), d_out, d_v, input_precision=PRECISION)
+        d_k = tl.dot(tl.trans(d_scores.to(q.dtype)), q, d_k, input_precision=PRECISION)
     _store_rows(grad_key, d_k * scale, columns, num_keys, grad_key_row, head, key_width, key_block)
     _store_rows(grad_value, d_v, columns, num_keys, grad_value_row, head, value_width, value_block)
 
@@ -162,8 +162,8 @@ def _recompute_weights(
     q: tl.tensor, k: tl.tensor, row_logsumexp: tl.tensor, visible: tl.tensor, scale: tl.constexpr
 ) -> tl.tensor:
     """Return [rows, columns] attention weights, recomputed from the saved logsumexp."""
-    scores = tl.dot(q, tl.trans(k), input_precision=_PRECISION) * (scale * _LOG2_E)
-    return tl.where(visible, tl.exp2(scores - (row_logsumexp * _LOG2_E)[:, None]), 0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+    return tl.where(visible, tl.exp2(scores - (row_logsumexp * LOG2_E)[:, None]), 0.0)
 
 
 @triton.jit
@@ -183,7 +183,7 @@ def _first_visible(first: tl.tensor, end: tl.tensor, otherwise: tl.tensor) -> tl
 
 
 @triton.jit
-def _load_rows(
+def load_rows(
     pointer: tl.tensor, rows: tl.tensor, end: tl.tensor, row_stride: tl.constexpr,
     offset: tl.tensor, width: tl.constexpr, block: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip

@@ -12,11 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Below every score, but finite, to avoid -inf - -inf.
-_LOWEST = tl.constexpr(-1.0e30)
-_LOG2_E = tl.constexpr(math.log2(math.e))
-# Multiplies fp32 by three TF32 products on tensor cores; other dtypes ignore this.
-_PRECISION = tl.constexpr("tf32x3")
+from tfm.backends.triton.packed_attention_kernels import LOG2_E, LOWEST, PRECISION, load_rows
+
 # The largest row of a head in bytes: for any kernel, and for prefetching tiles.
 _MAX_BYTES, _MAX_PREFETCH_BYTES = 2048, 1024
 _LAUNCH = {"num_warps": 4, "enable_fp_fusion": True}
@@ -121,14 +118,14 @@ def _attend_slots(
     query += slot * query_slot + head * query_head
     key += slot * key_slot + head * key_head
     value += slot * value_slot + head * value_head
-    q = _load_rows(query, hypotheses, num_hypotheses, query_row, key_width, key_block)
-    running_max = tl.full((tile,), _LOWEST, tl.float32)
+    q = load_rows(query, hypotheses, num_hypotheses, query_row, 0, key_width, key_block)
+    running_max = tl.full((tile,), LOWEST, tl.float32)
     running_sum = tl.zeros((tile,), tl.float32)
     acc = tl.zeros((tile, value_block), tl.float32)
     for start in range(0, end, column_tile):
         columns = start + tl.arange(0, column_tile)
-        k = _load_rows(key, columns, end, key_row, key_width, key_block)
-        v = _load_rows(value, columns, end, value_row, value_width, value_block)
+        k = load_rows(key, columns, end, key_row, 0, key_width, key_block)
+        v = load_rows(value, columns, end, value_row, 0, value_width, value_block)
         visible = (columns < end)[None, :]
         if ancestors is not None:
             positions = columns // num_hypotheses * ancestors_position
@@ -137,13 +134,13 @@ def _attend_slots(
             visible_hypotheses = tl.load(ancestors + places, mask=exists, other=-1)
             visible = visible_hypotheses == (columns % num_hypotheses)[None, :]
         # Base 2, because GPUs have exp2.
-        scores = tl.dot(q, tl.trans(k), input_precision=_PRECISION) * (scale * _LOG2_E)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
         scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(running_max, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_max[:, None])
         rescale = tl.exp2(running_max - new_max)
         running_sum = running_sum * rescale + tl.sum(weights, axis=1)
-        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=_PRECISION)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         running_max = new_max
     result = acc / tl.where(running_sum > 0.0, running_sum, 1.0)[:, None]
     elements = tl.arange(0, value_block)
@@ -151,15 +148,3 @@ def _attend_slots(
     pointers = attended + hypotheses[:, None] * (num_heads * value_width) + elements[None, :]
     inside = (hypotheses < num_hypotheses)[:, None] & (elements < value_width)[None, :]
     tl.store(pointers, result.to(attended.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _load_rows(
-    pointer: tl.tensor, rows: tl.tensor, end: tl.tensor, row_stride: tl.constexpr,
-    width: tl.constexpr, block: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Load [rows, block], with zeros for rows from the end on and columns beyond the width."""
-    elements = tl.arange(0, block)
-    pointers = pointer + rows.to(tl.int64)[:, None] * row_stride + elements[None, :]
-    inside = (rows < end)[:, None] & (elements < width)[None, :]
-    return tl.load(pointers, mask=inside, other=0.0)
