@@ -1,9 +1,19 @@
 """The choice of device and arithmetic."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
-from tfm.device.compute import choose_compute, measure_fp32_flops, measure_product_flops
+from tfm.device import compute as module
+from tfm.device.compute import (
+    choose_compute,
+    choose_fp32_library,
+    measure_fp32_flops,
+    measure_product_flops,
+    uses_onednn,
+)
 from tfm.device.cpu import Cpu
 from tfm.errors import UsageError
 
@@ -98,3 +108,66 @@ def test_measuring_products_draws_no_random_numbers():
     rate = measure_product_flops(choose_compute("cpu", "fp32"), d_in=64, d_out=256)
     assert 1e8 < rate < 1e14
     assert torch.equal(torch.get_rng_state(), before)
+
+
+MATMUL = torch.backends.mkldnn.matmul
+
+
+@pytest.fixture
+def default_precision():
+    before = MATMUL.fp32_precision
+    MATMUL.fp32_precision = "none"
+    yield
+    MATMUL.fp32_precision = before
+
+
+@pytest.mark.usefixtures("default_precision")
+@pytest.mark.parametrize(
+    ("vendor", "flags", "error", "expected"),
+    [
+        ("AuthenticAMD", {"avx2", "avx512f"}, 1e-6, True),
+        ("AuthenticAMD", {"avx2", "avx512f"}, 1e-2, False),  # it multiplies in bf16
+        ("AuthenticAMD", {"avx2"}, 1e-6, False),  # torch would use MKL all the same
+        ("GenuineIntel", {"avx2", "avx512f"}, 1e-6, False),
+        ("", set(), 1e-6, False),
+    ],
+)
+def test_onednn_is_used_where_mkl_is_slow_if_it_is_exact(
+    monkeypatch, vendor, flags, error, expected
+):
+    cpu = Cpu(model="a CPU", vendor=vendor, flags=frozenset(flags))
+    monkeypatch.setattr(module, "this_cpu", lambda: cpu)
+    monkeypatch.setattr(module, "_product_error", lambda: error)
+    choose_fp32_library()
+    assert uses_onednn() == expected
+
+
+@pytest.mark.usefixtures("default_precision")
+def test_default_products_are_exact():
+    assert module._product_error() < module._MAX_ERROR
+
+
+COUNT_PAGE_FAULTS = """
+import resource, sys
+from tfm.device.compute import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+def fill():
+    b"x" * 20_000_000
+fill()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    fill()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def num_page_faults(mode):
+    command = [sys.executable, "-c", COUNT_PAGE_FAULTS, mode]
+    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return int(process.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
+def test_freed_memory_is_reused_without_page_faults():
+    assert num_page_faults("keep") < num_page_faults("default") / 10

@@ -10,21 +10,17 @@ _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 # Relevant instruction sets that oneDNN may use, by the value of ONEDNN_MAX_CPU_ISA. Values that are
 # not listed exclude none of these.
-_AVX2 = frozenset({"avx2"})
-_AVX512 = _AVX2 | {"avx512f"}
-_AVX512_VNNI = _AVX512 | {"avx512_vnni"}
-_AVX512_BF16 = _AVX512_VNNI | {"avx512_bf16"}
 _ISA_LIMITS = {
-    "SSE41": frozenset[str](),
-    "AVX": frozenset[str](),
-    "AVX2": _AVX2,
-    "AVX2_VNNI": _AVX2 | {"avx_vnni"},
-    "AVX2_VNNI_2": _AVX2 | {"avx_vnni", "avx_ne_convert"},
-    "AVX512_CORE": _AVX512,
-    "AVX512_CORE_VNNI": _AVX512_VNNI,
-    "AVX512_CORE_BF16": _AVX512_BF16,
-    "AVX10_1_512": _AVX512_BF16,
-    "AVX512_CORE_FP16": _AVX512_BF16,
+    "SSE41": "",
+    "AVX": "",
+    "AVX2": "avx2",
+    "AVX2_VNNI": "avx2 avx_vnni",
+    "AVX2_VNNI_2": "avx2 avx_vnni avx_ne_convert",
+    "AVX512_CORE": "avx2 avx512f",
+    "AVX512_CORE_VNNI": "avx2 avx512f avx512_vnni",
+    "AVX512_CORE_BF16": "avx2 avx512f avx512_vnni avx512_bf16",
+    "AVX10_1_512": "avx2 avx512f avx512_vnni avx512_bf16",
+    "AVX512_CORE_FP16": "avx2 avx512f avx512_vnni avx512_bf16",
 }
 
 
@@ -66,7 +62,7 @@ def this_cpu() -> Cpu:
     return Cpu(
         model=info.get("model name") or platform.processor() or platform.machine(),
         vendor=info.get("vendor_id", ""),
-        flags=flags if limit is None else flags & limit,
+        flags=flags if limit is None else flags.intersection(limit.split()),
     )
 
 
@@ -75,10 +71,8 @@ def num_cores() -> int:
 
     A quota of 2.5 cores counts as 2: a third thread would be throttled, and delay the others.
     """
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, min([cores, *map(int, _cgroup_quotas())]))
 
 

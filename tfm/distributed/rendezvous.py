@@ -100,12 +100,7 @@ class Rendezvous(StaticTCPRendezvous):
     def share_failure(
         self, error: FailedProcessError, *, is_consequence: bool
     ) -> FailedProcessError:
-        """Publish a failure of this node; return the first failure of all nodes.
-
-        Args:
-            error: The failure of this node.
-            is_consequence: Whether another node caused it; it is not published then.
-        """
+        """Publish a failure of this node unless another node caused it; return the first of all."""
         if self.world_size == 1:
             return error
         if not is_consequence:

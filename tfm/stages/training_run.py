@@ -24,7 +24,14 @@ from tfm.storage.checkpoint.model_folder import load_info, load_training_state
 from tfm.storage.checkpoint.run_folder import checkpoint_path
 from tfm.storage.metrics_log import MetricsLog
 from tfm.storage.saving import Saver
-from tfm.training.progress import ControlFlags, Heartbeat, MetricsWindow, StepReport, no_heartbeat
+from tfm.training.progress import (
+    ControlFlags,
+    Heartbeat,
+    StepReport,
+    figures_line,
+    metrics_record,
+    no_heartbeat,
+)
 from tfm.training.trainer import Trainer
 
 _MAX_PAIRS_IN_MESSAGE = 10
@@ -89,7 +96,7 @@ class TrainingRun:
         self._saver = Saver(run_dir, background=self._run.training.background_saving)
         self._started = self._validated_at = time.monotonic()
         self._state = RunState()
-        self._window = MetricsWindow()
+        self._window: list[StepReport] = []  # since the last line of metrics.jsonl
         self.metrics: dict[str, float] = {}
         if checkpoint is not None:
             self._resume(checkpoint)
@@ -200,7 +207,7 @@ class TrainingRun:
             )
         self.trainer.load_state(saved["trainer"])
         self._state = RunState(**{item.name: saved[item.name] for item in fields(RunState)})
-        self._window = MetricsWindow(StepReport(**report) for report in saved["window"])
+        self._window = [StepReport(**report) for report in saved["window"]]
         self.metrics = dict(load_info(checkpoint).metrics)
 
     def _write_line(self, record: Mapping[str, Any]) -> None:
@@ -208,15 +215,15 @@ class TrainingRun:
             self._log.append(record)
 
     def _log_step(self, report: StepReport, rows: Rows, bar: Progress) -> None:
-        self._window.add(report)
+        self._window.append(report)
         self._state.capacity_flops += report.seconds * self._capacity
         problem = f"{self._saver.problem} · " if self._saver.problem else ""
-        bar.update(1, figures=problem + self._window.figures())
+        bar.update(1, figures=problem + figures_line(self._window))
         if report.skipped:
             self._log_skip(report, rows)
         if report.step % self._run.training.log_steps == 0:
-            self._write_line(self._window.record() | self._totals())
-            self._window = MetricsWindow()
+            self._write_line(metrics_record(self._window) | self._totals())
+            self._window = []
 
     def _totals(self) -> dict[str, float]:
         """Return the totals of the run so far, for metrics.jsonl."""
@@ -334,7 +341,7 @@ class TrainingRun:
         state = {
             "trainer": trainer,
             "dataset": self._data.checksum,
-            "window": self._window.state(),
+            "window": [asdict(report) for report in self._window],
             **asdict(self._state),
             "minutes": self._minutes(),
         }
