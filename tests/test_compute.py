@@ -1,8 +1,5 @@
 """The choice of device and arithmetic."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -29,17 +26,6 @@ def test_without_a_gpu_the_cpu_computes_in_fp32():
         compute = choose_compute(device, "auto")
         assert (compute.device.type, compute.dtype) == ("cpu", torch.float32)
         assert str(compute).startswith("cpu in fp32, ")
-
-
-@pytest.fixture
-def this_cpu_has(monkeypatch):
-    """Pretend that the CPU has certain instruction sets."""
-
-    def have(*flags):
-        cpu = Cpu(model="a CPU", flags=frozenset(flags))
-        monkeypatch.setattr("tfm.device.compute.this_cpu", lambda: cpu)
-
-    return have
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -145,29 +131,3 @@ def test_onednn_is_used_where_mkl_is_slow_if_it_is_exact(
 @pytest.mark.usefixtures("default_precision")
 def test_default_products_are_exact():
     assert module._product_error() < module._MAX_ERROR
-
-
-COUNT_PAGE_FAULTS = """
-import resource, sys
-from tfm.device.compute import keep_freed_memory
-if sys.argv[1] == "keep":
-    keep_freed_memory()
-def fill():
-    b"x" * 20_000_000
-fill()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    fill()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-def num_page_faults(mode):
-    command = [sys.executable, "-c", COUNT_PAGE_FAULTS, mode]
-    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return int(process.stdout)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
-def test_freed_memory_is_reused_without_page_faults():
-    assert num_page_faults("keep") < num_page_faults("default") / 10

@@ -78,21 +78,15 @@ def num_cores() -> int:
 
 def _proc_info() -> dict[str, str]:
     """Return the fields of the first core in /proc/cpuinfo; none on other systems."""
-    path = _PROC / "cpuinfo"
-    if not path.is_file():
-        return {}
-    text = path.read_text(encoding="utf-8", errors="replace")
-    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    first_core = _read(_PROC / "cpuinfo").split("\n\n")[0]
+    pairs = (line.partition(":") for line in first_core.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _cgroup_quotas() -> list[float]:
     """Return the quotas, in cores, of this process's cgroups and their ancestors."""
-    path = _PROC / "self" / "cgroup"
-    if not path.is_file():
-        return []
     quotas: list[float | None] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in _read(_PROC / "self" / "cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -106,14 +100,15 @@ def _cgroup_quotas() -> list[float]:
 
 def _cgroup_quota(folder: Path) -> float | None:
     """Return the quota of one cgroup, in cores; None if it has none."""
+    v1_files = (folder / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+    quota, period = _read(folder / "cpu.max").split() or [_read(path).strip() for path in v1_files]
+    is_limited = period and quota not in ("", "max", "-1")
+    return float(quota) / float(period) if is_limited else None
+
+
+def _read(path: Path) -> str:
+    """Return the text of a file; empty if this system does not have it."""
     try:
-        if (path := folder / "cpu.max").is_file():
-            quota, period = path.read_text(encoding="utf-8").split()
-        else:
-            quota, period = (
-                (folder / f"cpu.cfs_{name}_us").read_text(encoding="utf-8").strip()
-                for name in ("quota", "period")
-            )
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
-    return None if quota in ("max", "-1") else float(quota) / float(period)
+        return ""

@@ -58,10 +58,7 @@ def set_num_threads(num_threads: int | None, *, num_processes: int = 1) -> None:
 class ComputeThreads:
     """The threads of one process: a requested number, or adapted to the load of the machine.
 
-    Args:
-        num_threads: The argument of `set_num_threads`; a number here or in OMP_NUM_THREADS is
-            never adapted.
-        num_processes: Number of processes on this machine.
+    The arguments are those of `set_num_threads`. A number in them or in OMP_NUM_THREADS is fixed.
     """
 
     def __init__(self, num_threads: int | None, *, num_processes: int = 1) -> None:

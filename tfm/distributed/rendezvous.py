@@ -40,12 +40,9 @@ class Rendezvous(StaticTCPRendezvous):
     Ranks follow from the node rank. Elastic's agent calls `num_nodes_waiting` each time before it
     checks its processes; signals are forwarded, and failures of other nodes raised, from there.
     A single node uses a free port of its own.
-
-    Attributes:
-        worker_group: The agent's processes on this node.
     """
 
-    worker_group: WorkerGroup
+    worker_group: WorkerGroup  # the agent's processes on this node
 
     def __init__(self, layout: Layout, stop: StopRequests, *, join_seconds: int) -> None:
         super().__init__(

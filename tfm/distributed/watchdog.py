@@ -103,12 +103,8 @@ class Watchdog:
     see a stalled rank reports it; the others end quietly. Another thread ends this process if the
     store does not answer within the timeout, because requests to it have no time limit.
 
-    Args:
-        world: The ranks to watch.
-        store: The store of the process group; None for a single process.
-        timeout_seconds: How long a process may make no progress.
-        fail: Ends this process; called in a thread with the message to report, or with None if
-            another process reports it.
+    `store` is that of the process group; None for a single process. `fail` ends this process: it is
+    called in a thread with the message to report, or with None if another process reports it.
     """
 
     def __init__(

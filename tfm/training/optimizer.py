@@ -12,20 +12,16 @@ _MAX_LOSS_SCALE = 2.0**24
 _STEPS_TO_GROW = 2_000
 
 
-def peak_learning_rate(config: OptimizerConfig, d_model: int) -> float:
-    """Return the learning rate at the end of warm-up: the paper's unless it is set."""
-    if config.learning_rate is not None:
-        return config.learning_rate
-    return float((d_model * config.warmup_steps) ** -0.5)
-
-
-def learning_rate(step: int, *, peak: float, warmup_steps: int) -> float:
+def learning_rate(step: int, config: OptimizerConfig, d_model: int) -> float:
     """Return a rate that rises linearly to the peak, then falls with the step's inverse root.
 
-    Steps count from 1. With the peak (d_model · warmup)^-0.5 this is the paper's
-    d_model^-0.5 · min(step^-0.5, step · warmup^-1.5).
+    Steps count from 1. Unless it is set, the peak is (d_model · warmup)^-0.5, which gives the
+    paper's d_model^-0.5 · min(step^-0.5, step · warmup^-1.5).
     """
-    return float(peak * min(step / warmup_steps, (warmup_steps / step) ** 0.5))
+    warmup, peak = config.warmup_steps, config.learning_rate
+    if peak is None:
+        peak = (d_model * warmup) ** -0.5
+    return float(peak * min(step / warmup, (warmup / step) ** 0.5))
 
 
 class Adam:
@@ -33,15 +29,12 @@ class Adam:
 
     torch.optim.Adam computes the same, but its constructor imports torch's compiler, which takes
     two seconds.
-
-    Attributes:
-        moments: First and second moment of each parameter that has been updated.
-        num_updates: Number of updates so far.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> None:
         self._parameters = list(parameters)
         self._config = config
+        # First and second moment of each parameter that has been updated.
         self.moments: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
         self.num_updates = 0
 

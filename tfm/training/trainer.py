@@ -28,7 +28,7 @@ from tfm.training.gradients import (
     shard_like,
 )
 from tfm.training.loss import BatchLoss
-from tfm.training.optimizer import Adam, LossScale, learning_rate, peak_learning_rate
+from tfm.training.optimizer import Adam, LossScale, learning_rate
 from tfm.training.progress import ControlFlags, Heartbeat, Position, StepReport, no_heartbeat
 
 Poll = Callable[[], ControlFlags]
@@ -43,19 +43,8 @@ class Trainer:
     Weights, data order and dropout depend only on the seed, the step and the microbatch. So a run
     that is stopped and resumed computes the same steps, on any number of processes.
 
-    Args:
-        model: The model, on the device of `compute`.
-        dataset: Training pairs.
-        run: All settings.
-        compute: Device and precision.
-        cost: The model's floating-point operations.
-        group: The processes that train together.
-        heartbeat: Called at the start of each phase of a step.
-        threads: Adapted between steps; None leaves torch's number of threads unchanged.
-
-    Attributes:
-        overflows: Number of times that a batch was computed again after an fp16 overflow.
-        out_of_memory: Number of times that a batch was computed again in smaller microbatches.
+    The model is on the device of `compute`. `heartbeat` is called at the start of each phase of a
+    step. `threads` are adapted between steps; None leaves torch's number of threads unchanged.
 
     Raises:
         UsageError: The settings ask for fast kernels, but the model has none.
@@ -78,8 +67,8 @@ class Trainer:
         self.model = model
         self.batcher = Batcher(dataset, run.batching, seed=run.training.seed)
         self.position = Position()
-        self.overflows = 0
-        self.out_of_memory = 0
+        self.overflows = 0  # batches that were computed again after an fp16 overflow
+        self.out_of_memory = 0  # batches that were computed again in smaller microbatches
         self._run = run
         self._compute = compute
         self._cost = cost
@@ -93,7 +82,6 @@ class Trainer:
         self._gradients = build_gradients(loss, self._group, example, shard=run.training.shard)
         self.parameters = list(loss.parameters())
         self._optimizer = Adam(self.parameters, run.optimizer)
-        self._peak = peak_learning_rate(run.optimizer, run.model.d_model)
         self._loss_scale = LossScale()  # used in fp16 only
         self._max_tokens = run.batching.max_tokens
         # A multiple of the processes, so that all compute equally many microbatches.
@@ -147,7 +135,7 @@ class Trainer:
             if not math.isfinite(loss) or not scale.halve():
                 compute = replace(compute, dtype=torch.float32)
         settings = self._run.optimizer
-        rate = learning_rate(step, peak=self._peak, warmup_steps=settings.warmup_steps)
+        rate = learning_rate(step, settings, self._run.model.d_model)
         if is_finite:
             limit = settings.clip_norm
             clipping = limit / norm if limit and norm > limit else 1.0
