@@ -19,7 +19,7 @@ from tfm.config import BinarizeConfig, RunConfig, SubwordConfig, run_config
 from tfm.data.manifest import Manifest
 from tfm.data.subword import BOS, PAD, UNK, Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
-from tfm.device.cpu import this_cpu
+from tfm.device.cpu import Cpu, this_cpu
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 
@@ -58,6 +58,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests that need bf16 units on other CPUs."""
     if item.get_closest_marker("needs_bf16") and not this_cpu().has_bf16:
         pytest.skip("this CPU has no bf16 units")
+
+
+@pytest.fixture
+def this_cpu_has(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretend that the CPU has certain instruction sets."""
+
+    def have(*flags: str) -> None:
+        cpu = Cpu(model="a CPU", flags=frozenset(flags))
+        for module in ("device.compute", "backends.selection", "backends.cpu_inference"):
+            monkeypatch.setattr(f"tfm.{module}.this_cpu", lambda: cpu)
+
+    return have
 
 
 @pytest.fixture(scope="session")

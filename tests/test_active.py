@@ -1,12 +1,15 @@
 """Active hypotheses, which all searches share: prefixes, limits of length, next tokens."""
 
 import itertools
+from functools import partial
 
 import pytest
+import small_models
 import torch
+from small_models import batch_of
 
 from tfm.config import SearchConfig, TransformerConfig
-from tfm.data.subword import EOS, PAD, UNK
+from tfm.data.subword import EOS, UNK
 from tfm.model.build import new_model
 from tfm.search import search
 from tfm.search.active import ActiveHypotheses
@@ -27,21 +30,7 @@ SEARCHES = {
 EVERY_SEARCH = pytest.mark.parametrize("kind", SEARCHES)
 
 
-def transformer(seed=0, **changes):
-    torch.manual_seed(seed)
-    config = TransformerConfig(
-        num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2, **changes
-    )
-    model = new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
-    with torch.no_grad():
-        model.output_weight.mul_(3)
-    return model
-
-
-def batch_of(sources):
-    rows = [torch.tensor(source) for source in sources]
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    return padded, torch.tensor([len(source) for source in sources])
+transformer = partial(small_models.transformer, V, sharpness=3)
 
 
 def find(kind, model, sources=SOURCES, prefixes=None, **config):

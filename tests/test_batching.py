@@ -11,7 +11,7 @@ from tfm.data.batching import Batcher, build_batch, round_up_rows
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import BOS, EOS, PAD
 from tfm.model.transformer import Transformer
-from tfm.training.loss import batch_loss
+from tfm.training.loss import BatchLoss
 
 
 class Sentences:
@@ -194,7 +194,7 @@ def test_loss_and_gradients_of_microbatches_equal_those_of_one_batch(max_tokens)
         microbatches = list(map(batcher.batch, batcher.split(rows)))
         model.zero_grad()
         losses = [
-            batch_loss(model, microbatch, label_smoothing=0.1)[0] for microbatch in microbatches
+            BatchLoss(model, label_smoothing=0.1)(microbatch)[0] for microbatch in microbatches
         ]
         for loss in losses:
             loss.backward()

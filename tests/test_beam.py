@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import batch_of
 
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
@@ -80,12 +81,6 @@ class TransformerTable(Table):
                 torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([prefix])
             )
             return self.model.logits(hidden_states)[0, -1].float().log_softmax(dim=-1)
-
-
-def batch_of(sources):
-    rows = [torch.tensor(source) for source in sources]
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    return padded, torch.tensor([len(source) for source in sources])
 
 
 def find(model, sources, **config):

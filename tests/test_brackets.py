@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from tfm.data.trees.brackets import bracketed, parse_tree_line
 from tfm.data.trees.symbols import linearize, restore
 from tfm.data.trees.tree import words_of
-from tfm.errors import DataError
 from tfm.metrics.brackets import BracketCounts, _Sentence, score_brackets
 
 # Its scored brackets: S 0-4, NP 0-2, VP 2-4 and ADVP 3-4. PRN has only punctuation.
@@ -200,12 +199,6 @@ def test_scores_of_no_sentences_are_zero():
     found = counts(GOLD, "")
     assert found.precision == found.recall == found.f1 == found.complete_match == 0
     assert found.tagging_accuracy is None
-
-
-@pytest.mark.parametrize(("num_gold", "num_trees"), [(0, 0), (1, 2), (2, 1)])
-def test_lists_of_different_lengths_are_an_error(num_gold, num_trees):
-    with pytest.raises(DataError, match="for each sentence"):
-        score_brackets([tree(GOLD)] * num_gold, [tree(GOLD)] * num_trees)
 
 
 @settings(deadline=None)

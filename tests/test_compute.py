@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from tfm.device.compute import choose_compute, measure_fp32_flops, measure_product_flops
+from tfm.device import compute as module
+from tfm.device.compute import (
+    choose_compute,
+    choose_fp32_library,
+    measure_fp32_flops,
+    measure_product_flops,
+    uses_onednn,
+)
 from tfm.device.cpu import Cpu
 from tfm.errors import UsageError
 
@@ -19,17 +26,6 @@ def test_without_a_gpu_the_cpu_computes_in_fp32():
         compute = choose_compute(device, "auto")
         assert (compute.device.type, compute.dtype) == ("cpu", torch.float32)
         assert str(compute).startswith("cpu in fp32, ")
-
-
-@pytest.fixture
-def this_cpu_has(monkeypatch):
-    """Pretend that the CPU has certain instruction sets."""
-
-    def have(*flags):
-        cpu = Cpu(model="a CPU", flags=frozenset(flags))
-        monkeypatch.setattr("tfm.device.compute.this_cpu", lambda: cpu)
-
-    return have
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -98,3 +94,40 @@ def test_measuring_products_draws_no_random_numbers():
     rate = measure_product_flops(choose_compute("cpu", "fp32"), d_in=64, d_out=256)
     assert 1e8 < rate < 1e14
     assert torch.equal(torch.get_rng_state(), before)
+
+
+MATMUL = torch.backends.mkldnn.matmul
+
+
+@pytest.fixture
+def default_precision():
+    before = MATMUL.fp32_precision
+    MATMUL.fp32_precision = "none"
+    yield
+    MATMUL.fp32_precision = before
+
+
+@pytest.mark.usefixtures("default_precision")
+@pytest.mark.parametrize(
+    ("vendor", "flags", "error", "expected"),
+    [
+        ("AuthenticAMD", {"avx2", "avx512f"}, 1e-6, True),
+        ("AuthenticAMD", {"avx2", "avx512f"}, 1e-2, False),  # it multiplies in bf16
+        ("AuthenticAMD", {"avx2"}, 1e-6, False),  # torch would use MKL all the same
+        ("GenuineIntel", {"avx2", "avx512f"}, 1e-6, False),
+        ("", set(), 1e-6, False),
+    ],
+)
+def test_onednn_is_used_where_mkl_is_slow_if_it_is_exact(
+    monkeypatch, vendor, flags, error, expected
+):
+    cpu = Cpu(model="a CPU", vendor=vendor, flags=frozenset(flags))
+    monkeypatch.setattr(module, "this_cpu", lambda: cpu)
+    monkeypatch.setattr(module, "_product_error", lambda: error)
+    choose_fp32_library()
+    assert uses_onednn() == expected
+
+
+@pytest.mark.usefixtures("default_precision")
+def test_default_products_are_exact():
+    assert module._product_error() < module._MAX_ERROR

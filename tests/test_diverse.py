@@ -1,16 +1,17 @@
 """Diverse beam search, compared with a slow reference search."""
 
 import itertools
-from functools import cache
+from functools import cache, partial
 
 import pytest
+import small_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import batch_of
 
-from tfm.config import SearchConfig, TransformerConfig
-from tfm.data.subword import BOS, EOS, PAD
-from tfm.model.build import new_model
+from tfm.config import SearchConfig
+from tfm.data.subword import BOS, EOS
 from tfm.search.beam import beam_search
 from tfm.search.diverse import diverse_beam_search
 from tfm.search.forced import forced_decoding
@@ -20,21 +21,7 @@ V = 8
 SOURCES = [[4, 5, EOS], [6, EOS], [EOS], [5, 5, 6, EOS]]
 
 
-def transformer(seed):
-    torch.manual_seed(seed)
-    config = TransformerConfig(
-        num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2
-    )
-    model = new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
-    with torch.no_grad():
-        model.output_weight.mul_(2)
-    return model
-
-
-def batch_of(sources):
-    rows = [torch.tensor(source) for source in sources]
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    return padded, torch.tensor([len(source) for source in sources])
+transformer = partial(small_models.transformer, V, sharpness=2)
 
 
 def find(model, sources=SOURCES, **config):

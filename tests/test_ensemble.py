@@ -2,23 +2,15 @@
 
 import pytest
 import torch
+from small_models import transformer
 
-from tfm.config import SearchConfig, TransformerConfig
+from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.model.transformer import Transformer
 from tfm.search.beam import beam_search
 from tfm.search.model import Ensemble
 
 SOURCE, LENGTHS = torch.tensor([[5, 6, 7, EOS], [8, 9, EOS, 0]]), torch.tensor([4, 3])
 CONFIG = SearchConfig(beam_size=3, n_best=3, max_extra_length=8)
-
-
-def new_model(seed):
-    torch.manual_seed(seed)
-    config = TransformerConfig(
-        num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2
-    )
-    return Transformer(config, source_vocab_size=12, target_vocab_size=12).eval()
 
 
 def search(model):
@@ -28,14 +20,14 @@ def search(model):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_an_ensemble_of_copies_of_a_model_equals_the_model(size):
-    model = new_model(0)
+    model = transformer(12)
     for expected, found in zip(search(model), search(Ensemble([model] * size)), strict=True):
         assert [h.tokens for h in found] == [h.tokens for h in expected]
         assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-5)
 
 
 def test_an_ensemble_averages_probabilities():
-    models = [new_model(seed) for seed in range(3)]
+    models = [transformer(12, seed) for seed in range(3)]
     ensemble, tokens = Ensemble(models), torch.tensor([[1], [1]])
     with torch.inference_mode():
         found = ensemble.step(tokens, ensemble.start(SOURCE, LENGTHS))
@@ -45,6 +37,6 @@ def test_an_ensemble_averages_probabilities():
 
 
 def test_the_order_of_models_does_not_matter():
-    models = [new_model(seed) for seed in range(2)]
+    models = [transformer(12, seed) for seed in range(2)]
     one, other = search(Ensemble(models)), search(Ensemble(models[::-1]))
     assert [[h.tokens for h in best] for best in one] == [[h.tokens for h in b] for b in other]

@@ -1,15 +1,17 @@
 """Exact search, compared with the list of all possible outputs."""
 
 import itertools
+from functools import partial
 
 import pytest
+import small_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import batch_of
 
-from tfm.config import RecurrentConfig, SearchConfig, TransformerConfig
-from tfm.data.subword import EOS, PAD
-from tfm.model.build import new_model
+from tfm.config import SearchConfig
+from tfm.data.subword import EOS
 from tfm.search import exact
 from tfm.search.beam import beam_search
 from tfm.search.exact import exact_search
@@ -20,30 +22,8 @@ WORDS = (4, 5, 6)
 V = 7
 SOURCES = [[4, 5, EOS], [6, EOS], [EOS]]
 ALPHAS = [0.0, 0.6, 1.0, 3.0, -0.5, -2.0]
-SMALL = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8}
-
-
-def random_model(config, seed, sharpness=4.0):
-    """Return a random model; the greater the sharpness, the less uniform its probabilities."""
-    torch.manual_seed(seed)
-    model = new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
-    with torch.no_grad():
-        model.output_weight.mul_(sharpness)
-    return model
-
-
-def transformer(seed, sharpness=4.0):
-    return random_model(TransformerConfig(**SMALL, d_ff=16, num_heads=2), seed, sharpness)
-
-
-def recurrent(seed):
-    return random_model(RecurrentConfig(**SMALL), seed)
-
-
-def batch_of(sources):
-    rows = [torch.tensor(source) for source in sources]
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    return padded, torch.tensor([len(source) for source in sources])
+transformer = partial(small_models.transformer, V, sharpness=4.0)
+recurrent = partial(small_models.recurrent, V, sharpness=4.0)
 
 
 def find(models, sources, **config):

@@ -1,11 +1,14 @@
 """Forced decoding, compared with search results, single steps and averages by hand."""
 
-import pytest
-import torch
+from functools import partial
 
-from tfm.config import RecurrentConfig, SearchConfig, TransformerConfig
-from tfm.data.subword import BOS, EOS, PAD
-from tfm.model.build import new_model
+import pytest
+import small_models
+import torch
+from small_models import batch_of
+
+from tfm.config import SearchConfig
+from tfm.data.subword import BOS, EOS
 from tfm.search import forced
 from tfm.search.beam import beam_search
 from tfm.search.forced import forced_decoding
@@ -17,20 +20,8 @@ SOURCES = [[5, 6, 7, EOS], [8, 9, EOS], [EOS], [4, 4, 5, 11, 6, EOS]]
 CONFIG = SearchConfig(beam_size=4, n_best=4, max_extra_length=6)
 
 
-def transformer(seed):
-    torch.manual_seed(seed)
-    config = TransformerConfig(
-        num_encoder_layers=1, num_decoder_layers=2, d_model=8, d_ff=16, num_heads=2
-    )
-    return new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
-
-
-def recurrent(seed):
-    torch.manual_seed(seed)
-    config = RecurrentConfig(num_encoder_layers=1, num_decoder_layers=2, d_model=8)
-    return new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
-
-
+transformer = partial(small_models.transformer, V, num_decoder_layers=2)
+recurrent = partial(small_models.recurrent, V, num_decoder_layers=2)
 MODELS = {
     "transformer": [transformer(0)],
     "recurrent": [recurrent(0)],
@@ -38,12 +29,6 @@ MODELS = {
     "transformer and recurrent": [transformer(1), recurrent(1)],
 }
 EVERY_MODEL = pytest.mark.parametrize("models", MODELS.values(), ids=MODELS)
-
-
-def batch_of(sources):
-    rows = [torch.tensor(source) for source in sources]
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    return padded, torch.tensor([len(source) for source in sources])
 
 
 def force(models, sources, targets, config=CONFIG):

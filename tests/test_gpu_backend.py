@@ -26,7 +26,7 @@ from tfm.device.compute import Compute  # noqa: E402
 from tfm.model.build import new_model, use_backend  # noqa: E402
 from tfm.model.cost import model_cost  # noqa: E402
 from tfm.training import trainer as trainer_module  # noqa: E402
-from tfm.training.loss import batch_loss  # noqa: E402
+from tfm.training.loss import BatchLoss  # noqa: E402
 from tfm.training.trainer import Trainer  # noqa: E402
 
 NO_DROPOUT = {"dropout": 0, "embedding_dropout": 0, "attention_dropout": 0, "relu_dropout": 0}
@@ -232,7 +232,7 @@ def test_content_of_spare_rows_does_not_matter():
             targets=new_packing(TARGET_LENGTHS),
         )
         batch.target_output[num_tokens - 1] = 4
-        loss, _ = batch_loss(model, batch, label_smoothing=0.1)
+        loss, _ = BatchLoss(model, label_smoothing=0.1)(batch)
         results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
     torch.testing.assert_close(*results)
 

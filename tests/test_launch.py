@@ -294,7 +294,7 @@ def test_the_processes_save_and_end_if_their_launcher_is_killed(work_dir):
     command = [sys.executable, "-c", _LAUNCH, _START + text + _SAVE_AND_STOP]
     environment = os.environ | {"TMPDIR": str(work_dir)}
     with subprocess.Popen(command, env=environment) as launcher:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while len(list(work_dir.glob("ready*"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         launcher.kill()

@@ -1,13 +1,12 @@
 """Freed memory is reused without new page faults."""
 
-import subprocess
 import sys
 
 import pytest
 
 COUNT_PAGE_FAULTS = """
 import resource, sys
-from tfm.device.memory import keep_freed_memory
+from tfm.device.compute import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 def fill():
@@ -20,12 +19,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def num_page_faults(mode):
-    command = [sys.executable, "-c", COUNT_PAGE_FAULTS, mode]
-    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return int(process.stdout)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
-def test_freed_memory_is_reused_without_page_faults():
-    assert num_page_faults("keep") < num_page_faults("default") / 10
+def test_freed_memory_is_reused_without_page_faults(fork_python):
+    processes = [fork_python(COUNT_PAGE_FAULTS, mode) for mode in ("keep", "default")]
+    kept, default = (int(process.communicate(timeout=60)[0]) for process in processes)
+    assert kept < default / 10

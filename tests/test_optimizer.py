@@ -9,27 +9,26 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tfm.config import OptimizerConfig
-from tfm.training.optimizer import Adam, learning_rate, peak_learning_rate
+from tfm.training.optimizer import Adam, learning_rate
 
 
 @given(st.integers(1, 1_000_000), st.integers(1, 10_000), st.sampled_from([16, 512, 1024]))
 def test_the_learning_rate_follows_the_paper(step, warmup_steps, d_model):
-    peak = peak_learning_rate(OptimizerConfig(warmup_steps=warmup_steps), d_model)
-    found = learning_rate(step, peak=peak, warmup_steps=warmup_steps)
+    found = learning_rate(step, OptimizerConfig(warmup_steps=warmup_steps), d_model)
     expected = d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
     assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_paper_base_model_peaks_at_seven_ten_thousandths():
-    peak = peak_learning_rate(OptimizerConfig(), 512)
+    config = OptimizerConfig()
+    peak = learning_rate(4000, config, 512)
     assert peak == pytest.approx(6.9877e-4, rel=1e-4)
-    assert learning_rate(4000, peak=peak, warmup_steps=4000) == peak
+    assert learning_rate(3999, config, 512) < peak > learning_rate(4001, config, 512)
 
 
 def test_the_learning_rate_of_the_settings_is_the_peak():
-    assert peak_learning_rate(OptimizerConfig(learning_rate=0.5), 512) == 0.5
-    assert learning_rate(10, peak=0.5, warmup_steps=20) == 0.25
-    assert learning_rate(80, peak=0.5, warmup_steps=20) == 0.25
+    config = OptimizerConfig(learning_rate=0.5, warmup_steps=20)
+    assert [learning_rate(step, config, 512) for step in (10, 20, 80)] == [0.25, 0.5, 0.25]
 
 
 def test_adam_updates_a_parameter_by_the_formulas():

@@ -13,7 +13,7 @@ from contextlib import redirect_stderr
 import pytest
 
 from tfm.reporting import Progress
-from tfm.training.progress import MetricsWindow, StepReport
+from tfm.training.progress import StepReport, figures_line, metrics_record
 
 
 def report(step, **changes):
@@ -31,10 +31,9 @@ def report(step, **changes):
 
 
 def test_losses_are_means_over_tokens_and_rates_are_per_second():
-    window = MetricsWindow()
-    window.add(report(1, loss=1.0, num_tokens=300, seconds=1.0, flops=5000))
-    window.add(report(2, loss=5.0, num_tokens=100, seconds=3.0, flops=3000))
-    record = window.record()
+    first = report(1, loss=1.0, num_tokens=300, seconds=1.0, flops=5000)
+    second = report(2, loss=5.0, num_tokens=100, seconds=3.0, flops=3000)
+    record = metrics_record([first, second])
     assert record["loss"] == pytest.approx(2.0)
     assert record["target_tokens_per_second"] == pytest.approx(100.0)
     assert record["flops_per_step"] == pytest.approx(4000.0)
@@ -42,17 +41,10 @@ def test_losses_are_means_over_tokens_and_rates_are_per_second():
     assert record["step"] == 2
 
 
-def test_a_window_resumes_from_its_state():
-    window, resumed = MetricsWindow([report(1)]), MetricsWindow()
-    for state in window.state():
-        resumed.add(StepReport(**state))
-    assert resumed.record() == window.record()
-
-
 def test_the_bar_of_training_shows_loss_speed_and_time_left_on_80_columns():
     user_end, process_end = pty.openpty()
     fcntl.ioctl(process_end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-    figures = MetricsWindow([report(1, num_tokens=250_000, loss=12.345)]).figures()
+    figures = figures_line([report(1, num_tokens=250_000, loss=12.345)])
     with os.fdopen(process_end, "w", encoding="utf-8") as terminal, redirect_stderr(terminal):
         with Progress("train", total=100_000, unit="steps", initial=54_320) as bar:
             time.sleep(0.2)  # the bar is not drawn more often
@@ -68,5 +60,4 @@ def test_the_bar_of_training_shows_loss_speed_and_time_left_on_80_columns():
 
 
 def test_a_loss_too_large_for_a_perplexity_can_be_shown():
-    window = MetricsWindow([report(1, nll=5000.0)])
-    assert "ppl" in window.figures()
+    assert "ppl" in figures_line([report(1, nll=5000.0)])

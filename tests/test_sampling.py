@@ -3,13 +3,15 @@
 import itertools
 import math
 from collections import Counter
+from functools import partial
 
 import pytest
+import small_models
 import torch
+from small_models import batch_of
 
-from tfm.config import SearchConfig, TransformerConfig
+from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
-from tfm.model.build import new_model
 from tfm.search.beam import beam_search
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
@@ -20,21 +22,8 @@ SOURCES = [[4, 5, EOS], [6, EOS], [EOS], [5, 5, 6, EOS]]
 LINES = [1, 2, 3, 4]
 
 
-def transformer(seed):
-    torch.manual_seed(seed)
-    config = TransformerConfig(
-        num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2
-    )
-    return new_model(config, source_vocab_size=V, target_vocab_size=V).eval()
-
-
+transformer = partial(small_models.transformer, V)
 MODEL = transformer(0)
-
-
-def batch_of(sources):
-    rows = [torch.tensor(source) for source in sources]
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    return padded, torch.tensor([len(source) for source in sources])
 
 
 def draw(sources=SOURCES, lines=LINES, model=MODEL, **config):

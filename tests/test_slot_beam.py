@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from small_models import batch_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tfm.config import SearchConfig, TransformerConfig
-from tfm.data.subword import EOS, PAD
+from tfm.data.subword import EOS
 from tfm.model.slots import SlotShape
 from tfm.model.transformer import Transformer
 from tfm.search.beam import beam_search
@@ -28,12 +29,6 @@ def new_transformer(seed=0, *, vocab_size=V, **settings):
     with torch.no_grad():
         model.output_weight.mul_(4)  # makes its probabilities less uniform
     return model.double().eval()
-
-
-def batch_of(sources):
-    rows = [torch.tensor(source) for source in sources]
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    return padded, torch.tensor([len(source) for source in sources])
 
 
 def prefill(beams, slots, sources, config, *, prefixes=None, max_positions=None):

@@ -25,6 +25,7 @@ class Machine:
         monkeypatch.setattr(threads.time, "monotonic", lambda: self.now)
         self.lines = []
         monkeypatch.setattr(threads, "say", self.lines.append)
+        monkeypatch.setattr(threads, "read_cpu_times", self.times)
         torch.set_num_threads(num_cores)
         self.num_cores = num_cores
         self.now = self.process = self.idle = 0.0
@@ -64,7 +65,7 @@ def new_machine(monkeypatch):
 )
 def test_threads_leave_cores_to_other_programs(new_machine, num_cores, other_threads, expected):
     machine = new_machine(num_cores)
-    compute_threads = ComputeThreads(None, read_times=machine.times)
+    compute_threads = ComputeThreads(None)
     for _ in range(6):
         machine.run(2.5, other_threads=other_threads)
         compute_threads.adapt()
@@ -78,7 +79,7 @@ def test_threads_leave_cores_to_other_programs(new_machine, num_cores, other_thr
 
 def test_only_the_first_change_is_reported(new_machine):
     machine = new_machine(2)
-    compute_threads = ComputeThreads(None, read_times=machine.times)
+    compute_threads = ComputeThreads(None)
     for other_threads in (1, 0, 1, 0):
         machine.run(3, other_threads=other_threads)
         compute_threads.adapt()
@@ -89,7 +90,7 @@ def test_only_the_first_change_is_reported(new_machine):
 
 def test_threads_do_not_adapt_within_a_moment(new_machine):
     machine = new_machine(2)
-    compute_threads = ComputeThreads(None, read_times=machine.times)
+    compute_threads = ComputeThreads(None)
     machine.run(0.5, other_threads=3)
     compute_threads.adapt()
     assert torch.get_num_threads() == 2
@@ -106,9 +107,7 @@ def test_a_requested_number_of_threads_is_fixed(
     if variable:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
         torch.set_num_threads(int(variable))  # as torch does when it is loaded
-    compute_threads = ComputeThreads(
-        requested, num_processes=num_processes, read_times=machine.times
-    )
+    compute_threads = ComputeThreads(requested, num_processes=num_processes)
     assert torch.get_num_threads() == expected
     for _ in range(3):
         machine.run(3, other_threads=4)
@@ -118,15 +117,16 @@ def test_a_requested_number_of_threads_is_fixed(
 
 
 def test_a_cpu_quota_limits_threads(new_machine, monkeypatch):
-    machine = new_machine(8)
+    new_machine(8)
     monkeypatch.setattr(threads, "num_cores", lambda: 3)
-    ComputeThreads(None, read_times=machine.times)
+    ComputeThreads(None)
     assert torch.get_num_threads() == 3
 
 
-def test_without_cpu_times_threads_do_not_adapt(new_machine):
+def test_without_cpu_times_threads_do_not_adapt(new_machine, monkeypatch):
     machine = new_machine(2)
-    compute_threads = ComputeThreads(None, read_times=lambda: None)
+    monkeypatch.setattr(threads, "read_cpu_times", lambda: None)
+    compute_threads = ComputeThreads(None)
     machine.run(9, other_threads=2)
     compute_threads.adapt()
     assert torch.get_num_threads() == 2

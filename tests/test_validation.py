@@ -16,7 +16,7 @@ from tfm.metrics.scores import corpus_scores
 from tfm.model.build import new_model
 from tfm.stages.training_data import open_data
 from tfm.stages.validation import Validator
-from tfm.training.loss import batch_loss
+from tfm.training.loss import BatchLoss
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_the_loss_is_the_unsmoothed_mean_without_dropout(new_trainer, data_dir, 
     batcher = Batcher(data.valid.pairs, BatchingConfig(max_tokens=100_000, **sizes), seed=0)
     for rows in batcher.epoch(1):
         for batch in map(batcher.batch, batcher.split(rows)):
-            _, nll = batch_loss(trainer.model, batch, label_smoothing=0.0)
+            _, nll = BatchLoss(trainer.model, label_smoothing=0.0)(batch)
             total, num_tokens = total + float(nll), num_tokens + batch.num_tokens
     assert many == pytest.approx(total / num_tokens, rel=1e-6)
     assert num_tokens == batcher.num_tokens

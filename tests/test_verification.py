@@ -10,7 +10,6 @@ from tfm.backends.selection import inference_backend, verified_compute
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
 from tfm.config import InferenceConfig
 from tfm.device.compute import Compute
-from tfm.device.cpu import Cpu
 from tfm.errors import UsageError
 from tfm.inference.engine import load_engine
 
@@ -37,22 +36,6 @@ def clear_caches():
 def reported():
     """The lines that were reported to the user."""
     return []
-
-
-@pytest.fixture
-def this_cpu_has(monkeypatch):
-    """Pretend that the CPU has certain instruction sets."""
-
-    def have(*flags):
-        cpu = Cpu(model="a CPU", flags=frozenset(flags))
-        for module in (
-            "tfm.device.compute",
-            "tfm.backends.selection",
-            "tfm.backends.cpu_inference",
-        ):
-            monkeypatch.setattr(f"{module}.this_cpu", lambda: cpu)
-
-    return have
 
 
 @pytest.fixture

@@ -171,26 +171,27 @@ def test_a_process_that_dies_is_named_with_its_lines(trained_run):
     assert (first.exitcode, second.exitcode) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
-def test_an_idle_worker_translates_new_lines_while_another_is_busy(trained_run):
+def test_an_idle_worker_translates_new_lines_while_another_is_busy(workers):
     arrived = threading.Event()
-    with two_workers(checkpoints(trained_run)[-1]) as started:
-        list(search_with(started, [chunk_of(1), chunk_of(2)]))  # both are loaded
-        first = started._workers[0].process.pid
-        os.kill(first, signal.SIGSTOP)
+    list(search_with(workers, [chunk_of(1), chunk_of(2)]))  # both are loaded
+    first = workers._workers[0].process.pid
+    os.kill(first, signal.SIGSTOP)
 
-        def chunks():
-            for line in (1, 2):  # one of the two hangs
-                yield chunk_of(line)
-            arrived.set()
+    def chunks():
+        for line in (1, 2):  # one of the two hangs
+            yield chunk_of(line)
+        arrived.set()
 
-        results = search_with(started, chunks(), max_extra_length=1)
-        reading = threading.Thread(target=lambda: found.extend(results))
-        found = []
-        reading.start()
+    results = search_with(workers, chunks(), max_extra_length=1)
+    reading = threading.Thread(target=lambda: found.extend(results))
+    found = []
+    reading.start()
+    try:
         assert arrived.wait(30)
+    finally:
         os.kill(first, signal.SIGCONT)
-        reading.join(30)
-        assert [list(outputs) for _, outputs in found] == [[1], [2]]
+    reading.join(30)
+    assert [list(outputs) for _, outputs in found] == [[1], [2]]
 
 
 def test_a_bug_in_a_process_keeps_its_traceback(trained_run, capfd):

@@ -10,6 +10,7 @@ gives the same cases.
 """
 
 import contextlib
+import importlib
 import io
 import os
 import random
@@ -41,6 +42,19 @@ _SECONDS = 10
 _MEMORY_BYTES = 1 << 30  # more than the process has before it reads
 _REPLACED_FILE_RATE = 0.05
 _REFUSED, _CRASHED = 3, 4
+# Modules that commands load late: each case would load them again.
+_PRELOADED = (
+    "pydantic.type_adapter",
+    "pydantic.types",
+    "typer._adapters",
+    "typer.rich_utils",
+    "tfm.cli.output",
+    "tfm.data.corpus.user_files",
+    "tfm.metrics.paper",
+    "tfm.metrics.parsing",
+    "tfm.stages.prepare",
+    "tfm.stages.score",
+)
 
 
 @dataclass
@@ -64,6 +78,9 @@ def main(
     if not chosen:
         sys.exit(f"choose among: {', '.join(each.name for each in READERS)}")
     os.environ["OMP_NUM_THREADS"] = "1"  # a process with threads cannot be forked safely
+    for name in _PRELOADED:
+        with contextlib.suppress(ImportError):  # other versions of typer
+            importlib.import_module(name)
     os.fsync = lambda _: None  # faster; power failures are not tested here
     print(f"| reader | cases | {' | '.join(_GOOD)} | faults |")
     print("|---|---:|---:|---:|---:|---:|")

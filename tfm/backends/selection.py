@@ -11,9 +11,8 @@ from tfm.backends.cpu_inference import CpuInferenceBackend
 from tfm.backends.plain import PLAIN, Backend
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
 from tfm.config import DeviceName, InferencePrecision, Kernels
-from tfm.device.compute import Compute, choose_compute
+from tfm.device.compute import Compute, choose_compute, uses_onednn
 from tfm.device.cpu import this_cpu
-from tfm.device.matmul import uses_onednn
 from tfm.errors import UsageError
 from tfm.reporting import say
 

@@ -1,21 +1,27 @@
 """The device to compute on, and the arithmetic of matrix products."""
 
 import contextlib
-import statistics
+import ctypes
+import sys
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from tfm.config import DeviceName, InferencePrecision
 from tfm.device.cpu import this_cpu
-from tfm.device.matmul import choose_fp32_library
-from tfm.device.memory import keep_freed_memory
 from tfm.errors import UsageError
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
 _MEASURING_SECONDS = 0.1
+# The largest error of an element, divided by the root of the number of its terms of size 1.
+_MAX_ERROR = 1e-5
+_MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+# Parameters of glibc's mallopt.
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 
 @dataclass(frozen=True)
@@ -86,17 +92,63 @@ def choose_compute(
     return Compute(chosen, _DTYPES[precision])
 
 
-def num_gpus() -> int:
-    """Return the number of GPUs that this process sees."""
-    return torch.cuda.device_count()
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory for reuse.
+
+    By default the large tensors that each training step frees and allocates again are mapped anew,
+    and the kernel clears their pages: a tenth of the time of a step.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(_MMAP_MAX, 0)
+            mallopt(_TRIM_THRESHOLD, sys.maxsize & 0x7FFFFFFF)
 
 
-def measure_product_flops(compute: Compute, *, d_in: int, d_out: int) -> float:
-    """Measure the FLOP/s of products [N, d_in] × [d_in, d_out], in a tenth of a second.
+def choose_fp32_library() -> None:
+    """Make oneDNN multiply fp32 matrices where MKL is slow: on AMD CPUs with AVX-512.
+
+    torch calls this mode "bf16"; without AMX it computes in full fp32, which is verified. Without
+    AVX-512 torch ignores it.
+    """
+    cpu = this_cpu()
+    if cpu.vendor != "AuthenticAMD" or not cpu.has_avx512 or uses_onednn():
+        return
+    _MATMUL.fp32_precision = "bf16"
+    if _product_error() > _MAX_ERROR:
+        _MATMUL.fp32_precision = "none"
+
+
+def uses_onednn() -> bool:
+    """Return whether oneDNN multiplies fp32 matrices, for which each new shape costs time."""
+    return bool(_MATMUL.fp32_precision == "bf16")
+
+
+def _product_error(size: int = 256) -> float:
+    """Return the largest error of a product's elements, normalized as `_MAX_ERROR`."""
+    left, right = torch.randn(2, size, size, generator=torch.Generator().manual_seed(0))
+    error: Tensor = (left @ right - left.double() @ right.double()).abs().max() / size**0.5
+    return error.item()
+
+
+def measure_fp32_flops(device: torch.device) -> float:
+    """Measure the sustained fp32 FLOP/s of a device.
+
+    The paper estimates the cost of training as its time multiplied by this (§6.1).
+    """
+    size = 8192 if device.type == "cuda" else 1024
+    compute = Compute(device, torch.float32)
+    return measure_product_flops(compute, num_rows=size, d_in=size, d_out=size)
+
+
+def measure_product_flops(
+    compute: Compute, *, d_in: int, d_out: int, num_rows: int | None = None
+) -> float:
+    """Measure the FLOP/s of products [num_rows, d_in] × [d_in, d_out], in a tenth of a second.
 
     It draws no random numbers.
     """
-    num_rows = 4096 if compute.device.type == "cuda" else 256
+    num_rows = num_rows or (4096 if compute.device.type == "cuda" else 256)
     rows = torch.ones(num_rows, d_in, device=compute.device)
     weight = torch.ones(d_in, d_out, device=compute.device)
     rows, weight = rows.to(compute.dtype), weight.to(compute.dtype)
@@ -114,25 +166,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     )
-
-
-def release_memory(device: torch.device) -> None:
-    """Empty the cache of freed GPU memory, so that blocks of other sizes fit."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def measure_fp32_flops(device: torch.device) -> float:
-    """Measure the sustained fp32 FLOP/s of a device, in about a second.
-
-    The paper estimates the cost of training as its time multiplied by this (§6.1).
-    """
-    size = 8192 if device.type == "cuda" else 1024
-    matrix = torch.randn(size, size, device=device)
-    seconds = []
-    for _ in range(6):  # the first one warms up
-        started = time.perf_counter()
-        product = matrix @ matrix
-        float(product[0, 0])  # synchronizes
-        seconds.append(time.perf_counter() - started)
-    return float(2 * size**3 / statistics.median(seconds[1:]))

@@ -10,21 +10,17 @@ _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 # Relevant instruction sets that oneDNN may use, by the value of ONEDNN_MAX_CPU_ISA. Values that are
 # not listed exclude none of these.
-_AVX2 = frozenset({"avx2"})
-_AVX512 = _AVX2 | {"avx512f"}
-_AVX512_VNNI = _AVX512 | {"avx512_vnni"}
-_AVX512_BF16 = _AVX512_VNNI | {"avx512_bf16"}
 _ISA_LIMITS = {
-    "SSE41": frozenset[str](),
-    "AVX": frozenset[str](),
-    "AVX2": _AVX2,
-    "AVX2_VNNI": _AVX2 | {"avx_vnni"},
-    "AVX2_VNNI_2": _AVX2 | {"avx_vnni", "avx_ne_convert"},
-    "AVX512_CORE": _AVX512,
-    "AVX512_CORE_VNNI": _AVX512_VNNI,
-    "AVX512_CORE_BF16": _AVX512_BF16,
-    "AVX10_1_512": _AVX512_BF16,
-    "AVX512_CORE_FP16": _AVX512_BF16,
+    "SSE41": "",
+    "AVX": "",
+    "AVX2": "avx2",
+    "AVX2_VNNI": "avx2 avx_vnni",
+    "AVX2_VNNI_2": "avx2 avx_vnni avx_ne_convert",
+    "AVX512_CORE": "avx2 avx512f",
+    "AVX512_CORE_VNNI": "avx2 avx512f avx512_vnni",
+    "AVX512_CORE_BF16": "avx2 avx512f avx512_vnni avx512_bf16",
+    "AVX10_1_512": "avx2 avx512f avx512_vnni avx512_bf16",
+    "AVX512_CORE_FP16": "avx2 avx512f avx512_vnni avx512_bf16",
 }
 
 
@@ -66,7 +62,7 @@ def this_cpu() -> Cpu:
     return Cpu(
         model=info.get("model name") or platform.processor() or platform.machine(),
         vendor=info.get("vendor_id", ""),
-        flags=flags if limit is None else flags & limit,
+        flags=flags if limit is None else flags.intersection(limit.split()),
     )
 
 
@@ -75,30 +71,22 @@ def num_cores() -> int:
 
     A quota of 2.5 cores counts as 2: a third thread would be throttled, and delay the others.
     """
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, min([cores, *map(int, _cgroup_quotas())]))
 
 
 def _proc_info() -> dict[str, str]:
     """Return the fields of the first core in /proc/cpuinfo; none on other systems."""
-    path = _PROC / "cpuinfo"
-    if not path.is_file():
-        return {}
-    text = path.read_text(encoding="utf-8", errors="replace")
-    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    first_core = _read(_PROC / "cpuinfo").split("\n\n")[0]
+    pairs = (line.partition(":") for line in first_core.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _cgroup_quotas() -> list[float]:
     """Return the quotas, in cores, of this process's cgroups and their ancestors."""
-    path = _PROC / "self" / "cgroup"
-    if not path.is_file():
-        return []
     quotas: list[float | None] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in _read(_PROC / "self" / "cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -112,14 +100,15 @@ def _cgroup_quotas() -> list[float]:
 
 def _cgroup_quota(folder: Path) -> float | None:
     """Return the quota of one cgroup, in cores; None if it has none."""
+    v1_files = (folder / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+    quota, period = _read(folder / "cpu.max").split() or [_read(path).strip() for path in v1_files]
+    is_limited = period and quota not in ("", "max", "-1")
+    return float(quota) / float(period) if is_limited else None
+
+
+def _read(path: Path) -> str:
+    """Return the text of a file; empty if this system does not have it."""
     try:
-        if (path := folder / "cpu.max").is_file():
-            quota, period = path.read_text(encoding="utf-8").split()
-        else:
-            quota, period = (
-                (folder / f"cpu.cfs_{name}_us").read_text(encoding="utf-8").strip()
-                for name in ("quota", "period")
-            )
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
-    return None if quota in ("max", "-1") else float(quota) / float(period)
+        return ""

@@ -6,7 +6,6 @@ one busy program, two threads on two cores are slower than one.
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,25 +58,14 @@ def set_num_threads(num_threads: int | None, *, num_processes: int = 1) -> None:
 class ComputeThreads:
     """The threads of one process: a requested number, or adapted to the load of the machine.
 
-    Args:
-        num_threads: The argument of `set_num_threads`; a number here or in OMP_NUM_THREADS is
-            never adapted.
-        num_processes: Number of processes on this machine.
-        read_times: Reads the times by which to adapt.
+    The arguments are those of `set_num_threads`. A number in them or in OMP_NUM_THREADS is fixed.
     """
 
-    def __init__(
-        self,
-        num_threads: int | None,
-        *,
-        num_processes: int = 1,
-        read_times: Callable[[], CpuTimes | None] = read_cpu_times,
-    ) -> None:
+    def __init__(self, num_threads: int | None, *, num_processes: int = 1) -> None:
         set_num_threads(num_threads, num_processes=num_processes)
         self._max_threads = torch.get_num_threads()
-        self._read_times = read_times
         is_fixed = num_threads is not None or "OMP_NUM_THREADS" in os.environ or num_processes > 1
-        self._previous = None if is_fixed or self._max_threads == 1 else read_times()
+        self._previous = None if is_fixed or self._max_threads == 1 else read_cpu_times()
         self._has_reported = False
 
     def adapt(self) -> None:
@@ -88,17 +76,15 @@ class ComputeThreads:
         previous = self._previous
         if previous is None or time.monotonic() - previous.wall < _WINDOW_SECONDS:
             return
-        now = self._read_times()
+        now = read_cpu_times()
         if now is None:
             return
         self._previous = now
         seconds = now.process - previous.process + now.idle - previous.idle
         available = seconds / (now.wall - previous.wall)
         current = torch.get_num_threads()
-        if current - _MISSING_CORES <= available <= current + _IDLE_CORES:
-            return
         num_threads = max(1, min(self._max_threads, round(available)))
-        if num_threads == current:
+        if current - _MISSING_CORES <= available <= current + _IDLE_CORES or num_threads == current:
             return
         torch.set_num_threads(num_threads)
         if not self._has_reported:

@@ -79,23 +79,15 @@ def end_process(message: str | None, *, exit_code: int = 1) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The failure of one process of a run.
-
-    Attributes:
-        exit_code: Exit code; -N if signal N killed the process before it reported an exit code.
-        timestamp: Time of the failure, in whole seconds.
-        message: The process's own report; empty without one.
-        is_consequence: Whether the process reported that it failed because another one did.
-        trace: The traceback of a bug.
-    """
+    """The failure of one process of a run."""
 
     rank: int
     pid: int
-    exit_code: int
-    timestamp: int
-    message: str = ""
-    is_consequence: bool = False
-    trace: str = ""
+    exit_code: int  # -N if signal N killed the process before it reported an exit code
+    timestamp: int  # in whole seconds
+    message: str = ""  # the process's own report
+    is_consequence: bool = False  # it reported that it failed because another process did
+    trace: str = ""  # of a bug
 
     @classmethod
     def from_elastic(cls, rank: int, failure: "ProcessFailure") -> "Failure":

@@ -59,7 +59,10 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
         InterruptedRunError: A signal has stopped the processes before they could save.
     """
     size = num_local_processes(layout)
-    _silence_elastic()
+    # Silence elastic's logs, which would repeat each failure and signal.
+    logger = logging.getLogger("torch.distributed.elastic")
+    logger.propagate = False
+    logger.addHandler(logging.NullHandler())
     with (
         StopRequests() as stop,
         tempfile.TemporaryDirectory(prefix="tfm-") as log_dir,
@@ -105,13 +108,6 @@ def _raise_root_cause(result: RunResult, rendezvous: Rendezvous, stop: StopReque
     if failure.trace:
         say(failure.trace.rstrip())
     raise rendezvous.share_failure(failure.error, is_consequence=failure.is_consequence)
-
-
-def _silence_elastic() -> None:
-    """Silence elastic's logs, which would repeat each failure and signal."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    logger.propagate = False
-    logger.addHandler(logging.NullHandler())
 
 
 @contextlib.contextmanager

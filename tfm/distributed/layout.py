@@ -14,22 +14,13 @@ _MAX_PORT = 65_535
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The processes and nodes of a run.
+    """The processes and nodes of a run."""
 
-    Attributes:
-        local_size: Number of processes on this node; None for one per GPU.
-        device: Kind of device that the processes use; None leaves it to the settings.
-        nodes: Number of nodes.
-        node_rank: Rank of this node.
-        host: Name or address of node 0, where the nodes meet.
-        port: Port on that host.
-    """
-
-    local_size: int | None = 1
-    device: Literal["cpu", "cuda"] | None = None
+    local_size: int | None = 1  # processes on this node; None for one per GPU
+    device: Literal["cpu", "cuda"] | None = None  # None leaves it to the settings
     nodes: int = 1
     node_rank: int = 0
-    host: str = ""
+    host: str = ""  # name or address of node 0, where the nodes meet
     port: int = 0
 
     @classmethod
@@ -48,19 +39,13 @@ class Layout:
         Raises:
             UsageError: Flags are invalid or contradict each other; names all problems together.
         """
-        problems = [
-            *_device_problems(gpus, processes, device),
-            *_node_problems(nodes, node_rank, rendezvous),
-        ]
+        device_problems = _device_problems(gpus, processes, device)
+        problems = [*device_problems, *_node_problems(nodes, node_rank, rendezvous)]
         if problems:
             raise UsageError("; ".join(problems))
         host, port = _parse_endpoint(rendezvous or "") or ("", 0)
-        if gpus is None:
-            local_size: int | None = processes or 1
-        else:
-            local_size = None if gpus == "auto" else int(gpus)
         return cls(
-            local_size=local_size,
+            local_size=None if gpus == "auto" else int(gpus or processes or 1),
             device="cuda" if gpus is not None else "cpu" if processes is not None else None,
             nodes=nodes or 1,
             node_rank=node_rank or 0,

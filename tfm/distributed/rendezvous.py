@@ -40,12 +40,9 @@ class Rendezvous(StaticTCPRendezvous):
     Ranks follow from the node rank. Elastic's agent calls `num_nodes_waiting` each time before it
     checks its processes; signals are forwarded, and failures of other nodes raised, from there.
     A single node uses a free port of its own.
-
-    Attributes:
-        worker_group: The agent's processes on this node.
     """
 
-    worker_group: WorkerGroup
+    worker_group: WorkerGroup  # the agent's processes on this node
 
     def __init__(self, layout: Layout, stop: StopRequests, *, join_seconds: int) -> None:
         super().__init__(
@@ -100,12 +97,7 @@ class Rendezvous(StaticTCPRendezvous):
     def share_failure(
         self, error: FailedProcessError, *, is_consequence: bool
     ) -> FailedProcessError:
-        """Publish a failure of this node; return the first failure of all nodes.
-
-        Args:
-            error: The failure of this node.
-            is_consequence: Whether another node caused it; it is not published then.
-        """
+        """Publish a failure of this node unless another node caused it; return the first of all."""
         if self.world_size == 1:
             return error
         if not is_consequence:

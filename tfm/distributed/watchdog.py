@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from torch.distributed.distributed_c10d import Store
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from tfm.distributed.failures import RESUME, end_process
 from tfm.errors import LostPeersError
@@ -30,7 +31,7 @@ _INTERVALS_TO_NOTICE, _INTERVALS_TO_END = 4, 8
 _MAX_INTERVALS_TO_NOTICE = 12
 # When collectives break, a rank that has been silent for this long is likely the lost one.
 _SILENT_INTERVALS = 2
-_REPORTED = "watchdog/reported"
+_REPORTED = "reported"
 _MAX_CALLS = 4
 _PACKAGE_DIR = Path(__file__).parents[1]
 _STOPPED = "is stopped by a signal"
@@ -45,27 +46,18 @@ _STATES = {
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """The status of a process, as it posts it in the store for the others.
-
-    Attributes:
-        post: Number of this post; 0 before the first.
-        idle_seconds: Time since the last heartbeat.
-        phase: The work that the last heartbeat announced.
-        waits: Whether this work waits for other processes.
-        left: Whether the process has ended normally.
-        seen_at: Time when this post was first seen, in seconds of the observer's clock.
-    """
+    """The status of a process, as it posts it in the store for the others."""
 
     rank: int
     host: str = ""
     pid: int = 0
-    post: int = 0
-    idle_seconds: float = 0.0
-    phase: str = "startup"
-    waits: bool = False
+    post: int = 0  # number of this post; 0 before the first
+    idle_seconds: float = 0.0  # since the last heartbeat
+    phase: str = "startup"  # the work that the last heartbeat announced
+    waits: bool = False  # for other processes, in this phase
     stack: str = ""
-    left: bool = False
-    seen_at: float = 0.0
+    left: bool = False  # the process has ended normally
+    seen_at: float = 0.0  # when the observer first saw this post, in seconds of its clock
 
     def describe(self, *, now: float, here: str) -> str:
         """Describe which process it is, for how long it has made no progress, where, and why.
@@ -111,13 +103,8 @@ class Watchdog:
     see a stalled rank reports it; the others end quietly. Another thread ends this process if the
     store does not answer within the timeout, because requests to it have no time limit.
 
-    Args:
-        world: The ranks to watch.
-        store: The store of the process group; None for a single process. It is cloned, so that
-            requests of different threads do not wait for each other.
-        timeout_seconds: How long a process may make no progress.
-        fail: Ends this process; called in a thread with the message to report, or with None if
-            another process reports it.
+    `store` is that of the process group; None for a single process. `fail` ends this process: it is
+    called in a thread with the message to report, or with None if another process reports it.
     """
 
     def __init__(
@@ -129,7 +116,7 @@ class Watchdog:
         fail: Callable[[str | None], None] = end_process,
     ) -> None:
         self._world = world
-        self._store = store
+        self._store: Store = store or dist.HashStore()  # type: ignore[attr-defined]  # no stub
         self._timeout = timeout_seconds
         self._interval = min(_MAX_INTERVAL_SECONDS, timeout_seconds / _INTERVALS_PER_TIMEOUT)
         self._fail = fail
@@ -148,8 +135,8 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         self._main = threading.get_ident()
-        if self._store is not None:
-            self._store = self._store.clone()  # type: ignore[attr-defined]  # not in its stub
+        # A clone, so that requests of different threads do not wait for each other.
+        self._store = PrefixStore("watchdog", self._store.clone())  # type: ignore[attr-defined]
         for thread in self._threads:
             thread.start()
         return self
@@ -200,7 +187,7 @@ class Watchdog:
                 message = f"{description}; if it is only slow, raise --stall-minutes"
                 is_first = True
                 with contextlib.suppress(RuntimeError):  # without a store, nobody else reports
-                    is_first = self._store is None or self._store.add(_REPORTED, 1) == 1
+                    is_first = self._store.add(_REPORTED, 1) == 1
                 self._end(message if is_first else None)
         if not self._ending.is_set():
             with contextlib.suppress(RuntimeError):  # the store may have ended already
@@ -209,13 +196,10 @@ class Watchdog:
     def _exchange(self) -> bool:
         """Post and read statuses; return whether a process has reported a stalled rank."""
         self._post()
-        if self._store is None:
-            self._contact_at = self._clock
-            return False
         others = [rank for rank in self._statuses if rank != self._world.rank]
         # Reading a missing key would block.
-        posted = [n for n in others if self._statuses[n].post or self._store.check([_key(n)])]
-        posts = self._store.multi_get([_key(rank) for rank in posted]) if posted else []
+        posted = [n for n in others if self._statuses[n].post or self._store.check([str(n)])]
+        posts = self._store.multi_get([str(rank) for rank in posted]) if posted else []
         is_reported = self._store.check([_REPORTED])
         self._contact_at = self._clock
         for status in (RankStatus(**json.loads(post)) for post in posts):
@@ -235,8 +219,7 @@ class Watchdog:
             left=left,
             seen_at=self._clock,
         )
-        if self._store is not None:
-            self._store.set(_key(rank), json.dumps(asdict(status)))
+        self._store.set(str(rank), json.dumps(asdict(status)))
 
     def _find_cause(self) -> str | None:
         """Describe the silent ranks when collectives break; None if there are none.
@@ -274,15 +257,9 @@ class Watchdog:
             if message and status.host == self._own.host and process_state(status.pid) == _STOPPED:
                 with contextlib.suppress(OSError):
                     os.kill(status.pid, signal.SIGCONT)
-        if self._store is not None:
-            intervals = _INTERVALS_TO_END if message is None else _INTERVALS_TO_NOTICE
-            time.sleep(intervals * self._interval)
+        time.sleep((_INTERVALS_TO_NOTICE if message else _INTERVALS_TO_END) * self._interval)
         self._fail(message)
         self._ended.set()
-
-
-def _key(rank: int) -> str:
-    return f"watchdog/{rank}"
 
 
 def format_stack(frame: FrameType | None) -> str:

@@ -11,7 +11,7 @@ from tfm.backends.plain import PLAIN, Backend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import EOS, PAD, Vocabulary
-from tfm.device.compute import Compute, is_out_of_memory, release_memory
+from tfm.device.compute import Compute, is_out_of_memory
 from tfm.device.threads import ComputeThreads
 from tfm.errors import CheckpointError, DataError
 from tfm.inference.batches import (
@@ -148,7 +148,7 @@ class Engine:
         # Outside the handler: the error keeps the tensors of the failed attempt alive.
         if self._slots is not None:
             self._slots.release()
-        release_memory(self.compute.device)
+        torch.cuda.empty_cache()  # so that blocks of other sizes fit
         if not self._has_warned_of_memory:
             self._has_warned_of_memory = True
             self._notify(

@@ -14,7 +14,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 
 from tfm.data.trees.tree import TOP, TRACE, UNTAGGED, Leaf, Tree, bare_label, walk
-from tfm.errors import DataError
 
 CUTOFF_LENGTH = 40
 
@@ -101,23 +100,11 @@ class BracketScore:
 
 
 def score_brackets(gold: Sequence[Tree], trees: Sequence[Tree | None]) -> BracketScore:
-    """Score trees.
+    """Score as many trees as there are gold trees; None stands for a sentence without a parse.
 
     Words with the tag XX (no part of speech) get the gold tree's tag, so that punctuation is
     deleted in both trees.
-
-    Args:
-        gold: Gold trees with parts of speech.
-        trees: The trees to score; None for a sentence without a parse.
-
-    Raises:
-        DataError: The numbers of trees differ, or there are none.
     """
-    if len(gold) != len(trees) or not gold:
-        raise DataError(
-            f"there are {len(gold):,} gold trees and {len(trees):,} to score: "
-            "both need one for each sentence"
-        )
     score = BracketScore()
     for gold_tree, tree in zip(gold, trees, strict=True):
         counts = _compare(gold_tree, tree)
@@ -150,7 +137,6 @@ class _Sentence:
 
 
 def _compare(gold_tree: Tree, tree: Tree | None) -> BracketCounts:
-    """Count the brackets of one sentence."""
     counts = BracketCounts(sentences=1)
     if tree is None or not (test := _Sentence(tree, _tags(tree, gold_tree))).leaves:
         counts.skipped = 1
@@ -197,11 +183,7 @@ def _num_crossing(gold: Counter[Bracket], test: Counter[Bracket]) -> int:
 
 
 def _innermost(spans: Collection[Span]) -> dict[int, Span]:
-    """Return the smallest span that strictly contains each position between words, if any.
-
-    Args:
-        spans: The spans of one tree, which are nested or disjoint.
-    """
+    """Return the smallest span of a tree that strictly contains each position between words."""
     innermost = {}
     open_spans: list[Span] = []
     ahead = sorted(spans, key=lambda span: (-span[0], span[1]))  # a stack: the next span is last

@@ -6,10 +6,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tfm import __version__
 from tfm.backends.selection import verified_compute
 from tfm.config import AverageConfig, RunConfig, run_toml, settings_to
-from tfm.device.compute import num_gpus
 from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
@@ -61,7 +62,7 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
         )
     device, precision = run.training.device, run.training.precision
     # Slurm may show each process its own GPU only.
-    gpu = 0 if world.launcher == "Slurm" and num_gpus() == 1 else world.local_rank
+    gpu = 0 if world.launcher == "Slurm" and torch.cuda.device_count() == 1 else world.local_rank
     compute = verified_compute(device, precision, local_rank=gpu, trains=True)
     data = open_data(data_dir, run)
     timeout = timedelta(minutes=run.training.stall_minutes)

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from tfm.config import DeviceName, Precision, RunConfig, TransformerConfig, suitable_arch
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
-from tfm.device.compute import choose_compute, num_gpus
+from tfm.device.compute import choose_compute
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.storage.checkpoint.model_folder import ModelInfo
 
@@ -41,7 +43,7 @@ def arch_for_data(data_dir: Path, device: DeviceName, precision: Precision) -> t
         UsageError: The CPU does not support the precision.
         DataError: The dataset is damaged or not binarized.
     """
-    on_gpu = device == "cuda" or (device == "auto" and num_gpus() > 0)
+    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.device_count() > 0)
     if not on_gpu:
         choose_compute(device, precision, trains=True)
     task = Manifest.load(data_dir).task

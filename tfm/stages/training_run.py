@@ -25,7 +25,14 @@ from tfm.storage.checkpoint.model_folder import load_info, load_training_state
 from tfm.storage.checkpoint.run_folder import checkpoint_path
 from tfm.storage.metrics_log import MetricsLog
 from tfm.storage.saving import Saver
-from tfm.training.progress import ControlFlags, Heartbeat, MetricsWindow, StepReport, no_heartbeat
+from tfm.training.progress import (
+    ControlFlags,
+    Heartbeat,
+    StepReport,
+    figures_line,
+    metrics_record,
+    no_heartbeat,
+)
 from tfm.training.trainer import Trainer
 
 _MAX_PAIRS_IN_MESSAGE = 10
@@ -75,7 +82,7 @@ class TrainingRun:
         self._saver = Saver(self.run_dir, background=self._run.training.background_saving)
         self._started = self._validated_at = time.monotonic()
         self._state = RunState()
-        self._window = MetricsWindow()
+        self._window: list[StepReport] = []  # since the last line of metrics.jsonl
         self.metrics: dict[str, float] = {}
         if checkpoint is not None:
             self._resume(checkpoint)
@@ -184,7 +191,7 @@ class TrainingRun:
             )
         self.trainer.load_state(saved["trainer"])
         self._state = RunState(**{item.name: saved[item.name] for item in fields(RunState)})
-        self._window = MetricsWindow(StepReport(**report) for report in saved["window"])
+        self._window = [StepReport(**report) for report in saved["window"]]
         self.metrics = dict(load_info(checkpoint).metrics)
 
     def _write_line(self, record: Mapping[str, Any]) -> None:
@@ -192,10 +199,10 @@ class TrainingRun:
             self._log.append(record)
 
     def _log_step(self, report: StepReport, rows: Rows, bar: Progress) -> None:
-        self._window.add(report)
+        self._window.append(report)
         self._state.capacity_flops += report.seconds * self._capacity
         problem = f"{self._saver.problem} · " if self._saver.problem else ""
-        bar.update(1, figures=problem + self._window.figures())
+        bar.update(1, figures=problem + figures_line(self._window))
         if report.skipped:
             self._log_skip(report, rows)
         if report.step % self._run.training.log_steps == 0:
@@ -209,8 +216,8 @@ class TrainingRun:
                 "fp16_overflows": self.trainer.overflows,
                 "minutes": self._minutes(),
             }
-            self._write_line(self._window.record() | totals)
-            self._window = MetricsWindow()
+            self._write_line(metrics_record(self._window) | totals)
+            self._window = []
 
     def _log_skip(self, report: StepReport, rows: Rows) -> None:
         """Report a skipped step; raise TrainingError after too many in a row."""
@@ -311,7 +318,7 @@ class TrainingRun:
         state = {
             "trainer": trainer,
             "dataset": self.data.checksum,
-            "window": self._window.state(),
+            "window": [asdict(report) for report in self._window],
             **asdict(self._state),
             "minutes": self._minutes(),
         }

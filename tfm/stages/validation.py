@@ -19,7 +19,7 @@ from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model
 from tfm.stages.training_data import ValidationSplit
 from tfm.storage.checkpoint.model_folder import SCORES, ModelInfo
-from tfm.training.loss import batch_loss, perplexity
+from tfm.training.loss import BatchLoss, perplexity
 from tfm.training.progress import Heartbeat, no_heartbeat
 
 # Translation checks whether to stop after this many sentences.
@@ -76,6 +76,7 @@ class Validator:
     def _loss(self, model: Model) -> float | None:
         """Return the negative log-likelihood in nats per target token, EOS included."""
         model.train(False)
+        loss = BatchLoss(model, label_smoothing=0.0)
         world, batcher = self.group.world, Batcher(self.split.pairs, self.info.run.batching, seed=0)
         microbatches = [each for rows in batcher.epoch(1) for each in batcher.split(rows)]
         sums = torch.zeros(3, dtype=torch.float64)  # NLL, tokens, interrupted processes
@@ -87,7 +88,7 @@ class Validator:
                     break
                 batch = batcher.batch(rows).to(self.compute.device)
                 with self.compute.autocast():
-                    _, nll = batch_loss(model, batch, label_smoothing=0.0)
+                    _, nll = loss(batch)
                 sums += torch.tensor([float(nll), batch.num_tokens, 0])
         self.heartbeat("summing the validation loss", waits=True)
         total, num_tokens, num_interrupted = self.group.sum(sums).tolist()

@@ -1,8 +1,8 @@
 """Gradients of microbatches, summed over the processes that compute them."""
 
 import gc
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -57,8 +57,6 @@ def build_gradients(module: nn.Module, group: Group, example: Batch, *, shard: b
     if group.is_alone:
         return Gradients(module)
     if shard:
-        from tfm.training.sharding import ShardedGradients  # FSDP takes seconds to import
-
         return ShardedGradients(module, group)
     return ReplicatedGradients(module, group, example)
 
@@ -127,6 +125,36 @@ class ReplicatedGradients(Gradients):
         return future.then(lambda done: done.value()[0])
 
 
+class ShardedGradients(Gradients):
+    """Gradients of processes that each hold a shard of weights, gradients and optimizer state.
+
+    Weights are gathered layer by layer when they are needed (FSDP).
+    """
+
+    can_recover = False  # the other ranks need this rank's weights in each microbatch
+
+    def __init__(self, module: nn.Module, group: Group) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard  # takes seconds to import
+
+        super().__init__(module)
+        self._group = group
+        mesh = init_device_mesh(next(module.parameters()).device.type, (group.world.size,))
+        stacks = [child for child in module.modules() if isinstance(child, nn.ModuleList)]
+        for layer in [*(layer for stack in stacks for layer in stack), module]:
+            self._sharded = fully_shard(layer, mesh=mesh)
+            # Sum the gradients: the loss is already divided by the tokens of all ranks.
+            self._sharded.set_force_sum_reduction_for_comms(True)
+            self._sharded.set_gradient_divide_factor(1.0)
+
+    @override
+    @contextmanager
+    def accumulate(self, *, is_last: bool) -> Iterator[None]:
+        self._sharded.set_requires_gradient_sync(is_last)
+        with self._group.detect_lost_peers():
+            yield
+
+
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
     """Return the norm of the whole gradient, sharded or not."""
     norm: Any = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -137,12 +165,6 @@ def scale_gradient(parameters: Sequence[nn.Parameter], factor: float) -> None:
     """Multiply the whole gradient by a factor, in place."""
     if factor != 1.0:
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
-
-
-def clip_gradient(parameters: Sequence[nn.Parameter], norm: float, *, limit: float) -> None:
-    """Scale a gradient of a known norm down to a limit, in place; 0 means no limit."""
-    if limit and norm > limit:
-        scale_gradient(parameters, limit / norm)
 
 
 def full_tensor(tensor: Any, *, keep: bool = True) -> Tensor:

@@ -10,7 +10,10 @@ from tfm.model.build import Model
 
 
 class BatchLoss(nn.Module):
-    """A model and its `batch_loss` as one module, as DDP and FSDP need it."""
+    """Smoothed loss and negative log-likelihood of batches, summed over target tokens.
+
+    Both are scalars in nats. `label_smoothing` is ε, the probability that the wrong classes share.
+    """
 
     def __init__(self, model: Model, *, label_smoothing: float) -> None:
         super().__init__()
@@ -19,21 +22,14 @@ class BatchLoss(nn.Module):
 
     @override
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return batch_loss(self.model, batch, label_smoothing=self._label_smoothing)
-
-
-def batch_loss(model: Model, batch: Batch, *, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return smoothed loss and negative log-likelihood, summed over target tokens.
-
-    Both are scalars in nats. `label_smoothing` is ε, the probability that the wrong classes share.
-    """
-    return model.backend.label_smoothed_cross_entropy(
-        model.forward_packed(batch.source, batch.sources, batch.target_input, batch.targets),
-        model.output_weight,
-        batch.target_output,
-        smoothing=label_smoothing,
-        num_tokens=batch.num_tokens,
-    )
+        model = self.model
+        return model.backend.label_smoothed_cross_entropy(
+            model.forward_packed(batch.source, batch.sources, batch.target_input, batch.targets),
+            model.output_weight,
+            batch.target_output,
+            smoothing=self._label_smoothing,
+            num_tokens=batch.num_tokens,
+        )
 
 
 def perplexity(nll: float) -> float:

@@ -14,7 +14,7 @@ from tfm.backends.selection import training_backend
 from tfm.config import RunConfig, TransformerConfig
 from tfm.data.batching import Batch, Batcher
 from tfm.data.dataset import ParallelDataset, Rows
-from tfm.device.compute import Compute, is_out_of_memory, release_memory
+from tfm.device.compute import Compute, is_out_of_memory
 from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
 from tfm.errors import TrainingError, UsageError
@@ -22,15 +22,13 @@ from tfm.model.build import Model, use_backend
 from tfm.model.cost import Cost
 from tfm.training.gradients import (
     build_gradients,
-    clip_gradient,
     full_tensor,
     gradient_norm,
     scale_gradient,
     shard_like,
 )
 from tfm.training.loss import BatchLoss
-from tfm.training.optimizer import Adam, learning_rate, peak_learning_rate
-from tfm.training.precision import LossScale
+from tfm.training.optimizer import Adam, LossScale, learning_rate
 from tfm.training.progress import ControlFlags, Heartbeat, Position, StepReport, no_heartbeat
 
 Poll = Callable[[], ControlFlags]
@@ -45,20 +43,8 @@ class Trainer:
     Weights, data order and dropout depend only on the seed, the step and the microbatch. So a run
     that is stopped and resumed computes the same steps, on any number of processes.
 
-    Args:
-        model: The model, on the device of `compute`.
-        dataset: Training pairs.
-        run: All settings.
-        compute: Device and precision.
-        cost: The model's floating-point operations.
-        group: The processes that train together.
-        heartbeat: Called at the start of each phase of a step.
-        threads: Adapted between steps; None leaves torch's number of threads unchanged.
-
-    Attributes:
-        parameters: The model's parameters, each once.
-        overflows: Number of times that a batch was computed again after an fp16 overflow.
-        out_of_memory: Number of times that a batch was computed again in smaller microbatches.
+    The model is on the device of `compute`. `heartbeat` is called at the start of each phase of a
+    step. `threads` are adapted between steps; None leaves torch's number of threads unchanged.
 
     Raises:
         UsageError: The settings ask for fast kernels, but the model has none.
@@ -81,8 +67,8 @@ class Trainer:
         self.model = model
         self.batcher = Batcher(dataset, run.batching, seed=run.training.seed)
         self.position = Position()
-        self.overflows = 0
-        self.out_of_memory = 0
+        self.overflows = 0  # batches that were computed again after an fp16 overflow
+        self.out_of_memory = 0  # batches that were computed again in smaller microbatches
         self._run = run
         self._compute = compute
         self._cost = cost
@@ -96,7 +82,6 @@ class Trainer:
         self._gradients = build_gradients(loss, self._group, example, shard=run.training.shard)
         self.parameters = list(loss.parameters())
         self._optimizer = Adam(self.parameters, run.optimizer)
-        self._peak = peak_learning_rate(run.optimizer, run.model.d_model)
         self._loss_scale = LossScale()  # used in fp16 only
         self._max_tokens = run.batching.max_tokens
         # A multiple of the processes, so that all compute equally many microbatches.
@@ -149,11 +134,13 @@ class Trainer:
             # Smaller scales do not help if the loss itself overflowed: use fp32.
             if not math.isfinite(loss) or not scale.halve():
                 compute = replace(compute, dtype=torch.float32)
-        rate = learning_rate(step, peak=self._peak, warmup_steps=self._run.optimizer.warmup_steps)
+        settings = self._run.optimizer
+        rate = learning_rate(step, settings, self._run.model.d_model)
         if is_finite:
-            scale_gradient(self.parameters, 1 / scale.value)
+            limit = settings.clip_norm
+            clipping = limit / norm if limit and norm > limit else 1.0
+            scale_gradient(self.parameters, clipping / scale.value)
             scale.note_good_step()
-            clip_gradient(self.parameters, norm, limit=self._run.optimizer.clip_norm)
             self._optimizer.step(rate)
         self._optimizer.zero_grad()
         report = StepReport(
@@ -177,11 +164,9 @@ class Trainer:
         """Compute the gradient of a batch's weighted loss; each rank takes some microbatches.
 
         Ranks sum their gradients in the last microbatch, so all must take part in it: before it,
-        they exchange their flags, and whether one has run out of memory.
-
-        Returns:
-            [2] sums of loss and negative log-likelihood over all ranks, or None after a stop or if
-            a rank ran out of memory; and the flags, combined over all ranks.
+        they exchange their flags, and whether one has run out of memory. Return the [2] sums of
+        loss and negative log-likelihood over all ranks, or None after a stop or if a rank ran out
+        of memory; and the combined flags.
         """
         self._optimizer.zero_grad()  # of an attempt that failed
         world, microbatches = self._group.world, self._split(rows)
@@ -218,10 +203,9 @@ class Trainer:
     def _forward_backward(
         self, microbatches: list[Rows], index: int, weight: float, step: int, compute: Compute
     ) -> Tensor | None:
-        """Add the gradient of a microbatch's weighted loss to the gradient of the batch.
+        """Add the gradient of a microbatch's weighted loss to that of the batch.
 
-        Returns:
-            [2] sums of loss and negative log-likelihood; None if this rank ran out of memory.
+        Return [2] sums of loss and negative log-likelihood; None if this rank ran out of memory.
         """
         # A rank without a microbatch of its own computes the first one with weight 0.
         is_real = index < len(microbatches)
@@ -257,11 +241,7 @@ class Trainer:
         )
 
     def _use_smaller_microbatches(self, rows: Rows, step: int) -> None:
-        """Split this and later batches into microbatches of half the size.
-
-        Raises:
-            TrainingError: They already have a single sentence pair each.
-        """
+        """Split this and later batches into microbatches of half the size, if that is possible."""
         microbatches = self._split(rows)
         sizes = [self._num_padded(pairs) for pairs in microbatches if len(pairs) > 1]
         if not sizes:
@@ -269,7 +249,7 @@ class Trainer:
         self._max_tokens = max(sizes) // 2
         self.out_of_memory += 1
         self._optimizer.zero_grad()
-        release_memory(self._compute.device)
+        torch.cuda.empty_cache()  # so that blocks of other sizes fit
 
     def _too_large(self, microbatches: list[Rows], step: int) -> TrainingError:
         return TrainingError(
