@@ -116,7 +116,13 @@ class TreeFile:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedText:
-    """One text of a split that tfm generates: "numbers" to translate, or a "treebank" to parse."""
+    """One text of a split that tfm generates.
+
+    Attributes:
+        generator: "numbers" to translate, or a "treebank" to parse.
+        num_pairs: Number of sentence pairs.
+        seed: Random seed.
+    """
 
     generator: str
     num_pairs: int
