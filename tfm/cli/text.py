@@ -48,7 +48,7 @@ def _with_both_sides(args: Sequence[str]) -> list[str]:
 
 
 @app.command(rich_help_panel=TEXT_PANEL, cls=_PrepareCommand)
-@with_settings(CleaningConfig, SubwordConfig, BinarizeConfig)
+@with_settings(CleaningConfig, SubwordConfig, BinarizeConfig, help_all=True)
 def prepare(
     recipe: str | None = typer.Argument(
         None, metavar="RECIPE", help="Name of a built-in recipe, or path of a recipe's TOML file."
@@ -68,23 +68,26 @@ def prepare(
         None, metavar="SRC TGT", help="Language codes, if they are not the file names' suffixes."
     ),
     train_trees: list[Path] | None = typer.Option(
-        None, metavar="PATH", help="Training trees in brackets: a file or folder; repeatable."
+        None,
+        hidden=True,
+        metavar="PATH",
+        help="Training trees in brackets: a file or folder; repeatable.",
     ),
     valid_trees: list[Path] | None = typer.Option(
-        None, metavar="PATH", help="Validation trees: a file or folder; repeatable."
+        None, hidden=True, metavar="PATH", help="Validation trees: a file or folder; repeatable."
     ),
     test_trees: list[Path] | None = typer.Option(
-        None, metavar="PATH", help="Test trees: a file or folder; repeatable."
+        None, hidden=True, metavar="PATH", help="Test trees: a file or folder; repeatable."
     ),
     out: Path | None = typer.Option(None, help="Dataset folder (default: data/RECIPE)."),
     mirror: str | None = typer.Option(
         None, help="Folder or URL to fetch archives from, by their file names."
     ),
     downloads: Path | None = typer.Option(
-        None, help="Folder to keep archives in (default: OUT/downloads)."
+        None, hidden=True, help="Folder to keep archives in (default: OUT/downloads)."
     ),
     verify: bool = typer.Option(
-        True, "--verify/--no-verify", help="Check archives against their checksums."
+        True, "--verify/--no-verify", hidden=True, help="Check archives against their checksums."
     ),
     text_only: bool = typer.Option(
         False, "--text-only", help="Stop before learn-bpe and binarize."

@@ -34,7 +34,10 @@ class OptimizerConfig(Settings):
     section: ClassVar[str] = "optimizer"
 
     learning_rate: float | None = setting(
-        None, "Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).", at_least=0
+        None,
+        "Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).",
+        at_least=0,
+        common=True,
     )
     warmup_steps: int = setting(4000, "Number of linear warmup steps.", at_least=1)
     adam_beta1: float = setting(0.9, "Adam's β1.", at_least=0, at_most=0.9999)
@@ -58,6 +61,7 @@ class BatchingConfig(Settings):
         25_000,
         "Target tokens per step, summed over all devices and their microbatches.",
         at_least=1,
+        common=True,
     )
     bucket_tokens: int = setting(
         3_125,
@@ -83,16 +87,20 @@ class TrainingConfig(Settings):
 
     section: ClassVar[str] = "training"
 
-    max_steps: int = setting(100_000, "Stop after N steps.", at_least=1)
+    max_steps: int = setting(100_000, "Stop after N steps.", at_least=1, common=True)
     max_epochs: int | None = setting(None, "Stop after N epochs.", at_least=1)
     max_minutes: float | None = setting(
-        None, "Stop after N minutes of wall time, validation included.", at_least=0
+        None, "Stop after N minutes of wall time, validation included.", at_least=0, common=True
     )
     patience: int | None = setting(
         None, "Stop after N validations in a row without a better best_metric.", at_least=1
     )
     seed: int = setting(
-        1, "Random seed of initial weights, data order and dropout.", at_least=0, at_most=2**63 - 1
+        1,
+        "Random seed of initial weights, data order and dropout.",
+        at_least=0,
+        at_most=2**63 - 1,
+        common=True,
     )
     checkpoint_minutes: float = setting(
         10.0, "Validate and save a checkpoint every N minutes.", at_least=0.01
@@ -187,6 +195,7 @@ class SearchConfig(Settings):
     search: Literal["beam", "sample", "exact"] = setting(
         "beam",
         "Beam search, random sampling, or exact search, which proves that it found the best.",
+        common=True,
     )
     beam_size: int = setting(
         4,
@@ -194,9 +203,10 @@ class SearchConfig(Settings):
         flag="--beam",
         at_least=1,
         at_most=1024,
+        common=True,
     )
     length_penalty: float = setting(
-        0.6, "Exponent α of the GNMT length penalty; 0 ranks by plain log probability."
+        0.6, "Exponent α of the GNMT length penalty; 0 ranks by plain log probability.", common=True
     )
     max_extra_length: int = setting(
         50, "Longest translation: the number of source tokens plus N.", at_least=1
@@ -204,7 +214,9 @@ class SearchConfig(Settings):
     min_length: int = setting(
         1, "Fewest tokens in the translation of a non-empty line; 0 allows empty ones.", at_least=0
     )
-    n_best: int = setting(1, "Number of translations per sentence, best first.", at_least=1)
+    n_best: int = setting(
+        1, "Number of translations per sentence, best first.", at_least=1, common=True
+    )
     num_groups: int = setting(
         1, "Diverse beam search: number of groups that the beam is divided into.", at_least=1
     )
@@ -285,6 +297,7 @@ class InferenceConfig(Settings):
     precision: InferencePrecision = setting(
         "auto",
         "Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.",
+        common=True,
     )
     kernels: Kernels = setting(
         "auto",
@@ -326,6 +339,7 @@ class SubwordConfig(Settings):
         "Number of pieces in the vocabulary; if unset, it depends on the size of the text.",
         at_least=8,
         at_most=1_000_000,
+        common=True,
     )
     model_type: Literal["bpe", "unigram"] = setting("bpe", "Subword algorithm.")
     separate: bool = setting(False, "Learn one vocabulary per language instead of a joint one.")
@@ -363,7 +377,10 @@ class BinarizeConfig(Settings):
     section: ClassVar[str] = "binarize"
 
     max_length: int = setting(
-        250, "Drop training pairs with a side of more than N subword tokens.", at_least=1
+        250,
+        "Drop training pairs with a side of more than N subword tokens.",
+        at_least=1,
+        common=True,
     )
     jobs: int = setting(0, "Number of threads; 0 is one per core.", at_least=0, at_most=1024)
 
