@@ -14,6 +14,7 @@ import tfm
 from tfm.cli.main import app
 from tfm.config import PRESETS, run_config
 from tfm.config.toml import tomllib
+from tfm.data.corpus.loading import load_recipe
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -27,6 +28,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 TREE = (DOCS / "contributing" / "tree.md").read_text(encoding="utf-8")
 
 _TREE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`(tfm [a-z][^`…]*)`")
 _SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # "${name[@]}" of a possibly empty array, in the form that old versions of bash need.
 _ARRAY = re.compile(r'\$\{(\w+)\[@\]\+"\$\{\1\[@\]\}"\}')
@@ -45,9 +47,10 @@ def tree():
 
 
 def shell(path):
-    """The shell lines of a document, continued lines joined."""
+    """The shell lines of a document, continued lines joined, and the commands in its sentences."""
     text = path.read_text(encoding="utf-8")
-    blocks = [text] if path.suffix == ".sh" else _SHELL.findall(text)
+    spans = [re.sub(r"\bN\b", "1", " ".join(span.split())) for span in _SPAN.findall(text)]
+    blocks = [text] if path.suffix == ".sh" else [*_SHELL.findall(text), *spans]
     script = "\n".join(blocks).replace("\\\n", " ")
     script = _ARRAY.sub("", script)
     return re.sub(r"\$\{\w+:\+([^}]*)\}", r"\1", script).splitlines()
@@ -69,13 +72,14 @@ def commands(line):
             command.append(word)
 
 
+GROUP = typer.main.get_command(app)
 LINES = [(path, line) for path in (*DOCUMENTS, *SCRIPTS) for line in shell(path)]
 COMMANDS = [arguments for _, line in LINES for arguments in commands(line)]
 
 
 def test_the_documents_have_a_tree_and_commands():
     assert len(tree()) > 20
-    assert {arguments[0] for arguments in COMMANDS} >= {*typer.main.get_command(app).commands}
+    assert {arguments[0] for arguments in COMMANDS} >= {*GROUP.commands}
 
 
 def test_every_path_of_the_tree_exists():
@@ -110,9 +114,8 @@ def test_every_top_level_folder_of_source_is_in_the_tree():
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_every_command_parses(arguments):
-    group = typer.main.get_command(app)
-    with group.make_context("tfm", list(arguments)) as context:
-        name, command, rest = group.resolve_command(context, list(arguments))
+    with GROUP.make_context("tfm", list(arguments)) as context:
+        name, command, rest = GROUP.resolve_command(context, list(arguments))
         if name == "bench":
             name, command, rest = command.resolve_command(context, rest)
         with command.make_context(name, rest, parent=context) as parsed:
@@ -121,8 +124,7 @@ def test_every_command_parses(arguments):
 
 
 def test_every_flag_that_a_document_names_exists():
-    group = typer.main.get_command(app)
-    commands = [group, *(command for _, command in generated.all_commands())]
+    commands = [GROUP, *(command for _, command in generated.all_commands())]
     flags = {
         flag
         for command in commands
@@ -163,7 +165,9 @@ def test_every_link_to_a_file_or_heading_is_valid():
 def test_every_path_that_the_docs_name_exists():
     for path in DOCUMENTS:
         if path.is_relative_to(DOCS):
-            names = re.findall(r"`((?:tfm|tests|benchmarks|examples)/[^`\s]*)`", path.read_text())
+            names = re.findall(
+                r"`((?:tfm|tests|benchmarks|examples)/[^`\s]*)`", path.read_text(encoding="utf-8")
+            )
             assert [name for name in names if not (ROOT / name).exists()] == [], path
 
 
@@ -207,6 +211,14 @@ def test_every_message_that_troubleshooting_explains_is_one_of_tfm():
     messages = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
     assert len(messages) > 10
     assert [message for message in messages if message not in source] == []
+
+
+def test_the_recipe_in_the_docs_is_valid(tmp_path):
+    page = (DOCS / "how-to" / "recipe.md").read_text(encoding="utf-8")
+    [recipe] = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    for name, text in {"captions.toml": recipe, "dev.en": "yes\n", "dev.de": "ja\n"}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert load_recipe(str(tmp_path / "captions.toml")).name == "captions-en-de"
 
 
 def test_the_readme_fits_a_few_screens():
