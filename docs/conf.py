@@ -15,6 +15,8 @@ release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_show_copyright = False
+html_static_path = ["style.css"]
+html_css_files = ["style.css"]
 myst_heading_anchors = 3
 smartquotes = False  # it would turn the dashes of flags into one long dash
 

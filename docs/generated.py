@@ -150,7 +150,7 @@ def _command(name: str, command: Any) -> str:
 
 def _group(kind: type[config.Settings]) -> str:
     hints = typing.get_type_hints(kind)
-    columns = ("setting", "flag", "values", "default", "presets", "meaning")
+    columns = ("setting", "default", "values", "presets", "meaning")
     own = (item for item in fields(kind) if item.name in kind.__annotations__)
     rows = (_setting(kind.section, item, hints[item.name]) for item in own)
     return f"\n## [{kind.section}] {kind.__name__}\n\n{_summary(kind)}\n\n{_table(columns, rows)}"
@@ -162,17 +162,9 @@ def _setting(section: str, item: Field[Any], hint: Any) -> Sequence[str]:
         for arch, tables in config.PRESETS.items()
         if item.name in tables.get(section, {})
     )
-    flag = item.metadata["flag"] or "--" + item.name.replace("_", "-")
+    name = f"`{item.name}`" + (f" (`{item.metadata['flag']}`)" if item.metadata["flag"] else "")
     default = "unset" if item.default is None else f"`{json.dumps(item.default)}`"
-    help_text = _text(item.metadata["help"])
-    return (
-        f"`{item.name}`",
-        f"`{flag}`",
-        _values(item, hint),
-        default,
-        ", ".join(changes),
-        help_text,
-    )
+    return name, default, _values(item, hint), ", ".join(changes), _text(item.metadata["help"])
 
 
 def _values(item: Field[Any], hint: Any) -> str:
