@@ -176,7 +176,11 @@ def _values(item: Field[Any], hint: Any) -> str:
     if typing.get_origin(hint) is not None:
         return "list of tables" if typing.get_origin(hint) is tuple else "table"
     low, high = item.metadata.get("at_least"), item.metadata.get("at_most")
-    limits = [f"{sign} {limit:,}" for sign, limit in (("≥", low), ("≤", high)) if limit is not None]
+    limits = [
+        f"{sign}\N{NO-BREAK SPACE}{limit:,}"
+        for sign, limit in (("≥", low), ("≤", high))
+        if limit is not None
+    ]
     return ", ".join([_TYPES[hint], *limits])
 
 

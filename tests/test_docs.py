@@ -107,6 +107,19 @@ def test_every_module_and_folder_of_the_package_is_in_the_tree_once():
     assert listed - recipes == modules | folders
 
 
+def test_the_documents_show_the_layers_that_lint_imports_checks():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    [layers] = [
+        c["layers"] for c in contracts["tool"]["importlinter"]["contracts"] if "layers" in c
+    ]
+    layers = [layer.replace("tfm.", "") for layer in layers]
+    page = (DOCS / "contributing" / "architecture.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^(\w+(?: │ \w+)*)  +\S", page, re.MULTILINE)
+    assert [layer.replace("│", "|") for layer in shown] == layers
+    guide = " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
+    assert " → ".join(layers) in guide
+
+
 def test_every_top_level_folder_of_source_is_in_the_tree():
     listed = {name.partition("/")[0] for name in tree()}
     assert {"tfm", "tests", "examples", "benchmarks", "docs"} <= listed
