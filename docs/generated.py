@@ -20,6 +20,7 @@ from tfm.data import dataset, manifest
 from tfm.data.corpus.loading import builtin_recipes
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import Archive, GeneratedText, TextFiles, TreeFile
+from tfm.inference.lines import ScoredTarget, Translation
 from tfm.stages import score
 from tfm.storage.checkpoint import model_folder
 
@@ -34,6 +35,7 @@ _FORMATS = {
     "`config.json` of a model folder or checkpoint": model_folder.FORMAT,
     "`last-generation.json` in `runs/`": score.LAST_GENERATION_FORMAT,
 }
+_RESULTS = (Translation, ScoredTarget)
 _TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
 _RECIPE_TABLES = {
     "Top level": Recipe,
@@ -89,9 +91,14 @@ def exit_codes() -> str:
 
 
 def api() -> str:
-    """Return the directives that document the classes that `import tfm` offers."""
+    """Return the directives that document the classes that `import tfm` offers, and their results.
+
+    The results are dataclasses, whose docstrings describe their members.
+    """
     names = [name for name in tfm.__all__ if inspect.isclass(getattr(tfm, name))]
-    return "".join(_block("{eval-rst}", f".. autoclass:: tfm.{n}\n   :members:") for n in names)
+    offered = (f".. autoclass:: tfm.{name}\n   :members:" for name in names)
+    results = (f".. autoclass:: {each.__module__}.{each.__name__}" for each in _RESULTS)
+    return "".join(_block("{eval-rst}", directive) for directive in (*offered, *results))
 
 
 # The page that each generated part ends.
