@@ -1,14 +1,15 @@
 # make quickstart   run all seven stages in minutes on a CPU
 # make test         run the tests
 # make test-kernels test the GPU kernels, in Triton's interpreter without a GPU (installs 1 GB)
-# make check        what CI runs: format, lint, types, layers, tests
+# make docs         build the documentation into build/docs
+# make check        what CI runs: format, lint, types, layers, tests, documentation
 # Each target sets up .venv itself. PYTHON=python3.12 selects an interpreter.
 
 PYTHON ?= python3
 BIN := .venv/bin
 NEEDED := "tfm needs Python 3.10 or newer: make PYTHON=/path/to/python3"
 
-.PHONY: quickstart test test-kernels lint format check clean
+.PHONY: quickstart test test-kernels docs lint format check clean
 
 quickstart: .venv/installed
 	$(BIN)/tfm quickstart
@@ -18,6 +19,9 @@ test: .venv/installed-dev
 
 test-kernels: .venv/installed-kernels
 	$(BIN)/python -m pytest tests/test_kernels_*.py tests/test_gpu_*.py tests/test_selection.py tests/test_cuda_graphs.py
+
+docs: .venv/installed-docs
+	$(BIN)/sphinx-build --fail-on-warning --fresh-env --quiet docs build/docs
 
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check
@@ -29,10 +33,10 @@ format: .venv/installed-dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-check: lint test
+check: lint test docs
 
 clean:
-	rm -rf .venv quickstart .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv build quickstart .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and $(NEEDED))'
@@ -44,6 +48,10 @@ clean:
 
 .venv/installed-dev: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch .venv/installed $@
+
+.venv/installed-docs: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch .venv/installed $@
 
 .venv/installed-kernels: pyproject.toml | .venv/bin/python

@@ -45,6 +45,8 @@ TFM = [sys.executable, "-m", "tfm"]
 RUN_GROUPS = [TransformerConfig, OptimizerConfig, BatchingConfig, TrainingConfig]
 RUN_SETTINGS = [(group, item) for group in RUN_GROUPS for item in dataclasses.fields(group)]
 
+LONG_COMMANDS = ["prepare", "train", "generate"]
+
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
@@ -65,6 +67,11 @@ def test_the_recipes_are_listed_one_per_line(run):
 def imported_by(statement):
     code = f"import sys; {statement}; print(*sys.modules)"
     return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+
+
+def help_of(run, *command):
+    """The help of a command with all its flags."""
+    return run(*command, "--help-all" if command[0] in LONG_COMMANDS else "--help")[1]
 
 
 def test_the_command_line_starts_without_the_heavy_libraries():
@@ -103,7 +110,7 @@ def test_the_examples_in_the_help_name_existing_presets(run, command):
 @pytest.mark.parametrize("command", [*COMMANDS[:-1], "bench train", "bench generate"])
 def test_help_shows_every_flag_whole_on_narrow_terminals(run, monkeypatch, command, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    out = run(*command.split(), "--help")[1]
+    out = help_of(run, *command.split())
     parsed = typer.main.get_command(app)
     for name in command.split():
         parsed = parsed.commands[name]
@@ -114,14 +121,35 @@ def test_help_shows_every_flag_whole_on_narrow_terminals(run, monkeypatch, comma
     assert not re.findall(r"--[a-z0-9-]*-$|--$", out, re.MULTILINE)  # cut in a sentence
 
 
+@pytest.mark.parametrize("command", LONG_COMMANDS)
+def test_help_of_commands_with_many_flags_fits_a_screen(run, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, full = run(command, "--help")[1], run(command, "--help-all")[1]
+    assert short.count("\n") <= 44
+    assert "--help-all" in short
+    flags_in = {line.split()[0] for line in short.splitlines() if line.startswith("  -")}
+    assert flags_in < {line.split()[0] for line in full.splitlines() if line.startswith("  -")}
+
+
+def test_help_of_commands_with_few_flags_hides_none(run):
+    for command in ("score", "average", "bench train"):
+        assert "--help-all" not in run(*command.split(), "--help")[1]
+
+
+def test_flags_that_help_hides_are_accepted(run):
+    code, printed, err = run("train", "--warmup-steps", "7", "--print-config")
+    assert (code, err) == (0, "")
+    assert "warmup_steps = 7" in printed
+
+
 def test_help_of_train_names_the_sections_of_its_toml_file(run):
-    out = run("train", "--help")[1]
+    out = run("train", "--help-all")[1]
     for group in RUN_GROUPS:
         assert f"[{group.section}]" in out
 
 
 def test_help_shows_every_default(run):
-    out = re.sub(r"\s+", " ", run("train", "--help")[1])
+    out = re.sub(r"\s+", " ", run("train", "--help-all")[1])
     for _, item in RUN_SETTINGS:
         if item.default is not None:
             default = {"True": "yes", "False": "no"}.get(str(item.default), item.default)

@@ -1,25 +1,34 @@
 """The documents agree with the code: files, commands, flags, settings, versions."""
 
+import json
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
+import generated
 import pytest
 import typer
 
 import tfm
 from tfm.cli.main import app
-from tfm.config import PRESETS
+from tfm.config import PRESETS, run_config
+from tfm.config.toml import tomllib
+from tfm.data.corpus.loading import load_recipe
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "examples/**/*.md", "benchmarks/**/*.md", "examples/**/*.sh")
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/**/*.md")
     for path in ROOT.glob(pattern)
 )
+SCRIPTS = sorted(ROOT.glob("examples/**/*.sh"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TREE = (DOCS / "contributing" / "tree.md").read_text(encoding="utf-8")
 
-_TREE = re.compile(r"^## The tree\n+```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_TREE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`(tfm [a-z][^`…]*)`")
 _SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # "${name[@]}" of a possibly empty array, in the form that old versions of bash need.
 _ARRAY = re.compile(r'\$\{(\w+)\[@\]\+"\$\{\1\[@\]\}"\}')
@@ -27,8 +36,8 @@ _TREE_LINE = re.compile(r"( *)(\S+)(?:  +(\S.*))?")
 
 
 def tree():
-    """The paths in the README's tree, each with its description."""
-    [block] = _TREE.findall(README)
+    """The paths in the tree, each with its description."""
+    [block] = _TREE.findall(TREE)
     described, folders = {}, []
     for line in block.splitlines():
         indent, name, description = _TREE_LINE.fullmatch(line).groups()
@@ -38,9 +47,10 @@ def tree():
 
 
 def shell(path):
-    """The shell lines of a document, continued lines joined."""
+    """The shell lines of a document, continued lines joined, and the commands in its sentences."""
     text = path.read_text(encoding="utf-8")
-    blocks = [text] if path.suffix == ".sh" else _SHELL.findall(text)
+    spans = [re.sub(r"\bN\b", "1", " ".join(span.split())) for span in _SPAN.findall(text)]
+    blocks = [text] if path.suffix == ".sh" else [*_SHELL.findall(text), *spans]
     script = "\n".join(blocks).replace("\\\n", " ")
     script = _ARRAY.sub("", script)
     return re.sub(r"\$\{\w+:\+([^}]*)\}", r"\1", script).splitlines()
@@ -62,14 +72,14 @@ def commands(line):
             command.append(word)
 
 
-LINES = [(path, line) for path in DOCUMENTS for line in shell(path)]
+GROUP = typer.main.get_command(app)
+LINES = [(path, line) for path in (*DOCUMENTS, *SCRIPTS) for line in shell(path)]
 COMMANDS = [arguments for _, line in LINES for arguments in commands(line)]
 
 
-def test_the_readme_has_a_tree_and_commands():
+def test_the_documents_have_a_tree_and_commands():
     assert len(tree()) > 20
-    assert len(COMMANDS) > 5
-    assert {arguments[0] for arguments in COMMANDS} >= {"prepare", "train", "generate", "score"}
+    assert {arguments[0] for arguments in COMMANDS} >= {*GROUP.commands}
 
 
 def test_every_path_of_the_tree_exists():
@@ -83,7 +93,7 @@ def test_every_line_of_the_tree_has_a_description():
 
 
 def test_every_module_and_folder_of_the_package_is_in_the_tree_once():
-    [block] = _TREE.findall(README)
+    [block] = _TREE.findall(TREE)
     assert len(tree()) == len(block.splitlines())
     package = ROOT / "tfm"
     modules = {
@@ -97,17 +107,29 @@ def test_every_module_and_folder_of_the_package_is_in_the_tree_once():
     assert listed - recipes == modules | folders
 
 
+def test_the_documents_show_the_layers_that_lint_imports_checks():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    [layers] = [
+        c["layers"] for c in contracts["tool"]["importlinter"]["contracts"] if "layers" in c
+    ]
+    layers = [layer.replace("tfm.", "") for layer in layers]
+    page = (DOCS / "contributing" / "architecture.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^(\w+(?: │ \w+)*)  +\S", page, re.MULTILINE)
+    assert [layer.replace("│", "|") for layer in shown] == layers
+    guide = " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
+    assert " → ".join(layers) in guide
+
+
 def test_every_top_level_folder_of_source_is_in_the_tree():
     listed = {name.partition("/")[0] for name in tree()}
-    assert {"tfm", "tests", "examples", "benchmarks"} <= listed
+    assert {"tfm", "tests", "examples", "benchmarks", "docs"} <= listed
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_every_command_parses(monkeypatch, arguments):
     monkeypatch.setattr("tfm.cli.paths._check_exists", lambda path: None)
-    group = typer.main.get_command(app)
-    with group.make_context("tfm", list(arguments)) as context:
-        name, command, rest = group.resolve_command(context, list(arguments))
+    with GROUP.make_context("tfm", list(arguments)) as context:
+        name, command, rest = GROUP.resolve_command(context, list(arguments))
         if name == "bench":
             name, command, rest = command.resolve_command(context, rest)
         with command.make_context(name, rest, parent=context) as parsed:
@@ -116,23 +138,107 @@ def test_every_command_parses(monkeypatch, arguments):
 
 
 def test_every_flag_that_a_document_names_exists():
-    group = typer.main.get_command(app)
+    commands = [GROUP, *(command for _, command in generated.all_commands())]
     flags = {
         flag
-        for command in [group, *group.commands.values(), *group.commands["bench"].commands.values()]
+        for command in commands
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
-    } | {"--help", "--nproc-per-node"}  # a flag of torchrun
+    } | {"--help", "--nproc-per-node", "--index-url"}  # flags of torchrun and pip
     examples = ROOT / "examples" / "wmt14"
-    for path in (ROOT / "README.md", examples / "README.md", examples / "run.sh"):
+    documents = (path for path in DOCUMENTS if path.is_relative_to(DOCS))
+    for path in (ROOT / "README.md", *documents, examples / "README.md", examples / "run.sh"):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", path.read_text(encoding="utf-8")))
         assert named - flags == set(), path
 
 
-def test_every_link_to_a_file_is_valid():
+def rendered(path):
+    """A document with the files that it includes and its generated part."""
+    text = path.read_text(encoding="utf-8")
+    included = re.findall(r"^```\{include\} (.*)$", text, re.MULTILINE)
+    text += "".join((path.parent / name).read_text(encoding="utf-8") for name in included)
+    page = path.resolve().relative_to(ROOT).with_suffix("").as_posix().removeprefix("docs/")
+    return text + generated.PAGES.get(page, str)()
+
+
+def anchors(path):
+    """The anchors of a document's headings, as GitHub and MyST form them."""
+    headings = re.findall(r"^#+ (.*)$", rendered(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_to_a_file_or_heading_is_valid():
     for path in DOCUMENTS:
-        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text(encoding="utf-8")):
-            assert (path.parent / target).exists(), f"{path.name}: {target}"
+        links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", path.read_text(encoding="utf-8"))
+        for name, anchor in links:
+            target = path.parent / name if name else path
+            assert target.exists(), f"{path.name}: {name}"
+            assert not anchor or anchor in anchors(target), f"{path.name}: {name}#{anchor}"
+
+
+def test_every_path_that_the_docs_name_exists():
+    for path in DOCUMENTS:
+        if path.is_relative_to(DOCS):
+            names = re.findall(
+                r"`((?:tfm|tests|benchmarks|examples)/[^`\s]*)`", path.read_text(encoding="utf-8")
+            )
+            assert [name for name in names if not (ROOT / name).exists()] == [], path
+
+
+def test_every_page_is_in_the_table_of_contents_once():
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    contents = re.findall(r"^([a-z-]+/[a-z0-9-]+)$", index, re.MULTILINE)
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.glob("*/*.md")}
+    assert sorted(contents) == sorted(pages)
+
+
+def test_the_generated_pages_have_every_command_flag_setting_and_preset():
+    commands, settings = generated.commands(), generated.settings()
+    for name, command in generated.all_commands():
+        section = commands.partition(f"\n## tfm {name}\n")[2].partition("\n## ")[0]
+        assert section.count("\n| `") == len(command.params)
+        assert all(flag in section for each in command.params for flag in each.opts if "--" in flag)
+    for kind in generated.all_groups():
+        for item in fields(kind):
+            assert re.search(
+                rf"^\| `{item.name}` (\S+ )?\| {re.escape(default(item))} ", settings, re.M
+            )
+    assert re.findall(r"^## (.*)", generated.presets(), re.MULTILINE) == [*PRESETS]
+
+
+def default(item):
+    return "unset" if item.default is None else f"`{json.dumps(item.default)}`"
+
+
+def test_generated_pages_continue_pages_of_the_docs():
+    assert all((DOCS / f"{page}.md").is_file() for page in generated.PAGES)
+
+
+def test_presets_as_shown_in_the_docs_are_those_that_config_reads():
+    blocks = re.findall(r"^```toml\n(.*?)^```", generated.presets(), re.MULTILINE | re.DOTALL)
+    for arch, block in zip(PRESETS, blocks, strict=True):
+        assert run_config(None, tomllib.loads(block)) == run_config(arch)
+
+
+def test_every_message_that_troubleshooting_explains_is_one_of_tfm():
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tfm").rglob("*.py"))
+    source = re.sub(r'"\s+f?"', "", source)  # strings of several lines
+    page = (DOCS / "how-to" / "troubleshoot.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
+    assert len(messages) > 10
+    assert [message for message in messages if message not in source] == []
+
+
+def test_the_recipe_in_the_docs_is_valid(tmp_path):
+    page = (DOCS / "how-to" / "recipe.md").read_text(encoding="utf-8")
+    [recipe] = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    for name, text in {"captions.toml": recipe, "dev.en": "yes\n", "dev.de": "ja\n"}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert load_recipe(str(tmp_path / "captions.toml")).name == "captions-en-de"
+
+
+def test_the_readme_fits_a_few_screens():
+    assert README.count("\n") <= 150
 
 
 def test_no_document_has_placeholders():
@@ -141,9 +247,11 @@ def test_no_document_has_placeholders():
         assert re.findall(r"@[A-Z0-9_]+@|\bTODO\b|\bTBD\b|\bFIXME\b", text) == [], path.name
 
 
-def test_python_code_in_the_readme_compiles():
-    for block in re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL):
-        compile(block, "README.md", "exec")
+def test_python_code_in_the_documents_compiles():
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            compile(block, str(path), "exec")
 
 
 def test_the_changelog_starts_with_the_version_of_the_package():
@@ -152,6 +260,6 @@ def test_the_changelog_starts_with_the_version_of_the_package():
     assert newest == tfm.__version__
 
 
-def test_every_preset_is_in_the_readme():
-    for arch in PRESETS:
-        assert f"`{arch}`" in README or f"--arch {arch}" in README
+def test_every_preset_is_in_the_docs_with_what_is_measured():
+    page = (DOCS / "reference" / "presets.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted(PRESETS)

@@ -44,7 +44,7 @@ def test_the_folder_is_self_contained(make_model, tmp_path, tied, subword_files,
     moved = shutil.move(result.out_dir, tmp_path / "elsewhere")
     shutil.rmtree(model)
     source, target = (f"{moved}/{name}" for name in subword_files)
-    # The example in the README.
+    # The example in docs/how-to/export.md.
     script = f"""
 import sys, ctranslate2, sentencepiece
 source = sentencepiece.SentencePieceProcessor({source!r})

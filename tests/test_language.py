@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("tfm", "tests", "benchmarks")
+PACKAGES = ("tfm", "tests", "benchmarks", "docs")
 SOURCES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
 PROSE = sorted(
     path
-    for pattern in ("*.md", "Makefile", "examples/**/*.*", "benchmarks/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "Makefile", "examples/**/*.*", "benchmarks/*.md")
     for path in ROOT.glob(pattern)
 )
 TEXTS = [path for path in (*SOURCES, *PROSE) if path != Path(__file__)]

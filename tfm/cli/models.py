@@ -24,7 +24,7 @@ _MAX_DIFFERENCES = 5
 
 
 @app.command(rich_help_panel=MODELS_PANEL, cls=Command)
-@with_settings(*RUN_SETTINGS)
+@with_settings(*RUN_SETTINGS, help_all=True)
 def train(
     data: Path | None = DATA,
     run: Path | None = typer.Option(
@@ -35,7 +35,7 @@ def train(
     arch: str | None = arch_option("by size of DATA and device"),
     config: Path | None = CONFIG,
     dry_run: bool = typer.Option(
-        False, "--dry-run", help="Print parameters, memory, time and disk of the run, and exit."
+        False, "--dry-run", help="Print parameters, memory, time and disk, and exit."
     ),
     print_config: bool = typer.Option(
         False, "--print-config", help="Print all settings as TOML, and exit."
@@ -47,18 +47,26 @@ def train(
         rich_help_panel=PROCESSES_PANEL,
     ),
     processes: int | None = typer.Option(
-        None, help="Start N processes on the CPU of this machine.", rich_help_panel=PROCESSES_PANEL
+        None,
+        hidden=True,
+        help="Start N processes on the CPU of this machine.",
+        rich_help_panel=PROCESSES_PANEL,
     ),
     nodes: int | None = typer.Option(
         None,
+        hidden=True,
         help="Number of machines; start the same command on each.",
         rich_help_panel=PROCESSES_PANEL,
     ),
     node_rank: int | None = typer.Option(
-        None, help="Index of this machine, counted from 0.", rich_help_panel=PROCESSES_PANEL
+        None,
+        hidden=True,
+        help="Index of this machine, counted from 0.",
+        rich_help_panel=PROCESSES_PANEL,
     ),
     rendezvous: str | None = typer.Option(
         None,
+        hidden=True,
         metavar="HOST:PORT",
         help="Address and a free port of machine 0, the same on all machines.",
         rich_help_panel=PROCESSES_PANEL,
@@ -69,19 +77,14 @@ def train(
     """Train a model, or resume from the last checkpoint of the run folder.
 
     Without --config and --arch, an existing --run resumes with its own settings and dataset, and a
-    new run takes the preset that suits the number of training pairs and the device. Flags take
-    precedence. Defaults are those of --arch base; --print-config prints those of another preset.
+    new run takes the preset that suits the number of pairs and the device. Flags take precedence.
+    Defaults are those of --arch base; other presets change them.
 
+    \b
     Examples:
-
       tfm train --arch tiny
-
-      tfm train --arch tiny --print-config
-
       tfm train --run runs/wmt14-en-de-base --max-steps 200000
-
       tfm train data/wmt14-en-de --arch big --gpus 8
-
       tfm train --gpus 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500
     """
     training = overrides.get("training", {})

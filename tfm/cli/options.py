@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import typer
 
 from tfm.cli.app import say
+from tfm.cli.help import HELP_ALL
 from tfm.config import (
     BatchingConfig,
     OptimizerConfig,
@@ -33,10 +34,12 @@ RUN_SETTINGS = (TransformerConfig, RecurrentConfig, OptimizerConfig, BatchingCon
 
 def with_settings(
     *kinds: type[Settings],
+    help_all: bool = False,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Add a flag for each setting of some groups to a command, after its other parameters.
 
-    The command receives the given flags in its parameter `overrides` of type `Overrides`.
+    The command receives the given flags in its parameter `overrides` of type `Overrides`. With
+    `help_all`, its --help shows common settings only, and a flag --help-all shows all.
     """
     # Groups of the same section may share settings: each setting has one flag.
     settings = {item.name: (kind, item) for kind in kinds for item in fields(kind)}
@@ -44,6 +47,7 @@ def with_settings(
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(command)
         def run(**values: Any) -> Result:
+            values.pop("help_all", None)  # its callback has read it
             overrides: dict[str, dict[str, Any]] = {}
             for name, (kind, _) in settings.items():
                 if (value := values.pop(name)) is not None:
@@ -52,8 +56,16 @@ def with_settings(
 
         arguments = dict(inspect.signature(command, eval_str=True).parameters)
         del arguments["overrides"]
-        flags = [_flag(kind, item, titled=len(kinds) > 1) for kind, item in settings.values()]
-        parameters = [*arguments.values(), *flags]
+        flags = [
+            _flag(
+                kind, item, titled=len(kinds) > 1, hidden=help_all and not item.metadata["common"]
+            )
+            for kind, item in settings.values()
+        ]
+        all_flags = inspect.Parameter(
+            "help_all", inspect.Parameter.KEYWORD_ONLY, default=HELP_ALL, annotation=bool
+        )
+        parameters = [*arguments.values(), *([all_flags] if help_all else []), *flags]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
@@ -80,7 +92,9 @@ def run_settings(
     return run_config(arch, {} if config is None else read_toml(config), overrides)
 
 
-def _flag(kind: type[Settings], item: Field[Any], *, titled: bool) -> inspect.Parameter:
+def _flag(
+    kind: type[Settings], item: Field[Any], *, titled: bool, hidden: bool
+) -> inspect.Parameter:
     hint = typing.get_type_hints(kind)[item.name]
     name = item.metadata["flag"] or "--" + item.name.replace("_", "-")
     default: Any = item.default
@@ -92,6 +106,7 @@ def _flag(kind: type[Settings], item: Field[Any], *, titled: bool) -> inspect.Pa
         name,
         help=item.metadata["help"] + ("" if default is None else f" (default: {default})"),
         show_default=False,
+        hidden=hidden,
         rich_help_panel=f"Settings [{kind.section}]" if titled else None,
     )
     return inspect.Parameter(

@@ -49,7 +49,7 @@ def _with_both_sides(args: Sequence[str]) -> list[str]:
 
 
 @app.command(rich_help_panel=TEXT_PANEL, cls=_PrepareCommand)
-@with_settings(CleaningConfig, SubwordConfig, BinarizeConfig)
+@with_settings(CleaningConfig, SubwordConfig, BinarizeConfig, help_all=True)
 def prepare(
     recipe: str | None = typer.Argument(
         None, metavar="RECIPE", help="Name of a built-in recipe, or path of a recipe's TOML file."
@@ -74,18 +74,21 @@ def prepare(
     ),
     train_trees: list[Path] | None = typer.Option(
         None,
+        hidden=True,
         metavar="PATH",
         callback=existing_path,
         help="Training trees in brackets: a file or folder; repeatable.",
     ),
     valid_trees: list[Path] | None = typer.Option(
         None,
+        hidden=True,
         metavar="PATH",
         callback=existing_path,
         help="Validation trees: a file or folder; repeatable.",
     ),
     test_trees: list[Path] | None = typer.Option(
         None,
+        hidden=True,
         metavar="PATH",
         callback=existing_path,
         help="Test trees: a file or folder; repeatable.",
@@ -97,10 +100,13 @@ def prepare(
         None, help="Folder or URL to fetch archives from, by their file names."
     ),
     downloads: Path | None = typer.Option(
-        None, callback=new_folder, help="Folder to keep archives in (default: OUT/downloads)."
+        None,
+        callback=new_folder,
+        hidden=True,
+        help="Folder to keep archives in (default: OUT/downloads).",
     ),
     verify: bool = typer.Option(
-        True, "--verify/--no-verify", help="Check archives against their checksums."
+        True, "--verify/--no-verify", hidden=True, help="Check archives against their checksums."
     ),
     list_recipes: bool = typer.Option(
         False, "--list", help="Print the built-in recipes and the sizes of their texts, and exit."

@@ -44,7 +44,7 @@ _AFFECTED_METRICS: dict[str, tuple["MetricName", ...]] = {
 
 
 @app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=Command)
-@with_settings(SearchConfig, InferenceConfig)
+@with_settings(SearchConfig, InferenceConfig, help_all=True)
 def generate(
     models: list[Path] | None = typer.Argument(
         None,
@@ -72,21 +72,24 @@ def generate(
         help="Divide the work among N GPUs of this machine; auto uses all GPUs.",
     ),
     processes: int | None = typer.Option(
-        None, help="Divide the work and the cores among N processes on the CPU."
+        None, hidden=True, help="Divide the work and the cores among N processes on the CPU."
     ),
     prefix: Path | None = typer.Option(
         None,
         callback=existing_file,
+        hidden=True,
         help="File with a forced beginning of each translation; empty lines force nothing.",
     ),
     score_target: Path | None = typer.Option(
         None,
         callback=existing_file,
-        help="File with a translation of each line: print its score and log probability instead.",
+        hidden=True,
+        help="File of translations: print score, log probability, tokens and text of each instead.",
     ),
     per_token: bool = typer.Option(
         False,
         "--per-token",
+        hidden=True,
         help="With --score-target: print a line per token: line number, log probability, piece.",
     ),
     json: bool = typer.Option(False, "--json", help="Print one JSON object per line, with scores."),
@@ -97,19 +100,11 @@ def generate(
 
     The output has one line per input line, in the same order.
 
-    With --score-target, its lines have the score, the log probability (in nats, EOS included), the
-    number of tokens and the text of each given translation, separated by tabs.
-
+    \b
     Examples:
-
       tfm generate --beam 4 | tfm score
-
       echo "Two dogs play in the snow." | tfm generate runs/multi30k-en-de-tiny
-
       tfm generate --search sample --top-p 0.9 --n-best 5 --input in.en
-
-      tfm generate --input in.en --score-target out.de
-
       tfm generate --gpus 8 --input in.en --output out.de
     """
     from tfm.cli.output import print_scored_targets, print_translations, redirect_output

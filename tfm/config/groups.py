@@ -25,7 +25,10 @@ class OptimizerConfig(Settings, section="optimizer"):
     """Adam, the learning rate schedule (§5.3) and the loss (§5.4)."""
 
     learning_rate: float | None = setting(
-        None, "Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).", ge=0
+        None,
+        "Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).",
+        ge=0,
+        common=True,
     )
     warmup_steps: int = setting(4000, "Number of linear warmup steps.", ge=1)
     adam_beta1: float = setting(0.9, "Adam's β1.", ge=0, le=0.9999)
@@ -44,7 +47,10 @@ class BatchingConfig(Settings, section="batching"):
     """Batches of sentence pairs of similar length (§5.1)."""
 
     batch_tokens: int = setting(
-        25_000, "Target tokens per step, summed over all devices and their microbatches.", ge=1
+        25_000,
+        "Target tokens per step, summed over all devices and their microbatches.",
+        ge=1,
+        common=True,
     )
     bucket_tokens: int = setting(
         3_125, "Target tokens per bucket of similar lengths; a batch joins random buckets.", ge=1
@@ -64,16 +70,20 @@ class BatchingConfig(Settings, section="batching"):
 class TrainingConfig(Settings, section="training"):
     """When to stop, validate and save; devices and arithmetic."""
 
-    max_steps: int = setting(100_000, "Stop after N steps.", ge=1)
+    max_steps: int = setting(100_000, "Stop after N steps.", ge=1, common=True)
     max_epochs: int | None = setting(None, "Stop after N epochs.", ge=1)
     max_minutes: float | None = setting(
-        None, "Stop after N minutes of wall time, validation included.", ge=0
+        None, "Stop after N minutes of wall time, validation included.", ge=0, common=True
     )
     patience: int | None = setting(
         None, "Stop after N validations in a row without a better best_metric.", ge=1
     )
     seed: int = setting(
-        1, "Random seed of initial weights, data order and dropout.", ge=0, le=2**63 - 1
+        1,
+        "Random seed of initial weights, data order and dropout.",
+        ge=0,
+        le=2**63 - 1,
+        common=True,
     )
     checkpoint_minutes: float = setting(
         10.0, "Validate and save a checkpoint every N minutes.", ge=0.01
@@ -165,6 +175,7 @@ class SearchConfig(Settings, section="search"):
     search: Literal["beam", "sample", "exact"] = setting(
         "beam",
         "Beam search, random sampling, or exact search, which proves that it found the best.",
+        common=True,
     )
     beam_size: int = setting(
         4,
@@ -172,9 +183,10 @@ class SearchConfig(Settings, section="search"):
         flag="--beam",
         ge=1,
         le=1024,
+        common=True,
     )
     length_penalty: float = setting(
-        0.6, "Exponent α of the GNMT length penalty; 0 ranks by plain log probability."
+        0.6, "Exponent α of the GNMT length penalty; 0 ranks by plain log probability.", common=True
     )
     max_extra_length: int = setting(
         50, "Longest translation: the number of source tokens plus N.", ge=1
@@ -182,7 +194,7 @@ class SearchConfig(Settings, section="search"):
     min_length: int = setting(
         1, "Fewest tokens in the translation of a non-empty line; 0 allows empty ones.", ge=0
     )
-    n_best: int = setting(1, "Number of translations per sentence, best first.", ge=1)
+    n_best: int = setting(1, "Number of translations per sentence, best first.", ge=1, common=True)
     num_groups: int = setting(
         1, "Diverse beam search: number of groups that the beam is divided into.", ge=1
     )
@@ -257,6 +269,7 @@ class InferenceConfig(Settings, section="inference"):
     precision: InferencePrecision = setting(
         "auto",
         "Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.",
+        common=True,
     )
     kernels: Kernels = setting(
         "auto",
@@ -294,6 +307,7 @@ class SubwordConfig(Settings, section="subword"):
         "Number of pieces in the vocabulary; if unset, it depends on the size of the text.",
         ge=8,
         le=1_000_000,
+        common=True,
     )
     model_type: Literal["bpe", "unigram"] = setting("bpe", "Subword algorithm.")
     separate: bool = setting(False, "Learn one vocabulary per language instead of a joint one.")
@@ -326,7 +340,10 @@ class BinarizeConfig(Settings, section="binarize"):
     """Conversion of text to token ids."""
 
     max_length: int = setting(
-        250, "Drop training pairs with a side of more than N subword tokens.", ge=1
+        250,
+        "Drop training pairs with a side of more than N subword tokens.",
+        ge=1,
+        common=True,
     )
     jobs: int = setting(0, "Number of threads; 0 is one per core.", ge=0, le=1024)
 

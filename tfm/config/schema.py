@@ -46,12 +46,20 @@ def setting(
     flag: str | None = None,
     ge: float | None = None,
     le: float | None = None,
+    common: bool = False,
 ) -> T:
     """Declare one setting: its default, a line of help with its unit, and its limits.
 
-    The command-line flag is the name with dashes unless `flag` is given.
+    The command-line flag is the name with dashes unless `flag` is given. Commands with many
+    settings show in --help those that are common, and the others in --help-all.
     """
-    metadata = {"help": help_text, "flag": flag, "at_least": ge, "at_most": le}
+    metadata = {
+        "help": help_text,
+        "flag": flag,
+        "at_least": ge,
+        "at_most": le,
+        "common": common,
+    }
     return field(default=default, metadata=metadata)
 
 

@@ -39,7 +39,7 @@ _NEXT_STEPS = (
         'echo "two red apples cost five euros" | tfm generate',
         "translate your own sentence, similar to those above",
     ),
-    ("tfm train --help", "list all settings"),
+    ("tfm train --help-all", "list all settings"),
     ("tfm prepare multi30k-en-de", "a real corpus: captions of pictures, 29,000 pairs"),
     (
         "tfm prepare --train my.en my.de --valid dev.en dev.de --out data/mine",

@@ -139,7 +139,13 @@ class TreeFile:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedText:
-    """One text of a split that tfm generates: "numbers" to translate, or a "treebank" to parse."""
+    """One text of a split that tfm generates.
+
+    Attributes:
+        generator: "numbers" to translate, or a "treebank" to parse.
+        num_pairs: Number of sentence pairs.
+        seed: Random seed.
+    """
 
     generator: str
     num_pairs: int
@@ -180,8 +186,12 @@ class Recipe:
             the disk space.
         archives: Archives, and other downloads with known checksums.
         train: Training texts, in the order in which they are concatenated.
-        cleaning: Settings of CleaningConfig that differ from the defaults; so are `subword`,
-            `binarize` and `search` for their sections.
+        valid: Validation texts.
+        test: Test texts.
+        cleaning: Settings of CleaningConfig that differ from the defaults.
+        subword: Settings of SubwordConfig that differ from the defaults.
+        binarize: Settings of BinarizeConfig that differ from the defaults.
+        search: Settings of SearchConfig that a model of this dataset brings.
     """
 
     name: str

@@ -1,0 +1,222 @@
+"""The parts of reference pages that follow from the code, as Markdown."""
+
+import copy
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from importlib import resources
+from typing import Any
+
+import typer
+
+import tfm
+from tfm import config, errors
+from tfm.cli.main import app
+from tfm.data import dataset, manifest
+from tfm.data.corpus.loading import builtin_recipes
+from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, TextFiles, TreeFile
+from tfm.inference.lines import ScoredTarget, Translation
+from tfm.stages import score
+from tfm.storage.checkpoint import model_folder
+
+_DEFAULT = re.compile(r"\s*[(\[]default: (.*)[)\]]\.?$")
+_EXAMPLES = re.compile(r"^Examples?:\s*", re.MULTILINE)
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+# The file that holds the format version of each kind of folder or record.
+_FORMATS = {
+    "`manifest.json` of a dataset": manifest.FORMAT,
+    "`bin/dataset.json` of a dataset": dataset.FORMAT,
+    "`config.json` of a model folder or checkpoint": model_folder.FORMAT,
+    "`last-generation.json` in `runs/`": score.LAST_GENERATION_FORMAT,
+}
+_RESULTS = (Translation, ScoredTarget)
+_TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
+_RECIPE_TABLES = {
+    "Top level": Recipe,
+    "`[[archives]]`": Archive,
+    "`[[train]]`, `[[valid]]`, `[[test]]`: parallel text": TextFiles,
+    "`[[train]]`, `[[valid]]`, `[[test]]`: trees": TreeFile,
+    "`[[train]]`, `[[valid]]`, `[[test]]`: generated text": GeneratedText,
+}
+
+
+def commands() -> str:
+    """Return a section for each command: its help, and a table of its arguments and flags."""
+    return "".join(_command(name, command) for name, command in all_commands())
+
+
+def settings() -> str:
+    """Return a table for each group of settings."""
+    return "".join(_group(kind) for kind in all_groups())
+
+
+def presets() -> str:
+    """Return a section for each preset: the settings in which it differs from base, as TOML."""
+    sections = []
+    for arch, tables in config.PRESETS.items():
+        lines = [f'arch = "{arch}"']
+        for name, values in tables.items():
+            lines += ["", f"[{name}]", *(f"{key} = {json.dumps(values[key])}" for key in values)]
+        sections.append(f"\n## {arch}\n" + _block("toml", "\n".join(lines)))
+    return "".join(sections)
+
+
+def recipe_files() -> str:
+    """Return a table of the keys of each part of a recipe, and the built-in recipes."""
+    tables = (f"\n## {title}\n\n{_keys(kind)}" for title, kind in _RECIPE_TABLES.items())
+    files = resources.files(tfm) / "recipes"
+    recipes = (
+        f"\n### {name}\n" + _block("toml", (files / f"{name}.toml").read_text(encoding="utf-8"))
+        for name in builtin_recipes()
+    )
+    return "".join([*tables, "\n## Built-in recipes\n", *recipes])
+
+
+def formats() -> str:
+    """Return a table of the format versions of files."""
+    return "\n" + _table(("file", "format"), _FORMATS.items())
+
+
+def exit_codes() -> str:
+    """Return a table of the exceptions that end a command, with their exit codes."""
+    kinds = inspect.getmembers(errors, inspect.isclass)
+    rows = ((f"`{name}`", kind.exit_code, _summary(kind)) for name, kind in kinds)
+    return "\n" + _table(("exception", "exit code", "meaning"), rows)
+
+
+def api() -> str:
+    """Return the directives that document the classes that `import tfm` offers, and their results.
+
+    The results are dataclasses, whose docstrings describe their members.
+    """
+    names = [name for name in tfm.__all__ if inspect.isclass(getattr(tfm, name))]
+    offered = (f".. autoclass:: tfm.{name}\n   :members:" for name in names)
+    results = (f".. autoclass:: {each.__module__}.{each.__name__}" for each in _RESULTS)
+    return "".join(_block("{eval-rst}", directive) for directive in (*offered, *results))
+
+
+# The page that each generated part ends.
+PAGES: Mapping[str, Callable[[], str]] = {
+    "reference/api": api,
+    "reference/commands": commands,
+    "reference/exit-codes": exit_codes,
+    "reference/files": formats,
+    "reference/presets": presets,
+    "reference/recipe-files": recipe_files,
+    "reference/settings": settings,
+}
+
+
+def all_commands() -> Iterator[tuple[str, Any]]:
+    """Yield each command with its name, such as "bench train"."""
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        subcommands = getattr(command, "commands", None)
+        if subcommands is None:
+            yield name, command
+        else:
+            yield from ((f"{name} {sub}", subcommands[sub]) for sub in subcommands)
+
+
+def all_groups() -> list[type[config.Settings]]:
+    """Return the groups of settings: those of models first, in the order of their declaration."""
+    kinds = [kind for _, kind in inspect.getmembers(config, inspect.isclass)]
+    groups = [kind for kind in kinds if issubclass(kind, config.Settings) and kind.section]
+    return sorted(
+        groups, key=lambda each: (each.section != "model", inspect.getsourcelines(each)[1])
+    )
+
+
+def _command(name: str, command: Any) -> str:
+    context = command.make_context(f"tfm {name}", [], resilient_parsing=True)
+    description, *examples = _EXAMPLES.split(inspect.cleandoc(command.help))
+    usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
+    lines = [line.strip() for line in "\n".join(examples).splitlines() if line.strip("\b ")]
+    rows = []
+    for parameter in command.params:
+        shown = copy.copy(parameter)
+        shown.hidden = False
+        flag, text = shown.get_help_record(context)
+        default = _DEFAULT.search(text)
+        rows.append(
+            (f"`{flag}`", f"`{default[1]}`" if default else "", _text(_DEFAULT.sub("", text)))
+        )
+    return (
+        f"\n## tfm {name}\n\n{_text(description.strip())}\n"
+        + _block("text", usage)
+        + _block("sh", "\n".join(lines))
+        + "\n"
+        + _table(("flag", "default", "meaning"), rows)
+    )
+
+
+def _group(kind: type[config.Settings]) -> str:
+    hints = typing.get_type_hints(kind)
+    columns = ("setting", "default", "values", "presets", "meaning")
+    own = (item for item in fields(kind) if item.name in kind.__annotations__)
+    rows = (_setting(kind.section, item, hints[item.name]) for item in own)
+    return f"\n## [{kind.section}] {kind.__name__}\n\n{_summary(kind)}\n\n{_table(columns, rows)}"
+
+
+def _setting(section: str, item: Field[Any], hint: Any) -> Sequence[str]:
+    changes = (
+        f"{arch} `{json.dumps(tables[section][item.name])}`"
+        for arch, tables in config.PRESETS.items()
+        if item.name in tables.get(section, {})
+    )
+    name = f"`{item.name}`" + (f" (`{item.metadata['flag']}`)" if item.metadata["flag"] else "")
+    default = "unset" if item.default is None else f"`{json.dumps(item.default)}`"
+    return name, default, _values(item, hint), ", ".join(changes), _text(item.metadata["help"])
+
+
+def _values(item: Field[Any], hint: Any) -> str:
+    """Return the values that a field accepts, in words."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        hint = typing.get_args(hint)[0]
+    if typing.get_origin(hint) is typing.Literal:
+        return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
+    if typing.get_origin(hint) is not None:
+        return "list of tables" if typing.get_origin(hint) is tuple else "table"
+    low, high = item.metadata.get("at_least"), item.metadata.get("at_most")
+    limits = [
+        f"{sign}\N{NO-BREAK SPACE}{limit:,}"
+        for sign, limit in (("≥", low), ("≤", high))
+        if limit is not None
+    ]
+    return ", ".join([_TYPES[hint], *limits])
+
+
+def _keys(kind: type) -> str:
+    """Return a table of the keys that a dataclass declares, described by its docstring."""
+    described = dict(_ATTRIBUTE.findall(inspect.getdoc(kind) or ""))
+    hints = typing.get_type_hints(kind)
+    rows = []
+    for item in fields(kind):
+        required = item.default is MISSING and item.default_factory is MISSING
+        values = _values(item, hints[item.name]) + ", required" * required
+        rows.append((f"`{item.name}`", values, " ".join(described[item.name].split())))
+    return f"{_summary(kind)}\n\n{_table(('key', 'values', 'meaning'), rows)}"
+
+
+def _summary(kind: type) -> str:
+    return _text((kind.__doc__ or "").split("\n\n")[0])
+
+
+def _text(text: str) -> str:
+    """Return plain text as Markdown, with the characters escaped that Markdown would interpret."""
+    return re.sub(r"([*<_])", r"\\\1", text.replace("\b", ""))
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    lines = [[*columns], *([str(cell) for cell in row] for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    cells = ([cell.replace("|", r"\|").replace("\n", " ") for cell in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
+def _block(language: str, text: str) -> str:
+    return f"\n```{language}\n{text.rstrip()}\n```\n"
