@@ -84,8 +84,9 @@ def formats() -> str:
 
 def exit_codes() -> str:
     """Return a table of the exceptions that end a command, with their exit codes."""
-    kinds = inspect.getmembers(errors, inspect.isclass)
-    rows = ((f"`{name}`", kind.exit_code, _summary(kind)) for name, kind in kinds)
+    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind)]
+    failures = [kind for kind in kinds if issubclass(kind, errors.TfmError)]
+    rows = ((f"`{kind.__name__}`", kind.exit_code, _summary(kind)) for kind in failures)
     return "\n" + _table(("exception", "exit code", "meaning"), rows)
 
 

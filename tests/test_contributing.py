@@ -1,0 +1,61 @@
+"""The worked examples of docs/contributing are changes that apply to this code and pass tests."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs" / "contributing").glob("add-*.md"))
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+
+def diff(page):
+    [block] = re.findall(r"^```diff\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    return block
+
+
+def apply(page, folder, *flags):
+    command = ["git", "apply", *flags, "-"]
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        input=diff(page),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_diff_of_a_worked_example_applies(page):
+    checked = apply(page, ROOT, "--check")
+    assert checked.returncode == 0, f"{page}: {checked.stderr}"
+
+
+def test_the_worked_examples_pass_their_tests(tmp_path):
+    for name in "tfm", "tests", "docs":
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for page in PAGES:
+        assert apply(page, tmp_path).returncode == 0, page
+    files = [f"tests/test_{name}.py" for name in ("attention", "words", "corpus", "weights")]
+    selected = ["-k", "cosine or words or en-fr", *files]
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *selected],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert tested.returncode == 0, tested.stdout
+    passed = {Path(name).stem for name in re.findall(r"^(\S+\.py) \.+", tested.stdout, re.M)}
+    assert passed == {Path(name).stem for name in files}
