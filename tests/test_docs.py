@@ -122,8 +122,8 @@ def test_every_flag_that_a_document_names_exists():
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
     } | {"--help", "--nproc-per-node"}  # a flag of torchrun
-    examples = ROOT / "examples" / "wmt14"
-    for path in (ROOT / "README.md", examples / "README.md", examples / "run.sh"):
+    examples = [*ROOT.glob("examples/*/README.md"), *ROOT.glob("examples/*/run.sh")]
+    for path in (ROOT / "README.md", *examples):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", path.read_text(encoding="utf-8")))
         assert named - flags == set(), path
 
