@@ -1,5 +1,7 @@
 """The files of the paper's experiments agree with the paper's tables."""
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tfm.config import read_toml, run_config, run_table
 from tfm.data.corpus.loading import load_recipe
@@ -16,7 +19,7 @@ from tfm.stages.prepare import prepare
 EXAMPLES = Path(__file__).parents[1] / "examples"
 WMT14, MULTI30K = EXAMPLES / "wmt14", EXAMPLES / "multi30k"
 README = (WMT14 / "README.md").read_text(encoding="utf-8")
-CONFIGS = sorted([*EXAMPLES.glob("*/*.toml"), *WMT14.glob("table3/*.toml")])
+CONFIGS = sorted([*EXAMPLES.glob("*/*.toml"), *EXAMPLES.glob("*/table3/*.toml")])
 ROWS = [path.stem for path in sorted(WMT14.glob("table3/*.toml"))]
 VOCAB_SIZE = 37_000
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -257,3 +260,64 @@ def test_multi30k_is_trained_and_scored_on_tokenized_lowercased_text(run_script,
     assert "--tokenize none" in calls[-1]
     tokenized = tmp_path / "data/multi30k-en-de-lowercased/tokenized/test.de"
     assert tokenized.read_text(encoding="utf-8").splitlines()[0] == "1 äpfel , no ?"
+
+
+@pytest.fixture
+def table3():
+    """The script that trains scaled rows of Table 3."""
+    spec = importlib.util.spec_from_file_location("table3", MULTI30K / "table3" / "table3.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_scaled_rows_change_the_settings_of_the_paper_in_the_same_direction(table3):
+    assert list(table3.ROWS) == list(TABLE_3)
+    base, base_in_paper = (
+        settings(run_config(None, read_toml(example / "table3" / "base.toml")))
+        for example in (MULTI30K, WMT14)
+    )
+    for name, flags in table3.ROWS.items():
+        in_paper, _ = TABLE_3[name]
+        words = flags.split()
+        for flag, value in zip(words[::2], words[1::2], strict=True):
+            key = flag.removeprefix("--").replace("-", "_")
+            scaled = float(value) - base.get(key, 0)
+            assert scaled * (in_paper[key] - base_in_paper.get(key, 0)) > 0, (name, key)
+
+
+def test_the_table_of_scaled_rows_compares_their_differences_with_the_paper(
+    table3, tmp_path, monkeypatch, capsys
+):
+    """C6 (d_ff 1024) has 0.20 more perplexity and 0.4 less BLEU than base in the paper."""
+    figures = {"base": (8.0, 34.0), "c-dff1024": (8.5, 34.5)}
+
+    def train(command, *, check):
+        run = Path(command[command.index("--run") + 1])
+        folder = run / "checkpoints" / "step-00000004"
+        folder.mkdir(parents=True)
+        save_file({"weight": np.zeros((1000, 20))}, folder / "model.safetensors")
+        perplexity, bleu = figures[run.name]
+        last = {"step": 4, "minutes": 3.0, "perplexity": perplexity, "bleu": bleu}
+        (run / "metrics.jsonl").write_text(json.dumps({"kind": "validation"} | last))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(table3.subprocess, "run", train)
+    monkeypatch.setattr(sys, "argv", ["table3.py", "data", "c-dff1024"])
+    table3.main()
+    header, _, base, row = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()]
+    assert len(header) == len(base) == len(row)
+    assert [cell.strip() for cell in row] == [
+        *("`c-dff1024`", "--d-ff 128", "0.02", "3"),
+        *("8.50", "+0.50", "+0.20", "yes"),
+        *("34.50", "+0.50", "-0.40", "no"),
+    ]
+
+
+def test_a_row_that_fails_ends_the_script_with_its_exit_code(table3, monkeypatch):
+    failed = subprocess.CompletedProcess([], 130)
+    monkeypatch.setattr(table3.subprocess, "run", lambda command, check: failed)
+    monkeypatch.setattr(sys, "argv", ["table3.py", "data"])
+    with pytest.raises(SystemExit, match="130"):
+        table3.main()

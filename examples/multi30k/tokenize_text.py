@@ -14,7 +14,7 @@ def main() -> None:
     normalizer, tokenizer = MosesPunctNormalizer(language), MosesTokenizer(language)
     for line in sys.stdin:
         words = normalizer.normalize(line.strip().lower())
-        sys.stdout.write(tokenizer.tokenize(words, escape=False, return_str=True) + "\n")
+        print(tokenizer.tokenize(words, escape=False, return_str=True))
 
 
 if __name__ == "__main__":
