@@ -1,6 +1,7 @@
 """tfm average: the selection of checkpoints and their mean."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from tfm.errors import CheckpointError, UsageError
 from tfm.inference.translator import Translator
 from tfm.stages import average as average_module
 from tfm.stages.average import average
-from tfm.storage.checkpoint.model_folder import load_info, load_weights
-from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoints
+from tfm.storage.checkpoint.model_folder import load_info, load_weights, save_checkpoint
+from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoint_path, checkpoints
 
 
 @pytest.fixture
@@ -36,6 +37,30 @@ def test_a_run_with_fewer_checkpoints_averages_those_it_has(run_dir):
     for path in checkpoints(run_dir)[:-1]:
         shutil.rmtree(path)
     assert average(run_dir, AverageConfig()).steps == [12]
+
+
+def test_a_run_that_was_stopped_and_resumed_has_the_average_of_an_uninterrupted_run(run_dir):
+    _, before, newest = checkpoints(run_dir)
+    save_checkpoint(  # as when a signal stops the training
+        checkpoint_path(run_dir, 10),
+        replace(load_info(before), step=10, metrics={}),
+        load_weights(before),
+        subword_files={},
+    )
+    assert len(checkpoints(run_dir)) == 4
+    assert average(run_dir, AverageConfig()).steps == [8, 12]
+    shutil.rmtree(newest)
+    result = average(run_dir, AverageConfig())
+    assert (result.steps, load_info(result.model_dir).step) == ([4, 8], 10)
+
+
+def test_checkpoints_of_a_run_without_validation_are_averaged(run_dir):
+    for path in checkpoints(run_dir):
+        info, weights = load_info(path), load_weights(path)
+        files = {"bpe.model": (path / "bpe.model").read_bytes()}
+        shutil.rmtree(path)
+        save_checkpoint(path, replace(info, metrics={}), weights, subword_files=files)
+    assert average(run_dir, AverageConfig()).steps == [8, 12]
 
 
 def test_the_average_of_one_checkpoint_is_the_checkpoint(run_dir, tmp_path):
@@ -98,7 +123,7 @@ def test_a_damaged_checkpoint_is_named(run_dir):
 
 def test_checkpoints_removed_by_the_run_meanwhile_are_reported(run_dir, monkeypatch):
     listed = checkpoints(run_dir)
-    monkeypatch.setattr(average_module, "checkpoints", lambda _: listed)
+    monkeypatch.setattr(average_module, "scheduled_checkpoints", lambda _: listed)
     shutil.rmtree(listed[0])
     with pytest.raises(CheckpointError, match="step-00000004 was removed while it was read"):
         average(run_dir, AverageConfig(last=3))

@@ -147,9 +147,9 @@ def test_every_flag_that_a_document_names_exists():
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
     } | {"--help", "--nproc-per-node", "--index-url"}  # flags of torchrun and pip
-    examples = ROOT / "examples" / "wmt14"
+    examples = [*ROOT.glob("examples/*/README.md"), *ROOT.glob("examples/*/run.sh")]
     documents = (path for path in DOCUMENTS if path.is_relative_to(DOCS))
-    for path in (ROOT / "README.md", *documents, examples / "README.md", examples / "run.sh"):
+    for path in (ROOT / "README.md", *documents, *examples):
         text = re.sub(r"`python\s+benchmarks/[^`]*`", "", path.read_text(encoding="utf-8"))
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
         assert named - flags == set(), path

@@ -1,5 +1,7 @@
 """The files of the paper's experiments agree with the paper's tables."""
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tfm.config import read_toml, run_config, run_table
 from tfm.data.corpus.loading import load_recipe
@@ -14,9 +17,10 @@ from tfm.data.manifest import Manifest
 from tfm.model.cost import model_cost
 from tfm.stages.prepare import prepare
 
-WMT14 = Path(__file__).parents[1] / "examples" / "wmt14"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+WMT14, MULTI30K = EXAMPLES / "wmt14", EXAMPLES / "multi30k"
 README = (WMT14 / "README.md").read_text(encoding="utf-8")
-CONFIGS = sorted([*WMT14.glob("*.toml"), *WMT14.glob("table3/*.toml")])
+CONFIGS = sorted([*EXAMPLES.glob("*/*.toml"), *EXAMPLES.glob("*/table3/*.toml")])
 ROWS = [path.stem for path in sorted(WMT14.glob("table3/*.toml"))]
 VOCAB_SIZE = 37_000
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -146,11 +150,12 @@ def test_the_readme_has_the_counted_operations(arch, in_paper):
 
 
 def script_environment(tmp_path, tfm):
-    """PATH that starts with a folder with a program named tfm."""
+    """PATH that starts with a folder with this Python and a program named tfm."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "tfm").write_text(f"#!/bin/sh\n{tfm}\n")
-    (folder / "tfm").chmod(0o755)
+    for name, command in {"tfm": tfm, "python": f'exec {sys.executable} "$@"'}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{command}\n")
+        (folder / name).chmod(0o755)
     return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
 
@@ -170,11 +175,11 @@ def test_the_archives_of_the_smoke_test_fit_the_recipes(tmp_path):
 PRETENDER = """
 echo "$*" >> "$CALLS"
 case $1 in
-    prepare) mkdir -p data/wmt14-en-de data/wmt14-en-fr
-             for f in test.en test.de test.fr; do
-                 seq 3003 | tee data/wmt14-en-de/$f > data/wmt14-en-fr/$f; done ;;
+    prepare) while [ "$1" != --out ]; do shift; done; mkdir -p "$2"
+             for f in train valid test; do
+                 seq 3003 | sed 's/$/ ÄPFEL, no?/' | tee "$2"/$f.en "$2"/$f.de > "$2"/$f.fr; done ;;
     train) while [ "$1" != --run ]; do shift; done; mkdir -p "$2" ;;
-    generate) while [ "$1" != --input ]; do shift; done; cat "$2" ;;
+    generate) seq 3003 ;;
     score) wc -l ;;
 esac
 """
@@ -185,11 +190,11 @@ def run_script(tmp_path):
     """Run run.sh with a fake tfm; return the arguments of its calls."""
     environment = script_environment(tmp_path, PRETENDER)
 
-    def run(arch, **variables):
+    def run(arch, example=WMT14, **variables):
         calls = tmp_path / "calls"
         calls.unlink(missing_ok=True)
         subprocess.run(
-            ["bash", WMT14 / "run.sh", arch],
+            ["bash", example / "run.sh", arch],
             cwd=tmp_path,
             env=environment | {"CALLS": str(calls)} | variables,
             check=True,
@@ -235,3 +240,84 @@ def test_the_smoke_test_makes_the_same_calls_in_its_own_folder_with_fewer_steps(
     assert "--d-model" not in calls[1]
     assert (tmp_path / "smoke" / "runs" / "wmt14-en-de-base" / "translations.de").is_file()
     assert not (tmp_path / "runs").exists()
+
+
+def test_multi30k_is_scored_cased_and_on_tokens_without_case(run_script):
+    calls = run_script("cased", MULTI30K, MIRROR="archives")
+    assert [call.split()[0] for call in calls] == [
+        *("prepare", "train", "average", "generate"),
+        *("score", "score"),
+    ]
+    assert calls[0] == "prepare multi30k-en-de --out data/multi30k-en-de --mirror archives"
+    assert "--lowercase" not in calls[-2]
+    assert "--metric paper-bleu --lowercase" in calls[-1]
+
+
+def test_multi30k_is_trained_and_scored_on_tokenized_lowercased_text(run_script, tmp_path):
+    calls = run_script("lowercased", MULTI30K)
+    assert "prepare --train data/multi30k-en-de-lowercased/tokenized/train.en" in calls[1]
+    assert calls[2].startswith("train data/multi30k-en-de-lowercased ")
+    assert "--tokenize none" in calls[-1]
+    tokenized = tmp_path / "data/multi30k-en-de-lowercased/tokenized/test.de"
+    assert tokenized.read_text(encoding="utf-8").splitlines()[0] == "1 äpfel , no ?"
+
+
+@pytest.fixture
+def table3():
+    """The script that trains scaled rows of Table 3."""
+    spec = importlib.util.spec_from_file_location("table3", MULTI30K / "table3" / "table3.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_scaled_rows_change_the_settings_of_the_paper_in_the_same_direction(table3):
+    assert list(table3.ROWS) == list(TABLE_3)
+    base, base_in_paper = (
+        settings(run_config(None, read_toml(example / "table3" / "base.toml")))
+        for example in (MULTI30K, WMT14)
+    )
+    for name, flags in table3.ROWS.items():
+        in_paper, _ = TABLE_3[name]
+        words = flags.split()
+        for flag, value in zip(words[::2], words[1::2], strict=True):
+            key = flag.removeprefix("--").replace("-", "_")
+            scaled = float(value) - base.get(key, 0)
+            assert scaled * (in_paper[key] - base_in_paper.get(key, 0)) > 0, (name, key)
+
+
+def test_the_table_of_scaled_rows_compares_their_differences_with_the_paper(
+    table3, tmp_path, monkeypatch, capsys
+):
+    """C6 (d_ff 1024) has 0.20 more perplexity and 0.4 less BLEU than base in the paper."""
+    figures = {"base": (8.0, 34.0), "c-dff1024": (8.5, 34.5)}
+
+    def train(command, *, check):
+        run = Path(command[command.index("--run") + 1])
+        folder = run / "checkpoints" / "step-00000004"
+        folder.mkdir(parents=True)
+        save_file({"weight": np.zeros((1000, 20))}, folder / "model.safetensors")
+        perplexity, bleu = figures[run.name]
+        last = {"step": 4, "minutes": 3.0, "perplexity": perplexity, "bleu": bleu}
+        (run / "metrics.jsonl").write_text(json.dumps({"kind": "validation"} | last))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(table3.subprocess, "run", train)
+    monkeypatch.setattr(sys, "argv", ["table3.py", "data", "c-dff1024"])
+    table3.main()
+    header, _, base, row = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()]
+    assert len(header) == len(base) == len(row)
+    assert [cell.strip() for cell in row] == [
+        *("`c-dff1024`", "--d-ff 128", "0.02", "3"),
+        *("8.50", "+0.50", "+0.20", "yes"),
+        *("34.50", "+0.50", "-0.40", "no"),
+    ]
+
+
+def test_a_row_that_fails_ends_the_script_with_its_exit_code(table3, monkeypatch):
+    failed = subprocess.CompletedProcess([], 130)
+    monkeypatch.setattr(table3.subprocess, "run", lambda command, check: failed)
+    monkeypatch.setattr(sys, "argv", ["table3.py", "data"])
+    with pytest.raises(SystemExit, match="130"):
+        table3.main()

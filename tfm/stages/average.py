@@ -7,7 +7,7 @@ from tfm.config import AverageConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
 from tfm.storage.checkpoint.model_folder import average_weights, load_info, save_checkpoint
-from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoints
+from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoints, scheduled_checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,9 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
     if config.best is not None:
         number, ranked = config.best, best_checkpoints(run_dir, training.best_metric)
     else:
+        ranked = scheduled_checkpoints(run_dir)[::-1]
         # Only a number that the user gave must be available.
-        number, ranked = config.last or min(training.average_last, len(present)), present[::-1]
+        number = config.last or min(training.average_last, len(ranked))
     if number > len(ranked):
         flag = "--last" if config.best is None else "--best"
         raise UsageError(

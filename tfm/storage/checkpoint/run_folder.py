@@ -13,6 +13,7 @@ from tfm.storage.checkpoint.model_folder import (
     STATE,
     DamagedCheckpointError,
     Metric,
+    ModelInfo,
     check_model,
     load_info,
 )
@@ -86,7 +87,26 @@ def best_checkpoints(run_dir: Path, metric: Metric) -> list[Path]:
     Raises:
         CheckpointError: One of them is damaged.
     """
-    scored = []
+    qualities = [(info.quality(metric), info.step, path) for path, info in _present(run_dir)]
+    scored = [(quality, step, path) for quality, step, path in qualities if quality is not None]
+    return [path for *_, path in sorted(scored, reverse=True)]
+
+
+def scheduled_checkpoints(run_dir: Path) -> list[Path]:
+    """Return the checkpoints of a run, oldest first, without those written when it was stopped.
+
+    Only the others are validated, unless the run has no validation split.
+
+    Raises:
+        CheckpointError: One of them is damaged.
+    """
+    present = _present(run_dir)
+    return [path for path, info in present if info.metrics] or [path for path, _ in present]
+
+
+def _present(run_dir: Path) -> list[tuple[Path, ModelInfo]]:
+    """Return the checkpoints of a run that may still be training, with their descriptions."""
+    present = []
     for path in checkpoints(run_dir):
         try:
             info = load_info(path)
@@ -94,9 +114,8 @@ def best_checkpoints(run_dir: Path, metric: Metric) -> list[Path]:
             if path.exists():
                 raise
             continue  # a running training has just removed it
-        if (quality := info.quality(metric)) is not None:
-            scored.append((quality, info.step, path))
-    return [path for *_, path in sorted(scored, reverse=True)]
+        present.append((path, info))
+    return present
 
 
 def prune_checkpoints(run_dir: Path) -> None:
