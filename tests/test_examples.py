@@ -244,20 +244,19 @@ def test_the_smoke_test_makes_the_same_calls_in_its_own_folder_with_fewer_steps(
 
 def test_multi30k_is_scored_cased_and_on_tokens_without_case(run_script):
     calls = run_script("cased", MULTI30K, MIRROR="archives")
-    assert [call.split()[0] for call in calls] == [
-        *("prepare", "train", "average", "generate"),
-        *("score", "score"),
-    ]
+    names = [call.split()[0] for call in calls]
+    assert names[:3] == ["prepare", "train", "average"]
+    assert sorted(names[3:5]) == ["generate", "score"]  # of one pipeline
     assert calls[0] == "prepare multi30k-en-de --out data/multi30k-en-de --mirror archives"
-    assert "--lowercase" not in calls[-2]
-    assert "--metric paper-bleu --lowercase" in calls[-1]
+    assert "--lowercase" not in "".join(calls[:-1])
+    assert "score --metric paper-bleu --lowercase" in calls[-1]
 
 
 def test_multi30k_is_trained_and_scored_on_tokenized_lowercased_text(run_script, tmp_path):
     calls = run_script("lowercased", MULTI30K)
     assert "prepare --train data/multi30k-en-de-lowercased/tokenized/train.en" in calls[1]
     assert calls[2].startswith("train data/multi30k-en-de-lowercased ")
-    assert "--tokenize none" in calls[-1]
+    assert "--tokenize none" in "".join(calls[-2:])
     tokenized = tmp_path / "data/multi30k-en-de-lowercased/tokenized/test.de"
     assert tokenized.read_text(encoding="utf-8").splitlines()[0] == "1 äpfel , no ?"
 
