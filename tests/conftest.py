@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tfm.cli import main as cli
@@ -29,6 +30,10 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The setting of the command line, for forked processes in which torch is already loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+# On a busy machine, any example may take long.
+hypothesis.settings.register_profile("tfm", deadline=None)
+hypothesis.settings.load_profile("tfm")
 
 TINY: dict[str, dict[str, Any]] = {
     "model": {

@@ -209,7 +209,7 @@ def test_the_table_shows_the_results(run, data_dir):
         ("bench nothing", 2, "no such command nothing"),
         ("bench train --foo", 2, "no such option --foo"),
         ("bench train --steps 0", 2, "Invalid value for '--steps'"),
-        ("bench train --d-model 7", 2, "d_model is 7"),
+        ("bench train --d-model 7 --num-heads 7", 2, "d_model is 7"),
         ("bench train --patience 3", 2, "patience has no effect on tfm bench train"),
         ("bench train --log-steps 3", 2, "log_steps has no effect .* without --loop"),
         ("bench train nowhere", 2, "nowhere does not exist"),

@@ -116,9 +116,9 @@ def test_any_flipped_bit_is_detected(model_dir, name, data):
         for check in (check_model, load_all):
             with pytest.raises(CheckpointError, match=rf"cannot read .*{name}: it is damaged"):
                 check(model_dir)
-    except pytest.fail.Exception:  # config.json contains white space that does not matter
+    except pytest.fail.Exception:  # white space, or the exponent's letter in 1e-09
         assert name == "config.json"
-        assert chr(content[position]).isspace()
+        assert chr(content[position]) in " \n\te"
         assert is_same_model(load_all(model_dir), before)
     finally:
         path.write_bytes(content)

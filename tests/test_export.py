@@ -254,8 +254,8 @@ def test_the_command_shows_differences(trained, tmp_path, run, monkeypatch):
     assert "… and 2 more" in err
 
 
-def test_the_command_refuses_an_ensemble(run):
-    code, out, err = run("one", "two")
+def test_the_command_refuses_an_ensemble(run, tmp_path):
+    code, out, err = run(tmp_path, tmp_path)
     assert (code, out) == (2, "")
     assert err == (
         "tfm: CTranslate2 runs a single model, not an ensemble: export each model by itself\n"

@@ -238,7 +238,7 @@ def test_the_command_takes_files_and_folders_of_trees(run, treebank, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--train-trees a.mrg --out x", "a.mrg does not exist"),
+        ("--train-trees b.mrg --out x", "b.mrg does not exist"),
         ("--train-trees a.mrg", "name the folder of the new dataset, such as --out data/mine"),
         ("--valid-trees a.mrg --out x", "name a recipe .* or trees with --train-trees"),
         ("--train-trees a --train b c --out x", "text and trees exclude each other: .*"),
@@ -246,7 +246,9 @@ def test_the_command_takes_files_and_folders_of_trees(run, treebank, tmp_path):
         ("wmt14-en-de --test-trees a", "a recipe names its own files: leave out .*"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_to_do(run, arguments, message):
+def test_a_mistake_is_one_line_that_says_what_to_do(run, tmp_path, arguments, message):
+    for name in ("a", "a.mrg", "b", "c"):
+        (tmp_path / name).touch()
     code, err = run("prepare", *arguments.split())
     assert code == 2
     assert re.fullmatch(f"tfm: .*{message}.*\n", err), err

@@ -1,5 +1,7 @@
 """Fast matrix products are compared with float64; wrong ones are reported and not used."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -166,6 +168,7 @@ def test_fp32_inference_uses_prepacked_layers():
 @pytest.mark.usefixtures("elsewhere")
 def test_training_in_bf16_without_units_is_refused_before_data_is_read(run, this_cpu_has):
     this_cpu_has("avx2")
+    Path("data").mkdir()
     code, out, err = run("train", "data", "--device", "cpu", "--precision", "bf16")
     assert (code, out) == (2, "")
     assert err == "tfm: this CPU has no bf16 units: use --precision fp32\n"

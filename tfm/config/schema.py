@@ -89,6 +89,7 @@ class Settings:
                 high = _MAX_INTEGER if high is None else high
             elif not math.isfinite(value):
                 yield f"{item.name} is {value}, but must be a finite number"
+                continue
             if low is not None and value < low:
                 yield f"{item.name} is {shown(value)}, but must be at least {low}"
             if high is not None and value > high:

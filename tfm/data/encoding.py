@@ -6,6 +6,7 @@ from pathlib import Path
 
 _SAMPLE_BYTES = 1 << 20
 SIGNATURE_BYTES = 1 << 12
+_MIN_HIGH_BYTES = 4
 _MAX_HIGH_BYTE = 6  # of Latin, Greek, Cyrillic, Hebrew and Arabic letters in UTF-16
 _BYTE_ORDER_MARKS: Mapping[bytes, str] = {
     b"\xff\xfe\x00\x00": "UTF-32",
@@ -60,7 +61,9 @@ def unicode_encoding(start: bytes) -> str | None:
             return name
     halves = {"UTF-16BE": start[::2], "UTF-16LE": start[1::2]}
     for name, high_bytes in halves.items():
-        if sum(byte <= _MAX_HIGH_BYTE for byte in high_bytes) > len(start) // 4:
+        if sum(byte <= _MAX_HIGH_BYTE for byte in high_bytes) > max(
+            _MIN_HIGH_BYTES, len(start) // 4
+        ):
             return name
     return None
 
