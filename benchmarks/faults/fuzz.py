@@ -1,8 +1,8 @@
 """Fuzz every kind of file that tfm reads, and count the outcomes.
 
 Each case runs in its own process, with limits on time and memory. It must end with a result, or
-with one line that starts with "tfm: ". Damage that a checksum covers must be refused. The same seed
-gives the same cases.
+with one line that starts with "tfm: ", and a line for each of several mistakes. Damage that a
+checksum covers must be refused. The same seed gives the same cases.
 
     .venv/bin/python benchmarks/faults/fuzz.py                       # 1,000 cases of each reader
     .venv/bin/python benchmarks/faults/fuzz.py --cases 20000 --reader "a tar archive" --seed 7
@@ -33,7 +33,7 @@ from fuzzing.models import MODEL_READERS
 from fuzzing.reader import Reader, Refused
 from fuzzing.texts import TEXT_READERS
 
-from tfm.errors import TfmError
+from tfm.errors import DETAIL, TfmError
 
 READERS = (*TEXT_READERS, *DATA_READERS, *MODEL_READERS)
 
@@ -196,6 +196,10 @@ def _damage(reader: Reader, case: Path, generator: random.Random) -> tuple[str, 
 def _judge(result: Result, expected: Result, *, is_covered: bool) -> str:
     """Describe how a case ended: by one of _GOOD, or by a fault."""
     lines = [line for line in result.log.splitlines() if line]
+    while lines and lines[-1].startswith(
+        DETAIL.strip("\n")
+    ):  # of several mistakes, each has a line
+        lines.pop()
     if result.ending == "refused":
         is_one_line = lines and [line.startswith("tfm: ") for line in lines].count(True) == 1
         return _GOOD[0] if is_one_line and lines[-1].startswith("tfm: ") else "not one line"
