@@ -6,7 +6,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from generated import PAGES
+from generated import NOTE, PAGES
 
 from tfm import __version__
 
@@ -21,10 +21,11 @@ myst_heading_anchors = 3
 smartquotes = False  # it would turn the dashes of flags into one long dash
 
 
-def _append_generated(_: Any, page: str, source: list[str]) -> None:
-    source[0] += PAGES.get(page, str)()
+def _insert_generated(_: Any, page: str, source: list[str]) -> None:
+    if page in PAGES:
+        source[0] = source[0].replace(NOTE, PAGES[page]())
 
 
 def setup(app: Any) -> None:
-    """Append the generated part of each reference page to its text."""
-    app.connect("source-read", _append_generated)
+    """Insert the generated part of each reference page."""
+    app.connect("source-read", _insert_generated)

@@ -23,6 +23,9 @@ from tfm.inference.lines import ScoredTarget, Translation
 from tfm.stages import score
 from tfm.storage.checkpoint import model_folder
 
+# The last line of the pages in the repository, in place of their generated part.
+NOTE = "*`make docs` adds the rest of this page, which is generated from the code.*"
+
 _DEFAULT = re.compile(r"\s*[(\[]default: (.*)[)\]]\.?$")
 _EXAMPLES = re.compile(r"^Examples?:\s*", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
@@ -136,7 +139,11 @@ def _command(name: str, command: Any) -> str:
     context = command.make_context(f"tfm {name}", [], resilient_parsing=True)
     description, *examples = _EXAMPLES.split(inspect.cleandoc(command.help))
     usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
-    lines = [line.strip() for line in "\n".join(examples).splitlines() if line.strip("\b ")]
+    lines = [
+        line.removeprefix("  ").rstrip()
+        for line in "\n".join(examples).splitlines()
+        if line.strip("\b ")
+    ]
     rows = []
     for parameter in command.params:
         shown = copy.copy(parameter)

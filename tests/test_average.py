@@ -36,7 +36,9 @@ def test_the_default_number_is_that_of_the_run(run_dir):
 def test_a_run_with_fewer_checkpoints_averages_those_it_has(run_dir):
     for path in checkpoints(run_dir)[:-1]:
         shutil.rmtree(path)
-    assert average(run_dir, AverageConfig()).steps == [12]
+    result = average(run_dir, AverageConfig())
+    assert result.steps == [12]
+    assert result.summary == f"{run_dir}/averaged is the mean of step 12"
 
 
 def test_a_run_that_was_stopped_and_resumed_has_the_average_of_an_uninterrupted_run(run_dir):

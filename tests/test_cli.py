@@ -56,7 +56,8 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 def test_the_recipes_are_listed_one_per_line(run):
     code, out, err = run("prepare", "--list")
     assert (code, err) == (0, "")
-    lines = [re.split(" {2,}", line.strip()) for line in out.splitlines()]
+    assert not re.search(" $", out, re.MULTILINE)
+    lines = [re.split(" {2,}", line) for line in out.splitlines()]
     assert [name for name, *_ in lines] == builtin_recipes()
     for name, languages, size, description in lines:
         assert re.fullmatch(r"[\d,]+ pairs|[\d.]+ GB of text", size)

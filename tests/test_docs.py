@@ -1,5 +1,6 @@
 """The documents agree with the code: files, commands, flags, settings, versions."""
 
+import inspect
 import json
 import re
 import shlex
@@ -12,9 +13,13 @@ import typer
 
 import tfm
 from tfm.cli.main import app
-from tfm.config import PRESETS, run_config
+from tfm.config import PRESETS, SearchConfig, run_config
+from tfm.config.presets import suitable_arch
 from tfm.config.toml import tomllib
 from tfm.data.corpus.loading import load_recipe
+from tfm.distributed.launch import _JOIN_SECONDS
+from tfm.distributed.rendezvous import _CAUSE_SECONDS
+from tfm.stages.forecast import _MAX_DAYS, _MAX_EPOCHS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -33,6 +38,7 @@ _SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CONSOLE = re.compile(r"^\$ ((?:.*\\\n)*.*)", re.MULTILINE)
 # "${name[@]}" of a possibly empty array, in the form that old versions of bash need.
 _ARRAY = re.compile(r'\$\{(\w+)\[@\]\+"\$\{\1\[@\]\}"\}')
+_EXAMPLE = re.compile(r"^(?:Example: |  )((?:tfm|echo) .*)", re.MULTILINE)  # of a --help
 _TREE_LINE = re.compile(r"( *)(\S+)(?:  +(\S.*))?")
 
 
@@ -76,12 +82,52 @@ def commands(line):
 
 GROUP = typer.main.get_command(app)
 LINES = [(path, line) for path in (*DOCUMENTS, *SCRIPTS) for line in shell(path)]
-COMMANDS = [arguments for _, line in LINES for arguments in commands(line)]
+EXAMPLES = [
+    line
+    for _, command in generated.all_commands()
+    for line in _EXAMPLE.findall(inspect.cleandoc(command.help).replace("\\\n", " "))
+]
+COMMANDS = [
+    arguments for line in [*(line for _, line in LINES), *EXAMPLES] for arguments in commands(line)
+]
+
+
+def steps(arch):
+    return f"{run_config(arch).training.max_steps:,}"
+
+
+def pieces(recipe):
+    return f"{load_recipe(recipe).subword['vocab_size']:,}"
+
+
+_PARSING = "beam {beam_size}, α {length_penalty:g}, source + {max_extra_length} tokens".format(
+    **load_recipe("generated-treebank").settings("search")
+)
+_AVERAGED = {arch: run_config(arch).training.average_last for arch in ("base", "big")}
+# Sentences that repeat a value of the code, by document.
+REPEATED = [
+    ("docs/explanation/failures.md", f"waits up to {_CAUSE_SECONDS:g} s for a more precise reason"),
+    ("docs/explanation/paper.md", f"more than about {_MAX_DAYS} days or {_MAX_EPOCHS:,} epochs"),
+    ("docs/explanation/paper.md", _PARSING),
+    ("docs/how-to/compare-results.md", "the last {base} checkpoints for base".format(**_AVERAGED)),
+    ("docs/how-to/compare-results.md", "the last {big} for big".format(**_AVERAGED)),
+    ("docs/how-to/export.md", f"tfm's default of {SearchConfig().length_penalty:g} "),
+    ("docs/how-to/parse.md", _PARSING),
+    ("docs/how-to/several-machines.md", f"wait {_JOIN_SECONDS // 60} minutes for each other"),
+    ("docs/reference/presets.md", f"of its {steps('small')} steps"),
+    ("docs/tutorials/multi30k.md", f"learns {pieces('multi30k-en-de')} subwords"),
+    ("docs/tutorials/multi30k.md", f"continues to the {steps('tiny')} steps of the preset"),
+    ("docs/tutorials/quickstart.md", f"continues to the {steps('quickstart')} steps of the preset"),
+    ("examples/wmt14/README.md", f"{pieces('wmt14-en-de')} joint BPE pieces"),
+    ("examples/wmt14/README.md", f"with {pieces('wmt14-en-fr')} pieces"),
+    ("examples/wmt14/README.md", f"train for {steps('base')} steps, big for {steps('big')}"),
+]
 
 
 def test_the_documents_have_a_tree_and_commands():
     assert len(tree()) > 20
     assert {arguments[0] for arguments in COMMANDS} >= {*GROUP.commands}
+    assert len(EXAMPLES) > len(GROUP.commands)
 
 
 def test_every_path_of_the_tree_exists():
@@ -139,19 +185,20 @@ def test_every_command_parses(monkeypatch, arguments):
     assert arch is None or arch in PRESETS or "$" in arch
 
 
-def test_every_flag_that_a_document_names_exists():
+def test_every_flag_that_a_document_or_message_names_exists():
     commands = [GROUP, *(command for _, command in generated.all_commands())]
     flags = {
         flag
         for command in commands
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
-    } | {"--help", "--nproc-per-node", "--index-url"}  # flags of torchrun and pip
+    } | {"--help", "--nproc-per-node", "--extra-index-url"}  # flags of torchrun and pip
     examples = [*ROOT.glob("examples/*/README.md"), *ROOT.glob("examples/*/run.sh")]
     documents = (path for path in DOCUMENTS if path.is_relative_to(DOCS))
-    for path in (ROOT / "README.md", *documents, *examples):
+    sources = (p for p in (ROOT / "tfm").rglob("*.py") if p.name != "suggestions.py")
+    for path in (ROOT / "README.md", *documents, *examples, *sources):
         text = re.sub(r"`python\s+benchmarks/[^`]*`", "", path.read_text(encoding="utf-8"))
-        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w-])", text))
         assert named - flags == set(), path
 
 
@@ -213,8 +260,45 @@ def default(item):
     return "unset" if item.default is None else f"`{json.dumps(item.default)}`"
 
 
-def test_generated_pages_continue_pages_of_the_docs():
-    assert all((DOCS / f"{page}.md").is_file() for page in generated.PAGES)
+def test_generated_pages_continue_pages_that_say_so():
+    for page in generated.PAGES:
+        assert (DOCS / f"{page}.md").read_text(encoding="utf-8").endswith(f"\n\n{generated.NOTE}\n")
+
+
+def prose(page):
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize(("page", "sentence"), REPEATED)
+def test_values_that_a_document_repeats_are_those_of_the_code(page, sentence):
+    assert sentence in prose(page)
+
+
+def test_no_document_repeats_another_default():
+    for path in DOCUMENTS:
+        page = path.relative_to(ROOT).as_posix()
+        if page.startswith("docs/"):
+            text = prose(page)
+            for sentence in [sentence for name, sentence in REPEATED if name == page]:
+                text = text.replace(sentence, "")
+            pattern = (
+                r"(?:\bdefaults? (?:of|is|to)|by default,?) `?[\d.]+|[\d,]+ steps of the preset"
+            )
+            assert re.findall(pattern, text) == [], page
+
+
+@pytest.mark.parametrize("page", ["docs/reference/presets.md", "docs/tutorials/own-text.md"])
+def test_the_documents_say_when_a_preset_is_chosen(page):
+    [(fewer, million)] = re.findall(
+        r"`tiny` for fewer than ([\d,]+) training pairs, `small` for more on a CPU or up to (.*?) "
+        r"on a GPU, else `base`",
+        prose(page),
+    )
+    tiny, small = int(fewer.replace(",", "")), {"a million": 1_000_000}[million]
+    for number in tiny, small:
+        names = [suitable_arch(n, on_gpu=True, task="text")[0] for n in (number - 1, number)]
+        assert names == (["tiny", "small"] if number == tiny else ["small", "base"])
+    assert suitable_arch(small, on_gpu=False, task="text")[0] == "small"
 
 
 def test_presets_as_shown_in_the_docs_are_those_that_config_reads():

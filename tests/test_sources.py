@@ -83,6 +83,13 @@ def test_local_files_are_read_in_place_or_unpacked_if_compressed(tmp_path):
     assert size.unpacked > (tmp_path / "t.de.gz").stat().st_size
 
 
+def test_a_file_with_both_sides_counts_once(tmp_path):
+    write(tmp_path / "t.tsv", 5000)
+    both = str(tmp_path / "t.tsv")
+    size = sources(tmp_path, archives=(), train=(TextFiles(source=both, target=both),)).size()
+    assert size.text == 5000
+
+
 def test_the_size_of_generated_text_is_estimated_from_the_number_of_pairs(tmp_path):
     text = GeneratedText(generator="numbers", num_pairs=2000)
     text_sources = sources(tmp_path, archives=(), train=(text,))

@@ -22,7 +22,6 @@ _BLOCK = re.compile(r"^```([^\n]*)\n(?::caption: (\S+)\n+)?(.*?)^```$", re.MULTI
 _COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 # Times, losses and scores, which depend on the machine.
 _DECIMAL = re.compile(r"\d+(?:\.\d+)+")
-_SPACES = re.compile(r" +$", re.MULTILINE)  # of tables
 
 
 def steps(page):
@@ -76,7 +75,7 @@ def follow(tmp_path):
                 encoding="utf-8",
                 check=False,
             )
-            found = _DECIMAL.sub("N", _SPACES.sub("", done.stdout))
+            found = _DECIMAL.sub("N", done.stdout)
             explanation = f"$ {step}\n{done.stdout}\nThe page shows:\n{text}"
             assert done.returncode == 0, explanation
             assert re.fullmatch(shown(text), found, re.DOTALL), explanation

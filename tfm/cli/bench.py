@@ -25,7 +25,7 @@ _ROUNDS = typer.Option(3, min=1, help="Rounds of measurements; medians are repor
 bench = typer.Typer(
     cls=Commands,
     help="Measure the speed of training and translation on this machine.\n\n"
-    "Examples: tfm bench train --arch base; tfm bench generate --beam 4",
+    "\b\nExamples:\n  tfm bench train --arch base\n  tfm bench generate --beam 4",
     rich_markup_mode=None,
 )
 app.add_typer(bench, name="bench", rich_help_panel=SPEED_PANEL)
@@ -56,12 +56,10 @@ def train(
 
     Defaults are those of --arch base.
 
+    \b
     Examples:
-
       tfm bench train --arch big
-
       tfm bench train data/multi30k-en-de --arch tiny --device cpu --steps 50 --json
-
       tfm bench train --arch base --steps 500 --loop
     """
     started = time.perf_counter()
@@ -99,12 +97,10 @@ def generate(
     Times include subword encoding and decoding. Target tokens are counted in the best translation
     of each sentence, with its end-of-sentence token.
 
+    \b
     Examples:
-
       tfm bench generate runs/multi30k-en-de-small --beam 4
-
       tfm bench generate --input news.en --repeat 5 --precision bf16 --json
-
       tfm bench generate --beam 1 --latency
     """
     from tfm.cli.bench_output import print_generate_bench

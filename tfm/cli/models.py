@@ -181,8 +181,7 @@ def average(
 
     settings = settings_from(AverageConfig, overrides.get("average", {}))
     result = run_stage(run or newest_run(RUNS_ROOT), settings, out_dir=out)
-    steps = ", ".join(f"{step:,}" for step in result.steps)
-    say(f"average: {result.model_dir} is the mean of steps {steps}")
+    say(f"average: {result.summary}")
 
 
 @app.command(rich_help_panel=MODELS_PANEL, cls=Command)
@@ -199,7 +198,8 @@ def export(
     quantization: Literal[
         "none", "int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
     ] = typer.Option(
-        "none", help="Type of the stored weights, also computed in if the CPU can; none is fp32."
+        "none",
+        help="Type of the stored weights, and of products if the CPU supports it; none is fp32.",
     ),
     check: int = typer.Option(
         0,
@@ -213,16 +213,14 @@ def export(
 
     The folder has weights, vocabulary and subword model.
 
-    With --length-penalty 0 in tfm and length_penalty=0, min_decoding_length=1 in CTranslate2, both
-    programs find the same translations. With other values, tfm divides by ((5 + length) / 6)^α, and
-    CTranslate2 by length^α and stops sooner.
+    With length penalty 0, both programs find the same translations. With other values, tfm divides
+    log probabilities by ((5 + length) / 6)^α, and CTranslate2 by length^α and stops sooner.
 
     With --check, unquantized weights must also give the same probabilities.
 
+    \b
     Examples:
-
       tfm export runs/wmt14-en-de-base --check 200
-
       tfm export --format ctranslate2 --quantization int8 --out model-int8
     """
     from tfm.stages.export.folder import export as run_stage

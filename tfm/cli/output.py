@@ -44,7 +44,7 @@ def print_rows(rows: Mapping[str, str], *, bold: str = "") -> None:
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(name, value, style="bold" if name == bold else None)
-    Console(highlight=False).print(table)
+    _print_table(table)
 
 
 def print_recipes(recipes: "Iterable[Recipe]") -> None:
@@ -54,7 +54,15 @@ def print_recipes(recipes: "Iterable[Recipe]") -> None:
         languages = f"{recipe.source}-{recipe.target}"
         table.add_row(recipe.name, languages, _training_size(recipe), recipe.description)
     # In a pipe, each recipe takes one line.
-    Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE).print(table)
+    _print_table(table, width=None if sys.stdout.isatty() else _WIDE)
+
+
+def _print_table(table: Table, *, width: int | None = None) -> None:
+    """Print a table without the spaces with which rich fills the last column."""
+    console = Console(highlight=False, width=width)
+    with console.capture() as capture:
+        console.print(table)
+    print(*map(str.rstrip, capture.get().splitlines()), sep="\n")  # noqa: T201
 
 
 def _training_size(recipe: "Recipe") -> str:

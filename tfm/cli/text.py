@@ -64,10 +64,10 @@ def prepare(
         None,
         metavar="SRC TGT",
         callback=existing_file,
-        help="Validation text: source and target file.",
+        help="Validation text, in the same forms.",
     ),
     test: tuple[Path, Path] | None = typer.Option(
-        None, metavar="SRC TGT", callback=existing_file, help="Test text: source and target file."
+        None, metavar="SRC TGT", callback=existing_file, help="Test text, in the same forms."
     ),
     languages: tuple[str, str] | None = typer.Option(
         None, metavar="SRC TGT", help="Language codes, if they are not the file names' suffixes."
@@ -120,15 +120,16 @@ def prepare(
 ) -> None:
     """Prepare a dataset: download, clean, split, learn subwords, binarize.
 
+    \b
     Examples:
-
       tfm prepare --list
-
       tfm prepare wmt14-en-de
-
-      tfm prepare --train my.en my.de --valid dev.en dev.de --test test.en test.de --out data/mine
-
-      tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 --test-trees wsj/23 --out data/wsj
+      tfm prepare --train train.en train.de --valid valid.en valid.de \\
+          --test test.en test.de --out data/mine
+      tfm prepare --train train.tsv --valid valid.tsv --test test.tsv \\
+          --languages en de --out data/mine
+      tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 --test-trees wsj/23 \\
+          --out data/wsj
     """
     from tfm.data.corpus.loading import builtin_recipes, load_recipe
     from tfm.stages.prepare import prepare as run_stage

@@ -84,7 +84,7 @@ def generate(
         None,
         callback=existing_file,
         hidden=True,
-        help="File of translations: print score, log probability, tokens and text of each instead.",
+        help="Score the translations in a file: print score, log probability, tokens and text.",
     ),
     per_token: bool = typer.Option(
         False,
@@ -206,10 +206,9 @@ def score(
 ) -> None:
     """Score translations; each score has a signature of the settings behind it.
 
+    \b
     Examples:
-
       tfm generate --beam 4 | tfm score --paper
-
       tfm score --hypotheses out.de --reference test.de --metric bleu --metric ter
     """
     from tfm.cli.output import print_scores
@@ -271,11 +270,10 @@ def attend(
 ) -> None:
     """Draw the attention of each layer and head while a model translates a sentence.
 
+    \b
     Examples:
-
       tfm attend "Two dogs play in the snow."
-
-      tfm attend runs/wmt14-en-de-base "The law." --target "Das Gesetz." --layer 5 --out law.svg
+      tfm attend runs/wmt14-en-de-base "The law." --target "Das Gesetz." --out law.svg
     """
     from tfm.stages.attend import attend as run_stage
     from tfm.storage.checkpoint.run_folder import newest_run

@@ -17,7 +17,7 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Kernels = Literal["auto", "fast", "plain"]
 
-_THREADS = "CPU threads of all processes; if unset, OMP_NUM_THREADS or one per idle core."
+_THREADS = "Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +53,18 @@ class BatchingConfig(Settings, section="batching"):
         common=True,
     )
     bucket_tokens: int = setting(
-        3_125, "Target tokens per bucket of similar lengths; a batch joins random buckets.", ge=1
+        3_125,
+        "Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.",
+        ge=1,
     )
     max_tokens: int = setting(
-        8_192, "Largest microbatch of a device, in source or target tokens, padding included.", ge=1
+        8_192,
+        "At most N source or target tokens per microbatch, with padding; fewer need less memory.",
+        ge=1,
     )
     num_dropout_shards: int = setting(
         1,
-        "Split each batch as N processes would, to reproduce the dropout masks of such a run.",
+        "Draw the dropout masks of a run on N processes, to reproduce it on fewer.",
         ge=1,
         le=65_536,
     )
@@ -76,7 +80,7 @@ class TrainingConfig(Settings, section="training"):
         None, "Stop after N minutes of wall time, validation included.", ge=0, common=True
     )
     patience: int | None = setting(
-        None, "Stop after N validations in a row without a better best_metric.", ge=1
+        None, "Stop after N validations in a row without improvement in best_metric.", ge=1
     )
     seed: int = setting(
         1,
@@ -111,7 +115,7 @@ class TrainingConfig(Settings, section="training"):
     )
     max_skipped_steps: int = setting(
         10,
-        "Stop after N steps in a row that were skipped for a loss or gradient that is not finite.",
+        "Stop after N skipped steps in a row; a loss or gradient that is not finite skips a step.",
         ge=1,
     )
     stall_minutes: float = setting(
@@ -123,7 +127,7 @@ class TrainingConfig(Settings, section="training"):
     )
     kernels: Kernels = setting(
         "auto",
-        "Layer implementation: fast (no padding) or plain (torch's own); auto is fast on CPUs.",
+        "Layers without padding (fast) or torch's own (plain); auto: fast on CPUs, plain on GPUs.",
     )
     device: DeviceName = setting("auto", "Device to compute on; auto is a GPU if there is one.")
     precision: Precision = setting(
@@ -273,7 +277,7 @@ class InferenceConfig(Settings, section="inference"):
     )
     kernels: Kernels = setting(
         "auto",
-        "Layer implementation: fast (for inference) or plain (torch's own); auto is fast on CPUs.",
+        "Layers for inference (fast) or torch's own (plain); auto: fast on CPUs, plain on GPUs.",
     )
     threads: int | None = setting(None, _THREADS, ge=1)
 
@@ -291,7 +295,7 @@ class CleaningConfig(Settings, section="cleaning"):
     )
     max_length_ratio: float = setting(
         4.0,
-        "Drop pairs with one side over N times the other, both plus 10 characters; 0 keeps all.",
+        "Drop pairs with a side over N times as long as the other (characters + 10); 0 keeps all.",
         ge=0,
     )
     drop_duplicates: bool = setting(True, "Keep only the first of identical pairs.")

@@ -21,7 +21,7 @@ class ModelConfig(Settings, section="model"):
     attention_dropout: float = setting(0.1, "Dropout on attention weights.", ge=0, le=0.9)
     tied_embeddings: Literal["three-way", "two-way", "none"] = setting(
         "three-way",
-        "Share one matrix: source, target and output (three-way); target and output; or none.",
+        "Which embeddings share a matrix: source, target and output, or only target and output.",
     )
     attention: Literal["dot-product", "additive"] = setting(
         "dot-product",

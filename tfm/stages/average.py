@@ -17,6 +17,13 @@ class AverageResult:
     model_dir: Path
     steps: list[int]
 
+    @property
+    def summary(self) -> str:
+        """A line that names the model and its checkpoints."""
+        plural = "s" if len(self.steps) > 1 else ""
+        steps = ", ".join(f"{step:,}" for step in self.steps)
+        return f"{self.model_dir} is the mean of step{plural} {steps}"
+
 
 def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None) -> AverageResult:
     """Average the newest or the best checkpoints of a run, which may still be training.

@@ -116,9 +116,7 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
             training.loop()
     is_finished = training.is_finished()
     if world.is_first and is_finished and run.training.average and not has_current_average(run_dir):
-        averaged = average(run_dir, AverageConfig())
-        steps = ", ".join(f"{step:,}" for step in averaged.steps)
-        say(f"train: {averaged.model_dir} is the mean of steps {steps}")
+        say(f"train: {average(run_dir, AverageConfig()).summary}")
     return TrainResult(run_dir=run_dir, step=position.step, metrics=training.metrics)
 
 

@@ -254,7 +254,8 @@ class Recipe:
 
     def _loose_sides(self) -> list[str]:
         texts = (text for text in self.text_files() if text.archive is None)
-        return [side for text in texts for side in text.sides]
+        # A .tsv file is both sides.
+        return [side for text in texts for side in dict.fromkeys(text.sides)]
 
     def _file_problems(self) -> Iterator[str]:
         urls: dict[str, str] = {}
