@@ -324,6 +324,12 @@ def test_the_recipe_in_the_docs_is_valid(tmp_path):
     assert load_recipe(str(tmp_path / "captions.toml")).name == "captions-en-de"
 
 
+def test_the_settings_file_in_the_docs_is_valid():
+    page = (DOCS / "how-to" / "change-model.md").read_text(encoding="utf-8")
+    [settings] = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert run_config(None, tomllib.loads(settings)) != run_config("tiny")
+
+
 def test_the_readme_fits_a_few_screens():
     assert README.count("\n") <= 150
 

@@ -86,7 +86,7 @@ def test_each_command_line_is_shown(tmp_path, program, capfd):
     for line in [*lines, "train --arch quickstart", "generate --beam 4 | tfm score --metric bleu"]:
         assert f"$ tfm {line}" in shown
     assert str(tmp_path / "quickstart" / "runs" / "numbers" / "report.html") in shown
-    assert "tfm prepare --train my.en my.de" in shown
+    assert "tfm prepare --train train.en train.de" in shown
 
 
 def test_the_commands_to_try_next_work_in_a_shell(tmp_path, program, capfd, monkeypatch):

@@ -42,7 +42,10 @@ _NEXT_STEPS = (
     ("tfm train --help-all", "list all settings"),
     ("tfm prepare multi30k-en-de", "a real corpus: captions of pictures, 29,000 pairs"),
     (
-        "tfm prepare --train my.en my.de --valid dev.en dev.de --out data/mine",
+        (
+            "tfm prepare --train train.en train.de --valid valid.en valid.de "
+            "--test test.en test.de --out data/mine"
+        ),
         "your own corpus: two text files per split, one sentence per line",
     ),
 )
