@@ -35,6 +35,7 @@ TREE = (DOCS / "contributing" / "tree.md").read_text(encoding="utf-8")
 _TREE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`(tfm [a-z][^`…]*)`")
 _SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CONSOLE = re.compile(r"^\$ ((?:.*\\\n)*.*)", re.MULTILINE)
 # "${name[@]}" of a possibly empty array, in the form that old versions of bash need.
 _ARRAY = re.compile(r'\$\{(\w+)\[@\]\+"\$\{\1\[@\]\}"\}')
@@ -343,8 +344,19 @@ def test_no_document_has_placeholders():
 def test_python_code_in_the_documents_compiles():
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
-        for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for block in _PYTHON.findall(text):
             compile(block, str(path), "exec")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reference/api.md"])
+def test_python_examples_translate(page, trained_run, tmp_path, monkeypatch, capsys):
+    code = "".join(_PYTHON.findall((ROOT / page).read_text(encoding="utf-8")))
+    [folder] = re.findall(r'Translator\.load\("(.*)"\)', code)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / folder).symlink_to(trained_run)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert capsys.readouterr().out.count("\n") == code.count("print(") + 2 * code.count("n_best=3")
 
 
 def test_the_changelog_starts_with_the_version_of_the_package():
