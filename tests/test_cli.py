@@ -93,11 +93,13 @@ def test_without_a_command_tfm_prints_its_help(run):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command_has_an_example(run, command):
+def test_help_of_every_command_has_examples_that_fit(run, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
     for flag in ("--help", "-h"):
         code, out, err = run(command, flag)
         assert (code, err) == (0, "")
         assert re.search(rf"Examples?:[^:]* tfm {command}", out)
+        assert not re.search(r"\n\n +tfm |.{81}", out)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

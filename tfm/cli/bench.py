@@ -59,7 +59,7 @@ def train(
     \b
     Examples:
       tfm bench train --arch big
-      tfm bench train data/multi30k-en-de --arch tiny --device cpu --steps 50 --json
+      tfm bench train data/multi30k-en-de --arch tiny --steps 50 --json
       tfm bench train --arch base --steps 500 --loop
     """
     started = time.perf_counter()

@@ -128,8 +128,8 @@ def prepare(
           --test test.en test.de --out data/mine
       tfm prepare --train train.tsv --valid valid.tsv --test test.tsv \\
           --languages en de --out data/mine
-      tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 --test-trees wsj/23 \\
-          --out data/wsj
+      tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 \\
+          --test-trees wsj/23 --out data/wsj
     """
     from tfm.data.corpus.loading import builtin_recipes, load_recipe
     from tfm.stages.prepare import prepare as run_stage

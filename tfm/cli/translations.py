@@ -273,7 +273,7 @@ def attend(
     \b
     Examples:
       tfm attend "Two dogs play in the snow."
-      tfm attend runs/wmt14-en-de-base "The law." --target "Das Gesetz." --out law.svg
+      tfm attend runs/wmt14-en-de-base "The law." --layer 5 --out law.svg
     """
     from tfm.stages.attend import attend as run_stage
     from tfm.storage.checkpoint.run_folder import newest_run
