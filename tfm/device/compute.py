@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import re
 import sys
 import time
 from contextlib import AbstractContextManager
@@ -22,6 +23,10 @@ _MAX_ERROR = 1e-5
 _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 # Parameters of glibc's mallopt.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+# The messages of torch's CPU allocator; of CUDA, its driver, Triton and NCCL; of cuBLAS and cuDNN.
+_OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator|out of memory|CU(BLAS|DNN)_STATUS_\w*ALLOC(ATION)?_FAILED"
+)
 
 
 @dataclass(frozen=True)
@@ -163,6 +168,9 @@ def measure_product_flops(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means out of memory, on any device."""
+    if isinstance(error, RuntimeError) and "previous error during capture" in str(error):
+        # The end of a failed CUDA graph capture hides the error that made it fail.
+        return error.__context__ is not None and is_out_of_memory(error.__context__)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+        isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
     )
