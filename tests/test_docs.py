@@ -146,7 +146,7 @@ def test_every_flag_that_a_document_names_exists():
         for command in commands
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
-    } | {"--help", "--nproc-per-node", "--index-url"}  # flags of torchrun and pip
+    } | {"--help", "--nproc-per-node", "--index-url", "--require-gpu"}  # of torchrun, pip, pytest
     examples = [*ROOT.glob("examples/*/README.md"), *ROOT.glob("examples/*/run.sh")]
     documents = (path for path in DOCUMENTS if path.is_relative_to(DOCS))
     for path in (ROOT / "README.md", *documents, *examples):
