@@ -76,7 +76,7 @@ def choose_compute(
     if use_gpu and precision == "int8":
         raise UsageError("int8 is supported on CPUs only: use --precision bf16, or --device cpu")
     if precision == "auto" and use_gpu:
-        # Emulated bf16 is slower than fp16.
+        # GPUs without bf16 emulate it, but have fp16.
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bf16" if has_bf16 else "fp16"
     elif precision == "auto":
