@@ -7,6 +7,7 @@ from tfm.device import compute as module
 from tfm.device.compute import (
     choose_compute,
     choose_fp32_library,
+    is_out_of_memory,
     measure_fp32_flops,
     measure_product_flops,
     uses_onednn,
@@ -131,3 +132,64 @@ def test_onednn_is_used_where_mkl_is_slow_if_it_is_exact(
 @pytest.mark.usefixtures("default_precision")
 def test_default_products_are_exact():
     assert module._product_error() < module._MAX_ERROR
+
+
+ASYNCHRONOUS = "\nCUDA kernel errors might be asynchronously reported at some other API call"
+NCCL_ERROR = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled cuda error "
+    "(run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 911360 bytes."),
+        torch.AcceleratorError("CUDA error: out of memory" + ASYNCHRONOUS),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        torch.distributed.DistBackendError(NCCL_ERROR + "Cuda failure 'out of memory'"),
+        torch.distributed.DistBackendError(NCCL_ERROR + "Cuda failure 2 'out of memory'"),
+    ],
+)
+def test_every_library_reports_out_of_memory_in_its_own_way(error):
+    assert is_out_of_memory(error)
+
+
+def test_the_cpu_allocator_reports_out_of_memory():
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator: can't allocate memory") as raised:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(raised.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+        Exception("out of resource: shared memory, Required: 131072"),  # of Triton
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`"),
+        torch.distributed.DistBackendError(NCCL_ERROR + "Cuda failure 1 'invalid argument'"),
+        RuntimeError("unable to mmap 128 bytes from file </x>: Cannot allocate memory (12)"),
+        OSError("out of memory"),
+    ],
+)
+def test_a_smaller_batch_does_not_repair_other_errors(error):
+    assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"), [(torch.OutOfMemoryError(), True), (RuntimeError("a bug"), False)]
+)
+def test_a_failed_capture_is_out_of_memory_if_its_cause_is(cause, expected):
+    error = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    assert not is_out_of_memory(error)
+    error.__context__ = cause
+    assert is_out_of_memory(error) == expected

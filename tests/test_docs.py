@@ -193,7 +193,9 @@ def test_every_flag_that_a_document_or_message_names_exists():
         for command in commands
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
-    } | {"--help", "--nproc-per-node", "--extra-index-url"}  # flags of torchrun and pip
+    }
+    # Flags of torchrun, pip and pytest.
+    flags |= {"--help", "--nproc-per-node", "--extra-index-url", "--require-gpu"}
     examples = [*ROOT.glob("examples/*/README.md"), *ROOT.glob("examples/*/run.sh")]
     documents = (path for path in DOCUMENTS if path.is_relative_to(DOCS))
     sources = (p for p in (ROOT / "tfm").rglob("*.py") if p.name != "suggestions.py")

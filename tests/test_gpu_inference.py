@@ -4,30 +4,23 @@ On a GPU the steps are CUDA graphs, too. Triton's interpreter multiplies bf16 ma
 it tests half precision in fp16.
 """
 
-import os
-
 import pytest
 import torch
+from triton_device import DEVICE
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
-pytest.importorskip("triton", minversion="3.7")
-
-from tfm.backends.gpu import GpuInferenceBackend  # noqa: E402
-from tfm.backends.plain import PLAIN  # noqa: E402
-from tfm.config import SearchConfig, TransformerConfig  # noqa: E402
-from tfm.device.compute import Compute  # noqa: E402
-from tfm.inference.batches import SentenceBatch  # noqa: E402
-from tfm.inference.engine import Engine  # noqa: E402
-from tfm.model.build import new_model  # noqa: E402
+from tfm.backends.gpu import GpuInferenceBackend
+from tfm.backends.plain import PLAIN
+from tfm.config import SearchConfig, TransformerConfig
+from tfm.device.compute import Compute
+from tfm.inference.batches import SentenceBatch
+from tfm.inference.engine import Engine
+from tfm.model.build import new_model
 
 V = 90
 HALF_PRECISION = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 
 
-@pytest.fixture(params=[{}, {"norm": "pre"}, {"d_k": 3, "d_v": 5}, {"learned_positions": 20}])
-def model(request):
+def new_sharp_model(**changes):
     torch.manual_seed(0)
     config = TransformerConfig(
         num_encoder_layers=1,
@@ -35,12 +28,17 @@ def model(request):
         d_model=16,
         d_ff=24,
         num_heads=2,
-        **request.param,
+        **changes,
     )
     model = new_model(config, source_vocab_size=V, target_vocab_size=V).to(DEVICE)
     with torch.no_grad():
         model.output_weight.mul_(4)  # makes its distributions peaked
     return model
+
+
+@pytest.fixture(params=[{}, {"norm": "pre"}, {"d_k": 3, "d_v": 5}, {"learned_positions": 20}])
+def model(request):
+    return new_sharp_model(**request.param)
 
 
 def new_engine(model, backend, dtype=torch.float32):
@@ -73,6 +71,14 @@ def test_outputs_equal_those_of_the_plain_backend(model, beam_size):
         for ours, theirs in zip(found, expected, strict=True):
             assert [h.tokens for h in ours] == [h.tokens for h in theirs]
             assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], rel=1e-4)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="a CPU has no CUDA graphs")
+def test_a_long_source_does_not_change_later_replays():
+    engine = new_engine(new_sharp_model(), GpuInferenceBackend(torch.float32))
+    short, long = new_batches([5, 2], [300])
+    before, _, after = (engine.search(batch, SearchConfig()) for batch in (short, long, short))
+    assert before == after
 
 
 def test_scores_in_half_precision_are_close(model):

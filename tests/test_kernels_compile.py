@@ -29,7 +29,8 @@ KERNELS = {
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 @pytest.mark.parametrize("capability", MAX_SHARED_MEMORY)
 def test_every_kernel_compiles_and_fits_shared_memory(capability, tmp_path):
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    search_path = os.pathsep.join(sys.path)  # tfm need not be installed
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": search_path}
     environment.pop("TRITON_INTERPRET", None)
     compiler = subprocess.run(
         [sys.executable, __file__, str(capability)],

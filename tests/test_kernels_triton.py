@@ -4,33 +4,28 @@ The interpreter multiplies bf16 matrices wrongly, so attention in bf16 is tested
 code is the same as in fp16.
 """
 
-import os
-
+import plain_kernels
 import pytest
 import torch
+from triton_device import DEVICE, FP32_ERROR
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
-pytest.importorskip("triton", minversion="3.7")
-
-import plain_kernels  # noqa: E402
-
-from tfm.backends import slot_attention, token_blocks  # noqa: E402
-from tfm.backends.packing import attention_spans  # noqa: E402
-from tfm.backends.triton import cross_entropy as cross_entropy_triton  # noqa: E402
-from tfm.backends.triton import packed_attention as packed_attention_triton  # noqa: E402
-from tfm.backends.triton import slot_attention as slot_attention_triton  # noqa: E402
-from tfm.backends.triton import token_blocks as token_blocks_triton  # noqa: E402
+from tfm.backends import slot_attention, token_blocks
+from tfm.backends.cuda_graphs import recorded
+from tfm.backends.packing import attention_spans
+from tfm.backends.triton import cross_entropy as cross_entropy_triton
+from tfm.backends.triton import packed_attention as packed_attention_triton
+from tfm.backends.triton import slot_attention as slot_attention_triton
+from tfm.backends.triton import token_blocks as token_blocks_triton
 
 # Largest error relative to the largest element. The interpreter truncates bf16; GPUs round it.
-ERRORS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+ERRORS = {torch.float32: FP32_ERROR, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 LENGTHS = [5, 40, 0, 70, 13]
 KEY_LENGTHS = [30, 4, 0, 2, 50]
 SPARE = 9
 
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter multiplies bf16 wrongly")
+ON_CPU = DEVICE.type == "cpu"
+needs_gpu = pytest.mark.skipif(ON_CPU, reason="the interpreter multiplies bf16 wrongly")
 MATMUL_DTYPES = [*DTYPES[:2], pytest.param(torch.bfloat16, marks=needs_gpu)]
 
 
@@ -256,17 +251,15 @@ def test_slot_attention_refuses_ancestors_of_the_wrong_size_and_heads_that_are_t
         slot_attention_triton.slot_attention(wide, wide, wide, ends[:1])
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has no CUDA graphs")
+@pytest.mark.skipif(ON_CPU, reason="a CPU has no CUDA graphs")
 def test_slot_attention_in_a_cuda_graph_follows_ends_and_ancestors():
     slots = new_slots(num_hypotheses=5, num_columns=100, dtype=torch.float32, with_ancestors=True)
-    slot_attention_triton.slot_attention(*slots)  # compiled before it is captured
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        attended = slot_attention_triton.slot_attention(*slots)
+    attended = torch.empty_like(slots[0])
+    replay = recorded(lambda: attended.copy_(slot_attention_triton.slot_attention(*slots)), DEVICE)
     *_inputs, ends, ancestors = slots
     ends.add_(2).clamp_(max=20)
     ancestors.copy_(ancestors.flip(1))
-    graph.replay()
+    replay()
     assert torch.equal(attended, slot_attention_triton.slot_attention(*slots))
 
 
@@ -286,7 +279,7 @@ def test_token_blocks_equal_their_reference(dtype, shape):
     exact_max, exact_logsumexp = token_blocks.block_max_and_logsumexp(logits.double())
     assert (block_max.dtype, logsumexp.dtype) == (torch.float32, torch.float32)
     assert torch.equal(block_max.double(), exact_max)
-    torch.testing.assert_close(logsumexp.double(), exact_logsumexp, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(logsumexp.double(), exact_logsumexp, rtol=FP32_ERROR, atol=2e-6)
 
 
 @pytest.mark.parametrize("level", [-1e4, 1e4])

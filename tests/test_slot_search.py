@@ -4,6 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import EOS, PAD
@@ -16,8 +19,7 @@ from tfm.search.slot_search import SlotSearch
 V = 9
 
 
-@pytest.fixture(scope="module")
-def model():
+def new_model():
     torch.manual_seed(3)
     config = TransformerConfig(
         num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2
@@ -26,6 +28,11 @@ def model():
     with torch.no_grad():
         model.output_weight.mul_(4)  # makes its probabilities less uniform
     return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return new_model()
 
 
 def padded(sources):
@@ -154,3 +161,56 @@ def test_slots_are_reused_unless_a_search_was_interrupted(model, monkeypatch):
 
 def interrupted(*_):
     raise KeyboardInterrupt
+
+
+class StepMemory(TorchDispatchMode):
+    """Weak references to the memory that a step reads and has not allocated itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self._allocated = set(), set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        inputs = storages((args, kwargs))
+        result = operation(*args, **(kwargs or {}))
+        self.read |= inputs - self._allocated
+        self._allocated |= storages(result) - inputs
+        return result
+
+
+def storages(tree):
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors}
+
+
+def recorded_on_a_cpu(step, _device):
+    """Fail, instead of reading freed memory as the replay of a CUDA graph does."""
+    memory = StepMemory()
+    with memory:
+        step()
+
+    def replay():
+        assert not any(storage.expired() for storage in memory.read), "the memory was freed"
+        step()
+
+    return replay
+
+
+def test_steps_recorded_before_a_long_source_read_no_freed_memory_after_it(monkeypatch):
+    monkeypatch.setattr(slot_search, "recorded", recorded_on_a_cpu)
+    model = new_model()  # without positions for a long source
+    config = SearchConfig(beam_size=2, max_extra_length=3)
+    search, short = new_search(model), new_batch([4, 2])
+    expected = find_by_beam_search(model, short, config)
+    for sources in (short, new_batch([260]), short):
+        found = find(search, sources, config)
+    assert_same(found, expected)
+
+
+def test_a_replay_that_would_read_freed_memory_is_noticed():
+    tensors = [torch.zeros(3)]
+    replay = recorded_on_a_cpu(lambda: tensors[0] + 1, torch.device("cpu"))
+    replay()
+    tensors[0] = torch.ones(3)
+    with pytest.raises(AssertionError, match="the memory was freed"):
+        replay()

@@ -1,10 +1,9 @@
 """Train with tfm's Trainer, as `tfm train` does."""
 
-from importlib.metadata import version
-
 import torch
 from timing import DROPOUT, LABEL_SMOOTHING, Loss, Pairs, measure, read_settings
 
+from tfm import __version__
 from tfm.config import run_config
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import Vocabulary
@@ -67,7 +66,7 @@ def main() -> None:
             raise RuntimeError("the batches belong to another dataset")
         return Loss(report.loss, report.nll)
 
-    measure(settings, step, version=f"tfm {version('tfm')}", parameters=model.parameters())
+    measure(settings, step, version=f"tfm {__version__}", parameters=model.parameters())
 
 
 if __name__ == "__main__":

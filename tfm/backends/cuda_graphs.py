@@ -11,11 +11,17 @@ _NUM_WARM_UPS = 2
 def recorded(function: Callable[[], None], device: torch.device) -> Callable[[], None]:
     """Return a function that replays what `function` launches as one CUDA graph.
 
-    `function` is called several times. It must launch the same operations on the same memory each
-    time, and must not wait for the device. On a CPU it is returned unchanged.
+    `function` is called several times, in inference mode: some versions of torch refuse captures
+    in different modes. It must launch the same operations on the same memory each time, and must
+    not wait for the device. On a CPU it is returned unchanged.
     """
     if device.type != "cuda":
         return function
+    with torch.inference_mode():
+        return _captured(function, device).replay
+
+
+def _captured(function: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
     warm_up = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     warm_up.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(warm_up):
@@ -26,4 +32,4 @@ def recorded(function: Callable[[], None], device: torch.device) -> Callable[[],
     # Let other threads use the device during the capture: one that saves, or the watchdog.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         function()
-    return graph.replay
+    return graph

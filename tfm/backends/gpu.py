@@ -15,7 +15,7 @@ from tfm.backends.triton.packed_attention import packed_attention
 from tfm.backends.triton.slot_attention import slot_attention
 from tfm.backends.triton.token_blocks import block_max_and_logsumexp
 
-# Logits per chunk: half a gigabyte in bf16, enough to keep a GPU busy.
+# Logits per chunk: half a gigabyte in bf16. Not measured.
 _CHUNK_ELEMENTS = 1 << 28
 # Seeds per draw: more than a step of the paper's models needs.
 _NUM_SEEDS = 64

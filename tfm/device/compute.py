@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import re
 import sys
 import time
 from contextlib import AbstractContextManager
@@ -22,6 +23,10 @@ _MAX_ERROR = 1e-5
 _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 # Parameters of glibc's mallopt.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+# The messages of torch's CPU allocator; of CUDA, its driver, Triton and NCCL; of cuBLAS and cuDNN.
+_OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator|out of memory|CU(BLAS|DNN)_STATUS_\w*ALLOC(ATION)?_FAILED"
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def choose_compute(
     if use_gpu and precision == "int8":
         raise UsageError("int8 is supported on CPUs only: use --precision bf16, or --device cpu")
     if precision == "auto" and use_gpu:
-        # Emulated bf16 is slower than fp16.
+        # GPUs without bf16 emulate it, but have fp16.
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bf16" if has_bf16 else "fp16"
     elif precision == "auto":
@@ -163,6 +168,9 @@ def measure_product_flops(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means out of memory, on any device."""
+    if isinstance(error, RuntimeError) and "previous error during capture" in str(error):
+        # The end of a failed CUDA graph capture hides the error that made it fail.
+        return error.__context__ is not None and is_out_of_memory(error.__context__)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+        isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
     )

@@ -69,17 +69,19 @@ class Embedding(nn.Module):
         positions = self._positions(0, packing.longest).index_select(0, packing.positions)
         return self._sum(tokens, positions)
 
-    def at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Embed tokens [R] at positions [R], which are reserved, as [R, d_model]."""
-        return self._sum(tokens, self.positions.index_select(0, positions))
+    def at(self, tokens: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        """Embed tokens [R] at positions [R] of a table [T, d_model] as [R, d_model]."""
+        return self._sum(tokens, table.index_select(0, positions))
 
-    def reserve(self, num_positions: int) -> None:
-        """Extend the table of positions to at least this number.
+    def position_table(self, num_positions: int) -> Tensor:
+        """Return the encodings or embeddings [T, d_model] of the first T positions.
+
+        Its memory does not change if longer sentences need a longer table.
 
         Raises:
             UsageError: The model learned fewer positions.
         """
-        self._positions(0, num_positions)
+        return self._positions(0, num_positions)
 
     def _sum(self, tokens: Tensor, positions: Tensor) -> Tensor:
         embedded = nn.functional.embedding(tokens, self.weight)

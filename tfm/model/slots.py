@@ -32,16 +32,25 @@ class DecoderSlots(LayerCache):
     Args:
         shape: Sizes of the pool.
         attention: Attention of one of the layers, which all have the same heads.
+        position_table: [T, d_model] the target's positions. Recorded steps read its memory, so it
+            is kept even if the embedding replaces its own table by a longer one.
         num_layers: Number of layers.
         like: A tensor of the caches' dtype and device.
     """
 
     def __init__(
-        self, shape: SlotShape, attention: MultiHeadAttention, *, num_layers: int, like: Tensor
+        self,
+        shape: SlotShape,
+        attention: MultiHeadAttention,
+        *,
+        position_table: Tensor,
+        num_layers: int,
+        like: Tensor,
     ) -> None:
         num_slots, num_hypotheses, capacity = shape.num_slots, shape.num_hypotheses, shape.capacity
         self._num_slots, self._num_hypotheses = num_slots, num_hypotheses
         self._num_heads, self._widths = attention.num_heads, attention.widths
+        self.position_table = position_table
         device = like.device
 
         def zeros(*sizes: int, dtype: torch.dtype = torch.long) -> Tensor:

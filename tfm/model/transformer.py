@@ -125,10 +125,14 @@ class Transformer(nn.Module):
     def new_slots(self, shape: SlotShape) -> DecoderSlots:
         """Allocate slots for decoding, of the type of the backend's activations."""
         # Nothing is decoded after the last learned position.
-        self.target_embedding.reserve(min(shape.capacity, self.max_positions or shape.capacity))
-        attention = next(self._decoder_layers()).self_attention
-        like = self.backend.cast_activations(self.output_weight.new_empty(0))
-        return DecoderSlots(shape, attention, num_layers=len(self.decoder), like=like)
+        num_positions = min(shape.capacity, self.max_positions or shape.capacity)
+        return DecoderSlots(
+            shape,
+            next(self._decoder_layers()).self_attention,
+            position_table=self.target_embedding.position_table(num_positions),
+            num_layers=len(self.decoder),
+            like=self.backend.cast_activations(self.output_weight.new_empty(0)),
+        )
 
     def prefill(self, cache: DecoderSlots, slots: Tensor, source: Tensor, lengths: Tensor) -> None:
         """Encode sources [B, S] of [B] lengths, and put them into these slots [B] of a cache."""
@@ -143,7 +147,7 @@ class Transformer(nn.Module):
         """
         positions = cache.positions[:, None].expand_as(tokens)
         cache.begin_step()
-        x = self.target_embedding.at(tokens.flatten(), positions.flatten())
+        x = self.target_embedding.at(tokens.flatten(), positions.flatten(), cache.position_table)
         for index, layer in enumerate(self._decoder_layers()):
             x = layer.step(x, cache, index)
         return self.logits(self.decoder_norm(x))

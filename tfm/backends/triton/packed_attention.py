@@ -22,8 +22,9 @@ def packed_attention(
 ) -> Tensor:
     """Return softmax(QKᵀ / √d_k) V (§3.2.1) with dropout on the softmax, in fused kernels.
 
-    Sums are fp32. Gradients are deterministic, and joint where projections are, as the backward
-    pass of a joint projection needs them. Tensors are copied unless their last axis is contiguous.
+    Sums are fp32. Gradients need no atomic additions, and are joint where projections are, as the
+    backward pass of a joint projection needs them. Tensors are copied unless their last axis is
+    contiguous.
 
     Args:
         projections: Queries [N, h, d_k], keys [M, h, d_k] and values [M, h, d_v]; or queries, and
