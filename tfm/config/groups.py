@@ -55,8 +55,10 @@ class BatchingConfig(Settings, section="batching"):
     bucket_tokens: int = setting(
         3_125, "Target tokens per bucket of similar lengths; a batch joins random buckets.", ge=1
     )
-    max_tokens: int = setting(
-        8_192, "Largest microbatch of a device, in source or target tokens, padding included.", ge=1
+    max_tokens: int | None = setting(
+        None,
+        "Source or target tokens per microbatch; if unset, 8,192 on CPUs, what fits on GPUs.",
+        ge=1,
     )
     num_dropout_shards: int = setting(
         1,
