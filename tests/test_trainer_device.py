@@ -41,7 +41,7 @@ def test_a_step_reads_nothing_from_the_device(on_meta, monkeypatch, clip_norm, d
         copies.append(x)
         return torch.zeros(len(x))
 
-    monkeypatch.setattr(progress, "_copy_to_host", copy_to_host)
+    monkeypatch.setattr(progress, "copy_to_host", copy_to_host)
     trainer = on_meta(dtype, optimizer={"clip_norm": clip_norm})
     for batch in itertools.islice(trainer.batches(), 2):
         assert len(batch.microbatches) > 1

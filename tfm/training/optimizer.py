@@ -50,8 +50,8 @@ class Adam:
 
         Args:
             learning_rate: The factor of the update.
-            grad_scale: Scalar by which gradients are divided first.
-            found_inf: Scalar; if it is 1, nothing is updated.
+            grad_scale: A scalar [] by which gradients are divided first.
+            found_inf: A scalar []; if it is 1, nothing is updated.
         """
         self.num_updates += 1
         updated = [p for p in self._parameters if p.grad is not None]
@@ -100,11 +100,11 @@ class LossScale:
         self._good_steps = torch.zeros((), dtype=torch.int32, device=device)  # since a change
 
     def weight(self, num_tokens: int) -> float | Tensor:
-        """Return the factor of a loss that is a sum over N tokens."""
+        """Return the factor of a loss that is a sum over N tokens: a scalar [] in fp16."""
         return self.value / num_tokens if self.is_fp16 else 1.0 / num_tokens
 
     def update(self, found_inf: Tensor) -> None:
-        """Adapt to whether the gradient of a step overflowed, a scalar of 0 or 1."""
+        """Adapt to whether the gradient of a step overflowed, a scalar [] of 0 or 1."""
         if self.is_fp16:
             torch._amp_update_scale_(
                 self.value, self._good_steps, found_inf, 2.0, 0.5, _STEPS_TO_GROW

@@ -62,7 +62,7 @@ class PendingStep:
 
     Args:
         rows: [B] its sentence pairs.
-        position: Of the run after the step.
+        position: The run's position after the step.
         clock: With a mark at the beginning of the step; its end is marked here.
         figures: Loss, negative log-likelihood, norm of the gradient, whether the update was
             skipped, and loss scale: scalars on the device.
@@ -82,7 +82,7 @@ class PendingStep:
         self.position = replace(position)
         self._clock = clock
         self._known = known
-        self._figures = _copy_to_host(torch.stack([each.double() for each in figures]))
+        self._figures = copy_to_host(torch.stack([each.double() for each in figures]))
         clock.mark()
 
     def report(self) -> StepReport:
@@ -102,7 +102,7 @@ class PendingStep:
         )
 
 
-def _copy_to_host(x: Tensor) -> Tensor:
+def copy_to_host(x: Tensor) -> Tensor:
     """Copy a tensor of any shape to pinned memory, which is filled while the host continues."""
     return x.to("cpu", non_blocking=True)
 
