@@ -215,6 +215,8 @@ class TrainingRun:
             self._log_step(self._unread.popleft())
 
     def _log_step(self, step: PendingStep) -> None:
+        number = step.position.step
+        self.heartbeat(f"step {number:,}, its figures", waits=not self.group.is_alone)
         report = step.report()
         self._window.append(report)
         self._state.capacity_flops += report.seconds * self._capacity
