@@ -77,12 +77,12 @@ def test_tokens_are_counted_without_padding(data_dir, tiny_run):
     assert result.target_tokens_per_step == pytest.approx(mean)
 
 
-def test_sentences_are_padded_to_the_longest_of_a_microbatch(data_dir, tiny_run):
-    dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
-    batcher = Batcher(dataset, tiny_run().batching, seed=1)
-    lengths = np.stack(batcher.lengths(np.arange(len(dataset))))
+def test_sentences_are_padded_to_the_longest_of_a_microbatch(new_trainer):
+    trainer = new_trainer()
+    num_pairs = sum(map(len, trainer.batcher.epoch(1)))
+    lengths = np.stack(trainer.batcher.lengths(np.arange(num_pairs)))
     rows = np.array([lengths[1].argmin(), lengths[1].argmax()])  # far below max_tokens
-    share = stage._real_share(batcher, [rows], num_dropout_shards=1, packs=False)
+    share = stage._real_share([trainer.build(rows)], packs=False)
     both = lengths[:, rows]
     assert share.target == pytest.approx(both[1].mean() / both[1].max())
     assert share.both == pytest.approx(both.sum() / (2 * both.max(axis=1)).sum())

@@ -180,7 +180,7 @@ def loss_inputs():
 def test_loss_and_gradients_equal_the_plain_ones_for_any_chunk_size(
     rows_per_chunk, num_tokens, monkeypatch
 ):
-    monkeypatch.setattr(gpu, "_CHUNK_ELEMENTS", rows_per_chunk * V)
+    monkeypatch.setattr(gpu, "GPU_CHUNK_ELEMENTS", rows_per_chunk * V)
     hidden_states, weight, targets = loss_inputs()
     losses = [
         function(hidden_states, weight, targets, smoothing=0.1, num_tokens=num_tokens)
@@ -241,8 +241,8 @@ def test_training_has_the_losses_of_the_plain_backend(data_dir, tiny_run, monkey
         torch.manual_seed(1)
         model = new_model(run.model, source_vocab_size=400, target_vocab_size=400).to(DEVICE)
         trainer = Trainer(model, data, run, compute, cost=cost)
-        rows = next(trainer.batches())
-        losses.append([trainer.step(rows)[0].loss for _ in range(4)])
+        batch = next(trainer.batches())
+        losses.append([trainer.step(batch)[0].report().loss for _ in range(4)])
     assert losses[0][0] - losses[0][-1] > 0.5
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 

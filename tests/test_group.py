@@ -316,9 +316,9 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
         batches = trainer.batches()
         reports = []
         for step in range(4):
-            rows = next(batches)
+            batch = next(batches)
             calls, where = 0, place if step == 2 else ""
-            reports.append(trainer.step(rows)[0])
+            reports.append(trainer.step(batch)[0].report())
         outputs[place] = dict(
             losses=[report.loss for report in reports],
             norm=reports[-1].gradient_norm,
@@ -365,7 +365,7 @@ def test_each_microbatch_counts_once_though_ranks_have_different_numbers_of_them
 import numpy as np
 with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     trainer = new_trainer(group)
-    report, _ = trainer.step(np.arange(3))
+    report = trainer.step(trainer.build(np.arange(3)))[0].report()
     output(loss=report.loss, norm=report.gradient_norm)
 """
     config = tmp_path / "run.toml"

@@ -19,6 +19,7 @@ from tfm.stages.binarize import binarize
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
 from tfm.stages.training_data import open_data
+from tfm.stages.training_run import TrainingRun
 from tfm.storage import saving
 from tfm.storage.checkpoint.model_folder import load_info, load_weights
 from tfm.storage.checkpoint.run_folder import checkpoints
@@ -60,11 +61,11 @@ def signal_after(monkeypatch):
     def arrange(number, step):
         original = Trainer.step
 
-        def interrupted(self, rows, **options):
-            report, flags = original(self, rows, **options)
-            if report is not None and report.step == step:
+        def interrupted(self, batch, **options):
+            pending, flags = original(self, batch, **options)
+            if pending is not None and pending.position.step == step:
                 signal.raise_signal(number)
-            return report, flags
+            return pending, flags
 
         monkeypatch.setattr(Trainer, "step", interrupted)
 
@@ -112,12 +113,15 @@ def test_training_twice_gives_the_same_run(uninterrupted, data_dir, tmp_path):
     assert same_weights(checkpoints(tmp_path / "again")[-1], checkpoints(run_dir)[-1])
 
 
-# Within an epoch and a line of metrics, at a checkpoint, and at the end of an epoch.
+# Within an epoch and a line of metrics, at a checkpoint, and at the end of an epoch; on a GPU, the
+# report of a step is read while the next one is computed.
+@pytest.mark.parametrize("max_unread", [0, 1])
 @pytest.mark.parametrize("step", [10, 12, "epoch"])
 def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(
-    uninterrupted, data_dir, tmp_path, signal_after, step
+    uninterrupted, data_dir, tmp_path, signal_after, monkeypatch, step, max_unread
 ):
     run, run_dir, result = uninterrupted
+    monkeypatch.setattr(TrainingRun, "_max_unread", max_unread)
     if step == "epoch":
         step = 2 * forecast(data_dir, run).steps_per_epoch
     signal_after(signal.SIGTERM, step)

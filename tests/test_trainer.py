@@ -45,7 +45,12 @@ def counting_data(tmp_path_factory):
 
 
 def take(trainer, num_steps):
-    return [trainer.step(rows)[0] for rows in itertools.islice(trainer.batches(), num_steps)]
+    batches = itertools.islice(trainer.batches(), num_steps)
+    return [trainer.step(batch)[0].report() for batch in batches]
+
+
+def step(trainer, rows):
+    return trainer.step(trainer.build(rows))[0].report()
 
 
 def losses(reports):
@@ -74,7 +79,7 @@ def test_the_seed_determines_weights_order_and_dropout(new_trainer):
     # With the same weights and the same batch, only dropout differs.
     state = runs[0].model.state_dict()
     runs[1].model.load_state_dict(state)
-    assert runs[0].step(rows)[0].loss != runs[1].step(rows)[0].loss
+    assert step(runs[0], rows).loss != step(runs[1], rows).loss
 
 
 @pytest.mark.parametrize("seed", [0, 2**32, 2**63 - 1])
@@ -125,7 +130,7 @@ def test_a_step_follows_the_mean_loss_over_all_microbatches(new_trainer):
     }
     trainer, plain = new_trainer(**changes), new_trainer(**changes)
     rows = trainer.batcher.epoch(1)[0]
-    report, _ = trainer.step(rows)
+    report = step(trainer, rows)
 
     model = plain.model
     microbatches = list(map(plain.batcher.batch, plain.batcher.split(rows)))
@@ -172,8 +177,8 @@ def test_a_step_with_a_loss_that_is_not_finite_is_skipped_and_counted(new_traine
     bad = take(trainer, 3)
     assert [good.skipped, *(report.skipped for report in bad)] == [False, True, True, True]
     assert all(map(torch.equal, before, weights(trainer)))
-    position = trainer.position
-    assert (position.step, position.skipped, position.skipped_in_a_row) == (4, 3, 3)
+    assert trainer.position.step == 4
+    assert trainer.state()["updates"] == 1
 
 
 def test_training_continues_after_skipped_steps(new_trainer):
@@ -186,7 +191,6 @@ def test_training_continues_after_skipped_steps(new_trainer):
     output_weight[5] = original
     [report] = take(trainer, 1)
     assert not report.skipped
-    assert (trainer.position.skipped, trainer.position.skipped_in_a_row) == (1, 0)
     # Adam's bias correction counts updates, not steps.
     assert trainer.state()["updates"] == 2
 
@@ -202,10 +206,10 @@ def test_a_stop_within_a_step_leaves_everything_unchanged(new_trainer, stop_befo
     def poll():
         return ControlFlags(stop=15 if next(num_polls) >= stop_before_microbatch else 0)
 
-    rows = next(stopped.batches())
-    assert len(stopped.batcher.split(rows)) >= stop_before_microbatch
-    report, flags = stopped.step(rows, poll=poll)
-    assert report is None
+    batch = next(stopped.batches())
+    assert len(batch.microbatches) >= stop_before_microbatch
+    found_step, flags = stopped.step(batch, poll=poll)
+    assert found_step is None
     assert flags.stop == 15
     assert asdict(stopped.position) == position
     assert all(map(torch.equal, before, weights(stopped)))
@@ -218,10 +222,10 @@ def test_dropout_depends_only_on_the_step_and_the_microbatch(new_trainer):
     trainer = new_trainer()
     rows = trainer.batcher.epoch(1)[0]
     torch.manual_seed(999)
-    report, _ = trainer.step(rows)
+    report = step(trainer, rows)
     other = new_trainer()
     torch.manual_seed(0)
-    assert other.step(rows)[0].loss == report.loss
+    assert step(other, rows).loss == report.loss
 
 
 def test_the_first_losses_are_the_recorded_ones(new_trainer, counting_data):

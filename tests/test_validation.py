@@ -110,9 +110,9 @@ def test_the_loss_is_the_unsmoothed_mean_without_dropout(new_trainer, data_dir, 
 def test_a_validation_does_not_change_the_training(new_trainer, data_dir, tiny_run):
     one, other = new_trainer(), new_trainer()
     batches = list(itertools.islice(one.batches(), 4))
-    for number, rows in enumerate(batches):
+    for number, batch in enumerate(batches):
         if number == 2:
             loss_of(other.model, open_data(data_dir, tiny_run()))
-        assert one.step(rows)[0].loss == other.step(rows)[0].loss
+        assert one.step(batch)[0].report().loss == other.step(batch)[0].report().loss
     pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
     assert all(itertools.starmap(torch.equal, pairs))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError
-from tfm.inference.batches import Chunk, SentenceBatch
+from tfm.inference.batches import BatchLimits, Chunk, SentenceBatch
 from tfm.inference.engine import Engine, load_models
 from tfm.inference.lines import score_lines, translate_lines
-from tfm.inference.workers import LostProcessError, Workers
+from tfm.inference.workers import LostProcessError, Workers, _Worker
 from tfm.storage.checkpoint.run_folder import checkpoints
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
@@ -144,15 +145,37 @@ def test_an_error_in_reading_is_raised_after_the_chunks_before_it(workers, vocab
 
 
 def test_a_model_that_cannot_be_loaded_is_named_as_in_one_process(tmp_path, trained_run):
-    with pytest.raises(CheckpointError, match="holds no model"):
-        two_workers(tmp_path)
     folder = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "damaged")
     (folder / "model.safetensors").write_bytes(b"damaged")
-    with (
-        two_workers(folder) as started,
-        pytest.raises(CheckpointError, match=r"damaged.*model\.safetensors"),
-    ):
-        next(search_with(started, [chunk_of(1)]))
+    for path, message in ((tmp_path, "holds no model"), (folder, r"damaged.*model\.safetensors")):
+        workers = two_workers(path)
+        with pytest.raises(CheckpointError, match=message), workers:
+            pytest.fail("the model was loaded")
+        assert not any(worker.process.is_alive() for worker in workers._workers)
+
+
+def test_a_process_that_dies_before_it_is_ready_is_named(trained_run, monkeypatch):
+    workers, original = two_workers(checkpoints(trained_run)[-1]), _Worker.limits
+
+    def killed(worker):
+        os.kill(worker.process.pid, signal.SIGKILL)
+        return original(worker)
+
+    monkeypatch.setattr(_Worker, "limits", killed)
+    message = r"process 1 of 2 .* was killed by SIGKILL .* while it loaded the model$"
+    with pytest.raises(LostProcessError, match=message), workers:
+        pytest.fail("the model was loaded")
+    assert not any(worker.process.is_alive() for worker in workers._workers)
+
+
+@pytest.mark.parametrize(("refills_slots", "expected"), [(False, 1_000), (True, 2_000)])
+def test_workers_that_refill_slots_share_larger_chunks(
+    trained_run, monkeypatch, refills_slots, expected
+):
+    limits = BatchLimits(max_positions=None, max_tokens=100, refills_slots=refills_slots)
+    monkeypatch.setattr(_Worker, "limits", lambda _: limits)
+    with two_workers(checkpoints(trained_run)[-1]) as started:
+        assert started.limits == replace(limits, num_workers=2, chunk_lines=expected)
 
 
 def test_a_process_that_dies_is_named_with_its_lines(trained_run):

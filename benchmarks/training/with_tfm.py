@@ -50,18 +50,20 @@ def main() -> None:
     dataset = ParallelDataset(settings.data / "bin", "train", vocab_sizes=tuple(sizes.values()))
     torch.manual_seed(settings.seed)
     model = new_model(run.model, **sizes)
+    compute = choose_compute(run.training.device, run.training.precision)
     trainer = Trainer(
         model,
         dataset,
         run,
-        choose_compute(run.training.device, run.training.precision),
-        cost=model_cost(run.model, **sizes, max_tokens=run.batching.max_tokens),
+        compute,
+        cost=model_cost(run.model, **sizes, max_tokens=run.batching.batch_tokens),
     )
 
     def step(pairs: Pairs, _rate: float) -> Loss:
-        report, _ = trainer.step(pairs.rows)  # the trainer computes the same learning rate
-        if report is None:
+        pending, _ = trainer.step(trainer.build(pairs.rows))  # it computes the same learning rate
+        if pending is None:
             raise RuntimeError("the trainer was stopped")
+        report = pending.report()
         if report.num_tokens != pairs.num_tokens:
             raise RuntimeError("the batches belong to another dataset")
         return Loss(report.loss, report.nll)

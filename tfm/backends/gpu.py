@@ -7,7 +7,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tfm.backends.cross_entropy import autocast_dtype, differentiable_loss
+from tfm.backends.cross_entropy import (
+    GPU_CHUNK_ELEMENTS,
+    autocast_dtype,
+    differentiable_loss,
+)
 from tfm.backends.packing import Packing
 from tfm.backends.plain import Backend, PackedAttention
 from tfm.backends.triton.cross_entropy import PADDING, cross_entropy_
@@ -15,8 +19,6 @@ from tfm.backends.triton.packed_attention import packed_attention
 from tfm.backends.triton.slot_attention import slot_attention
 from tfm.backends.triton.token_blocks import block_max_and_logsumexp
 
-# Logits per chunk: half a gigabyte in bf16. Not measured.
-_CHUNK_ELEMENTS = 1 << 28
 # Seeds per draw: more than a step of the paper's models needs.
 _NUM_SEEDS = 64
 
@@ -124,7 +126,7 @@ def _compute_loss(
     compute_dtype = autocast_dtype(hidden_states)
     matrix = weight.to(compute_dtype)
     sums = hidden_states.new_zeros(2, dtype=torch.float32)
-    num_rows = max(1, _CHUNK_ELEMENTS // len(weight))
+    num_rows = max(1, GPU_CHUNK_ELEMENTS // len(weight))
     buffer = matrix.new_empty(min(num_rows, len(hidden_states)), len(weight))
     for start in range(0, len(hidden_states), num_rows):
         chunk = slice(start, start + num_rows)

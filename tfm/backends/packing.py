@@ -50,8 +50,11 @@ class Packing:
         self._merge_indices: dict[tuple[int, int], Tensor] = {}
 
     def to(self, device: torch.device) -> "Packing":
-        """Return the same packing with its indices on a device."""
-        return Packing(self.lengths, self.num_rows, device)
+        """Return the same packing with its indices on a device, computed at once."""
+        packing = Packing(self.lengths, self.num_rows, device)
+        for name in ("device_lengths", "positions", "pack_indices", "pad_indices", "offsets"):
+            getattr(packing, name)
+        return packing
 
     @cached_property
     def device_lengths(self) -> Tensor:
@@ -174,11 +177,16 @@ class Packing:
         return self._sentences * self.longest + self._positions[: self.num_tokens]
 
     def _to_device(self, x: Tensor) -> Tensor:
-        if self._device.type == "cpu":
-            return x
-        # The copy of pinned memory is asynchronous.
-        pinned = x.pin_memory() if self._device.type == "cuda" else x
-        return pinned.to(self._device, non_blocking=True)
+        return copy_to_device(x, self._device)
+
+
+def copy_to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of any shape from the CPU to a device, without synchronizing."""
+    if device.type == "cpu":
+        return x
+    # The copy of pinned memory is asynchronous.
+    pinned = x.pin_memory() if device.type == "cuda" else x
+    return pinned.to(device, non_blocking=True)
 
 
 def attention_spans(

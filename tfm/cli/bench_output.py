@@ -24,7 +24,7 @@ def print_train_bench(result: "TrainBench", *, as_json: bool) -> None:
         "model": f"{settings['arch']}, {result.num_parameters:,} parameters",
         "data": result.data or "random tokens with the sentence lengths of WMT16",
         "batches": f"{result.target_tokens_per_step:,.0f} target tokens per step, in microbatches "
-        f"of at most {settings['batching']['max_tokens']:,} source or target tokens",
+        f"of at most {result.max_tokens:,} source or target tokens",
         "device": result.device,
         "precision": f"{result.compute}; torch {result.torch}",
         "timed": f"{plan.rounds} rounds of {plan.steps:,} steps",

@@ -57,9 +57,9 @@ class BatchingConfig(Settings, section="batching"):
         "Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.",
         ge=1,
     )
-    max_tokens: int = setting(
-        8_192,
-        "At most N source or target tokens per microbatch, with padding; fewer need less memory.",
+    max_tokens: int | None = setting(
+        None,
+        "Most source or target tokens per microbatch; if unset, 8,192 on CPUs, more on GPUs.",
         ge=1,
     )
     num_dropout_shards: int = setting(

@@ -7,10 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tfm.backends.packing import Packing
+from tfm.backends.packing import Packing, copy_to_device
 from tfm.config import BatchingConfig
 from tfm.data.dataset import ParallelDataset, Rows, TokenSequences
 from tfm.data.subword import BOS, PAD
+
+# Tokens per side of a microbatch: enough to keep a CPU busy.
+DEFAULT_MAX_TOKENS = 8_192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +43,15 @@ class Batch:
         return self.targets.num_tokens
 
     def to(self, device: torch.device) -> "Batch":
-        """Copy the batch to a device."""
+        """Copy the batch to a device, without synchronizing; any thread may call it."""
         if device.type == "cpu":
             return self
-        tokens = {
-            name: getattr(self, name).pin_memory().to(device, non_blocking=True)
-            for name in ("source", "target_input", "target_output")
-        }
-        return Batch(sources=self.sources.to(device), targets=self.targets.to(device), **tokens)
+        with torch.cuda.device(device if device.type == "cuda" else -1):
+            tokens = {
+                name: copy_to_device(getattr(self, name), device)
+                for name in ("source", "target_input", "target_output")
+            }
+            return Batch(sources=self.sources.to(device), targets=self.targets.to(device), **tokens)
 
 
 class Batcher:
@@ -108,7 +112,7 @@ class Batcher:
         Args:
             rows: [B] rows of the batch.
             max_tokens: Maximum number of tokens per side of a microbatch, with padding; that of the
-                settings if None.
+                settings, or `DEFAULT_MAX_TOKENS`, if None.
             multiple_of: Make the number of microbatches a multiple of this, if there are enough
                 sentences.
 
@@ -119,7 +123,7 @@ class Batcher:
         longest = np.maximum(*self.lengths(rows))
         order = np.argsort(-longest, kind="stable")
         rows, lengths = rows[order], longest[order]
-        limit = max_tokens or self._config.max_tokens
+        limit = max_tokens or self._config.max_tokens or DEFAULT_MAX_TOKENS
         num_microbatches = -(-len(_find_starts(lengths, limit)) // multiple_of) * multiple_of
         # The smallest size limit that needs no more microbatches makes their sizes most even.
         sizes = range(1, limit + 1)

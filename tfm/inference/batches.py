@@ -8,6 +8,7 @@ from tfm.config import SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import DataError
 from tfm.reporting import say
+from tfm.search.slot_search import supports
 
 Output = TypeVar("Output")
 
@@ -31,10 +32,11 @@ class BatchLimits:
 
     # Maximum number of source or target tokens, EOS included; None if unlimited.
     max_positions: int | None
-    # Source tokens per batch unless the user sets them; None puts a whole chunk into one
-    # batch.
-    max_tokens: int | None
+    max_tokens: int  # source tokens per batch unless the user sets them
     num_workers: int = 1  # number of batches that are computed at the same time
+    # Whether beam search takes any number of sentences at once, of which new ones replace finished
+    # ones.
+    refills_slots: bool = False
     chunk_lines: int = CHUNK_LINES  # number of lines to read at once
 
 
@@ -86,7 +88,9 @@ class SentenceEncoder:
             prefixes = self._targets(texts, "prefix", chunk.first_line)
             _check_same_number(len(sources), len(prefixes), "prefixes")
         indices = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
-        return self._batches(indices, map(len, sources), chunk.first_line, sources, prefixes)
+        fills_slots = self._limits.refills_slots and supports(self._config)
+        batched = (self._deal if fills_slots else self._cut)(indices, list(map(len, sources)))
+        return [_batch(rows, chunk.first_line, sources, prefixes) for rows in batched]
 
     def to_score(self, chunk: Chunk) -> list[SentenceBatch]:
         """Return batches of all lines with their targets.
@@ -99,7 +103,8 @@ class SentenceEncoder:
         targets = self._targets(chunk.paired_lines or [], "target", chunk.first_line)
         _check_same_number(len(sources), len(targets), "targets")
         sizes = [max(len(ids), len(target)) for ids, target in zip(sources, targets, strict=True)]
-        return self._batches(range(len(sizes)), sizes, chunk.first_line, sources, targets)
+        batched = self._cut(range(len(sizes)), sizes)
+        return [_batch(rows, chunk.first_line, sources, targets) for rows in batched]
 
     def _sources(self, chunk: Chunk) -> list[list[int]]:
         sources = self._vocabulary.source.encode(chunk.lines)
@@ -138,34 +143,43 @@ class SentenceEncoder:
                 f"{limit - 1:,} and EOS: {remedy}"
             )
 
-    def _batches(
-        self,
-        indices: Sequence[int],
-        lengths: Iterable[int],
-        first_line: int,
-        sources: list[list[int]],
-        targets: list[list[int]],
-    ) -> list[SentenceBatch]:
-        """Build batches of at most `max_tokens`, padding and EOS included.
+    def _cut(self, indices: Sequence[int], lengths: Sequence[int]) -> list[Sequence[int]]:
+        """Group sentences into batches of at most `max_tokens`, padding and EOS included.
 
         The longest sentences come first, so the first batch needs the most memory. Each worker gets
-        a batch if there are enough sentences. `indices` selects the sentences; `lengths`, `sources`
-        and `targets` are those of all sentences of the chunk, without EOS.
+        a batch if there are enough sentences. `indices` selects the sentences; `lengths` are those
+        of all sentences of the chunk, without EOS.
         """
-        tokens = [length + 1 for length in lengths]
-        order = sorted(indices, key=lambda index: -tokens[index])
-        total = tokens[order[0]] * len(order) if order else 0
-        per_worker = -(-total // self._limits.num_workers)
-        limit = min(per_worker, self._config.max_tokens or self._limits.max_tokens or per_worker)
-        batches = []
+        order = _longest_first(indices, lengths)
+        limit = self._config.max_tokens or self._limits.max_tokens
+        if self._limits.num_workers > 1:
+            num_tokens = sum(lengths[index] + 1 for index in order)
+            limit = min(limit, -(-num_tokens // self._limits.num_workers))
+        batches: list[Sequence[int]] = []
         start = 0
         while start < len(order):
-            end = start + max(1, limit // tokens[order[start]])
-            rows, start = order[start:end], end
-            numbers = [first_line + i for i in rows]
-            selected = ([ids[i] for i in rows] for ids in (sources, targets))
-            batches.append(SentenceBatch(numbers, *selected))
+            end = start + max(1, limit // (lengths[order[start]] + 1))
+            batches.append(order[start:end])
+            start = end
         return batches
+
+    def _deal(self, indices: Sequence[int], lengths: Sequence[int]) -> list[Sequence[int]]:
+        """Give each worker one batch, all with about the same lengths; arguments as in `_cut`."""
+        order, step = _longest_first(indices, lengths), self._limits.num_workers
+        return [order[start::step] for start in range(min(step, len(order)))]
+
+
+def _longest_first(indices: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    return sorted(indices, key=lambda index: -lengths[index])
+
+
+def _batch(
+    rows: Sequence[int], first_line: int, sources: list[list[int]], targets: list[list[int]]
+) -> SentenceBatch:
+    """Select sentences of a chunk."""
+    return SentenceBatch(
+        [first_line + i for i in rows], [sources[i] for i in rows], [targets[i] for i in rows]
+    )
 
 
 def _check_same_number(num_lines: int, num_paired: int, name: str) -> None:

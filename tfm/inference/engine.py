@@ -30,7 +30,7 @@ from tfm.search import search
 from tfm.search.forced import ForcedOutput, forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.scoring import Hypothesis
-from tfm.search.slot_search import MAX_HYPOTHESES, SlotSearch
+from tfm.search.slot_search import SlotSearch, supports
 from tfm.storage.checkpoint.model_folder import load_info
 
 # `Engine.search` or `Engine.score`, which return one output per sentence of a batch.
@@ -75,7 +75,8 @@ class Engine:
         self._max_tokens = default_max_tokens(models[0].output_weight.size(1))
         self.limits = BatchLimits(
             max_positions=self._model.max_positions,
-            max_tokens=self._max_tokens if self._slots is None else None,
+            max_tokens=self._max_tokens,
+            refills_slots=self._slots is not None,
             chunk_lines=CHUNK_LINES if self._slots is None else _LINES_FOR_SLOTS,
         )
 
@@ -110,8 +111,7 @@ class Engine:
 
     def _search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = _pad(batch.sources)
-        is_plain_beam = config.search == "beam" and config.num_groups == 1
-        if self._slots is not None and is_plain_beam and config.beam_size <= MAX_HYPOTHESES:
+        if self._slots is not None and supports(config):
             max_tokens = config.max_tokens or self._max_tokens
             return self._slots.search(
                 source, lengths, config, max_tokens=max_tokens, prefixes=batch.targets

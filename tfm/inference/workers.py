@@ -8,24 +8,17 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tfm.config import InferenceConfig, SearchConfig, TransformerConfig
+from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import TfmError
-from tfm.inference.batches import (
-    BatchLimits,
-    Chunk,
-    Output,
-    SentenceBatch,
-    by_line,
-    default_max_tokens,
-)
+from tfm.inference.batches import BatchLimits, Chunk, Output, SentenceBatch, by_line
 from tfm.inference.engine import Encode, Task, load_engine
 from tfm.reporting import say
-from tfm.storage.checkpoint.model_folder import load_info
 
 # Chunks that are read ahead, per worker.
 _CHUNKS_AHEAD = 2
@@ -48,18 +41,8 @@ class Workers:
     def __init__(
         self, folders: Sequence[Path], *, inference: InferenceConfig, num_workers: int
     ) -> None:
-        models = [load_info(folder).run.model for folder in folders]
-        positions = [
-            model.learned_positions
-            for model in models
-            if isinstance(model, TransformerConfig) and model.learned_positions is not None
-        ]
-        self.limits = BatchLimits(
-            max_positions=min(positions, default=None),
-            max_tokens=default_max_tokens(models[0].d_model),
-            num_workers=num_workers,
-        )
         self._load = folders, inference
+        self._num_workers = num_workers
         self._workers: list[_Worker] = []
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(num_workers)  # each thread waits for one worker
@@ -71,15 +54,29 @@ class Workers:
         resource_tracker.ensure_running()
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            for index in range(self.limits.num_workers):
-                worker = _Worker(index, self.limits.num_workers, *self._load, printed=self._printed)
+            for index in range(self._num_workers):
+                worker = _Worker(index, self._num_workers, *self._load, printed=self._printed)
                 self._workers.append(worker)
                 self._idle.put(worker)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+        try:
+            limits, *_ = [worker.limits() for worker in self._workers]
+        except BaseException:
+            self._end()
+            raise
+        self.limits = replace(
+            limits,
+            num_workers=self._num_workers,
+            # Without slots, workers share the batches of a chunk.
+            chunk_lines=limits.chunk_lines * (self._num_workers if limits.refills_slots else 1),
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         for worker in self._workers:
             worker.process.kill()  # workers hold nothing that needs a clean shutdown
         self._threads.shutdown(cancel_futures=True)
@@ -154,16 +151,27 @@ class _Worker:
         self._name = f"process {index + 1} of {num_workers}"
         self._printed = printed
 
+    def limits(self) -> BatchLimits:
+        """Wait until the engine is loaded, and return its limits or raise its error."""
+        limits: BatchLimits = self._answer("it loaded the model")
+        return limits
+
     def run(self, task: Task[Output], batch: SentenceBatch, config: SearchConfig) -> list[Output]:
         """Run a task in the process, and return its outputs or raise its error."""
+        lines = batch.line_numbers
+        work = f"it computed {len(lines):,} of the lines {min(lines):,} to {max(lines):,}"
+        outputs: list[Output] = self._answer(work, (task, batch, config))
+        return outputs
+
+    def _answer(self, work: str, request: Any = None) -> Any:
         try:
-            self.connection.send((task, batch, config))
+            if request is not None:
+                self.connection.send(request)
             while True:
                 kind, value = self.connection.recv()
                 match kind:
                     case "done":
-                        outputs: list[Output] = value
-                        return outputs
+                        return value
                     case "failed":
                         raise value
                     case "message" if value not in self._printed:
@@ -171,10 +179,9 @@ class _Worker:
                         say(value)
         except (EOFError, ConnectionError):
             self.process.join(_JOIN_SECONDS)
-            lines = batch.line_numbers
+            ending = _describe_exit(self.process.exitcode)
             raise LostProcessError(
-                f"{self._name} (pid {self.process.pid}) {_describe_exit(self.process.exitcode)} "
-                f"while it computed {len(lines):,} of the lines {min(lines):,} to {max(lines):,}"
+                f"{self._name} (pid {self.process.pid}) {ending} while {work}"
             ) from None
 
 
@@ -207,6 +214,7 @@ def _serve(
         except (TfmError, OSError) as error:
             connection.send(("failed", error))
             return
+        connection.send(("done", engine.limits))
         while True:
             task, batch, config = connection.recv()
             answer: tuple[str, Any]

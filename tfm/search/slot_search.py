@@ -16,7 +16,7 @@ from tfm.search.scoring import Hypothesis
 from tfm.search.slot_beam import SlotBeams, hypotheses
 
 # Each hypothesis reads the columns of all hypotheses of its sentence: cheap up to this beam size.
-MAX_HYPOTHESES = 64
+_MAX_HYPOTHESES = 64
 # To ask which sentences are finished is to wait for the device, so it is done once in N steps.
 _STEPS_PER_POLL = 4
 # Capacities are multiples of this; source capacities are this times a power of two.
@@ -34,6 +34,12 @@ class _Pool:
     beams: SlotBeams
     step: Callable[[], None]
     num_slots: int
+
+
+def supports(config: SearchConfig) -> bool:
+    """Return whether a search can be made in slots: beam search, neither diverse nor very wide."""
+    is_plain_beam = config.search == "beam" and config.num_groups == 1
+    return is_plain_beam and config.beam_size <= _MAX_HYPOTHESES
 
 
 class SlotSearch:

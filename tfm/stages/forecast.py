@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tfm.backends.selection import verified_compute
-from tfm.config import RunConfig
+from tfm.backends.selection import training_backend, verified_compute
+from tfm.config import RunConfig, TransformerConfig
 from tfm.data.batching import Batcher
 from tfm.device.compute import Compute, measure_product_flops
 from tfm.device.threads import set_num_threads
 from tfm.model.cost import Cost, model_cost
 from tfm.stages.training_data import TrainingData, open_data
 from tfm.storage.checkpoint.run_folder import NUM_STATES_KEPT
+from tfm.training.trainer import max_microbatch_tokens
 
 _MAX_DAYS, _MAX_EPOCHS = 7, 1000  # warn about a longer run
 # A training step takes about this many times as long as its matrix products.
@@ -108,15 +109,22 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     compute = verified_compute(run.training.device, run.training.precision, trains=True)
     set_num_threads(run.training.threads, num_processes=num_processes)
     source, target = data.info.vocab_sizes
-    max_tokens = run.batching.max_tokens
+    backend = training_backend(compute, run.training.kernels)
+    packs = isinstance(run.model, TransformerConfig) and backend.packed_attention is not None
+    max_tokens = max_microbatch_tokens(run, compute.device, packs=packs)
     cost = model_cost(
-        run.model, source_vocab_size=source, target_vocab_size=target, max_tokens=max_tokens
+        run.model,
+        source_vocab_size=source,
+        target_vocab_size=target,
+        max_tokens=min(max_tokens, run.batching.batch_tokens),
     )
     batcher = Batcher(data.train, run.batching, seed=run.training.seed)
     steps = batcher.num_batches()
     num_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
     epoch = batcher.epoch(1)
-    num_microbatches = sum(len(batcher.split(rows, multiple_of=num_shards)) for rows in epoch)
+    num_microbatches = sum(
+        len(batcher.split(rows, max_tokens=max_tokens, multiple_of=num_shards)) for rows in epoch
+    )
     estimate = estimate_run(data, batcher, cost, compute, num_processes=num_processes)
     return Forecast(
         data_dir=data_dir,

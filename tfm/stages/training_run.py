@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, fields, replace
@@ -28,6 +29,7 @@ from tfm.storage.saving import Saver
 from tfm.training.progress import (
     ControlFlags,
     Heartbeat,
+    PendingStep,
     StepReport,
     figures_line,
     metrics_record,
@@ -44,6 +46,7 @@ class RunState:
 
     best: float | None = None  # quality at the best validation so far
     validations_since_best: int = 0
+    skipped_in_a_row: int = 0  # steps, without overflows of fp16
     owes_validation: bool = False  # a signal interrupted the last validation
     minutes: float = 0.0  # wall time before the run was last resumed
     capacity_flops: float = 0.0  # time × peak FLOP/s of the devices (the paper's estimate, §6.1)
@@ -82,6 +85,7 @@ class TrainingRun:
         self._saver = Saver(self.run_dir, background=self._run.training.background_saving)
         self._started = self._validated_at = time.monotonic()
         self._state = RunState()
+        self._unread: deque[PendingStep] = deque()
         self._window: list[StepReport] = []  # since the last line of metrics.jsonl
         self.metrics: dict[str, float] = {}
         if checkpoint is not None:
@@ -105,15 +109,16 @@ class TrainingRun:
             is_over = self.is_finished() or bool(self.group.largest([self._is_out_of_time()])[0])
             if is_over:
                 say(f"train: {self.run_dir} has reached its limits")
+            self._bar = bar
             batches = self.trainer.batches()
             while not is_over:
-                rows = next(batches)
-                report, flags = self.trainer.step(rows, poll=self._poll)
-                if report is None:
+                step, flags = self.trainer.step(next(batches), poll=self._poll)
+                if step is None:
                     self._save_and_stop(flags.stop)
-                self._log_step(report, rows, bar)
+                self._unread.append(step)
+                self._read_reports(leave=self._max_unread)
                 is_over = flags.end or self.is_finished()
-                is_due = interval is not None and report.step % interval == 0
+                is_due = interval is not None and self.trainer.position.step % interval == 0
                 if is_over or flags.checkpoint or is_due:
                     self._validate_and_save()
                     is_over = is_over or self.is_finished()  # validation may exhaust the patience
@@ -166,7 +171,7 @@ class TrainingRun:
             self._run.model,
             source_vocab_size=source,
             target_vocab_size=target,
-            max_tokens=self._run.batching.max_tokens,
+            max_tokens=self._run.batching.batch_tokens,
         )
         num_processes = self.group.world.local_size
         threads = ComputeThreads(self._run.training.threads, num_processes=num_processes)
@@ -190,7 +195,8 @@ class TrainingRun:
                 "the same data, or choose another folder with --run"
             )
         self.trainer.load_state(saved["trainer"])
-        self._state = RunState(**{item.name: saved[item.name] for item in fields(RunState)})
+        known = [item.name for item in fields(RunState) if item.name in saved]
+        self._state = RunState(**{name: saved[name] for name in known})
         self._window = [StepReport(**report) for report in saved["window"]]
         self.metrics = dict(load_info(checkpoint).metrics)
 
@@ -198,22 +204,36 @@ class TrainingRun:
         if self._log is not None:
             self._log.append(record)
 
-    def _log_step(self, report: StepReport, rows: Rows, bar: Progress) -> None:
+    @property
+    def _max_unread(self) -> int:
+        """The number of steps that the device may still be computing while the next one starts."""
+        return 0 if self.compute.device.type == "cpu" else 1
+
+    def _read_reports(self, *, leave: int = 0) -> None:
+        """Wait for the reports of steps, and log them; do not wait for the newest few."""
+        while len(self._unread) > leave:
+            self._log_step(self._unread.popleft())
+
+    def _log_step(self, step: PendingStep) -> None:
+        number = step.position.step
+        self.heartbeat(f"step {number:,}, its figures", waits=not self.group.is_alone)
+        report = step.report()
         self._window.append(report)
         self._state.capacity_flops += report.seconds * self._capacity
         problem = f"{self._saver.problem} · " if self._saver.problem else ""
-        bar.update(1, figures=problem + figures_line(self._window))
+        self._bar.update(1, figures=problem + figures_line(self._window))
         if report.skipped:
-            self._log_skip(report, rows)
+            self._log_skip(report, step.rows)
+        else:
+            self._state.skipped_in_a_row = 0
         if report.step % self._run.training.log_steps == 0:
             totals = {
-                "tokens": self.trainer.position.tokens,
-                "total_flops": self.trainer.position.flops,
+                "tokens": step.position.tokens,
+                "total_flops": step.position.flops,
                 "capacity_flops_per_second": self._capacity,
                 "paper_estimate_flops": self._state.capacity_flops,
                 "processes": self.group.world.size,
                 "out_of_memory": self.trainer.out_of_memory,
-                "fp16_overflows": self.trainer.overflows,
                 "minutes": self._minutes(),
             }
             self._write_line(metrics_record(self._window) | totals)
@@ -231,9 +251,13 @@ class TrainingRun:
                 "pairs": rows.tolist(),
             }
         )
+        if report.overflowed:
+            say(f"train: step {report.step:,} was skipped: fp16 overflow, halving the loss scale")
+            return
+        self._state.skipped_in_a_row += 1
         problem = f"loss {report.loss:.4g}, gradient norm {report.gradient_norm:.4g}: not finite"
         limit = self._run.training.max_skipped_steps
-        if self.trainer.position.skipped_in_a_row < limit:
+        if self._state.skipped_in_a_row < limit:
             say(f"train: step {report.step:,} was skipped: {problem}")
             return
         unsaved = ""
@@ -257,6 +281,7 @@ class TrainingRun:
 
     def _validate_and_save(self) -> None:
         """Validate and save; after a signal, save at once and validate when the run is resumed."""
+        self._read_reports()
         self._state.owes_validation = True
         if not self._validate():
             self._save_and_stop(self.group.largest([self.stop.received or 0])[0])
@@ -310,6 +335,7 @@ class TrainingRun:
         return model
 
     def _save(self, metrics: dict[str, float]) -> None:
+        self._read_reports()
         self.heartbeat("saving", waits=True)
         is_first = self.group.world.is_first
         weights, trainer = self.trainer.weights(keep=is_first), self.trainer.state(keep=is_first)

@@ -155,16 +155,10 @@ class ShardedGradients(Gradients):
             yield
 
 
-def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
-    """Return the norm of the whole gradient, sharded or not."""
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return the norm of the whole gradient, sharded or not: a scalar on the device."""
     norm: Any = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    return float(norm.full_tensor() if _is_sharded(norm) else norm)
-
-
-def scale_gradient(parameters: Sequence[nn.Parameter], factor: float) -> None:
-    """Multiply the whole gradient by a factor, in place."""
-    if factor != 1.0:
-        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
+    return cast("Tensor", norm.full_tensor() if _is_sharded(norm) else norm)
 
 
 def full_tensor(tensor: Any, *, keep: bool = True) -> Tensor:

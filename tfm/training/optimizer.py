@@ -1,14 +1,13 @@
 """Adam, its learning rate schedule (Vaswani et al. 2017, §5.3), and loss scaling for fp16."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from tfm.config import OptimizerConfig
 
-_MAX_LOSS_SCALE = 2.0**24
+_FIRST_LOSS_SCALE, _MAX_LOSS_SCALE = 2.0**16, 2.0**24
 _STEPS_TO_GROW = 2_000
 
 
@@ -36,24 +35,36 @@ class Adam:
         self._config = config
         # First and second moment of each parameter that has been updated.
         self.moments: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
-        self.num_updates = 0
+        # A scalar on the device, which alone knows whether an update was skipped.
+        self.num_updates = torch.zeros((), device=self._parameters[0].device)
 
     @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """Update all parameters that have a gradient."""
+    def step(
+        self,
+        learning_rate: float,
+        *,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """Update all parameters that have a gradient, without waiting for the device.
+
+        Args:
+            learning_rate: The factor of the update.
+            grad_scale: A scalar [] by which gradients are divided first.
+            found_inf: A scalar []; if it is 1, nothing is updated.
+        """
         self.num_updates += 1
         updated = [p for p in self._parameters if p.grad is not None]
         for parameter in updated:
             if parameter not in self.moments:
                 self.moments[parameter] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        number = torch.tensor(float(self.num_updates), device=updated[0].device)
         torch._fused_adam_(
             list[Tensor](updated),
             [p.grad for p in updated if p.grad is not None],
             [self.moments[p][0] for p in updated],
             [self.moments[p][1] for p in updated],
             [],
-            [number] * len(updated),
+            [self.num_updates] * len(updated),
             lr=learning_rate,
             beta1=self._config.adam_beta1,
             beta2=self._config.adam_beta2,
@@ -61,7 +72,11 @@ class Adam:
             weight_decay=0.0,
             amsgrad=False,
             maximize=False,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
         )
+        if found_inf is not None:
+            self.num_updates -= found_inf
 
     def zero_grad(self) -> None:
         """Set all gradients to None."""
@@ -69,28 +84,41 @@ class Adam:
             parameter.grad = None
 
 
-@dataclass
 class LossScale:
-    """A factor for the fp16 loss, whose small gradients would underflow.
+    """A factor for the fp16 loss, whose small gradients would underflow; 1 in other precisions.
 
     The gradient is divided by it again before the update. It is halved when a gradient overflows,
-    and doubled after many steps without overflow.
+    and doubled after many steps without overflow, both on the device.
+
+    Attributes:
+        value: A scalar, a power of two.
     """
 
-    value: float = 2.0**16  # a power of two
-    good_steps: int = 0  # without overflow since the last change
+    def __init__(self, device: torch.device, *, is_fp16: bool) -> None:
+        self.is_fp16 = is_fp16
+        self.value = torch.full((), _FIRST_LOSS_SCALE if is_fp16 else 1.0, device=device)
+        self._good_steps = torch.zeros((), dtype=torch.int32, device=device)  # since a change
 
-    def halve(self) -> bool:
-        """Halve the scale after an overflow; return whether it was above its minimum, 1."""
-        if self.value <= 1.0:
-            return False
-        self.value /= 2
-        self.good_steps = 0
-        return True
+    def weight(self, num_tokens: int) -> float | Tensor:
+        """Return the factor of a loss that is a sum over N tokens: a scalar [] in fp16."""
+        return self.value / num_tokens if self.is_fp16 else 1.0 / num_tokens
 
-    def note_good_step(self) -> None:
-        """Count a step without overflow."""
-        self.good_steps += 1
-        if self.good_steps == _STEPS_TO_GROW and self.value < _MAX_LOSS_SCALE:
-            self.value *= 2
-            self.good_steps = 0
+    def update(self, found_inf: Tensor) -> None:
+        """Adapt to whether the gradient of a step overflowed, a scalar [] of 0 or 1."""
+        if self.is_fp16:
+            torch._amp_update_scale_(
+                self.value, self._good_steps, found_inf, 2.0, 0.5, _STEPS_TO_GROW
+            )
+            self.value.clamp_(1.0, _MAX_LOSS_SCALE)
+
+    def state(self) -> dict[str, float] | None:
+        """Return the state for a checkpoint; None without scaling."""
+        if not self.is_fp16:
+            return None
+        return {"value": float(self.value), "good_steps": int(self._good_steps)}
+
+    def load_state(self, state: dict[str, float] | None) -> None:
+        """Continue from a saved state, if there is one and the loss is scaled."""
+        if state is not None and self.is_fp16:
+            self.value.fill_(state["value"])
+            self._good_steps.fill_(state["good_steps"])

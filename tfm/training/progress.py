@@ -1,10 +1,15 @@
 """The position of a run, the metrics of its steps, and the control flags of its processes."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
+from tfm.data.dataset import Rows
+from tfm.device.clock import DeviceClock
 from tfm.training.loss import perplexity
 
 
@@ -22,6 +27,12 @@ class StepReport:
     learning_rate: float
     seconds: float  # wall time
     skipped: bool = False  # weights stayed unchanged, because loss or gradient was not finite
+    loss_scale: float = 1.0  # of fp16
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the gradient exceeded the range of fp16, which a smaller loss scale avoids."""
+        return self.skipped and math.isfinite(self.loss) and self.loss_scale > 1
 
 
 @dataclass
@@ -34,18 +45,66 @@ class Position:
     pairs: int = 0  # sentence pairs seen
     tokens: int = 0  # target tokens seen
     flops: int = 0
-    skipped: int = 0  # steps
-    skipped_in_a_row: int = 0
 
-    def advance(self, report: StepReport, *, num_pairs: int) -> None:
-        """Count a step over N sentence pairs."""
-        self.step = report.step
+    def advance(self, *, epoch: int, num_pairs: int, num_tokens: int, flops: int) -> None:
+        """Count a step over N sentence pairs of an epoch."""
+        if epoch != self.epoch:
+            self.epoch, self.examples = epoch, 0
+        self.step += 1
         self.examples += num_pairs
         self.pairs += num_pairs
-        self.tokens += report.num_tokens
-        self.flops += report.flops
-        self.skipped += report.skipped
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if report.skipped else 0
+        self.tokens += num_tokens
+        self.flops += flops
+
+
+class PendingStep:
+    """A step that the device may still be computing.
+
+    Args:
+        rows: [B] its sentence pairs.
+        position: The run's position after the step.
+        clock: With a mark at the beginning of the step; its end is marked here.
+        figures: Loss, negative log-likelihood, norm of the gradient, whether the update was
+            skipped, and loss scale: scalars on the device.
+        known: The other fields of its report.
+    """
+
+    def __init__(
+        self,
+        *,
+        rows: Rows,
+        position: Position,
+        clock: DeviceClock,
+        figures: Sequence[Tensor],
+        known: Mapping[str, Any],
+    ) -> None:
+        self.rows = rows
+        self.position = replace(position)
+        self._clock = clock
+        self._known = known
+        self._figures = copy_to_host(torch.stack([each.double() for each in figures]))
+        clock.mark()
+
+    def report(self) -> StepReport:
+        """Wait until the step is done, and return its report."""
+        [seconds] = self._clock.seconds()
+        loss, nll, norm, skipped, scale = self._figures.tolist()
+        return StepReport(
+            loss=loss,
+            nll=nll,
+            gradient_norm=norm,
+            skipped=bool(skipped),
+            loss_scale=scale,
+            seconds=seconds,
+            step=self.position.step,
+            epoch=self.position.epoch,
+            **self._known,
+        )
+
+
+def copy_to_host(x: Tensor) -> Tensor:
+    """Copy a tensor of any shape to pinned memory, which is filled while the host continues."""
+    return x.to("cpu", non_blocking=True)
 
 
 def figures_line(reports: Sequence[StepReport]) -> str:

@@ -1,9 +1,10 @@
 """The training step: forward, backward and update of one batch."""
 
 import math
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, astuple, replace
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import asdict, astuple, dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from tfm.backends.selection import training_backend
 from tfm.config import RunConfig, TransformerConfig
-from tfm.data.batching import Batch, Batcher
+from tfm.data.background import run_in_thread
+from tfm.data.batching import DEFAULT_MAX_TOKENS, Batch, Batcher
 from tfm.data.dataset import ParallelDataset, Rows
+from tfm.device.clock import DeviceClock
 from tfm.device.compute import Compute, is_out_of_memory
 from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
@@ -24,17 +27,42 @@ from tfm.training.gradients import (
     build_gradients,
     full_tensor,
     gradient_norm,
-    scale_gradient,
     shard_like,
 )
 from tfm.training.loss import BatchLoss
 from tfm.training.optimizer import Adam, LossScale, learning_rate
-from tfm.training.progress import ControlFlags, Heartbeat, Position, StepReport, no_heartbeat
+from tfm.training.progress import ControlFlags, Heartbeat, PendingStep, Position, no_heartbeat
 
 Poll = Callable[[], ControlFlags]
-StepResult = tuple[StepReport | None, ControlFlags]
+StepResult = tuple[PendingStep | None, ControlFlags]
 
+_UNLIMITED = 1 << 30  # tokens of a microbatch
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # names in checkpoints, as in torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBatch:
+    """The batch of a step, with the microbatches that this process computes."""
+
+    rows: Rows  # of all pairs
+    epoch: int  # counted from 1
+    max_tokens: int  # of a microbatch
+    microbatches: list[Rows]  # of all processes
+    own: list[tuple[int, Batch]]  # by index among all, on the device
+
+
+def max_microbatch_tokens(run: RunConfig, device: torch.device, *, packs: bool) -> int:
+    """Return the maximum number of tokens per side of a microbatch of a new run, with padding.
+
+    If it is not set, a GPU computes all of its packed batch at once, until it runs out of memory.
+    With sharding it could not recover from that.
+    """
+    batching = run.batching
+    if batching.max_tokens is not None:
+        return batching.max_tokens
+    if device.type == "cpu" or run.training.shard:
+        return DEFAULT_MAX_TOKENS
+    return _UNLIMITED if packs else max(DEFAULT_MAX_TOKENS, batching.batch_tokens)
 
 
 class Trainer:
@@ -45,6 +73,11 @@ class Trainer:
 
     The model is on the device of `compute`. `heartbeat` is called at the start of each phase of a
     step. `threads` are adapted between steps; None leaves torch's number of threads unchanged.
+
+    Attributes:
+        max_tokens: The maximum number of tokens per side of a microbatch; halved when a device runs
+            out of memory.
+        out_of_memory: How often that happened.
 
     Raises:
         UsageError: The settings ask for fast kernels, but the model has none.
@@ -67,8 +100,7 @@ class Trainer:
         self.model = model
         self.batcher = Batcher(dataset, run.batching, seed=run.training.seed)
         self.position = Position()
-        self.overflows = 0  # batches that were computed again after an fp16 overflow
-        self.out_of_memory = 0  # batches that were computed again in smaller microbatches
+        self.out_of_memory = 0
         self._run = run
         self._compute = compute
         self._cost = cost
@@ -82,84 +114,115 @@ class Trainer:
         self._gradients = build_gradients(loss, self._group, example, shard=run.training.shard)
         self.parameters = list(loss.parameters())
         self._optimizer = Adam(self.parameters, run.optimizer)
-        self._loss_scale = LossScale()  # used in fp16 only
-        self._max_tokens = run.batching.max_tokens
+        is_fp16 = compute.dtype == torch.float16
+        self._loss_scale = LossScale(compute.device, is_fp16=is_fp16)
+        self.max_tokens = max_microbatch_tokens(run, compute.device, packs=model.packs)
         # A multiple of the processes, so that all compute equally many microbatches.
         self._num_dropout_shards = math.lcm(run.batching.num_dropout_shards, self._group.world.size)
 
-    def batches(self) -> Iterator[Rows]:
+    def batches(self) -> Iterator[StepBatch]:
         """Yield the batches after the current position, epoch after epoch, without end."""
-        position = self.position
+        return self.build_ahead(self._rows())
+
+    def build_ahead(self, batches: Iterable[tuple[int, Rows]]) -> Iterator[StepBatch]:
+        """Build batches, given as epoch and rows, in a thread: one while the last is computed."""
+        upcoming: Future[StepBatch] | None = None
+        for epoch, rows in batches:
+            current, upcoming = upcoming, run_in_thread(partial(self.build, rows, epoch=epoch))
+            if current is not None:
+                yield current.result()
+        if upcoming is not None:
+            yield upcoming.result()
+
+    def build(self, rows: Rows, *, epoch: int = 1) -> StepBatch:
+        """Build this process's microbatches of a step on its device."""
+        max_tokens, world = self.max_tokens, self._group.world
+        microbatches = self.batcher.split(
+            rows, max_tokens=max_tokens, multiple_of=self._num_dropout_shards
+        )
+        num_rounds = -(-len(microbatches) // world.size)
+        indices = range(world.rank, num_rounds * world.size, world.size)
+        return StepBatch(
+            rows=rows,
+            epoch=epoch,
+            max_tokens=max_tokens,
+            microbatches=microbatches,
+            # A rank without a microbatch of its own computes the first one with weight 0.
+            own=[
+                (index, self._batch(microbatches[index if index < len(microbatches) else 0]))
+                for index in indices
+            ],
+        )
+
+    def _rows(self) -> Iterator[tuple[int, Rows]]:
+        """Yield epoch and rows of the batches after the current position."""
+        epoch, examples = self.position.epoch, self.position.examples
         while True:
-            batches = self.batcher.epoch(position.epoch)
+            batches = self.batcher.epoch(epoch)
             ends = np.cumsum([len(rows) for rows in batches])
-            yield from batches[int(np.searchsorted(ends, position.examples, side="right")) :]
-            position.epoch += 1
-            position.examples = 0
+            for rows in batches[int(np.searchsorted(ends, examples, side="right")) :]:
+                yield epoch, rows
+            epoch, examples = epoch + 1, 0
 
-    def step(self, rows: Rows, *, poll: Poll = ControlFlags) -> StepResult:
-        """Train on one batch; compute it again after fp16 overflow or out of memory.
+    def step(self, batch: StepBatch, *, poll: Poll = ControlFlags) -> StepResult:
+        """Train on one batch; compute it again in smaller microbatches if memory runs out.
 
-        `poll` returns the control flags of this process; it is called several times.
+        A single process launches everything without waiting for its device, which alone decides
+        whether the update is skipped. `poll` returns the control flags of this process; it is
+        called several times.
 
         Returns:
-            The report, or None if a stop came in time to leave everything unchanged; and the flags,
+            The step, or None if a stop came in time to leave everything unchanged; and the flags,
             combined over all processes.
 
         Raises:
             TrainingError: There is too little memory for a single sentence pair.
             LostPeersError: Other processes cannot be reached.
         """
-        started = time.perf_counter()
+        clock = DeviceClock(self._compute.device)
+        clock.mark()
         if self._threads is not None:
             self._threads.adapt()
         self.model.train()
-        step, compute = self.position.step + 1, self._compute
-        num_tokens = int(self.batcher.lengths(rows)[1].sum())
+        source_lengths, target_lengths = self.batcher.lengths(batch.rows)
+        num_tokens = int(target_lengths.sum())
+        weight = self._loss_scale.weight(num_tokens)
         while True:
-            scale = self._loss_scale if compute.dtype == torch.float16 else LossScale(1.0)
-            weight = scale.value / num_tokens
-            sums, flags = self._accumulate_gradient(rows, weight, step, compute, poll)
-            if sums is None:
-                if flags.stop:
-                    return None, flags
-                self._use_smaller_microbatches(rows, step)
-                continue
-            loss, nll = (total / num_tokens for total in sums.tolist())
-            norm = gradient_norm(self.parameters) / scale.value
-            is_finite = math.isfinite(loss) and math.isfinite(norm)
-            if is_finite or compute.dtype != torch.float16:
+            if batch.max_tokens != self.max_tokens:
+                batch = self.build(batch.rows, epoch=batch.epoch)
+            sums, flags = self._accumulate_gradient(batch, weight, poll)
+            if sums is not None:
                 break
-            self.overflows += 1
-            # Smaller scales do not help if the loss itself overflowed: use fp32.
-            if not math.isfinite(loss) or not scale.halve():
-                compute = replace(compute, dtype=torch.float32)
-        settings = self._run.optimizer
+            if flags.stop:
+                return None, flags
+            self._use_smaller_microbatches(batch)
+        loss, nll = (sums / num_tokens).unbind()
+        scale = self._loss_scale.value
+        norm = gradient_norm(self.parameters) / scale
+        skipped = (~(loss.isfinite() & norm.isfinite())).float()
+        settings, step = self._run.optimizer, self.position.step + 1
         rate = learning_rate(step, settings, self._run.model.d_model)
-        if is_finite:
-            limit = settings.clip_norm
-            clipping = limit / norm if limit and norm > limit else 1.0
-            scale_gradient(self.parameters, clipping / scale.value)
-            scale.note_good_step()
-            self._optimizer.step(rate)
+        limit = settings.clip_norm
+        grad_scale = scale * (norm / limit).clamp(min=1.0) if limit else scale
+        is_scaled = limit or self._loss_scale.is_fp16
+        self._optimizer.step(rate, grad_scale=grad_scale if is_scaled else None, found_inf=skipped)
         self._optimizer.zero_grad()
-        report = StepReport(
-            step=step,
-            epoch=self.position.epoch,
-            loss=loss,
-            nll=nll,
-            num_tokens=num_tokens,
-            flops=self._cost.training_flops(*self.batcher.lengths(rows)),
-            gradient_norm=norm,
-            learning_rate=rate,
-            seconds=time.perf_counter() - started,
-            skipped=not is_finite,
+        flops = self._cost.training_flops(source_lengths, target_lengths)
+        self.position.advance(
+            epoch=batch.epoch, num_pairs=len(batch.rows), num_tokens=num_tokens, flops=flops
         )
-        self.position.advance(report, num_pairs=len(rows))
-        return report, flags
+        pending = PendingStep(
+            rows=batch.rows,
+            position=self.position,
+            clock=clock,
+            figures=[loss, nll, norm, skipped, scale],
+            known={"num_tokens": num_tokens, "flops": flops, "learning_rate": rate},
+        )
+        self._loss_scale.update(skipped)
+        return pending, flags
 
     def _accumulate_gradient(
-        self, rows: Rows, weight: float, step: int, compute: Compute, poll: Poll
+        self, batch: StepBatch, weight: float | Tensor, poll: Poll
     ) -> tuple[Tensor | None, ControlFlags]:
         """Compute the gradient of a batch's weighted loss; each rank takes some microbatches.
 
@@ -169,57 +232,52 @@ class Trainer:
         of memory; and the combined flags.
         """
         self._optimizer.zero_grad()  # of an attempt that failed
-        world, microbatches = self._group.world, self._split(rows)
-        num_rounds = -(-len(microbatches) // world.size)
-        indices = range(world.rank, num_rounds * world.size, world.size)
-        # Loss, negative log-likelihood, number of ranks out of memory.
-        sums = torch.zeros(3, dtype=torch.float64, device=compute.device)
+        group, step = self._group, self.position.step + 1
+        sums = torch.zeros(2, dtype=torch.float64, device=self._compute.device)
+        *others, last = range(len(batch.own))
         ran_out = False
-        for index in indices[:-1]:
+        for number in others:
             if self._gradients.can_recover and poll().stop:
                 break
-            losses = self._forward_backward(microbatches, index, weight, step, compute)
+            losses = self._forward_backward(batch, number, weight)
             if losses is None:
                 ran_out = True
                 break
-            sums[:2] += losses
+            sums += losses
         self._heartbeat("the exchange of control flags", waits=True)
-        *values, any_ran_out = self._group.largest([*map(int, astuple(poll())), int(ran_out)])
+        *values, any_ran_out = group.largest([*map(int, astuple(poll())), int(ran_out)])
         flags = ControlFlags(values[0], *map(bool, values[1:]))
         if flags.stop or any_ran_out:
             return None, flags
-        losses = self._forward_backward(microbatches, indices[-1], weight, step, compute)
+        losses = self._forward_backward(batch, last, weight)
         if losses is None:
-            sums[2] = 1
             self._gradients.release_peers()
         else:
-            sums[:2] += losses
-        self._heartbeat(f"step {step}, sums of losses", waits=True)
-        if self._group.sum(sums)[2]:
+            sums += losses
+        self._heartbeat(f"step {step}, whether all had enough memory", waits=True)
+        if group.largest([int(losses is None)])[0]:
             self._gradients.reset()
             return None, flags
-        return sums[:2], flags
+        self._heartbeat(f"step {step}, sums of losses", waits=True)
+        return group.sum(sums), flags
 
     def _forward_backward(
-        self, microbatches: list[Rows], index: int, weight: float, step: int, compute: Compute
+        self, batch: StepBatch, number: int, weight: float | Tensor
     ) -> Tensor | None:
         """Add the gradient of a microbatch's weighted loss to that of the batch.
 
         Return [2] sums of loss and negative log-likelihood; None if this rank ran out of memory.
         """
-        # A rank without a microbatch of its own computes the first one with weight 0.
-        is_real = index < len(microbatches)
-        num_ranks = self._group.world.size
-        is_last = index // num_ranks == (len(microbatches) - 1) // num_ranks
-        can_recover = self._gradients.can_recover
-        phase = f"microbatch {index + 1} of {len(microbatches)}"
+        index, microbatch = batch.own[number]
+        is_real, is_last = index < len(batch.microbatches), number == len(batch.own) - 1
+        can_recover, step = self._gradients.can_recover, self.position.step + 1
+        phase = f"microbatch {index + 1} of {len(batch.microbatches)}"
         self._heartbeat(f"step {step}, {phase}", waits=not can_recover)
         try:
             with self._gradients.accumulate(is_last=is_last):
-                batch = self._batch(microbatches[index if is_real else 0])
                 self._backend.seed(_derive_seed(self._run.training.seed, step, index))
-                with compute.autocast():
-                    loss, nll = self._gradients.loss(batch)
+                with self._compute.autocast():
+                    loss, nll = self._gradients.loss(microbatch)
                 waits = is_last or not can_recover
                 self._heartbeat(f"step {step}, gradient of {phase}", waits=waits)
                 (loss * (weight if is_real else 0.0)).backward()  # type: ignore[no-untyped-call]
@@ -227,7 +285,7 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
             if not can_recover:
-                raise self._too_large(microbatches, step) from error
+                raise self._too_large(batch) from error
             return None
         losses = torch.stack([loss.detach(), nll])
         return losses if is_real else torch.zeros_like(losses)
@@ -235,26 +293,20 @@ class Trainer:
     def _batch(self, rows: Rows) -> Batch:
         return self.batcher.batch(rows).to(self._compute.device)
 
-    def _split(self, rows: Rows) -> list[Rows]:
-        return self.batcher.split(
-            rows, max_tokens=self._max_tokens, multiple_of=self._num_dropout_shards
-        )
-
-    def _use_smaller_microbatches(self, rows: Rows, step: int) -> None:
+    def _use_smaller_microbatches(self, batch: StepBatch) -> None:
         """Split this and later batches into microbatches of half the size, if that is possible."""
-        microbatches = self._split(rows)
-        sizes = [self._num_padded(pairs) for pairs in microbatches if len(pairs) > 1]
+        sizes = [self._num_padded(pairs) for pairs in batch.microbatches if len(pairs) > 1]
         if not sizes:
-            raise self._too_large(microbatches, step)
-        self._max_tokens = max(sizes) // 2
+            raise self._too_large(batch)
+        self.max_tokens = max(sizes) // 2
         self.out_of_memory += 1
         self._optimizer.zero_grad()
         torch.cuda.empty_cache()  # so that blocks of other sizes fit
 
-    def _too_large(self, microbatches: list[Rows], step: int) -> TrainingError:
+    def _too_large(self, batch: StepBatch) -> TrainingError:
         return TrainingError(
-            f"step {step}: out of memory with a microbatch of "
-            f"{max(map(self._num_padded, microbatches)):,} tokens per side: use a smaller "
+            f"step {self.position.step + 1}: out of memory with a microbatch of "
+            f"{max(map(self._num_padded, batch.microbatches)):,} tokens per side: use a smaller "
             "--max-tokens, or a smaller model"
         )
 
@@ -285,15 +337,14 @@ class Trainer:
             for name, parameter in self.model.named_parameters()
             if parameter in self._optimizer.moments
         }
-        is_fp16 = self._compute.dtype == torch.float16
+        has_chosen = self.out_of_memory or self._run.batching.max_tokens is None
         return {
             "moments": moments,
-            "updates": self._optimizer.num_updates,
+            "updates": int(self._optimizer.num_updates),
             "gradient": {
                 "num_dropout_shards": self._num_dropout_shards,
-                "max_tokens": self._max_tokens if self.out_of_memory else None,
-                "loss_scale": asdict(self._loss_scale) if is_fp16 else None,
-                "overflows": self.overflows,
+                "max_tokens": self.max_tokens if has_chosen else None,
+                "loss_scale": self._loss_scale.state(),
                 "out_of_memory": self.out_of_memory,
             },
             "position": asdict(self.position),
@@ -306,16 +357,18 @@ class Trainer:
                 moments = state["moments"][name]
                 first, second = (shard_like(moments[key], parameter) for key in _MOMENTS)
                 self._optimizer.moments[parameter] = first, second
-        self._optimizer.num_updates = state["updates"]
-        self.position = Position(**state["position"])
+        self._optimizer.num_updates.fill_(state["updates"])
+        self.position = Position(
+            **{item.name: state["position"][item.name] for item in fields(Position)}
+        )
         gradient = state["gradient"]
         self._num_dropout_shards = math.lcm(
             self._num_dropout_shards, gradient["num_dropout_shards"]
         )
-        self._max_tokens = min(self._max_tokens, gradient["max_tokens"] or self._max_tokens)
-        if gradient["loss_scale"] is not None:
-            self._loss_scale = LossScale(**gradient["loss_scale"])
-        self.overflows = gradient["overflows"]
+        if gradient["max_tokens"] is not None:
+            limit = self._run.batching.max_tokens or gradient["max_tokens"]
+            self.max_tokens = min(limit, gradient["max_tokens"])
+        self._loss_scale.load_state(gradient["loss_scale"])
         self.out_of_memory = gradient["out_of_memory"]
 
 

@@ -3,14 +3,13 @@
 import resource
 import statistics
 import sys
-import time
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from tfm import __version__
+from tfm.device.clock import DeviceClock
 from tfm.device.compute import Compute
 from tfm.device.cpu import this_cpu
 from tfm.errors import UsageError
@@ -56,35 +55,6 @@ def require_single_process(command: str) -> None:
         )
 
 
-class StepClock:
-    """Times consecutive steps without synchronizing a GPU between them.
-
-    Args:
-        device: Where the steps run; a GPU must be idle at the first mark.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._times: list[float] = []
-        self._events: list[torch.cuda.Event] = []
-
-    def mark(self) -> None:
-        """Mark the end of one step and the beginning of the next."""
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._events.append(event)
-        else:
-            self._times.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        """Wait for the device, then return the seconds between consecutive marks."""
-        synchronize(self._device)
-        if self._device.type == "cuda":
-            return [start.elapsed_time(end) / 1e3 for start, end in pairwise(self._events)]
-        return [end - start for start, end in pairwise(self._times)]
-
-
 def synchronize(device: torch.device) -> None:
     """Wait until a device has finished all work that was submitted to it."""
     if device.type == "cuda":
@@ -111,7 +81,7 @@ def matrix_rates(device: torch.device, dtype: torch.dtype) -> list[float]:
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     product = left @ right  # the first product of a shape is slower
     synchronize(device)
-    clock = StepClock(device)
+    clock = DeviceClock(device)
     clock.mark()
     for _ in range(_REPETITIONS):
         torch.mm(left, right, out=product)

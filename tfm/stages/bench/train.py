@@ -16,9 +16,9 @@ import torch
 
 from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig, run_table
-from tfm.data.batching import Batcher
 from tfm.data.dataset import Rows
 from tfm.data.synthetic.token_dataset import write_token_dataset
+from tfm.device.clock import DeviceClock
 from tfm.device.compute import Compute
 from tfm.device.threads import set_num_threads
 from tfm.distributed.watchdog import Watchdog
@@ -26,8 +26,8 @@ from tfm.reporting import Progress, say
 from tfm.stages.bench import measurement
 from tfm.stages.training_data import TrainingData, open_data
 from tfm.stages.training_run import TrainingRun
-from tfm.training.progress import StepReport
-from tfm.training.trainer import Trainer
+from tfm.training.progress import PendingStep, StepReport
+from tfm.training.trainer import StepBatch, Trainer
 from tfm.world import World
 
 # With this many pairs, those of a length bucket are as close in length as in a large corpus.
@@ -112,6 +112,7 @@ class TrainBench(measurement.BenchResult):
     seconds_to_first_step: float  # from the start of the command to the end of its first step
     peak_memory: measurement.PeakMemory
     skipped_steps: int  # timed steps without an update: loss or gradient was not finite
+    max_tokens: int  # source or target tokens of a microbatch, padding included
     out_of_memory: int  # batches that were split further because memory ran out
     loop: LoopSpeed | None
 
@@ -174,14 +175,14 @@ def _measure(
     trainer.step(next(batches))
     measurement.synchronize(compute.device)
     seconds_to_first_step = time.perf_counter() - started
-    for rows in islice(batches, plan.untimed_steps - 1):
-        trainer.step(rows)
-    preloaded = list(islice(batches, plan.steps))
+    for batch in islice(batches, plan.untimed_steps - 1):
+        trainer.step(batch)
+    timed = [(batch.epoch, batch.rows) for batch in islice(batches, plan.steps)]
     rounds, loops = list[_Round](), list[LoopTime]()
     rates_of_products = list[float]()
     for number in range(1, plan.rounds + 1):
         name = f"round {number} of {plan.rounds}"
-        rounds.append(_time_steps(trainer, preloaded, compute.device, name))
+        rounds.append(_time_steps(trainer, timed, compute.device, name))
         if number == 1:
             memory = measurement.peak_memory(compute.device)  # before matrix products use memory
         rates_of_products += measurement.matrix_rates(compute.device, compute.dtype)
@@ -193,7 +194,6 @@ def _measure(
     flops_per_second = statistics.median(each.rate("flops") for each in rounds)
     matrix_rate = measurement.MatrixRate.of(compute.device, rates_of_products)
     seconds = [value for each in rounds for value in each.seconds]
-    num_shards = data.info.run.batching.num_dropout_shards
     p10, median, p90 = map(float, np.quantile(seconds, [0.1, 0.5, 0.9]))
     return TrainBench(
         **measurement.environment(compute),
@@ -208,41 +208,42 @@ def _measure(
         matrix_flops_per_second=matrix_rate,
         mfu=flops_per_second / matrix_rate.best,
         mfu_of_median=flops_per_second / matrix_rate.median,
-        real_share=_real_share(trainer.batcher, preloaded, num_shards, trainer.model.packs),
+        real_share=_real_share([trainer.build(rows) for _, rows in timed], trainer.model.packs),
         step_seconds=StepSeconds(median=median, p10=p10, p90=p90),
         seconds_to_first_step=seconds_to_first_step,
         peak_memory=memory,
         skipped_steps=sum(each.skipped for each in reports),
+        max_tokens=trainer.max_tokens,
         out_of_memory=trainer.out_of_memory,
         loop=LoopSpeed.of(loops, rates) if plan.loop else None,
     )
 
 
-def _time_steps(trainer: Trainer, batches: list[Rows], device: torch.device, name: str) -> _Round:
-    clock, reports = measurement.StepClock(device), list[StepReport]()
+def _time_steps(
+    trainer: Trainer, batches: list[tuple[int, Rows]], device: torch.device, name: str
+) -> _Round:
+    """Time the steps of batches, given as epoch and rows."""
+    clock, steps = DeviceClock(device), list[PendingStep]()
     with Progress(f"bench train, {name}", total=len(batches), unit="steps") as bar:
         measurement.synchronize(device)
         clock.mark()
-        for rows in batches:
-            report, _ = trainer.step(rows)
+        for batch in trainer.build_ahead(batches):
+            step, _ = trainer.step(batch)
             clock.mark()
             bar.update()
-            if report is not None:  # always: no control flag stops this run
-                reports.append(report)
-    timed = _Round(reports=reports, seconds=clock.seconds())
+            if step is not None:  # always: no control flag stops this run
+                steps.append(step)
+    timed = _Round(reports=[step.report() for step in steps], seconds=clock.seconds())
     say(f"bench train: {name}: {timed.rate('num_tokens'):,.0f} target tokens/s")
     return timed
 
 
-def _real_share(
-    batcher: Batcher, batches: Sequence[Rows], num_dropout_shards: int, packs: bool
-) -> RealShare:
+def _real_share(batches: Sequence[StepBatch], packs: bool) -> RealShare:
     """Compute the fraction of tokens that is not padding, for a model that packs or pads."""
     real, computed = np.zeros(2), np.zeros(2)
-    for rows in batches:
-        for microbatch in batcher.split(rows, multiple_of=num_dropout_shards):
-            batch = batcher.batch(microbatch)
-            for side, packing in enumerate((batch.sources, batch.targets)):
+    for batch in batches:
+        for _, microbatch in batch.own:
+            for side, packing in enumerate((microbatch.sources, microbatch.targets)):
                 padded = len(packing.lengths) * packing.longest
                 real[side] += packing.num_tokens
                 computed[side] += packing.num_rows if packs else padded

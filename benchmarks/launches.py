@@ -1,0 +1,132 @@
+"""Count what a training step asks a GPU for, without a GPU: operations, and reads by the host.
+
+The step runs on torch's meta device, whose tensors have no data: every operation passes torch's
+dispatcher, and a host that reads a figure fails, except for the one copy that nothing waits for.
+Views launch nothing and are left out. The casts of autocast, which the meta device lacks, are not
+counted, and a few operations are one kernel on a GPU but several here (dropout, the norm of all
+gradients), so the figures are close to launches, not equal to them.
+
+    python benchmarks/launches.py --arch base --kernels fast
+"""
+
+import argparse
+import contextlib
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
+
+from tfm.backends import cross_entropy
+from tfm.backends.plain import PLAIN, Backend
+from tfm.config import RunConfig, run_config
+from tfm.data.dataset import ParallelDataset
+from tfm.data.synthetic.token_dataset import VOCAB_SIZE, write_token_dataset
+from tfm.device.compute import Compute
+from tfm.model.build import new_model
+from tfm.model.cost import model_cost
+from tfm.training import progress, trainer
+from tfm.training.trainer import Trainer
+
+_META = torch.device("meta")
+_NUM_PAIRS = 20_000
+_SHOWN = 12
+# Views, and allocations without content.
+_NO_LAUNCH = frozenset(
+    [
+        "_unsafe_view",
+        "as_strided",
+        "detach",
+        "empty",
+        "empty_like",
+        "expand",
+        "new_empty",
+        "permute",
+        "promote_types",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "view",
+    ]
+)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that are dispatched, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    @override
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        if name not in _NO_LAUNCH:
+            self.counts[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def main() -> None:
+    """Print the counts of the second step."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--arch", default="base")
+    parser.add_argument("--kernels", choices=["plain", "fast"], default="plain")
+    arguments = parser.parse_args()
+    backend = PLAIN if arguments.kernels == "plain" else _gpu_backend()
+    with contextlib.ExitStack() as stack:
+        for target, name, value in (
+            (cross_entropy, "autocast_dtype", lambda x: x.dtype),
+            (torch, "autocast", lambda *_, **__: contextlib.nullcontext()),
+            (progress, "copy_to_host", _no_copy),
+            (trainer, "training_backend", lambda *_: backend),
+        ):
+            stack.enter_context(mock.patch.object(target, name, value))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        _count(run_config(arguments.arch, {}), folder)
+
+
+def _gpu_backend() -> Backend:
+    from tfm.backends import gpu  # needs Triton
+
+    gpu.autocast_dtype = lambda x: x.dtype  # type: ignore[assignment]
+    return gpu.GpuBackend()
+
+
+def _no_copy(figures: Tensor) -> Tensor:
+    return torch.zeros(len(figures))
+
+
+def _count(run: RunConfig, folder: Path) -> None:
+    write_token_dataset(folder, num_pairs=_NUM_PAIRS)
+    sizes = {"source_vocab_size": VOCAB_SIZE, "target_vocab_size": VOCAB_SIZE}
+    data = ParallelDataset(folder / "bin", "train", vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
+    model = new_model(run.model, **sizes).to(_META)
+    cost = model_cost(run.model, **sizes, max_tokens=run.batching.batch_tokens)
+    made = Trainer(model, data, run, Compute(_META, torch.float32), cost=cost)
+    for batch in islice(made.batches(), 2):  # the first allocates Adam's moments
+        with Operations() as operations:
+            made.step(batch)
+    counts = operations.counts
+    print(f"microbatches      {len(batch.microbatches)}")
+    print(f"target tokens     {sum(each.num_tokens for _, each in batch.own):,}")
+    print(f"operations        {counts.total():,}")
+    print("reads by the host 0")  # else the step would have failed
+    print(", ".join(f"{number} {name}" for name, number in counts.most_common(_SHOWN)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""A step on a device: the host waits for nothing, and builds the next batch meanwhile."""
+
+import contextlib
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tfm.backends import cross_entropy
+from tfm.config import run_config
+from tfm.data.batching import DEFAULT_MAX_TOKENS
+from tfm.device.compute import Compute
+from tfm.training import progress
+from tfm.training.progress import ControlFlags
+from tfm.training.trainer import Trainer, max_microbatch_tokens
+
+CPU, META, GPU = map(torch.device, ("cpu", "meta", "cuda"))
+
+
+@pytest.fixture
+def on_meta(new_trainer, monkeypatch):
+    """Make a trainer on the meta device, whose tensors have no data: reading them fails."""
+    monkeypatch.setattr(cross_entropy, "autocast_dtype", lambda x: x.dtype)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+
+    def make(dtype=torch.float32, **changes):
+        on_cpu = new_trainer(**changes)
+        run, data = on_cpu._run, on_cpu.batcher._dataset
+        return Trainer(on_cpu.model.to(META), data, run, Compute(META, dtype), cost=on_cpu._cost)
+
+    return make
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_step_reads_nothing_from_the_device(on_meta, monkeypatch, clip_norm, dtype):
+    copies = []
+
+    def copy_to_host(x):
+        copies.append(x)
+        return torch.zeros(len(x))
+
+    monkeypatch.setattr(progress, "copy_to_host", copy_to_host)
+    trainer = on_meta(dtype, optimizer={"clip_norm": clip_norm})
+    for batch in itertools.islice(trainer.batches(), 2):
+        assert len(batch.microbatches) > 1
+        pending, flags = trainer.step(batch)
+        assert flags == ControlFlags()
+    assert len(copies) == 2  # one for the figures of each step, which nothing waits for
+    assert pending.report().step == trainer.position.step == 2
+
+
+def test_reading_the_figures_is_what_waits(on_meta):
+    trainer = on_meta()
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        trainer.step(next(trainer.batches()))
+
+
+def test_batches_are_built_in_order_across_epochs(new_trainer):
+    trainer, other = new_trainer(), new_trainer()
+    num_batches = trainer.batcher.num_batches()
+    found = list(itertools.islice(trainer.batches(), 2 * num_batches + 1))
+    expected = [(epoch, rows) for epoch in (1, 2, 3) for rows in other.batcher.epoch(epoch)]
+    assert [batch.epoch for batch in found] == [epoch for epoch, _ in expected][: len(found)]
+    for batch, (_, rows) in zip(found, expected, strict=False):
+        assert batch.rows.tolist() == rows.tolist()
+    assert trainer.position.epoch == 1  # only steps advance it
+
+
+def test_an_error_while_a_batch_is_built_ends_the_step_before_it(new_trainer, monkeypatch):
+    trainer = new_trainer()
+    batches = trainer.batches()
+    next(batches)
+
+    def broken(*args, **kwargs):
+        raise OSError("the dataset is gone")
+
+    monkeypatch.setattr(trainer.batcher, "batch", broken)
+    with pytest.raises(OSError, match="the dataset is gone"):
+        list(itertools.islice(batches, 2))
+
+
+def test_a_batch_is_built_again_after_memory_ran_out(new_trainer):
+    changes = {"batching": {"max_tokens": 10_000}}
+    trainer, small = new_trainer(**changes), new_trainer(batching={"max_tokens": 100})
+    stale = next(trainer.batches())
+    assert len(stale.microbatches) == 1
+    trainer.max_tokens = 100
+    found, expected = trainer.step(stale)[0], small.step(next(small.batches()))[0]
+    assert found.report().loss == expected.report().loss
+
+
+@pytest.mark.parametrize(
+    ("device", "packs", "changes", "expected"),
+    [
+        (CPU, True, {}, DEFAULT_MAX_TOKENS),
+        (CPU, True, {"max_tokens": 100}, 100),
+        (GPU, True, {"max_tokens": 100}, 100),
+        (GPU, True, {}, 1 << 30),
+        (GPU, False, {}, 25_000),
+        (GPU, False, {"batch_tokens": 1_000}, DEFAULT_MAX_TOKENS),
+    ],
+)
+def test_a_gpu_computes_a_packed_batch_at_once(device, packs, changes, expected):
+    run = run_config("base", {"batching": changes})
+    assert max_microbatch_tokens(run, device, packs=packs) == expected
+
+
+def test_sharded_weights_limit_microbatches_as_memory_that_ran_out_cannot_be_recovered():
+    run = run_config("base", {"training": {"shard": True}})
+    assert max_microbatch_tokens(run, GPU, packs=True) == DEFAULT_MAX_TOKENS
+
+
+@pytest.mark.parametrize(("setting", "expected"), [(None, 30_000), (50, 50)])
+def test_a_size_that_the_device_chose_is_kept_when_a_run_is_resumed(new_trainer, setting, expected):
+    def make(max_tokens):
+        trainer = new_trainer()
+        batching = replace(trainer._run.batching, max_tokens=max_tokens)
+        trainer._run = replace(trainer._run, batching=batching)
+        return trainer
+
+    on_gpu, resumed = make(None), make(setting)
+    on_gpu.max_tokens = 30_000
+    resumed.load_state(on_gpu.state())
+    assert resumed.max_tokens == expected
