@@ -1,8 +1,9 @@
 """Work in a daemon thread."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,3 +21,12 @@ def run_in_thread(work: Callable[[], T]) -> "Future[T]":
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def read_ahead(items: Iterable[T]) -> Iterator[T]:
+    """Yield items, none of them None; each is computed while the consumer works on the last one."""
+    take = partial(next, iter(items), None)
+    upcoming = run_in_thread(take)
+    while (item := upcoming.result()) is not None:
+        upcoming = run_in_thread(take)
+        yield item

@@ -10,6 +10,7 @@ from torch import Tensor
 from tfm.backends.plain import PLAIN, Backend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig
+from tfm.data.background import read_ahead
 from tfm.data.subword import EOS, PAD, Vocabulary
 from tfm.device.compute import Compute, is_out_of_memory
 from tfm.device.threads import ComputeThreads
@@ -93,8 +94,9 @@ class Engine:
         Yields:
             Each chunk, in order, with its outputs by line number.
         """
-        for chunk in chunks:
-            batches = encode(chunk)
+        encoded = ((chunk, encode(chunk)) for chunk in chunks)
+        # While a GPU searches, the host can encode; the gain has not been measured.
+        for chunk, batches in read_ahead(encoded) if self.limits.refills_slots else encoded:
             yield chunk, by_line(batches, (task(self, batch, config) for batch in batches))
 
     def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:

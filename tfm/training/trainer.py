@@ -1,10 +1,8 @@
 """The training step: forward, backward and update of one batch."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, dataclass, fields
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from tfm.backends.selection import training_backend
 from tfm.config import RunConfig, TransformerConfig
-from tfm.data.background import run_in_thread
+from tfm.data.background import read_ahead
 from tfm.data.batching import DEFAULT_MAX_TOKENS, Batch, Batcher
 from tfm.data.dataset import ParallelDataset, Rows
 from tfm.device.clock import DeviceClock
@@ -122,17 +120,7 @@ class Trainer:
 
     def batches(self) -> Iterator[StepBatch]:
         """Yield the batches after the current position, epoch after epoch, without end."""
-        return self.build_ahead(self._rows())
-
-    def build_ahead(self, batches: Iterable[tuple[int, Rows]]) -> Iterator[StepBatch]:
-        """Build batches, given as epoch and rows, in a thread: one while the last is computed."""
-        upcoming: Future[StepBatch] | None = None
-        for epoch, rows in batches:
-            current, upcoming = upcoming, run_in_thread(partial(self.build, rows, epoch=epoch))
-            if current is not None:
-                yield current.result()
-        if upcoming is not None:
-            yield upcoming.result()
+        return read_ahead(self.build(rows, epoch=epoch) for epoch, rows in self._rows())
 
     def build(self, rows: Rows, *, epoch: int = 1) -> StepBatch:
         """Build this process's microbatches of a step on its device."""

@@ -16,6 +16,7 @@ import torch
 
 from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig, run_table
+from tfm.data.background import read_ahead
 from tfm.data.dataset import Rows
 from tfm.data.synthetic.token_dataset import write_token_dataset
 from tfm.device.clock import DeviceClock
@@ -227,7 +228,7 @@ def _time_steps(
     with Progress(f"bench train, {name}", total=len(batches), unit="steps") as bar:
         measurement.synchronize(device)
         clock.mark()
-        for batch in trainer.build_ahead(batches):
+        for batch in read_ahead(trainer.build(rows, epoch=epoch) for epoch, rows in batches):
             step, _ = trainer.step(batch)
             clock.mark()
             bar.update()

@@ -1,0 +1,60 @@
+"""Work in threads: order, errors, and how far it runs ahead."""
+
+import itertools
+import threading
+
+import pytest
+
+from tfm.data.background import read_ahead, run_in_thread
+
+WAIT = 30  # seconds
+
+
+def test_a_thread_returns_its_result_or_error():
+    assert run_in_thread(lambda: threading.current_thread().daemon).result()
+    with pytest.raises(ValueError, match="invalid literal"):
+        run_in_thread(lambda: int("x")).result()
+
+
+def test_items_keep_their_order():
+    assert list(read_ahead(iter(range(100)))) == list(range(100))
+    assert list(read_ahead([])) == []
+
+
+def test_the_next_item_is_computed_while_one_is_in_use():
+    started = [threading.Event() for _ in range(4)]
+
+    def items():
+        for number, event in enumerate(started):
+            event.set()
+            yield number
+
+    taken = read_ahead(items())
+    assert not started[0].is_set()
+    assert next(taken) == 0
+    assert started[1].wait(WAIT)
+    assert not started[2].is_set()  # only one item ahead
+    assert next(taken) == 1
+    assert started[2].wait(WAIT)
+
+
+def test_an_item_is_yielded_though_the_next_one_never_comes():
+    blocked = threading.Event()
+
+    def items():
+        yield "first"
+        blocked.wait(WAIT)
+
+    assert next(read_ahead(items())) == "first"
+    blocked.set()
+
+
+def test_an_error_is_raised_after_the_items_before_it():
+    def items():
+        yield from "ab"
+        raise OSError("the disk is gone")
+
+    taken = read_ahead(items())
+    assert list(itertools.islice(taken, 2)) == ["a", "b"]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(taken)
