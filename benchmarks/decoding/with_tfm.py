@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any
 
 from timing import Sentence, Settings, measure, read_settings
 
+from tfm import __version__
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.inference.batches import BatchLimits, Chunk
@@ -65,7 +65,7 @@ def main() -> None:
             numbers = range(1, len(sentences) + 1)
             return [recording.translations.get(number, []) for number in numbers]
 
-        measure(settings, translate, version=f"tfm {version('tfm')}")
+        measure(settings, translate, version=f"tfm {__version__}")
 
 
 @contextmanager

@@ -1,10 +1,9 @@
 """Train with tfm's Trainer, as `tfm train` does."""
 
-from importlib.metadata import version
-
 import torch
 from timing import DROPOUT, LABEL_SMOOTHING, Loss, Pairs, measure, read_settings
 
+from tfm import __version__
 from tfm.config import run_config
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import Vocabulary
@@ -36,8 +35,11 @@ def main() -> None:
                 "warmup_steps": settings.warmup_steps,
                 "label_smoothing": LABEL_SMOOTHING,
             },
+            # A GPU has the memory for one microbatch per step.
+            "batching": {"max_tokens": 65_536} if settings.device == "cuda" else {},
             "training": {
-                "device": "cpu",
+                "device": settings.device,
+                "kernels": "fast",
                 "precision": settings.precision,
                 "seed": settings.seed,
             },
@@ -50,12 +52,13 @@ def main() -> None:
     }
     dataset = ParallelDataset(settings.data / "bin", "train", vocab_sizes=tuple(sizes.values()))
     torch.manual_seed(settings.seed)
-    model = new_model(run.model, **sizes)
+    compute = choose_compute(run.training.device, run.training.precision, trains=True)
+    model = new_model(run.model, **sizes).to(compute.device)
     trainer = Trainer(
         model,
         dataset,
         run,
-        choose_compute(run.training.device, run.training.precision),
+        compute,
         cost=model_cost(run.model, **sizes, max_tokens=run.batching.max_tokens),
     )
 
@@ -67,7 +70,7 @@ def main() -> None:
             raise RuntimeError("the batches belong to another dataset")
         return Loss(report.loss, report.nll)
 
-    measure(settings, step, version=f"tfm {version('tfm')}", parameters=model.parameters())
+    measure(settings, step, version=f"tfm {__version__}", parameters=model.parameters())
 
 
 if __name__ == "__main__":
