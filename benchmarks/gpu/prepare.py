@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 from common import Setup, reference_losses
+from session import requirements
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data.manifest import Manifest
@@ -24,19 +25,11 @@ from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.storage.files import write_json
 
-# Dependencies of tfm and of its tests, each with its own dependencies.
-_PACKAGES = (
-    *("filelock", "safetensors", "sentencepiece", "tqdm", "typing-extensions"),
-    *("rich", "markdown-it-py", "mdurl", "pygments"),
-    *("typer", "annotated-doc", "click", "shellingham"),
-    *("sacrebleu", "colorama", "lxml", "portalocker", "regex", "tabulate"),
-    *("sacremoses", "joblib"),
-    *("matplotlib", "contourpy", "cycler", "fonttools", "kiwisolver", "packaging", "pillow"),
-    *("pyparsing", "python-dateutil", "six"),
-    *("pytest", "iniconfig", "pluggy", "pytest-xdist", "execnet", "hypothesis", "sortedcontainers"),
-)
+# Only the GPU machine can choose these; its other packages may be missing.
+_WITHOUT = ("torch", "numpy")
+_FOR_TESTS = ("pytest", "pytest-xdist", "hypothesis")
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2014_x86_64")
-_NUM_TOKEN_PAIRS = 100_000
+_NUM_TOKEN_PAIRS = 70_000
 _MAX_MIB = 60
 
 
@@ -80,10 +73,15 @@ def write_tiny(folder: Path) -> None:
 
 
 def _download_wheels(folder: Path, python: str) -> None:
+    """Download the dependencies of tfm and of its tests, with their own dependencies."""
+    wanted = [str(each) for each in requirements() if each.name not in _WITHOUT]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     platforms = [flag for name in _PLATFORMS for flag in ("--platform", name)]
     target = ["--only-binary", ":all:", "--python-version", python, *platforms]
-    subprocess.run([*pip, "--no-deps", *target, "--dest", folder, *_PACKAGES], check=True)
+    subprocess.run([*pip, *target, "--dest", folder, *wanted, *_FOR_TESTS], check=True)
+    for name in _WITHOUT:
+        for wheel in folder.glob(f"{name}-*.whl"):
+            wheel.unlink()
 
 
 if __name__ == "__main__":

@@ -30,14 +30,14 @@ class Step:
     """A command that prints its result to stdout: a JSON object in the last line, or Markdown.
 
     Attributes:
-        command: Arguments of Python.
+        command: Arguments of Python: text and paths.
         limit_seconds: The step is stopped after this time, or earlier if the stage has less left.
         summarize: Returns the line of the table for a JSON result.
         only_on_gpu: Whether there is nothing to run in a dry run.
     """
 
     name: str
-    command: Sequence[str | Path]
+    command: Sequence[object]
     limit_seconds: float
     summarize: Callable[[Any], str] = lambda result: str(result.get("summary", ""))
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Outcome:
     summary: str = ""
     result: Any = None  # of JSON
     stdout: str = ""  # without JSON
-    log_tail: str = ""  # if the step has not passed
+    log_tail: str = ""  # the end of stderr, if the step has not passed
 
 
 def run_stage(
@@ -102,7 +102,7 @@ def _run(
     exit_code = None
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            [sys.executable, *step.command],
+            [sys.executable, *map(str, step.command)],
             env={**environment, **step.environment, _MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -115,6 +115,8 @@ def _run(
         finally:
             _kill(mark)
             process.wait()
+        log.seek(max(start, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        log_tail = log.read().decode(errors="replace")
         output.seek(0)
         content = output.read()
     log.write(content)
@@ -122,10 +124,6 @@ def _run(
     status = TIMED_OUT if exit_code is None else FAILED if exit_code else PASSED
     if status == PASSED and dry_run and isinstance(result, dict) and result.get("needs_gpu"):
         status = NEEDS_GPU
-    log_tail = b""
-    if status not in (PASSED, NEEDS_GPU):
-        log.seek(max(start, log.tell() - _TAIL_BYTES))
-        log_tail = log.read()
     return Outcome(
         name=step.name,
         status=status,
@@ -135,7 +133,7 @@ def _run(
         summary="" if result is None else step.summarize(result),
         result=result,
         stdout=text,
-        log_tail=log_tail.decode(errors="replace"),
+        log_tail="" if status in (PASSED, NEEDS_GPU) else log_tail,
     )
 
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 _ROOT = Path(__file__).parents[2]
 
@@ -52,18 +53,22 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def unmet_requirements() -> list[str]:
-    """Return the names of tfm's dependencies that are missing or have a version that is too old."""
+def requirements() -> list[Any]:
+    """Return tfm's dependencies, as `packaging.requirements.Requirement`."""
     from packaging.requirements import Requirement
 
     from tfm.config.toml import tomllib  # type: ignore[attr-defined]
 
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    requirements = map(Requirement, project["dependencies"])
+    parsed = map(Requirement, project["dependencies"])
+    return [each for each in parsed if each.marker is None or each.marker.evaluate()]
+
+
+def unmet_requirements() -> list[str]:
+    """Return the names of tfm's dependencies that are missing or have a version that is too old."""
     return [
         each.name
-        for each in requirements
-        if each.marker is None or each.marker.evaluate()
+        for each in requirements()
         if (found := _version(each.name)) is None or not each.specifier.contains(found)
     ]
 
