@@ -105,7 +105,7 @@ def tests(setup: Setup) -> dict[str, Any]:
     patterns = ("test_cuda_graphs.py",) if setup.dry_run else _GPU_TESTS
     files = [path for pattern in patterns for path in sorted((_ROOT / "tests").glob(pattern))]
     parallel = [] if setup.dry_run else ["-p", "xdist.plugin", "--numprocesses", "8"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *parallel]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *parallel]
     # Warnings are errors, also those of plugins that have nothing to do with these tests.
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command += [f"--junitxml={report}", *map(str, files)]

@@ -43,7 +43,7 @@ def _right(setup: Setup) -> list[Step]:
 def _training(setup: Setup) -> list[Step]:
     return [
         _bench_train(setup, "base, fast, one microbatch", 120, f"--arch base {_FAST}"),
-        _bench_train(setup, "base, default", 90, "--arch base"),
+        _bench_train(setup, "base, fast, several microbatches", 90, "--arch base --kernels fast"),
         _bench_train(setup, "base, plain", 90, "--arch base --kernels plain --rounds 1"),
         _own(setup, "profiles.py", "training", 90),
         _bench_train(setup, "big, fast, one microbatch", 120, f"--arch big {_FAST} --steps 50"),
@@ -53,18 +53,18 @@ def _training(setup: Setup) -> list[Step]:
 
 
 def _decoding(setup: Setup) -> list[Step]:
-    lines = ("--input", _text(setup, "latency.txt", _NUM_LATENCY_LINES))
+    text, few = _text(setup, "test.txt"), _text(setup, "few.txt", _NUM_LATENCY_LINES)
     one_by_one = "--rounds 1 --latency --beam"
     return [
         _own(setup, "checks.py", "multi30k", 180),
         *(
-            _bench_generate(setup, f"{size:,} tokens", f"--max-tokens {size} --repeat 8")
+            _bench_generate(setup, f"{size:,} tokens", text, f"--max-tokens {size} --repeat 16")
             for size in (8_192, 32_768, 2_048)
         ),
         _own(setup, "profiles.py", "decoding", 90),
-        _same_search(setup),
-        _bench_generate(setup, "one by one, beam 4", f"{one_by_one} 4", *lines),
-        _bench_generate(setup, "one by one, beam 1", f"{one_by_one} 1", *lines),
+        _same_search(setup, text),
+        _bench_generate(setup, "one by one, beam 4", few, f"{one_by_one} 4"),
+        _bench_generate(setup, "one by one, beam 1", few, f"{one_by_one} 1"),
         _decoding_peers(setup),
     ]
 
@@ -103,11 +103,11 @@ def _training_speed(result: dict[str, Any]) -> str:
     )
 
 
-def _bench_generate(setup: Setup, name: str, flags: str, *files: object) -> Step:
+def _bench_generate(setup: Setup, name: str, text: Path, flags: str) -> Step:
     tiny = _TINY_DECODING if setup.dry_run else ""
     flags = f"--json --kernels fast --length-penalty 0 {flags} {tiny}"
     model = setup.scratch / "multi30k"
-    command = ["-m", "tfm", "bench", "generate", model, *flags.split(), *files]
+    command = ["-m", "tfm", "bench", "generate", model, "--input", text, *flags.split()]
     return Step(name=name, command=command, limit_seconds=60, summarize=_decoding_speed)
 
 
@@ -119,11 +119,11 @@ def _decoding_speed(result: dict[str, Any]) -> str:
     return f"{sentence:.1f} ms a sentence, {token:.2f} ms a token"
 
 
-def _same_search(setup: Setup) -> Step:
+def _same_search(setup: Setup, text: Path) -> Step:
     sizes = "--lines 40 --beams 1 4 --device cuda"
     if setup.dry_run:
         sizes = "--lines 3 --beams 2 --in-slots"
-    files = ("--model", setup.scratch / "multi30k", "--text", _text(setup, "test.txt"))
+    files = ("--model", setup.scratch / "multi30k", "--text", text)
     command = [_BENCHMARKS / "same_search.py", *files, *sizes.split()]
     return Step(name="same search", command=command, limit_seconds=100)
 
