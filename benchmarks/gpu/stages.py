@@ -43,7 +43,9 @@ def _right(setup: Setup) -> list[Step]:
 def _training(setup: Setup) -> list[Step]:
     return [
         _bench_train(setup, "base, fast, one microbatch", 120, f"--arch base {_FAST}"),
-        _bench_train(setup, "base, fast, several microbatches", 90, "--arch base --kernels fast"),
+        _bench_train(
+            setup, "base, fast, 8,192 tokens", 90, "--arch base --kernels fast --max-tokens 8192"
+        ),
         _bench_train(setup, "base, plain", 90, "--arch base --kernels plain --rounds 1"),
         _own(setup, "profiles.py", "training", 90),
         _bench_train(setup, "big, fast, one microbatch", 120, f"--arch big {_FAST} --steps 50"),
