@@ -21,7 +21,7 @@ NOT_RUN, NEEDS_GPU = "no time left", "needs a GPU"
 
 # Marks the processes of a step in their environment, so that none outlives its time limit.
 _MARK = "TFM_GPU_STEP"
-_MIN_SECONDS = 5.0
+_MIN_SECONDS, _MAX_KILL_SECONDS = 5.0, 10.0
 _TAIL_BYTES = 3_000
 
 
@@ -109,12 +109,13 @@ def _run(
             stderr=log,
         )
         try:
-            exit_code = process.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
-            pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                exit_code = process.wait(timeout=limit)
         finally:
+            process.kill()
             _kill(mark)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_MAX_KILL_SECONDS)
         log.seek(max(start, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
         log_tail = log.read().decode(errors="replace")
         output.seek(0)
@@ -147,12 +148,17 @@ def _parse(stdout: str) -> tuple[dict[str, Any] | None, str]:
 
 
 def _kill(mark: str) -> None:
-    """Kill all processes of a step, including those whose parents have ended."""
-    marked = f"{_MARK}={mark}".encode()
+    """Kill all processes of a step, including those whose parents have ended.
+
+    A process that waits for a GPU may survive, so this gives up after some seconds.
+    """
+    marked, deadline = f"{_MARK}={mark}".encode(), time.monotonic() + _MAX_KILL_SECONDS
     while pids := [pid for pid, variables in _environments() if marked in variables]:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return
         time.sleep(0.01)
 
 
