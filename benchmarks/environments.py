@@ -51,14 +51,18 @@ LIBRARIES = {
     ),
     "marian": Library("transformers==5.23.0", ("huggingface-hub", "regex", "tokenizers")),
     "torch": Library(None),
+    "torch_compiled": Library(None),
     "ctranslate2": Library(None),  # installed for tfm export
 }
 
 
-def environment(name: str, envs_dir: Path) -> Path:
-    """Create a library's environment unless it exists, and return its Python."""
+def environment(name: str, envs_dir: Path | None) -> Path:
+    """Create a library's environment unless it exists, and return its Python.
+
+    Without a folder for environments, that is the Python of tfm.
+    """
     library = LIBRARIES[name]
-    if library.package is None:
+    if library.package is None or envs_dir is None:
         return Path(sys.executable)
     folder = envs_dir / name
     python = folder / "bin" / "python"

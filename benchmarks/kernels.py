@@ -3,8 +3,8 @@
 Sentences have the average lengths of WMT14 (29.5 and 30.6 pieces), with 25,000 tokens per side.
 Dropout is 0.1; activations are bf16. Rounds interleave implementations; medians are printed:
 
-    .venv/bin/python benchevents/kernels.py
-    .venv/bin/python benchevents/kernels.py --arch big --rounds 50
+    .venv/bin/python benchmarks/kernels.py
+    .venv/bin/python benchmarks/kernels.py --arch big --rounds 50
 """
 
 import statistics

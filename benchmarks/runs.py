@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+_NUM_LAST_LINES = 15  # of the log of a script that has failed
+
 
 def run(
     python: Path,
@@ -52,8 +54,8 @@ def run(
             print(f"{stem.name}: not done after {limit_seconds:g} s, see {log}", file=sys.stderr)
             return None
     if process.returncode:
-        *_, last = ["", *log.read_text(errors="replace").split("\n")[:-1]]
-        print(f"{stem.name}: exit status {process.returncode}, see {log}: {last}", file=sys.stderr)
+        last = "\n".join(log.read_text(errors="replace").splitlines()[-_NUM_LAST_LINES:])
+        print(f"{stem.name}: exit status {process.returncode}, see {log}:\n{last}", file=sys.stderr)
         return None
     result: dict[str, Any] = json.loads(out.read_text())
     return result

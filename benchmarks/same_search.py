@@ -4,7 +4,7 @@ The reference has no cache, batches or kernels: it runs the model on a source an
 of each hypothesis, takes a softmax of the logits and sorts all continuations. Each sentence whose
 best translations differ is listed with their scores; it is a float tie if the scores are equal
 except for rounding. Then the text is translated in other orders and batches, which must not change
-the translations either.
+the translations either. The exit status is 1 if translations differ that are no ties.
 
     .venv/bin/python benchmarks/same_search.py --model runs/mine --text test.en --beams 1 4 8
 """
@@ -12,6 +12,7 @@ the translations either.
 import argparse
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from tfm.backends.plain import Backend
 from tfm.backends.selection import inference_backend
-from tfm.config import DeviceName, SearchConfig
+from tfm.config import DeviceName, InferencePrecision, SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
 from tfm.data.text import read_lines
 from tfm.device.compute import choose_compute
@@ -39,6 +40,8 @@ _MAX_TOKENS = (100, 1_000, 20_000)
 
 # Token ids, BOS first, and their log probability.
 Prefix = tuple[tuple[int, ...], float]
+# The translations of a sentence that are compared.
+Pair = tuple[Hypothesis, Hypothesis]
 
 
 def main() -> None:
@@ -53,6 +56,7 @@ def main() -> None:
     print("| beam | differ | of these float ties | reference, seconds | tfm, seconds |")
     print("|---|---|---|---|---|")
     differences, repeated = [], []
+    compared: list[Pair] = []
     for beam in arguments.beams:
         config = SearchConfig(beam_size=beam, length_penalty=arguments.length_penalty)
         start = time.perf_counter()
@@ -68,10 +72,15 @@ def main() -> None:
             for number, pair in enumerate(pairs, 1)
             if pair[0].tokens != pair[1].tokens
         ]
-        repeated += [f"| {beam} | {row} |" for row in _repeat(engine, text, config, found)]
+        compared += pairs
+        for name, pairs in _repeat(engine, text, config, found):
+            repeated.append(f"| {beam} | {name} | {_count(pairs)} |")
+            compared += pairs
     print("\n" + "\n".join(differences or ["No sentence differs."]))
     print("\n| beam | repeated with | differ | of these float ties |\n|---|---|---|---|")
     print("\n".join(repeated))
+    if any(one.tokens != other.tokens and not _is_tie(one, other) for one, other in compared):
+        raise SystemExit(1)
 
 
 class InSlots(Backend):
@@ -87,10 +96,18 @@ class Engine:
         folder: A model folder.
         device: The device; on cuda, the search uses kernels and slots.
         in_slots: Whether to search in slots on a CPU.
+        precision: Precision of matrix products.
     """
 
-    def __init__(self, folder: Path, *, device: DeviceName, in_slots: bool) -> None:
-        compute = choose_compute(device, "fp32")
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        device: DeviceName,
+        in_slots: bool,
+        precision: InferencePrecision = "fp32",
+    ) -> None:
+        compute = choose_compute(device, precision)
         backend = InSlots() if in_slots else inference_backend(compute, "fast")
         self._engine = inference.Engine(load_models([folder], compute), compute, backend=backend)
         self._vocabulary = Vocabulary.load(folder)
@@ -186,22 +203,21 @@ class ReferenceSearch:
 
 def _repeat(
     engine: Engine, text: list[str], config: SearchConfig, found: list[Hypothesis]
-) -> list[str]:
-    """Translate in other orders and batches; return table rows that count the differences."""
-    rows = []
+) -> Iterator[tuple[str, list[Pair]]]:
+    """Translate in other orders and batches; yield their names and the pairs to compare."""
     for seed in range(3):
         order = random.Random(seed).sample(range(len(text)), len(text))
         again = engine.best([text[i] for i in order], config)
-        pairs = [(found[i], hypothesis) for i, hypothesis in zip(order, again, strict=True)]
-        rows.append(f"random order {seed} | {_count(pairs)}")
+        yield (
+            f"random order {seed}",
+            [(found[i], each) for i, each in zip(order, again, strict=True)],
+        )
     for max_tokens in _MAX_TOKENS:
         again = engine.best(text, replace(config, max_tokens=max_tokens))
-        pairs = list(zip(found, again, strict=True))
-        rows.append(f"--max-tokens {max_tokens:,} | {_count(pairs)}")
-    return rows
+        yield f"--max-tokens {max_tokens:,}", list(zip(found, again, strict=True))
 
 
-def _count(pairs: list[tuple[Hypothesis, Hypothesis]]) -> str:
+def _count(pairs: list[Pair]) -> str:
     differing = [pair for pair in pairs if pair[0].tokens != pair[1].tokens]
     return f"{len(differing)} | {sum(_is_tie(*pair) for pair in differing)}"
 

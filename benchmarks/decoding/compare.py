@@ -5,7 +5,8 @@
     python benchmarks/decoding/compare.py --model runs/small --envs … --out … --latency --beam 4 1
 
 Marian (of Hugging Face transformers) supports post-norm models only, OpenNMT-py pre-norm ones: the
-other is left out, with a message. CTranslate2 reads the output of `tfm export`, the two others a
+other is left out, with a message and exit status 1. Without --envs, libraries must be installed
+beside tfm. CTranslate2 reads the output of `tfm export`, the two others a
 converted state dict; both must reproduce tfm's log probabilities first.
 
 Each library first finds its best setting on a sample: the number of parallel batches that share the
@@ -101,6 +102,8 @@ def main() -> None:
     vocabulary = Vocabulary.load(options.model)
     print(_latency_table(results) if options.latency else _table(results, text, vocabulary))
     print(f"{(time.monotonic() - started) / 60:.1f} minutes", file=sys.stderr)
+    if set(tuned) - set(results):
+        raise SystemExit(1)
 
 
 def _options() -> argparse.Namespace:
@@ -110,7 +113,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="a model or run folder of tfm")
     parser.add_argument("--input", type=Path, help="the text (default: the dataset's test split)")
     parser.add_argument("--reference", type=Path, help="its translation")
-    parser.add_argument("--envs", type=Path, required=True, help="folder of the environments")
+    parser.add_argument("--envs", type=Path, help="folder of the environments")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--only", nargs="*", choices=_PEERS, default=list(_PEERS))
     parser.add_argument(

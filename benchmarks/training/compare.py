@@ -1,12 +1,14 @@
 """Compare the training speed of tfm and other libraries on the same batches.
 
     python benchmarks/training/compare.py --data data/multi30k --envs /tmp/envs --out /tmp/speed
+    python benchmarks/training/compare.py --data … --out … --device cuda --only torch marian
 
 Each library gets its own environment below --envs, installed from the package index at its first
-use, with tfm's version of torch. All train the same network on the batches of tfm: this compares
-the training step, not data loading. Each run is a process of its own, one after another, round
-after round. The table goes to stdout as Markdown; --out keeps one JSON file per run, with its
-losses, and the output of the run.
+use, with tfm's version of torch; without --envs, it must be installed beside tfm. On a GPU, tfm
+can be compared with torch, torch_compiled and marian. All train the same network on the batches of
+tfm: this compares the training step, not data loading. Each run is a process of its own, one after
+another, round after round. The table goes to stdout as Markdown; --out keeps one JSON file per run,
+with its losses, and the output of the run.
 
 To compare what they learn, train for longer: --rounds 1 --steps 1000.
 """
@@ -31,7 +33,8 @@ from tfm.data.subword import BOS, EOS, Vocabulary
 
 _HERE = Path(__file__).parent
 _TFM = "tfm"
-_PEERS = ("fairseq", "opennmt", "joeynmt", "marian", "torch")
+_PEERS = ("fairseq", "opennmt", "joeynmt", "marian", "torch", "torch_compiled")
+_CPU_ONLY = ("fairseq", "opennmt", "joeynmt")
 
 # The results of all successful rounds by library and precision.
 Results = dict[tuple[str, str], list[dict[str, Any]]]
@@ -40,12 +43,15 @@ Results = dict[tuple[str, str], list[dict[str, Any]]]
 def main() -> None:
     """Compare the libraries."""
     options = _options()
+    if options.device == "cuda" and (runs_on_cpu := {*options.only} & {*_CPU_ONLY}):
+        raise SystemExit(f"{', '.join(sorted(runs_on_cpu))}: compared on a CPU only, see --only")
     options.out.mkdir(parents=True, exist_ok=True)
     pythons = {_TFM: Path(sys.executable)}
     pythons |= {name: environment(name, options.envs) for name in options.only}
     batches = options.out / "batches.npz"
     _write_batches(batches, options)
     results: Results = {}
+    has_failed = False
     for number in range(1, options.rounds + 1):
         for precision in options.precisions:
             for name, python in pythons.items():
@@ -53,7 +59,10 @@ def main() -> None:
                 result = _run(name, python, precision, batches, stem, options)
                 if result is not None:
                     results.setdefault((name, precision), []).append(result)
+                has_failed |= result is None
     print(_table(results))
+    if has_failed:
+        raise SystemExit(1)
 
 
 def _options() -> argparse.Namespace:
@@ -61,7 +70,7 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_settings(parser)
-    parser.add_argument("--envs", type=Path, required=True, help="folder of the environments")
+    parser.add_argument("--envs", type=Path, help="folder of the environments")
     parser.add_argument("--out", type=Path, required=True, help="folder of batches and results")
     parser.add_argument("--only", nargs="*", choices=_PEERS, default=list(_PEERS))
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32"])
@@ -109,6 +118,7 @@ def _run(
     """Train with a library in its own process; report a failure and return None."""
     settings = {
         "data": options.data,
+        "device": options.device,
         "arch": options.arch,
         "steps": options.steps,
         "untimed-steps": options.untimed_steps,

@@ -71,6 +71,7 @@ class Settings:
     batches: Path
     out: Path
     data: Path
+    device: str  # "cpu" or "cuda"
     arch: str
     precision: str
     steps: int
@@ -92,7 +93,12 @@ class Settings:
 
     def autocast(self) -> torch.autocast:
         """Return a context that runs matrix products in the chosen precision."""
-        return torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16")
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16")
+
+    def synchronize(self) -> None:
+        """Wait for a GPU."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1: linear warm-up, then step^-0.5."""
@@ -114,6 +120,7 @@ def read_settings(description: str | None) -> Settings:
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add the options that compare.py passes to the runners."""
     parser.add_argument("--data", type=Path, required=True, help="dataset folder of tfm prepare")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--arch", choices=SHAPES, default="small")
     parser.add_argument("--steps", type=int, default=20, help="number of timed steps")
     parser.add_argument(
@@ -151,6 +158,7 @@ def measure(
     for number, pairs in enumerate(_batches(settings), start=1):
         cpu_started, started = time.process_time(), time.perf_counter()
         losses.append(step(pairs, settings.rate(number)))
+        settings.synchronize()
         if number > settings.untimed_steps:
             seconds.append(time.perf_counter() - started)
             cpu_seconds += time.process_time() - cpu_started
@@ -168,11 +176,18 @@ def measure(
         "cpu_seconds": cpu_seconds,
         "tokens_per_second": num_tokens / sum(seconds),
         "tokens_per_cpu_second": num_tokens / cpu_seconds,
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_memory_mb": _peak_memory_mb(settings.device),
         "loss": _window_means([loss.smoothed for loss in losses]),
         "nll": _window_means([loss.nll for loss in losses if loss.nll is not None]),
     }
     settings.out.write_text(json.dumps(results) + "\n")
+
+
+def _peak_memory_mb(device: str) -> float:
+    """Return the peak memory of tensors on a GPU, or of this process."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _window_means(losses: list[float]) -> list[float]:
@@ -194,7 +209,9 @@ def _batches(settings: Settings) -> Iterator[Pairs]:
             end = tokens[side] + int(lengths.sum())
             padded += [_pad(ids[tokens[side] : end], lengths), lengths]
             tokens[side] = end
-        source, source_lengths, target, target_lengths = map(torch.from_numpy, padded)
+        source, source_lengths, target, target_lengths = (
+            torch.from_numpy(each).to(settings.device) for each in padded
+        )
         yield Pairs(
             rows=stored["rows"][first : first + size],
             source=source,

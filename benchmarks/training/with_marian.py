@@ -53,6 +53,7 @@ def main() -> None:
             forced_eos_token_id=None,
         )
     ).train()
+    model.to(settings.device)
     smoother = LabelSmoother(epsilon=LABEL_SMOOTHING)
     # The Trainer's default optimizer; without decay it is Adam.
     optimizer = torch.optim.AdamW(

@@ -35,8 +35,11 @@ def main() -> None:
                 "warmup_steps": settings.warmup_steps,
                 "label_smoothing": LABEL_SMOOTHING,
             },
+            # A GPU has the memory for one microbatch per step.
+            "batching": {"max_tokens": 65_536} if settings.device == "cuda" else {},
             "training": {
-                "device": "cpu",
+                "device": settings.device,
+                "kernels": "fast",
                 "precision": settings.precision,
                 "seed": settings.seed,
             },
@@ -49,8 +52,8 @@ def main() -> None:
     }
     dataset = ParallelDataset(settings.data / "bin", "train", vocab_sizes=tuple(sizes.values()))
     torch.manual_seed(settings.seed)
-    model = new_model(run.model, **sizes)
-    compute = choose_compute(run.training.device, run.training.precision)
+    compute = choose_compute(run.training.device, run.training.precision, trains=True)
+    model = new_model(run.model, **sizes).to(compute.device)
     trainer = Trainer(
         model,
         dataset,

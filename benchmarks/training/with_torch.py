@@ -51,7 +51,7 @@ class Translation(nn.Module):
         states = self.transformer(
             self.embed(source),
             self.embed(target_input),
-            tgt_mask=nn.Transformer.generate_square_subsequent_mask(length),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(length, device=source.device),
             tgt_is_causal=True,
             src_key_padding_mask=is_padding,
             memory_key_padding_mask=is_padding,
@@ -70,11 +70,13 @@ def _sinusoids(length: int, d_model: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
-def main() -> None:
-    """Train and write the results."""
+def train(*, compiled: bool) -> None:
+    """Train, with torch.compile if `compiled`, and write the results."""
     settings = read_settings(__doc__)
     torch.manual_seed(settings.seed)
-    model = Translation(settings).train()
+    model = Translation(settings).train().to(settings.device)
+    if compiled:
+        model.compile(dynamic=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPSILON)
 
     def step(pairs: Pairs, rate: float) -> Loss:
@@ -92,8 +94,9 @@ def main() -> None:
         optimizer.step()
         return Loss(loss.item())
 
-    measure(settings, step, version=f"torch {torch.__version__}", parameters=model.parameters())
+    version = f"torch {torch.__version__}{', compiled' if compiled else ''}"
+    measure(settings, step, version=version, parameters=model.parameters())
 
 
 if __name__ == "__main__":
-    main()
+    train(compiled=False)
