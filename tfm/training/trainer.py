@@ -1,7 +1,7 @@
 """The training step: forward, backward and update of one batch."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
@@ -120,7 +120,13 @@ class Trainer:
 
     def batches(self) -> Iterator[StepBatch]:
         """Yield the batches after the current position, epoch after epoch, without end."""
-        return read_ahead(self.build(rows, epoch=epoch) for epoch, rows in self._rows())
+        return self.built(self._rows())
+
+    def built(self, batches: Iterable[tuple[int, Rows]]) -> Iterator[StepBatch]:
+        """Build batches, given as epoch and rows; each one while a GPU computes the last."""
+        built = (self.build(rows, epoch=epoch) for epoch, rows in batches)
+        # On a CPU, a second thread that computes slows down the first.
+        return built if self._compute.device.type == "cpu" else read_ahead(built)
 
     def build(self, rows: Rows, *, epoch: int = 1) -> StepBatch:
         """Build this process's microbatches of a step on its device."""

@@ -16,7 +16,6 @@ import torch
 
 from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig, run_table
-from tfm.data.background import read_ahead
 from tfm.data.dataset import Rows
 from tfm.data.synthetic.token_dataset import write_token_dataset
 from tfm.device.clock import DeviceClock
@@ -228,7 +227,7 @@ def _time_steps(
     with Progress(f"bench train, {name}", total=len(batches), unit="steps") as bar:
         measurement.synchronize(device)
         clock.mark()
-        for batch in read_ahead(trainer.build(rows, epoch=epoch) for epoch, rows in batches):
+        for batch in trainer.built(batches):
             step, _ = trainer.step(batch)
             clock.mark()
             bar.update()
