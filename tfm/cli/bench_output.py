@@ -23,8 +23,8 @@ def print_train_bench(result: "TrainBench", *, as_json: bool) -> None:
     rows = {
         "model": f"{settings['arch']}, {result.num_parameters:,} parameters",
         "data": result.data or "random tokens with the sentence lengths of WMT16",
-        "batches": f"{result.target_tokens_per_step:,.0f} target tokens per step, in microbatches "
-        f"of at most {result.max_tokens:,} source or target tokens",
+        "batches": f"{result.target_tokens_per_step:,.0f} target tokens per step, in "
+        f"{result.microbatches_per_step:,.1f} microbatches",
         "device": result.device,
         "precision": f"{result.compute}; torch {result.torch}",
         "timed": f"{plan.rounds} rounds of {plan.steps:,} steps",

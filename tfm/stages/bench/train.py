@@ -112,7 +112,7 @@ class TrainBench(measurement.BenchResult):
     seconds_to_first_step: float  # from the start of the command to the end of its first step
     peak_memory: measurement.PeakMemory
     skipped_steps: int  # timed steps without an update: loss or gradient was not finite
-    max_tokens: int  # source or target tokens of a microbatch, padding included
+    microbatches_per_step: float  # mean
     out_of_memory: int  # batches that were split further because memory ran out
     loop: LoopSpeed | None
 
@@ -194,6 +194,7 @@ def _measure(
     flops_per_second = statistics.median(each.rate("flops") for each in rounds)
     matrix_rate = measurement.MatrixRate.of(compute.device, rates_of_products)
     seconds = [value for each in rounds for value in each.seconds]
+    built = [trainer.build(rows) for _, rows in timed]
     p10, median, p90 = map(float, np.quantile(seconds, [0.1, 0.5, 0.9]))
     return TrainBench(
         **measurement.environment(compute),
@@ -208,12 +209,12 @@ def _measure(
         matrix_flops_per_second=matrix_rate,
         mfu=flops_per_second / matrix_rate.best,
         mfu_of_median=flops_per_second / matrix_rate.median,
-        real_share=_real_share([trainer.build(rows) for _, rows in timed], trainer.model.packs),
+        real_share=_real_share(built, trainer.model.packs),
         step_seconds=StepSeconds(median=median, p10=p10, p90=p90),
         seconds_to_first_step=seconds_to_first_step,
         peak_memory=memory,
         skipped_steps=sum(each.skipped for each in reports),
-        max_tokens=trainer.max_tokens,
+        microbatches_per_step=sum(len(each.microbatches) for each in built) / len(built),
         out_of_memory=trainer.out_of_memory,
         loop=LoopSpeed.of(loops, rates) if plan.loop else None,
     )
