@@ -1,7 +1,8 @@
 """Count what a training step asks a GPU for, without a GPU: operations, and reads by the host.
 
 The step runs on torch's meta device, whose tensors have no data: every operation passes torch's
-dispatcher, and a host that reads a figure fails, except for the one copy that nothing waits for.
+dispatcher, and a read by the host ends the script with an error. Only the copy of a step's figures,
+which nothing waits for, is left out.
 Views launch nothing and are left out. The casts of autocast, which the meta device lacks, are not
 counted, and a few operations are one kernel on a GPU but several here (dropout, the norm of all
 gradients), so the figures are close to launches, not equal to them.
@@ -124,7 +125,6 @@ def _count(run: RunConfig, folder: Path) -> None:
     print(f"microbatches      {len(batch.microbatches)}")
     print(f"target tokens     {sum(each.num_tokens for _, each in batch.own):,}")
     print(f"operations        {counts.total():,}")
-    print("reads by the host 0")  # else the step would have failed
     print(", ".join(f"{number} {name}" for name, number in counts.most_common(_SHOWN)))
 
 

@@ -24,7 +24,7 @@ def run_in_thread(work: Callable[[], T]) -> "Future[T]":
 
 
 def read_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield items, none of them None; each is computed while the consumer works on the last one."""
+    """Yield items that are not None, each computed in a thread while the one before is in use."""
     take = partial(next, iter(items), None)
     upcoming = run_in_thread(take)
     while (item := upcoming.result()) is not None:

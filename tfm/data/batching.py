@@ -46,6 +46,7 @@ class Batch:
         """Copy the batch to a device, without synchronizing; any thread may call it."""
         if device.type == "cpu":
             return self
+        # A new thread would pin memory on the first GPU.
         with torch.cuda.device(device if device.type == "cuda" else -1):
             tokens = {
                 name: copy_to_device(getattr(self, name), device)

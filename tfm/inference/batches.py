@@ -34,8 +34,7 @@ class BatchLimits:
     max_positions: int | None
     max_tokens: int  # source tokens per batch unless the user sets them
     num_workers: int = 1  # number of batches that are computed at the same time
-    # Whether beam search takes any number of sentences at once, of which new ones replace finished
-    # ones.
+    # Whether beam search takes batches of any size, and replaces finished sentences by new ones.
     refills_slots: bool = False
     chunk_lines: int = CHUNK_LINES  # number of lines to read at once
 

@@ -123,9 +123,9 @@ class Trainer:
         return self.built(self._rows())
 
     def built(self, batches: Iterable[tuple[int, Rows]]) -> Iterator[StepBatch]:
-        """Build batches, given as epoch and rows; each one while a GPU computes the last."""
+        """Build batches, given as epoch and rows; each while a GPU computes the one before."""
         built = (self.build(rows, epoch=epoch) for epoch, rows in batches)
-        # On a CPU, a second thread that computes slows down the first.
+        # On a CPU, a thread beside the step gained nothing, and slowed it down at times.
         return built if self._compute.device.type == "cpu" else read_ahead(built)
 
     def build(self, rows: Rows, *, epoch: int = 1) -> StepBatch:
