@@ -127,7 +127,9 @@ def test_no_gradients_are_computed_without_grad_mode(context, monkeypatch):
     hidden_states, weight, targets = new_inputs()
     allocated = []
     original = torch.zeros_like
-    monkeypatch.setattr(torch, "zeros_like", lambda *args: allocated.append(1) or original(*args))
+    monkeypatch.setattr(
+        torch, "zeros_like", lambda *args, **dtype: allocated.append(1) or original(*args, **dtype)
+    )
     with context():
         label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
     assert not allocated

@@ -21,6 +21,7 @@ from tfm.model.build import new_model, use_backend
 from tfm.model.cost import model_cost
 from tfm.training import trainer as trainer_module
 from tfm.training.loss import BatchLoss
+from tfm.training.optimizer import cast_weights
 from tfm.training.trainer import Trainer
 
 NO_DROPOUT = {"dropout": 0, "embedding_dropout": 0, "attention_dropout": 0, "relu_dropout": 0}
@@ -37,8 +38,8 @@ SOURCE_LENGTHS, TARGET_LENGTHS = [4, 9, 1], [6, 2, 11]
 N, D, V = 9, 16, 21  # rows, width and classes of the loss by itself
 
 
-def new_backend(seed=0):
-    backend = GpuBackend()
+def new_backend(seed=0, dtype=torch.float32):
+    backend = GpuBackend(dtype)
     backend.seed(seed)
     return backend
 
@@ -82,30 +83,65 @@ def test_packed_and_padded_batches_give_the_same_outputs_and_gradients(changes):
         assert float((ours - theirs).norm()) <= 1e-4 * float(theirs.norm()) + 1e-5
 
 
-def test_autocast_decides_the_arithmetic():
-    model, tokens = new_model_and_tokens(norm="pre")
+def half_precision_model_and_tokens(**changes):
+    """The model of `new_model_and_tokens` with fp16 weights, and its outputs before in fp32."""
+    model, tokens = new_model_and_tokens(**changes)
+    expected = packed_and_padded(model, *tokens)[1].detach()
+    cast_weights(model, torch.float16)
+    use_backend(model, new_backend(dtype=torch.float16))
+    return model, tokens, expected
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_weights_and_activations_have_the_same_dtype(norm):
+    model, (source, target), expected = half_precision_model_and_tokens(norm=norm)
     activations = []
-    model.encoder[0].register_forward_hook(
-        lambda _, inputs, out: activations.append((inputs[0], out))
+    for layer in (*model.encoder, *model.decoder):
+        layer.register_forward_hook(lambda _, inputs, out: activations.extend((inputs[0], out)))
+    sources, targets = new_packing(SOURCE_LENGTHS), new_packing(TARGET_LENGTHS)
+    found = model.forward_packed(source, sources, target, targets)
+    assert {x.dtype for x in (*activations, found)} == {torch.float16}
+    torch.testing.assert_close(found[: targets.num_tokens].float(), expected, rtol=0.03, atol=0.03)
+
+
+def test_the_loss_of_half_precision_sums_the_gradient_of_chunks_in_fp32(monkeypatch):
+    monkeypatch.setattr(gpu, "GPU_CHUNK_ELEMENTS", 2 * V)
+    hidden_states, weight, targets = loss_inputs()
+    arguments = {"smoothing": 0.1, "num_tokens": N}
+    half = [x.detach().half().requires_grad_() for x in (hidden_states, weight)]
+    loss, _ = new_backend(dtype=torch.float16).label_smoothed_cross_entropy(
+        *half, targets, **arguments
     )
-    expected = packed_and_padded(model, *tokens)[1]
-    with torch.autocast(DEVICE.type, torch.float16):
-        found = packed_and_padded(model, *tokens)[0]
-        hidden_states, weight, targets = loss_inputs()
-        loss, _ = GpuBackend().label_smoothed_cross_entropy(
-            hidden_states, weight, targets, smoothing=0.1, num_tokens=N
-        )
-    assert [x.dtype for x in activations[-2]] == [torch.float16, torch.float16]  # the packed ones
-    torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)
-    plain, _ = label_smoothed_cross_entropy(
-        hidden_states, weight, targets, smoothing=0.1, num_tokens=N
-    )
-    torch.testing.assert_close(loss, plain, rtol=2e-3, atol=0)
-    for ours, theirs in zip(
-        *(torch.autograd.grad(each, (hidden_states, weight)) for each in (loss, plain)), strict=True
-    ):
-        assert ours.dtype == torch.float32
-        torch.testing.assert_close(ours, theirs, rtol=0.01, atol=0.01)
+    exact = [x.detach().float().requires_grad_() for x in half]
+    expected, _ = label_smoothed_cross_entropy(*exact, targets, **arguments)
+    torch.testing.assert_close(loss, expected, rtol=2e-3, atol=0)
+    gradients = torch.autograd.grad(loss, half)
+    for ours, theirs in zip(gradients, torch.autograd.grad(expected, exact), strict=True):
+        assert ours.dtype == torch.float16
+        torch.testing.assert_close(ours.float(), theirs, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_residual_sums_compile_into_one_graph_for_all_numbers_of_rows(dropout):
+    from torch._dynamo.testing import CompileCounterWithBackend  # imports Triton
+
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    weight, bias = (torch.randn(D, device=DEVICE, requires_grad=True) for _ in range(2))
+    for function, extra in ((gpu.add_dropout, ()), (gpu.add_dropout_norm, (weight, bias, 1e-5))):
+        compiled = torch.compile(function, backend=counter, fullgraph=True)
+        counter.clear()
+        for num_rows in (5, 9, 14, 27):
+            results = []
+            for each in (function, compiled):
+                torch.manual_seed(num_rows)
+                inputs = [torch.randn(num_rows, D, device=DEVICE) for _ in range(2)]
+                inputs = [x.requires_grad_() for x in inputs]
+                out = each(*inputs, dropout, *extra)
+                leaves = [*inputs, *extra[:2]]
+                results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+            torch.testing.assert_close(*results)
+        assert counter.frame_count == 2  # for the first number of rows, then for all
 
 
 def attended_values(backend, *, dropout, cross_attention=False, num_heads=8, width=8):
@@ -163,8 +199,8 @@ def test_each_use_of_dropout_draws_anew_and_equal_seeds_draw_equally(monkeypatch
 
 
 def test_without_dropout_no_random_numbers_are_drawn():
-    state = torch.random.get_rng_state()
-    attended_values(GpuBackend(), dropout=0.0)
+    backend, state = new_backend(), torch.random.get_rng_state()
+    attended_values(backend, dropout=0.0)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -185,7 +221,7 @@ def test_loss_and_gradients_equal_the_plain_ones_for_any_chunk_size(
     losses = [
         function(hidden_states, weight, targets, smoothing=0.1, num_tokens=num_tokens)
         for function in (
-            GpuBackend().label_smoothed_cross_entropy,
+            new_backend().label_smoothed_cross_entropy,
             label_smoothed_cross_entropy,
         )
     ]
@@ -200,7 +236,7 @@ def test_loss_and_gradients_equal_the_plain_ones_for_any_chunk_size(
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_the_loss_is_computed_without_gradients_in_no_grad_mode(context):
     hidden_states, weight, targets = loss_inputs()
-    loss = GpuBackend().label_smoothed_cross_entropy
+    loss = new_backend().label_smoothed_cross_entropy
     expected, nll = loss(hidden_states, weight, targets, smoothing=0.1, num_tokens=N)
     assert not nll.requires_grad
     with context():
@@ -236,7 +272,7 @@ def test_training_has_the_losses_of_the_plain_backend(data_dir, tiny_run, monkey
     compute = Compute(DEVICE, torch.float32)
     cost = model_cost(run.model, source_vocab_size=400, target_vocab_size=400, max_tokens=1000)
     losses = []
-    for backend in (PLAIN, GpuBackend()):
+    for backend in (PLAIN, new_backend()):
         monkeypatch.setattr(trainer_module, "training_backend", lambda *_, backend=backend: backend)
         torch.manual_seed(1)
         model = new_model(run.model, source_vocab_size=400, target_vocab_size=400).to(DEVICE)
@@ -247,13 +283,12 @@ def test_training_has_the_losses_of_the_plain_backend(data_dir, tiny_run, monkey
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-def test_no_operation_synchronizes_or_mixes_devices(monkeypatch):
+def test_no_operation_synchronizes_or_mixes_devices():
     # Meta tensors have no data: reading it fails, and so does mixing devices.
     meta = torch.device("meta")
-    monkeypatch.setattr(gpu, "autocast_dtype", lambda x: x.dtype)  # meta has no autocast
     model, _ = new_model_and_tokens(dropout=0.1, attention_dropout=0.1)
     model.to(meta)
-    backend = GpuBackend()
+    backend = new_backend()
     use_backend(model, backend)
     sources, targets = (
         Packing(torch.tensor(lengths), sum(lengths) + 3, meta)

@@ -44,7 +44,7 @@ def test_adam_updates_a_parameter_by_the_formulas():
         value -= rate * unbiased_first / (math.sqrt(unbiased_second) + 1e-2)
 
         parameter.grad = torch.tensor([gradient])
-        optimizer.step(rate)
+        optimizer.step(optimizer.gradients(), rate)
         assert parameter.item() == pytest.approx(value, rel=1e-5)
 
 
@@ -58,7 +58,7 @@ def test_adam_equals_torchs_adam_with_the_defaults_of_the_paper():
         for parameter, copy in zip(parameters, expected, strict=True):
             parameter.grad = torch.randn_like(parameter)
             copy.grad = parameter.grad.clone()
-        adam.step(1e-2)
+        adam.step(adam.gradients(), 1e-2)
         reference.step()
     adam.zero_grad()
     assert all(parameter.grad is None for parameter in parameters)
@@ -69,7 +69,7 @@ def test_a_parameter_without_a_gradient_is_unchanged():
     first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     adam = Adam([first, second], OptimizerConfig())
     first.grad = torch.ones(2)
-    adam.step(0.1)
+    adam.step(adam.gradients(), 0.1)
     assert first.tolist() != [1, 1]
     assert second.tolist() == [1, 1]
     assert set(adam.moments) == {first}

@@ -18,6 +18,7 @@ _TINY_TRAINING = (
 )
 _TINY_DECODING = "--device cpu --precision fp32 --repeat 1 --rounds 1"
 _NUM_LATENCY_LINES = 100
+_WITHOUT_COMPILER = {"TORCHDYNAMO_DISABLE": "1"}
 
 
 def has_gpu() -> bool:
@@ -49,6 +50,9 @@ def _training(setup: Setup) -> list[Step]:
         _bench_train(setup, "base, plain", 90, "--arch base --kernels plain --rounds 1"),
         _own(setup, "profiles.py", "training", 90),
         _bench_train(setup, "big, fast, one microbatch", 120, f"--arch big {_FAST} --steps 50"),
+        _bench_train(
+            setup, "base, fast, not compiled", 60, f"--arch base {_FAST} --rounds 1", compiles=False
+        ),
         _bench_train(setup, "base, loop", 90, f"--arch base {_FAST} --loop --rounds 1"),
         _training_peers(setup),
     ]
@@ -89,10 +93,18 @@ def _text(setup: Setup, name: str, num_lines: int | None = None) -> Path:
     return path
 
 
-def _bench_train(setup: Setup, name: str, seconds: float, flags: str) -> Step:
+def _bench_train(
+    setup: Setup, name: str, seconds: float, flags: str, *, compiles: bool = True
+) -> Step:
     tiny = _TINY_TRAINING if setup.dry_run else ""
     command = ["-m", "tfm", "bench", "train", setup.tokens, "--json", *f"{flags} {tiny}".split()]
-    return Step(name=name, command=command, limit_seconds=seconds, summarize=_training_speed)
+    return Step(
+        name=name,
+        command=command,
+        limit_seconds=seconds,
+        summarize=_training_speed,
+        environment={} if compiles else _WITHOUT_COMPILER,
+    )
 
 
 def _training_speed(result: dict[str, Any]) -> str:
@@ -139,7 +151,7 @@ def _training_peers(setup: Setup) -> Step:
     if setup.dry_run:
         sizes = "--arch small --batch-tokens 200 --steps 2 --untimed-steps 1 --threads 1"
         # A compilation on a CPU takes longer than the rest of a dry run.
-        environment["TORCHDYNAMO_DISABLE"] = "1"
+        environment |= _WITHOUT_COMPILER
     peers = ("torch", *_marian(setup), "torch_compiled")  # the slowest to start comes last
     return Step(
         name=f"peers: {', '.join(peers)}",

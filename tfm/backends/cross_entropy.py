@@ -68,7 +68,9 @@ class _LossWithGradients(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         gradients = None
         if any(ctx.needs_input_grad):
-            gradients = torch.empty_like(hidden_states), torch.zeros_like(weight)
+            precision = torch.promote_types(weight.dtype, torch.float32)
+            grad_weight = torch.zeros_like(weight, dtype=precision)
+            gradients = torch.empty_like(hidden_states), grad_weight
             ctx.save_for_backward(*gradients)
         loss, nll = compute(hidden_states, weight, gradients)
         ctx.mark_non_differentiable(nll)

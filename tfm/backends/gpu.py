@@ -1,17 +1,14 @@
 """The backends of GPUs, for training and inference; import only if `tfm.backends.has_triton`."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from typing_extensions import override
 
-from tfm.backends.cross_entropy import (
-    GPU_CHUNK_ELEMENTS,
-    autocast_dtype,
-    differentiable_loss,
-)
+from tfm.backends.cross_entropy import GPU_CHUNK_ELEMENTS, differentiable_loss
 from tfm.backends.packing import Packing
 from tfm.backends.plain import Backend, PackedAttention
 from tfm.backends.triton.cross_entropy import PADDING, cross_entropy_
@@ -24,13 +21,14 @@ _NUM_SEEDS = 64
 
 
 class GpuBackend(Backend):
-    """Attention and loss by Triton kernels, everything else by torch.
+    """Attention and loss by Triton kernels, residual sums by compiled ones, the rest by torch.
 
-    Autocast decides the dtype of matrix products and of their results; weights, their gradients
-    and sums are fp32.
+    Args:
+        dtype: Dtype of weights, activations and gradients.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.weights_dtype = dtype
         self.packed_attention = self._attention = FusedAttention()
 
     @override
@@ -40,7 +38,20 @@ class GpuBackend(Backend):
 
     @override
     def cast_activations(self, x: Tensor) -> Tensor:
-        return x.to(autocast_dtype(x))
+        return x.to(self.weights_dtype)
+
+    @override
+    def add_linear_dropout(
+        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        return _fused(add_dropout, x)(residual, F.linear(x, weight, bias), dropout)
+
+    @override
+    def normalized_sum(
+        self, residual: Tensor, x: Tensor, linear: nn.Linear, dropout: float, norm: nn.LayerNorm
+    ) -> Tensor:
+        parameters = (norm.weight, norm.bias, norm.eps)
+        return _fused(add_dropout_norm, x)(residual, linear(x), dropout, *parameters)
 
     @override
     def label_smoothed_cross_entropy(
@@ -56,6 +67,28 @@ class GpuBackend(Backend):
         targets[num_tokens:] = PADDING
         compute = partial(_compute_loss, targets=targets, smoothing=smoothing)
         return differentiable_loss(compute, hidden_states, weight)
+
+
+def add_dropout(residual: Tensor, x: Tensor, dropout: float) -> Tensor:
+    """Return residual + dropout(x), all […, d_model]."""
+    return residual + F.dropout(x, dropout)
+
+
+def add_dropout_norm(
+    residual: Tensor, x: Tensor, dropout: float, weight: Tensor, bias: Tensor, epsilon: float
+) -> Tensor:
+    """Normalize residual + dropout(x), all […, d_model], with a weight and bias [d_model]."""
+    return F.layer_norm(add_dropout(residual, x, dropout), weight.shape, weight, bias, epsilon)
+
+
+def _fused(function: Callable[..., Tensor], x: Tensor) -> Callable[..., Tensor]:
+    """Compile a function of tensors like x into one kernel; on a CPU return it unchanged."""
+    return _compiled(function) if x.is_cuda else function
+
+
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function)
 
 
 class GpuInferenceBackend(Backend):
@@ -123,20 +156,18 @@ def _compute_loss(
     smoothing: float,
 ) -> tuple[Tensor, Tensor]:
     """Compute the loss of chunks of rows; the gradients of logits overwrite the logits."""
-    compute_dtype = autocast_dtype(hidden_states)
-    matrix = weight.to(compute_dtype)
     sums = hidden_states.new_zeros(2, dtype=torch.float32)
     num_rows = max(1, GPU_CHUNK_ELEMENTS // len(weight))
-    buffer = matrix.new_empty(min(num_rows, len(hidden_states)), len(weight))
+    buffer = weight.new_empty(min(num_rows, len(hidden_states)), len(weight))
     for start in range(0, len(hidden_states), num_rows):
         chunk = slice(start, start + num_rows)
-        states = hidden_states[chunk].to(compute_dtype)
-        logits = torch.mm(states, matrix.T, out=buffer[: len(states)])
+        states = hidden_states[chunk].to(weight.dtype)
+        logits = torch.mm(states, weight.T, out=buffer[: len(states)])
         losses = cross_entropy_(logits, targets[chunk], smoothing=smoothing)
         sums += torch.stack(losses).sum(1)
         if gradients is not None:
             grad_hidden_states, grad_weight = gradients
-            grad_hidden_states[chunk] = logits @ matrix
+            grad_hidden_states[chunk] = logits @ weight
             grad_weight += logits.T @ states
     loss, nll = sums
     return loss, nll

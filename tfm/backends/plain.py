@@ -1,11 +1,11 @@
 """The reference backend in plain torch, and the interface of all backends."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfm.backends.cross_entropy import label_smoothed_cross_entropy
 from tfm.backends.packing import Packing
@@ -89,6 +89,13 @@ class Backend:
     ) -> Tensor:
         """Return residual + dropout(x Wᵀ + b): […, in] → […, out], as the residual."""
         return residual + F.dropout(self.linear(x, weight, bias), dropout)
+
+    def normalized_sum(
+        self, residual: Tensor, x: Tensor, linear: nn.Linear, dropout: float, norm: nn.LayerNorm
+    ) -> Tensor:
+        """Normalize what `add_linear_dropout` returns: […, in] → […, out], as the residual."""
+        summed = self.add_linear_dropout(residual, x, linear.weight, linear.bias, dropout)
+        return cast("Tensor", norm(summed))
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return logits […, V] of hidden states […, d_model]; the weight is [V, d_model]."""

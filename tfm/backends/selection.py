@@ -87,7 +87,7 @@ def training_backend(compute: Compute, kernels: Kernels) -> Backend:
     _check_gpu_kernels(compute)
     from tfm.backends.gpu import GpuBackend
 
-    return GpuBackend()
+    return GpuBackend(compute.dtype)
 
 
 def inference_backend(

@@ -31,7 +31,7 @@ _OUT_OF_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class Compute:
-    """A device and the arithmetic of its matrix products; everything else is fp32."""
+    """A device and the arithmetic of its matrix products."""
 
     device: torch.device
     dtype: torch.dtype

@@ -57,10 +57,11 @@ class Residual(nn.Module):
             […, d_model].
         """
         dropout = self.dropout if self.training else 0.0
-        summed = self.backend.add_linear_dropout(
+        if not self.norm_first:
+            return self.backend.normalized_sum(x, hidden_states, output, dropout, self.norm)
+        return self.backend.add_linear_dropout(
             x, hidden_states, output.weight, output.bias, dropout
         )
-        return summed if self.norm_first else cast("Tensor", self.norm(summed))
 
 
 class FeedForward(nn.Module):

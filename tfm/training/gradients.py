@@ -1,7 +1,7 @@
 """Gradients of microbatches, summed over the processes that compute them."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
@@ -49,15 +49,23 @@ class Gradients:
         """Start anew after such a failure; all ranks must call this together."""
 
 
-def build_gradients(module: nn.Module, group: Group, example: Batch, *, shard: bool) -> Gradients:
+def build_gradients(
+    module: nn.Module,
+    group: Group,
+    example: Batch,
+    *,
+    shard: bool,
+    dtype: torch.dtype | None = None,
+) -> Gradients:
     """Prepare a module for processes that sum its gradients, with FSDP if `shard`, else with DDP.
 
-    DDP is initialized with a small example batch.
+    FSDP gathers its fp32 weights in `dtype`, if given. DDP is initialized with a small example
+    batch.
     """
     if group.is_alone:
         return Gradients(module)
     if shard:
-        return ShardedGradients(module, group)
+        return ShardedGradients(module, group, dtype)
     return ReplicatedGradients(module, group, example)
 
 
@@ -84,10 +92,10 @@ class ReplicatedGradients(Gradients):
 
     @override
     def release_peers(self) -> None:
-        device = next(self._module.parameters()).device
+        like = next(self._module.parameters())
         with self._group.detect_lost_peers():
             for index in range(self._num_reduced_buckets, len(self._bucket_sizes)):
-                dist.all_reduce(torch.zeros(self._bucket_sizes[index], device=device))
+                dist.all_reduce(like.new_zeros(self._bucket_sizes[index]))
 
     @override
     def reset(self) -> None:
@@ -133,16 +141,20 @@ class ShardedGradients(Gradients):
 
     can_recover = False  # the other ranks need this rank's weights in each microbatch
 
-    def __init__(self, module: nn.Module, group: Group) -> None:
+    def __init__(self, module: nn.Module, group: Group, dtype: torch.dtype | None) -> None:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard  # takes seconds to import
+        from torch.distributed.fsdp import (  # takes seconds to import
+            MixedPrecisionPolicy,
+            fully_shard,
+        )
 
         super().__init__(module)
         self._group = group
         mesh = init_device_mesh(next(module.parameters()).device.type, (group.world.size,))
         stacks = [child for child in module.modules() if isinstance(child, nn.ModuleList)]
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         for layer in [*(layer for stack in stacks for layer in stack), module]:
-            self._sharded = fully_shard(layer, mesh=mesh)
+            self._sharded = fully_shard(layer, mesh=mesh, mp_policy=policy)
             # Sum the gradients: the loss is already divided by the tokens of all ranks.
             self._sharded.set_force_sum_reduction_for_comms(True)
             self._sharded.set_gradient_divide_factor(1.0)
@@ -155,9 +167,9 @@ class ShardedGradients(Gradients):
             yield
 
 
-def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Return the norm of the whole gradient, sharded or not: a scalar on the device."""
-    norm: Any = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:
+    """Return the norm of all gradients together, sharded or not: a scalar on the device."""
+    norm: Any = nn.utils.get_total_norm(list(gradients))
     return cast("Tensor", norm.full_tensor() if _is_sharded(norm) else norm)
 
 

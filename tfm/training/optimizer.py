@@ -1,6 +1,6 @@
 """Adam, its learning rate schedule (Vaswani et al. 2017, §5.3), and loss scaling for fp16."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -23,24 +23,61 @@ def learning_rate(step: int, config: OptimizerConfig, d_model: int) -> float:
     return float(peak * min(step / warmup, (warmup / step) ** 0.5))
 
 
+def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[nn.Parameter, Tensor]:
+    """Cast parameters of any shape to a dtype; return the weights of those that it rounds."""
+    exact = {p: p.detach().clone() for p in module.parameters() if p.dtype != dtype}
+    for parameter in exact:
+        parameter.data = parameter.data.to(dtype)
+    return exact
+
+
 class Adam:
     """Adam (§5.3) as one fused operation over all parameters, which are on one device.
 
     torch.optim.Adam computes the same, but its constructor imports torch's compiler, which takes
     two seconds.
+
+    Args:
+        parameters: All parameters.
+        config: The settings.
+        exact: The fp32 weights of parameters that are rounded to a half precision; they are
+            updated, and rounded again.
+
+    Attributes:
+        weights: The fp32 weights by parameter: those in `exact`, else the parameter itself.
+        moments: First and second moment of each parameter that has been updated.
+        num_updates: A scalar on the device, which alone knows whether an update was skipped.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        config: OptimizerConfig,
+        *,
+        exact: Mapping[nn.Parameter, Tensor] | None = None,
+    ) -> None:
         self._parameters = list(parameters)
         self._config = config
-        # First and second moment of each parameter that has been updated.
+        self._exact = exact or {}
+        self.weights: dict[nn.Parameter, Tensor] = {p: p for p in self._parameters}
+        self.weights.update(self._exact)
         self.moments: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
-        # A scalar on the device, which alone knows whether an update was skipped.
         self.num_updates = torch.zeros((), device=self._parameters[0].device)
+
+    def gradients(self) -> dict[nn.Parameter, Tensor]:
+        """Return the gradients, of any shape, in fp32, of all parameters that have one."""
+        found = {p: p.grad for p in self._parameters if p.grad is not None}
+        rounded = [p for p in found if p in self._exact]
+        if rounded:
+            exact = [torch.empty_like(self._exact[p]) for p in rounded]
+            torch._foreach_copy_(exact, [found[p] for p in rounded])
+            found.update(zip(rounded, exact, strict=True))
+        return found
 
     @torch.no_grad()
     def step(
         self,
+        gradients: Mapping[nn.Parameter, Tensor],
         learning_rate: float,
         *,
         grad_scale: Tensor | None = None,
@@ -49,22 +86,23 @@ class Adam:
         """Update all parameters that have a gradient, without waiting for the device.
 
         Args:
+            gradients: The fp32 gradients.
             learning_rate: The factor of the update.
             grad_scale: A scalar [] by which gradients are divided first.
             found_inf: A scalar []; if it is 1, nothing is updated.
         """
         self.num_updates += 1
-        updated = [p for p in self._parameters if p.grad is not None]
-        for parameter in updated:
+        for parameter in gradients:
             if parameter not in self.moments:
-                self.moments[parameter] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                first, second = (torch.zeros_like(self.weights[parameter]) for _ in range(2))
+                self.moments[parameter] = first, second
         torch._fused_adam_(
-            list[Tensor](updated),
-            [p.grad for p in updated if p.grad is not None],
-            [self.moments[p][0] for p in updated],
-            [self.moments[p][1] for p in updated],
+            [self.weights[p] for p in gradients],
+            list(gradients.values()),
+            [self.moments[p][0] for p in gradients],
+            [self.moments[p][1] for p in gradients],
             [],
-            [self.num_updates] * len(updated),
+            [self.num_updates] * len(gradients),
             lr=learning_rate,
             beta1=self._config.adam_beta1,
             beta2=self._config.adam_beta2,
@@ -75,6 +113,8 @@ class Adam:
             grad_scale=grad_scale,
             found_inf=found_inf,
         )
+        if self._exact:
+            torch._foreach_copy_(list[Tensor](self._exact), list(self._exact.values()))
         if found_inf is not None:
             self.num_updates -= found_inf
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
@@ -28,7 +29,7 @@ from tfm.training.gradients import (
     shard_like,
 )
 from tfm.training.loss import BatchLoss
-from tfm.training.optimizer import Adam, LossScale, learning_rate
+from tfm.training.optimizer import Adam, LossScale, cast_weights, learning_rate
 from tfm.training.progress import ControlFlags, Heartbeat, PendingStep, Position, no_heartbeat
 
 Poll = Callable[[], ControlFlags]
@@ -109,9 +110,11 @@ class Trainer:
         use_backend(model, self._backend)
         loss = BatchLoss(model, label_smoothing=run.optimizer.label_smoothing)
         example = self._batch(np.zeros(1, dtype=np.int64))
-        self._gradients = build_gradients(loss, self._group, example, shard=run.training.shard)
-        self.parameters = list(loss.parameters())
-        self._optimizer = Adam(self.parameters, run.optimizer)
+        dtype = self._backend.weights_dtype
+        shard = run.training.shard and not self._group.is_alone
+        exact = {} if shard or dtype is None else cast_weights(loss, dtype)
+        self._gradients = build_gradients(loss, self._group, example, shard=shard, dtype=dtype)
+        self._optimizer = Adam(loss.parameters(), run.optimizer, exact=exact)
         is_fp16 = compute.dtype == torch.float16
         self._loss_scale = LossScale(compute.device, is_fp16=is_fp16)
         self.max_tokens = max_microbatch_tokens(run, compute.device, packs=model.packs)
@@ -192,14 +195,17 @@ class Trainer:
             self._use_smaller_microbatches(batch)
         loss, nll = (sums / num_tokens).unbind()
         scale = self._loss_scale.value
-        norm = gradient_norm(self.parameters) / scale
+        gradients = self._optimizer.gradients()
+        norm = gradient_norm(gradients.values()) / scale
         skipped = (~(loss.isfinite() & norm.isfinite())).float()
         settings, step = self._run.optimizer, self.position.step + 1
         rate = learning_rate(step, settings, self._run.model.d_model)
         limit = settings.clip_norm
         grad_scale = scale * (norm / limit).clamp(min=1.0) if limit else scale
         is_scaled = limit or self._loss_scale.is_fp16
-        self._optimizer.step(rate, grad_scale=grad_scale if is_scaled else None, found_inf=skipped)
+        self._optimizer.step(
+            gradients, rate, grad_scale=grad_scale if is_scaled else None, found_inf=skipped
+        )
         self._optimizer.zero_grad()
         flops = self._cost.training_flops(source_lengths, target_lengths)
         self.position.advance(
@@ -270,7 +276,7 @@ class Trainer:
         try:
             with self._gradients.accumulate(is_last=is_last):
                 self._backend.seed(_derive_seed(self._run.training.seed, step, index))
-                with self._compute.autocast():
+                with self._autocast():
                     loss, nll = self._gradients.loss(microbatch)
                 waits = is_last or not can_recover
                 self._heartbeat(f"step {step}, gradient of {phase}", waits=waits)
@@ -283,6 +289,9 @@ class Trainer:
             return None
         losses = torch.stack([loss.detach(), nll])
         return losses if is_real else torch.zeros_like(losses)
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._backend.weights_dtype else self._compute.autocast()
 
     def _batch(self, rows: Rows) -> Batch:
         return self.batcher.batch(rows).to(self._compute.device)
@@ -309,12 +318,12 @@ class Trainer:
         return len(rows) * self.batcher.longest(rows)
 
     def weights(self, *, keep: bool = True) -> dict[str, Tensor]:
-        """Return all parameters by name, each once; all processes must call it together.
+        """Return all fp32 weights by name, each once; all processes must call it together.
 
         Without `keep`, sharded ones have shape [0].
         """
         return {
-            name: full_tensor(parameter, keep=keep)
+            name: full_tensor(self._optimizer.weights[parameter], keep=keep)
             for name, parameter in self.model.named_parameters()
         }
 

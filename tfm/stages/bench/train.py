@@ -199,7 +199,7 @@ def _measure(
     return TrainBench(
         **measurement.environment(compute),
         data=data_name,
-        num_parameters=sum(each.numel() for each in trainer.parameters),
+        num_parameters=sum(each.numel() for each in trainer.model.parameters()),
         settings=run_table(data.info.run),
         plan=plan,
         target_tokens_per_second=statistics.median(rates),
