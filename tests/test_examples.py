@@ -285,38 +285,71 @@ def test_the_scaled_rows_change_the_settings_of_the_paper_in_the_same_direction(
             assert scaled * (in_paper[key] - base_in_paper.get(key, 0)) > 0, (name, key)
 
 
-def test_the_table_of_scaled_rows_compares_their_differences_with_the_paper(
-    table3, tmp_path, monkeypatch, capsys
-):
-    """C6 (d_ff 1024) has 0.20 more perplexity and 0.4 less BLEU than base in the paper."""
-    figures = {"base": (8.0, 34.0), "c-dff1024": (8.5, 34.5)}
+@pytest.fixture
+def run_table3(table3, tmp_path, monkeypatch, capsys):
+    """Run the script with a stand-in for tfm train; return its table, and the rows it trained."""
 
-    def train(command, *, check):
-        run = Path(command[command.index("--run") + 1])
-        folder = run / "checkpoints" / "step-00000004"
-        folder.mkdir(parents=True)
-        save_file({"weight": np.zeros((1000, 20))}, folder / "model.safetensors")
-        perplexity, bleu = figures[run.name]
-        last = {"step": 4, "minutes": 3.0, "perplexity": perplexity, "bleu": bleu}
-        (run / "metrics.jsonl").write_text(json.dumps({"kind": "validation"} | last))
-        return subprocess.CompletedProcess(command, 0)
+    def run(figures, *arguments, jobs=1):
+        trained = []
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(table3.subprocess, "run", train)
-    monkeypatch.setattr(sys, "argv", ["table3.py", "data", "c-dff1024"])
-    table3.main()
-    header, _, base, row = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()]
-    assert len(header) == len(base) == len(row)
-    assert [cell.strip() for cell in row] == [
-        *("`c-dff1024`", "--d-ff 128", "0.02", "3"),
-        *("8.50", "+0.50", "+0.20", "yes"),
-        *("34.50", "+0.50", "-0.40", "no"),
-    ]
+        def train(command, *, stderr, check):
+            run = Path(command[command.index("--run") + 1])
+            trained.append(run.name)
+            if run.name not in figures:
+                return subprocess.CompletedProcess(command, 130)
+            folder = run / "checkpoints" / "step-00000004"
+            folder.mkdir(parents=True)
+            save_file({"weight": np.zeros((1000, 20))}, folder / "model.safetensors")
+            perplexity, bleu = figures[run.name]
+            last = {"step": 4, "minutes": 3.0, "perplexity": perplexity, "bleu": bleu}
+            (run / "metrics.jsonl").write_text(json.dumps({"kind": "validation"} | last))
+            return subprocess.CompletedProcess(command, 0)
 
-
-def test_a_row_that_fails_ends_the_script_with_its_exit_code(table3, monkeypatch):
-    failed = subprocess.CompletedProcess([], 130)
-    monkeypatch.setattr(table3.subprocess, "run", lambda command, check: failed)
-    monkeypatch.setattr(sys, "argv", ["table3.py", "data"])
-    with pytest.raises(SystemExit, match="130"):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(table3.subprocess, "run", train)
+        options = ["--jobs", str(jobs), "--results", str(tmp_path / "results.json")]
+        monkeypatch.setattr(sys, "argv", ["table3.py", *arguments, *options])
         table3.main()
+        header, _, *lines = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()]
+        assert {len(line) for line in lines} <= {len(header)}
+        rows = {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in lines}
+        return rows, sorted(trained)
+
+    return run
+
+
+def test_the_table_of_scaled_rows_compares_their_differences_with_the_paper(run_table3, tmp_path):
+    """C6 (d_ff 1024) has 0.20 more perplexity and 0.4 less BLEU than base in the paper."""
+    figures = {"base": (8.0, 34.0), "c-dff1024": (8.5, 34.5), "base-seed2": (8.1, 33.2)}
+    rows, _ = run_table3(figures, "data", *figures)
+    assert rows["c-dff1024"] == [
+        *("`--d-ff 128`", "0.02", "3"),
+        *("8.50", "+0.50", "+0.20", "yes"),
+        *("34.50", "+0.50", "-0.40", "no, within noise"),
+    ]
+    assert rows["base-seed2"][5:7] == ["", ""]
+    assert (tmp_path / "results.svg").read_text(encoding="utf-8").count("c-dff1024") == 1
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_rows_with_results_are_not_trained_again(run_table3, jobs):
+    figures = {"base": (8.0, 34.0), "a-h1": (8.5, 33.5)}
+    assert run_table3(figures, "data", "base", jobs=jobs)[1] == ["base"]
+    rows, trained = run_table3(figures, "data", "base", "a-h1", jobs=jobs)
+    assert trained == ["a-h1"]
+    assert list(rows) == ["base", "a-h1"]
+    assert run_table3(figures)[0] == rows  # without a dataset, only the table
+
+
+def test_a_row_that_fails_ends_the_script_with_its_exit_code(run_table3):
+    figures = {"base": (8.0, 34.0)}
+    with pytest.raises(SystemExit, match="130"):
+        run_table3(figures, "data", "base", "a-h1", "a-h4")
+    rows, _ = run_table3(figures)
+    assert list(rows) == ["base"]
+
+
+def test_an_unknown_row_is_refused(run_table3, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run_table3({}, "data", "a-h3")
+    assert "unknown rows: a-h3" in capsys.readouterr().err

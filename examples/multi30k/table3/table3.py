@@ -1,15 +1,19 @@
-"""Train the rows of the paper's Table 3 at the size of Multi30k, and print the table.
+"""Train the rows of the paper's Table 3 at the size of Multi30k; print and draw the table.
 
-Usage: python examples/multi30k/table3/table3.py data/multi30k-en-de [ROW ...]
+    tfm prepare multi30k-en-de --vocab-size 4000
+    python examples/multi30k/table3/table3.py data/multi30k-en-de --jobs 2
 
-Finished rows are not trained again, and interrupted ones are resumed.
+Results of rows that have ended are in results.json beside this script; these rows are not trained
+again. Interrupted ones are resumed. Without DATA, only the table is made.
 """
 
+import argparse
 import json
 import math
+import os
 import re
 import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,9 @@ ROWS = {
     "e-learned-positions": "--learned-positions 128",
     "big": "--d-model 256 --d-ff 512 --num-heads 8",
 }
+# Base with other seeds, which shows the noise.
+SEEDS = {"base-seed2": "--seed 2", "base-seed3": "--seed 3"}
+METRICS = {"perplexity": "PPL", "bleu": "BLEU"}
 HEADER = (
     "| row | change | parameters, 10⁶ | minutes | PPL | change | in the paper | same sign "
     "| BLEU | change | in the paper | same sign |\n|" + "---|" * 12
@@ -50,33 +57,54 @@ HEADER = (
 
 
 def main() -> None:
-    """Train base and the rows of the command line, or all, and print the table of all rows."""
-    data, *names = sys.argv[1:]
-    for name in ["base", *names] if names else ROWS:
-        config = ["--config", str(HERE / "base.toml"), *ROWS[name].split()]
-        command = ["tfm", "train", data, "--run", str(RUNS / name), *config]
-        if code := subprocess.run(command, check=False).returncode:
-            raise SystemExit(code)
-    print(HEADER, *table_lines(), sep="\n")
+    """Train the rows of the command line, or all, then print and draw the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("data", type=Path, nargs="?", help="dataset folder")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS | SEEDS))
+    parser.add_argument("--jobs", type=int, default=1, help="rows to train at the same time")
+    parser.add_argument("--results", type=Path, default=HERE / "results.json")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.rows) - set(ROWS | SEEDS):
+        parser.error(f"unknown rows: {' '.join(sorted(unknown))}")
+    results = read_results(arguments.results)
+    if arguments.data is not None:
+        wanted = arguments.rows or [*SEEDS, *ROWS]
+        missing = [name for name in wanted if name not in results]
+        train(missing, arguments.data, arguments.jobs, arguments.results)
+        results = read_results(arguments.results)
+    print(HEADER, *table_lines(results), sep="\n")
+    if "base" in results:
+        draw(results, arguments.results.with_suffix(".svg"))
 
 
-def table_lines() -> list[str]:
-    """Return a line of the table for each row with a run, with its differences to base."""
-    pattern = re.compile(r"^\| `(.+?)` \|.*?\| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE)
-    paper = {row[0]: row[1:] for row in pattern.findall(PAPER.read_text(encoding="utf-8"))}
-    base = figures_of(RUNS / "base")
-    lines = []
-    for name in (name for name in ROWS if (RUNS / name).is_dir()):
-        figures = figures_of(RUNS / name)
-        cells = [f"`{name}`", ROWS[name], f"{figures['parameters'] / 1e6:.2f}"]
-        cells += [f"{figures['minutes']:.0f}"]
-        for index, key in enumerate(["perplexity", "bleu"]):
-            change = figures[key] - base[key]
-            in_paper = float(paper[name][index]) - float(paper["base"][index])
-            same = "yes" if change * in_paper > 0 else "no" if in_paper else "equal in the paper"
-            cells += [f"{figures[key]:.2f}", f"{change:+.2f}", f"{in_paper:+.2f}", same]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+def train(names: list[str], data: Path, jobs: int, results: Path) -> None:
+    """Train rows, some at a time, and add the figures of each to the results when it ends."""
+    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+
+    def run(name: str) -> int:
+        RUNS.mkdir(parents=True, exist_ok=True)
+        flags = ["--config", str(HERE / "base.toml"), "--threads", str(threads)]
+        flags += (ROWS | SEEDS)[name].split()
+        command = ["tfm", "train", str(data), "--run", str(RUNS / name), *flags]
+        with (RUNS / f"{name}.log").open("a") as log:
+            return subprocess.run(command, stderr=log if jobs > 1 else None, check=False).returncode
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for name, code in zip(names, pool.map(run, names), strict=True):
+            if code:
+                raise SystemExit(code)
+            known = read_results(results) | {name: figures_of(RUNS / name)}
+            partial = results.with_suffix(".partial")
+            partial.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+            partial.replace(results)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Return the figures of the rows that have ended, by name."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def figures_of(run: Path) -> dict[str, Any]:
@@ -86,7 +114,77 @@ def figures_of(run: Path) -> dict[str, Any]:
     checkpoint = run / "checkpoints" / f"step-{last['step']:08}" / "model.safetensors"
     with safe_open(checkpoint, "np") as weights:
         shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
-    return last | {"parameters": sum(map(math.prod, shapes))}
+    shown = {key: last[key] for key in ("step", "minutes", *METRICS)}
+    return {"parameters": sum(map(math.prod, shapes)), **shown}
+
+
+def paper_changes() -> dict[str, dict[str, float]]:
+    """Return the differences of the paper's rows to its base, by name and metric."""
+    pattern = re.compile(r"^\| `(.+?)` \|.*?\| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE)
+    rows = pattern.findall(PAPER.read_text(encoding="utf-8"))
+    values = {name: dict(zip(METRICS, map(float, row), strict=True)) for name, *row in rows}
+    base = values["base"]
+    return {name: {key: row[key] - base[key] for key in METRICS} for name, row in values.items()}
+
+
+def table_lines(results: dict[str, Any]) -> list[str]:
+    """Return a line of the table for each row that has ended, with its differences to base."""
+    paper, base = paper_changes(), results.get("base")
+    noise = noise_of(results)
+    lines = []
+    for name, change in (ROWS | SEEDS).items():
+        if name not in results:
+            continue
+        row = results[name]
+        cells = [f"`{name}`", f"`{change}`" if change else ""]
+        cells += [f"{row['parameters'] / 1e6:.2f}", f"{row['minutes']:.0f}"]
+        for key in METRICS:
+            cells.append(f"{row[key]:.2f}")
+            if base is None or name == "base" or name in SEEDS:
+                cells += ["" if base is None else f"{row[key] - base[key]:+.2f}", "", ""]
+                continue
+            ours, theirs = row[key] - base[key], paper[name][key]
+            same = "yes" if ours * theirs > 0 else "no" if theirs else "equal in the paper"
+            cells += [f"{ours:+.2f}", f"{theirs:+.2f}"]
+            cells.append(f"{same}, within noise" if abs(ours) <= noise[key] else same)
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def noise_of(results: dict[str, Any]) -> dict[str, float]:
+    """Return the range of base's metrics over the seeds that have ended."""
+    seeds = [results[name] for name in ("base", *SEEDS) if name in results]
+    values = {key: [row[key] for row in seeds] for key in METRICS}
+    return {key: max(each, default=0) - min(each, default=0) for key, each in values.items()}
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Draw the differences to base, here and in the paper, with the range of base's seeds."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    paper, noise = paper_changes(), noise_of(results)
+    names = [name for name in ROWS if name in results and name != "base"]
+    places = range(len(names), 0, -1)
+    mpl.rcParams["svg.hashsalt"] = "table3"
+    figure, axes = plt.subplots(1, 2, sharey=True, figsize=(10, 1.5 + 0.26 * len(names)))
+    for axis, (key, label) in zip(axes, METRICS.items(), strict=True):
+        axis.axvspan(-noise[key], noise[key], color="0.9", label="range of base over its seeds")
+        axis.axvline(0, color="0.6", linewidth=0.8)
+        ours = [results[name][key] - results["base"][key] for name in names]
+        axis.scatter(ours, places, color="tab:blue", label="Multi30k")
+        in_paper = [paper[name][key] for name in names]
+        axis.scatter(in_paper, places, facecolors="none", edgecolors="tab:red", label="the paper")
+        axis.set_xlabel(f"{label}, difference to base")
+        axis.grid(axis="y", color="0.95")
+        axis.set_axisbelow(True)
+    axes[0].set_yticks(list(places), names)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper center", ncols=3, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
+    figure.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":
