@@ -59,10 +59,18 @@ def shell(path):
     text = path.read_text(encoding="utf-8")
     spans = [re.sub(r"\bN\b", "1", " ".join(span.split())) for span in _SPAN.findall(text)]
     blocks = [*_SHELL.findall(text), *_CONSOLE.findall(text), *spans]
-    blocks = [text] if path.suffix == ".sh" else blocks
+    blocks = [_with_values(text)] if path.suffix == ".sh" else blocks
     script = "\n".join(blocks).replace("\\\n", " ")
     script = _ARRAY.sub("", script)
     return re.sub(r"\$\{\w+:\+([^}]*)\}", r"\1", script).splitlines()
+
+
+def _with_values(script):
+    """A script with the numbers of its variables, and without its own last arguments."""
+    script = re.sub(r"\$\{\w+:-([\d. ]+)\}", r"\1", script.replace('"${@:3}"', ""))
+    for name, value in re.findall(r"\b(\w+)(?:=| in )([\d.]+)\b", script):
+        script = script.replace(f'"${name}"', value).replace(f"${name} ", f"{value} ")
+    return script
 
 
 def commands(line):

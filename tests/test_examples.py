@@ -247,7 +247,10 @@ def test_multi30k_is_scored_cased_and_on_tokens_without_case(run_script):
     names = [call.split()[0] for call in calls]
     assert names[:3] == ["prepare", "train", "average"]
     assert sorted(names[3:5]) == ["generate", "score"]  # of one pipeline
-    assert calls[0] == "prepare multi30k-en-de --out data/multi30k-en-de --mirror archives"
+    expected = (
+        "prepare multi30k-en-de --vocab-size 4000 --out data/multi30k-en-de --mirror archives"
+    )
+    assert calls[0] == expected
     assert "--lowercase" not in "".join(calls[:-1])
     assert "score --metric paper-bleu --lowercase" in calls[-1]
 
@@ -259,6 +262,30 @@ def test_multi30k_is_trained_and_scored_on_tokenized_lowercased_text(run_script,
     assert "--tokenize none" in "".join(calls[-2:])
     tokenized = tmp_path / "data/multi30k-en-de-lowercased/tokenized/test.de"
     assert tokenized.read_text(encoding="utf-8").splitlines()[0] == "1 äpfel , no ?"
+
+
+def test_multi30k_has_four_directions(run_script):
+    for pair in ("de-en", "fr-en", "en-fr"):
+        calls = run_script("cased", MULTI30K, PAIR=pair)
+        source, target = pair.split("-")
+        recipe = calls[0].split()[1]
+        assert recipe.endswith({"de-en": "multi30k-en-de"}.get(pair, "multi30k-en-fr.toml"))
+        if target == "en":
+            raw = f"data/multi30k-en-{source}"
+            assert f"--train {raw}/train.{source} {raw}/train.en " in calls[1]
+        [train] = [call for call in calls if call.startswith("train")]
+        assert train.startswith(f"train data/multi30k-{pair} ")
+        assert calls[-1].endswith(f"--reference data/multi30k-{pair}/test.{target}")
+
+
+def test_the_recipe_of_english_french_has_as_many_pairs():
+    french = load_recipe(str(MULTI30K / "recipes" / "multi30k-en-fr.toml"))
+    german = load_recipe("multi30k-en-de")
+    assert french.target == "fr"
+    for split in ("train", "valid", "test"):
+        assert [each.lines for each in getattr(french, split)] == [
+            each.lines for each in getattr(german, split)
+        ]
 
 
 @pytest.fixture

@@ -1,36 +1,48 @@
 #!/usr/bin/env bash
-# Multi30k English-German with a model of 2.6 million parameters, from raw text to BLEU.
+# Multi30k with a model of 2 million parameters, from raw text to BLEU.
 #
 #     examples/multi30k/run.sh cased            # raw text
 #     examples/multi30k/run.sh lowercased       # tokenized and lowercased, as Wu et al. (2021) score it
-#     MIRROR=/data/multi30k examples/multi30k/run.sh cased
+#     PAIR=fr-en MIRROR=/data/multi30k examples/multi30k/run.sh cased
 #
-# Arguments after the kind of text are passed to tfm train: examples/multi30k/run.sh cased --seed 2
+# PAIR is en-de, de-en, en-fr or fr-en. Arguments after the kind of text are passed to tfm train:
+# examples/multi30k/run.sh cased --seed 2
 #
 # It can be stopped at any time; the same command resumes it.
 set -euo pipefail
-text=${1:-cased}
+text=${1:-cased} pair=${PAIR:-en-de}
+source=${pair%-*} target=${pair#*-}
 here=$(cd "$(dirname "$0")" && pwd)
-data=data/multi30k-en-de run=runs/multi30k-en-de-$text
-train=("${@:2}") score=()
+run=runs/multi30k-$pair-$text train=("${@:2}") score=()
 
-tfm prepare multi30k-en-de --out "$data" ${MIRROR:+--mirror "$MIRROR"}
+# The recipes have English on the left.
+case $pair in
+    en-de | de-en) recipe=multi30k-en-de ;;
+    en-fr | fr-en) recipe=$here/recipes/multi30k-en-fr.toml ;;
+    *) echo "run.sh: PAIR is $pair: set it to en-de, de-en, en-fr or fr-en" >&2; exit 2 ;;
+esac
+raw=data/$(basename "$recipe" .toml)
+data=$raw files=$raw vocab_size=4000
+tfm prepare "$recipe" --vocab-size $vocab_size --out "$raw" ${MIRROR:+--mirror "$MIRROR"}
+[ "$target" != en ] || data=data/multi30k-$pair
 if [ "$text" = lowercased ]; then
-    raw=$data data=$data-lowercased
-    tokens=$data/tokenized
-    mkdir -p "$tokens"
-    for file in {train,valid,test}.{en,de}; do
-        python "$here/tokenize_text.py" "${file#*.}" < "$raw/$file" > "$tokens/$file"
+    data=data/multi30k-$pair-lowercased vocab_size=10000 score=(--tokenize none)
+    files=$data/tokenized
+    mkdir -p "$files"
+    for file in {train,valid,test}.{$source,$target}; do
+        python "$here/tokenize_text.py" "${file#*.}" < "$raw/$file" > "$files/$file"
     done
-    tfm prepare --train "$tokens/train.en" "$tokens/train.de" \
-        --valid "$tokens/valid.en" "$tokens/valid.de" --test "$tokens/test.en" "$tokens/test.de" \
-        --vocab-size 10000 --out "$data" --no-drop-duplicates --no-drop-copies --max-length-ratio 0
-    score=(--tokenize none)
+fi
+if [ "$data" != "$raw" ]; then
+    tfm prepare --train "$files/train.$source" "$files/train.$target" \
+        --valid "$files/valid.$source" "$files/valid.$target" \
+        --test "$files/test.$source" "$files/test.$target" \
+        --vocab-size $vocab_size --out "$data" --no-drop-duplicates --no-drop-copies --max-length-ratio 0
 fi
 tfm train "$data" --config "$here/multi30k.toml" --run "$run" ${train[@]+"${train[@]}"}
 tfm average "$run"
-tfm generate "$run" --split test --beam 5 | tee "$run/translations.de" |
-    tfm score --reference "$data/test.de" ${score[@]+"${score[@]}"}
+tfm generate "$run" --split test --beam 5 | tee "$run/translations.$target" |
+    tfm score --reference "$data/test.$target" ${score[@]+"${score[@]}"}
 [ "$text" = lowercased ] ||
-    tfm score --metric paper-bleu --lowercase --split-compounds no --reference "$data/test.de" \
-        < "$run/translations.de"
+    tfm score --metric paper-bleu --lowercase --split-compounds no --reference "$data/test.$target" \
+        < "$run/translations.$target"
