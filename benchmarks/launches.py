@@ -4,9 +4,9 @@ The step runs on torch's meta device, whose tensors have no data: every operatio
 dispatcher, and a read by the host ends the script with an error. Only the copy of a step's figures,
 which nothing waits for, is left out.
 Views launch nothing and are left out. Dropout and the norm of all gradients are one operation
-each, as they are on a GPU. Two things differ from one: the casts of autocast, which the meta device
-lacks and plain kernels use, are not counted; and what a GPU has as a single kernel counts as its
-parts, in plain kernels attention and in fast ones each residual sum with dropout and norm.
+each, as they are on a GPU. The casts of autocast, which plain kernels use and the meta device
+lacks, are not counted. What is a single kernel on a GPU may count as its parts: attention in plain
+kernels, and each residual sum with its dropout and norm in fast ones.
 
     python benchmarks/launches.py --arch base --kernels fast
 """

@@ -47,7 +47,7 @@ class GpuBackend(Backend):
         return _fused(add_dropout, x)(residual, F.linear(x, weight, bias), dropout)
 
     @override
-    def normalized_sum(
+    def add_linear_dropout_norm(
         self, residual: Tensor, x: Tensor, linear: nn.Linear, dropout: float, norm: nn.LayerNorm
     ) -> Tensor:
         parameters = (norm.weight, norm.bias, norm.eps)

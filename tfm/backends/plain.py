@@ -90,7 +90,7 @@ class Backend:
         """Return residual + dropout(x Wᵀ + b): […, in] → […, out], as the residual."""
         return residual + F.dropout(self.linear(x, weight, bias), dropout)
 
-    def normalized_sum(
+    def add_linear_dropout_norm(
         self, residual: Tensor, x: Tensor, linear: nn.Linear, dropout: float, norm: nn.LayerNorm
     ) -> Tensor:
         """Normalize what `add_linear_dropout` returns: […, in] → […, out], as the residual."""

@@ -58,7 +58,9 @@ class Residual(nn.Module):
         """
         dropout = self.dropout if self.training else 0.0
         if not self.norm_first:
-            return self.backend.normalized_sum(x, hidden_states, output, dropout, self.norm)
+            return self.backend.add_linear_dropout_norm(
+                x, hidden_states, output, dropout, self.norm
+            )
         return self.backend.add_linear_dropout(
             x, hidden_states, output.weight, output.bias, dropout
         )
