@@ -8,6 +8,8 @@ each, as they are on a GPU. The casts of autocast, which plain kernels use and t
 lacks, are not counted. What is a single kernel on a GPU may count as its parts: attention in plain
 kernels, and each residual sum with its dropout and norm in fast ones.
 
+With --cuda-graphs, a replay counts as one operation.
+
     python benchmarks/launches.py --arch base --kernels fast
 """
 
@@ -15,7 +17,7 @@ import argparse
 import contextlib
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from typing_extensions import override
 
 from tfm.backends import cross_entropy
@@ -35,7 +37,7 @@ from tfm.data.synthetic.token_dataset import VOCAB_SIZE, write_token_dataset
 from tfm.device.compute import Compute
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
-from tfm.training import progress, trainer
+from tfm.training import gradients, progress, trainer
 from tfm.training.trainer import Trainer
 
 _META = torch.device("meta")
@@ -84,10 +86,11 @@ class Operations(TorchDispatchMode):
 
 
 def main() -> None:
-    """Print the counts of the second step."""
+    """Print the counts of the third step."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--arch", default="base")
     parser.add_argument("--kernels", choices=["plain", "fast"], default="plain")
+    parser.add_argument("--cuda-graphs", action="store_true")
     arguments = parser.parse_args()
     backend = PLAIN if arguments.kernels == "plain" else _gpu_backend()
     with contextlib.ExitStack() as stack:
@@ -98,10 +101,23 @@ def main() -> None:
             (torch.nn.utils, "get_total_norm", _total_norm),
             (progress, "copy_to_host", _no_copy),
             (trainer, "training_backend", lambda *_: backend),
+            (gradients, "captured", _Graph),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        _count(run_config(arguments.arch, {}), folder)
+        changes = {"training": {"cuda_graphs": arguments.cuda_graphs}}
+        _count(run_config(arguments.arch, changes), folder)
+
+
+class _Graph:
+    """In place of a CUDA graph: runs a function once, and counts replays."""
+
+    def __init__(self, function: Callable[[], Any], *, shares_memory_of: Any = None) -> None:
+        function()
+
+    def replay(self) -> None:
+        if (mode := _get_current_dispatch_mode()) is not None:
+            mode.counts["replay"] += 1
 
 
 def _gpu_backend() -> Backend:
@@ -130,7 +146,9 @@ def _count(run: RunConfig, folder: Path) -> None:
     model = new_model(run.model, **sizes).to(_META)
     cost = model_cost(run.model, **sizes, max_tokens=run.batching.batch_tokens)
     made = Trainer(model, data, run, Compute(_META, torch.float32), cost=cost)
-    for batch in islice(made.batches(), 2):  # the first allocates Adam's moments
+    _, second = islice(made.batches(), 2)
+    for _ in range(3):  # the first step allocates Adam's moments, the second may capture a graph
+        batch = made.build(second.rows)
         with Operations() as operations:
             made.step(batch)
     counts = operations.counts

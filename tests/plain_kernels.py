@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tfm.backends.cross_entropy import PADDING
 from tfm.backends.dropout import PHILOX_GROUP, PHILOX_ROUNDS, drop_threshold, keep_scale
 from tfm.backends.packing import Spans
 
-PADDING = -1
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF

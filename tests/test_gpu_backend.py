@@ -3,22 +3,27 @@
 The interpreter multiplies bf16 matrices wrongly, so it tests half precision in fp16.
 """
 
+from itertools import islice
+
 import pytest
 import torch
+from replays import record
 from triton_device import DEVICE, FP32_ERROR
 
 from tfm.backends import gpu
-from tfm.backends.cross_entropy import label_smoothed_cross_entropy
+from tfm.backends.cross_entropy import PADDING, label_smoothed_cross_entropy
 from tfm.backends.dropout import drop_threshold, keep_scale
 from tfm.backends.gpu import GpuBackend
 from tfm.backends.packing import Packing
 from tfm.backends.plain import PLAIN
 from tfm.config import TransformerConfig
+from tfm.data import batching
 from tfm.data.batching import Batch
 from tfm.data.dataset import ParallelDataset
 from tfm.device.compute import Compute
 from tfm.model.build import new_model, use_backend
 from tfm.model.cost import model_cost
+from tfm.training import gradients as gradients_module
 from tfm.training import trainer as trainer_module
 from tfm.training.loss import BatchLoss
 from tfm.training.optimizer import cast_weights
@@ -218,6 +223,7 @@ def test_loss_and_gradients_equal_the_plain_ones_for_any_chunk_size(
 ):
     monkeypatch.setattr(gpu, "GPU_CHUNK_ELEMENTS", rows_per_chunk * V)
     hidden_states, weight, targets = loss_inputs()
+    targets[num_tokens:] = PADDING
     losses = [
         function(hidden_states, weight, targets, smoothing=0.1, num_tokens=num_tokens)
         for function in (
@@ -261,6 +267,7 @@ def test_content_of_spare_rows_does_not_matter():
             targets=new_packing(TARGET_LENGTHS),
         )
         batch.target_output[num_tokens - 1] = 4
+        batch.target_output[num_tokens:] = PADDING
         loss, _ = BatchLoss(model, label_smoothing=0.1)(batch)
         results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
     torch.testing.assert_close(*results)
@@ -281,6 +288,33 @@ def test_training_has_the_losses_of_the_plain_backend(data_dir, tiny_run, monkey
         losses.append([trainer.step(batch)[0].report().loss for _ in range(4)])
     assert losses[0][0] - losses[0][-1] > 0.5
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_steps_of_cuda_graphs_equal_those_without(data_dir, tiny_run, monkeypatch):
+    def recorded(function, *, shares_memory_of=None):
+        with torch.random.fork_rng(devices=[]):  # a capture draws no numbers
+            return record(function)
+
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(gradients_module, "captured", recorded)
+    monkeypatch.setattr(batching, "round_up_rows", lambda num_tokens: (num_tokens // 64 + 1) * 64)
+    monkeypatch.setattr(trainer_module, "training_backend", lambda *_: new_backend())
+    data = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
+    cost = model_cost(tiny_run().model, source_vocab_size=400, target_vocab_size=400, max_tokens=9)
+    results = []
+    for cuda_graphs in (True, False):
+        run = tiny_run(
+            model={"dropout": 0.1, "attention_dropout": 0.1},
+            batching={"batch_tokens": 100, "max_tokens": 1_000},
+            optimizer={"warmup_steps": 4},
+            training={"cuda_graphs": cuda_graphs},
+        )
+        torch.manual_seed(1)
+        model = new_model(run.model, source_vocab_size=400, target_vocab_size=400).to(DEVICE)
+        trainer = Trainer(model, data, run, Compute(DEVICE, torch.float32), cost=cost)
+        pending = [trainer.step(batch)[0] for batch in islice(trainer.batches(), 8)]
+        results.append([each.report().loss for each in pending])
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
 
 
 def test_no_operation_synchronizes_or_mixes_devices():

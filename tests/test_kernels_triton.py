@@ -10,6 +10,7 @@ import torch
 from triton_device import DEVICE, FP32_ERROR
 
 from tfm.backends import slot_attention, token_blocks
+from tfm.backends.cross_entropy import PADDING
 from tfm.backends.cuda_graphs import recorded
 from tfm.backends.packing import attention_spans
 from tfm.backends.triton import cross_entropy as cross_entropy_triton
@@ -318,7 +319,7 @@ def test_cross_entropy_equals_its_reference(dtype, vocab_size, smoothing):
     logits = 3 * random_tensor(9, vocab_size, dtype=dtype, seed=0)
     logits[3] = torch.nan  # padding may hold NaN
     targets = torch.arange(9, device=DEVICE) % vocab_size
-    targets[3] = plain_kernels.PADDING
+    targets[3] = PADDING
     exact = logits.double()
     found = cross_entropy_triton.cross_entropy_(logits, targets, smoothing=smoothing)
     expected = plain_kernels.cross_entropy_(exact, targets, smoothing=smoothing)

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
+from replays import record
 from small_models import batch_of
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import EOS
@@ -42,51 +41,6 @@ def new_beams(model, config):
     return SlotBeams(model, config, shape, CPU)
 
 
-class Recording(TorchDispatchMode):
-    """Records operations and their memory, as a CUDA graph does, without any tensor's values."""
-
-    SYNCHRONIZING = (
-        torch.ops.aten._local_scalar_dense.default,
-        torch.ops.aten.nonzero.default,
-        torch.ops.aten.masked_select.default,
-        torch.ops.aten.equal.default,
-        torch.ops.aten.is_nonzero.default,
-    )
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        is_masked = operation == torch.ops.aten.index.Tensor and any(
-            index is not None and index.dtype == torch.bool for index in args[1]
-        )
-        waits = operation in self.SYNCHRONIZING or is_masked
-        assert not waits, f"{operation} waits for the device"
-        kwargs = kwargs or {}
-        with self:
-            result = operation.decompose(*args, **kwargs)
-        if result is NotImplemented:
-            result = operation(*args, **kwargs)
-            self.calls.append((operation, args, kwargs, result))
-        return result
-
-    def replay(self):
-        for operation, args, kwargs, result in self.calls:
-            again = operation(*args, **kwargs)
-            for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
-                assert old.shape == new.shape
-                if old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
-
-
-def record(step):
-    recording = Recording()
-    with recording:
-        step()
-    return recording.replay
-
-
 def run(beams, step, slots):
     for _ in range(100):
         if not beams.is_open[slots].any():
@@ -111,7 +65,7 @@ def test_replaying_a_recorded_step_finds_the_results_of_beam_search(beam_size, v
     config = SearchConfig(beam_size=beam_size, n_best=beam_size, max_extra_length=5)
     with torch.inference_mode():
         beams = new_beams(model, config)
-        step = record(beams.step)  # with empty slots
+        step = record(beams.step).replay  # with empty slots
         for sources, prefixes, slots in [
             (SOURCES, [[], [4, 5], [7], []], [2, 0, 3, 1]),
             (SOURCES[:2], None, [1, 3]),

@@ -4,9 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from replays import MemoryCheck
 
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import EOS, PAD
@@ -163,37 +161,8 @@ def interrupted(*_):
     raise KeyboardInterrupt
 
 
-class StepMemory(TorchDispatchMode):
-    """Weak references to the memory that a step reads and has not allocated itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.read, self._allocated = set(), set()
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        inputs = storages((args, kwargs))
-        result = operation(*args, **(kwargs or {}))
-        self.read |= inputs - self._allocated
-        self._allocated |= storages(result) - inputs
-        return result
-
-
-def storages(tree):
-    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-    return {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors}
-
-
 def recorded_on_a_cpu(step, _device):
-    """Fail, instead of reading freed memory as the replay of a CUDA graph does."""
-    memory = StepMemory()
-    with memory:
-        step()
-
-    def replay():
-        assert not any(storage.expired() for storage in memory.read), "the memory was freed"
-        step()
-
-    return replay
+    return MemoryCheck(step).replay
 
 
 def test_steps_recorded_before_a_long_source_read_no_freed_memory_after_it(monkeypatch):
@@ -209,7 +178,7 @@ def test_steps_recorded_before_a_long_source_read_no_freed_memory_after_it(monke
 
 def test_a_replay_that_would_read_freed_memory_is_noticed():
     tensors = [torch.zeros(3)]
-    replay = recorded_on_a_cpu(lambda: tensors[0] + 1, torch.device("cpu"))
+    replay = MemoryCheck(lambda: tensors[0] + 1).replay
     replay()
     tensors[0] = torch.ones(3)
     with pytest.raises(AssertionError, match="the memory was freed"):

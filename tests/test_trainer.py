@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tfm.backends.cross_entropy import PADDING
 from tfm.config import RecurrentConfig
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.device.compute import Compute
@@ -144,7 +145,7 @@ def test_a_step_follows_the_mean_loss_over_all_microbatches(new_trainer):
         total += F.cross_entropy(
             model.logits(hidden_states).flatten(0, 1),
             targets.pad(batch.target_output).flatten(),
-            ignore_index=0,
+            ignore_index=PADDING,
             reduction="sum",
             label_smoothing=0.1 * 400 / 399,
         )

@@ -186,6 +186,19 @@ def resume(setup: Setup) -> dict[str, Any]:
     return result
 
 
+def training_graphs(setup: Setup) -> dict[str, Any]:
+    """Compare steps of which each pass is a CUDA graph with single launches, with dropout."""
+    steps = 4 if setup.dry_run else 300
+    eager, replayed = (
+        train_losses(setup, f"graphs {graphs}", steps=steps, dropout=True, cuda_graphs=graphs)
+        for graphs in (False, True)
+    )
+    check = Check("difference", _relative_difference(replayed, eager), _MAX_DROPOUT_NATS)
+    result = result_of([check], losses=[eager, replayed], needs_gpu=setup.dry_run)
+    result["summary"] += ", equal bits" if eager == replayed else ", other bits"
+    return result
+
+
 def graphs(setup: Setup) -> dict[str, Any]:
     """Compare CUDA graphs with single launches, and with graphs between which long lines came."""
     run_dir = setup.scratch / "dropout fast"
@@ -356,4 +369,7 @@ def _num_different(found: Sequence[Hypothesis], expected: Sequence[Hypothesis]) 
 
 
 if __name__ == "__main__":
-    run_step(machine, tests, losses, dropout, graphs, resume, synchronizations, processes, multi30k)
+    run_step(
+        *(machine, tests, losses, dropout, training_graphs, graphs, resume, synchronizations),
+        *(processes, multi30k),
+    )

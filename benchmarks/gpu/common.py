@@ -133,10 +133,16 @@ def train_losses(
     kernels: Kernels = "fast",
     precision: Precision = "auto",
     dropout: bool = False,
+    cuda_graphs: bool = False,
     batching: Mapping[str, Any] | None = None,
 ) -> list[float]:
     """Train `small`, or resume it, in a folder of this name; return the loss of each step."""
-    training = {"kernels": kernels, "precision": precision, "device": device or setup.device}
+    training = {
+        "kernels": kernels,
+        "cuda_graphs": cuda_graphs and not setup.dry_run,  # a CPU has none
+        "precision": precision,
+        "device": device or setup.device,
+    }
     limits = {"max_steps": steps, "checkpoint_steps": steps}
     model = {} if dropout else NO_DROPOUT
     run = setup.run_config(

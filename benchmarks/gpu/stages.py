@@ -34,6 +34,7 @@ def _right(setup: Setup) -> list[Step]:
         _own(setup, "checks.py", "losses", 120),
         _own(setup, "checks.py", "dropout", 90),
         _own(setup, "checks.py", "graphs", 90),
+        _own(setup, "checks.py", "training_graphs", 60),
         _own(setup, "checks.py", "resume", 60),
         _own(setup, "checks.py", "synchronizations", 60),
         _own(setup, "checks.py", "processes", 90),
@@ -42,11 +43,16 @@ def _right(setup: Setup) -> list[Step]:
 
 
 def _training(setup: Setup) -> list[Step]:
+    graphs = _FAST if setup.dry_run else f"{_FAST} --cuda-graphs"  # a CPU has none
+    share = "--batch-tokens 3125 --rounds 1"  # of one GPU of eight
     return [
         _bench_train(setup, "base, fast, one microbatch", 120, f"--arch base {_FAST}"),
         _bench_train(
             setup, "base, fast, 8,192 tokens", 90, "--arch base --kernels fast --max-tokens 8192"
         ),
+        _bench_train(setup, "base, fast, CUDA graphs", 90, f"--arch base {graphs} --rounds 1"),
+        _bench_train(setup, "base, 3,000 tokens", 60, f"--arch base {_FAST} {share}"),
+        _bench_train(setup, "base, 3,000 tokens, CUDA graphs", 60, f"--arch base {graphs} {share}"),
         _bench_train(setup, "base, plain", 90, "--arch base --kernels plain --rounds 1"),
         _own(setup, "profiles.py", "training", 90),
         _bench_train(setup, "big, fast, one microbatch", 120, f"--arch big {_FAST} --steps 50"),

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PADDING = -1  # the target of spare rows, which have no loss and no gradient
+
 # (hidden_states, weight, gradients of both or None) → loss, negative log-likelihood.
 ComputeLoss = Callable[[Tensor, Tensor, tuple[Tensor, Tensor] | None], tuple[Tensor, Tensor]]
 
@@ -25,9 +27,9 @@ def label_smoothed_cross_entropy(
     Args:
         hidden_states: [N, d_model] decoder outputs.
         weight: [V, d_model] output projection.
-        targets: [N] token ids.
+        targets: [N] token ids, then `PADDING` in spare rows.
         smoothing: ε.
-        num_tokens: Count the first `num_tokens` rows only.
+        num_tokens: The number of rows before the spare ones.
 
     Returns:
         The smoothed loss and the negative log-likelihood: scalars, each summed over rows, in nats.
@@ -112,7 +114,8 @@ def _compute(
         # Allocating memory for each chunk costs as much as filling it.
         buffers = [matrix.new_empty(chunks[0].stop, len(weight)) for _ in range(2)]
         for chunk in chunks:
-            states, index = hidden_states[chunk].to(compute_dtype), targets[chunk, None]
+            states = hidden_states[chunk].to(compute_dtype)
+            index = targets[chunk, None].clamp(min=0)
             num_real = min(len(states), max(0, num_tokens - chunk.start))
             logits, probs = (buffer[: len(states)] for buffer in buffers)
             torch.mm(states, matrix.T, out=logits)

@@ -1,6 +1,7 @@
 """CUDA graphs: capture the kernels that a function launches, to launch all of them at once."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -18,18 +19,26 @@ def recorded(function: Callable[[], None], device: torch.device) -> Callable[[],
     if device.type != "cuda":
         return function
     with torch.inference_mode():
-        return _captured(function, device).replay
+        warm_up = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        warm_up.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(warm_up):
+            for _ in range(_NUM_WARM_UPS):
+                function()
+        torch.cuda.current_stream(device).wait_stream(warm_up)
+        return captured(function).replay
 
 
-def _captured(function: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
-    warm_up = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    warm_up.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(warm_up):
-        for _ in range(_NUM_WARM_UPS):
-            function()
-    torch.cuda.current_stream(device).wait_stream(warm_up)
+def captured(
+    function: Callable[[], Any], *, shares_memory_of: torch.cuda.CUDAGraph | None = None
+) -> torch.cuda.CUDAGraph:
+    """Capture what `function` launches on the current GPU, without computing it.
+
+    Everything must have been compiled before. What one of several graphs that share memory has
+    computed there is lost when another is replayed.
+    """
     graph = torch.cuda.CUDAGraph()
+    pool = None if shares_memory_of is None else shares_memory_of.pool()
     # Let other threads use the device during the capture: one that saves, or the watchdog.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
         function()
     return graph

@@ -11,7 +11,7 @@ from typing_extensions import override
 from tfm.backends.cross_entropy import GPU_CHUNK_ELEMENTS, differentiable_loss
 from tfm.backends.packing import Packing
 from tfm.backends.plain import Backend, PackedAttention
-from tfm.backends.triton.cross_entropy import PADDING, cross_entropy_
+from tfm.backends.triton.cross_entropy import cross_entropy_
 from tfm.backends.triton.packed_attention import packed_attention
 from tfm.backends.triton.slot_attention import slot_attention
 from tfm.backends.triton.token_blocks import block_max_and_logsumexp
@@ -26,6 +26,8 @@ class GpuBackend(Backend):
     Args:
         dtype: Dtype of weights, activations and gradients.
     """
+
+    is_replayable = True
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.weights_dtype = dtype
@@ -63,8 +65,6 @@ class GpuBackend(Backend):
         smoothing: float,
         num_tokens: int,
     ) -> tuple[Tensor, Tensor]:
-        targets = targets.clone()
-        targets[num_tokens:] = PADDING
         compute = partial(_compute_loss, targets=targets, smoothing=smoothing)
         return differentiable_loss(compute, hidden_states, weight)
 

@@ -56,6 +56,8 @@ class Backend:
     # Compute all rows of a step when at least this fraction is active.
     compaction_threshold = 1.0
     single_sentence_fast_path = False  # whether preparing the layers pays for a single sentence
+    # Whether training on packed batches launches the same operations for all of one shape.
+    is_replayable = False
     decodes_in_slots = False  # whether decoding is fastest in cache slots of fixed shape
     # The functions of these names, in plain torch.
     label_smoothed_cross_entropy = staticmethod(label_smoothed_cross_entropy)

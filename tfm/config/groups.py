@@ -129,6 +129,9 @@ class TrainingConfig(Settings, section="training"):
         "auto",
         "Layers without padding (fast) or torch's own (plain); auto: fast on CPUs, plain on GPUs.",
     )
+    cuda_graphs: bool = setting(
+        False, "Launch the forward and backward pass of fast GPU kernels as one CUDA graph."
+    )
     device: DeviceName = setting("auto", "Device to compute on; auto is a GPU if there is one.")
     precision: Precision = setting(
         "auto",
@@ -142,6 +145,8 @@ class TrainingConfig(Settings, section="training"):
                 "best_metric is score, but validation_beam 0 computes none: "
                 "raise validation_beam, or set best_metric to loss"
             )
+        if self.cuda_graphs and self.shard:
+            yield "cuda_graphs cannot capture the collectives of shard: use one of them"
         if self.average_last > self.keep_last:
             yield (
                 f"average_last is {self.average_last}, but only keep_last {self.keep_last} "

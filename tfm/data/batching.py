@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tfm.backends.cross_entropy import PADDING
 from tfm.backends.packing import Packing, copy_to_device
 from tfm.config import BatchingConfig
 from tfm.data.dataset import ParallelDataset, Rows, TokenSequences
@@ -28,6 +29,7 @@ class Batch:
         sources: Packing of the B sources, EOS included.
         target_input: [M] token ids, each sentence preceded by BOS.
         target_output: [M] token ids, each sentence followed by EOS: `target_input` shifted by one.
+            Spare rows are `PADDING`.
         targets: Packing of the B targets, EOS included.
     """
 
@@ -41,6 +43,22 @@ class Batch:
     def num_tokens(self) -> int:
         """The number of target tokens, EOS included."""
         return self.targets.num_tokens
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors, [N] for various N, that packed attention and the loss read on a GPU."""
+        packings = (self.sources, self.targets)
+        layout = [tensor for each in packings for tensor in (each.positions, each.offsets)]
+        return [self.source, self.target_input, self.target_output, *layout]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of these tensors."""
+        return tuple(map(len, self.tensors))
+
+    def copy_(self, other: "Batch") -> None:
+        """Copy the tensors of a batch of the same shape and device, without synchronizing."""
+        torch._foreach_copy_(self.tensors, other.tensors)
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device, without synchronizing; any thread may call it."""
@@ -174,6 +192,7 @@ def build_batch(dataset: ParallelDataset, rows: Rows) -> Batch:
     target_output, targets = _pack(dataset.target, rows)
     target_input = torch.full_like(target_output, PAD)
     target_input[1 : targets.num_tokens] = target_output[: targets.num_tokens - 1]
+    target_output[targets.num_tokens :] = PADDING
     target_input[targets.lengths.cumsum(0) - targets.lengths] = BOS
     return Batch(
         source=source,

@@ -66,8 +66,8 @@ class Embedding(nn.Module):
 
     def packed(self, tokens: Tensor, packing: Packing) -> Tensor:
         """Embed packed tokens [num_rows] as [num_rows, d_model]."""
-        positions = self._positions(0, packing.longest).index_select(0, packing.positions)
-        return self._sum(tokens, positions)
+        self._reserve(packing.longest)
+        return self._sum(tokens, self.positions.index_select(0, packing.positions))
 
     def at(self, tokens: Tensor, positions: Tensor, table: Tensor) -> Tensor:
         """Embed tokens [R] at positions [R] of a table [T, d_model] as [R, d_model]."""
@@ -90,6 +90,10 @@ class Embedding(nn.Module):
         return self.backend.dropout(activations, self.dropout if self.training else 0.0)
 
     def _positions(self, start: int, end: int) -> Tensor:
+        self._reserve(end)
+        return self.positions[start:end]
+
+    def _reserve(self, end: int) -> None:
         if end > len(self.positions):
             if self.max_positions is not None:
                 raise UsageError(
@@ -99,7 +103,6 @@ class Embedding(nn.Module):
                 )
             longer = torch.arange(2 * end, device=self.positions.device)
             self.positions = sinusoidal_encoding(longer, self.weight.size(1))
-        return self.positions[start:end]
 
 
 def new_embedding_weight(vocab_size: int, d_model: int) -> nn.Parameter:

@@ -31,6 +31,7 @@ class Transformer(nn.Module):
         )
         # Fast decoding supports only dot-product attention without a window.
         self._has_fast_decoding = config.attention == "dot-product" and not config.attention_window
+        self._has_equal_widths = config.key_width == config.value_width
         # The maximum number of tokens of a source or target; None if unlimited.
         self.max_positions = config.learned_positions
         self.source_embedding = Embedding(source_weight, config)
@@ -60,6 +61,18 @@ class Transformer(nn.Module):
     def packs(self) -> bool:
         """Whether the backend computes packed sentences, without padding."""
         return self.backend.packed_attention is not None
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether all operations on a packed batch depend on its shape alone, for CUDA graphs."""
+        has_packed_attention = self._has_fast_decoding and self._has_equal_widths
+        return self.backend.is_replayable and has_packed_attention
+
+    def reserve_positions(self, num_positions: int) -> None:
+        """Compute the encodings of positions in advance, so that their memory is kept."""
+        if self.max_positions is None:
+            for embedding in (self.source_embedding, self.target_embedding):
+                embedding.position_table(num_positions)
 
     def forward_packed(
         self, source: Tensor, sources: Packing, target_input: Tensor, targets: Packing

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from tfm.backends.cuda_graphs import captured
 from tfm.data.batching import Batch
 from tfm.distributed.group import Group
 
@@ -26,14 +28,25 @@ class Gradients:
             its target tokens.
 
     Attributes:
-        loss: The module, or its DDP wrapper.
         can_recover: Whether a step can be repeated after a process has run out of memory.
     """
 
     can_recover = True
 
     def __init__(self, module: nn.Module) -> None:
-        self.loss: Callable[[Batch], tuple[Tensor, Tensor]] = module
+        self._loss: Callable[[Batch], tuple[Tensor, Tensor]] = module  # or its DDP wrapper
+
+    def add(
+        self, batch: Batch, weight: float | Tensor, *, before_backward: Callable[[], None]
+    ) -> Tensor:
+        """Add the gradient of a microbatch's weighted loss, within `accumulate`.
+
+        Return the [2] sums of its loss and negative log-likelihood, valid until the next call.
+        """
+        loss, nll = self._loss(batch)
+        before_backward()
+        (loss * weight).backward()  # type: ignore[no-untyped-call]
+        return torch.stack([loss.detach(), nll])
 
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Return a context for one microbatch; in the last one, ranks sum their gradients.
@@ -56,12 +69,15 @@ def build_gradients(
     *,
     shard: bool,
     dtype: torch.dtype | None = None,
+    graphs: bool = False,
 ) -> Gradients:
     """Prepare a module for processes that sum its gradients, with FSDP if `shard`, else with DDP.
 
     FSDP gathers its fp32 weights in `dtype`, if given. DDP is initialized with a small example
-    batch.
+    batch. With `graphs`, the gradients are those of CUDA graphs, whatever the number of processes.
     """
+    if graphs:
+        return GraphedGradients(module, group)
     if group.is_alone:
         return Gradients(module)
     if shard:
@@ -100,7 +116,7 @@ class ReplicatedGradients(Gradients):
     @override
     def reset(self) -> None:
         self._ddp: Any = None
-        self.loss = self._module  # drops the last reference to the old DDP and its hooks
+        self._loss = self._module  # drops the last reference to the old DDP and its hooks
         gc.collect()
         self._module.zero_grad()
         with self._group.detect_lost_peers():
@@ -113,9 +129,9 @@ class ReplicatedGradients(Gradients):
             # Position tables differ in size: they grow with the sentences that a rank has seen.
             self._ddp.broadcast_buffers = False
             self._ddp.register_comm_hook(None, self._all_reduce_bucket)
-            self.loss = self._ddp
+            self._loss = self._ddp
             for _ in range(_STEPS_TO_BUILD_BUCKETS):
-                loss, _ = self.loss(self._example)
+                loss, _ = self._loss(self._example)
                 (loss * 0).backward()  # type: ignore[no-untyped-call]
         self._module.zero_grad()
 
@@ -165,6 +181,105 @@ class ShardedGradients(Gradients):
         self._sharded.set_requires_gradient_sync(is_last)
         with self._group.detect_lost_peers():
             yield
+
+
+class GraphedGradients(Gradients):
+    """Gradients of which each batch is one launch: the CUDA graph of its forward and backward pass.
+
+    The first batch of a shape is computed without a graph, while kernels compile; the pass of the
+    second one is captured. The graph is replayed for it and for later ones, which are copied into
+    its memory. Several processes sum their gradients at the end of a step, outside of the graph.
+
+    Args:
+        module: Maps a microbatch to its losses, as in `Gradients`: by the same operations for all
+            of one shape, and without waiting for the device.
+        group: The processes.
+    """
+
+    def __init__(self, module: nn.Module, group: Group) -> None:
+        super().__init__(module)
+        self._module = module
+        self._group = group
+        self._parameters = list(module.parameters())
+        like = self._parameters[0]
+        sizes = [parameter.numel() for parameter in self._parameters]
+        # The gradients of all graphs, in one piece for the sum over processes.
+        self._flat = like.detach().new_zeros(sum(sizes))
+        self._parts = [
+            part.view_as(parameter)
+            for part, parameter in zip(
+                torch.split(self._flat, sizes), self._parameters, strict=True
+            )
+        ]
+        self._weight = torch.zeros((), device=like.device)
+        self._losses = torch.zeros(2, device=like.device)
+        # By shape; None after the first batch of a shape.
+        self._passes: dict[tuple[int, ...], _CapturedPass | None] = {}
+        # Outside of inference mode, before the graphs of a search in it: torch's random generator
+        # keeps what the first capture allocates, and training must be able to change it.
+        self._first = captured(self._losses.zero_)
+
+    @override
+    def add(
+        self, batch: Batch, weight: float | Tensor, *, before_backward: Callable[[], None]
+    ) -> Tensor:
+        is_first = all(parameter.grad is None for parameter in self._parameters)
+        if not is_first or batch.shape not in self._passes:
+            self._passes.setdefault(batch.shape)
+            return super().add(batch, weight, before_backward=before_backward)
+        before_backward()
+        self._weight.fill_(weight)
+        found = self._passes[batch.shape]
+        if found is None:
+            found = self._passes[batch.shape] = self._capture(batch)
+        elif found.batch is not batch:
+            found.batch.copy_(batch)
+        found.graph.replay()
+        for parameter, part in zip(self._parameters, self._parts, strict=True):
+            parameter.grad = part
+        return self._losses
+
+    def _capture(self, batch: Batch) -> "_CapturedPass":
+        def compute() -> None:
+            loss, nll = self._module(batch)
+            gradients = torch.autograd.grad(loss * self._weight, self._parameters)
+            torch._foreach_copy_(self._parts, gradients)
+            torch.stack([loss.detach(), nll], out=self._losses)
+
+        graph = captured(compute, shares_memory_of=self._first)
+        return _CapturedPass(batch, graph, buffers=list(self._module.buffers()))
+
+    @override
+    @contextmanager
+    def accumulate(self, *, is_last: bool) -> Iterator[None]:
+        yield
+        if is_last:
+            self._sum_over_processes()
+
+    @override
+    def release_peers(self) -> None:
+        self._module.zero_grad()
+        self._sum_over_processes()
+
+    def _sum_over_processes(self) -> None:
+        if self._group.is_alone:
+            return
+        for parameter, part in zip(self._parameters, self._parts, strict=True):
+            if parameter.grad is None:
+                part.zero_()
+            elif parameter.grad is not part:
+                part.copy_(parameter.grad)
+            parameter.grad = part
+        self._group.sum(self._flat)
+
+
+@dataclass(frozen=True)
+class _CapturedPass:
+    """A graph, and the memory that it reads besides that of weights."""
+
+    batch: Batch
+    graph: torch.cuda.CUDAGraph
+    buffers: list[Tensor]  # a longer sentence in a validation replaces those of positions
 
 
 def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:

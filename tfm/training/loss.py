@@ -1,6 +1,8 @@
 """The loss of a batch: label-smoothed cross-entropy (Vaswani et al. 2017, §5.4)."""
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor, nn
 from typing_extensions import override
@@ -12,24 +14,39 @@ from tfm.model.build import Model
 class BatchLoss(nn.Module):
     """Smoothed loss and negative log-likelihood of batches, summed over target tokens.
 
-    Both are scalars in nats. `label_smoothing` is ε, the probability that the wrong classes share.
+    Both are scalars in nats.
+
+    Args:
+        model: The model.
+        label_smoothing: ε, the probability that the wrong classes share.
+        autocast: Returns the context of a forward pass.
     """
 
-    def __init__(self, model: Model, *, label_smoothing: float) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        label_smoothing: float,
+        autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         super().__init__()
         self.model = model
         self._label_smoothing = label_smoothing
+        self._autocast = autocast
 
     @override
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         model = self.model
-        return model.backend.label_smoothed_cross_entropy(
-            model.forward_packed(batch.source, batch.sources, batch.target_input, batch.targets),
-            model.output_weight,
-            batch.target_output,
-            smoothing=self._label_smoothing,
-            num_tokens=batch.num_tokens,
-        )
+        with self._autocast():
+            return model.backend.label_smoothed_cross_entropy(
+                model.forward_packed(
+                    batch.source, batch.sources, batch.target_input, batch.targets
+                ),
+                model.output_weight,
+                batch.target_output,
+                smoothing=self._label_smoothing,
+                num_tokens=batch.num_tokens,
+            )
 
 
 def perplexity(nll: float) -> float:

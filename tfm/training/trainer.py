@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, astuple, dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tfm.distributed.group import Group
 from tfm.errors import TrainingError, UsageError
 from tfm.model.build import Model, use_backend
 from tfm.model.cost import Cost
+from tfm.model.transformer import Transformer
 from tfm.training.gradients import (
     build_gradients,
     full_tensor,
@@ -79,7 +81,7 @@ class Trainer:
         out_of_memory: How often that happened.
 
     Raises:
-        UsageError: The settings ask for fast kernels, but the model has none.
+        UsageError: The settings ask for fast kernels or CUDA graphs, but the model has none.
     """
 
     def __init__(
@@ -108,18 +110,35 @@ class Trainer:
         self._threads = threads
         self._backend = training_backend(compute, run.training.kernels)
         use_backend(model, self._backend)
-        loss = BatchLoss(model, label_smoothing=run.optimizer.label_smoothing)
-        example = self._batch(np.zeros(1, dtype=np.int64))
         dtype = self._backend.weights_dtype
+        loss = BatchLoss(
+            model,
+            label_smoothing=run.optimizer.label_smoothing,
+            autocast=nullcontext if dtype else compute.autocast,
+        )
+        example = self._batch(np.zeros(1, dtype=np.int64))
         shard = run.training.shard and not self._group.is_alone
         exact = {} if shard or dtype is None else cast_weights(loss, dtype)
-        self._gradients = build_gradients(loss, self._group, example, shard=shard, dtype=dtype)
+        graphs = run.training.cuda_graphs
+        if graphs:
+            self._prepare_graphs(dataset)
+        self._gradients = build_gradients(
+            loss, self._group, example, shard=shard, dtype=dtype, graphs=graphs
+        )
         self._optimizer = Adam(loss.parameters(), run.optimizer, exact=exact)
         is_fp16 = compute.dtype == torch.float16
         self._loss_scale = LossScale(compute.device, is_fp16=is_fp16)
         self.max_tokens = max_microbatch_tokens(run, compute.device, packs=model.packs)
         # A multiple of the processes, so that all compute equally many microbatches.
         self._num_dropout_shards = math.lcm(run.batching.num_dropout_shards, self._group.world.size)
+
+    def _prepare_graphs(self, dataset: ParallelDataset) -> None:
+        if not isinstance(self.model, Transformer) or not self.model.is_replayable:
+            raise UsageError(
+                "--cuda-graphs needs a GPU with --kernels fast, and a Transformer with dot-product "
+                "attention, without --attention-window and with equal --d-k and --d-v"
+            )
+        self.model.reserve_positions(self.batcher.longest(np.arange(len(dataset))))
 
     def batches(self) -> Iterator[StepBatch]:
         """Yield the batches after the current position, epoch after epoch, without end."""
@@ -276,22 +295,22 @@ class Trainer:
         try:
             with self._gradients.accumulate(is_last=is_last):
                 self._backend.seed(_derive_seed(self._run.training.seed, step, index))
-                with self._autocast():
-                    loss, nll = self._gradients.loss(microbatch)
-                waits = is_last or not can_recover
-                self._heartbeat(f"step {step}, gradient of {phase}", waits=waits)
-                (loss * (weight if is_real else 0.0)).backward()  # type: ignore[no-untyped-call]
+                losses = self._gradients.add(
+                    microbatch,
+                    weight if is_real else 0.0,
+                    before_backward=partial(
+                        self._heartbeat,
+                        f"step {step}, gradient of {phase}",
+                        waits=is_last or not can_recover,
+                    ),
+                )
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             if not can_recover:
                 raise self._too_large(batch) from error
             return None
-        losses = torch.stack([loss.detach(), nll])
         return losses if is_real else torch.zeros_like(losses)
-
-    def _autocast(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._backend.weights_dtype else self._compute.autocast()
 
     def _batch(self, rows: Rows) -> Batch:
         return self.batcher.batch(rows).to(self._compute.device)

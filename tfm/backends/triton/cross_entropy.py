@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# The target of padding, which has no loss and no gradient.
-PADDING = -1
+from tfm.backends.cross_entropy import PADDING
+
 _PADDING = tl.constexpr(PADDING)
 # Below every logit, but finite, to avoid -inf - -inf.
 _LOWEST = tl.constexpr(-1.0e30)
