@@ -100,6 +100,13 @@ def test_settings_have_the_effect_of_the_sacrebleu_commands(files):
     ]
 
 
+@pytest.mark.parametrize(("tokenize", "warns"), [("13a", True), ("none", False)])
+def test_tokenized_text_is_a_mistake_unless_the_metric_does_not_tokenize(caplog, tokenize, warns):
+    tokenized = ["Heute ist der dritte Mai ."] * 100
+    corpus_scores(tokenized, [tokenized], ["bleu"], ScoreConfig(tokenize=tokenize))
+    assert ("forgot to detokenize" in caplog.text) == warns
+
+
 def test_the_bootstrap_test_equals_that_of_the_sacrebleu_command(files):
     config = ScoreConfig(bootstrap_samples=100)
     ours = corpus_scores(

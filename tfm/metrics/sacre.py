@@ -32,7 +32,10 @@ def sacrebleu_score(
     match name:
         case "bleu":
             metric = BLEU(
-                lowercase=config.lowercase, tokenize=config.tokenize, references=references
+                lowercase=config.lowercase,
+                tokenize=config.tokenize,
+                references=references,
+                force=config.tokenize == "none",  # then no warning that the text is tokenized
             )
         case "chrf":
             metric = CHRF(
