@@ -43,16 +43,28 @@ def _right(setup: Setup) -> list[Step]:
 
 
 def _training(setup: Setup) -> list[Step]:
-    graphs = _FAST if setup.dry_run else f"{_FAST} --cuda-graphs"  # a CPU has none
+    graphs = f"{_FAST} --cuda-graphs"
     share = "--batch-tokens 3125 --rounds 1"  # of one GPU of eight
     return [
         _bench_train(setup, "base, fast, one microbatch", 120, f"--arch base {_FAST}"),
         _bench_train(
             setup, "base, fast, 8,192 tokens", 90, "--arch base --kernels fast --max-tokens 8192"
         ),
-        _bench_train(setup, "base, fast, CUDA graphs", 90, f"--arch base {graphs} --rounds 1"),
+        _bench_train(
+            setup,
+            "base, fast, CUDA graphs",
+            90,
+            f"--arch base {graphs} --rounds 1",
+            only_on_gpu=True,
+        ),
         _bench_train(setup, "base, 3,000 tokens", 60, f"--arch base {_FAST} {share}"),
-        _bench_train(setup, "base, 3,000 tokens, CUDA graphs", 60, f"--arch base {graphs} {share}"),
+        _bench_train(
+            setup,
+            "base, 3,000 tokens, CUDA graphs",
+            60,
+            f"--arch base {graphs} {share}",
+            only_on_gpu=True,
+        ),
         _bench_train(setup, "base, plain", 90, "--arch base --kernels plain --rounds 1"),
         _own(setup, "profiles.py", "training", 90),
         _bench_train(setup, "big, fast, one microbatch", 120, f"--arch big {_FAST} --steps 50"),
@@ -100,7 +112,13 @@ def _text(setup: Setup, name: str, num_lines: int | None = None) -> Path:
 
 
 def _bench_train(
-    setup: Setup, name: str, seconds: float, flags: str, *, compiles: bool = True
+    setup: Setup,
+    name: str,
+    seconds: float,
+    flags: str,
+    *,
+    compiles: bool = True,
+    only_on_gpu: bool = False,
 ) -> Step:
     tiny = _TINY_TRAINING if setup.dry_run else ""
     command = ["-m", "tfm", "bench", "train", setup.tokens, "--json", *f"{flags} {tiny}".split()]
@@ -110,6 +128,7 @@ def _bench_train(
         limit_seconds=seconds,
         summarize=_training_speed,
         environment={} if compiles else _WITHOUT_COMPILER,
+        only_on_gpu=only_on_gpu,
     )
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 from safetensors import safe_open
 
+from tfm.device.compute import choose_compute
+
 HERE = Path(__file__).parent
 PAPER = HERE.parents[1] / "wmt14" / "README.md"
 RUNS = Path("runs/multi30k-table3")
@@ -108,14 +110,16 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def figures_of(run: Path) -> dict[str, Any]:
-    """Return the last validation of a run, with the model's number of parameters."""
+    """Return the last validation of a run, the model's number of parameters, and the precision."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     *_, last = (each for each in map(json.loads, lines) if each["kind"] == "validation")
     checkpoint = run / "checkpoints" / f"step-{last['step']:08}" / "model.safetensors"
     with safe_open(checkpoint, "np") as weights:
         shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
     shown = {key: last[key] for key in ("step", "minutes", *METRICS)}
-    return {"parameters": sum(map(math.prod, shapes)), **shown}
+    compute = choose_compute("auto", "auto", trains=True)
+    precision = str(compute.dtype).removeprefix("torch.")
+    return {"parameters": sum(map(math.prod, shapes)), **shown, "precision": precision}
 
 
 def paper_changes() -> dict[str, dict[str, float]]:
