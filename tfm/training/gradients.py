@@ -205,12 +205,8 @@ class GraphedGradients(Gradients):
         sizes = [parameter.numel() for parameter in self._parameters]
         # The gradients of all graphs, in one piece for the sum over processes.
         self._flat = like.detach().new_zeros(sum(sizes))
-        self._parts = [
-            part.view_as(parameter)
-            for part, parameter in zip(
-                torch.split(self._flat, sizes), self._parameters, strict=True
-            )
-        ]
+        pairs = zip(torch.split(self._flat, sizes), self._parameters, strict=True)
+        self._parts = [part.view_as(parameter) for part, parameter in pairs]
         self._weight = torch.zeros((), device=like.device)
         self._losses = torch.zeros(2, device=like.device)
         # By shape; None after the first batch of a shape.
