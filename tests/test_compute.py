@@ -34,11 +34,13 @@ def test_without_a_gpu_the_cpu_computes_in_fp32():
     ("flags", "dtype"),
     [
         (["avx2"], torch.float32),
-        (["avx512f", "avx512_bf16"], torch.float32),
+        (["avx512f", "avx512_vnni"], torch.float32),
+        (["avx2", "avx_ne_convert"], torch.float32),
+        (["avx512f", "avx512_bf16"], torch.bfloat16),
         (["avx512f", "avx512_bf16", "amx_bf16"], torch.bfloat16),
     ],
 )
-def test_a_cpu_trains_in_bf16_if_it_has_amx(this_cpu_has, flags, dtype):
+def test_a_cpu_trains_in_bf16_if_it_multiplies_it(this_cpu_has, flags, dtype):
     this_cpu_has(*flags)
     assert choose_compute("cpu", "auto", trains=True).dtype == dtype
     assert choose_compute("cpu", "auto").dtype == torch.float32

@@ -12,6 +12,7 @@ ZEN_4 = f"{ZEN_3} avx512f avx512bw avx512_vnni avx512_bf16"
 SKYLAKE = f"{ZEN_3} avx512f avx512bw"
 SAPPHIRE_RAPIDS = f"{ZEN_4} avx_vnni amx_bf16 amx_tile amx_int8"
 ALDER_LAKE = f"{ZEN_3} avx_vnni"
+ARROW_LAKE = f"{ALDER_LAKE} avx_ne_convert"
 
 
 @pytest.fixture
@@ -42,35 +43,32 @@ def write_cpuinfo(machine, flags, *, key="flags"):
 
 
 @pytest.mark.parametrize(
-    ("flags", "limit", "avx512", "amx", "bf16", "int8"),
+    ("flags", "limit", "avx512", "multiplies_bf16", "bf16", "int8"),
     [
         (ZEN_3, "", False, False, False, False),
         (ALDER_LAKE, "", False, False, False, True),
         (SKYLAKE, "", True, False, False, False),
-        (ZEN_4, "", True, False, True, True),
+        (ARROW_LAKE, "", False, False, True, True),
+        (ZEN_4, "", True, True, True, True),
         (SAPPHIRE_RAPIDS, "", True, True, True, True),
         (SAPPHIRE_RAPIDS, "AVX2", False, False, False, False),
         (SAPPHIRE_RAPIDS, "avx2_vnni", False, False, False, True),
         (SAPPHIRE_RAPIDS, "AVX512_CORE", True, False, False, False),
         (SAPPHIRE_RAPIDS, "AVX512_CORE_VNNI", True, False, False, True),
-        (SAPPHIRE_RAPIDS, "AVX512_CORE_BF16", True, False, True, True),
+        (SAPPHIRE_RAPIDS, "AVX512_CORE_BF16", True, True, True, True),
         (SAPPHIRE_RAPIDS, "DEFAULT", True, True, True, True),
         (ZEN_3, "AVX512_CORE_AMX", False, False, False, False),
     ],
 )
 def test_units_are_those_of_the_cpu_within_the_limit_of_onednn(
-    machine, monkeypatch, flags, limit, avx512, amx, bf16, int8
+    machine, monkeypatch, flags, limit, avx512, multiplies_bf16, bf16, int8
 ):
     write_cpuinfo(machine, flags)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     found = this_cpu()
     assert (found.model, found.vendor) == ("A: CPU", "Maker")
-    assert (found.has_avx512, found.has_amx, found.has_bf16, found.has_int8) == (
-        avx512,
-        amx,
-        bf16,
-        int8,
-    )
+    assert (found.has_avx512, found.multiplies_bf16) == (avx512, multiplies_bf16)
+    assert (found.has_bf16, found.has_int8) == (bf16, int8)
 
 
 def test_units_of_an_arm_cpu_are_read_from_its_features(machine):

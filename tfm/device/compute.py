@@ -80,7 +80,7 @@ def choose_compute(
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bf16" if has_bf16 else "fp16"
     elif precision == "auto":
-        precision = "bf16" if trains and this_cpu().has_amx else "fp32"
+        precision = "bf16" if trains and this_cpu().multiplies_bf16 else "fp32"
     elif precision == "bf16" and not use_gpu and not this_cpu().has_bf16:
         supported = "fp32" if trains else "fp32 (or int8)"
         raise UsageError(f"this CPU has no bf16 units: use --precision {supported}")

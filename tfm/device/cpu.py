@@ -38,9 +38,9 @@ class Cpu:
         return "avx512f" in self.flags
 
     @property
-    def has_amx(self) -> bool:
-        """Whether it multiplies bf16 matrices in hardware (AMX)."""
-        return "amx_bf16" in self.flags
+    def multiplies_bf16(self) -> bool:
+        """Whether it multiplies bf16 faster than fp32."""
+        return not self.flags.isdisjoint({"avx512_bf16", "amx_bf16"})
 
     @property
     def has_bf16(self) -> bool:
