@@ -135,7 +135,7 @@ class TrainingConfig(Settings, section="training"):
     device: DeviceName = setting("auto", "Device to compute on; auto is a GPU if there is one.")
     precision: Precision = setting(
         "auto",
-        "Matrix product precision; auto: bf16 on devices that multiply it, fp16 on older GPUs, else fp32.",
+        "Matrix product precision; auto: bf16 if the device has it, fp16 on old GPUs, else fp32.",
     )
     threads: int | None = setting(None, _THREADS, ge=1)
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from tfm.backends.selection import training_backend, verified_compute
-from tfm.config import RunConfig, TransformerConfig
+from tfm.backends.selection import verified_compute
+from tfm.config import RunConfig
 from tfm.data.batching import Batcher
 from tfm.device.compute import Compute, measure_product_flops
 from tfm.device.threads import set_num_threads
+from tfm.model.build import empty_model
 from tfm.model.cost import Cost, model_cost
 from tfm.stages.training_data import TrainingData, open_data
 from tfm.storage.checkpoint.run_folder import NUM_STATES_KEPT
-from tfm.training.trainer import max_microbatch_tokens
+from tfm.training.trainer import max_microbatch_tokens, use_training_backend
 
 _MAX_DAYS, _MAX_EPOCHS = 7, 1000  # warn about a longer run
 # A training step takes about this many times as long as its matrix products.
@@ -109,9 +110,9 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     compute = verified_compute(run.training.device, run.training.precision, trains=True)
     set_num_threads(run.training.threads, num_processes=num_processes)
     source, target = data.info.vocab_sizes
-    backend = training_backend(compute, run.training.kernels)
-    packs = isinstance(run.model, TransformerConfig) and backend.packed_attention is not None
-    max_tokens = max_microbatch_tokens(run, compute.device, packs=packs)
+    model = empty_model(run.model, source_vocab_size=source, target_vocab_size=target)
+    use_training_backend(model, run, compute)
+    max_tokens = max_microbatch_tokens(run, compute.device, packs=model.packs)
     cost = model_cost(
         run.model,
         source_vocab_size=source,

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tfm.backends.plain import Backend
 from tfm.backends.selection import training_backend
-from tfm.config import RunConfig, TransformerConfig
+from tfm.config import RunConfig
 from tfm.data.background import read_ahead
 from tfm.data.batching import DEFAULT_MAX_TOKENS, Batch, Batcher
 from tfm.data.dataset import ParallelDataset, Rows
@@ -50,6 +51,25 @@ class StepBatch:
     max_tokens: int  # of a microbatch
     microbatches: list[Rows]  # of all processes
     own: list[tuple[int, Batch]]  # by index among all, on the device
+
+
+def use_training_backend(model: Model, run: RunConfig, compute: Compute) -> Backend:
+    """Choose the backend that trains a model, and compute its modules with it.
+
+    Raises:
+        UsageError: The device or model does not support the chosen kernels or CUDA graphs.
+    """
+    kernels = run.training.kernels
+    if kernels == "fast" and not isinstance(model, Transformer):
+        raise UsageError("--kernels fast is for the Transformer alone: use --kernels auto")
+    backend = training_backend(compute, kernels)
+    use_backend(model, backend)
+    if run.training.cuda_graphs and not model.is_replayable:
+        raise UsageError(
+            "--cuda-graphs needs a GPU with --kernels fast, and a Transformer with dot-product "
+            "attention, without --attention-window and with equal --d-k and --d-v"
+        )
+    return backend
 
 
 def max_microbatch_tokens(run: RunConfig, device: torch.device, *, packs: bool) -> int:
@@ -96,8 +116,6 @@ class Trainer:
         heartbeat: Heartbeat = no_heartbeat,
         threads: ComputeThreads | None = None,
     ) -> None:
-        if run.training.kernels == "fast" and not isinstance(run.model, TransformerConfig):
-            raise UsageError("--kernels fast is for the Transformer alone: use --kernels auto")
         self.model = model
         self.batcher = Batcher(dataset, run.batching, seed=run.training.seed)
         self.position = Position()
@@ -108,8 +126,7 @@ class Trainer:
         self._group = group or Group()
         self._heartbeat = heartbeat
         self._threads = threads
-        self._backend = training_backend(compute, run.training.kernels)
-        use_backend(model, self._backend)
+        self._backend = use_training_backend(model, run, compute)
         dtype = self._backend.weights_dtype
         loss = BatchLoss(
             model,
@@ -120,8 +137,8 @@ class Trainer:
         shard = run.training.shard and not self._group.is_alone
         exact = {} if shard or dtype is None else cast_weights(loss, dtype)
         graphs = run.training.cuda_graphs
-        if graphs:
-            self._prepare_graphs(dataset)
+        if graphs and isinstance(model, Transformer):
+            model.reserve_positions(self.batcher.longest(np.arange(len(dataset))))
         self._gradients = build_gradients(
             loss, self._group, example, shard=shard, dtype=dtype, graphs=graphs
         )
@@ -131,14 +148,6 @@ class Trainer:
         self.max_tokens = max_microbatch_tokens(run, compute.device, packs=model.packs)
         # A multiple of the processes, so that all compute equally many microbatches.
         self._num_dropout_shards = math.lcm(run.batching.num_dropout_shards, self._group.world.size)
-
-    def _prepare_graphs(self, dataset: ParallelDataset) -> None:
-        if not isinstance(self.model, Transformer) or not self.model.is_replayable:
-            raise UsageError(
-                "--cuda-graphs needs a GPU with --kernels fast, and a Transformer with dot-product "
-                "attention, without --attention-window and with equal --d-k and --d-v"
-            )
-        self.model.reserve_positions(self.batcher.longest(np.arange(len(dataset))))
 
     def batches(self) -> Iterator[StepBatch]:
         """Yield the batches after the current position, epoch after epoch, without end."""
