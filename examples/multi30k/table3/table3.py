@@ -15,6 +15,7 @@ import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from safetensors import safe_open
@@ -132,9 +133,11 @@ def paper_changes() -> dict[str, dict[str, float]]:
 
 
 def table_lines(results: dict[str, Any]) -> list[str]:
-    """Return a line of the table for each row that has ended, with its differences to base."""
-    paper, base = paper_changes(), results.get("base")
-    noise = noise_of(results)
+    """Return a line of the table for each row that has ended, with its differences to base.
+
+    Base is the mean of its seeds that have ended.
+    """
+    paper, base, noise = paper_changes(), base_of(results), noise_of(results)
     lines = []
     for name, change in (ROWS | SEEDS).items():
         if name not in results:
@@ -144,10 +147,11 @@ def table_lines(results: dict[str, Any]) -> list[str]:
         cells += [f"{row['parameters'] / 1e6:.2f}", f"{row['minutes']:.0f}"]
         for key in METRICS:
             cells.append(f"{row[key]:.2f}")
-            if base is None or name == "base" or name in SEEDS:
-                cells += ["" if base is None else f"{row[key] - base[key]:+.2f}", "", ""]
+            ours = row[key] - base[key]
+            if math.isnan(ours) or name == "base" or name in SEEDS:
+                cells += ["" if math.isnan(ours) else f"{ours:+.2f}", "", ""]
                 continue
-            ours, theirs = row[key] - base[key], paper[name][key]
+            theirs = paper[name][key]
             same = "yes" if ours * theirs > 0 else "no" if theirs else "equal in the paper"
             cells += [f"{ours:+.2f}", f"{theirs:+.2f}"]
             cells.append(f"{same}, within noise" if abs(ours) <= noise[key] else same)
@@ -155,11 +159,21 @@ def table_lines(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def base_of(results: dict[str, Any]) -> dict[str, float]:
+    """Return the means of base's metrics over the seeds that have ended; NaN if there are none."""
+    return {key: fmean(each) if each else math.nan for key, each in seeds_of(results).items()}
+
+
 def noise_of(results: dict[str, Any]) -> dict[str, float]:
     """Return the range of base's metrics over the seeds that have ended."""
+    seeds = seeds_of(results)
+    return {key: max(each, default=0) - min(each, default=0) for key, each in seeds.items()}
+
+
+def seeds_of(results: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the metrics of base with each seed that has ended."""
     seeds = [results[name] for name in ("base", *SEEDS) if name in results]
-    values = {key: [row[key] for row in seeds] for key in METRICS}
-    return {key: max(each, default=0) - min(each, default=0) for key, each in values.items()}
+    return {key: [row[key] for row in seeds] for key in METRICS}
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
@@ -169,7 +183,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     mpl.use("svg")
     from matplotlib import pyplot as plt
 
-    paper, noise = paper_changes(), noise_of(results)
+    paper, base, noise = paper_changes(), base_of(results), noise_of(results)
     names = [name for name in ROWS if name in results and name != "base"]
     places = range(len(names), 0, -1)
     mpl.rcParams["svg.hashsalt"] = "table3"
@@ -177,11 +191,11 @@ def draw(results: dict[str, Any], path: Path) -> None:
     for axis, (key, label) in zip(axes, METRICS.items(), strict=True):
         axis.axvspan(-noise[key], noise[key], color="0.9", label="range of base over its seeds")
         axis.axvline(0, color="0.6", linewidth=0.8)
-        ours = [results[name][key] - results["base"][key] for name in names]
+        ours = [results[name][key] - base[key] for name in names]
         axis.scatter(ours, places, color="tab:blue", label="Multi30k")
         in_paper = [paper[name][key] for name in names]
         axis.scatter(in_paper, places, facecolors="none", edgecolors="tab:red", label="the paper")
-        axis.set_xlabel(f"{label}, difference to base")
+        axis.set_xlabel(f"{label}, difference to the mean of base")
         axis.grid(axis="y", color="0.95")
         axis.set_axisbelow(True)
     axes[0].set_yticks(list(places), names)
