@@ -1,6 +1,7 @@
 """The files of the paper's experiments agree with the paper's tables."""
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -288,13 +289,17 @@ def test_the_recipe_of_english_french_has_as_many_pairs():
         ]
 
 
-@pytest.fixture
-def table3():
-    """The script that trains scaled rows of Table 3."""
-    spec = importlib.util.spec_from_file_location("table3", MULTI30K / "table3" / "table3.py")
+def load_script(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def table3():
+    """The script that trains scaled rows of Table 3."""
+    return load_script(MULTI30K / "table3" / "table3.py")
 
 
 def test_the_scaled_rows_change_the_settings_of_the_paper_in_the_same_direction(table3):
@@ -383,3 +388,39 @@ def test_an_unknown_row_is_refused(run_table3, capsys):
     with pytest.raises(SystemExit, match="2"):
         run_table3({}, "data", "a-h3")
     assert "unknown rows: a-h3" in capsys.readouterr().err
+
+
+def test_bleu_over_minutes_is_measured_until_each_training_ends(tmp_path, monkeypatch, capsys):
+    """Here all trainings end after 20 minutes; what is known is not computed again."""
+    minutes = load_script(MULTI30K / "minutes.py")
+    commands = []
+
+    def tfm(command, **_):
+        commands.append(command[1])
+        flags = dict(itertools.pairwise(command))
+        if command[1] == "train":
+            run = Path(flags["--run"])
+            run.mkdir(parents=True, exist_ok=True)
+            last = {
+                "kind": "validation",
+                "step": 7,
+                "minutes": min(20, int(flags["--max-minutes"])),
+            }
+            (run / "metrics.jsonl").write_text(json.dumps(last))
+        output = {
+            "train": "",
+            "generate": "ein Hund\n",
+            "score": json.dumps({"scores": [{"metric": flags.get("--metric"), "value": 30.0}]}),
+        }
+        return subprocess.CompletedProcess(command, 0, stdout=output[command[1]])
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(minutes.subprocess, "run", tfm)
+    options = ["--results", str(tmp_path / "minutes.json")]
+    for arguments in (["data"], ["data"], []):
+        monkeypatch.setattr(sys, "argv", ["minutes.py", *arguments, *options])
+        minutes.main()
+        _, _, *rows = capsys.readouterr().out.splitlines()
+        assert [row.split(" | ")[1] for row in rows] == 3 * ["2.0", "5.0", "15.0", "20.0"]
+    assert commands == 12 * ["train", "generate", "score", "score"]
+    assert (tmp_path / "minutes.svg").exists()
