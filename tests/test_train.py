@@ -452,6 +452,15 @@ def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_out_of_time_is_averaged(data_dir, tiny_run, tmp_path):
+    settings = {"checkpoint_steps": 2, "average_last": 2, "max_steps": 4}
+    train(data_dir, tmp_path / "run", tiny_run(training=settings))
+    assert not (tmp_path / "run" / "averaged").exists()
+    limits = {"max_steps": 1000, "max_minutes": 1e-9, "average": True}
+    train(data_dir, tmp_path / "run", tiny_run(training=settings | limits))
+    assert load_info(tmp_path / "run" / "averaged").averaged == (2, 4)
+
+
 def test_a_finished_run_is_averaged(data_dir, tiny_run, tmp_path, capsys):
     settings = tiny_run(training={"average": True, "average_last": 2})
     train(data_dir, tmp_path / "run", settings)

@@ -114,8 +114,8 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
                 if estimate.warning is not None:
                     say(estimate.warning)
             training.loop()
-    is_finished = training.is_finished()
-    if world.is_first and is_finished and run.training.average and not has_current_average(run_dir):
+    averages = run.training.average and position.step > 0
+    if world.is_first and averages and not has_current_average(run_dir):
         say(f"train: {average(run_dir, AverageConfig()).summary}")
     return TrainResult(run_dir=run_dir, step=position.step, metrics=training.metrics)
 
