@@ -45,7 +45,8 @@ sys.exit(pytest.main(sys.argv[1:]))
 def find_units():
     """Return the units of this CPU on which the choice of operations depends."""
     cpu = this_cpu.__wrapped__()
-    return {name for name in ("avx512", "amx", "bf16", "int8") if getattr(cpu, f"has_{name}")}
+    names = ("has_avx512", "multiplies_bf16", "has_bf16", "has_int8")
+    return {name for name in names if getattr(cpu, name)}
 
 
 def run_tests(command, files, **environment):
