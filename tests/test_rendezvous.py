@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch.distributed as dist
 
 from tfm.distributed import rendezvous as module
 from tfm.distributed.failures import FailedProcessError
@@ -173,6 +174,18 @@ def test_nodes_learn_of_the_failure_of_another(two_nodes):
     with pytest.raises(FailedProcessError) as raised:
         first.num_nodes_waiting()
     assert (str(raised.value), raised.value.exit_code) == (str(shared), 2)
+
+
+def test_a_node_0_that_is_gone_as_soon_as_all_have_joined_is_down(port):
+    class Gone:
+        def clone(self):
+            raise dist.DistNetworkError("The client socket has timed out")
+
+    node = new_rendezvous(port, 1)
+    node._store = Gone()
+    node._exchange_failures()
+    with pytest.raises(FailedProcessError, match=r"^node 0 at .* is down"):
+        node.num_nodes_waiting()
 
 
 def test_a_node_with_a_consequence_waits_for_the_cause(two_nodes):

@@ -180,8 +180,8 @@ class Rendezvous(StaticTCPRendezvous):
 
         It runs in a thread, because requests to the store hang if the network is cut.
         """
-        store = PrefixStore(self.run_id, self._store.clone())  # type: ignore[union-attr]  # no stub
         try:
+            store = PrefixStore(self.run_id, self._store.clone())  # type: ignore[union-attr]
             while not self._is_over.wait(POLL_SECONDS):
                 if (local := self._local_failure) is not None:
                     store.compare_set(_FAILURE, "", json.dumps([str(local), local.exit_code]))
