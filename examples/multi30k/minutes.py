@@ -130,6 +130,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     mpl.rcParams["svg.hashsalt"] = "minutes"
+    longest = max(row["minutes"] for row in results.values())
+    ticks = [limit for limit in MINUTES if limit <= longest]
     figure, axes = plt.subplots(1, 2, sharex=True, figsize=(10, 4))
     for axis, (name, label) in zip(axes, LABELS.items(), strict=True):
         for training in TRAININGS:
@@ -137,7 +139,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
             times, values = [row["minutes"] for row in rows], [row[name] for row in rows]
             axis.plot(times, values, marker="o", label=training)
         axis.set_xscale("log")
-        axis.set_xticks(MINUTES, map(str, MINUTES))
+        axis.set_xticks(ticks, map(str, ticks))
         axis.minorticks_off()
         axis.set_xlabel("minutes of training")
         axis.set_ylabel(label)
