@@ -20,6 +20,26 @@ def run_dir(trained_run, tmp_path):
     return shutil.copytree(trained_run, tmp_path / "run")
 
 
+@pytest.fixture
+def long_run(run_dir):
+    """Return the run with its three checkpoints at steps 104, 108 and 112."""
+    for path in checkpoints(run_dir):
+        save_again(path, load_info(path).step + 100)
+    return run_dir
+
+
+def save_again(path, step, **changes):
+    """Replace a checkpoint by one at another step."""
+    info, weights, bpe = load_info(path), load_weights(path), (path / "bpe.model").read_bytes()
+    shutil.rmtree(path)
+    save_checkpoint(
+        checkpoint_path(path.parents[1], step),
+        replace(info, step=step, **changes),
+        weights,
+        subword_files={"bpe.model": bpe},
+    )
+
+
 def test_the_average_is_the_mean_of_the_newest_checkpoints(run_dir):
     result = average(run_dir, AverageConfig(last=3))
     assert (result.model_dir, result.steps) == (run_dir / "averaged", [4, 8, 12])
@@ -29,40 +49,44 @@ def test_the_average_is_the_mean_of_the_newest_checkpoints(run_dir):
         torch.testing.assert_close(tensor, mean.float(), rtol=0, atol=0)
 
 
-def test_the_default_number_is_that_of_the_run(run_dir):
-    assert average(run_dir, AverageConfig()).steps == [8, 12]
+def test_the_default_number_is_that_of_the_run(long_run):
+    assert average(long_run, AverageConfig()).steps == [108, 112]
 
 
-def test_a_run_with_fewer_checkpoints_averages_those_it_has(run_dir):
-    for path in checkpoints(run_dir)[:-1]:
+@pytest.mark.parametrize(("step", "averaged"), [(10, [10, 12]), (9, [12])])
+def test_by_default_only_the_last_fifth_of_the_steps_is_averaged(run_dir, step, averaged):
+    save_again(checkpoint_path(run_dir, 8), step)
+    assert average(run_dir, AverageConfig()).steps == averaged
+    assert average(run_dir, AverageConfig(last=2)).steps == [step, 12]
+
+
+def test_a_run_with_fewer_checkpoints_averages_those_it_has(long_run):
+    for path in checkpoints(long_run)[:-1]:
         shutil.rmtree(path)
-    result = average(run_dir, AverageConfig())
-    assert result.steps == [12]
-    assert result.summary == f"{run_dir}/averaged is the mean of step 12"
+    result = average(long_run, AverageConfig())
+    assert result.steps == [112]
+    assert result.summary == f"{long_run}/averaged is the mean of step 112"
 
 
-def test_a_run_that_was_stopped_and_resumed_has_the_average_of_an_uninterrupted_run(run_dir):
-    _, before, newest = checkpoints(run_dir)
+def test_a_run_that_was_stopped_and_resumed_has_the_average_of_an_uninterrupted_run(long_run):
+    _, before, newest = checkpoints(long_run)
     save_checkpoint(  # as when a signal stops the training
-        checkpoint_path(run_dir, 10),
-        replace(load_info(before), step=10, metrics={}),
+        checkpoint_path(long_run, 110),
+        replace(load_info(before), step=110, metrics={}),
         load_weights(before),
         subword_files={},
     )
-    assert len(checkpoints(run_dir)) == 4
-    assert average(run_dir, AverageConfig()).steps == [8, 12]
+    assert len(checkpoints(long_run)) == 4
+    assert average(long_run, AverageConfig()).steps == [108, 112]
     shutil.rmtree(newest)
-    result = average(run_dir, AverageConfig())
-    assert (result.steps, load_info(result.model_dir).step) == ([4, 8], 10)
+    result = average(long_run, AverageConfig())
+    assert (result.steps, load_info(result.model_dir).step) == ([104, 108], 110)
 
 
-def test_checkpoints_of_a_run_without_validation_are_averaged(run_dir):
-    for path in checkpoints(run_dir):
-        info, weights = load_info(path), load_weights(path)
-        files = {"bpe.model": (path / "bpe.model").read_bytes()}
-        shutil.rmtree(path)
-        save_checkpoint(path, replace(info, metrics={}), weights, subword_files=files)
-    assert average(run_dir, AverageConfig()).steps == [8, 12]
+def test_checkpoints_of_a_run_without_validation_are_averaged(long_run):
+    for path in checkpoints(long_run):
+        save_again(path, load_info(path).step, metrics={})
+    assert average(long_run, AverageConfig()).steps == [108, 112]
 
 
 def test_the_average_of_one_checkpoint_is_the_checkpoint(run_dir, tmp_path):
@@ -88,7 +112,7 @@ def test_an_average_is_a_complete_model_without_training_state(run_dir):
         "bpe.model", "config.json", "model.safetensors",
     ]  # fmt: skip
     info = load_info(model_dir)
-    assert (info.step, info.averaged, info.metrics) == (12, (8, 12), {})
+    assert (info.step, info.averaged, info.metrics) == (12, (12,), {})
     assert len(Translator.load(run_dir, device="cpu").translate(["seven"])) == 1
 
 

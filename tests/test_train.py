@@ -458,15 +458,15 @@ def test_a_run_out_of_time_is_averaged(data_dir, tiny_run, tmp_path):
     assert not (tmp_path / "run" / "averaged").exists()
     limits = {"max_steps": 1000, "max_minutes": 1e-9, "average": True}
     train(data_dir, tmp_path / "run", tiny_run(training=settings | limits))
-    assert load_info(tmp_path / "run" / "averaged").averaged == (2, 4)
+    assert load_info(tmp_path / "run" / "averaged").averaged == (4,)
 
 
 def test_a_finished_run_is_averaged(data_dir, tiny_run, tmp_path, capsys):
-    settings = tiny_run(training={"average": True, "average_last": 2})
+    settings = tiny_run(training={"average": True, "checkpoint_steps": 2, "average_last": 2})
     train(data_dir, tmp_path / "run", settings)
     info = load_info(tmp_path / "run" / "averaged")
-    assert (info.step, info.averaged) == (12, (8, 12))
-    assert "averaged is the mean of steps 8, 12" in capsys.readouterr().err
+    assert (info.step, info.averaged) == (12, (10, 12))
+    assert "averaged is the mean of steps 10, 12" in capsys.readouterr().err
 
 
 def test_the_average_of_a_finished_run_is_made_again_if_it_is_missing_or_outdated(

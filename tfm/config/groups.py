@@ -101,7 +101,7 @@ class TrainingConfig(Settings, section="training"):
         "score", "Rank checkpoints by validation loss or by score: BLEU, or a parser's bracket F1."
     )
     average_last: int = setting(
-        5, "Number of newest checkpoints that `tfm average` averages by default.", ge=1
+        5, "Average at most N of the newest checkpoints, of the last fifth of the steps.", ge=1
     )
     average: bool = setting(
         True, "Average the newest checkpoints when training ends, as `tfm average` does."
@@ -362,7 +362,9 @@ class AverageConfig(Settings, section="average"):
     """Which checkpoints to average (§6.1)."""
 
     last: int | None = setting(
-        None, "Average the N newest checkpoints; average_last of the run if unset.", ge=1
+        None,
+        "Average the N newest checkpoints, whatever their steps (default: see average_last).",
+        ge=1,
     )
     best: int | None = setting(
         None, "Average the N best checkpoints by best_metric of the run.", ge=1

@@ -7,7 +7,16 @@ from tfm.config import AverageConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
 from tfm.storage.checkpoint.model_folder import average_weights, load_info, save_checkpoint
-from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoints, scheduled_checkpoints
+from tfm.storage.checkpoint.run_folder import (
+    best_checkpoints,
+    checkpoints,
+    scheduled_checkpoints,
+    step_of,
+)
+
+# By default, older checkpoints than this part of the newest one's steps are left out: while a model
+# improves fast, they make the average worse than its newest checkpoint.
+_RECENT = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +57,9 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         number, ranked = config.best, best_checkpoints(run_dir, training.best_metric)
     else:
         ranked = scheduled_checkpoints(run_dir)[::-1]
+        recent = [path for path in ranked if step_of(path) >= _RECENT * step_of(ranked[0])]
         # Only a number that the user gave must be available.
-        number = config.last or min(training.average_last, len(ranked))
+        number = config.last or min(training.average_last, len(recent))
     if number > len(ranked):
         flag = "--last" if config.best is None else "--best"
         raise UsageError(

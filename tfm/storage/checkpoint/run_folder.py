@@ -29,6 +29,11 @@ def checkpoint_path(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"{_PREFIX}{step:0{_NUM_DIGITS}d}"
 
 
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a checkpoint's folder."""
+    return int(checkpoint.name.removeprefix(_PREFIX))
+
+
 def checkpoints(run_dir: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
     named = (run_dir / "checkpoints").glob(_PREFIX + _NUM_DIGITS * "[0-9]")
@@ -38,7 +43,7 @@ def checkpoints(run_dir: Path) -> list[Path]:
 def newest_step(run_dir: Path) -> int | None:
     """Return the step of a run's newest checkpoint, damaged or not; None if there is none."""
     present = checkpoints(run_dir)
-    return int(present[-1].name.removeprefix(_PREFIX)) if present else None
+    return step_of(present[-1]) if present else None
 
 
 def newest_intact_checkpoint(run_dir: Path) -> Path | None:
