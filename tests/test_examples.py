@@ -279,6 +279,15 @@ def test_multi30k_has_four_directions(run_script):
         assert calls[-1].endswith(f"--reference data/multi30k-{pair}/test.{target}")
 
 
+def test_multi30k_is_trained_with_the_publications_settings_or_with_a_preset(run_script):
+    [train] = [call for call in run_script("cased", MULTI30K) if call.startswith("train")]
+    assert train.endswith("/multi30k.toml --run runs/multi30k-en-de-cased")
+    calls = run_script("cased", MULTI30K, ARCH="small", PAIR="de-en")
+    [train] = [call for call in calls if call.startswith("train")]
+    arguments = "--arch small --run runs/multi30k-de-en-cased-small"
+    assert train == f"train data/multi30k-de-en {arguments}"
+
+
 def test_the_recipe_of_english_french_has_as_many_pairs():
     french = load_recipe(str(MULTI30K / "recipes" / "multi30k-en-fr.toml"))
     german = load_recipe("multi30k-en-de")

@@ -4,6 +4,7 @@
 #     examples/multi30k/run.sh cased            # raw text
 #     examples/multi30k/run.sh lowercased       # tokenized and lowercased, as Wu et al. (2021) score it
 #     PAIR=fr-en MIRROR=/data/multi30k examples/multi30k/run.sh cased
+#     ARCH=small examples/multi30k/run.sh cased # a preset instead of multi30k.toml
 #
 # PAIR is en-de, de-en, en-fr or fr-en. Arguments after the kind of text are passed to tfm train:
 # examples/multi30k/run.sh cased --seed 2
@@ -13,7 +14,8 @@ set -euo pipefail
 text=${1:-cased} pair=${PAIR:-en-de}
 source=${pair%-*} target=${pair#*-}
 here=$(cd "$(dirname "$0")" && pwd)
-run=runs/multi30k-$pair-$text train=("${@:2}") score=()
+run=runs/multi30k-$pair-$text settings=(--config "$here/multi30k.toml") train=("${@:2}") score=()
+[ -z "${ARCH:-}" ] || run+=-$ARCH settings=(--arch "$ARCH")
 
 # The recipes have English on the left.
 case $pair in
@@ -39,7 +41,7 @@ if [ "$data" != "$raw" ]; then
         --test "$files/test.$source" "$files/test.$target" \
         --vocab-size $vocab_size --out "$data" --no-drop-duplicates --no-drop-copies --max-length-ratio 0
 fi
-tfm train "$data" --config "$here/multi30k.toml" --run "$run" ${train[@]+"${train[@]}"}
+tfm train "$data" ${settings[@]+"${settings[@]}"} --run "$run" ${train[@]+"${train[@]}"}
 tfm average "$run"
 tfm generate "$run" --split test --beam 5 | tee "$run/translations.$target" |
     tfm score --reference "$data/test.$target" ${score[@]+"${score[@]}"}
