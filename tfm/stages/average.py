@@ -14,8 +14,8 @@ from tfm.storage.checkpoint.run_folder import (
     step_of,
 )
 
-# By default, older checkpoints than this part of the newest one's steps are left out: while a model
-# improves fast, they make the average worse than its newest checkpoint.
+# By default, only checkpoints after this fraction of the newest one's steps are averaged: while a
+# model improves fast, older ones make the average worse than the newest checkpoint alone.
 _RECENT = 0.8
 
 
