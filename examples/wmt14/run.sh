@@ -21,8 +21,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 config=$here/$arch.toml
 [ ! -f "$here/$arch-$pair.toml" ] || config=$here/$arch-$pair.toml
 mirror=${MIRROR:-} data=data/wmt14-$pair run=runs/wmt14-$pair-$arch
-# The paper's 10 minutes between checkpoints, at its 0.4 s per step of base and 1.0 s of big: so the
-# average is of the same steps on every machine.
+# The paper's 10 minutes between checkpoints, at its 0.4 s per step of base and 1.0 s of big. Counted
+# in steps, so that every machine averages the same ones.
 interval=1500
 [ "$arch" != big ] || interval=600
 prepare=() train=(--checkpoint-steps $interval "${@:2}") lines=3003
