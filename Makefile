@@ -7,7 +7,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-NEEDED := "tfm needs Python 3.10 or newer: make PYTHON=/path/to/python3"
+NEEDED := "tfm needs Python 3.11 or newer: make PYTHON=/path/to/python3"
 
 .PHONY: quickstart test test-kernels docs lint format check clean
 
@@ -39,7 +39,7 @@ clean:
 	rm -rf .venv build quickstart .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .venv/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and $(NEEDED))'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and $(NEEDED))'
 	$(PYTHON) -m venv .venv
 
 .venv/installed: pyproject.toml | .venv/bin/python

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import typing
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from tfm.config import (
     TrainingConfig,
     TransformerConfig,
 )
-from tfm.config.toml import tomllib
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import newest_intact_checkpoint

@@ -3,11 +3,11 @@
 import json
 import re
 import sys
+import tomllib
 
 import pytest
 
 from tfm.cli import main as cli
-from tfm.config.toml import tomllib
 from tfm.distributed.layout import Layout
 from tfm.errors import InterruptedRunError
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import tomllib
 import typing
 from pathlib import Path
 
@@ -30,7 +31,6 @@ from tfm.config import (
     settings_to,
     suitable_arch,
 )
-from tfm.config.toml import tomllib
 from tfm.errors import DETAIL, UsageError
 
 GROUPS = [

@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 import shlex
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,7 +16,6 @@ import tfm
 from tfm.cli.main import app
 from tfm.config import PRESETS, SearchConfig, run_config
 from tfm.config.presets import suitable_arch
-from tfm.config.toml import tomllib
 from tfm.data.corpus.loading import load_recipe
 from tfm.distributed.launch import _JOIN_SECONDS
 from tfm.distributed.rendezvous import _CAUSE_SECONDS
@@ -29,6 +29,7 @@ DOCUMENTS = sorted(
     for path in ROOT.glob(pattern)
 )
 SCRIPTS = sorted(ROOT.glob("examples/**/*.sh"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TREE = (DOCS / "contributing" / "tree.md").read_text(encoding="utf-8")
 
@@ -112,9 +113,13 @@ def pieces(recipe):
 _PARSING = "beam {beam_size}, α {length_penalty:g}, source + {max_extra_length} tokens".format(
     **load_recipe("generated-treebank").settings("search")
 )
+_MIN_PYTHON = PROJECT["project"]["requires-python"].removeprefix(">=")
 _AVERAGED = {arch: run_config(arch).training.average_last for arch in ("base", "big")}
 # Sentences that repeat a value of the code, by document.
 REPEATED = [
+    ("Makefile", f"tfm needs Python {_MIN_PYTHON} or newer"),
+    ("Makefile", f"sys.version_info < ({_MIN_PYTHON.replace('.', ', ')})"),
+    ("README.md", f"tfm needs Python {_MIN_PYTHON} or newer"),
     ("docs/explanation/failures.md", f"waits up to {_CAUSE_SECONDS:g} s for a more precise reason"),
     ("docs/explanation/paper.md", f"more than about {_MAX_DAYS} days or {_MAX_EPOCHS:,} epochs"),
     ("docs/explanation/paper.md", _PARSING),
@@ -165,10 +170,7 @@ def test_every_module_and_folder_of_the_package_is_in_the_tree_once():
 
 
 def test_the_documents_show_the_layers_that_lint_imports_checks():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    [layers] = [
-        c["layers"] for c in contracts["tool"]["importlinter"]["contracts"] if "layers" in c
-    ]
+    [layers] = [c["layers"] for c in PROJECT["tool"]["importlinter"]["contracts"] if "layers" in c]
     layers = [layer.replace("tfm.", "") for layer in layers]
     page = (DOCS / "contributing" / "architecture.md").read_text(encoding="utf-8")
     shown = re.findall(r"^(\w+(?: │ \w+)*)  +\S", page, re.MULTILINE)

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,6 @@ def _options() -> argparse.Namespace:
 def requirements() -> list[Any]:
     """Return tfm's dependencies, as `packaging.requirements.Requirement`."""
     from packaging.requirements import Requirement
-
-    from tfm.config.toml import tomllib  # type: ignore[attr-defined]
 
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     parsed = map(Requirement, project["dependencies"])

@@ -2,7 +2,7 @@
 
 import json
 import re
-import sys
+import tomllib
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
@@ -10,11 +10,6 @@ from pathlib import Path
 from tfm.config.groups import RunConfig
 from tfm.config.schema import Settings, TomlTable
 from tfm.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _HEADER_OR_KEY = re.compile(r"\s*(?:\[(\[?)([^]#]*)\]|([^=#]*)=)")
 _MAX_BYTES = 1 << 20

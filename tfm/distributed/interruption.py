@@ -116,6 +116,6 @@ def _replace_lost_terminal() -> None:
     for descriptor in (1, 2):
         try:
             os.write(descriptor, b"")
-        except OSError:  # noqa: PERF203 - only two descriptors
+        except OSError:
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
