@@ -32,7 +32,7 @@ def trained(monkeypatch):
 
     devices = []
 
-    def note(data_dir, run_dir, settings):
+    def note(data_dir, run_dir, settings, *, world):
         devices.append(settings.training.device)
         return train.TrainResult(run_dir=run_dir, step=1, metrics={})
 
@@ -76,6 +76,50 @@ def test_printing_settings_launches_nothing(run, launched, flag, device):
     [line] = err.splitlines()
     assert re.fullmatch(r"tfm: \. is no dataset .*", line), line
     assert not launched
+
+
+COMPLETE = {"MASTER_ADDR": "a", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}  # fmt: skip
+
+
+@pytest.fixture(params=["incomplete", "without port", "not numbers"])
+def stray_variables(request, monkeypatch):
+    """Variables of a launcher that a shell has inherited, and that describe no world."""
+    missing = {"incomplete": "LOCAL_RANK", "without port": "MASTER_PORT"}.get(request.param)
+    changes = {"RANK": "first"} if request.param == "not numbers" else {}
+    for name, value in (COMPLETE | changes).items():
+        if name != missing:
+            monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("stray_variables")
+def test_training_refuses_the_variables_of_half_a_launcher(run, trained):
+    code, out, err = run("train", ".", "--arch", "tiny")
+    assert (code, out) == (2, "")
+    [line] = err.splitlines()
+    assert re.fullmatch("tfm: .*(MASTER_ADDR|MASTER_PORT|must be numbers).*", line), line
+    assert not trained
+
+
+@pytest.mark.usefixtures("stray_variables")
+def test_flags_that_start_processes_win_over_the_variables_of_half_a_launcher(
+    run, launched, trained
+):
+    assert run("train", ".", "--arch", "tiny", "--processes", 1)[0] == 0
+    assert trained == ["cpu"]
+    assert run("train", ".", "--arch", "tiny", "--processes", 2)[0] == 0
+    assert len(launched) == 1
+
+
+@pytest.mark.usefixtures("stray_variables")
+def test_commands_that_do_not_train_ignore_the_variables_of_launchers(run, elsewhere):
+    (elsewhere / "text").write_text("a\n")
+    assert run("--help")[0] == 0
+    code, _, err = run("score", "--hypotheses", "text", "--reference", "none")
+    assert (code, len(err.splitlines())) == (2, 1)
+    code, out, err = run("score", "--hypotheses", "text", "--reference", "text", "--metric", "chrf")
+    assert (code, "100" in out, len(err.splitlines())) == (0, True, 1)
+    assert run("train", "--print-config")[0] == 0
 
 
 @pytest.fixture

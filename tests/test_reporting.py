@@ -31,6 +31,15 @@ def test_messages_are_lines_on_stderr(capsys):
     assert capsys.readouterr() == ("", "one\ntwo\n")
 
 
+def test_messages_are_printed_whatever_variables_a_shell_has_inherited(capsys, monkeypatch):
+    for name in "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR":
+        monkeypatch.setenv(name, "1")
+    say("one")
+    with Progress("work", total=1, unit="pairs") as bar:
+        bar.update()
+    assert capsys.readouterr() == ("", "one\n")
+
+
 def test_without_a_terminal_lines_are_printed_at_intervals(capsys, clock):
     with Progress("work", total=2_000, unit="pairs") as bar:
         for _ in range(20):

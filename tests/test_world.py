@@ -6,7 +6,7 @@ import pytest
 
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError
-from tfm.world import World
+from tfm.world import World, current_world
 
 TORCHRUN = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}
 SLURM = {
@@ -91,6 +91,48 @@ def test_a_missing_master_port_is_refused(set_variables):
     set_variables(**TORCHRUN, MASTER_ADDR="host")
     with pytest.raises(UsageError, match="no port to meet at: set MASTER_PORT"):
         World.from_environment()
+
+
+@pytest.mark.parametrize("names", [("RANK", "WORLD_SIZE"), ("LOCAL_RANK",)])
+def test_incomplete_variables_of_torchrun_are_refused(set_variables, names):
+    set_variables(**{name: TORCHRUN[name] for name in names}, **MASTER)
+    with pytest.raises(UsageError) as refused:
+        World.from_environment()
+    missing = {
+        name for name in TORCHRUN if f" {name}" in str(refused.value).partition("but not")[2]
+    }
+    assert missing == {*TORCHRUN} - {*names}
+
+
+def test_a_master_address_alone_is_a_single_process(set_variables):
+    set_variables(**MASTER)
+    assert World.from_environment() == World()
+
+
+def test_incomplete_variables_of_torchrun_do_not_matter_under_slurm(set_variables):
+    set_variables(**SLURM, **MASTER, WORLD_SIZE=20)
+    assert World.from_environment().launcher == "Slurm"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"MASTER_ADDR": "host"},
+        {"MASTER_ADDR": "host", "RANK": 1, "WORLD_SIZE": 2},
+        {"MASTER_ADDR": "host", **TORCHRUN},
+        {**MASTER, **TORCHRUN, "RANK": "first"},
+        {**MASTER, **SLURM, "SLURM_STEP_TASKS_PER_NODE": ""},
+    ],
+)
+def test_variables_that_describe_no_world_are_a_single_process_elsewhere(set_variables, variables):
+    set_variables(**variables)
+    assert current_world() == World()
+
+
+def test_the_current_world_is_that_of_the_launcher(set_variables):
+    set_variables(**TORCHRUN, **MASTER)
+    assert current_world() == World.from_environment()
 
 
 # --- layouts

@@ -6,14 +6,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tfm.world import World
+from tfm.world import current_world
 
 _PLAIN_LINE_SECONDS = 15.0
 
 
 def say(message: str) -> None:
     """Print one line on stderr, above a progress bar if there is one; only rank 0 prints."""
-    if World.from_environment().is_first:
+    if current_world().is_first:
         tqdm.write(message, file=sys.stderr)
 
 
@@ -49,7 +49,7 @@ class Progress:
             unit_divisor=1024 if unit == "B" else 1000,
             initial=initial,
             bar_format=bar_format,
-            disable=not shown or self._is_plain or not World.from_environment().is_first,
+            disable=not shown or self._is_plain or not current_world().is_first,
             dynamic_ncols=True,
             leave=False,
             file=sys.stderr,

@@ -50,13 +50,15 @@ class World:
         """Return the world that torchrun or Slurm describes; a single process without either.
 
         The variables count only if MASTER_ADDR is set, too: Slurm also sets its own for the batch
-        script itself, which is a single process.
+        script itself, which is a single process. Only training uses them: everything else calls
+        `current_world`, which does not fail.
 
         Raises:
             UsageError: The variables are not numbers, contradict each other, or one is missing.
         """
         launcher = _find_launcher()
         if launcher is None:
+            _refuse_incomplete_variables()
             return cls()
         values = [os.environ[name] for name in _VARIABLES[launcher]]
         shown = ", ".join(map("=".join, zip(_VARIABLES[launcher], values, strict=True)))
@@ -79,6 +81,17 @@ class World:
         )
 
 
+def current_world() -> World:
+    """Return the world of this process; a single process if its variables describe no world.
+
+    Commands that do not train ignore variables that a shell has inherited.
+    """
+    try:
+        return World.from_environment()
+    except UsageError:
+        return World()
+
+
 def _find_launcher() -> Launcher | None:
     """Return the launcher whose variables are all set; None if there is none."""
     if "MASTER_ADDR" in os.environ:
@@ -86,6 +99,18 @@ def _find_launcher() -> Launcher | None:
             if all(name in os.environ for name in names):
                 return launcher
     return None
+
+
+def _refuse_incomplete_variables() -> None:
+    """Raise UsageError if some variables of torchrun are set beside MASTER_ADDR, but not all."""
+    names = ("MASTER_ADDR", *_VARIABLES["torchrun"])
+    found = [name for name in names if name in os.environ]
+    if "MASTER_ADDR" in found and len(found) > 1:
+        missing = [name for name in names if name not in found]
+        raise UsageError(
+            f"{', '.join(found)} are set, but not {', '.join(missing)}: start this command with "
+            "torchrun, which sets all of them, or give --gpus N or --processes N, which need none"
+        )
 
 
 def _parse_tasks_per_node(counts: str) -> list[str]:

@@ -10,7 +10,7 @@ from tfm.cli.paths import existing_file, existing_folder
 from tfm.cli.suggestions import Commands
 from tfm.config import PRESETS
 from tfm.errors import UsageError
-from tfm.world import World
+from tfm.world import current_world
 
 DATA_ROOT = Path("data")
 RUNS_ROOT = Path("runs")
@@ -80,5 +80,5 @@ def dataset(path: Path | None) -> Path:
 
 def say(message: str) -> None:
     """Print a message on stderr, on rank 0 only."""
-    if World.from_environment().is_first:
+    if current_world().is_first:
         typer.echo(message, err=True)

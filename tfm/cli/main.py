@@ -19,7 +19,7 @@ from tfm.cli.suggestions import explain_unknown_option
 from tfm.distributed.failures import has_launcher, report_failure
 from tfm.distributed.interruption import stop_with_launcher
 from tfm.errors import DETAIL, InterruptedRunError, LostPeersError, TfmError, UsageError
-from tfm.world import World
+from tfm.world import current_world
 
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
 
@@ -66,7 +66,7 @@ def _exit_process(code: int) -> NoReturn:
     One of several processes, or an interrupted one, skips Python's shutdown, which would abort and
     lose the exit code if a thread still waits for another process or runs library code.
     """
-    if World.from_environment().size > 1 or code == _INTERRUPTED:
+    if current_world().size > 1 or code == _INTERRUPTED:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -82,7 +82,7 @@ def _report_failure(message: str, *, exit_code: int = 1, is_consequence: bool = 
 
 def _report_stop(stop: InterruptedRunError) -> int:
     """Print where a run has stopped, and return the exit code."""
-    if World.from_environment().is_first:
+    if current_world().is_first:
         _print_error(f"tfm: {stop}")
     # A launcher takes any other code for a failure and kills the other processes while they save.
     return 0 if has_launcher() else stop.exit_code

@@ -14,7 +14,7 @@ from tfm.cli.paths import existing_folder, new_folder
 from tfm.config import AverageConfig, run_toml, settings_from
 from tfm.distributed.layout import Layout
 from tfm.errors import DataError, UsageError, tfm_command
-from tfm.world import World
+from tfm.world import World, current_world
 
 if TYPE_CHECKING:
     from tfm.stages.export.check import Agreement
@@ -118,12 +118,13 @@ def train(
         if found.estimate.warning is not None:
             say(found.estimate.warning)
         return
-    _launch_processes(layout)
+    world = _launch_processes(layout)
     folder = _dataset_of(run, data)
     settings = settings_for(folder)
     from tfm.stages.train import train as run_stage
 
-    result = run_stage(folder, run or RUNS_ROOT / f"{folder.name}-{settings.arch}", settings)
+    run_dir = run or RUNS_ROOT / f"{folder.name}-{settings.arch}"
+    result = run_stage(folder, run_dir, settings, world=world)
     following = "generate" if settings.training.average else "average"
     say(f"next: {tfm_command(following, result.run_dir)}")
 
@@ -143,18 +144,24 @@ def _dataset_of(run: Path | None, data: Path | None) -> Path:
     return dataset(folder)
 
 
-def _launch_processes(layout: Layout) -> None:
-    """Restart this command in several processes if the flags ask for them; then do not return."""
-    world = World.from_environment()
+def _launch_processes(layout: Layout) -> World:
+    """Return the world of this process.
+
+    If the flags ask for several processes, and no launcher has started this one, restart this
+    command in each; then do not return.
+    """
+    # Flags that say how to start processes do not need the variables of a launcher.
+    world = World.from_environment() if layout == Layout() else current_world()
     if world.launcher is not None:
         layout.check(world)
-        return
+        return world
     if layout.local_size == layout.nodes == 1:
-        return
+        return world
     from tfm.distributed.launch import launch, num_local_processes
 
     if layout.nodes > 1 or num_local_processes(layout) > 1:
         raise SystemExit(launch(layout, [sys.executable, "-m", "tfm", *sys.argv[1:]]))
+    return world
 
 
 @app.command(rich_help_panel=MODELS_PANEL, cls=Command)

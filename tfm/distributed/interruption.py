@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from tfm.distributed.failures import end_process, has_launcher
-from tfm.world import World
+from tfm.world import current_world
 
 # A process that was asked to stop is killed if it has not saved and ended within this time.
 SAVING_SECONDS = 120.0
@@ -88,7 +88,7 @@ class StopRequests:
                 continue
             if has_answered and signals[0] == signal.SIGINT:
                 end_process(UNSAVED, exit_code=self.EXIT_CODES[signal.SIGINT])
-            if not has_answered and World.from_environment().is_first:
+            if not has_answered and current_world().is_first:
                 # Not through Python's streams, whose locks the main thread may hold.
                 start = "\n" if os.isatty(2) else ""  # below a progress bar
                 with contextlib.suppress(OSError):  # a closed terminal

@@ -41,10 +41,13 @@ class TrainResult:
     metrics: dict[str, float]
 
 
-def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
+def train(
+    data_dir: Path, run_dir: Path, run: RunConfig, *, world: World | None = None
+) -> TrainResult:
     """Train a model, resuming from the newest checkpoint in the run folder if there is one.
 
-    With a launcher, every process calls it, and all processes train one model together.
+    Every process of `world` calls it, and all of them train one model together; without a world,
+    this is the only process.
 
     Raises:
         DataError: The dataset cannot be used.
@@ -55,7 +58,7 @@ def train(data_dir: Path, run_dir: Path, run: RunConfig) -> TrainResult:
         LostPeersError: Other processes are gone.
         InterruptedRunError: A signal stopped the run, which is saved.
     """
-    world = World.from_environment()
+    world = world or World()
     if run.training.shard and world.size == 1:
         raise UsageError(
             "shard has no effect on a single process: start several, or use --no-shard"

@@ -13,7 +13,7 @@ from tfm.device.clock import DeviceClock
 from tfm.device.compute import Compute
 from tfm.device.cpu import this_cpu
 from tfm.errors import UsageError
-from tfm.world import World
+from tfm.world import current_world
 
 _REPETITIONS = 5
 
@@ -47,7 +47,7 @@ def environment(compute: Compute) -> dict[str, Any]:
 
 def require_single_process(command: str) -> None:
     """Raise UsageError if a launcher has started several processes."""
-    world = World.from_environment()
+    world = current_world()
     if world.size > 1:
         raise UsageError(
             f"tfm bench {command} times a single process, but {world.launcher} has started "
