@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import threading
@@ -174,6 +175,39 @@ def test_nodes_learn_of_the_failure_of_another(two_nodes):
     with pytest.raises(FailedProcessError) as raised:
         first.num_nodes_waiting()
     assert (str(raised.value), raised.value.exit_code) == (str(shared), 2)
+
+
+@pytest.mark.parametrize(
+    ("published", "pattern", "exit_code"),
+    [
+        ('["done", 2]', "done", 2),
+        ('["done", 0]', "done", 1),
+        ('["done", 256]', "done", 1),
+        ('["done", -1]', "done", 1),
+        ('["done", "2"]', "another node", 1),
+        ('["done", Infinity]', "another node", 1),
+        ("[1, 1]", "another node", 1),
+        ("{}", "another node", 1),
+        ("[" * 100_000, "another node", 1),
+        ("nonsense", "another node", 1),
+        (b"\xff", "another node", 1),
+    ],
+)
+def test_no_entry_of_the_store_is_a_success(published, pattern, exit_code):
+    failure = module._parse_failure(published)
+    assert re.match(pattern, str(failure))
+    assert failure.exit_code == exit_code
+
+
+@pytest.mark.parametrize("published", ['["done", 0]', "nonsense"])
+def test_whoever_reaches_the_port_cannot_end_a_run_as_a_success(two_nodes, port, published):
+    stranger = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.PrefixStore("tfm", stranger).set("failure", published)
+    for node in two_nodes:
+        assert node._has_failure.wait(10)
+        with pytest.raises(FailedProcessError) as raised:
+            node.num_nodes_waiting()
+        assert raised.value.exit_code == 1
 
 
 def test_a_node_0_that_is_gone_as_soon_as_all_have_joined_is_down(port):

@@ -186,8 +186,7 @@ class Rendezvous(StaticTCPRendezvous):
                 if (local := self._local_failure) is not None:
                     store.compare_set(_FAILURE, "", json.dumps([str(local), local.exit_code]))
                 if store.check([_FAILURE]):
-                    message, exit_code = json.loads(store.get(_FAILURE))
-                    self._failure = FailedProcessError(message, exit_code=exit_code)
+                    self._failure = _parse_failure(store.get(_FAILURE))
                     break
         except dist.DistError:
             self._failure = self._local_failure or FailedProcessError(
@@ -207,6 +206,21 @@ class Rendezvous(StaticTCPRendezvous):
                 f"the processes did not save within {SAVING_SECONDS:.0f} s of "
                 f"{signal.Signals(number).name} and were killed: {RESUME}"
             )
+
+
+def _parse_failure(text: bytes) -> FailedProcessError:
+    """Return the failure that a node has published; never with the exit code of a success.
+
+    Anyone who reaches the port can write to the store.
+    """
+    try:
+        published = json.loads(text)
+    except (ValueError, RecursionError):
+        published = None
+    match published:
+        case [str(message), int(exit_code)]:
+            return FailedProcessError(message, exit_code=exit_code if 0 < exit_code < 256 else 1)
+    return FailedProcessError(f"another node has ended the run without a reason: {RESUME}")
 
 
 def _is_listening(host: str, port: int) -> bool:
