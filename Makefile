@@ -7,6 +7,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 NEEDED := "tfm needs Python 3.11 or newer: make PYTHON=/path/to/python3"
 
 .PHONY: quickstart test test-kernels docs lint format check clean
@@ -42,18 +43,18 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and $(NEEDED))'
 	$(PYTHON) -m venv .venv
 
-.venv/installed: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --editable .
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) .
 	@touch $@
 
-.venv/installed-dev: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+.venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[dev]'
 	@touch .venv/installed $@
 
-.venv/installed-docs: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+.venv/installed-docs: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[docs]'
 	@touch .venv/installed $@
 
-.venv/installed-kernels: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev,kernels-test]'
+.venv/installed-kernels: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[dev,kernels-test]'
 	@touch .venv/installed .venv/installed-dev $@

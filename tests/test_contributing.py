@@ -59,3 +59,16 @@ def test_the_worked_examples_pass_their_tests(tmp_path):
     assert tested.returncode == 0, tested.stdout
     passed = {Path(name).stem for name in re.findall(r"^(\S+\.py) \.+", tested.stdout, re.M)}
     assert passed == {Path(name).stem for name in files}
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("target", ["quickstart", "test", "test-kernels", "docs", "lint"])
+def test_make_installs_the_torch_of_the_measurements(target):
+    command = ["make", "--dry-run", "--always-make", target]
+    planned = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
+    [install] = re.findall(r".* pip install .*", planned.stdout)
+    assert "--constraint constraints.txt" in install
+    constrained = re.findall(r"^torch==(\S+);", (ROOT / "constraints.txt").read_text(), re.M)
+    lab_book = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    [measured] = re.findall(r"^Machine \"2 cores\".*torch (\S+)$", lab_book, re.M)
+    assert constrained == [measured]
