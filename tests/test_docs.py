@@ -186,7 +186,7 @@ def test_every_top_level_folder_of_source_is_in_the_tree():
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_every_command_parses(monkeypatch, arguments):
-    monkeypatch.setattr("tfm.cli.paths._check_exists", lambda path: None)
+    monkeypatch.setattr("tfm.storage.paths._check_exists", lambda path: None)
     with GROUP.make_context("tfm", list(arguments)) as context:
         name, command, rest = GROUP.resolve_command(context, list(arguments))
         if name == "bench":

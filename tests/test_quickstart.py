@@ -97,7 +97,7 @@ def test_the_commands_to_try_next_work_in_a_shell(tmp_path, program, capfd, monk
         "cd",
         str(folder),
     ]
-    monkeypatch.setattr("tfm.cli.paths._check_exists", lambda path: None)
+    monkeypatch.setattr("tfm.storage.paths._check_exists", lambda path: None)
     group = typer.main.get_command(app)
     for line in commands:
         name, *rest = line.rpartition("tfm ")[2].split()

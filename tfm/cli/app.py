@@ -1,19 +1,15 @@
 """The typer app, and the flags and helpers that commands share."""
 
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from tfm import __version__
-from tfm.cli.paths import existing_file, existing_folder
 from tfm.cli.suggestions import Commands
 from tfm.config import PRESETS
 from tfm.errors import UsageError
+from tfm.storage.paths import existing_file, existing_folder
 from tfm.world import current_world
-
-DATA_ROOT = Path("data")
-RUNS_ROOT = Path("runs")
 
 TEXT_PANEL = "Text"
 MODELS_PANEL = "Models"
@@ -65,17 +61,6 @@ def _without_command(
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(UsageError.exit_code)
-
-
-def dataset(path: Path | None) -> Path:
-    """Return the given dataset folder, or find the newest one and print its path."""
-    if path is not None:
-        return path
-    from tfm.data.manifest import newest_dataset
-
-    folder = newest_dataset(DATA_ROOT)
-    say(f"dataset: {folder}")
-    return folder
 
 
 def say(message: str) -> None:

@@ -7,13 +7,21 @@ from typing import Any, Literal
 
 import typer
 
-from tfm.cli.app import CONFIG, JSON, MODEL, RUNS_ROOT, app, arch_option
+from tfm.cli.app import CONFIG, JSON, MODEL, app, arch_option
 from tfm.cli.help import Command
-from tfm.cli.options import RUN_SETTINGS, Overrides, with_settings
-from tfm.cli.paths import existing_file, existing_folder
+from tfm.cli.options import Overrides, with_settings
 from tfm.cli.suggestions import Commands
-from tfm.config import InferenceConfig, SearchConfig, read_toml, run_config, settings_from
+from tfm.config import (
+    RUN_SETTINGS,
+    InferenceConfig,
+    SearchConfig,
+    read_toml,
+    run_config,
+    settings_from,
+)
 from tfm.errors import UsageError
+from tfm.stages.defaults import RUNS_ROOT
+from tfm.storage.paths import existing_file, existing_folder
 
 SPEED_PANEL = "Speed"
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tfm.cli.app import CONFIG, DATA, MODEL, MODELS_PANEL, RUNS_ROOT, app, arch_option, dataset, say
+from tfm.cli.app import CONFIG, DATA, MODEL, MODELS_PANEL, app, arch_option, say
 from tfm.cli.help import Command
-from tfm.cli.options import RUN_SETTINGS, Overrides, run_settings, with_settings
-from tfm.cli.paths import existing_folder, new_folder
-from tfm.config import AverageConfig, run_toml, settings_from
+from tfm.cli.options import Overrides, with_settings
+from tfm.config import RUN_SETTINGS, AverageConfig, run_toml, settings_from
 from tfm.distributed.layout import Layout
-from tfm.errors import DataError, UsageError, tfm_command
+from tfm.errors import UsageError, tfm_command
+from tfm.stages.defaults import RUNS_ROOT, dataset_to_train_on, run_folder, run_settings
+from tfm.storage.paths import existing_folder, new_folder
 from tfm.world import World, current_world
 
 if TYPE_CHECKING:
@@ -98,16 +99,14 @@ def train(
     )
     if layout.device is not None:  # --gpus and --processes imply it
         overrides = {**overrides, "training": {**training, "device": layout.device}}
-    if run and arch is None and config is None and (run / "config.toml").exists():
-        config = run / "config.toml"
-    settings_for = partial(run_settings, arch=arch, config=config, overrides=overrides)
+    settings_for = partial(run_settings, run=run, arch=arch, config=config, overrides=overrides)
     # Without data, only to find mistakes before the dataset is opened and processes are started.
     settings = settings_for(data if print_config else None)
     if print_config:
         typer.echo(run_toml(settings), nl=False)
         return
     if dry_run:
-        folder = _dataset_of(run, data)
+        folder = dataset_to_train_on(data, run)
         from tfm.cli.output import print_forecast
         from tfm.distributed.launch import num_local_processes
         from tfm.stages.forecast import forecast
@@ -119,29 +118,13 @@ def train(
             say(found.estimate.warning)
         return
     world = _launch_processes(layout)
-    folder = _dataset_of(run, data)
+    folder = dataset_to_train_on(data, run)
     settings = settings_for(folder)
     from tfm.stages.train import train as run_stage
 
-    run_dir = run or RUNS_ROOT / f"{folder.name}-{settings.arch}"
-    result = run_stage(folder, run_dir, settings, world=world)
+    result = run_stage(folder, run_folder(run, folder, settings), settings, world=world)
     following = "generate" if settings.training.average else "average"
     say(f"next: {tfm_command(following, result.run_dir)}")
-
-
-def _dataset_of(run: Path | None, data: Path | None) -> Path:
-    """Return the given dataset folder, or that of an existing run, or the newest one."""
-    if data is not None or run is None or not run.exists():
-        return dataset(data)
-    from tfm.storage.checkpoint.run_folder import trained_on
-
-    folder = trained_on(run)
-    if folder is not None and not folder.exists():
-        raise DataError(
-            f"{run} was trained on {folder}, which does not exist here: name the folder of this "
-            f"dataset, as in {tfm_command('train', 'DATA', '--run', run)}"
-        )
-    return dataset(folder)
 
 
 def _launch_processes(layout: Layout) -> World:

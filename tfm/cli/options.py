@@ -5,31 +5,17 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from functools import wraps
-from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
 
-from tfm.cli.app import say
 from tfm.cli.help import HELP_ALL
-from tfm.config import (
-    BatchingConfig,
-    OptimizerConfig,
-    RecurrentConfig,
-    RunConfig,
-    Settings,
-    TrainingConfig,
-    TransformerConfig,
-    read_toml,
-    run_config,
-)
+from tfm.config import Settings
 
 Result = TypeVar("Result")
 
 # {section: {name: value}} of the flags that were given.
 Overrides = Mapping[str, Mapping[str, Any]]
-
-RUN_SETTINGS = (TransformerConfig, RecurrentConfig, OptimizerConfig, BatchingConfig, TrainingConfig)
 
 
 def with_settings(
@@ -71,25 +57,6 @@ def with_settings(
         return run
 
     return decorate
-
-
-def run_settings(
-    data: Path | None, *, arch: str | None, config: Path | None, overrides: Overrides
-) -> RunConfig:
-    """Merge flags over the file over the preset, and print the preset if it follows from the data.
-
-    Without --arch and --config, the preset is the one that suits the dataset and the device, if
-    the dataset is given.
-    """
-    if arch is None and config is None and data is not None:
-        from tfm.stages.training_data import arch_for_data
-
-        training = overrides.get("training", {})
-        arch, reason = arch_for_data(
-            data, training.get("device", "auto"), training.get("precision", "auto")
-        )
-        say(f"train: --arch {arch}, for {reason} (choose another with --arch)")
-    return run_config(arch, {} if config is None else read_toml(config), overrides)
 
 
 def _flag(

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tfm.cli.app import DATA, DATA_ROOT, FORCE, TEXT_PANEL, app, dataset
+from tfm.cli.app import DATA, FORCE, TEXT_PANEL, app
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, with_settings
-from tfm.cli.paths import existing_file, existing_path, new_folder
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
 from tfm.errors import UsageError
+from tfm.stages.defaults import DATA_ROOT, dataset
+from tfm.storage.paths import existing_file, existing_path, new_folder
 
 if TYPE_CHECKING:
     from tfm.data.corpus.recipe import Recipe

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import typer
 
-from tfm.cli.app import JSON, RUNS_ROOT, TRANSLATIONS_PANEL, app, say
+from tfm.cli.app import JSON, TRANSLATIONS_PANEL, app, say
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, with_settings
-from tfm.cli.paths import (
+from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
+from tfm.distributed.layout import Layout
+from tfm.errors import UsageError, tfm_command
+from tfm.stages.defaults import RUNS_ROOT
+from tfm.storage.paths import (
     STANDARD_STREAM,
     existing_file,
     existing_file_or_stream,
@@ -20,9 +24,6 @@ from tfm.cli.paths import (
     new_file_or_folder,
     new_folder,
 )
-from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
-from tfm.distributed.layout import Layout
-from tfm.errors import UsageError, tfm_command
 
 if TYPE_CHECKING:
     from tfm.metrics.metric import MetricName

@@ -1,6 +1,7 @@
 """All settings: declared once, read from flags and TOML files, merged over presets."""
 
 from tfm.config.groups import (
+    RUN_SETTINGS,
     AverageConfig,
     BatchingConfig,
     BinarizeConfig,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
-from tfm.config.model import ModelConfig, TransformerConfig
+from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.config.schema import Settings, Table, setting, settings_from
 from tfm.errors import UsageError
 
@@ -163,6 +163,10 @@ class RunConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     batching: BatchingConfig = BatchingConfig()
     training: TrainingConfig = TrainingConfig()
+
+
+# The groups of settings of a run, with those of both kinds of models.
+RUN_SETTINGS = (TransformerConfig, RecurrentConfig, OptimizerConfig, BatchingConfig, TrainingConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
-"""Checks of paths on the command line, as callbacks of flags, so that all commands refuse alike.
+"""Checks of the paths that a user gives, so that all commands and Python functions refuse alike.
 
-A wrong path is found before anything is loaded or computed.
+A wrong path is found before anything is loaded or computed. On the command line, the checks are
+callbacks of flags.
 """
 
 import os
