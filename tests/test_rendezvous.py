@@ -22,6 +22,18 @@ from tfm.errors import InterruptedRunError, UsageError
 _RENDEZVOUS = []
 
 
+def _has_ipv6():
+    """Whether this machine can connect to itself by IPv6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="needs IPv6")
+
+
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
     """Restore the variable that a rendezvous sets."""
@@ -47,8 +59,8 @@ def port():
         return server.getsockname()[1]
 
 
-def new_rendezvous(port, rank, *, nodes=2, seconds=20, stop=None):
-    layout = Layout(nodes=nodes, node_rank=rank, host="127.0.0.1", port=port)
+def new_rendezvous(port, rank, *, host="127.0.0.1", nodes=2, seconds=20, stop=None):
+    layout = Layout(nodes=nodes, node_rank=rank, host=host, port=port)
     _RENDEZVOUS.append(Rendezvous(layout, stop or StopRequests(), join_seconds=seconds))
     return _RENDEZVOUS[-1]
 
@@ -90,8 +102,20 @@ def test_ranks_follow_from_node_ranks(port):
     assert {info.bootstrap_store_info.master_port for info in infos} == {port}
 
 
-def test_gloo_uses_the_network_between_the_nodes(two_nodes):
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_gloo_uses_the_network_between_the_nodes(port, host):
+    join(new_rendezvous(port, 0, host=host), new_rendezvous(port, 1, host=host))
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@needs_ipv6
+def test_the_network_towards_an_ipv6_address_is_found(tmp_path, monkeypatch):
+    addresses = tmp_path / "if_inet6"
+    addresses.write_text(f"{'fd' + '0' * 30} 01 80 10 80 eth0\n{'1':0>32} 02 80 10 80 eth7\n")
+    monkeypatch.setattr(module, "_IPV6_ADDRESSES", addresses)
+    assert module._interface_towards("::1") == "eth7"
+    monkeypatch.setattr(module, "_IPV6_ADDRESSES", tmp_path / "none")
+    assert module._interface_towards("::1") is None
 
 
 def test_a_network_that_the_user_has_chosen_is_kept(port, monkeypatch):
@@ -244,9 +268,9 @@ import os, sys
 from tfm.cli import main
 from tfm.distributed.launch import launch
 from tfm.distributed.layout import Layout
-rank, port, program, folder = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+rank, host, port, program, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:]
 os.chdir(folder)
-layout = Layout(local_size=2, nodes=2, node_rank=rank, host="127.0.0.1", port=port)
+layout = Layout(local_size=2, nodes=2, node_rank=rank, host=host, port=port)
 main.app = lambda **_: launch(layout, [sys.executable, "-c", program])
 main.main()
 """
@@ -263,8 +287,8 @@ time.sleep(60)
 def start(port, tmp_path, fork_python):
     """Start a launcher as one of two nodes."""
 
-    def start_launcher(rank, program):
-        return fork_python(_LAUNCH, rank, port, program, tmp_path, TMPDIR=str(tmp_path))
+    def start_launcher(rank, program, *, host="127.0.0.1"):
+        return fork_python(_LAUNCH, rank, host, port, program, tmp_path, TMPDIR=str(tmp_path))
 
     return start_launcher
 
@@ -279,6 +303,24 @@ def test_a_killed_process_ends_all_nodes_and_is_named(start, tmp_path):
     )
     assert [printed[1:] for printed in lines] == [[expected], [expected]]
     assert (first.returncode, second.returncode) == (1, 1)
+
+
+@needs_ipv6
+def test_the_processes_of_two_nodes_compute_together_over_ipv6(start, tmp_path):
+    program = """
+import pathlib, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+ranks = torch.tensor([dist.get_rank()])
+dist.all_reduce(ranks)
+pathlib.Path(f"sum{dist.get_rank()}").write_text(str(int(ranks)))
+dist.destroy_process_group()
+"""
+    launchers = [start(rank, program, host="::1") for rank in (0, 1)]
+    for launcher in launchers:
+        assert launcher.communicate(timeout=60)[1].startswith("node ")
+    assert [launcher.returncode for launcher in launchers] == [0, 0]
+    assert [path.read_text() for path in sorted(tmp_path.glob("sum*"))] == ["6"] * 4
 
 
 def test_the_other_nodes_end_if_node_0_dies(start, port, tmp_path):

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from concurrent.futures import Future, wait
+from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -32,6 +33,7 @@ _FAREWELL_SECONDS = 2.0
 _LOOPBACK = "127.0.0.1"
 _FAILURE = "failure"
 _SIOCGIFADDR = 0x8915  # Linux: get the IPv4 address of a network interface
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")  # Linux: begins with the address, ends with the name
 
 
 class Rendezvous(StaticTCPRendezvous):
@@ -48,7 +50,8 @@ class Rendezvous(StaticTCPRendezvous):
         super().__init__(
             layout.host, layout.port, layout.node_rank, layout.nodes, "tfm", join_seconds
         )
-        self._endpoint = f"{layout.host}:{layout.port}"
+        host = f"[{layout.host}]" if ":" in layout.host else layout.host
+        self._endpoint = f"{host}:{layout.port}"
         self._stop = stop
         self._deadline = time.monotonic() + join_seconds
         self._save_by: float | None = None
@@ -232,18 +235,22 @@ def _is_listening(host: str, port: int) -> bool:
 
 
 def _address_towards(host: str) -> str:
-    """Return this node's IPv4 address on the route to a host; empty if there is no route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 1))  # a datagram socket sends nothing here
-        except OSError:
-            return ""
-        return str(probe.getsockname()[0])
+    """Return this node's address on the route to a host; empty if there is no route."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)  # a datagram socket sends nothing here
+                return str(probe.getsockname()[0])
+    return ""
 
 
 def _interface_towards(host: str) -> str | None:
     """Return the network interface on the route to a host; None if it cannot be found."""
     address = _address_towards(host)
+    return _interface_of_ipv6(address) if ":" in address else _interface_of_ipv4(address)
+
+
+def _interface_of_ipv4(address: str) -> str | None:
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
@@ -253,3 +260,11 @@ def _interface_towards(host: str) -> str | None:
         if socket.inet_ntoa(answer[20:24]) == address:
             return name
     return None
+
+
+def _interface_of_ipv6(address: str) -> str | None:
+    if not _IPV6_ADDRESSES.exists():  # this is not Linux
+        return None
+    digits = socket.inet_pton(socket.AF_INET6, address).hex()
+    lines = map(str.split, _IPV6_ADDRESSES.read_text(encoding="ascii").splitlines())
+    return next((line[-1] for line in lines if line[0] == digits), None)
