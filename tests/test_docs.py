@@ -239,6 +239,14 @@ def test_every_link_to_a_file_or_heading_is_valid():
             assert not anchor or anchor in anchors(target), f"{path.name}: {name}#{anchor}"
 
 
+def test_nothing_advises_to_install_another_project_named_tfm():
+    folders = ("tfm", "benchmarks", "examples")
+    sources = (path for name in folders for path in (ROOT / name).rglob("*.py"))
+    for path in (*DOCUMENTS, *SCRIPTS, *sources):
+        text = path.read_text(encoding="utf-8")
+        assert re.findall(r"pip install[^\n`]*[\s'\"]tfm\b(?!-)", text) == [], path
+
+
 def test_every_path_that_the_docs_name_exists():
     for path in DOCUMENTS:
         if path.is_relative_to(DOCS):

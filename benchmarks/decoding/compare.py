@@ -1,6 +1,6 @@
 """Compare the translation speed of tfm and other libraries with the same weights.
 
-    pip install 'tfm[export]'
+    pip install '.[export]'
     python benchmarks/decoding/compare.py --model runs/small --envs /tmp/envs --out /tmp/speed
     python benchmarks/decoding/compare.py --model runs/small --envs … --out … --latency --beam 4 1
 

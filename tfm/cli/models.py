@@ -199,7 +199,7 @@ def export(
     ),
     force: bool = typer.Option(False, "--force", help="Overwrite an earlier export."),
 ) -> None:
-    """Convert a model to CTranslate2, a runtime without torch (pip install "tfm[export]").
+    """Convert a model to CTranslate2, a runtime without torch (pip install ".[export]").
 
     The folder has weights, vocabulary and subword model.
 

@@ -20,7 +20,7 @@ Quantization = Literal[
 
 _WEIGHTS = "model.bin"  # CTranslate2's file name
 _MIN_VERSION = (4, 7)  # earlier versions require heads of width d_model / num_heads
-_INSTALL = 'pip install "tfm[export]"'
+_INSTALL = 'in the checkout of tfm, run pip install ".[export]"'
 
 
 @dataclass(frozen=True, kw_only=True)
