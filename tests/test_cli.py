@@ -172,8 +172,9 @@ def test_help_respects_no_color():
         assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", output)
 
 
-def test_the_version_is_that_of_the_package(run):
-    assert run("--version") == (0, f"tfm {tfm.__version__}\n", "")
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_version_is_that_of_the_package(run, flag):
+    assert run(flag) == (0, f"tfm {tfm.__version__}\n", "")
 
 
 def test_the_package_runs_as_a_module():

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +135,34 @@ def test_a_flag_for_what_always_happens_is_said_to_be_needless(run, flag):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["generate", "A dog runs."], r"pipe it in: echo 'A dog runs.' \| tfm generate"),
+        (["generate", "It's a dog."], r"""pipe it in: echo 'It'"'"'s a dog.' \| tfm generate"""),
+        (["generate", "word " * 300], "pipe it in: echo .*"),
+        (["generate", "in.en"], "to translate it, give --input in.en"),
+        (["score", "out.de", "test.de"], "give --hypotheses out.de --reference test.de"),
+        (["score", "out.de"], "give --hypotheses out.de or --reference out.de"),
+        (
+            ["score", "out.de", "1.de", "2.de"],
+            "give --hypotheses out.de --reference 1.de --reference 2.de",
+        ),
+        (
+            ["score", "--hypotheses", "in.en", "--reference", "in.en", "2.de"],
+            "give --reference 2.de",
+        ),
+        (["help"], "see tfm --help"),
+        (["help", "train"], "see tfm train --help"),
+        (["help", "bench", "train"], "see tfm bench train --help"),
+        (["report"], "each run has report.html in its folder, .*"),
+    ],
+)
+def test_a_plausible_mistake_gets_the_command_that_is_meant(run, elsewhere, arguments, advice):
+    (elsewhere / "in.en").write_text("one\n")
+    assert_complaint(run(*arguments), 2, f".*[:,] {advice}")
+
+
+@pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
         ("--beam 0", "beam_size is 0, but must be at least 1.*"),
@@ -242,7 +271,7 @@ def test_a_folder_in_place_of_a_file_is_named(refuse, command):
 
 @pytest.mark.parametrize("command", READ_FOLDERS)
 def test_a_file_in_place_of_a_folder_is_named(refuse, command):
-    refuse(command, "in.en", r"in\.en is a file, not a folder: check its name")
+    refuse(command, "in.en", r"in\.en is a file, not a (model or run )?folder: .*")
 
 
 @pytest.mark.parametrize("command", READ_FILES + READ_FOLDERS[:-1] + READ_ANY)
@@ -256,8 +285,26 @@ def test_a_path_that_may_not_be_read_is_named(refuse, monkeypatch, command):
 def test_a_path_that_cannot_be_written_to_is_named(refuse, monkeypatch, command):
     path = "in.en/x.html"
     refuse(command, path, f"cannot write to {path}: .*in.en is not a folder: choose another name")
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    refuse(command, "x.html", r"cannot write to x\.html: no permission to create files in .*")
+
+    def forbid(*args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkdtemp", forbid)
+    reason = r"cannot create files in .* \(Permission denied\)"
+    refuse(command, "x.html", rf"cannot write to x\.html: {reason}: choose another name")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("command", WRITTEN_FILES + WRITTEN_FOLDERS + WRITTEN_ANY)
+def test_a_path_on_a_file_system_without_new_files_is_named(refuse, command):
+    refuse(
+        command, "/proc/x.html", r"cannot write to /proc/x\.html: cannot create files in /proc .*"
+    )
+
+
+def test_checking_an_output_leaves_nothing_behind(run, elsewhere):
+    assert run("train", "--run", "new", "--print-config")[0] == 0
+    assert list(elsewhere.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", WRITTEN_FOLDERS)

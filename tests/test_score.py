@@ -165,6 +165,13 @@ def test_line_counts_that_differ_are_named_with_their_files(tmp_path, files):
         )
 
 
+def test_several_translations_of_each_line_are_recognized(tmp_path, files):
+    several = tmp_path / "several.de"
+    several.write_text("".join(f"{line}\n{line}\n" for line in HYPOTHESES), encoding="utf-8")
+    with pytest.raises(DataError, match="--n-best 2"):
+        score(several, [files["reference"]], config=CONFIG, runs_dir=Path())
+
+
 def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path, files):
     path = tmp_path / "latin1.de"
     path.write_bytes("eins\nfünf\n".encode("latin-1"))

@@ -53,7 +53,7 @@ def arch_option(default: str) -> Any:
 @app.callback(invoke_without_command=True)
 def _without_command(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    version: bool = typer.Option(False, "--version", "-V", help="Print the version and exit."),
 ) -> None:
     if version:
         typer.echo(f"tfm {__version__}")

@@ -1,5 +1,8 @@
-"""Error messages for unknown flags and commands, with those that may be meant."""
+"""Error messages for unknown flags, commands and models, with those that may be meant."""
 
+import os
+import shlex
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -7,6 +10,7 @@ import typer
 from tfm.cli.help import Group
 from tfm.config.suggestions import suggest
 from tfm.errors import UsageError
+from tfm.storage.paths import existing_folder
 
 # A command, and the words for it in other toolkits.
 _COMMAND_WORDS = {
@@ -30,6 +34,10 @@ _NEEDLESS = {
     "lr-scheduler lr-decay": "the schedule is the paper's (--warmup-steps, --learning-rate)",
     "tensorboard-logdir tensorboard wandb-project": "each run has metrics.jsonl and report.html",
 }
+# Words for commands that tfm does without.
+_NEEDLESS_COMMANDS = {
+    "report curves tensorboard": "each run has report.html in its folder, runs/NAME/report.html",
+}
 
 
 class Commands(Group):
@@ -37,12 +45,35 @@ class Commands(Group):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return typer's result for the command; raise UsageError if there is none."""
+        if args[0] == "help":
+            words = " ".join([ctx.command_path, *args[1:]])
+            raise UsageError(f"no such command help: see {words} --help")
         if self.get_command(ctx, args[0]) is None:
+            for words, reason in _NEEDLESS_COMMANDS.items():
+                if args[0] in words.split():
+                    raise UsageError(f"no such command {args[0]}: {reason}")
             known = self.list_commands(ctx)
             found = suggest(args[0], known, _COMMAND_WORDS)
             advice = _advice(ctx, [f"{ctx.command_path} {name}" for name in found])
             raise UsageError(f"no such command {args[0]}{advice}")
         return super().resolve_command(ctx, args)
+
+
+def existing_models(paths: list[Path] | None) -> list[Path] | None:
+    """Return the paths; raise UsageError unless they are folders, and not text to translate."""
+    for path in paths or []:
+        quoted = shlex.quote(str(path))
+        # os.path, because methods of Path fail on long sentences.
+        if " " in str(path) and not os.path.exists(path):  # noqa: PTH110
+            raise UsageError(
+                f"a model is a folder; to translate text, pipe it in: echo {quoted} | tfm generate"
+            )
+        if os.path.isfile(path):  # noqa: PTH113
+            raise UsageError(
+                f"{path} is a file, not a model or run folder: to translate it, give "
+                f"--input {quoted}"
+            )
+    return existing_folder(paths)
 
 
 def explain_unknown_option(name: str, context: typer.Context) -> str:

@@ -1,16 +1,18 @@
 """Commands on translations: generate, score and attend; and quickstart, which runs all stages."""
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import typer
 
 from tfm.cli.app import JSON, TRANSLATIONS_PANEL, app, say
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, with_settings
+from tfm.cli.suggestions import existing_models
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError, tfm_command
@@ -49,7 +51,7 @@ _AFFECTED_METRICS: dict[str, tuple["MetricName", ...]] = {
 def generate(
     models: list[Path] | None = typer.Argument(
         None,
-        callback=existing_folder,
+        callback=existing_models,
         metavar="MODEL",
         help="Model or run folders (default: the newest run); several form an ensemble.",
     ),
@@ -168,7 +170,28 @@ def _check_forced(
         raise UsageError("--json prints every token anyway: leave --per-token out")
 
 
-@app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=Command)
+class _ScoreCommand(Command):
+    """A command that names the flags of files that are given without."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return typer's rest of the arguments; raise UsageError if there is one."""
+        ctx.allow_extra_args = True
+        if rest := super().parse_args(ctx, args):
+            raise UsageError(f"score takes files with flags only: give {_with_flags(ctx, rest)}")
+        return rest
+
+
+def _with_flags(context: typer.Context, files: Sequence[str]) -> str:
+    """Return files, of which the first may be that of the translations, with their flags."""
+    quoted = [shlex.quote(file) for file in files]
+    references = [f"--reference {file}" for file in quoted]
+    if context.params["hypotheses"] is not None:
+        return " ".join(references)
+    others = references[1:] or ["or", references[0]]
+    return " ".join([f"--hypotheses {quoted[0]}", *others])
+
+
+@app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=_ScoreCommand)
 @with_settings(ScoreConfig)
 def score(
     hypotheses: Path | None = typer.Option(

@@ -73,10 +73,14 @@ def check_lengths(texts: Mapping[str, Sequence[str]]) -> None:
         raise DataError(f"{first} has no lines to score")
     for name, other_lines in other_texts:
         if len(other_lines) != len(lines):
-            raise DataError(
+            message = (
                 f"{first} and {name} have {len(lines):,} and {len(other_lines):,} lines: "
                 "both need one for each segment"
             )
+            if other_lines and len(lines) % len(other_lines) == 0:
+                n_best = len(lines) // len(other_lines)
+                message += f" (tfm generate --n-best {n_best} prints {n_best})"
+            raise DataError(message)
 
 
 def _exact_score(

@@ -4,9 +4,9 @@ A wrong path is found before anything is loaded or computed. On the command line
 callbacks of flags.
 """
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from tfm.errors import UsageError
@@ -52,8 +52,7 @@ def new_file_or_folder(paths: PathsT) -> PathsT:
         parent = next(folder for folder in parents if folder.exists())
         if not parent.is_dir():
             raise _unwritable(path, f"{parent} is not a folder")
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise _unwritable(path, f"no permission to create files in {parent}")
+        _check_takes_files(parent, path)
     return paths
 
 
@@ -86,6 +85,15 @@ def _check_exists(path: Path) -> None:
         raise UsageError(f"{path} does not exist: check its name") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _check_takes_files(folder: Path, path: Path) -> None:
+    try:
+        # Permissions are not enough: root may write to /proc, where no file can be created.
+        TemporaryDirectory(dir=folder).cleanup()
+    except OSError as error:
+        reason = f"cannot create files in {folder} ({error.strerror})"
+        raise _unwritable(path, reason) from error
 
 
 def _unwritable(path: Path, reason: str) -> UsageError:
