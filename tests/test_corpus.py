@@ -74,6 +74,11 @@ def test_each_download_of_a_builtin_recipe_is_used(name):
         assert file.name in used or file.url in loose
 
 
+@pytest.mark.parametrize("name", builtin_recipes())
+def test_each_download_of_a_builtin_recipe_is_verified(name):
+    assert all(file.has_checksum for file in load_recipe(name).downloads())
+
+
 @pytest.mark.parametrize(("name", "vocab_size"), [("wmt14-en-de", 37_000), ("wmt14-en-fr", 32_000)])
 def test_wmt14_recipes_follow_the_paper(name, vocab_size):
     recipe = load_recipe(name)
@@ -81,7 +86,6 @@ def test_wmt14_recipes_follow_the_paper(name, vocab_size):
     assert "newstest2013" in recipe.valid[0].source
     assert "test-full/newstest2014" in recipe.test[0].source
     assert recipe.test[0].lines == 3003
-    assert all(archive.has_checksum for archive in recipe.archives)
 
 
 def test_the_error_for_an_unknown_name_lists_the_recipes():

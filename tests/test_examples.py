@@ -298,6 +298,7 @@ def test_the_recipe_of_english_french_has_as_many_pairs():
     french = load_recipe(str(MULTI30K / "recipes" / "multi30k-en-fr.toml"))
     german = load_recipe("multi30k-en-de")
     assert french.target == "fr"
+    assert all(file.has_checksum for file in french.downloads())
     for split in ("train", "valid", "test"):
         assert [each.lines for each in getattr(french, split)] == [
             each.lines for each in getattr(german, split)
