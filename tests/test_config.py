@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tfm.config import (
     PRESETS,
+    RUN_SETTINGS,
     AverageConfig,
     BatchingConfig,
     BinarizeConfig,
@@ -23,6 +24,8 @@ from tfm.config import (
     SubwordConfig,
     TrainingConfig,
     TransformerConfig,
+    by_section,
+    flag_of,
     read_toml,
     run_config,
     run_table,
@@ -264,9 +267,37 @@ def test_settings_of_one_command_have_distinct_names_and_flags(groups):
     items = [item for group in groups for item in dataclasses.fields(group)]
     for names in (
         [item.name for item in items],
-        [item.metadata["flag"] or item.name for item in items],
+        [flag_of(item) for item in items],
     ):
         assert len(set(names)) == len(names)
+
+
+def test_settings_by_name_are_sorted_into_sections_and_unset_ones_are_left_out():
+    given = {"d_model": 8, "max_steps": 5, "norm": "pre", "patience": None}
+    sections = {"model": {"d_model": 8, "norm": "pre"}, "training": {"max_steps": 5}}
+    assert by_section(RUN_SETTINGS, given) == sections
+
+
+def test_a_setting_may_have_the_name_of_its_flag():
+    assert by_section([SearchConfig], {"beam": 3}) == by_section([SearchConfig], {"beam_size": 3})
+    with pytest.raises(UsageError, match="beam_size is given twice, under two names"):
+        by_section([SearchConfig], {"beam": 3, "beam_size": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("beam_siz", "did you mean beam_size?"),
+        ("num_beams", "did you mean beam?"),
+        ("lenpen", "did you mean length_penalty?"),
+        ("prefix", "did you mean prefixes?"),
+        ("qqq", "choose from search, "),
+    ],
+)
+def test_an_unknown_setting_of_a_call_gets_a_suggestion(name, advice):
+    with pytest.raises(UsageError) as caught:
+        by_section([SearchConfig], {name: 1}, parameters=["prefixes"])
+    assert str(caught.value).startswith(f"unknown setting '{name}': {advice}")
 
 
 def test_sections_have_distinct_names():

@@ -360,7 +360,11 @@ def test_targets_are_printed_as_lines_tokens_or_json(command):
         ("--per-token", 2, "--per-token has no effect without --score-target"),
         ("--score-target out.de --json --per-token", 2, "--json prints every token anyway: .*"),
         ("--score-target out.de --prefix out.de", 2, "--prefix has no effect on --score-target.*"),
-        ("--score-target out.de --n-best 2", 2, "no effect on --score-target: n_best; .*"),
+        (
+            "--score-target out.de --n-best 2",
+            2,
+            "no effect on the scores of .*: n_best; .*",
+        ),
         ("--score-target nowhere", 2, "nowhere does not exist: check its name"),
         ("--prefix nowhere", 2, "nowhere does not exist: check its name"),
         ("--gpus many", 2, "--gpus is many, but must be auto or at least 1; .*"),

@@ -83,6 +83,13 @@ def test_settings_of_the_model_for_another_search_are_dropped():
     assert config == SearchConfig(search="sample", top_k=5, seed=7)
 
 
+def test_given_targets_leave_nothing_to_search():
+    defaults = {"search": "sample", "top_k": 5, "length_penalty": 0.3}
+    assert SearchConfig.for_targets(defaults, {"max_tokens": 9}).max_tokens == 9
+    with pytest.raises(UsageError, match="no effect on the scores of given targets: beam_size; "):
+        SearchConfig.for_targets({}, {"beam_size": 2, "length_penalty": 1.0})
+
+
 @pytest.mark.parametrize(
     ("given", "name"),
     [({"beem": 3}, "beem"), ({"search": "guess"}, "search"), ({"beam_size": 0}, "beam_size")],

@@ -196,12 +196,64 @@ def test_settings_that_contradict_each_other_are_refused(translator):
         translator.translate(["seven"], SearchConfig(temperature=0.5))
 
 
+def test_search_settings_are_given_by_name_as_on_the_command_line(translator):
+    expected = translator.search(LINES, SearchConfig(beam_size=3, n_best=2, max_extra_length=5))
+    settings = {"n_best": 2, "max_extra_length": 5}
+    assert translator.search(LINES, beam=3, **settings) == expected
+    assert translator.search(LINES, beam_size=3, **settings) == expected
+    assert translator.translate(LINES, beam=3, **settings) == [best[0].text for best in expected]
+    assert translator.translate(LINES[0], beam=3, **settings) == expected[0][0].text
+    config = SearchConfig(length_penalty=1.5)
+    scored = translator.score_targets(["seven"], ["sieben"], config)
+    assert translator.score_targets(["seven"], ["sieben"], length_penalty=1.5) == scored
+
+
+def test_a_setting_that_is_none_is_left_at_its_default(translator):
+    assert translator.translate(LINES, SHORT) == translator.translate(
+        LINES, max_extra_length=5, beam=None, top_k=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beam_sise": 2}, "unknown setting 'beam_sise': did you mean beam_size?"),
+        ({"prefix": []}, "unknown setting 'prefix': did you mean prefixes?"),
+        ({"beam": 0}, "beam_size is 0, but must be at least 1"),
+        ({"beam": "two"}, "search.beam_size is 'two', but must be of type int"),
+        ({"search": "guess"}, "search.search is 'guess', but must be one of beam, sample, exact"),
+        ({"temperature": 0.5}, "temperature has no effect on search beam, only on sample"),
+        (
+            {"config": SHORT, "beam": 2},
+            "a SearchConfig and settings by name exclude each other: give one",
+        ),
+        (
+            {"config": SearchConfig(beam_size="2")},
+            "search.beam_size is '2', but must be of type int",
+        ),
+    ],
+)
+def test_wrong_search_settings_are_refused_in_one_line(translator, settings, message):
+    with pytest.raises(UsageError) as caught:
+        translator.translate(["seven"], **settings)
+    assert str(caught.value) == message
+
+
+def test_settings_of_the_search_are_refused_where_nothing_is_searched(translator):
+    with pytest.raises(UsageError, match="no effect on the scores of given targets: beam_size"):
+        translator.score_targets(["seven"], ["sieben"], beam=2)
+
+
 def test_a_model_brings_its_search_settings(model_dir):
     own = {"search": "sample", "temperature": 0.7, "max_extra_length": 3}
     edit(model_dir, search=own)
     translator = Translator.load(model_dir, device="cpu")
     assert translator.search(LINES) == translator.search(LINES, SearchConfig(**own))
     assert translator.search(LINES) != translator.search(LINES, SearchConfig(max_extra_length=3))
+    assert translator.search(LINES, seed=5) == translator.search(LINES, SearchConfig(**own, seed=5))
+    assert translator.search(LINES, search="beam") == translator.search(
+        LINES, SearchConfig(max_extra_length=3)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +305,30 @@ def test_translations_stay_within_the_positions_of_every_model(short_translator)
 
 def test_a_sentence_longer_than_the_table_of_sinusoids_is_translated(translator):
     assert len(translator.translate(["seven " * 400], SearchConfig(max_extra_length=1))) == 1
+
+
+def test_a_model_is_loaded_with_the_settings_of_the_command_line(trained_run):
+    before = torch.get_num_threads()
+    try:
+        Translator.load(trained_run, device="cpu", precision="fp32")
+        assert torch.get_num_threads() == before
+        Translator.load(trained_run, device="cpu", kernels="plain", threads=before + 1)
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"threads": 0}, "threads is 0, but must be at least 1"),
+        ({"precision": "fp61"}, "inference.precision is 'fp61', but must be one of auto, fp32, .*"),
+        ({"thread": 1}, "unknown setting 'thread': did you mean threads[?]"),
+    ],
+)
+def test_wrong_settings_of_a_model_are_refused(trained_run, settings, message):
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        Translator.load(trained_run, **settings)
 
 
 def test_translating_leaves_a_model_in_training_mode(translator):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import typer
 
 from tfm.cli.help import HELP_ALL
-from tfm.config import Settings
+from tfm.config import Settings, by_section, flag_of
 
 Result = TypeVar("Result")
 
@@ -34,11 +34,8 @@ def with_settings(
         @wraps(command)
         def run(**values: Any) -> Result:
             values.pop("help_all", None)  # its callback has read it
-            overrides: dict[str, dict[str, Any]] = {}
-            for name, (kind, _) in settings.items():
-                if (value := values.pop(name)) is not None:
-                    overrides.setdefault(kind.section, {})[name] = value
-            return command(**values, overrides=overrides)
+            given = {name: values.pop(name) for name in settings}
+            return command(**values, overrides=by_section(kinds, given))
 
         arguments = dict(inspect.signature(command, eval_str=True).parameters)
         del arguments["overrides"]
@@ -63,7 +60,7 @@ def _flag(
     kind: type[Settings], item: Field[Any], *, titled: bool, hidden: bool
 ) -> inspect.Parameter:
     hint = typing.get_type_hints(kind)[item.name]
-    name = item.metadata["flag"] or "--" + item.name.replace("_", "-")
+    name = flag_of(item)
     default: Any = item.default
     if hint is bool:
         name = f"{name}/--no-{name.removeprefix('--')}"

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -30,8 +30,6 @@ from tfm.storage.paths import (
 if TYPE_CHECKING:
     from tfm.metrics.metric import MetricName
 
-# The search settings that have an effect on forced decoding.
-_FORCED_DECODING = ("length_penalty", "max_source_length", "max_tokens")
 _BOOTSTRAPPED: tuple["MetricName", ...] = ("bleu", "paper-bleu", "chrf", "ter")
 # The metrics that each flag of `tfm score` affects.
 _AFFECTED_METRICS: dict[str, tuple["MetricName", ...]] = {
@@ -122,8 +120,7 @@ def generate(
             raise UsageError(
                 f"{output} would be both read and overwritten: choose another name with --output"
             )
-    settings = overrides.get("search", {})
-    _check_forced(settings, is_forced=score_target is not None, per_token=per_token, json=json)
+    _check_per_token(per_token, is_forced=score_target is not None, json=json)
     inference = settings_from(InferenceConfig, overrides.get("inference", {}))
     layout = Layout.from_flags(gpus=gpus, processes=processes, device=inference.device)
     inference = replace(inference, device=layout.device or inference.device)
@@ -136,7 +133,8 @@ def generate(
         prefixes=prefix,
         targets=score_target,
     )
-    config = SearchConfig.for_model(plan.search, settings)
+    merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
+    config = merged(plan.search, overrides.get("search", {}))
     names = ", ".join(map(str, plan.models))
     if score_target is not None:
         say(f"generate: {names} scores {score_target} as translation of {plan.source}")
@@ -154,16 +152,8 @@ def generate(
         say(f"next: {tfm_command('score', '--hypotheses', output)}")
 
 
-def _check_forced(
-    settings: Mapping[str, object], *, is_forced: bool, per_token: bool, json: bool
-) -> None:
-    """Refuse flags without effect on forced decoding, or without effect at all."""
-    unused = [name for name in settings if name not in _FORCED_DECODING]
-    if is_forced and unused:
-        raise UsageError(
-            f"no effect on --score-target: {', '.join(unused)}; it only uses "
-            f"{', '.join(_FORCED_DECODING)}"
-        )
+def _check_per_token(per_token: bool, *, is_forced: bool, json: bool) -> None:
+    """Refuse --per-token where it has no effect."""
     if per_token and not is_forced:
         raise UsageError("--per-token has no effect without --score-target")
     if per_token and json:

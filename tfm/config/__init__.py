@@ -20,5 +20,12 @@ from tfm.config.groups import (
 )
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.config.presets import PRESETS, run_config, run_table, suitable_arch
-from tfm.config.schema import Settings, Table, settings_from, settings_to
+from tfm.config.schema import (
+    Settings,
+    Table,
+    by_section,
+    flag_of,
+    settings_from,
+    settings_to,
+)
 from tfm.config.toml import read_toml, run_toml

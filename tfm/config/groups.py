@@ -184,6 +184,12 @@ class SearchConfig(Settings, section="search"):
         "seed": ("sample",),
         "node_limit": ("exact",),
     }
+    # The settings with an effect on forced decoding.
+    _FORCED_DECODING: ClassVar[tuple[str, ...]] = (
+        "length_penalty",
+        "max_source_length",
+        "max_tokens",
+    )
 
     search: Literal["beam", "sample", "exact"] = setting(
         "beam",
@@ -255,6 +261,20 @@ class SearchConfig(Settings, section="search"):
             raise UsageError("; ".join(problems))
         kept = {n: v for n, v in defaults.items() if search in cls._SEARCHES.get(n, (search,))}
         return settings_from(cls, {**kept, **given})
+
+    @classmethod
+    def for_targets(cls, defaults: Table, given: Table) -> "SearchConfig":
+        """Merge the user's settings over a model's own, to compute the scores of given targets.
+
+        Raises:
+            UsageError: A setting is unknown, out of range, or without effect on forced decoding.
+        """
+        if unused := [name for name in given if name not in cls._FORCED_DECODING]:
+            raise UsageError(
+                f"no effect on the scores of given targets: {', '.join(unused)}; they only depend "
+                f"on {', '.join(cls._FORCED_DECODING)}"
+            )
+        return cls.for_model(defaults, given)
 
     def _conflicts(self) -> Iterator[str]:
         changed = [item.name for item in fields(self) if getattr(self, item.name) != item.default]

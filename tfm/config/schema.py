@@ -4,8 +4,8 @@ import math
 import reprlib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -107,6 +107,52 @@ def shown(value: Any) -> str:
         return reprlib.repr(value)
     except ValueError:  # Python refuses to format integers of thousands of digits
         return "a number of thousands of digits"
+
+
+def flag_of(item: Field[Any]) -> str:
+    """Return the command-line flag of a setting."""
+    flag: str | None = item.metadata["flag"]
+    return flag or "--" + item.name.replace("_", "-")
+
+
+def by_section(
+    kinds: Iterable[type[Settings]], given: Table, *, parameters: Iterable[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Sort the settings that a call names into {section: {name: value}}; None is not a value.
+
+    A setting may also have the name of its flag: `beam` instead of `beam_size`.
+
+    Args:
+        kinds: The groups of settings that may be given; those of one section may share settings.
+        given: Values by name.
+        parameters: Other parameters of the called function, to suggest for unknown names.
+
+    Raises:
+        UsageError: Names are unknown, or two are those of one setting; one message lists all.
+    """
+    sections = {item.name: kind.section for kind in kinds for item in fields(kind)}
+    names = {
+        name: item.name
+        for kind in kinds
+        for item in fields(kind)
+        for name in (item.name, flag_of(item).removeprefix("--").replace("-", "_"))
+    }
+    known = [*names, *parameters]
+    problems = []
+    tables: dict[str, dict[str, Any]] = {}
+    for given_name, value in given.items():
+        if given_name not in names:
+            advice = did_you_mean(given_name, known, {}, "choose from")
+            problems.append(f"unknown setting {shown(given_name)}: {advice}")
+        elif value is not None:
+            name = names[given_name]
+            table = tables.setdefault(sections[name], {})
+            if name in table:
+                problems.append(f"{name} is given twice, under two names: leave one out")
+            table[name] = value
+    if problems:
+        raise UsageError(list_problems(problems))
+    return tables
 
 
 def settings_from(kind: type[SettingsT], table: Table) -> SettingsT:

@@ -1,14 +1,15 @@
 """Translating plain text with trained models: the library's interface."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from tfm.backends.plain import Backend
 from tfm.backends.selection import inference_backend, verified_compute
-from tfm.config import DeviceName, InferencePrecision, Kernels, SearchConfig
+from tfm.config import InferenceConfig, SearchConfig, Table, by_section, settings_from, settings_to
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import Compute
+from tfm.device.threads import set_num_threads
 from tfm.errors import UsageError
 from tfm.inference.batches import Chunk
 from tfm.inference.engine import Engine, load_models
@@ -20,6 +21,10 @@ from tfm.storage.checkpoint.run_folder import find_model
 
 class Translator:
     """Translates plain text with one model or an ensemble.
+
+    The methods take settings of [search] by name, as `tfm generate` takes them as flags:
+    `translate(lines, beam_size=8)`, or `beam=8` as in `--beam 8`. They replace the model's own
+    defaults. A `SearchConfig` replaces all of them, and excludes settings by name.
 
     Args:
         models: At least one model, on the device.
@@ -43,31 +48,27 @@ class Translator:
         self._default_search = default_search or SearchConfig()
 
     @classmethod
-    def load(
-        cls,
-        path: Path | str,
-        *more_paths: Path | str,
-        device: DeviceName = "auto",
-        precision: InferencePrecision = "auto",
-        kernels: Kernels = "auto",
-    ) -> "Translator":
+    def load(cls, path: Path | str, *more_paths: Path | str, **settings: Any) -> "Translator":
         """Load one model, or an ensemble of several.
 
         Args:
             path: A model or run folder.
             *more_paths: Further members of the ensemble.
-            device: Device to compute on.
-            precision: Precision of matrix products.
-            kernels: Implementation of the layers: "fast", "plain" (torch's own), or "auto", which
-                is fast on CPUs.
+            **settings: Settings of [inference]: device, precision, kernels, threads. The number of
+                threads is that of torch in this process, and stays as it is if unset.
 
         Raises:
             CheckpointError: A folder has no valid model, or models differ in vocabulary.
-            UsageError: This machine does not support the settings.
+            UsageError: A folder does not exist, a setting is wrong, or this machine does not
+                support it.
         """
-        compute = verified_compute(device, precision)
-        backend = inference_backend(compute, kernels)
+        given = by_section([InferenceConfig], settings)
+        inference = settings_from(InferenceConfig, given.get("inference", {}))
         folders = [find_model(Path(folder)) for folder in (path, *more_paths)]
+        if inference.threads is not None:
+            set_num_threads(inference.threads)
+        compute = verified_compute(inference.device, inference.precision)
+        backend = inference_backend(compute, inference.kernels)
         models = load_models(folders, compute)
         default_search = SearchConfig.for_model(load_info(folders[0]).search, {})
         return cls(
@@ -79,29 +80,33 @@ class Translator:
         )
 
     @overload
-    def translate(  # type: ignore[overload-overlap]  # a str is one sentence, not an iterable
-        self, lines: str, config: SearchConfig | None = None
-    ) -> str: ...
+    def translate(self, lines: str, config: SearchConfig | None = None, **settings: Any) -> str: ...
 
     @overload
-    def translate(self, lines: Iterable[str], config: SearchConfig | None = None) -> list[str]: ...
+    def translate(
+        self, lines: Iterable[str], config: SearchConfig | None = None, **settings: Any
+    ) -> list[str]: ...
 
     def translate(
-        self, lines: str | Iterable[str], config: SearchConfig | None = None
+        self, lines: str | Iterable[str], config: SearchConfig | None = None, **settings: Any
     ) -> str | list[str]:
         """Translate sentences.
 
         Args:
             lines: Plain text, one sentence per line, or a single sentence; empty lines stay empty.
             config: Search settings; the model's defaults if None.
+            **settings: Settings of [search] by name, instead of `config`.
 
         Returns:
             The best translation of each line, with line ends replaced by spaces; a single string
             if one was given.
+
+        Raises:
+            UsageError: A setting is unknown, wrong or without effect.
         """
         if isinstance(lines, str):
-            return self.translate([lines], config)[0]
-        return [best[0].text for best in self.search(lines, config)]
+            return self.translate([lines], config, **settings)[0]
+        return [best[0].text for best in self.search(lines, config, **settings)]
 
     def search(
         self,
@@ -110,6 +115,7 @@ class Translator:
         *,
         prefixes: Sequence[str] | None = None,
         first_line: int = 1,
+        **settings: Any,
     ) -> list[list[Translation]]:
         """Translate sentences, with scores and alternatives.
 
@@ -122,17 +128,18 @@ class Translator:
             config: Search settings; the model's defaults if None.
             prefixes: A forced beginning of each line's translations; empty ones force nothing.
             first_line: Number of the first line, for messages and the random seeds of sampling.
+            **settings: Settings of [search] by name, instead of `config`.
 
         Returns:
             The `n_best` translations of each line, best first.
 
         Raises:
-            UsageError: The settings contradict each other.
+            UsageError: A setting is unknown, wrong or without effect.
             DataError: A line or prefix has more tokens than the model accepts, or the numbers of
                 lines and prefixes differ.
         """
         chunk = _chunk(lines, prefixes, first_line)
-        config = self._check(config)
+        config = self._merge(config, settings, SearchConfig.for_model)
         [(_, found)] = translate_lines(self._engine, self._vocabulary, [chunk], config)
         return found
 
@@ -143,6 +150,7 @@ class Translator:
         config: SearchConfig | None = None,
         *,
         first_line: int = 1,
+        **settings: Any,
     ) -> list[ScoredTarget]:
         """Compute the probabilities of given translations.
 
@@ -155,24 +163,34 @@ class Translator:
             config: Length penalty, maximum source length and batch size; the model's defaults if
                 None.
             first_line: Number of the first line, for messages.
+            **settings: The same settings by name, instead of `config`.
 
         Returns:
             The score, log probability and pieces of each target.
 
         Raises:
+            UsageError: A setting is unknown, wrong or without effect on the scores.
             DataError: A line or target has more tokens than the model accepts, or the numbers of
                 lines and targets differ.
         """
         chunk = _chunk(lines, targets, first_line)
-        config = self._check(config)
+        config = self._merge(config, settings, SearchConfig.for_targets)
         [(_, scored)] = score_lines(self._engine, self._vocabulary, [chunk], config)
         return scored
 
-    def _check(self, config: SearchConfig | None) -> SearchConfig:
-        config = config or self._default_search
-        if problems := list(config.problems()):
-            raise UsageError("; ".join(problems))
-        return config
+    def _merge(
+        self,
+        config: SearchConfig | None,
+        settings: Table,
+        merged: Callable[[Table, Table], SearchConfig],
+    ) -> SearchConfig:
+        """Return the config, or the settings merged over the model's defaults; check both."""
+        given = by_section([SearchConfig], settings, parameters=("prefixes", "first_line"))
+        if config is None:
+            return merged(settings_to(self._default_search), given.get("search", {}))
+        if given:
+            raise UsageError("a SearchConfig and settings by name exclude each other: give one")
+        return settings_from(SearchConfig, settings_to(config))
 
 
 def _chunk(lines: Iterable[str], paired_lines: Sequence[str] | None, first_line: int) -> Chunk:
