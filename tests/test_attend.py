@@ -256,7 +256,7 @@ def test_a_model_with_another_subword_model_is_refused(picture, trained_run, tmp
 
 
 def test_a_missing_model_is_an_error(picture, tmp_path):
-    with pytest.raises(CheckpointError, match=r"is not a run or model folder"):
+    with pytest.raises(UsageError, match="nowhere does not exist: check its name"):
         picture(model=tmp_path / "nowhere")
 
 

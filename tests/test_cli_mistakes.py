@@ -18,6 +18,7 @@ from tfm.errors import (
     TrainingError,
     UsageError,
 )
+from tfm.inference.translator import Translator
 
 TFM = [sys.executable, "-m", "tfm"]
 
@@ -160,6 +161,19 @@ def test_a_flag_for_what_always_happens_is_said_to_be_needless(run, flag):
 def test_a_plausible_mistake_gets_the_command_that_is_meant(run, elsewhere, arguments, advice):
     (elsewhere / "in.en").write_text("one\n")
     assert_complaint(run(*arguments), 2, f".*[:,] {advice}")
+
+
+@pytest.mark.parametrize("path", ["none", "empty", "no-checkpoint", "no-model", "data", ".", ""])
+def test_a_missing_model_is_reported_alike_from_python(run, elsewhere, data_dir, path):
+    for folder in ("empty", "no-checkpoint/checkpoints", "no-model"):
+        (elsewhere / folder).mkdir(parents=True)
+    for file in ("a.txt", "no-checkpoint/config.toml", "no-model/readme.txt", "in.en"):
+        (elsewhere / file).write_text("one\n")
+    (elsewhere / "data").symlink_to(data_dir)
+    with pytest.raises(TfmError) as caught:
+        Translator.load(path)
+    code = caught.value.exit_code
+    assert_complaint(run("generate", path, "--input", "in.en"), code, re.escape(str(caught.value)))
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from tfm.config import run_config
-from tfm.errors import CheckpointError
+from tfm.errors import CheckpointError, UsageError
 from tfm.storage.checkpoint import run_folder
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info, load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import (
@@ -123,7 +124,17 @@ def test_the_model_of_a_run_is_its_average_or_best_or_newest_checkpoint(make_run
     assert find_model(run_dir).name == "averaged"
     assert find_model(run_dir / "averaged") == run_dir / "averaged"
     with pytest.raises(CheckpointError, match="not a run or model folder"):
+        find_model(run_dir / "checkpoints")
+    with pytest.raises(UsageError, match="nowhere does not exist: check its name"):
         find_model(run_dir / "nowhere")
+
+
+def test_the_current_folder_may_be_a_run(make_run, monkeypatch):
+    run_dir = make_run({1: None}, best_metric="loss")
+    monkeypatch.chdir(run_dir)
+    assert find_model(Path()).samefile(run_dir / "checkpoints" / "step-00000001")
+    monkeypatch.chdir("checkpoints/step-00000001")
+    assert find_model(Path()) == Path()
 
 
 def test_an_average_older_than_the_newest_checkpoint_is_passed_over_with_a_warning(

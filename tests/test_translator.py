@@ -464,6 +464,8 @@ def test_weights_of_another_shape_are_refused(model_dir):
 
 def test_a_path_without_a_model_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="not a run or model folder"):
+        Translator.load(tmp_path)
+    with pytest.raises(UsageError, match="nowhere does not exist: check its name"):
         Translator.load(tmp_path / "nowhere")
 
 

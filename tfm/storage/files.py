@@ -90,8 +90,10 @@ def intact_directory(path: Path) -> Path:
 
     Only file systems that cannot exchange two directories atomically leave that state.
     """
+    if path.exists():  # it may be ".", which has no name to derive another from
+        return path
     outgoing = _outgoing(path)
-    return outgoing if outgoing.is_dir() and not path.exists() else path
+    return outgoing if outgoing.is_dir() else path
 
 
 def finish_replacement(path: Path) -> None:

@@ -80,7 +80,7 @@ def _each(paths: "Path | Iterable[Path] | None") -> Iterable[Path]:
 
 def _check_exists(path: Path) -> None:
     try:
-        (path if path.exists() else intact_directory(path)).stat()
+        intact_directory(path).stat()
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{path} does not exist: check its name") from None
     except OSError as error:

@@ -18,6 +18,7 @@ from tfm.storage.checkpoint.model_folder import (
     load_info,
 )
 from tfm.storage.files import finish_replacement, intact_directory, remove_path
+from tfm.storage.paths import existing_folder
 
 NUM_STATES_KEPT = 2
 _PREFIX, _NUM_DIGITS = "step-", 8
@@ -166,8 +167,10 @@ def find_model(path: Path) -> Path:
     An average is passed over, with a warning, if the run has newer checkpoints.
 
     Raises:
-        CheckpointError: There is none, or it is damaged.
+        UsageError: The path does not exist, or is a file.
+        CheckpointError: There is no model, or it is damaged.
     """
+    existing_folder(path)
     folder, averaged = intact_directory(path), intact_directory(path / "averaged")
     if (folder / CONFIG).is_file():
         return folder
