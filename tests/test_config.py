@@ -98,6 +98,43 @@ def test_flags_win_over_the_file_which_wins_over_the_preset():
     assert run.model.dropout == 0.4  # the flag's
 
 
+def times_of_checkpoints(*tables):
+    training = run_config("tiny", *({"training": table} for table in tables)).training
+    return training.checkpoint_steps, training.checkpoint_minutes
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ([], (500, 10.0)),
+        ([{"checkpoint_minutes": 2.0}], (None, 2.0)),  # over the preset
+        ([{"checkpoint_minutes": 10.0}], (None, 10.0)),
+        ([{"checkpoint_minutes": 2.0}, {"checkpoint_steps": 7}], (7, 10.0)),
+        ([{"checkpoint_steps": 7}, {"checkpoint_minutes": 2.0}], (None, 2.0)),
+        ([{"checkpoint_steps": 7}, {"max_steps": 9}], (7, 10.0)),
+    ],
+)
+def test_minutes_and_steps_between_checkpoints_replace_each_other(tables, expected):
+    assert times_of_checkpoints(*tables) == expected
+
+
+def test_minutes_and_steps_between_checkpoints_exclude_each_other_in_one_table(tmp_path):
+    both = {"training": {"checkpoint_minutes": 2.0, "checkpoint_steps": 7}}
+    assert "checkpoint_minutes and checkpoint_steps exclude each other" in problem("base", both)
+    path = tmp_path / "run.toml"
+    path.write_text("[training]\ncheckpoint_steps = 7\ncheckpoint_minutes = 2.0", encoding="utf-8")
+    assert problem("base", read_toml(path)).startswith(f"{path}:3: checkpoint_minutes and ")
+
+
+def test_minutes_replace_the_steps_of_a_run_whose_file_has_the_default_minutes_beside_them():
+    written = tomllib.loads(run_toml(run_config("tiny")))
+    assert written["training"]["checkpoint_minutes"] == 10.0
+    assert run_config(None, written).training.checkpoint_steps == 500
+    run = run_config(None, written, {"training": {"checkpoint_minutes": 3.0}})
+    assert (run.training.checkpoint_steps, run.training.checkpoint_minutes) == (None, 3.0)
+    assert run_config(None, tomllib.loads(run_toml(run))) == run
+
+
 def test_a_file_may_name_the_preset():
     assert run_config(None, {"arch": "big"}) == run_config("big")
     assert run_config("big", {"arch": "big"}) == run_config("big")

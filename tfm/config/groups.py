@@ -90,7 +90,9 @@ class TrainingConfig(Settings, section="training"):
         common=True,
     )
     checkpoint_minutes: float = setting(
-        10.0, "Validate and save a checkpoint every N minutes.", ge=0.01
+        10.0,
+        "Validate and save a checkpoint every N minutes; replaces checkpoint_steps of a preset.",
+        ge=0.01,
     )
     checkpoint_steps: int | None = setting(
         None, "Validate and save every N steps, instead of every N minutes.", ge=1
@@ -145,6 +147,10 @@ class TrainingConfig(Settings, section="training"):
                 "best_metric is score, but validation_beam 0 computes none: "
                 "raise validation_beam, or set best_metric to loss"
             )
+        # The default minutes are no mistake: files of runs have a value for every setting.
+        has_minutes = self.checkpoint_minutes != TrainingConfig.checkpoint_minutes
+        if self.checkpoint_steps is not None and has_minutes:
+            yield "checkpoint_minutes and checkpoint_steps exclude each other: give one"
         if self.cuda_graphs and self.shard:
             yield "cuda_graphs cannot capture the collectives of shard: use one of them"
         if self.average_last > self.keep_last:

@@ -92,6 +92,12 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
     },
 }
 
+# A table that sets one of these in [training] replaces the other.
+_ALTERNATIVES = {
+    "checkpoint_minutes": "checkpoint_steps",
+    "checkpoint_steps": "checkpoint_minutes",
+}
+
 
 def suitable_arch(num_pairs: int, *, on_gpu: bool, task: str) -> tuple[str, str]:
     """Return the preset for a number of training pairs of a task, and the reason in words."""
@@ -138,6 +144,8 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
     for table in (PRESETS[arch], *tables):
         for name, values in table.items():
             if name in kinds and isinstance(values, Mapping):
+                for key in values:
+                    merged[name].pop(_ALTERNATIVES.get(key, ""), None)
                 merged[name].update(values)
                 places[name].update({key: _place(table, name, key) for key in values})
             elif name != "arch":
