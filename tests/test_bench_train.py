@@ -102,7 +102,7 @@ def test_results_are_json_values(data_dir, tiny_run):
 
 
 def test_limits_of_a_run_do_not_stop_a_benchmark(tiny_run):
-    run = tiny_run(training={"patience": 1, "max_steps": 1, "max_minutes": 0.0})
+    run = tiny_run(training={"patience": 1, "max_steps": 1, "max_minutes": 0.01})
     plan = Plan(steps=2, untimed_steps=1, rounds=1, loop=True)
     assert bench_train(None, run, plan, started=time.perf_counter()).loop is not None
 

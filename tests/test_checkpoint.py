@@ -187,6 +187,11 @@ for _ in range(400):
     "change",
     [
         {"step": -1}, {"step": "1"}, {"step": 1.5}, {"step": True}, {"step": None},
+        {"step": 2**63}, {"vocab_sizes": [2**64, 9]}, {"source": "x" * 10_000},
+        {"metrics": {"loss": 10**400}},
+        *({"run": {"model": {name: value}}}
+          for name in ("num_encoder_layers", "d_model", "d_ff", "learned_positions")
+          for value in (10**7, 2**62)),
         {"vocab_sizes": [9]}, {"vocab_sizes": [9, 9, 9]}, {"vocab_sizes": 9},
         {"vocab_sizes": ["9", "9"]}, {"vocab_sizes": [float("nan"), 9]},
         {"averaged": 5}, {"averaged": [None]}, {"averaged": "123"},
@@ -216,6 +221,19 @@ def test_a_record_with_a_missing_value_is_refused(model_dir, key):
     edit(model_dir, lambda record: record.pop(key))
     with pytest.raises(CheckpointError, match=r"config\.json: it is damaged"):
         load_all(model_dir)
+
+
+def test_a_record_with_many_unknown_settings_is_refused_at_once(model_dir):
+    unknown = {f"setting_{number}": 1 for number in range(100_000)}
+    edit(model_dir, lambda record: record["run"]["model"].update(unknown))
+    with pytest.raises(CheckpointError, match="20 mistakes"):
+        load_info(model_dir)
+
+
+def test_a_model_of_an_older_version_with_minutes_beside_steps_is_read(model_dir):
+    both = {"checkpoint_minutes": 3.0, "checkpoint_steps": 500}
+    edit(model_dir, lambda record: record["run"]["training"].update(both))
+    assert load_info(model_dir).run.training.checkpoint_steps == 500
 
 
 def test_a_model_of_another_format_is_refused(model_dir):
@@ -316,7 +334,14 @@ def test_an_average_is_the_mean_of_the_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "other", [{"b": torch.ones(2)}, {"a": torch.ones(3)}, {"a": torch.ones(2), "b": torch.ones(2)}]
+    "other",
+    [
+        {"b": torch.ones(2)},
+        {"a": torch.ones(3)},
+        {"a": torch.ones(1)},
+        {"a": torch.ones(2, 1)},
+        {"a": torch.ones(2), "b": torch.ones(2)},
+    ],
 )
 def test_different_models_cannot_be_averaged(tmp_path, other):
     paths = [

@@ -67,9 +67,9 @@ def assert_complaint(result, code, pattern):
         ("prepare wmt14-en-de --max-length 0", "max_length is 0, but must be at least 1"),
         ("average --last 2 --best 2", "last and best exclude each other: give one"),
         ("generate --input in.en --split test", "--input and --split exclude each other: give one"),
-        ("train --gpus all", "--gpus is all, but must be auto or at least 1"),
-        ("train --gpus 0", "--gpus is 0, but must be auto or at least 1"),
-        ("train --processes 0", "--processes is 0, but must be at least 1"),
+        ("train --gpus all", "--gpus is all, but must be auto or from 1 to 9999"),
+        ("train --gpus 0", "--gpus is 0, but must be auto or from 1 to 9999"),
+        ("train --processes 0", "--processes is 0, but must be from 1 to 1024"),
         ("train --gpus 2 --processes 2", "--gpus and --processes exclude each other: give one"),
         ("train --gpus 2 --device cpu", "--gpus contradicts --device cpu: leave one out"),
         (

@@ -17,7 +17,9 @@ from tfm.config import (
     BatchingConfig,
     BinarizeConfig,
     CleaningConfig,
+    InferenceConfig,
     OptimizerConfig,
+    RecurrentConfig,
     RunConfig,
     ScoreConfig,
     SearchConfig,
@@ -41,6 +43,7 @@ GROUPS = [
     BatchingConfig,
     BinarizeConfig,
     CleaningConfig,
+    InferenceConfig,
     OptimizerConfig,
     ScoreConfig,
     SearchConfig,
@@ -255,6 +258,22 @@ def test_numbers_are_finite(value):
                 settings_from(group, {item.name: value})
 
 
+@pytest.mark.parametrize("group", [*GROUPS, RecurrentConfig], ids=named)
+def test_every_number_has_both_limits(group):
+    hints = typing.get_type_hints(group)
+    for item in dataclasses.fields(group):
+        if {int, float} & {hints[item.name], *typing.get_args(hints[item.name])}:
+            assert item.metadata["at_least"] is not None, item.name
+            assert item.metadata["at_most"] is not None, item.name
+
+
+@pytest.mark.parametrize(("group", "item"), SETTINGS, ids=named)
+def test_an_extreme_number_is_refused_by_name(group, item):
+    for value in (2**63, -(2**63), 2**64, 1e300, -1e300):
+        with pytest.raises(UsageError, match=item.name):
+            settings_from(group, {item.name: value})
+
+
 def test_integers_are_accepted_for_floats_but_not_the_reverse():
     assert settings_from(TransformerConfig, {"dropout": 0}).dropout == 0.0
     assert isinstance(settings_from(TransformerConfig, {"dropout": 0}).dropout, float)
@@ -358,7 +377,7 @@ def test_a_run_with_changed_settings_is_restored_from_its_toml(tmp_path):
         "big",
         {
             "model": {"d_k": 3, "d_v": 4, "norm": "pre"},
-            "optimizer": {"learning_rate": 1e-7, "adam_epsilon": 1e22},
+            "optimizer": {"learning_rate": 1e-7, "adam_epsilon": 1e-12},
             "training": {"seed": 2**63 - 1, "max_minutes": 0.5},
         },
     )
@@ -369,8 +388,8 @@ def test_a_run_with_changed_settings_is_restored_from_its_toml(tmp_path):
 
 @given(
     dropout=st.floats(0, 0.9),
-    epsilon=st.floats(0, 1e300),
-    steps=st.integers(1, 10**15),
+    epsilon=st.floats(1e-20, 1),
+    steps=st.integers(1, 10**9),
     patience=st.none() | st.integers(1, 9),
 )
 def test_a_run_with_any_numbers_is_restored(dropout, epsilon, steps, patience):

@@ -1,5 +1,7 @@
 """The cost of a model, compared with the paper's counts and a real model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tfm.config import RecurrentConfig, TransformerConfig, run_config
 from tfm.model.build import new_model
-from tfm.model.cost import model_cost
+from tfm.model.cost import memory_problem, model_cost
 
 VOCAB_SIZE = 37_000
 
@@ -141,6 +143,39 @@ def counted_flops(config):
     return counter.get_total_flops()
 
 
-def test_counting_allocates_no_weights():
-    config = TransformerConfig(d_model=1 << 16, d_ff=1 << 20)
-    assert cost_of(config).num_parameters > 10**12
+@pytest.mark.parametrize("depth", [(1, 1), (2, 5), (4, 1)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        TransformerConfig(d_model=8, d_ff=12, num_heads=2, learned_positions=9),
+        RecurrentConfig(d_model=8, attention="additive"),
+        RecurrentConfig(d_model=8, cell="gru", input_feeding=False),
+    ],
+    ids=["transformer", "lstm", "gru"],
+)
+def test_counts_of_any_depth_follow_from_two_layers(config, depth):
+    config = replace(config, num_encoder_layers=depth[0], num_decoder_layers=depth[1])
+    model = new_model(config, source_vocab_size=50, target_vocab_size=50)
+    assert cost_of(config, 50).num_parameters == sum(each.numel() for each in model.parameters())
+
+
+def test_counting_builds_no_model():
+    config = TransformerConfig(
+        num_encoder_layers=1000, num_decoder_layers=1000, d_model=1 << 16, d_ff=1 << 20
+    )
+    assert cost_of(config).num_parameters > 10**14
+
+
+def test_a_model_that_no_memory_can_hold_is_a_problem(monkeypatch):
+    monkeypatch.setattr("tfm.model.cost.device_memory_bytes", lambda _: 8_000_000_000)
+    base, cpu = cost_of(TransformerConfig()), torch.device("cpu")
+    assert memory_problem(base, cpu) is None
+    assert memory_problem(base, cpu, num_copies=7) is None
+    problem = memory_problem(base, cpu, num_copies=8)
+    assert problem is not None
+    assert "8 copies" in problem
+    large = cost_of(TransformerConfig(d_model=8192, d_ff=65_536))
+    problem = memory_problem(large, cpu)
+    assert problem is not None
+    assert f"need {16 * large.num_parameters / 1e9:,.0f} GB, but this machine has 8 GB" in problem
+    assert memory_problem(large, cpu, num_copies=1 / 64) is None

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tfm.device import cpu
-from tfm.device.cpu import num_cores, this_cpu
+from tfm.device.cpu import memory_bytes, num_cores, this_cpu
 
 ZEN_3 = "fpu avx avx2 fma f16c bmi2"
 ZEN_4 = f"{ZEN_3} avx512f avx512bw avx512_vnni avx512_bf16"
@@ -111,6 +111,27 @@ def test_cores_are_limited_by_affinity_and_by_the_smallest_quota(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     assert num_cores() == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("", {}, 1 << 34),
+        ("0::/job\n", {"job/memory.max": "max\n"}, 1 << 34),
+        ("0::/job\n", {"job/memory.max": "max\n", "memory.max": "5000\n"}, 5000),
+        ("0::/job\n", {"job/memory.max": f"{1 << 40}\n"}, 1 << 34),
+        ("4:memory:/job\n0::/\n", {"memory/job/memory.limit_in_bytes": "7000\n"}, 7000),
+    ],
+)
+def test_memory_is_limited_by_the_smallest_limit(machine, monkeypatch, groups, files, expected):
+    sizes = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 22}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    (machine / "proc" / "self" / "cgroup").write_text(groups)
+    for name, content in files.items():
+        path = machine / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    assert memory_bytes() == expected
 
 
 def test_without_affinity_all_cores_count(machine, monkeypatch):

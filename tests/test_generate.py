@@ -367,10 +367,10 @@ def test_targets_are_printed_as_lines_tokens_or_json(command):
         ),
         ("--score-target nowhere", 2, "nowhere does not exist: check its name"),
         ("--prefix nowhere", 2, "nowhere does not exist: check its name"),
-        ("--gpus many", 2, "--gpus is many, but must be auto or at least 1; .*"),
+        ("--gpus many", 2, "--gpus is many, but must be auto or from 1 to 9999; .*"),
         ("--gpus 1", 2, "--gpus contradicts --device cpu: leave one out"),
         ("--gpus 1 --processes 1", 2, "--gpus and --processes exclude each other: give one"),
-        ("--processes 0", 2, "--processes is 0, but must be at least 1"),
+        ("--processes 0", 2, "--processes is 0, but must be from 1 to 1024"),
         ("--processes 2 --device cuda", 2, "--processes N uses the CPU: .*"),
     ],
 )

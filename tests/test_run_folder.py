@@ -48,6 +48,13 @@ def save(path, info):
     )
 
 
+def test_checkpoints_are_in_the_order_of_their_steps_after_any_number_of_steps(tmp_path):
+    steps = [99_999_999, 100_000_000, 1_000_000_000]
+    for step in reversed(steps):
+        checkpoint_path(tmp_path, step).mkdir(parents=True)
+    assert [path.name for path in checkpoints(tmp_path)] == [f"step-{step}" for step in steps]
+
+
 @pytest.fixture
 def make_run(tmp_path):
     """Make a run whose checkpoints have the given validation losses, by step."""

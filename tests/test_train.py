@@ -21,7 +21,12 @@ from tfm.stages.train import train
 from tfm.stages.training_data import open_data
 from tfm.stages.training_run import TrainingRun
 from tfm.storage import saving
-from tfm.storage.checkpoint.model_folder import load_info, load_weights
+from tfm.storage.checkpoint.model_folder import (
+    load_info,
+    load_training_state,
+    load_weights,
+    save_checkpoint,
+)
 from tfm.storage.checkpoint.run_folder import checkpoints
 from tfm.storage.lock import LockedFolderError, lock_folder
 from tfm.training.trainer import Trainer
@@ -197,12 +202,72 @@ def test_a_disk_that_stays_full_does_not_keep_a_run_from_validating(
 
     monkeypatch.setattr(saving, "save_checkpoint", save)
     monkeypatch.setattr(saving, "_RETRY_SECONDS", 0.0)  # at every step
-    run = tiny_run(training={"checkpoint_minutes": 0.01, "max_minutes": 0.06})
-    object.__setattr__(run.training, "checkpoint_steps", None)
-    object.__setattr__(run.training, "max_steps", 1_000_000)
+    run = tiny_run(
+        training={"checkpoint_minutes": 0.01, "max_minutes": 0.06, "max_steps": 1_000_000}
+    )
     with pytest.raises(CheckpointError):
         train(data_dir, tmp_path / "run", run)
     assert len(records(tmp_path / "run", "validation")) >= 3
+
+
+def change(state, *keys, value):
+    """Change a value in a nested state."""
+    *above, last = keys
+    for key in above:
+        state = state[key]
+    if value is None:
+        del state[last]
+    else:
+        state[last] = value
+
+
+FIRST = ("trainer", "moments", "output_weight", "exp_avg")
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        *(((key,), None) for key in ("trainer", "window")),
+        *((("trainer", key), None) for key in ("moments", "updates", "gradient", "position")),
+        *((("trainer", key), [1]) for key in ("moments", "updates", "gradient", "position")),
+        (FIRST, None),
+        (FIRST, torch.ones(2)),
+        (FIRST, torch.ones(400, 16, dtype=torch.int64)),
+        (FIRST, 5),
+        (("trainer", "updates"), -1),
+        (("trainer", "updates"), 10**400),
+        (("trainer", "position", "step"), 2**62),
+        (("trainer", "position", "step"), "1"),
+        (("trainer", "position", "epoch"), 2**64),
+        (("trainer", "gradient", "num_dropout_shards"), 0),
+        (("trainer", "gradient", "max_tokens"), -5),
+        (("trainer", "gradient", "out_of_memory"), 1.5),
+        (("window",), [{"step": 1}]),
+        (("window",), 7),
+        (("minutes",), "long"),
+        (("best",), []),
+        (("validations_since_best",), True),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_state_with_wrong_values_is_refused_though_its_checksum_is_correct(
+    uninterrupted, data_dir, tmp_path, keys, value
+):
+    run, run_dir, _ = uninterrupted
+    newest = checkpoints(run_dir)[-1]
+    copy = tmp_path / "run" / "checkpoints" / newest.name
+    state = load_training_state(newest)
+    change(state, *keys, value=value)
+    save_checkpoint(
+        copy,
+        load_info(newest),
+        load_weights(newest),
+        subword_files={"bpe.model": (newest / "bpe.model").read_bytes()},
+        training_state=state,
+    )
+    with pytest.raises(CheckpointError, match="is not the state of this run") as refused:
+        train(data_dir, tmp_path / "run", run)
+    assert "\n" not in str(refused.value)
 
 
 def test_patience_without_a_validation_split_is_refused(other_data, tiny_run, tmp_path):
@@ -452,11 +517,12 @@ def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_out_of_time_is_averaged(data_dir, tiny_run, tmp_path):
+def test_a_run_out_of_time_is_averaged(data_dir, tiny_run, tmp_path, monkeypatch):
     settings = {"checkpoint_steps": 2, "average_last": 2, "max_steps": 4}
     train(data_dir, tmp_path / "run", tiny_run(training=settings))
     assert not (tmp_path / "run" / "averaged").exists()
-    limits = {"max_steps": 1000, "max_minutes": 1e-9, "average": True}
+    monkeypatch.setattr(TrainingRun, "_minutes", lambda _: 1.0)
+    limits = {"max_steps": 1000, "max_minutes": 1.0, "average": True}
     train(data_dir, tmp_path / "run", tiny_run(training=settings | limits))
     assert load_info(tmp_path / "run" / "averaged").averaged == (4,)
 

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from tfm.errors import TrainingError
+from tfm.errors import TrainingError, UsageError
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
+from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint.model_folder import load_info, load_weights
 from tfm.storage.checkpoint.run_folder import checkpoints
 
@@ -20,6 +21,18 @@ def records(run_dir, kind):
 
 def steps(run_dir):
     return [load_info(path).step for path in checkpoints(run_dir)]
+
+
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
+    data_dir, tiny_run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tfm.stages.training_run.new_model", None)
+    layers = {"num_encoder_layers": 1000, "num_decoder_layers": 1000, "d_model": 65_536}
+    run = tiny_run(model={**layers, "d_ff": 1 << 20})
+    with pytest.raises(UsageError, match=r"need .* GB, but this machine has .* GB: set a smaller"):
+        train(data_dir, tmp_path / "run", run)
+    [warning] = forecast(data_dir, run).warnings[1:]
+    assert warning.startswith("warning: weights, gradients and Adam's moments of the model need")
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +68,11 @@ def test_patience_stops_a_run_that_does_not_improve(data_dir, tiny_run, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("limit", "epochs"), [({"max_epochs": 1}, 1), ({"max_epochs": 2}, 2), ({"max_minutes": 0}, 0)]
+    ("limit", "epochs"),
+    [({"max_epochs": 1}, 1), ({"max_epochs": 2}, 2), ({"max_minutes": 0.01}, 0)],
 )
-def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, limit, epochs):
+def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, monkeypatch, limit, epochs):
+    monkeypatch.setattr(TrainingRun, "_minutes", lambda _: 0.01)
     run = tiny_run(training={**limit, "max_steps": 1000, "checkpoint_steps": 500})
     result = train(data_dir, tmp_path / "run", run)
     assert result.step == epochs * forecast(data_dir, run).steps_per_epoch
@@ -68,9 +83,9 @@ def test_checkpoints_can_be_saved_by_minutes(data_dir, tiny_run, tmp_path, monke
     clock = itertools.count(step=0.5)  # seconds; it is read several times a step
     monkeypatch.setattr("tfm.stages.training_run.time.monotonic", lambda: next(clock))
     # The watchdog's clock is accelerated as well.
-    tables = {"training": {"checkpoint_minutes": 0.1, "max_steps": 20, "stall_minutes": 1e6}}
-    run = tiny_run(**tables)
-    object.__setattr__(run.training, "checkpoint_steps", None)
+    run = tiny_run(
+        training={"checkpoint_minutes": 0.1, "max_steps": 20, "stall_minutes": 1e6},
+    )
     train(data_dir, tmp_path / "run", run)
     assert 2 <= len(steps(tmp_path / "run")) < 20
 
@@ -96,12 +111,10 @@ def test_bleu_is_measured_with_its_signature_and_selects_the_best(data_dir, tiny
 
 
 def test_steps_that_are_not_finite_are_skipped_and_too_many_end_the_run(
-    data_dir, tiny_run, tmp_path
+    data_dir, tiny_run, tmp_path, monkeypatch
 ):
-    run = tiny_run(
-        optimizer={"learning_rate": 1e30},
-        training={"checkpoint_steps": 1, "max_skipped_steps": 3},
-    )
+    monkeypatch.setattr("tfm.training.trainer.learning_rate", lambda *_: 1e30)
+    run = tiny_run(training={"checkpoint_steps": 1, "max_skipped_steps": 3})
     with pytest.raises(TrainingError) as stopped:
         train(data_dir, tmp_path / "run", run)
     skipped = records(tmp_path / "run", "skipped")

@@ -15,7 +15,9 @@ from tfm.inference import engine
 from tfm.inference.translator import Translator
 from tfm.model.build import new_model
 from tfm.search.scoring import Hypothesis
+from tfm.storage.checkpoint.model_folder import load_weights
 from tfm.storage.checkpoint.run_folder import checkpoints
+from tfm.storage.checkpoint.tensor_file import write_tensors
 from tfm.storage.files import sha256_of
 
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven"]
@@ -452,6 +454,52 @@ def test_a_subword_model_of_another_run_is_refused(model_dir, tmp_path, make_dat
     digests = {name: sha256_of(model_dir / name) for name in ("bpe.model", "model.safetensors")}
     edit(model_dir, sha256=digests)
     with pytest.raises(CheckpointError, match="was trained with subword model"):
+        Translator.load(model_dir, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_encoder_layers": 1000},
+        {"d_model": 65_536, "d_ff": 1 << 20, "num_decoder_layers": 1000},
+        {"learned_positions": 100_000},
+        {"d_ff": 64, "num_heads": 1},
+    ],
+    ids=str,
+)
+def test_a_model_larger_than_its_file_is_refused_before_it_is_built(
+    model_dir, monkeypatch, changes
+):
+    run = json.loads((model_dir / "config.json").read_text())["run"]
+    edit(model_dir, run={**run, "model": {**run["model"], **changes}})
+    numbers = []
+    monkeypatch.setattr(
+        "tfm.model.build.new_model",
+        lambda config, **sizes: (
+            numbers.append(config.num_encoder_layers) or new_model(config, **sizes)
+        ),
+    )
+    with pytest.raises(CheckpointError, match=r"the weights do not fit config\.json"):
+        Translator.load(model_dir, device="cpu")
+    assert max(numbers) <= 2
+
+
+@pytest.mark.parametrize("sizes", [[2**40, 2**40], [2**62, 400], [399, 400], [0, 0]])
+def test_vocabulary_sizes_must_be_those_of_the_subword_models(model_dir, sizes):
+    edit(model_dir, vocab_sizes=sizes)
+    with pytest.raises(CheckpointError, match=r"has vocabularies of .* pieces, but the subword"):
+        Translator.load(model_dir, device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.bool])
+def test_weights_of_another_type_are_refused(model_dir, dtype):
+    weights = {name: each.to(dtype) for name, each in load_weights(model_dir).items()}
+    path = model_dir / "model.safetensors"
+    write_tensors(path.with_name("new"), weights)
+    path.with_name("new").replace(path)
+    digests = json.loads((model_dir / "config.json").read_text())["sha256"]
+    edit(model_dir, sha256={**digests, path.name: sha256_of(path)})
+    with pytest.raises(CheckpointError, match=r"the weights do not fit config\.json"):
         Translator.load(model_dir, device="cpu")
 
 

@@ -28,7 +28,7 @@ SPEED_PANEL = "Speed"
 # Settings of [training] that affect a training step, and those that affect the loop around it.
 _STEP_SETTINGS = ("seed", "kernels", "cuda_graphs", "device", "precision", "threads")
 _LOOP_SETTINGS = ("log_steps", "background_saving")
-_ROUNDS = typer.Option(3, min=1, help="Rounds of measurements; medians are reported.")
+_ROUNDS = typer.Option(3, min=1, max=1000, help="Rounds of measurements; medians are reported.")
 
 bench = typer.Typer(
     cls=Commands,
@@ -50,8 +50,10 @@ def train(
     ),
     arch: str | None = arch_option("base"),
     config: Path | None = CONFIG,
-    steps: int = typer.Option(200, min=1, help="Timed steps per round."),
-    untimed_steps: int = typer.Option(20, min=1, help="Warmup steps before the first round."),
+    steps: int = typer.Option(200, min=1, max=100_000, help="Timed steps per round."),
+    untimed_steps: int = typer.Option(
+        20, min=1, max=100_000, help="Warmup steps before the first round."
+    ),
     rounds: int = _ROUNDS,
     loop: bool = typer.Option(
         False, "--loop", help="Also time the loop of tfm train, with one checkpoint per round."
@@ -94,7 +96,7 @@ def generate(
         None, help="Translate this split of the model's dataset (default: test, unless --input)."
     ),
     rounds: int = _ROUNDS,
-    repeat: int = typer.Option(1, min=1, help="Translate the text N times per round."),
+    repeat: int = typer.Option(1, min=1, max=10_000, help="Translate the text N times per round."),
     latency: bool = typer.Option(False, "--latency", help="Also time one sentence at a time."),
     as_json: bool = JSON,
     *,

@@ -114,8 +114,8 @@ def train(
         num_processes = layout.nodes * num_local_processes(layout)
         found = forecast(folder, settings_for(folder), num_processes=num_processes)
         print_forecast(found)
-        if found.estimate.warning is not None:
-            say(found.estimate.warning)
+        for warning in found.warnings:
+            say(warning)
         return
     world = _launch_processes(layout)
     folder = dataset_to_train_on(data, run)
@@ -194,6 +194,7 @@ def export(
     check: int = typer.Option(
         0,
         min=0,
+        max=1_000_000,
         metavar="N",
         help="Translate N lines of the test set with both programs and print the differences.",
     ),

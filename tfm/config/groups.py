@@ -19,6 +19,14 @@ Kernels = Literal["auto", "fast", "plain"]
 
 _THREADS = "Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core."
 
+# Every number has limits far beyond its useful values, so that a mistyped one is refused at once
+# instead of exhausting memory or overflowing.
+_MAX_COUNT = 1_000_000_000  # steps, epochs, tokens and the like
+_MAX_LENGTH = 10_000  # tokens of a sentence; attention needs memory for its square
+_MAX_MINUTES = 10 * 366 * 24 * 60  # ten years
+_MAX_THREADS = 1024
+_MAX_SEED = 2**63 - 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Settings, section="optimizer"):
@@ -28,17 +36,21 @@ class OptimizerConfig(Settings, section="optimizer"):
         None,
         "Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).",
         ge=0,
+        le=1000,
         common=True,
     )
-    warmup_steps: int = setting(4000, "Number of linear warmup steps.", ge=1)
+    warmup_steps: int = setting(4000, "Number of linear warmup steps.", ge=1, le=_MAX_COUNT)
     adam_beta1: float = setting(0.9, "Adam's β1.", ge=0, le=0.9999)
     adam_beta2: float = setting(0.98, "Adam's β2.", ge=0, le=0.99999)
-    adam_epsilon: float = setting(1e-9, "Adam's ε.", ge=0)
+    adam_epsilon: float = setting(1e-9, "Adam's ε.", ge=1e-20, le=1)
     label_smoothing: float = setting(
         0.1, "Probability spread over all tokens but the correct one.", ge=0, le=0.9
     )
     clip_norm: float = setting(
-        0.0, "Clip gradients to this norm; 0 turns clipping off, as in the paper.", ge=0
+        0.0,
+        "Clip gradients to this norm; 0 turns clipping off, as in the paper.",
+        ge=0,
+        le=1_000_000,
     )
 
 
@@ -50,17 +62,20 @@ class BatchingConfig(Settings, section="batching"):
         25_000,
         "Target tokens per step, summed over all devices and their microbatches.",
         ge=1,
+        le=_MAX_COUNT,
         common=True,
     )
     bucket_tokens: int = setting(
         3_125,
         "Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.",
         ge=1,
+        le=_MAX_COUNT,
     )
     max_tokens: int | None = setting(
         None,
         "Most source or target tokens per microbatch; if unset, 8,192 on CPUs, more on GPUs.",
         ge=1,
+        le=_MAX_COUNT,
     )
     num_dropout_shards: int = setting(
         1,
@@ -74,36 +89,49 @@ class BatchingConfig(Settings, section="batching"):
 class TrainingConfig(Settings, section="training"):
     """When to stop, validate and save; devices and arithmetic."""
 
-    max_steps: int = setting(100_000, "Stop after N steps.", ge=1, common=True)
-    max_epochs: int | None = setting(None, "Stop after N epochs.", ge=1)
+    max_steps: int = setting(100_000, "Stop after N steps.", ge=1, le=_MAX_COUNT, common=True)
+    max_epochs: int | None = setting(None, "Stop after N epochs.", ge=1, le=_MAX_COUNT)
     max_minutes: float | None = setting(
-        None, "Stop after N minutes of wall time, validation included.", ge=0, common=True
+        None,
+        "Stop after N minutes of wall time, validation included.",
+        ge=0.01,
+        le=_MAX_MINUTES,
+        common=True,
     )
     patience: int | None = setting(
-        None, "Stop after N validations in a row without improvement in best_metric.", ge=1
+        None,
+        "Stop after N validations in a row without improvement in best_metric.",
+        ge=1,
+        le=_MAX_COUNT,
     )
     seed: int = setting(
         1,
         "Random seed of initial weights, data order and dropout.",
         ge=0,
-        le=2**63 - 1,
+        le=_MAX_SEED,
         common=True,
     )
     checkpoint_minutes: float = setting(
         10.0,
         "Validate and save a checkpoint every N minutes; replaces checkpoint_steps of a preset.",
         ge=0.01,
+        le=_MAX_MINUTES,
     )
     checkpoint_steps: int | None = setting(
-        None, "Validate and save every N steps, instead of every N minutes.", ge=1
+        None, "Validate and save every N steps, instead of every N minutes.", ge=1, le=_MAX_COUNT
     )
-    keep_last: int = setting(20, "Number of newest checkpoints to keep.", ge=1)
-    keep_best: int = setting(1, "Number of best checkpoints to keep besides the newest.", ge=0)
+    keep_last: int = setting(20, "Number of newest checkpoints to keep.", ge=1, le=_MAX_COUNT)
+    keep_best: int = setting(
+        1, "Number of best checkpoints to keep besides the newest.", ge=0, le=_MAX_COUNT
+    )
     best_metric: Literal["loss", "score"] = setting(
         "score", "Rank checkpoints by validation loss or by score: BLEU, or a parser's bracket F1."
     )
     average_last: int = setting(
-        5, "Average at most N of the newest checkpoints, of the last fifth of the steps.", ge=1
+        5,
+        "Average at most N of the newest checkpoints, of the last fifth of the steps.",
+        ge=1,
+        le=_MAX_COUNT,
     )
     average: bool = setting(
         True, "Average the newest checkpoints when training ends, as `tfm average` does."
@@ -111,7 +139,9 @@ class TrainingConfig(Settings, section="training"):
     validation_beam: int = setting(
         1, "Beam size for the validation score; 0 computes no score.", ge=0, le=64
     )
-    log_steps: int = setting(50, "Write a line to metrics.jsonl every N steps.", ge=1)
+    log_steps: int = setting(
+        50, "Write a line to metrics.jsonl every N steps.", ge=1, le=_MAX_COUNT
+    )
     background_saving: bool = setting(
         False, "Write checkpoints in the background, from a copy in memory."
     )
@@ -119,9 +149,13 @@ class TrainingConfig(Settings, section="training"):
         10,
         "Stop after N skipped steps in a row; a loss or gradient that is not finite skips a step.",
         ge=1,
+        le=_MAX_COUNT,
     )
     stall_minutes: float = setting(
-        10.0, "Abort if any process makes no progress for N minutes.", ge=0.01
+        10.0,
+        "Abort if any process makes no progress for N minutes.",
+        ge=0.01,
+        le=_MAX_MINUTES,
     )
     shard: bool = setting(
         False,
@@ -139,7 +173,7 @@ class TrainingConfig(Settings, section="training"):
         "auto",
         "Matrix product precision; auto: bf16 if the device has it, fp16 on old GPUs, else fp32.",
     )
-    threads: int | None = setting(None, _THREADS, ge=1)
+    threads: int | None = setting(None, _THREADS, ge=1, le=_MAX_THREADS)
 
     def _conflicts(self) -> Iterator[str]:
         if self.best_metric == "score" and not self.validation_beam:
@@ -211,28 +245,41 @@ class SearchConfig(Settings, section="search"):
         common=True,
     )
     length_penalty: float = setting(
-        0.6, "Exponent α of the GNMT length penalty; 0 ranks by plain log probability.", common=True
+        0.6,
+        "Exponent α of the GNMT length penalty; 0 ranks by plain log probability.",
+        ge=-5,
+        le=10,
+        common=True,
     )
     max_extra_length: int = setting(
-        50, "Longest translation: the number of source tokens plus N.", ge=1
+        50, "Longest translation: the number of source tokens plus N.", ge=1, le=_MAX_LENGTH
     )
     min_length: int = setting(
-        1, "Fewest tokens in the translation of a non-empty line; 0 allows empty ones.", ge=0
+        1,
+        "Fewest tokens in the translation of a non-empty line; 0 allows empty ones.",
+        ge=0,
+        le=_MAX_LENGTH,
     )
-    n_best: int = setting(1, "Number of translations per sentence, best first.", ge=1, common=True)
+    n_best: int = setting(
+        1, "Number of translations per sentence, best first.", ge=1, le=1024, common=True
+    )
     num_groups: int = setting(
-        1, "Diverse beam search: number of groups that the beam is divided into.", ge=1
+        1, "Diverse beam search: number of groups that the beam is divided into.", ge=1, le=1024
     )
     diversity_strength: float = setting(
         0.5,
         "Diverse beam search: penalty in nats per earlier group that chose the same token.",
         ge=0,
+        le=1000,
     )
     temperature: float = setting(
-        1.0, "Sampling: divide logits by this; below 1 is less random.", ge=0.01
+        1.0, "Sampling: divide logits by this; below 1 is less random.", ge=0.01, le=1000
     )
     top_k: int | None = setting(
-        None, "Sampling: draw from the N most probable tokens; from all if unset.", ge=1
+        None,
+        "Sampling: draw from the N most probable tokens; from all if unset.",
+        ge=1,
+        le=_MAX_COUNT,
     )
     top_p: float | None = setting(
         None,
@@ -240,17 +287,18 @@ class SearchConfig(Settings, section="search"):
         ge=0,
         le=1,
     )
-    seed: int = setting(1, "Random seed of sampling.", ge=0, le=2**63 - 1)
+    seed: int = setting(1, "Random seed of sampling.", ge=0, le=_MAX_SEED)
     node_limit: int = setting(
-        10_000, "Exact search: give up a sentence after extending N prefixes.", ge=1
+        10_000, "Exact search: give up a sentence after extending N prefixes.", ge=1, le=_MAX_COUNT
     )
     max_source_length: int = setting(
-        1024, "Truncate longer sources to N tokens, with a warning.", ge=1
+        1024, "Truncate longer sources to N tokens, with a warning.", ge=1, le=_MAX_LENGTH
     )
     max_tokens: int | None = setting(
         None,
         "Source tokens per batch, padding included; if unset, it depends on the model's width.",
         ge=1,
+        le=_MAX_COUNT,
     )
 
     @classmethod
@@ -314,7 +362,7 @@ class InferenceConfig(Settings, section="inference"):
         "auto",
         "Layers for inference (fast) or torch's own (plain); auto: fast on CPUs, plain on GPUs.",
     )
-    threads: int | None = setting(None, _THREADS, ge=1)
+    threads: int | None = setting(None, _THREADS, ge=1, le=_MAX_THREADS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,12 +374,16 @@ class CleaningConfig(Settings, section="cleaning"):
     )
     drop_empty: bool = setting(True, "Drop pairs with an empty side.")
     max_characters: int = setting(
-        1_000, "Drop pairs with a side of more than N characters; 0 keeps all.", ge=0
+        1_000,
+        "Drop pairs with a side of more than N characters; 0 keeps all.",
+        ge=0,
+        le=_MAX_COUNT,
     )
     max_length_ratio: float = setting(
         4.0,
         "Drop pairs with a side over N times as long as the other (characters + 10); 0 keeps all.",
         ge=0,
+        le=_MAX_COUNT,
     )
     drop_duplicates: bool = setting(True, "Keep only the first of identical pairs.")
     drop_copies: bool = setting(True, "Drop pairs whose two sides are the same text.")
@@ -363,7 +415,7 @@ class SubwordConfig(Settings, section="subword"):
         5_000_000,
         "Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.",
         ge=101,
-        le=1_000_000_000,
+        le=_MAX_COUNT,
     )
     num_threads: int | None = setting(
         None, "Number of threads; one per core if unset.", ge=1, le=1024
@@ -382,6 +434,7 @@ class BinarizeConfig(Settings, section="binarize"):
         250,
         "Drop training pairs with a side of more than N subword tokens.",
         ge=1,
+        le=_MAX_LENGTH,
         common=True,
     )
     jobs: int = setting(0, "Number of threads; 0 is one per core.", ge=0, le=1024)
@@ -395,9 +448,10 @@ class AverageConfig(Settings, section="average"):
         None,
         "Average the N newest checkpoints, whatever their steps (default: see average_last).",
         ge=1,
+        le=_MAX_COUNT,
     )
     best: int | None = setting(
-        None, "Average the N best checkpoints by best_metric of the run.", ge=1
+        None, "Average the N best checkpoints by best_metric of the run.", ge=1, le=_MAX_COUNT
     )
 
     def _conflicts(self) -> Iterator[str]:
@@ -421,6 +475,11 @@ class ScoreConfig(Settings, section="score"):
         "auto", "With --paper: split a-b into three tokens; auto does so for German only."
     )
     bootstrap_samples: int = setting(
-        1000, "Number of samples of the paired bootstrap test with --baseline.", ge=1
+        1000,
+        "Number of samples of the paired bootstrap test with --baseline.",
+        ge=1,
+        le=100_000,
     )
-    bootstrap_seed: int = setting(12_345, "Random seed of the paired bootstrap test.", ge=1)
+    bootstrap_seed: int = setting(
+        12_345, "Random seed of the paired bootstrap test.", ge=1, le=2**32 - 1
+    )

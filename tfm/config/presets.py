@@ -1,13 +1,14 @@
 """Presets of a whole run, and merging the user's settings over them."""
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from tfm.config.groups import RunConfig
 from tfm.config.model import RecurrentConfig, TransformerConfig
 from tfm.config.schema import (
+    MAX_UNKNOWN,
     Settings,
     Table,
     TomlTable,
@@ -133,35 +134,53 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
     kinds = typing.get_type_hints(RunConfig)
     del kinds["arch"]
     kinds["model"] = RecurrentConfig if arch == "rnn" else TransformerConfig
-    merged: dict[str, dict[str, Any]] = {name: {} for name in kinds}
-    places: dict[str, dict[str, str]] = {name: {} for name in kinds}
-    elsewhere = {
-        item.name: f"{item.name} in [{name}]"
-        for name, kind in kinds.items()
-        for item in fields(kind)
-    }
-    problems = []
-    for table in (PRESETS[arch], *tables):
-        for name, values in table.items():
-            if name in kinds and isinstance(values, Mapping):
-                for key in values:
-                    merged[name].pop(_ALTERNATIVES.get(key, ""), None)
-                merged[name].update(values)
-                places[name].update({key: _place(table, name, key) for key in values})
-            elif name != "arch":
-                advice = (
-                    f"write its settings under [{name}]"
-                    if name in kinds
-                    else did_you_mean(name, list(kinds), elsewhere, "sections are")
-                )
-                problems.append(f"{_place(table, name)}unknown section {shown(name)}: {advice}")
+    merged, places, problems = _merge(kinds, (PRESETS[arch], *tables))
     groups = {}
+    elsewhere = _places_of_settings(kinds)
     for name, kind in kinds.items():
         groups[name], more = settings_and_problems(kind, merged[name], places[name], elsewhere)
         problems += more
     if problems:
         raise UsageError(list_problems(problems))
     return RunConfig(arch=arch, **groups)
+
+
+def _merge(
+    kinds: Mapping[str, type[Settings]], tables: Iterable[Table]
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, str]], list[str]]:
+    """Merge tables, of which later ones take precedence.
+
+    Returns:
+        The values by section and name, the places in files where they were set, and a problem for
+        each unknown section.
+    """
+    merged: dict[str, dict[str, Any]] = {name: {} for name in kinds}
+    places: dict[str, dict[str, str]] = {name: {} for name in kinds}
+    problems: list[str] = []
+    for table in tables:
+        for name, values in table.items():
+            if name in kinds and isinstance(values, Mapping):
+                for key in values:
+                    merged[name].pop(_ALTERNATIVES.get(key, ""), None)
+                merged[name].update(values)
+                places[name].update({key: _place(table, name, key) for key in values})
+            elif name != "arch" and len(problems) < MAX_UNKNOWN:
+                advice = (
+                    f"write its settings under [{name}]"
+                    if name in kinds
+                    else did_you_mean(name, list(kinds), _places_of_settings(kinds), "sections are")
+                )
+                problems.append(f"{_place(table, name)}unknown section {shown(name)}: {advice}")
+    return merged, places, problems
+
+
+def _places_of_settings(kinds: Mapping[str, type[Settings]]) -> dict[str, str]:
+    """Return settings by name, each with its section, such as "dropout in [model]"."""
+    return {
+        item.name: f"{item.name} in [{name}]"
+        for name, kind in kinds.items()
+        for item in fields(kind)
+    }
 
 
 def _place(table: Table, *keys: str) -> str:

@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -18,6 +19,7 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 Table = Mapping[str, Any]
 
 _MAX_INTEGER = 2**63 - 1
+MAX_UNKNOWN = 20  # unknown names to report: finding similar names takes time
 
 
 class TomlTable(dict[str, Any]):
@@ -85,9 +87,7 @@ class Settings:
             low, high = item.metadata["at_least"], item.metadata["at_most"]
             if value is None or isinstance(value, str):
                 continue
-            if isinstance(value, int):
-                high = _MAX_INTEGER if high is None else high
-            elif not math.isfinite(value):
+            if isinstance(value, float) and not math.isfinite(value):
                 yield f"{item.name} is {value}, but must be a finite number"
                 continue
             if low is not None and value < low:
@@ -193,8 +193,7 @@ def settings_and_problems(
     problems = [
         f"{places.get(name, '')}unknown setting {shown(name)} in [{kind.section}]: "
         + did_you_mean(name, known, elsewhere, "choose from")
-        for name in table
-        if name not in known
+        for name in islice((name for name in table if name not in known), MAX_UNKNOWN)
     ]
     values: dict[str, Any] = {}
     for name in known:

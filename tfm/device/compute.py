@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tfm.config import DeviceName, InferencePrecision
-from tfm.device.cpu import this_cpu
+from tfm.device.cpu import memory_bytes, this_cpu
 from tfm.errors import UsageError
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
@@ -95,6 +95,13 @@ def choose_compute(
         choose_fp32_library()
     chosen = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
     return Compute(chosen, _DTYPES[precision])
+
+
+def device_memory_bytes(device: torch.device) -> int:
+    """Return the total memory of a device, used or not."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return memory_bytes()
 
 
 def keep_freed_memory() -> None:

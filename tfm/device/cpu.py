@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -73,7 +74,18 @@ def num_cores() -> int:
     """
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(1, min([cores, *map(int, _cgroup_quotas())]))
+    quotas = filter(None, map(_cgroup_quota, _cgroup_folders("cpu")))
+    return max(1, min([cores, *map(int, quotas)]))
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine, or the smallest limit of this process's cgroups."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for folder in _cgroup_folders("memory"):
+        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        if limit.strip().isdecimal():  # v2 has "max" without a limit, v1 a huge number
+            limits.append(int(limit))
+    return min(limits)
 
 
 def _proc_info() -> dict[str, str]:
@@ -83,19 +95,16 @@ def _proc_info() -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def _cgroup_quotas() -> list[float]:
-    """Return the quotas, in cores, of this process's cgroups and their ancestors."""
-    quotas: list[float | None] = []
+def _cgroup_folders(controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's cgroups with a controller, and of their ancestors."""
     for line in _read(_PROC / "self" / "cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         # cgroup v2 names no controllers. In a container, a group's own folder is the root.
-        root = _CGROUP / "cpu" if controllers else _CGROUP
+        root = _CGROUP / controller if controllers else _CGROUP
         folder = root / group.lstrip("/")
-        folders = [each for each in (folder, *folder.parents) if each.is_relative_to(root)]
-        quotas += map(_cgroup_quota, folders)
-    return [quota for quota in quotas if quota is not None]
+        yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
 
 
 def _cgroup_quota(folder: Path) -> float | None:

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from tfm.config.schema import shown
 from tfm.errors import UsageError
 from tfm.world import World
 
 _ENDPOINT = re.compile(r"(?:\[([^\]]+)\]|([^:\s/\[\]]+)):([0-9]{1,5})")
 _MAX_PORT = 65_535
+_MAX_PROCESSES, _MAX_NODES = 1024, 100_000  # of a node; of a run
+_GPUS = re.compile(r"auto|0*[1-9][0-9]{0,3}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +73,10 @@ class Layout:
 
 
 def _device_problems(gpus: str | None, processes: int | None, device: str | None) -> Iterator[str]:
-    if gpus is not None and gpus != "auto" and not (gpus.isdecimal() and int(gpus)):
-        yield f"--gpus is {gpus}, but must be auto or at least 1"
-    if processes is not None and processes < 1:
-        yield f"--processes is {processes}, but must be at least 1"
+    if gpus is not None and not _GPUS.fullmatch(gpus):
+        yield f"--gpus is {gpus}, but must be auto or from 1 to 9999"
+    if processes is not None and not 1 <= processes <= _MAX_PROCESSES:
+        yield f"--processes is {shown(processes)}, but must be from 1 to {_MAX_PROCESSES}"
     if gpus is not None and processes is not None:
         yield "--gpus and --processes exclude each other: give one"
     elif gpus is not None and device == "cpu":
@@ -89,15 +92,15 @@ def _node_problems(
         if node_rank is not None or rendezvous is not None:
             yield "--node-rank and --rendezvous are for several nodes: add --nodes"
         return
-    if nodes < 1:
-        yield f"--nodes is {nodes}, but must be at least 1"
+    if not 1 <= nodes <= _MAX_NODES:
+        yield f"--nodes is {shown(nodes)}, but must be from 1 to {_MAX_NODES}"
     elif nodes > 1 and (node_rank is None or rendezvous is None):
         yield (
             f"--nodes {nodes} needs on each node its own --node-rank and the same --rendezvous "
             "HOST:PORT, where HOST is node 0"
         )
     elif not 0 <= (node_rank or 0) < nodes:
-        yield f"--node-rank is {node_rank}, but must be from 0 to {nodes - 1}"
+        yield f"--node-rank is {shown(node_rank)}, but must be from 0 to {nodes - 1}"
     if rendezvous is not None and _parse_endpoint(rendezvous) is None:
         yield f"--rendezvous is {rendezvous}, but must be HOST:PORT, such as 10.0.0.1:29500"
 

@@ -32,7 +32,7 @@ from tfm.search.forced import ForcedOutput, forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.scoring import Hypothesis
 from tfm.search.slot_search import SlotSearch, supports
-from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 # `Engine.search` or `Engine.score`, which return one output per sentence of a batch.
 Task = Callable[["Engine", SentenceBatch, SearchConfig], list[Output]]
@@ -216,17 +216,38 @@ def load_models(folders: Sequence[Path], compute: Compute) -> list[Model]:
         CheckpointError: A folder has no valid model, or models differ in vocabulary.
     """
     infos = [load_info(folder) for folder in folders]
-    vocabularies = [Vocabulary.load(folder) for folder in folders]
     models = []
-    for folder, info, vocabulary in zip(folders, infos, vocabularies, strict=True):
-        for other in (vocabulary.fingerprint, vocabularies[0].fingerprint):
-            if other != info.fingerprint:
-                raise CheckpointError(
-                    f"{folder} was trained with subword model {info.fingerprint[:8]}, not "
-                    f"{other[:8]}: use only models that share a subword model"
-                )
+    for folder, info in zip(folders, infos, strict=True):
+        load_vocabulary(folder, info)
+        if info.fingerprint != infos[0].fingerprint:
+            raise CheckpointError(
+                f"{folder} was trained with subword model {info.fingerprint[:8]}, not "
+                f"{infos[0].fingerprint[:8]}: use only models that share a subword model"
+            )
         models.append(load_model(folder, info).to(compute.device))
     return models
+
+
+def load_vocabulary(folder: Path, info: ModelInfo) -> Vocabulary:
+    """Read the subword models of a model folder.
+
+    Raises:
+        CheckpointError: They are not those that the model was trained with.
+        DataError: They are missing or damaged.
+    """
+    vocabulary = Vocabulary.load(folder)
+    if vocabulary.fingerprint != info.fingerprint:
+        raise CheckpointError(
+            f"{folder} was trained with subword model {info.fingerprint[:8]}, not "
+            f"{vocabulary.fingerprint[:8]}, which it contains: choose another model"
+        )
+    sizes = (len(vocabulary.source), len(vocabulary.target))
+    if sizes != info.vocab_sizes:
+        raise CheckpointError(
+            f"{folder}/config.json has vocabularies of {info.vocab_sizes} pieces, but the subword "
+            f"models have {sizes}: choose another model"
+        )
+    return vocabulary
 
 
 def _pad(sources: Sequence[list[int]]) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,11 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
+import torch
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.model.build import empty_model
+from tfm.device.compute import device_memory_bytes
+from tfm.model.build import Model, parameters_by_part, part_of_model, shallow_models
 
 # fp32 weight, gradient and Adam's two moments.
 _BYTES_PER_PARAMETER = 4 * 4
@@ -70,16 +71,13 @@ class Cost:
 def model_cost(
     config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int, max_tokens: int
 ) -> Cost:
-    """Compute the cost of a model, without its weights, for `max_tokens` tokens on each side."""
-    model = empty_model(
-        config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
-    )
-    parameters = {"embeddings and output": 0, "encoder": 0, "decoder": 0}
-    for name, parameter in model.named_parameters():
-        parameters[_part_of_model(name)] += parameter.numel()
+    """Compute the cost of a model, without building it, for `max_tokens` tokens on each side."""
+    sizes = {"source_vocab_size": source_vocab_size, "target_vocab_size": target_vocab_size}
+    parameters = parameters_by_part(config, **sizes)
     output = config.d_model * target_vocab_size
     if isinstance(config, RecurrentConfig):
-        products, activations = _recurrent_products(config, model, output)
+        one, two = shallow_models(config, **sizes)
+        products, activations = _recurrent_products(config, one, two, output)
     else:
         products, activations = _transformer_products(cast("TransformerConfig", config), output)
     return Cost(
@@ -90,10 +88,21 @@ def model_cost(
     )
 
 
-def _part_of_model(name: str) -> str:
-    if name.startswith(("source_embedding", "target_embedding", "output_weight")):
-        return "embeddings and output"
-    return "encoder" if name.startswith("encoder") else "decoder"
+def memory_problem(cost: Cost, device: torch.device, *, num_copies: float = 1) -> str | None:
+    """Return why a device cannot hold what training keeps of a model; None if it may.
+
+    Activations are not counted. `num_copies` is the number of models in the memory of the device; a
+    fraction if it is sharded.
+    """
+    needed, present = num_copies * cost.state_bytes, device_memory_bytes(device)
+    if needed <= present:
+        return None
+    copies = f"{num_copies:g} copies of the" if num_copies > 1 else "the"
+    return (
+        f"weights, gradients and Adam's moments of {copies} model need {needed / 1e9:,.0f} GB, but "
+        f"{'this machine' if device.type == 'cpu' else 'the GPU'} has {present / 1e9:,.0f} GB: set "
+        "a smaller --arch, --d-model, --d-ff or number of layers"
+    )
 
 
 def _transformer_products(config: TransformerConfig, output: int) -> tuple[Products, int]:
@@ -118,18 +127,15 @@ def _transformer_products(config: TransformerConfig, output: int) -> tuple[Produ
 
 
 def _recurrent_products(
-    config: RecurrentConfig, model: nn.Module, output: int
+    config: RecurrentConfig, one: Model, two: Model, output: int
 ) -> tuple[Products, int]:
-    """Return the same without the bridge, which is used only once per sentence."""
-    source = target = 0
-    for name, parameter in model.named_parameters():
-        is_embedding = _part_of_model(name) == "embeddings and output"
-        if parameter.dim() < 2 or is_embedding or "bridge" in name:
-            continue
-        if name.startswith(("encoder", "decoder.attention.key")):
-            source += parameter.numel()
-        else:
-            target += parameter.numel()
+    """Return the same without the bridge, which is used only once per sentence.
+
+    It follows from the models with one and with two layers on each side.
+    """
+    (source, target), (source_of_two, target_of_two) = map(_recurrent_matrices, (one, two))
+    source += (config.num_encoder_layers - 1) * (source_of_two - source)
+    target += (config.num_decoder_layers - 1) * (target_of_two - target)
     if config.attention == "additive":
         target -= config.d_model  # v is no matrix
     products = Products(
@@ -139,3 +145,17 @@ def _recurrent_products(
     )
     # Gates, states and outputs of each layer, and dropout masks.
     return products, 12 * (config.num_encoder_layers + config.num_decoder_layers) * config.d_model
+
+
+def _recurrent_matrices(model: Model) -> tuple[int, int]:
+    """Return the numbers of elements of the matrices that multiply source and target tokens."""
+    source = target = 0
+    for name, parameter in model.named_parameters():
+        is_embedding = part_of_model(name) == "embeddings and output"
+        if parameter.dim() < 2 or is_embedding or "bridge" in name:
+            continue
+        if name.startswith(("encoder", "decoder.attention.key")):
+            source += parameter.numel()
+        else:
+            target += parameter.numel()
+    return source, target

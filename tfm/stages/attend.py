@@ -9,7 +9,8 @@ import torch
 from tfm.config import DeviceName, SearchConfig
 from tfm.data.subword import BOS, EOS, SubwordModel, Vocabulary
 from tfm.device.compute import choose_compute
-from tfm.errors import CheckpointError, UsageError
+from tfm.errors import UsageError
+from tfm.inference.engine import load_vocabulary
 from tfm.model.build import load_model
 from tfm.model.weights import AttentionWeights, record_attention
 from tfm.search.beam import beam_search
@@ -68,12 +69,8 @@ def attend(
     paths = [_check_picture_path(path) for path in out or [Path()]]
     compute = choose_compute(device, "fp32")
     folder = find_model(model_path)
-    info, vocabulary = load_info(folder), Vocabulary.load(folder)
-    if vocabulary.fingerprint != info.fingerprint:
-        raise CheckpointError(
-            f"{folder} was trained with subword model {info.fingerprint[:8]}, not "
-            f"{vocabulary.fingerprint[:8]}, which it contains: choose another model"
-        )
+    info = load_info(folder)
+    vocabulary = load_vocabulary(folder, info)
     model = load_model(folder, info).to(compute.device).eval()
     max_pieces = min(_MAX_PIECES, model.max_positions or _MAX_PIECES)
     source_ids = _encode(vocabulary.source, sentence, max_pieces, name="the sentence")

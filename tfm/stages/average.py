@@ -65,7 +65,7 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         raise UsageError(
             f"{flag} {number} is more than the checkpoints in {run_dir}: {len(ranked)}"
         )
-    chosen = sorted(ranked[:number])
+    chosen = sorted(ranked[:number], key=step_of)
     infos = [load_info(path) for path in chosen]
     steps = [info.step for info in infos]
     save_checkpoint(

@@ -11,8 +11,8 @@ from tfm.config import RunConfig
 from tfm.data.batching import Batcher
 from tfm.device.compute import Compute, measure_product_flops
 from tfm.device.threads import set_num_threads
-from tfm.model.build import empty_model
-from tfm.model.cost import Cost, model_cost
+from tfm.model.build import shallow_models
+from tfm.model.cost import Cost, memory_problem, model_cost
 from tfm.stages.training_data import TrainingData, open_data
 from tfm.storage.checkpoint.run_folder import NUM_STATES_KEPT
 from tfm.training.trainer import max_microbatch_tokens, use_training_backend
@@ -21,6 +21,7 @@ _MAX_DAYS, _MAX_EPOCHS = 7, 1000  # warn about a longer run
 # A training step takes about this many times as long as its matrix products.
 _TIME_PER_PRODUCT_TIME = 2
 _WEIGHT_BYTES, _STATE_BYTES = 4, 8  # per parameter, in a checkpoint
+_MAX_MEASURED_WIDTH = 4096  # products of wider matrices are not faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +62,8 @@ def estimate_run(
     """Estimate time and disk of a new run from a short measurement of the device."""
     limits, steps_per_epoch = data.info.run.training, batcher.num_batches()
     flops = cost.training_flops(*batcher.lengths(np.arange(len(data.train)))) / steps_per_epoch
-    d_model = data.info.run.model.d_model
-    rate = num_processes * measure_product_flops(compute, d_in=d_model, d_out=4 * d_model)
+    width = min(data.info.run.model.d_model, _MAX_MEASURED_WIDTH)
+    rate = num_processes * measure_product_flops(compute, d_in=width, d_out=4 * width)
     seconds = _TIME_PER_PRODUCT_TIME * flops / rate
     num_steps = min(limits.max_steps, (limits.max_epochs or math.inf) * steps_per_epoch)
     num_steps = int(min(num_steps, 60 * (limits.max_minutes or math.inf) / seconds))
@@ -97,6 +98,7 @@ class Forecast:
     flops_per_step: float
     max_steps: int
     estimate: Estimate
+    warnings: list[str]  # why the run is too long or too large
 
 
 def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forecast:
@@ -110,7 +112,8 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     compute = verified_compute(run.training.device, run.training.precision, trains=True)
     set_num_threads(run.training.threads, num_processes=num_processes)
     source, target = data.info.vocab_sizes
-    model = empty_model(run.model, source_vocab_size=source, target_vocab_size=target)
+    # The backend does not depend on the number of layers.
+    model, _ = shallow_models(run.model, source_vocab_size=source, target_vocab_size=target)
     use_training_backend(model, run, compute)
     max_tokens = max_microbatch_tokens(run, compute.device, packs=model.packs)
     cost = model_cost(
@@ -127,6 +130,9 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         len(batcher.split(rows, max_tokens=max_tokens, multiple_of=num_shards)) for rows in epoch
     )
     estimate = estimate_run(data, batcher, cost, compute, num_processes=num_processes)
+    num_copies = 1 / num_processes if run.training.shard else 1.0
+    problem = memory_problem(cost, compute.device, num_copies=num_copies)
+    too_large = None if problem is None else f"warning: {problem}"
     return Forecast(
         data_dir=data_dir,
         compute=str(compute),
@@ -140,4 +146,5 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         flops_per_step=estimate.flops_per_step,
         max_steps=run.training.max_steps,
         estimate=estimate,
+        warnings=[each for each in (estimate.warning, too_large) if each is not None],
     )

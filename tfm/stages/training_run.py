@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,12 +18,13 @@ from tfm.distributed.group import Group
 from tfm.distributed.interruption import StopRequests
 from tfm.errors import CheckpointError, InterruptedRunError, TrainingError, UsageError
 from tfm.model.build import Model, load_model, new_model
-from tfm.model.cost import model_cost
+from tfm.model.cost import Cost, memory_problem, model_cost
 from tfm.reporting import Progress, say
 from tfm.stages.training_data import TrainingData
 from tfm.stages.validation import Validator
-from tfm.storage.checkpoint.model_folder import load_info, load_training_state
+from tfm.storage.checkpoint.model_folder import STATE, load_info, load_training_state
 from tfm.storage.checkpoint.run_folder import checkpoint_path
+from tfm.storage.checkpoint.tensor_file import record_from
 from tfm.storage.metrics_log import MetricsLog
 from tfm.storage.saving import Saver
 from tfm.training.progress import (
@@ -38,6 +39,7 @@ from tfm.training.progress import (
 from tfm.training.trainer import Trainer
 
 _MAX_PAIRS_IN_MESSAGE = 10
+_MAX_REASON = 100  # characters
 
 
 @dataclass
@@ -76,6 +78,7 @@ class TrainingRun:
 
     def __post_init__(self, checkpoint: Path | None) -> None:
         self._run = self.data.info.run
+        self.cost = self._check_memory()
         self.heartbeat("building the model")
         model = self._new_model() if checkpoint is None else load_model(checkpoint, self.data.info)
         self._model = model.to(self.compute.device)
@@ -165,14 +168,24 @@ class TrainingRun:
         source, target = self.data.info.vocab_sizes
         return new_model(self._run.model, source_vocab_size=source, target_vocab_size=target)
 
-    def _new_trainer(self) -> Trainer:
+    def _check_memory(self) -> Cost:
+        """Return the model's cost; raise UsageError if the device has too little memory for it."""
         source, target = self.data.info.vocab_sizes
-        self.cost = model_cost(
+        cost = model_cost(
             self._run.model,
             source_vocab_size=source,
             target_vocab_size=target,
             max_tokens=self._run.batching.batch_tokens,
         )
+        world, device = self.group.world, self.compute.device
+        num_copies = world.local_size if device.type == "cpu" else 1.0
+        if self._run.training.shard:
+            num_copies /= world.size
+        if (problem := memory_problem(cost, device, num_copies=num_copies)) is not None:
+            raise UsageError(problem)
+        return cost
+
+    def _new_trainer(self) -> Trainer:
         num_processes = self.group.world.local_size
         threads = ComputeThreads(self._run.training.threads, num_processes=num_processes)
         self.heartbeat("starting the trainers", waits=True)
@@ -189,16 +202,25 @@ class TrainingRun:
 
     def _resume(self, checkpoint: Path) -> None:
         saved = load_training_state(checkpoint)
-        if saved["dataset"] != self.data.checksum:
+        if saved.get("dataset") != self.data.checksum:
             raise UsageError(
                 f"{self.run_dir} was started on other data than {self.data.data_dir}: train on "
                 "the same data, or choose another folder with --run"
             )
-        self.trainer.load_state(saved["trainer"])
-        known = [item.name for item in fields(RunState) if item.name in saved]
-        self._state = RunState(**{name: saved[name] for name in known})
-        self._window = [StepReport(**report) for report in saved["window"]]
-        self.metrics = dict(load_info(checkpoint).metrics)
+        info = load_info(checkpoint)
+        try:
+            self.trainer.load_state(saved["trainer"])
+            self._state = record_from(RunState, saved)
+            self._window = [record_from(StepReport, report) for report in saved["window"]]
+            if self.trainer.position.step != info.step:
+                raise ValueError(f"it is of step {self.trainer.position.step}, not {info.step}")
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{checkpoint / STATE} is not the state of this run ({type(error).__name__}: "
+                f"{str(error)[:_MAX_REASON]}): remove {checkpoint} to resume from an older "
+                "checkpoint"
+            ) from error
+        self.metrics = dict(info.metrics)
 
     def _write_line(self, record: Mapping[str, Any]) -> None:
         if self._log is not None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from tfm.errors import TrainingError, UsageError
 from tfm.model.build import Model, use_backend
 from tfm.model.cost import Cost
 from tfm.model.transformer import Transformer
+from tfm.storage.checkpoint.tensor_file import count, record_from
 from tfm.training.gradients import (
     build_gradients,
     full_tensor,
@@ -382,25 +383,30 @@ class Trainer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Resume from a state that `state` returned."""
-        for name, parameter in self.model.named_parameters():
-            if name in state["moments"]:
-                moments = state["moments"][name]
-                first, second = (shard_like(moments[key], parameter) for key in _MOMENTS)
-                self._optimizer.moments[parameter] = first, second
-        self._optimizer.num_updates.fill_(state["updates"])
-        self.position = Position(
-            **{item.name: state["position"][item.name] for item in fields(Position)}
-        )
+        """Resume from a state that `state` returned.
+
+        Raises:
+            LookupError, TypeError, ValueError, ArithmeticError: It is not the state of this model.
+        """
+        parameters = dict(self.model.named_parameters())
+        if set(state["moments"]) not in (set(), set(parameters)):  # none before the first step
+            raise ValueError("the moments are those of other parameters")
+        for name in state["moments"]:
+            moments, parameter = [state["moments"][name][key] for key in _MOMENTS], parameters[name]
+            if any((m.shape, m.dtype) != (parameter.shape, torch.float32) for m in moments):
+                raise ValueError(f"the moments of {name} have another shape or type")
+            first, second = (shard_like(moment, parameter) for moment in moments)
+            self._optimizer.moments[parameter] = first, second
+        self._optimizer.num_updates.fill_(count(state["updates"]))
+        self.position = record_from(Position, state["position"])
         gradient = state["gradient"]
-        self._num_dropout_shards = math.lcm(
-            self._num_dropout_shards, gradient["num_dropout_shards"]
-        )
+        num_shards = count(gradient["num_dropout_shards"], at_least=1)
+        self._num_dropout_shards = math.lcm(self._num_dropout_shards, num_shards)
         if gradient["max_tokens"] is not None:
-            limit = self._run.batching.max_tokens or gradient["max_tokens"]
-            self.max_tokens = min(limit, gradient["max_tokens"])
+            max_tokens = count(gradient["max_tokens"], at_least=1)
+            self.max_tokens = min(self._run.batching.max_tokens or max_tokens, max_tokens)
         self._loss_scale.load_state(gradient["loss_scale"])
-        self.out_of_memory = gradient["out_of_memory"]
+        self.out_of_memory = count(gradient["out_of_memory"])
 
 
 def _derive_seed(*numbers: int) -> int:

@@ -4,6 +4,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, replace
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,7 +16,13 @@ from tfm.config import (
     SubwordConfig,
     read_toml,
 )
-from tfm.config.schema import TomlTable, did_you_mean, settings_and_problems, shown
+from tfm.config.schema import (
+    MAX_UNKNOWN,
+    TomlTable,
+    did_you_mean,
+    settings_and_problems,
+    shown,
+)
 from tfm.data.corpus.recipe import (
     Archive,
     GeneratedText,
@@ -145,8 +152,7 @@ def _build(
             f"has an unknown key {shown(key)}: {did_you_mean(key, list(hints), {}, 'it takes')}",
             key,
         )
-        for key in table
-        if key not in hints
+        for key in islice((key for key in table if key not in hints), MAX_UNKNOWN)
     ]
     mistakes += [place.explain(f"has no {key!r}") for key in required if key not in table]
     for key, hint in hints.items():

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tfm.data.subword import Vocabulary
-from tfm.errors import CheckpointError, UsageError
+from tfm.errors import UsageError
+from tfm.inference.engine import load_vocabulary
 from tfm.model.build import load_model
 from tfm.reporting import say
 from tfm.stages.export.check import Agreement, compare, lines_to_check
@@ -65,13 +65,7 @@ def export(
     from tfm.stages.export.specification import check_supported, transformer_spec
 
     config = check_supported(info.run.model)
-    vocabulary = Vocabulary.load(model_dir)
-    sizes = (len(vocabulary.source), len(vocabulary.target))
-    if vocabulary.fingerprint != info.fingerprint or sizes != info.vocab_sizes:
-        raise CheckpointError(
-            f"{model_dir} was trained with subword model {info.fingerprint[:8]}, not "
-            f"{vocabulary.fingerprint[:8]}: models translate only with their own"
-        )
+    vocabulary = load_vocabulary(model_dir, info)
     spec = transformer_spec(load_model(model_dir, info), config, vocabulary)
     spec.validate()
     spec.optimize(None if quantization == "none" else quantization)

@@ -26,6 +26,8 @@ Metric = Literal["loss", "score"]
 # The metric of each task, by its name in validation.
 SCORES: Mapping[str, str] = {"translation": "bleu", "parsing": "f1"}
 
+_MAX_COUNT, _MAX_TEXT = 2**63 - 1, 4096  # characters, as in the longest path
+
 # Errors of files with a correct checksum whose content is not safetensors, or has invalid values.
 _UNREADABLE = (SafetensorError, OSError, RuntimeError, ValueError)
 _INVALID = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, UsageError)
@@ -174,10 +176,10 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
         try:
             # Open files can still be read if a running training removes them.
             files = [stack.enter_context(safe_open(_verify(p, WEIGHTS), "pt")) for p in paths]
-            names = set(files[0].keys())
-            if any(set(file.keys()) != names for file in files):
-                raise ValueError("different names")
-            for name in files[0].keys():  # noqa: SIM118
+            shapes = [{n: file.get_slice(n).get_shape() for n in file.keys()} for file in files]  # noqa: SIM118
+            if any(each != shapes[0] for each in shapes):
+                raise ValueError("different models")
+            for name in shapes[0]:
                 total: Tensor | float = 0.0
                 for file in files:
                     total = total + file.get_tensor(name).double()
@@ -222,20 +224,28 @@ def _parse_info(record: dict[str, Any]) -> ModelInfo:
     if any(not isinstance(record.get(name, {}), dict) for name in ("run", "metrics", "search")):
         raise TypeError("not a mapping")
     source_size, target_size = record["vocab_sizes"]
+    training = record["run"].get("training")
+    if isinstance(training, dict) and "checkpoint_steps" in training:
+        training.pop("checkpoint_minutes", None)  # older versions accepted it, without effect
     run = run_config(None, record["run"])
     tuples = {"vocab_sizes": (source_size, target_size), "averaged": tuple(record["averaged"])}
     info = ModelInfo(**{**record, **tuples, "run": run})
     counts = (*info.vocab_sizes, info.step, *info.averaged)
     texts = (info.source, info.target, info.fingerprint, info.data_dir, info.task, *info.metrics)
     is_valid = (
-        all(type(count) is int and count >= 0 for count in counts)
-        and all(type(text) is str for text in texts)
+        all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts)
+        and all(type(text) is str and len(text) <= _MAX_TEXT for text in texts)
         and info.task in SCORES
-        and all(type(figure) in (int, float) for figure in info.metrics.values())
+        and all(_is_number(figure) for figure in info.metrics.values())
     )
     if not is_valid:
         raise TypeError("invalid values")
     return info
+
+
+def _is_number(figure: object) -> bool:
+    """Return whether a figure is a float, or an integer that a float can represent."""
+    return type(figure) is float or (type(figure) is int and abs(figure) <= _MAX_COUNT)
 
 
 def _verify(path: Path, name: str) -> Path:

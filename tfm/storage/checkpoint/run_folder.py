@@ -1,6 +1,7 @@
 """The checkpoints of a run: list them, find the one to resume from, remove old ones."""
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -21,7 +22,8 @@ from tfm.storage.files import finish_replacement, intact_directory, remove_path
 from tfm.storage.paths import existing_folder
 
 NUM_STATES_KEPT = 2
-_PREFIX, _NUM_DIGITS = "step-", 8
+_PREFIX, _NUM_DIGITS = "step-", 8  # at least
+_NAME = re.compile(rf"{_PREFIX}[0-9]{{{_NUM_DIGITS},18}}")
 _DAMAGED = "damaged-"
 
 
@@ -37,8 +39,9 @@ def step_of(checkpoint: Path) -> int:
 
 def checkpoints(run_dir: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
-    named = (run_dir / "checkpoints").glob(_PREFIX + _NUM_DIGITS * "[0-9]")
-    return sorted(path for path in named if path.is_dir())
+    paths = (run_dir / "checkpoints").glob(f"{_PREFIX}*")
+    found = (path for path in paths if _NAME.fullmatch(path.name) and path.is_dir())
+    return sorted(found, key=step_of)
 
 
 def newest_step(run_dir: Path) -> int | None:

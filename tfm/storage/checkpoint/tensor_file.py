@@ -2,16 +2,21 @@
 
 import hashlib
 import json
+import typing
 from collections.abc import Mapping
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+RecordT = TypeVar("RecordT")
+
 _STATE_KEY = "state"
+_MAX_INTEGER = 2**63 - 1
 _BLOCK_BYTES = 1 << 22  # small enough for the CPU cache, as each block is both hashed and written
 _DTYPES = {
     torch.float64: "F64",
@@ -72,6 +77,33 @@ def read_state(path: Path) -> Any:
         outline = json.loads((file.metadata() or {})[_STATE_KEY])
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     return _from_outline(outline, tensors)
+
+
+def record_from(kind: type[RecordT], values: Mapping[str, Any]) -> RecordT:
+    """Build a dataclass of numbers and flags from saved values; integers are counts.
+
+    Values that are missing have their defaults; others that the dataclass lacks are ignored.
+
+    Raises:
+        TypeError: A value is missing or has another type.
+        ValueError: A count is negative or too large.
+    """
+    hints = typing.get_type_hints(kind)
+    known = {item.name: values[item.name] for item in fields(kind) if item.name in values}  # type: ignore[arg-type]
+    for name, value in known.items():
+        types = typing.get_args(hints[name]) or (hints[name],)
+        if type(value) not in types:
+            raise TypeError(f"{name} is of type {type(value).__name__}")
+        if type(value) is int:
+            count(value)
+    return kind(**known)
+
+
+def count(value: Any, *, at_least: int = 0) -> int:
+    """Return a saved count; raise ValueError if it is not an integer within the limits."""
+    if type(value) is not int or not at_least <= value <= _MAX_INTEGER:
+        raise ValueError("a count is not an integer, or out of range")
+    return value
 
 
 def _header(tensors: list[tuple[str, Tensor]], metadata: Mapping[str, str] | None) -> bytes:
