@@ -20,7 +20,12 @@ from tfm.data import dataset, manifest
 from tfm.data.corpus.loading import builtin_recipes
 from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, TextFiles, TreeFile
 from tfm.inference.lines import ScoredTarget, Translation
+from tfm.metrics.metric import Comparison, MetricScore
 from tfm.stages import score
+from tfm.stages.average import AverageResult
+from tfm.stages.prepare import PrepareResult
+from tfm.stages.score import ScoreResult
+from tfm.stages.train import TrainResult
 from tfm.storage.checkpoint import model_folder
 
 # The last line of the pages in the repository, in place of their generated part.
@@ -37,7 +42,16 @@ _FORMATS = {
     "`config.json` of a model folder or checkpoint": model_folder.FORMAT,
     "`last-generation.json` in `runs/`": score.LAST_GENERATION_FORMAT,
 }
-_RESULTS = (Translation, ScoredTarget)
+_RESULTS = (
+    Translation,
+    ScoredTarget,
+    PrepareResult,
+    TrainResult,
+    AverageResult,
+    ScoreResult,
+    MetricScore,
+    Comparison,
+)
 _TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
 _RECIPE_TABLES = {
     "Top level": Recipe,
@@ -94,12 +108,14 @@ def exit_codes() -> str:
 
 
 def api() -> str:
-    """Return the directives that document the classes that `import tfm` offers, and their results.
+    """Return the directives that document what `import tfm` offers, and the results.
 
     The results are dataclasses, whose docstrings describe their members.
     """
-    names = [name for name in tfm.__all__ if inspect.isclass(getattr(tfm, name))]
-    offered = (f".. autoclass:: tfm.{name}\n   :members:" for name in names)
+    functions = [name for name in tfm.__all__ if inspect.isfunction(getattr(tfm, name))]
+    classes = [name for name in tfm.__all__ if inspect.isclass(getattr(tfm, name))]
+    offered = [f".. autoclass:: tfm.{name}\n   :members:" for name in classes]
+    offered += [f".. autofunction:: tfm.{name}" for name in functions]
     results = (f".. autoclass:: {each.__module__}.{each.__name__}" for each in _RESULTS)
     return "".join(_block("{eval-rst}", directive) for directive in (*offered, *results))
 

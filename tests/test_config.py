@@ -352,7 +352,7 @@ def test_a_setting_may_have_the_name_of_its_flag():
 )
 def test_an_unknown_setting_of_a_call_gets_a_suggestion(name, advice):
     with pytest.raises(UsageError) as caught:
-        by_section([SearchConfig], {name: 1}, parameters=["prefixes"])
+        by_section([SearchConfig], {name: 1}, {"prefixes": "prefixes"})
     assert str(caught.value).startswith(f"unknown setting '{name}': {advice}")
 
 

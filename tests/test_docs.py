@@ -369,15 +369,23 @@ def test_python_code_in_the_documents_compiles():
             compile(block, str(path), "exec")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/reference/api.md"])
-def test_python_examples_translate(page, trained_run, tmp_path, monkeypatch, capsys):
-    code = "".join(_PYTHON.findall((ROOT / page).read_text(encoding="utf-8")))
+def test_the_python_example_of_the_readme_translates(trained_run, tmp_path, monkeypatch, capsys):
+    code = "".join(_PYTHON.findall(README))
     [folder] = re.findall(r'Translator\.load\("(.*)"\)', code)
     (tmp_path / "runs").mkdir()
     (tmp_path / folder).symlink_to(trained_run)
     monkeypatch.chdir(tmp_path)
     exec(code, {})
-    assert capsys.readouterr().out.count("\n") == code.count("print(") + 2 * code.count("n_best=3")
+    assert capsys.readouterr().out.count("\n") == code.count("print(")
+
+
+def test_the_page_of_the_python_api_trains_a_model_and_translates(tmp_path, monkeypatch, capsys):
+    code = "".join(_PYTHON.findall((DOCS / "reference" / "api.md").read_text(encoding="utf-8")))
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    bleu, chrf, *translations, log_prob = capsys.readouterr().out.splitlines()
+    assert [bleu.split()[0], chrf.split()[0], len(translations)] == ["BLEU", "chrF2", 3]
+    assert float(log_prob) < 0
 
 
 def test_the_changelog_starts_with_the_version_of_the_package():

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.mark.parametrize(
     "module",
-    ["tfm", "tfm.stages.prepare", "tfm.stages.learn_bpe", "tfm.stages.binarize",
+    ["tfm", "tfm.api", "tfm.stages.prepare", "tfm.stages.learn_bpe", "tfm.stages.binarize",
      "tfm.stages.score", "tfm.stages.quickstart", "tfm.cli.main"],
 )  # fmt: skip
 def test_importing_does_not_import_torch(module):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -46,6 +47,20 @@ def test_signal_handlers_are_restored(notice):
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize("notice", [None, "stopping"])
+def test_other_threads_leave_signals_alone(notice):
+    before = [signal.getsignal(number) for number in SIGNALS]
+
+    def enter():
+        with StopRequests(notice) as stop:
+            assert [signal.getsignal(number) for number in SIGNALS] == before
+            assert stop.received is None
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(enter).result()
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_ctrl_c_is_answered_while_modules_are_loading(tmp_path):

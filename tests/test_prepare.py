@@ -152,10 +152,10 @@ def test_only_named_members_of_an_archive_are_written(prepare_text, tmp_path):
 
 
 def test_an_unchanged_dataset_is_not_written_again(data_dir, prepare_text, capsys):
-    assert prepare_text()
+    assert prepare_text().is_new
     before, counts_before = (data_dir / "train.en").stat().st_mtime_ns, counts(data_dir)
     capsys.readouterr()
-    assert not prepare_text()
+    assert not prepare_text().is_new
     assert (data_dir / "train.en").stat().st_mtime_ns == before
     assert counts(data_dir) == counts_before
     assert "unchanged" in capsys.readouterr().err
@@ -165,8 +165,8 @@ def test_files_of_earlier_steps_may_be_deleted(data_dir, prepare_text, mirror):
     prepare_text()
     for path in (*(data_dir / "raw").iterdir(), *mirror.iterdir()):
         path.unlink()
-    assert not prepare_text()
-    assert not prepare_text(mirror=None)
+    assert not prepare_text().is_new
+    assert not prepare_text(mirror=None).is_new
 
 
 def test_changed_cleaning_repeats_cleaning_but_not_extraction(
@@ -175,20 +175,20 @@ def test_changed_cleaning_repeats_cleaning_but_not_extraction(
     prepare_text()
     for path in mirror.iterdir():
         path.unlink()
-    assert prepare_text(overrides={"cleaning": {"drop_copies": False}})
+    assert prepare_text(overrides={"cleaning": {"drop_copies": False}}).is_new
     assert counts(data_dir)["train"]["dropped"]["copy"] == 0
     assert "extract" in capsys.readouterr().err
 
 
 def test_force_repeats_all_steps(prepare_text):
     prepare_text()
-    assert prepare_text(force=True)
+    assert prepare_text(force=True).is_new
 
 
 def test_a_text_that_was_changed_is_written_again(data_dir, prepare_text):
     prepare_text()
     (data_dir / "test.de").write_text("cut")
-    assert prepare_text()
+    assert prepare_text().is_new
     assert len(lines(data_dir / "test.de")) == len(TEST)
 
 
@@ -435,12 +435,12 @@ def test_generated_text_needs_no_files(data_dir):
 def test_a_recipe_becomes_a_binarized_dataset_and_is_not_prepared_again(tmp_path, capsys):
     recipe = small(load_recipe("numbers-en-de"))
     overrides = {"subword": {"vocab_size": 150, "num_threads": 1}, "binarize": {"jobs": 1}}
-    assert prepare(recipe, tmp_path / "data", overrides=overrides)
+    assert prepare(recipe, tmp_path / "data", overrides=overrides).is_new
     manifest = Manifest.load(tmp_path / "data")
     assert manifest.result("learn-bpe")["vocab_sizes"] == [150]
     assert manifest.result("binarize")["test"]["kept"] == 20
     capsys.readouterr()
-    assert not prepare(recipe, tmp_path / "data", overrides=overrides)
+    assert not prepare(recipe, tmp_path / "data", overrides=overrides).is_new
     assert capsys.readouterr().err.count("unchanged") == 3
 
 

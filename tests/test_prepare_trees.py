@@ -127,12 +127,12 @@ def test_steps_are_repeated_only_for_a_changed_tree(treebank, tmp_path):
     train.write_bytes((treebank[0] / "02" / "wsj_0201.mrg").read_bytes())
     recipe = recipe_from_trees(name="x", train=[train], test=[treebank[0] / "23.mrg"])
     out = tmp_path / "data"
-    assert prepare(recipe, out, text_only=True)
-    assert not prepare(recipe, out, text_only=True)
+    assert prepare(recipe, out, text_only=True).is_new
+    assert not prepare(recipe, out, text_only=True).is_new
     (out / "test.gold").unlink()
-    assert prepare(recipe, out, text_only=True)
+    assert prepare(recipe, out, text_only=True).is_new
     train.write_text("(S (NN a))", encoding="utf-8")
-    assert prepare(recipe, out, text_only=True)
+    assert prepare(recipe, out, text_only=True).is_new
     assert lines(out, "train.words") == ["a"]
 
 

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.cli import main as cli
-from tfm.cli.translations import _AFFECTED_METRICS
 from tfm.config import ScoreConfig
 from tfm.errors import DataError, UsageError
 from tfm.metrics.metric import MetricName
 from tfm.metrics.scores import corpus_scores
-from tfm.stages.score import default_reference, read_lines, score
+from tfm.stages.score import _AFFECTED_METRICS, default_reference, read_lines, score
 
 CONFIG = ScoreConfig()
 REFERENCE = [

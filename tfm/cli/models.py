@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from tfm import api
 from tfm.cli.app import CONFIG, DATA, MODEL, MODELS_PANEL, app, arch_option, say
 from tfm.cli.help import Command
-from tfm.cli.options import Overrides, with_settings
-from tfm.config import RUN_SETTINGS, AverageConfig, run_toml, settings_from
+from tfm.cli.options import Overrides, flat, with_settings
+from tfm.config import RUN_SETTINGS, AverageConfig, run_toml
+from tfm.distributed.interruption import StopRequests
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError, tfm_command
 from tfm.stages.defaults import RUNS_ROOT, dataset_to_train_on, run_folder, run_settings
@@ -122,7 +124,13 @@ def train(
     settings = settings_for(folder)
     from tfm.stages.train import train as run_stage
 
-    result = run_stage(folder, run_folder(run, folder, settings), settings, world=world)
+    unit = "step" if settings.training.shard else "microbatch"
+    stop = StopRequests(
+        f"train: stopping after the current {unit}, then saving; press Ctrl-C again to stop now "
+        "without saving"
+    )
+    run_dir = run_folder(run, folder, settings)
+    result = run_stage(folder, run_dir, settings, world=world, stop=stop)
     following = "generate" if settings.training.average else "average"
     say(f"next: {tfm_command(following, result.run_dir)}")
 
@@ -166,11 +174,7 @@ def average(
 
     Example: tfm average runs/wmt14-en-de-base --last 5
     """
-    from tfm.stages.average import average as run_stage
-    from tfm.storage.checkpoint.run_folder import newest_run
-
-    settings = settings_from(AverageConfig, overrides.get("average", {}))
-    result = run_stage(run or newest_run(RUNS_ROOT), settings, out_dir=out)
+    result = api.average(run, out=out, **flat(overrides))
     say(f"average: {result.summary}")
 
 

@@ -1,21 +1,19 @@
 """Commands that produce datasets: prepare, learn-bpe, binarize."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from tfm import api
 from tfm.cli.app import DATA, FORCE, TEXT_PANEL, app
 from tfm.cli.help import Command
-from tfm.cli.options import Overrides, with_settings
+from tfm.cli.options import Overrides, flat, with_settings
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
 from tfm.errors import UsageError
-from tfm.stages.defaults import DATA_ROOT, dataset
+from tfm.stages.defaults import dataset
 from tfm.storage.paths import existing_file, existing_path, new_folder
-
-if TYPE_CHECKING:
-    from tfm.data.corpus.recipe import Recipe
 
 _TEXT_FLAGS = ("--train", "--valid", "--test")
 
@@ -132,61 +130,29 @@ def prepare(
       tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 \\
           --test-trees wsj/23 --out data/wsj
     """
-    from tfm.data.corpus.loading import builtin_recipes, load_recipe
-    from tfm.stages.prepare import prepare as run_stage
-
     if list_recipes:
         from tfm.cli.output import print_recipes
+        from tfm.data.corpus.loading import builtin_recipes, load_recipe
 
         print_recipes([load_recipe(name) for name in builtin_recipes()])
         return
-    if recipe is None and (mirror is not None or downloads is not None or not verify):
-        raise UsageError("--mirror, --downloads and --no-verify have no effect without a recipe")
-    text = {"train": train, "valid": valid, "test": test}
-    trees = {"train": train_trees, "valid": valid_trees, "test": test_trees}
-    if recipe is None:
-        selected_recipe = _recipe_from_user_files(text, languages, trees, out)
-    elif languages or any((*text.values(), *trees.values())):
-        raise UsageError("a recipe names its own files: leave out --train, --valid and --test")
-    else:
-        selected_recipe = load_recipe(recipe)
-    run_stage(
-        selected_recipe,
-        out or DATA_ROOT / selected_recipe.name,
+    api.prepare(
+        recipe,
+        train=train,
+        valid=valid,
+        test=test,
+        languages=languages,
+        train_trees=train_trees,
+        valid_trees=valid_trees,
+        test_trees=test_trees,
+        out=out,
         mirror=mirror,
+        downloads=downloads,
         verify=verify,
-        downloads_dir=downloads,
-        overrides=overrides,
         text_only=text_only,
         force=force,
+        **flat(overrides),
     )
-
-
-def _recipe_from_user_files(
-    text: Mapping[str, tuple[Path, Path] | None],
-    languages: tuple[str, str] | None,
-    trees: Mapping[str, list[Path] | None],
-    out: Path | None,
-) -> "Recipe":
-    """Make a recipe of the user's text or trees, which are given by split."""
-    from tfm.data.corpus.loading import builtin_recipes
-    from tfm.data.corpus.user_files import recipe_from_files, recipe_from_trees
-
-    if (languages or any(text.values())) and any(trees.values()):
-        raise UsageError("text and trees exclude each other: give --train or --train-trees")
-    if not (text["train"] or trees["train"]):
-        raise UsageError(
-            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file; --list describes "
-            "them), or pass your own text with --train SRC TGT, or trees with --train-trees"
-        )
-    if out is None:
-        raise UsageError("name the folder of the new dataset, such as --out data/mine")
-    if trees["train"]:
-        paths = {split: files or [] for split, files in trees.items()}
-        return recipe_from_trees(name=out.name, **paths)
-    pairs = {split: [pair] if pair else [] for split, pair in text.items()}
-    source, target = languages or (None, None)
-    return recipe_from_files(name=out.name, source=source, target=target, **pairs)
 
 
 @app.command(rich_help_panel=TEXT_PANEL, cls=Command)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import typer
 
+from tfm import api
 from tfm.cli.app import JSON, TRANSLATIONS_PANEL, app, say
 from tfm.cli.help import Command
-from tfm.cli.options import Overrides, with_settings
+from tfm.cli.options import Overrides, flat, with_settings
 from tfm.cli.suggestions import existing_models
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
 from tfm.distributed.layout import Layout
@@ -29,19 +30,6 @@ from tfm.storage.paths import (
 
 if TYPE_CHECKING:
     from tfm.metrics.metric import MetricName
-
-_BOOTSTRAPPED: tuple["MetricName", ...] = ("bleu", "paper-bleu", "chrf", "ter")
-# The metrics that each flag of `tfm score` affects.
-_AFFECTED_METRICS: dict[str, tuple["MetricName", ...]] = {
-    "language": ("paper-bleu",),
-    "lowercase": ("bleu", "paper-bleu", "chrf", "exact"),
-    "tokenize": ("bleu",),
-    "normalize_punctuation": ("paper-bleu",),
-    "split_compounds": ("paper-bleu",),
-    "chrf_word_order": ("chrf",),
-    "bootstrap_samples": _BOOTSTRAPPED,
-    "bootstrap_seed": _BOOTSTRAPPED,
-}
 
 
 @app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=Command)
@@ -226,31 +214,15 @@ def score(
       tfm score --hypotheses out.de --reference test.de --metric bleu --metric ter
     """
     from tfm.cli.output import print_scores
-    from tfm.stages.score import DEFAULT_METRICS
-    from tfm.stages.score import score as run_stage
 
-    settings = overrides.get("score", {})
-    if baseline is None and any(name.startswith("bootstrap") for name in settings):
-        raise UsageError("the paired bootstrap needs a --baseline to compare with")
-    metrics = cast("list[MetricName]", metric) if metric else list(DEFAULT_METRICS)
-    if paper:
-        metrics = ["bleu", "paper-bleu", *metrics]
-    flags = [*settings, *(["language"] if language else [])]
-    for name in flags:
-        affected = _AFFECTED_METRICS[name]
-        if not set(affected) & set(metrics):
-            raise UsageError(
-                f"--{name.replace('_', '-')} only affects {', '.join(affected)}: "
-                f"add --metric {affected[0]}"
-            )
-    result = run_stage(
-        None if hypotheses == STANDARD_STREAM else hypotheses,
-        reference or [],
-        metrics=metrics if metric or paper or flags else None,
-        config=settings_from(ScoreConfig, settings),
-        baseline=baseline,
+    result = api.score(
+        hypotheses or STANDARD_STREAM,
+        reference,
+        metric=cast("list[MetricName] | None", metric),
+        paper=paper,
         language=language,
-        runs_dir=RUNS_ROOT,
+        baseline=baseline,
+        **flat(overrides),
     )
     print_scores(result, as_json=json)
 

@@ -116,7 +116,7 @@ def flag_of(item: Field[Any]) -> str:
 
 
 def by_section(
-    kinds: Iterable[type[Settings]], given: Table, *, parameters: Iterable[str] = ()
+    kinds: Iterable[type[Settings]], given: Table, elsewhere: Mapping[str, str] = {}
 ) -> dict[str, dict[str, Any]]:
     """Sort the settings that a call names into {section: {name: value}}; None is not a value.
 
@@ -125,7 +125,7 @@ def by_section(
     Args:
         kinds: The groups of settings that may be given; those of one section may share settings.
         given: Values by name.
-        parameters: Other parameters of the called function, to suggest for unknown names.
+        elsewhere: Other names that may be meant, each with the words to suggest.
 
     Raises:
         UsageError: Names are unknown, or two are those of one setting; one message lists all.
@@ -137,12 +137,11 @@ def by_section(
         for item in fields(kind)
         for name in (item.name, flag_of(item).removeprefix("--").replace("-", "_"))
     }
-    known = [*names, *parameters]
     problems = []
     tables: dict[str, dict[str, Any]] = {}
     for given_name, value in given.items():
         if given_name not in names:
-            advice = did_you_mean(given_name, known, {}, "choose from")
+            advice = did_you_mean(given_name, list(names), elsewhere, "choose from")
             problems.append(f"unknown setting {shown(given_name)}: {advice}")
         elif value is not None:
             name = names[given_name]

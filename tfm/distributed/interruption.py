@@ -28,6 +28,8 @@ class StopRequests:
     With a notice, a thread answers at once: rank 0 prints the notice after the first signal, and a
     second Ctrl-C ends the process. Without one, a second Ctrl-C raises KeyboardInterrupt.
 
+    Outside of the main thread, where Python handles no signals, the context does nothing.
+
     Args:
         notice: One line that says what happens after the first signal; None for no thread.
 
@@ -49,6 +51,8 @@ class StopRequests:
         self._wakeup: int | None = None
 
     def __enter__(self) -> "StopRequests":
+        if threading.current_thread() is not threading.main_thread():
+            return self
         for number in self.EXIT_CODES:
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._record)

@@ -185,7 +185,7 @@ class Translator:
         merged: Callable[[Table, Table], SearchConfig],
     ) -> SearchConfig:
         """Return the config, or the settings merged over the model's defaults; check both."""
-        given = by_section([SearchConfig], settings, parameters=("prefixes", "first_line"))
+        given = by_section([SearchConfig], settings, {"prefixes": "prefixes"})
         if config is None:
             return merged(settings_to(self._default_search), given.get("search", {}))
         if given:

@@ -16,7 +16,9 @@ from tfm.config import (
     settings_to,
 )
 from tfm.data.cleaning import Cleaner, PairCounts
+from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.data.corpus.recipe import Recipe, TextFiles
+from tfm.data.corpus.user_files import PathPair, recipe_from_files, recipe_from_trees
 from tfm.data.disk import DiskNeed, check_disks
 from tfm.data.encoding import iconv_command, likely_encoding
 from tfm.data.manifest import GOLD, SPLITS, Manifest
@@ -40,6 +42,54 @@ _MAX_INVALID_RATE = 0.01
 _TOKEN_ID_BYTES_PER_TEXT_BYTE = 0.6
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrepareResult:
+    """The dataset folder, and whether its text was written; False if it was up to date."""
+
+    data_dir: Path
+    is_new: bool
+
+
+def requested_recipe(
+    name_or_path: str | None,
+    *,
+    text: Mapping[str, PathPair | None],
+    trees: Mapping[str, Sequence[Path]],
+    languages: tuple[str, str] | None,
+    out_dir: Path | None,
+) -> Recipe:
+    """Return the recipe that a user names, or one for the user's own text or trees.
+
+    Args:
+        name_or_path: A built-in recipe or a TOML file; None for the user's own files.
+        text: Source and target file of each split.
+        trees: Files or folders of each split.
+        languages: Codes of both languages; by default the suffixes of the files.
+        out_dir: The dataset folder, which names a recipe for the user's own files.
+
+    Raises:
+        UsageError: There is no such recipe, or the arguments exclude each other.
+    """
+    if name_or_path is not None:
+        if languages or any((*text.values(), *trees.values())):
+            raise UsageError("a recipe names its own files: leave out --train, --valid and --test")
+        return load_recipe(name_or_path)
+    if (languages or any(text.values())) and any(trees.values()):
+        raise UsageError("text and trees exclude each other: give --train or --train-trees")
+    if not (text["train"] or trees["train"]):
+        raise UsageError(
+            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file; --list describes "
+            "them), or pass your own text with --train SRC TGT, or trees with --train-trees"
+        )
+    if out_dir is None:
+        raise UsageError("name the folder of the new dataset, such as --out data/mine")
+    if trees["train"]:
+        return recipe_from_trees(name=out_dir.name, **trees)
+    pairs = {split: [pair] if pair else [] for split, pair in text.items()}
+    source, target = languages or (None, None)
+    return recipe_from_files(name=out_dir.name, source=source, target=target, **pairs)
+
+
 def prepare(
     recipe: Recipe,
     out_dir: Path,
@@ -50,7 +100,7 @@ def prepare(
     overrides: Mapping[str, Table] = {},
     text_only: bool = False,
     force: bool = False,
-) -> bool:
+) -> PrepareResult:
     """Prepare a dataset: download, extract, clean, learn the subword model, binarize.
 
     Only training text is cleaned; validation and test text keep every line unchanged. A step is
@@ -66,9 +116,6 @@ def prepare(
         overrides: {"cleaning" | "subword" | "binarize": {name: value}}; replaces recipe settings.
         text_only: Stop after the text is written.
         force: Repeat all steps, and replace another dataset in the folder.
-
-    Returns:
-        Whether the text was written; False if it was up to date.
 
     Raises:
         DataError: Text or archives are missing, damaged or inconsistent, or a disk is too small,
@@ -107,7 +154,7 @@ def prepare(
         binarize(out_dir, binarization, force=force)
     if is_new and sources.unpacked_paths:
         say(f"{out_dir / 'raw'} and the downloads are only needed to clean the text again")
-    return is_new
+    return PrepareResult(data_dir=out_dir, is_new=is_new)
 
 
 def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:

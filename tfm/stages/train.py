@@ -42,12 +42,17 @@ class TrainResult:
 
 
 def train(
-    data_dir: Path, run_dir: Path, run: RunConfig, *, world: World | None = None
+    data_dir: Path,
+    run_dir: Path,
+    run: RunConfig,
+    *,
+    world: World | None = None,
+    stop: StopRequests | None = None,
 ) -> TrainResult:
     """Train a model, resuming from the newest checkpoint in the run folder if there is one.
 
     Every process of `world` calls it, and all of them train one model together; without a world,
-    this is the only process.
+    this is the only process. Signals are recorded in `stop`, by default without a notice.
 
     Raises:
         DataError: The dataset cannot be used.
@@ -69,15 +74,11 @@ def train(
     compute = verified_compute(device, precision, local_rank=gpu, trains=True)
     data = open_data(data_dir, run)
     timeout = timedelta(minutes=run.training.stall_minutes)
-    unit = "step" if run.training.shard else "microbatch"
     with (
         joined(world, compute.device, timeout=_COLLECTIVE_TIMEOUT_FACTOR * timeout) as group,
         # Locked after the rendezvous: if another run holds the lock, all ranks are notified.
         lock_folder(run_dir) if world.is_first else nullcontext(),
-        StopRequests(
-            f"train: stopping after the current {unit}, then saving; press Ctrl-C again to stop "
-            "now without saving"
-        ) as stop,
+        stop or StopRequests() as stop_requests,
         Watchdog(world, group.store, timeout_seconds=timeout.total_seconds()) as watchdog,
     ):
         watchdog.heartbeat("comparing settings", waits=True)
@@ -97,7 +98,7 @@ def train(
             compute,
             group=group,
             heartbeat=watchdog.heartbeat,
-            stop=stop,
+            stop=stop_requests,
             checkpoint=checkpoint,
         )
         if world.is_first:

@@ -1,0 +1,274 @@
+"""The stages as functions, with the settings, defaults and checks of their commands.
+
+Settings are named as in their groups or as their flags; None leaves a setting at its default. All
+functions print their progress on stderr, and raise a TfmError where the command fails.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfm.config import (
+    RUN_SETTINGS,
+    AverageConfig,
+    BinarizeConfig,
+    CleaningConfig,
+    ScoreConfig,
+    Settings,
+    SubwordConfig,
+    by_section,
+    settings_from,
+)
+from tfm.errors import UsageError
+from tfm.stages.defaults import (
+    DATA_ROOT,
+    RUNS_ROOT,
+    dataset_to_train_on,
+    run_folder,
+    run_settings,
+)
+from tfm.storage.paths import (
+    STANDARD_STREAM,
+    existing_file,
+    existing_file_or_stream,
+    existing_folder,
+    existing_path,
+    new_folder,
+)
+from tfm.world import World
+
+if TYPE_CHECKING:
+    from tfm.metrics.metric import MetricName
+    from tfm.stages.average import AverageResult
+    from tfm.stages.prepare import PrepareResult
+    from tfm.stages.score import ScoreResult
+    from tfm.stages.train import TrainResult
+
+StrPath = str | os.PathLike[str]
+Paths = StrPath | Sequence[StrPath]
+
+
+def prepare(
+    recipe: StrPath | None = None,
+    *,
+    train: Paths | None = None,
+    valid: Paths | None = None,
+    test: Paths | None = None,
+    languages: tuple[str, str] | None = None,
+    train_trees: Paths | None = None,
+    valid_trees: Paths | None = None,
+    test_trees: Paths | None = None,
+    out: StrPath | None = None,
+    mirror: StrPath | None = None,
+    downloads: StrPath | None = None,
+    verify: bool = True,
+    text_only: bool = False,
+    force: bool = False,
+    **settings: Any,
+) -> "PrepareResult":
+    """Prepare a dataset of a recipe or of your own text or trees, as `tfm prepare` does.
+
+    Args:
+        recipe: Name of a built-in recipe, or path of a recipe's TOML file.
+        train: Training text: source and target file, or one .tsv file with both columns.
+        valid: Validation text, in the same forms.
+        test: Test text, in the same forms.
+        languages: Codes of both languages, if they are not the suffixes of the files.
+        train_trees: Files or folders of training trees in brackets.
+        valid_trees: Files or folders of validation trees.
+        test_trees: Files or folders of test trees.
+        out: Dataset folder; data/RECIPE if None.
+        mirror: Folder or URL to fetch archives from, by their file names.
+        downloads: Folder to keep archives in; in the dataset folder if None.
+        verify: Check archives against their checksums.
+        text_only: Stop before the subword model is learned.
+        force: Redo all steps, and replace another dataset in the folder.
+        **settings: Settings of [cleaning], [subword] and [binarize].
+
+    Raises:
+        UsageError: Arguments are wrong or contradict each other, or a file does not exist.
+        DataError: Text or archives are missing, damaged or inconsistent, or a disk is too small.
+    """
+    from tfm.stages.prepare import prepare as run_stage
+    from tfm.stages.prepare import requested_recipe
+
+    overrides = _by_section(prepare, (CleaningConfig, SubwordConfig, BinarizeConfig), settings)
+    if recipe is None and (mirror is not None or downloads is not None or not verify):
+        raise UsageError("--mirror, --downloads and --no-verify have no effect without a recipe")
+    out_dir = new_folder(_path(out))
+    selected_recipe = requested_recipe(
+        None if recipe is None else str(recipe),
+        text={"train": _pair(train), "valid": _pair(valid), "test": _pair(test)},
+        languages=languages,
+        trees={
+            "train": existing_path(_paths(train_trees)),
+            "valid": existing_path(_paths(valid_trees)),
+            "test": existing_path(_paths(test_trees)),
+        },
+        out_dir=out_dir,
+    )
+    return run_stage(
+        selected_recipe,
+        out_dir or DATA_ROOT / selected_recipe.name,
+        mirror=None if mirror is None else str(mirror),
+        verify=verify,
+        downloads_dir=new_folder(_path(downloads)),
+        overrides=overrides,
+        text_only=text_only,
+        force=force,
+    )
+
+
+def train(
+    data: StrPath | None = None,
+    *,
+    run: StrPath | None = None,
+    arch: str | None = None,
+    config: StrPath | None = None,
+    **settings: Any,
+) -> "TrainResult":
+    """Train a model in this process, or resume its run, as `tfm train` does.
+
+    Several GPUs need several processes: start them with `tfm train --gpus N`.
+
+    Ctrl-C and other signals save the run first, if this is the main thread; a second Ctrl-C raises
+    KeyboardInterrupt. A run that makes no progress for `stall_minutes` ends the process.
+
+    Args:
+        data: Dataset folder; that of an existing `run`, or else the newest in data/, if None.
+        run: Run folder, runs/DATA-ARCH if None; an existing one keeps its settings.
+        arch: Preset; the one that suits the size of the dataset and the device if None.
+        config: TOML file of settings.
+        **settings: Settings of [model], [optimizer], [batching] and [training].
+
+    Raises:
+        UsageError: Arguments are wrong, or differ from those of the run to resume.
+        DataError: There is no dataset, or it cannot be used.
+        CheckpointError: The checkpoints are damaged, or the last one could not be saved.
+        TrainingError: Too many steps in a row were skipped, or there is not enough memory.
+        InterruptedRunError: A signal stopped the run, which is saved.
+    """
+    overrides = _by_section(
+        train, RUN_SETTINGS, settings, gpus="tfm train --gpus on the command line"
+    )
+    run_dir = new_folder(_path(run))
+    settings_for = partial(
+        run_settings,
+        run=run_dir,
+        arch=arch,
+        config=existing_file(_path(config)),
+        overrides=overrides,
+    )
+    settings_for(None)  # finds mistakes before the dataset is opened
+    data_dir = dataset_to_train_on(existing_folder(_path(data)), run_dir)
+    merged = settings_for(data_dir)
+    from tfm.stages.train import train as run_stage
+
+    run_dir = run_folder(run_dir, data_dir, merged)
+    return run_stage(data_dir, run_dir, merged, world=World.from_environment())
+
+
+def average(
+    run: StrPath | None = None, *, out: StrPath | None = None, **settings: Any
+) -> "AverageResult":
+    """Average the last or the best checkpoints of a run, as `tfm average` does.
+
+    Args:
+        run: Run folder; the newest in runs/ if None.
+        out: Folder of the averaged model; RUN/averaged if None.
+        **settings: Settings of [average].
+
+    Raises:
+        UsageError: Arguments are wrong, or there are fewer checkpoints than requested.
+        CheckpointError: The run has no checkpoints, or a damaged one.
+    """
+    given = _by_section(average, [AverageConfig], settings).get("average", {})
+    config = settings_from(AverageConfig, given)
+    run_dir, out_dir = existing_folder(_path(run)), new_folder(_path(out))
+    from tfm.stages.average import average as run_stage
+    from tfm.storage.checkpoint.run_folder import newest_run
+
+    return run_stage(run_dir or newest_run(RUNS_ROOT), config, out_dir=out_dir)
+
+
+def score(
+    hypotheses: StrPath,
+    reference: Paths | None = None,
+    *,
+    metric: "MetricName | Sequence[MetricName] | None" = None,
+    paper: bool = False,
+    language: str | None = None,
+    baseline: StrPath | None = None,
+    **settings: Any,
+) -> "ScoreResult":
+    """Score a file of translations, as `tfm score` does.
+
+    Args:
+        hypotheses: File of translations; "-" is standard input.
+        reference: One or more reference files; that of the last `tfm generate` if None.
+        metric: One or more metrics; BLEU and chrF, or bracket F1 for trees, if None.
+        paper: Also compute BLEU as in the paper.
+        language: Target language for the paper's BLEU; the suffix of the reference if None.
+        baseline: Other translations of the same text, to test whether the scores differ.
+        **settings: Settings of [score].
+
+    Raises:
+        UsageError: Arguments are wrong or without effect, or there is no reference.
+        DataError: A file is missing, empty or not UTF-8, or the files differ in length.
+    """
+    from tfm.stages.score import requested_metrics
+    from tfm.stages.score import score as run_stage
+
+    given = _by_section(score, [ScoreConfig], settings).get("score", {})
+    metrics = requested_metrics(
+        [metric] if isinstance(metric, str) else metric or (),
+        [*given, *(["language"] if language else [])],
+        paper=paper,
+        has_baseline=baseline is not None,
+    )
+    path = existing_file_or_stream(Path(hypotheses))
+    return run_stage(
+        None if path == STANDARD_STREAM else path,
+        existing_file(_paths(reference)),
+        metrics=metrics,
+        config=settings_from(ScoreConfig, given),
+        baseline=existing_file(_path(baseline)),
+        language=language,
+        runs_dir=RUNS_ROOT,
+    )
+
+
+def _path(path: StrPath | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _paths(paths: Paths | None) -> list[Path]:
+    if isinstance(paths, str | os.PathLike):
+        return [Path(paths)]
+    return [Path(path) for path in paths or ()]
+
+
+def _pair(text: Paths | None) -> tuple[Path, Path] | None:
+    """Return source and target file, which are the same for a .tsv file; None without text."""
+    paths = existing_file(_paths(text))
+    if len(paths) > 2:
+        raise UsageError(
+            f"text is source and target, or one .tsv file with both, not {len(paths)} files: "
+            f"{', '.join(map(str, paths))}"
+        )
+    return (paths[0], paths[-1]) if paths else None
+
+
+def _by_section(
+    function: Callable[..., object],
+    kinds: Iterable[type[Settings]],
+    settings: Mapping[str, Any],
+    **elsewhere: str,
+) -> dict[str, dict[str, Any]]:
+    """Sort a function's settings into sections; for unknown names, suggest its parameters, too."""
+    parameters = inspect.signature(function).parameters.values()
+    others = {each.name: each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
+    return by_section(kinds, settings, {**others, **elsewhere})
