@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tfm.config import OptimizerConfig
-from tfm.training.optimizer import Adam, learning_rate
+from tfm.training import optimizer
+from tfm.training.optimizer import Adam, LossScale, cast_weights, learning_rate
 
 
 @given(st.integers(1, 1_000_000), st.integers(1, 10_000), st.sampled_from([16, 512, 1024]))
@@ -31,10 +32,18 @@ def test_the_learning_rate_of_the_settings_is_the_peak():
     assert [learning_rate(step, config, 512) for step in (10, 20, 80)] == [0.25, 0.5, 0.25]
 
 
+@pytest.fixture(params=["fused", "each"])
+def _each_implementation(request, monkeypatch):
+    """Update parameters together, and one after another if torch has no fused operation."""
+    if request.param == "each":
+        monkeypatch.setattr(optimizer, "_FUSED_ADAM", None)
+
+
+@pytest.mark.usefixtures("_each_implementation")
 def test_adam_updates_a_parameter_by_the_formulas():
     config = OptimizerConfig(adam_beta1=0.9, adam_beta2=0.98, adam_epsilon=1e-2)
     parameter = nn.Parameter(torch.tensor([1.0]))
-    optimizer = Adam([parameter], config)
+    adam = Adam([parameter], config)
     value, first, second = 1.0, 0.0, 0.0
     for step, gradient in enumerate((0.5, -0.25, 2.0), start=1):
         rate = 0.1 / step
@@ -44,7 +53,7 @@ def test_adam_updates_a_parameter_by_the_formulas():
         value -= rate * unbiased_first / (math.sqrt(unbiased_second) + 1e-2)
 
         parameter.grad = torch.tensor([gradient])
-        optimizer.step(optimizer.gradients(), rate)
+        adam.step(adam.gradients(), rate)
         assert parameter.item() == pytest.approx(value, rel=1e-5)
 
 
@@ -65,6 +74,7 @@ def test_adam_equals_torchs_adam_with_the_defaults_of_the_paper():
     assert all(map(torch.equal, parameters, expected))
 
 
+@pytest.mark.usefixtures("_each_implementation")
 def test_a_parameter_without_a_gradient_is_unchanged():
     first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     adam = Adam([first, second], OptimizerConfig())
@@ -73,3 +83,58 @@ def test_a_parameter_without_a_gradient_is_unchanged():
     assert first.tolist() != [1, 1]
     assert second.tolist() == [1, 1]
     assert set(adam.moments) == {first}
+
+
+@pytest.mark.usefixtures("_each_implementation")
+def test_gradients_are_divided_by_their_scale_and_skipped_if_one_overflowed():
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    scaled, plain = (Adam([parameter], OptimizerConfig()) for parameter in parameters)
+    scale = torch.tensor(8.0)
+    for gradient in ([0.5, -1.0, 0.0], [torch.inf, 1.0, torch.nan], [2.0, 0.25, -0.5]):
+        overflows = torch.tensor(float(torch.inf in gradient))
+        gradients = {parameters[0]: 8 * torch.tensor(gradient)}
+        scaled.step(gradients, 0.1, grad_scale=scale, found_inf=overflows)
+        if not overflows:
+            plain.step({parameters[1]: torch.tensor(gradient)}, 0.1)
+    assert scaled.num_updates == plain.num_updates == 2
+    torch.testing.assert_close(*parameters)
+
+
+@pytest.mark.usefixtures("_each_implementation")
+def test_rounded_weights_follow_exact_ones():
+    torch.manual_seed(0)
+    rounded, exact = nn.Linear(3, 2), nn.Linear(3, 2)
+    rounded.load_state_dict(exact.state_dict())
+    adam = Adam(
+        rounded.parameters(), OptimizerConfig(), exact=cast_weights(rounded, torch.bfloat16)
+    )
+    reference = Adam(exact.parameters(), OptimizerConfig())
+    for _ in range(3):
+        for ours, theirs in zip(rounded.parameters(), exact.parameters(), strict=True):
+            ours.grad = torch.randn_like(ours)
+            theirs.grad = ours.grad.float()
+        adam.step(adam.gradients(), 0.1)
+        reference.step(reference.gradients(), 0.1)
+    for ours, theirs in zip(rounded.parameters(), exact.parameters(), strict=True):
+        assert torch.equal(adam.weights[ours], theirs)
+        assert torch.equal(ours, theirs.bfloat16())
+
+
+def test_the_loss_scale_halves_on_overflow_and_doubles_after_many_good_steps(monkeypatch):
+    monkeypatch.setattr(optimizer, "_STEPS_TO_GROW", 3)
+    scale = LossScale(torch.device("cpu"), is_fp16=True)
+    values = []
+    for overflows in [1, 0, 0, 1, 0, 0, 0, 0]:
+        scale.update(torch.tensor(float(overflows)))
+        values.append(float(scale.value) / 2**16)
+    assert values == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.5, 0.5]
+    assert scale.state() == {"value": 2.0**15, "good_steps": 1}
+
+
+@pytest.mark.parametrize(("overflows", "limit"), [(1.0, 1.0), (0.0, 2.0**24)])
+def test_the_loss_scale_has_limits(monkeypatch, overflows, limit):
+    monkeypatch.setattr(optimizer, "_STEPS_TO_GROW", 1)
+    scale = LossScale(torch.device("cpu"), is_fp16=True)
+    for _ in range(20):
+        scale.update(torch.tensor(overflows))
+    assert scale.state() == {"value": limit, "good_steps": 0}

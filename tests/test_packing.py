@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.backends.packing import Packing
+from tfm.backends import packing as module
+from tfm.backends.packing import Packing, copy_tensors
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
@@ -129,3 +130,14 @@ def test_everything_but_the_lengths_is_on_the_device():
     ]
     assert {x.device for x in [padded, *indices, packing.spans(packing).keys]} == {device}
     assert packing.lengths.device.type == "cpu"
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_tensors_are_copied_to_those_of_another_dtype(monkeypatch, together):
+    if not together:
+        monkeypatch.setattr(module, "_FOREACH_COPY", None)
+    sources = [torch.arange(3), torch.full((2, 2), 0.5)]
+    targets = [torch.zeros(3), torch.zeros(2, 2, dtype=torch.bfloat16)]
+    copy_tensors(targets, sources)
+    for target, source in zip(targets, sources, strict=True):
+        torch.testing.assert_close(target, source, check_dtype=False)

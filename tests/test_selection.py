@@ -31,7 +31,9 @@ def choose(request):
     return request.param
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.needs_bf16)]
+)
 @pytest.mark.parametrize("kernels", ["auto", "fast"])
 def test_a_cpu_uses_fast_kernels_unless_plain_ones_are_requested(dtype, kernels):
     assert isinstance(training_backend(Compute(CPU, dtype), kernels), CpuBackend)

@@ -1,20 +1,24 @@
 """Fast matrix products are compared with float64; wrong ones are reported and not used."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 
-from tfm.backends import cpu_inference, verification
+from tfm.backends import cpu, cpu_inference, verification
+from tfm.backends.cpu import CpuBackend
 from tfm.backends.cpu_inference import CpuInferenceBackend, prepack_fp32
 from tfm.backends.plain import PLAIN
-from tfm.backends.selection import inference_backend, verified_compute
+from tfm.backends.selection import inference_backend, training_backend, verified_compute
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
 from tfm.config import InferenceConfig
 from tfm.device.compute import Compute
 from tfm.errors import UsageError
 from tfm.inference.engine import load_engine
+from tfm.inference.translator import Translator
 
+CPU = torch.device("cpu")
 FP32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
 NEEDS_INT8 = pytest.mark.skipif(
     not cpu_inference.HAS_INT8, reason="needs a torch with int8 products of oneDNN"
@@ -125,9 +129,9 @@ def test_training_with_wrong_products_uses_fp32(
 
 def test_wrong_prepacked_fp32_products_are_replaced_by_plain_kernels(change_products, reported):
     change_products(FP32, lambda out: out + 1)
-    assert inference_backend(Compute(torch.device("cpu"), FP32), notify=reported.append) is PLAIN
+    assert inference_backend(Compute(CPU, FP32), notify=reported.append) is PLAIN
     [line] = reported
-    assert "prepacked fp32 matrix products are wrong" in line
+    assert "fast fp32 matrix products are wrong" in line
     assert line.endswith("computing with plain kernels instead")
 
 
@@ -143,6 +147,89 @@ def test_a_model_whose_int8_is_wrong_translates_in_fp32(
     )
     assert engine.compute.dtype == FP32
     assert len(reported) == 1
+
+
+# torch's operations without a public name, and the precision that needs each of them.
+INFERENCE_OPERATIONS = {
+    "_MKL_REORDER": "fp32",
+    "_MKL_LINEAR": "fp32",
+    "_ONEDNN_REORDER": "bf16",
+    "_ONEDNN_LINEAR": "bf16",
+    "_QUANTIZE": "int8",
+    "_INT8_PREPACK": "int8",
+    "_INT8_LINEAR": "int8",
+    "_INT8_LINEAR_RELU": "int8",
+}
+
+
+def doubled(operation):
+    """Return an operation that doubles its first argument."""
+    return lambda first, *others: operation(first + first, *others)
+
+
+def failing(operation):
+    """Return an operation that refuses its arguments, as after a change of its signature."""
+    return lambda *_: fail(operation)
+
+
+def change(monkeypatch, module, name, how):
+    operation = getattr(module, name)
+    if operation is None:
+        pytest.skip(f"this build of torch has no {name}")
+    monkeypatch.setattr(module, name, how(operation))
+
+
+def translate(run_dir, **settings):
+    translator = Translator.load(run_dir, device="cpu", **settings)
+    return translator.translate(f"number {number} is not {number + 1}" for number in range(5))
+
+
+@pytest.mark.parametrize("how", [doubled, failing])
+@pytest.mark.parametrize("name", INFERENCE_OPERATIONS)
+def test_translations_do_not_change_with_an_operation_of_torch(
+    monkeypatch, trained_run, this_cpu_has, capfd, name, how
+):
+    this_cpu_has("avx512_bf16", "avx512_vnni")
+    if (name, how) == ("_INT8_PREPACK", doubled):
+        pytest.skip("quantized weights cannot be added")
+    expected = translate(trained_run, precision="fp32", kernels="plain")
+    assert "warning" not in capfd.readouterr().err
+    change(monkeypatch, cpu_inference, name, how)
+    precision = INFERENCE_OPERATIONS[name]
+    assert translate(trained_run, precision=precision) == expected
+    assert f"{precision} matrix products are wrong on this CPU" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("how", [doubled, failing])
+@pytest.mark.parametrize(("name", "dtype"), [("_ONEDNN_LINEAR", BF16), ("_RELU_BACKWARD", FP32)])
+def test_training_does_not_change_with_an_operation_of_torch(
+    monkeypatch, this_cpu_has, reported, name, dtype, how
+):
+    this_cpu_has("amx_bf16")
+    change(monkeypatch, cpu, name, how)
+    assert training_backend(Compute(CPU, dtype), "auto", notify=reported.append) is PLAIN
+    assert " matrix products are wrong on this CPU" in reported.pop()
+    assert verified_compute("cpu", "auto", trains=True, notify=reported.append).dtype == FP32
+
+
+def test_losses_are_plain_if_an_operation_of_torch_has_changed(monkeypatch, new_trainer, capfd):
+    def losses(kernels):
+        trainer = new_trainer(training={"precision": "fp32", "kernels": kernels})
+        batches = itertools.islice(trainer.batches(), 3)
+        return [trainer.step(batch)[0].report().loss for batch in batches]
+
+    expected = losses("plain")
+    change(monkeypatch, cpu, "_RELU_BACKWARD", doubled)
+    assert losses("auto") == expected
+    assert "warning: fast fp32 matrix products are wrong" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", [FP32, pytest.param(BF16, marks=pytest.mark.needs_bf16)])
+def test_without_operations_of_torch_training_is_right(monkeypatch, dtype):
+    for name in "_ONEDNN_LINEAR", "_RELU_BACKWARD":
+        monkeypatch.setattr(cpu, name, None)
+    assert training_error(dtype) < MAX_ERRORS[dtype] / 2
+    assert isinstance(training_backend(Compute(CPU, dtype), "auto"), CpuBackend)
 
 
 @NEEDS_INT8
@@ -162,7 +249,7 @@ def test_int8_is_refused_if_torch_does_not_support_it(monkeypatch):
 
 
 def test_fp32_inference_uses_prepacked_layers():
-    assert isinstance(inference_backend(Compute(torch.device("cpu"), FP32)), CpuInferenceBackend)
+    assert isinstance(inference_backend(Compute(CPU, FP32)), CpuInferenceBackend)
 
 
 @pytest.mark.usefixtures("elsewhere")

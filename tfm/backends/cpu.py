@@ -11,8 +11,9 @@ from tfm.backends.dropout import RandomMasks, keep_scale
 from tfm.backends.plain import Backend
 from tfm.backends.sentence_attention import SentenceAttention
 
-# A private operation of oneDNN, missing on some CPUs; torch has no public one.
-_ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+# Operations without a public name: a version or build of torch may lack them.
+_ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+_RELU_BACKWARD: Any = getattr(torch.ops.aten, "threshold_backward", None)
 
 
 class CpuBackend(Backend):
@@ -98,6 +99,13 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> T
     return out.relu_() if relu else out
 
 
+def _relu_backward(grad: Tensor, out: Tensor) -> Tensor:
+    """Return the gradient of a ReLU's input, given that of its output."""
+    if _RELU_BACKWARD is None:
+        return torch.where(out > 0, grad, 0)
+    return cast("Tensor", _RELU_BACKWARD(grad, out, 0))
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -129,7 +137,7 @@ class _LinearReluDropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, out = ctx.saved_tensors
-        grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        grad = _relu_backward(grad, out)
         return *_gradients(grad, x, weight, ctx.scale), None, None
 
 

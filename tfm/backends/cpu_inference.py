@@ -18,7 +18,7 @@ from tfm.device.cpu import this_cpu
 # Up to the last of these, a product takes as long as reading the weight: round up to one of them.
 _SMALL_NUM_ROWS = (1, 4, 8)
 
-# Private operations of MKL and oneDNN, missing on some CPUs; torch has no public ones.
+# Operations without a public name: a version or build of torch may lack them.
 _MKL_REORDER: Any = getattr(torch.ops.mkl, "_mkl_reorder_linear_weight", None)
 _MKL_LINEAR: Any = getattr(torch.ops.mkl, "_mkl_linear", None)
 _ONEDNN_REORDER: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
@@ -31,7 +31,16 @@ HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and None not in (  # typ
     _ONEDNN_REORDER,
     _ONEDNN_LINEAR,
 )
-HAS_INT8 = "onednn" in torch.backends.quantized.supported_engines
+_QUANTIZE: Any = getattr(torch, "quantize_per_channel", None)
+_INT8_PREPACK: Any = getattr(torch.ops.quantized, "linear_prepack", None)
+_INT8_LINEAR: Any = getattr(torch.ops.quantized, "linear_dynamic", None)
+_INT8_LINEAR_RELU: Any = getattr(torch.ops.quantized, "linear_relu_dynamic", None)
+HAS_INT8 = "onednn" in torch.backends.quantized.supported_engines and None not in (
+    _QUANTIZE,
+    _INT8_PREPACK,
+    _INT8_LINEAR,
+    _INT8_LINEAR_RELU,
+)
 # The largest quantized weight, by whether the CPU has int8 units. A CPU without them adds two
 # products with 8-bit activations in 16 bits, which 7-bit weights keep from overflowing.
 _MAX_QUANTIZED_WEIGHT = {True: 127, False: 63}
@@ -192,17 +201,16 @@ def prepack_int8(weight: Tensor, bias: Tensor | None) -> PrepackedLinear:
     with warnings.catch_warnings():
         # The proposed replacement has no product that quantizes activations itself.
         warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
-        quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        quantized = _QUANTIZE(weight, scales, zeros, 0, torch.qint8)
     engine = torch.backends.quantized.engine
     torch.backends.quantized.engine = "onednn"
     try:
-        prepacked = torch.ops.quantized.linear_prepack(quantized, bias)
+        prepacked = _INT8_PREPACK(quantized, bias)
     finally:
         torch.backends.quantized.engine = engine
 
     def linear(x: Tensor, relu: bool) -> Tensor:
-        ops = torch.ops.quantized
-        product = ops.linear_relu_dynamic if relu else ops.linear_dynamic
+        product = _INT8_LINEAR_RELU if relu else _INT8_LINEAR
         return cast("Tensor", product(x, prepacked, False))
 
     return linear

@@ -1,13 +1,17 @@
 """Packed batches: the tokens of all sentences on one axis, without padding."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 _CPU = torch.device("cpu")
+# An operation without a public name: a version of torch may lack it.
+_FOREACH_COPY: Any = getattr(torch, "_foreach_copy_", None)
 # Shapes of heads are rounded up to multiples of these: for each new shape, oneDNN takes time to
 # prepare and keeps memory.
 _SENTENCES_MULTIPLE, _LENGTH_MULTIPLE = 8, 4
@@ -187,6 +191,15 @@ def copy_to_device(x: Tensor, device: torch.device) -> Tensor:
     # The copy of pinned memory is asynchronous.
     pinned = x.pin_memory() if device.type == "cuda" else x
     return pinned.to(device, non_blocking=True)
+
+
+def copy_tensors(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors to others of the same shapes and any dtypes, together if torch can."""
+    if _FOREACH_COPY is not None:
+        _FOREACH_COPY(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
 def attention_spans(

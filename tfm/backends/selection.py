@@ -63,15 +63,17 @@ def verified_compute(
 
 
 def _wrong_products(dtype: torch.dtype, error: float, *, fallback: str) -> str:
-    name = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float32: "prepacked fp32"}[dtype]
+    name = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float32: "fast fp32"}[dtype]
     return (
         f"warning: {name} matrix products are wrong on this CPU (relative error {error:.1g}, at "
         f"most {MAX_ERRORS[dtype]:g} expected): computing {fallback} instead"
     )
 
 
-def training_backend(compute: Compute, kernels: Kernels) -> Backend:
-    """Choose the backend for training.
+def training_backend(
+    compute: Compute, kernels: Kernels, *, notify: Callable[[str], None] = say
+) -> Backend:
+    """Choose the backend for training; `notify` receives warnings.
 
     "auto" takes fast kernels on CPUs only: those for GPUs have not been measured.
 
@@ -81,7 +83,7 @@ def training_backend(compute: Compute, kernels: Kernels) -> Backend:
     if kernels == "plain":
         return PLAIN
     if compute.device.type == "cpu" and compute.dtype in _CPU_TRAINING_DTYPES:
-        return CpuBackend(compute.dtype)
+        return _cpu_training(compute.dtype, notify)
     if kernels == "auto":
         return PLAIN
     _check_gpu_kernels(compute)
@@ -110,6 +112,14 @@ def inference_backend(
     from tfm.backends.gpu import GpuInferenceBackend
 
     return GpuInferenceBackend(compute.dtype)
+
+
+def _cpu_training(dtype: torch.dtype, notify: Callable[[str], None]) -> Backend:
+    error = training_error(dtype)
+    if error <= MAX_ERRORS[dtype]:
+        return CpuBackend(dtype)
+    notify(_wrong_products(dtype, error, fallback="with plain kernels"))
+    return PLAIN
 
 
 def _cpu_inference(compute: Compute, notify: Callable[[str], None]) -> Backend:

@@ -1,4 +1,7 @@
-"""Whether fast matrix products are right on this CPU: small ones, compared with float64."""
+"""Whether fast linear layers are right on this CPU: small ones, compared with float64.
+
+They use operations of torch without a public name, whose results may change with a version.
+"""
 
 from functools import cache
 
@@ -7,6 +10,7 @@ from torch import Tensor
 
 from tfm.backends.cpu import CpuBackend
 from tfm.backends.cpu_inference import PREPACK
+from tfm.backends.plain import PLAIN, Backend
 
 # The largest relative errors, by the Frobenius norm. Correct products stay below half of them.
 MAX_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 4e-2}
@@ -23,43 +27,60 @@ def inference_error(dtype: torch.dtype) -> float:
     CPU adds 8-bit products in 16 bits.
     """
     generator = torch.Generator().manual_seed(0)
-    errors = []
+    operands = []
     for num_rows in _NUM_ROWS:
         x = torch.randn(num_rows, _WIDTH, generator=generator)
         weight = torch.randn(_NUM_OUTPUTS, _WIDTH, generator=generator)
-        for a, b in ((x, weight), (1 + x.sigmoid(), 1 + weight.sigmoid())):
-            try:
-                with torch.inference_mode():
-                    result = PREPACK[dtype](b, None)(a, False)
-            except RuntimeError:
-                return torch.inf
-            errors.append(_relative_error(result, a.double() @ b.double().T))
-    return max(errors)
+        operands += [(x, weight), (1 + x.sigmoid(), 1 + weight.sigmoid())]
+    bias = torch.randn(_NUM_OUTPUTS, generator=generator)
+    try:
+        with torch.inference_mode():
+            return max(_linear_error(dtype, x, weight, bias) for x, weight in operands)
+    except RuntimeError:
+        return torch.inf
+
+
+def _linear_error(dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor) -> float:
+    """Return the larger error of a projection and of a linear layer with bias and ReLU."""
+    product = x.double() @ weight.double().T
+    return max(
+        _relative_error(PREPACK[dtype](weight, None)(x, False), product),
+        _relative_error(PREPACK[dtype](weight, bias)(x, True), (product + bias).relu()),
+    )
 
 
 @cache
 def training_error(dtype: torch.dtype) -> float:
-    """Return the largest relative error of a linear layer and its gradients, or infinity."""
-    backend = CpuBackend(dtype)
+    """Return the largest relative error of linear layers and their gradients, or infinity."""
     generator = torch.Generator().manual_seed(0)
-    x, grad = torch.randn(2, _NUM_ROWS[-1], _WIDTH, generator=generator)
-    weight = torch.randn(_WIDTH, _WIDTH, generator=generator)
-    x, grad = x.to(dtype), grad.to(dtype)
-    exact = (
-        x.double() @ weight.double().T,
-        grad.double() @ weight.double(),
-        grad.double().T @ x.double(),
-    )
-    leaves = x.requires_grad_(), weight.requires_grad_()
+    x, grad = torch.randn(2, _NUM_ROWS[-1], _WIDTH, generator=generator).to(dtype)
+    # Without the error of rounding weights, ReLU zeroes the same elements in every precision.
+    weight = torch.randn(_WIDTH, _WIDTH, generator=generator).to(dtype).float()
+    bias = torch.randn(_WIDTH, generator=generator).to(dtype).float()
+    inputs = (x, grad, weight, bias)
     try:
-        with torch.inference_mode(False), torch.enable_grad():
-            out = backend.linear(leaves[0], leaves[1], torch.zeros(_WIDTH))
-            results = (out, *torch.autograd.grad(out, leaves, grad))
+        results = _results_of_training(CpuBackend(dtype), *inputs)
     except RuntimeError:
         return torch.inf
+    exact = _results_of_training(PLAIN, *(each.double() for each in inputs))
     return max(map(_relative_error, results, exact))
 
 
+def _results_of_training(
+    backend: Backend, x: Tensor, grad: Tensor, weight: Tensor, bias: Tensor
+) -> list[Tensor]:
+    """Return the outputs and gradients of linear layers without and with ReLU."""
+    results = []
+    with torch.inference_mode(False), torch.enable_grad():
+        x, weight, bias = leaves = [each.clone().requires_grad_() for each in (x, weight, bias)]
+        for out in (
+            backend.linear(x, weight, bias),
+            backend.linear_relu_dropout(x, weight, bias, 0.0),
+        ):
+            results += [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+    return results
+
+
 def _relative_error(result: Tensor, exact: Tensor) -> float:
-    error = float((result.detach().double() - exact).norm() / exact.norm())
+    error = float((result.double() - exact).norm() / exact.norm())
     return error if error == error else torch.inf  # NaN is wrong, too

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tfm.backends.cross_entropy import PADDING
-from tfm.backends.packing import Packing, copy_to_device
+from tfm.backends.packing import Packing, copy_tensors, copy_to_device
 from tfm.config import BatchingConfig
 from tfm.data.dataset import ParallelDataset, Rows, TokenSequences
 from tfm.data.subword import BOS, PAD
@@ -58,7 +58,7 @@ class Batch:
 
     def copy_(self, other: "Batch") -> None:
         """Copy the tensors of a batch of the same shape and device, without synchronizing."""
-        torch._foreach_copy_(self.tensors, other.tensors)
+        copy_tensors(self.tensors, other.tensors)
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device, without synchronizing; any thread may call it."""

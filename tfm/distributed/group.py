@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from tfm.errors import InterruptedRunError, LostPeersError, UsageError
 from tfm.world import World
@@ -19,20 +20,20 @@ class Group:
     """The processes of a run; the collectives of a single process return its own values.
 
     Objects are exchanged as JSON: nothing that comes over the network is unpickled.
+
+    Attributes:
+        world: Their number, and this one's rank.
+        store: Their key-value store; None for a single process.
     """
 
     def __init__(self, world: World | None = None) -> None:
         self.world = world or World()
+        self.store: Store | None = None
 
     @property
     def is_alone(self) -> bool:
         """Whether this is the only process."""
         return self.world.size == 1
-
-    @property
-    def store(self) -> Store | None:
-        """The key-value store of the process group; None for a single process."""
-        return None if self.is_alone else dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no public name
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor of any shape over all processes, in place; all get the same bits."""
@@ -106,8 +107,10 @@ def joined(world: World, device: torch.device, *, timeout: timedelta) -> Iterato
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with group.detect_lost_peers():
+        group.store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
+        group.store.set_timeout(timeout)
         dist.init_process_group(
-            backend, rank=world.rank, world_size=world.size, timeout=timeout,
+            backend, store=group.store, rank=world.rank, world_size=world.size, timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )  # fmt: skip
     try:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from tfm.backends.cuda_graphs import captured
+from tfm.backends.packing import copy_tensors
 from tfm.data.batching import Batch
 from tfm.distributed.group import Group
 
@@ -239,7 +240,7 @@ class GraphedGradients(Gradients):
         def compute() -> None:
             loss, nll = self._module(batch)
             gradients = torch.autograd.grad(loss * self._weight, self._parameters)
-            torch._foreach_copy_(self._parts, gradients)
+            copy_tensors(self._parts, gradients)
             torch.stack([loss.detach(), nll], out=self._losses)
 
         graph = captured(compute, shares_memory_of=self._first)

@@ -1,14 +1,18 @@
 """Adam, its learning rate schedule (Vaswani et al. 2017, §5.3), and loss scaling for fp16."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tfm.backends.packing import copy_tensors
 from tfm.config import OptimizerConfig
 
 _FIRST_LOSS_SCALE, _MAX_LOSS_SCALE = 2.0**16, 2.0**24
 _STEPS_TO_GROW = 2_000
+# An operation without a public name: a version of torch may lack it.
+_FUSED_ADAM: Any = getattr(torch, "_fused_adam_", None)
 
 
 def learning_rate(step: int, config: OptimizerConfig, d_model: int) -> float:
@@ -32,7 +36,7 @@ def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[nn.Parameter, Te
 
 
 class Adam:
-    """Adam (§5.3) as one fused operation over all parameters, which are on one device.
+    """Adam (§5.3), if torch can as one fused operation over all parameters, on one device.
 
     torch.optim.Adam computes the same, but its constructor imports torch's compiler, which takes
     two seconds.
@@ -70,7 +74,7 @@ class Adam:
         rounded = [p for p in found if p in self._exact]
         if rounded:
             exact = [torch.empty_like(self._exact[p]) for p in rounded]
-            torch._foreach_copy_(exact, [found[p] for p in rounded])
+            copy_tensors(exact, [found[p] for p in rounded])
             found.update(zip(rounded, exact, strict=True))
         return found
 
@@ -96,27 +100,51 @@ class Adam:
             if parameter not in self.moments:
                 first, second = (torch.zeros_like(self.weights[parameter]) for _ in range(2))
                 self.moments[parameter] = first, second
-        torch._fused_adam_(
-            [self.weights[p] for p in gradients],
-            list(gradients.values()),
-            [self.moments[p][0] for p in gradients],
-            [self.moments[p][1] for p in gradients],
-            [],
-            [self.num_updates] * len(gradients),
-            lr=learning_rate,
-            beta1=self._config.adam_beta1,
-            beta2=self._config.adam_beta2,
-            eps=self._config.adam_epsilon,
-            weight_decay=0.0,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=grad_scale,
-            found_inf=found_inf,
-        )
+        if _FUSED_ADAM is None:
+            self._update_each(gradients, learning_rate, grad_scale, found_inf)
+        else:
+            _FUSED_ADAM(
+                [self.weights[p] for p in gradients],
+                list(gradients.values()),
+                [self.moments[p][0] for p in gradients],
+                [self.moments[p][1] for p in gradients],
+                [],
+                [self.num_updates] * len(gradients),
+                lr=learning_rate,
+                beta1=self._config.adam_beta1,
+                beta2=self._config.adam_beta2,
+                eps=self._config.adam_epsilon,
+                weight_decay=0.0,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=grad_scale,
+                found_inf=found_inf,
+            )
         if self._exact:
-            torch._foreach_copy_(list[Tensor](self._exact), list(self._exact.values()))
+            copy_tensors(list(self._exact), list(self._exact.values()))
         if found_inf is not None:
             self.num_updates -= found_inf
+
+    def _update_each(
+        self,
+        gradients: Mapping[nn.Parameter, Tensor],
+        learning_rate: float,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        """Update parameters one after another, with public operations."""
+        beta1, beta2 = self._config.adam_beta1, self._config.adam_beta2
+        rate = learning_rate / (1 - beta1**self.num_updates)
+        correction = 1 - beta2**self.num_updates
+        for parameter, gradient in gradients.items():
+            gradient = gradient if grad_scale is None else gradient / grad_scale
+            weight, (first, second) = self.weights[parameter], self.moments[parameter]
+            new_first = first.lerp(gradient, 1 - beta1)
+            new_second = second.lerp(gradient.square(), 1 - beta2)
+            step = rate * new_first / ((new_second / correction).sqrt() + self._config.adam_epsilon)
+            updated = {first: new_first, second: new_second, weight: weight - step}
+            for old, new in updated.items():
+                old.copy_(new if found_inf is None else torch.where(found_inf == 1, old, new))
 
     def zero_grad(self) -> None:
         """Set all gradients to None."""
@@ -146,10 +174,10 @@ class LossScale:
     def update(self, found_inf: Tensor) -> None:
         """Adapt to whether the gradient of a step overflowed, a scalar [] of 0 or 1."""
         if self.is_fp16:
-            torch._amp_update_scale_(
-                self.value, self._good_steps, found_inf, 2.0, 0.5, _STEPS_TO_GROW
-            )
-            self.value.clamp_(1.0, _MAX_LOSS_SCALE)
+            self._good_steps.add_(1).masked_fill_(found_inf > 0, 0)
+            grows = self._good_steps == _STEPS_TO_GROW
+            self._good_steps.masked_fill_(grows, 0)
+            self.value.mul_(1 + grows.float() - found_inf / 2).clamp_(1.0, _MAX_LOSS_SCALE)
 
     def state(self) -> dict[str, float] | None:
         """Return the state for a checkpoint; None without scaling."""
