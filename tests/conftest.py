@@ -116,8 +116,8 @@ def make_dataset() -> Callable[..., Path]:
             for side, language in enumerate(("en", "de")):
                 text = "".join(f"{pair[side]}\n" for pair in pairs)
                 manifest.text_path(split, language).write_text(text, encoding="utf-8")
-        learn_bpe(folder, SubwordConfig(num_threads=1, **subword))
-        binarize(folder, BinarizeConfig(jobs=1))
+        learn_bpe(folder, SubwordConfig(threads=1, **subword))
+        binarize(folder, BinarizeConfig(threads=1))
         return folder
 
     return make

@@ -21,7 +21,7 @@ from tfm.stages import binarize as stage
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 
-CONFIG = BinarizeConfig(jobs=1)
+CONFIG = BinarizeConfig(threads=1)
 SUBWORD = SubwordConfig(vocab_size=300)
 
 TRAIN = [("the cat sat", "die Katze saß"), ("a dog", "ein Hund"), ("no", "nein nein")] * 7
@@ -77,11 +77,11 @@ def test_hostile_lines_decode_back(folder):
     assert decoded(folder, "valid") == pairs
 
 
-def test_the_number_of_jobs_does_not_change_a_byte(folder, monkeypatch):
+def test_the_number_of_threads_does_not_change_a_byte(folder, monkeypatch):
     monkeypatch.setattr(text, "_BLOCK_BYTES", 30)
     results = []
-    for jobs in (1, 2, 5, 0):
-        binarize(folder, BinarizeConfig(jobs=jobs), force=True)
+    for threads in (1, 2, 5, None):
+        binarize(folder, BinarizeConfig(threads=threads), force=True)
         results.append(contents(folder))
     assert results[0] == results[1] == results[2] == results[3]
 
@@ -102,7 +102,7 @@ def test_only_long_training_pairs_are_dropped_and_counted(folder):
         for s, t in TRAIN
     ]
     limit = min(lengths)
-    binarize(folder, BinarizeConfig(max_length=limit, jobs=1))
+    binarize(folder, BinarizeConfig(max_length=limit, threads=1))
     counts = Manifest.load(folder).result("binarize")
     kept = [pair for pair, length in zip(TRAIN, lengths, strict=True) if length <= limit]
     assert decoded(folder, "train") == kept
@@ -151,7 +151,7 @@ def test_ids_have_the_smallest_type_that_fits(folder):
 def test_an_unchanged_dataset_is_not_binarized_again(folder, capsys):
     assert binarize(folder, CONFIG)
     before = contents(folder)
-    assert not binarize(folder, BinarizeConfig(jobs=2))
+    assert not binarize(folder, BinarizeConfig(threads=2))
     assert contents(folder) == before
     assert "unchanged" in capsys.readouterr().err
 
@@ -170,7 +170,7 @@ def test_another_model_binarizes_again(folder):
 
 def test_another_length_limit_binarizes_again(folder):
     binarize(folder, CONFIG)
-    assert binarize(folder, BinarizeConfig(max_length=5, jobs=1))
+    assert binarize(folder, BinarizeConfig(max_length=5, threads=1))
 
 
 def test_other_text_binarizes_again(folder):
@@ -263,7 +263,7 @@ def test_random_text_decodes_back_whatever_the_blocks(folder, monkeypatch):
 
     pairs = [(line(), line()) for _ in range(200)]
     write_split(folder, "train", pairs)
-    binarize(folder, BinarizeConfig(jobs=2))
+    binarize(folder, BinarizeConfig(threads=2))
     assert decoded(folder, "train") == pairs
     dataset, vocabulary = opened(folder, "train"), Vocabulary.load(folder)
     sides = (dataset.source, vocabulary.source), (dataset.target, vocabulary.target)
@@ -312,7 +312,7 @@ def press_ctrl_c(folder, monkeypatch):
 def test_whatever_stops_it_leaves_neither_threads_nor_files(folder, monkeypatch, interrupt):
     monkeypatch.setattr(text, "_BLOCK_BYTES", 30)
     with pytest.raises(interrupt(folder, monkeypatch)):
-        binarize(folder, BinarizeConfig(jobs=2))
+        binarize(folder, BinarizeConfig(threads=2))
     assert not [each for each in threading.enumerate() if each.name.startswith("binarize")]
     assert not list((folder / "bin").iterdir())
 

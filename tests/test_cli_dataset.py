@@ -48,6 +48,15 @@ def test_settings_of_a_recipe_apply_to_later_commands_unless_flags_change_them(d
     assert len((dataset / "bpe.vocab").read_text().splitlines()) == 335
 
 
+def test_one_number_of_threads_is_for_learning_and_for_binarizing(elsewhere, run):
+    for language in ("en", "de"):
+        (elsewhere / f"my.{language}").write_text(f"one {language}\ntwo {language}\n")
+    arguments = ["--train", "my.en", "my.de", "--out", "data/mine", "--text-only"]
+    assert run("prepare", *arguments, "--threads", 3)[0] == 0
+    settings = json.loads((elsewhere / "data/mine/manifest.json").read_text())["settings"]
+    assert settings["subword"] == settings["binarize"] == {"threads": 3}
+
+
 @pytest.mark.parametrize("position", ["first", "last"])
 def test_text_may_be_one_tsv_file(elsewhere, run, position):
     (elsewhere / "my.tsv").write_text("".join(f"line {i}\tZeile {i}\n" for i in range(9)))

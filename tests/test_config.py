@@ -27,7 +27,6 @@ from tfm.config import (
     TrainingConfig,
     TransformerConfig,
     by_section,
-    flag_of,
     read_toml,
     run_config,
     run_table,
@@ -200,6 +199,8 @@ def test_all_problems_are_in_one_message():
         ({"model": {"encoder-layers": 3}}, "did you mean num_encoder_layers?"),
         ({"optimizer": {"lr": 0.1}}, "'lr' in [optimizer]: did you mean learning_rate?"),
         ({"training": {"lr": 0.1}}, "did you mean learning_rate in [optimizer]?"),
+        ({"training": {"num_threads": 2}}, "'num_threads' in [training]: did you mean threads?"),
+        ({"training": {"jobs": 2}}, "'jobs' in [training]: did you mean threads?"),
     ],
     ids=str,
 )
@@ -320,18 +321,27 @@ def test_the_defaults_are_within_their_limits(group):
 
 @pytest.mark.parametrize("groups", COMMAND_GROUPS.values(), ids=COMMAND_GROUPS.keys())
 def test_settings_of_one_command_have_distinct_names_and_flags(groups):
-    items = [item for group in groups for item in dataclasses.fields(group)]
-    for names in (
-        [item.name for item in items],
-        [flag_of(item) for item in items],
-    ):
-        assert len(set(names)) == len(names)
+    """Those with the same name have one flag, and must accept the same values."""
+    items = {}
+    for group in groups:
+        for item in dataclasses.fields(group):
+            limits = [item.metadata[key] for key in ("flag", "at_least", "at_most")]
+            facts = [item.default, typing.get_type_hints(group)[item.name], *limits]
+            assert items.setdefault(item.name, facts) == facts
+    flags = [facts[2] or name for name, facts in items.items()]
+    assert len(set(flags)) == len(flags)
 
 
 def test_settings_by_name_are_sorted_into_sections_and_unset_ones_are_left_out():
     given = {"d_model": 8, "max_steps": 5, "norm": "pre", "patience": None}
     sections = {"model": {"d_model": 8, "norm": "pre"}, "training": {"max_steps": 5}}
     assert by_section(RUN_SETTINGS, given) == sections
+
+
+def test_a_setting_of_several_groups_is_set_in_all_their_sections():
+    groups = (SubwordConfig, BinarizeConfig)
+    sections = {"subword": {"threads": 2}, "binarize": {"threads": 2}}
+    assert by_section(groups, {"threads": 2}) == sections
 
 
 def test_a_setting_may_have_the_name_of_its_flag():

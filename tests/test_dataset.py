@@ -269,7 +269,7 @@ def test_ids_take_two_bytes_if_they_fit():
 def test_binarizing_again_repairs_damage(data_dir, tmp_path):
     copy = shutil.copytree(data_dir, tmp_path / "copy")
     (copy / "bin" / FILES[0]).write_bytes(b"damage")
-    binarize(copy, BinarizeConfig(jobs=1), force=True)
+    binarize(copy, BinarizeConfig(threads=1), force=True)
     assert list(open_train(copy / "bin").source) == list(open_train(data_dir / "bin").source)
 
 

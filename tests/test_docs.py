@@ -205,8 +205,8 @@ def test_every_flag_that_a_document_or_message_names_exists():
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
     }
-    # Flags of torchrun, pip and pytest.
-    flags |= {"--help", "--nproc-per-node", "--extra-index-url", "--require-gpu"}
+    # Flags of torchrun, pip, pytest and table3.py.
+    flags |= {"--help", "--nproc-per-node", "--extra-index-url", "--require-gpu", "--jobs"}
     examples = [*ROOT.glob("examples/*/README.md"), *ROOT.glob("examples/*/run.sh")]
     documents = (path for path in DOCUMENTS if path.is_relative_to(DOCS))
     sources = (p for p in (ROOT / "tfm").rglob("*.py") if p.name != "suggestions.py")

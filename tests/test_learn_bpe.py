@@ -78,6 +78,12 @@ def test_an_unchanged_dataset_is_not_learned_again(folder, capsys):
     assert "unchanged" in capsys.readouterr().err
 
 
+def test_a_model_is_not_learned_again_for_another_number_of_threads(folder):
+    assert learn_bpe(folder, dataclasses.replace(CONFIG, threads=1))
+    assert not learn_bpe(folder, dataclasses.replace(CONFIG, threads=2))
+    assert not learn_bpe(folder, CONFIG)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -35,6 +35,17 @@ def test_a_manifest_is_read_as_written(manifest):
     assert loaded.settings("binarize") == {}
 
 
+def test_numbers_of_threads_in_manifests_of_older_versions_are_read(tmp_path):
+    manifest = create(
+        tmp_path / "x",
+        settings={"subword": {"num_threads": 3, "vocab_size": 9}, "binarize": {"jobs": 2}},
+    )
+    assert manifest.settings("subword") == {"threads": 3, "vocab_size": 9}
+    assert manifest.settings("binarize") == {"threads": 2}
+    of_all_cores = create(tmp_path / "y", settings={"binarize": {"jobs": 0, "max_length": 9}})
+    assert of_all_cores.settings("binarize") == {"max_length": 9}
+
+
 def test_a_step_that_was_not_done_is_not_current(manifest):
     assert not manifest.is_current("step", INPUTS)
     assert manifest.result("step") == {}

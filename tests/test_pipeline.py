@@ -66,7 +66,7 @@ def parser(tmp_path_factory):
         source="words",
         target="trees",
         task="parsing",
-        subword={"vocab_size": 250, "byte_fallback": False, "num_threads": 1},
+        subword={"vocab_size": 250, "byte_fallback": False, "threads": 1},
         **splits,
     )
     prepare(recipe, folder / "data" / "trees")

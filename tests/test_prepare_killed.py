@@ -80,7 +80,7 @@ def mirror(tmp_path_factory):
         source, target = members
         texts += [f"[[{split}]]", f'archive = "{archive.name}"']
         texts += [f'source = "{source}"', f'target = "{target}"']
-    settings = ["[subword]", "vocab_size = 400", "num_threads = 1", "[binarize]", "jobs = 1"]
+    settings = ["[subword]", "vocab_size = 400", "threads = 1", "[binarize]", "threads = 1"]
     (folder / "recipe.toml").write_text("\n".join([*lines, *texts, *settings]) + "\n")
     return folder
 

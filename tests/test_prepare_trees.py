@@ -22,7 +22,7 @@ from tfm.errors import DataError, UsageError
 from tfm.metrics.brackets import score_brackets
 from tfm.stages.prepare import prepare
 
-SMALL = {"subword": {"vocab_size": 300, "byte_fallback": False, "num_threads": 1}}
+SMALL = {"subword": {"vocab_size": 300, "byte_fallback": False, "threads": 1}}
 
 
 def write_treebank(path, split, num_trees):

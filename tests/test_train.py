@@ -344,7 +344,7 @@ def test_other_data_is_refused_when_resuming(
     lines = [(other / f"train.{language}").read_text().splitlines() for language in ("en", "de")]
     for language, side in zip(("en", "de"), lines, strict=True):
         (other / f"train.{language}").write_text("".join(f"{line}\n" for line in side[::-1]))
-    binarize(other, BinarizeConfig(jobs=1))
+    binarize(other, BinarizeConfig(threads=1))
     with pytest.raises(UsageError, match="was started on other data than"):
         train(other, shutil.copytree(run_dir, tmp_path / "run"), run)
 

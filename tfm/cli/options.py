@@ -27,8 +27,11 @@ def with_settings(
     The command receives the given flags in its parameter `overrides` of type `Overrides`. With
     `help_all`, its --help shows common settings only, and a flag --help-all shows all.
     """
-    # Groups of the same section may share settings: each setting has one flag.
-    settings = {item.name: (kind, item) for kind in kinds for item in fields(kind)}
+    # A setting that several groups have is one flag, which sets it in all their sections.
+    settings: dict[str, dict[type[Settings], Field[Any]]] = {}
+    for kind in kinds:
+        for item in fields(kind):
+            settings.setdefault(item.name, {})[kind] = item
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(command)
@@ -40,10 +43,7 @@ def with_settings(
         arguments = dict(inspect.signature(command, eval_str=True).parameters)
         del arguments["overrides"]
         flags = [
-            _flag(
-                kind, item, titled=len(kinds) > 1, hidden=help_all and not item.metadata["common"]
-            )
-            for kind, item in settings.values()
+            _flag(items, titled=len(kinds) > 1, is_short=help_all) for items in settings.values()
         ]
         all_flags = inspect.Parameter(
             "help_all", inspect.Parameter.KEYWORD_ONLY, default=HELP_ALL, annotation=bool
@@ -62,8 +62,14 @@ def flat(overrides: Overrides) -> dict[str, Any]:
 
 
 def _flag(
-    kind: type[Settings], item: Field[Any], *, titled: bool, hidden: bool
+    items: Mapping[type[Settings], Field[Any]], *, titled: bool, is_short: bool
 ) -> inspect.Parameter:
+    """Declare the flag of a setting, which may be in several groups.
+
+    In sections if it is `titled`; if the help `is_short`, only common settings are shown.
+    """
+    kind, item = next(iter(items.items()))
+    sections = dict.fromkeys(f"[{kind.section}]" for kind in items)
     hint = typing.get_type_hints(kind)[item.name]
     name = flag_of(item)
     default: Any = item.default
@@ -75,8 +81,8 @@ def _flag(
         name,
         help=item.metadata["help"] + ("" if default is None else f" (default: {default})"),
         show_default=False,
-        hidden=hidden,
-        rich_help_panel=f"Settings [{kind.section}]" if titled else None,
+        hidden=is_short and not item.metadata["common"],
+        rich_help_panel=f"Settings {' '.join(sections)}" if titled else None,
     )
     return inspect.Parameter(
         item.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=hint | None

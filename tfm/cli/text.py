@@ -175,7 +175,7 @@ def learn_bpe(data: Path | None = DATA, force: bool = FORCE, *, overrides: Overr
 def binarize(data: Path | None = DATA, force: bool = FORCE, *, overrides: Overrides) -> None:
     """Turn the text of a dataset into token ids on disk.
 
-    Example: tfm binarize data/mine --jobs 8
+    Example: tfm binarize data/mine --threads 8
     """
     from tfm.data.manifest import Manifest
     from tfm.stages.binarize import binarize as run_stage

@@ -417,8 +417,11 @@ class SubwordConfig(Settings, section="subword"):
         ge=101,
         le=_MAX_COUNT,
     )
-    num_threads: int | None = setting(
-        None, "Number of threads; one per core if unset.", ge=1, le=1024
+    threads: int | None = setting(
+        None,
+        "Number of CPU threads; if unset, one per core; merging BPE pieces uses a single one.",
+        ge=1,
+        le=_MAX_THREADS,
     )
 
     def _conflicts(self) -> Iterator[str]:
@@ -437,7 +440,9 @@ class BinarizeConfig(Settings, section="binarize"):
         le=_MAX_LENGTH,
         common=True,
     )
-    jobs: int = setting(0, "Number of threads; 0 is one per core.", ge=0, le=1024)
+    threads: int | None = setting(
+        None, "Number of CPU threads; if unset, one per core.", ge=1, le=_MAX_THREADS
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,37 +120,40 @@ def by_section(
 ) -> dict[str, dict[str, Any]]:
     """Sort the settings that a call names into {section: {name: value}}; None is not a value.
 
-    A setting may also have the name of its flag: `beam` instead of `beam_size`.
+    A setting may also have the name of its flag: `beam` instead of `beam_size`. One that several
+    groups have is set in the sections of all of them.
 
     Args:
-        kinds: The groups of settings that may be given; those of one section may share settings.
+        kinds: The groups of settings that may be given.
         given: Values by name.
         elsewhere: Other names that may be meant, each with the words to suggest.
 
     Raises:
         UsageError: Names are unknown, or two are those of one setting; one message lists all.
     """
-    sections = {item.name: kind.section for kind in kinds for item in fields(kind)}
-    names = {
-        name: item.name
-        for kind in kinds
-        for item in fields(kind)
-        for name in (item.name, flag_of(item).removeprefix("--").replace("-", "_"))
-    }
+    names: dict[str, str] = {}
+    sections: dict[str, set[str]] = {}
+    for kind in kinds:
+        for item in fields(kind):
+            names |= dict.fromkeys((item.name, flag_of(item)[2:].replace("-", "_")), item.name)
+            sections.setdefault(item.name, set()).add(kind.section)
     problems = []
-    tables: dict[str, dict[str, Any]] = {}
+    values: dict[str, Any] = {}
     for given_name, value in given.items():
         if given_name not in names:
             advice = did_you_mean(given_name, list(names), elsewhere, "choose from")
             problems.append(f"unknown setting {shown(given_name)}: {advice}")
         elif value is not None:
             name = names[given_name]
-            table = tables.setdefault(sections[name], {})
-            if name in table:
+            if name in values:
                 problems.append(f"{name} is given twice, under two names: leave one out")
-            table[name] = value
+            values[name] = value
     if problems:
         raise UsageError(list_problems(problems))
+    tables: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        for section in sorted(sections[name]):
+            tables.setdefault(section, {})[name] = value
     return tables
 
 

@@ -17,6 +17,8 @@ GOLD = "gold"  # suffix of the reference trees of a parser
 # Languages are suffixes of file names.
 LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
+# Settings in manifests of older versions, and their present names.
+_OLDER_NAMES = {"jobs": "threads", "num_threads": "threads"}
 _TASKS = ("translation", "parsing")
 _STEP_KEYS = ("inputs", "outputs", "result")
 
@@ -71,7 +73,13 @@ class Manifest:
 
     def settings(self, section: str) -> dict[str, Any]:
         """Return the settings of the recipe in a section such as "subword"."""
-        return dict(self._content["settings"].get(section, {}))
+        settings = self._content["settings"].get(section, {})
+        # "jobs" was 0 for one per core, which is now the meaning of no value.
+        return {
+            _OLDER_NAMES.get(name, name): value
+            for name, value in settings.items()
+            if (name, value) != ("jobs", 0)
+        }
 
     def text_path(self, split: str, language: str) -> Path:
         """Return the path of the text of a split in one language."""

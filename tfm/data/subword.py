@@ -196,7 +196,7 @@ def learn_subword_model(
         byte_fallback=config.byte_fallback,
         input_sentence_size=config.sample_sentences,
         shuffle_input_sentence=True,
-        num_threads=config.num_threads or num_cores(),
+        num_threads=config.threads or num_cores(),
     )
 
 

@@ -46,7 +46,7 @@ class SplitCounts:
 def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> bool:
     """Encode all splits of a dataset, unless text, subword model and settings are unchanged.
 
-    Memory use does not depend on the size of the text; the output not on the number of jobs.
+    Memory use does not depend on the size of the text; the output not on the number of threads.
 
     Returns:
         Whether they were encoded; False if they were up to date.
@@ -105,7 +105,7 @@ def _binarize_split(
     languages = (manifest.source, manifest.target)
     models = (vocabulary.source, vocabulary.target)
     texts = [manifest.text_path(split, language) for language in languages]
-    jobs = config.jobs or num_cores()
+    num_threads = config.threads or num_cores()
 
     def encode(block: Block) -> tuple[int, list[Side]]:
         sides = [model.encode_block(side) for model, side in zip(models, block, strict=True)]
@@ -122,11 +122,11 @@ def _binarize_split(
         ]
         bar = stack.enter_context(Progress(f"binarize {split}", total=None, unit="pairs"))
         # SentencePiece's own threads would idle while Python makes arrays of the ids.
-        threads = ThreadPoolExecutor(jobs, "binarize")
+        threads = ThreadPoolExecutor(num_threads, "binarize")
         # On an error or Ctrl-C, wait only for the blocks that are being encoded.
         stack.callback(threads.shutdown, cancel_futures=True)
         blocks = read_blocks(*texts, strict=True)
-        for size, sides in map_in_order(threads, encode, blocks, num_ahead=2 * jobs):
+        for size, sides in map_in_order(threads, encode, blocks, num_ahead=2 * num_threads):
             for writer, side in zip(writers, sides, strict=True):
                 writer.append(side)
             num_read += size

@@ -30,7 +30,8 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
         if not path.is_file():
             raise DataError(f"{path} does not exist: run tfm prepare first")
     paths = subword.model_paths(data_dir, separate=config.separate)
-    inputs = {"text": manifest.text_fingerprints(["train"]), "settings": asdict(config)}
+    settings = {name: value for name, value in asdict(config).items() if name != "threads"}
+    inputs = {"text": manifest.text_fingerprints(["train"]), "settings": settings}
     if not force and manifest.is_current(STEP, inputs):
         say(f"learn-bpe: {data_dir} unchanged")
         return False
