@@ -15,7 +15,7 @@ import torch
 
 from tfm.device.cpu import num_cores
 from tfm.distributed.failures import FailedProcessError
-from tfm.distributed.launch import launch, num_local_processes
+from tfm.distributed.launch import launch
 from tfm.distributed.layout import Layout
 from tfm.errors import InterruptedRunError, UsageError
 
@@ -114,7 +114,7 @@ dist.destroy_process_group()
 )
 def test_each_gpu_has_a_process(monkeypatch, local_size, num_gpus, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    assert num_local_processes(Layout(local_size=local_size, device="cuda")) == expected
+    assert Layout(local_size=local_size, device="cuda").num_local_processes() == expected
 
 
 @pytest.mark.parametrize(("local_size", "num_gpus"), [(None, 0), (1, 0), (4, 3)])

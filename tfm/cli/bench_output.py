@@ -87,8 +87,11 @@ def print_generate_bench(result: "GenerateBench", *, as_json: bool) -> None:
 
 
 def _format_memory(peak: "PeakMemory") -> str:
-    on_gpu = "" if peak.device is None else f"{peak.device / 2**30:.2f} GiB on the GPU, "
-    return f"{on_gpu}{peak.process / 2**30:.2f} GiB in the process"
+    places = {"on the GPU": peak.device, "in the process": peak.process}
+    sizes = [
+        f"{size / 2**30:.2f} GiB {place}" for place, size in places.items() if size is not None
+    ]
+    return ", ".join(sizes) or "unknown"
 
 
 def _format_quantiles(times: "Milliseconds") -> str:

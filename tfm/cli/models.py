@@ -110,10 +110,9 @@ def train(
     if dry_run:
         folder = dataset_to_train_on(data, run)
         from tfm.cli.output import print_forecast
-        from tfm.distributed.launch import num_local_processes
         from tfm.stages.forecast import forecast
 
-        num_processes = layout.nodes * num_local_processes(layout)
+        num_processes = layout.nodes * layout.num_local_processes()
         found = forecast(folder, settings_for(folder), num_processes=num_processes)
         print_forecast(found)
         for warning in found.warnings:
@@ -148,9 +147,11 @@ def _launch_processes(layout: Layout) -> World:
         return world
     if layout.local_size == layout.nodes == 1:
         return world
-    from tfm.distributed.launch import launch, num_local_processes
+    if layout.nodes > 1 or layout.num_local_processes() > 1:
+        if sys.platform == "win32":
+            raise UsageError("several processes cannot train together on Windows: start one only")
+        from tfm.distributed.launch import launch
 
-    if layout.nodes > 1 or num_local_processes(layout) > 1:
         raise SystemExit(launch(layout, [sys.executable, "-m", "tfm", *sys.argv[1:]]))
     return world
 

@@ -97,7 +97,6 @@ def generate(
       tfm generate --gpus 8 --input in.en --output out.de
     """
     from tfm.cli.output import print_scored_targets, print_translations, redirect_output
-    from tfm.distributed.launch import num_local_processes
     from tfm.stages.generate import generate as run_stage
     from tfm.stages.generate import plan_generation, score_targets
 
@@ -112,7 +111,7 @@ def generate(
     inference = settings_from(InferenceConfig, overrides.get("inference", {}))
     layout = Layout.from_flags(gpus=gpus, processes=processes, device=inference.device)
     inference = replace(inference, device=layout.device or inference.device)
-    num_processes = num_local_processes(layout)
+    num_processes = layout.num_local_processes()
     plan = plan_generation(
         models or [],
         input_path=input_,

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -40,15 +41,15 @@ class StopRequests:
     EXIT_CODES: Mapping[int, int] = {
         signal.SIGINT: 130,
         signal.SIGTERM: 0,
-        signal.SIGUSR1: 0,
-        signal.SIGHUP: 0,
+        # Windows has neither of these.
+        **{getattr(signal, name): 0 for name in ("SIGUSR1", "SIGHUP") if hasattr(signal, name)},
     }
 
     def __init__(self, notice: str | None = None) -> None:
         self.received: int | None = None
         self._notice = notice
         self._previous: dict[int, Any] = {}
-        self._wakeup: int | None = None
+        self._wakeup: socket.socket | None = None
 
     def __enter__(self) -> "StopRequests":
         if threading.current_thread() is not threading.main_thread():
@@ -57,9 +58,9 @@ class StopRequests:
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._record)
         if self._notice is not None:
-            reader, self._wakeup = os.pipe()
-            os.set_blocking(self._wakeup, False)
-            signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+            reader, self._wakeup = socket.socketpair()
+            self._wakeup.setblocking(False)
+            signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
             threading.Thread(target=self._answer, args=(reader, self._notice), daemon=True).start()
         return self
 
@@ -70,7 +71,7 @@ class StopRequests:
             signal.signal(number, signal.SIG_IGN if is_ending else handler)
         if self._wakeup is not None:
             signal.set_wakeup_fd(-1)
-            os.close(self._wakeup)  # ends the thread
+            self._wakeup.close()  # ends the thread
 
     @property
     def exit_code(self) -> int | None:
@@ -78,16 +79,16 @@ class StopRequests:
         return None if self.received is None else self.EXIT_CODES[self.received]
 
     def _record(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGHUP:
+        if signal.Signals(number).name == "SIGHUP":
             _replace_lost_terminal()
         if self.received is not None and number == signal.SIGINT and self._notice is None:
             raise KeyboardInterrupt
         self.received = self.received or number
 
-    def _answer(self, reader: int, notice: str) -> None:
-        """Answer the signals whose numbers Python writes to a pipe as soon as they come."""
+    def _answer(self, reader: socket.socket, notice: str) -> None:
+        """Answer the signals whose numbers Python writes to a socket as soon as they come."""
         has_answered = False
-        while signals := os.read(reader, 1):
+        while signals := reader.recv(1):
             if signals[0] not in self._previous:
                 continue
             if has_answered and signals[0] == signal.SIGINT:
@@ -98,7 +99,7 @@ class StopRequests:
                 with contextlib.suppress(OSError):  # a closed terminal
                     os.write(2, f"{start}{notice}\n".encode())
             has_answered = True
-        os.close(reader)
+        reader.close()
 
 
 def stop_with_launcher() -> None:

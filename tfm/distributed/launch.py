@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -18,7 +17,7 @@ from tfm.distributed.failures import RESUME, Failure, root_cause
 from tfm.distributed.interruption import UNSAVED, StopRequests
 from tfm.distributed.layout import Layout
 from tfm.distributed.rendezvous import POLL_SECONDS, Rendezvous
-from tfm.errors import InterruptedRunError, UsageError
+from tfm.errors import InterruptedRunError
 from tfm.reporting import say
 
 _JOIN_SECONDS = 600
@@ -26,23 +25,6 @@ _JOIN_SECONDS = 600
 _EXIT_BARRIER_SECONDS = 60
 # How long processes that the agent ends have to react before they are killed.
 _SHUTDOWN_SECONDS = 1
-
-
-def num_local_processes(layout: Layout) -> int:
-    """Return the number of processes for this node.
-
-    Raises:
-        UsageError: The node has fewer GPUs than that.
-    """
-    if layout.device != "cuda":
-        return layout.local_size or 1
-    num_gpus = torch.cuda.device_count()
-    if not num_gpus:
-        raise UsageError("--gpus: torch sees no GPU on this node; use --processes N for its CPU")
-    num_processes = layout.local_size or num_gpus
-    if num_processes > num_gpus:
-        raise UsageError(f"--gpus is {num_processes}, but torch sees {num_gpus} on this node")
-    return num_processes
 
 
 def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_SECONDS) -> int:
@@ -58,7 +40,7 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
         FailedProcessError: A process has failed, or the nodes do not find each other.
         InterruptedRunError: A signal has stopped the processes before they could save.
     """
-    size = num_local_processes(layout)
+    size = layout.num_local_processes()
     # Silence elastic's logs, which would repeat each failure and signal.
     logger = logging.getLogger("torch.distributed.elastic")
     logger.propagate = False

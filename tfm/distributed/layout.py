@@ -56,6 +56,26 @@ class Layout:
             port=port,
         )
 
+    def num_local_processes(self) -> int:
+        """Return the number of processes for this node.
+
+        Raises:
+            UsageError: The node has fewer GPUs than that.
+        """
+        if self.device != "cuda":
+            return self.local_size or 1
+        import torch
+
+        num_gpus = torch.cuda.device_count()
+        if not num_gpus:
+            raise UsageError(
+                "--gpus: torch sees no GPU on this node; use --processes N for its CPU"
+            )
+        num_processes = self.local_size or num_gpus
+        if num_processes > num_gpus:
+            raise UsageError(f"--gpus is {num_processes}, but torch sees {num_gpus} on this node")
+        return num_processes
+
     def check(self, world: World) -> None:
         """Check that a launcher has started the processes that the flags ask for, if any.
 

@@ -1,7 +1,6 @@
 """torchrun's static rendezvous, over which launchers also forward signals and share a failure."""
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -251,6 +250,8 @@ def _interface_towards(host: str) -> str | None:
 
 
 def _interface_of_ipv4(address: str) -> str | None:
+    import fcntl  # not part of Python on Windows
+
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:

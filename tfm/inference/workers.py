@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,17 +50,11 @@ class Workers:
         self._printed: set[str] = set()
 
     def __enter__(self) -> "Workers":
-        # Ctrl-C reaches all processes, but only this one handles it: workers inherit that SIGINT is
-        # blocked. The resource tracker would unblock it when it starts, so it is started first.
-        resource_tracker.ensure_running()
-        blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with _blocked_sigint():
             for index in range(self._num_workers):
                 worker = _Worker(index, self._num_workers, *self._load, printed=self._printed)
                 self._workers.append(worker)
                 self._idle.put(worker)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
         try:
             limits, *_ = [worker.limits() for worker in self._workers]
         except BaseException:
@@ -185,10 +180,28 @@ class _Worker:
             ) from None
 
 
+@contextlib.contextmanager
+def _blocked_sigint() -> Iterator[None]:
+    """Start processes that inherit that SIGINT is blocked: Ctrl-C reaches all, but one handles it.
+
+    Windows has no signal masks.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    # The resource tracker would unblock it when it starts, so it is started first.
+    resource_tracker.ensure_running()
+    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+
+
 def _describe_exit(exit_code: int | None) -> str:
     if exit_code is None or exit_code >= 0:
         return f"ended with exit code {exit_code}"
-    if exit_code == -signal.SIGKILL:
+    if sys.platform != "win32" and exit_code == -signal.SIGKILL:
         return "was killed by SIGKILL (out of memory?)"
     return f"was killed by signal {-exit_code} ({signal.strsignal(-exit_code)})"
 

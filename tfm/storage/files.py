@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -53,7 +55,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     try:
         yield partial
         for path_inside in partial.iterdir():
-            with path_inside.open("rb") as file:
+            with path_inside.open("rb+") as file:  # Windows flushes only what is open for writing
                 os.fsync(file.fileno())
         sync_directory(partial)
         if path.is_dir() or path.is_symlink():
@@ -169,6 +171,8 @@ def size_of(path: Path) -> int:
 
 def sync_directory(path: Path) -> None:
     """Make the names in a directory survive a power failure, if the file system supports it."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows cannot open directories
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -180,6 +184,9 @@ def sync_directory(path: Path) -> None:
 
 
 def _is_running(process_id: int) -> bool:
+    """Return whether a process may be running."""
+    if hasattr(signal, "CTRL_C_EVENT"):  # it is 0: on Windows, os.kill would send Ctrl-C
+        return True
     try:
         os.kill(process_id, 0)
     except (ProcessLookupError, OverflowError):
@@ -210,7 +217,8 @@ def _replace_directory(path: Path, *, by: Path) -> None:
 
 def _exchange(one: Path, other: Path) -> None:
     """Exchange the names of two directories atomically, or raise an error of _UNSUPPORTED."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    is_linux = sys.platform == "linux"  # the only system with renameat2
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if is_linux else None
     if rename is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     names = os.fsencode(one), os.fsencode(other)

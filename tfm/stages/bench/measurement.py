@@ -1,6 +1,5 @@
 """Time, memory and peak matrix-product rate of a device, for benchmarks."""
 
-import resource
 import statistics
 import sys
 from dataclasses import asdict, dataclass
@@ -98,7 +97,7 @@ class PeakMemory:
     """Peak memory in bytes."""
 
     device: int | None  # of a GPU since `reset_peak_memory`; None on a CPU
-    process: int  # resident memory of this process since its start
+    process: int | None  # resident memory of this process since its start; None on Windows
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -109,8 +108,14 @@ def reset_peak_memory(device: torch.device) -> None:
 
 def peak_memory(device: torch.device) -> PeakMemory:
     """Return the peak memory so far."""
-    unit = 1 if sys.platform == "darwin" else 1024
     return PeakMemory(
         device=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-        process=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        process=None if sys.platform == "win32" else _peak_resident_memory(),
     )
+
+
+def _peak_resident_memory() -> int:
+    import resource  # not part of Python on Windows
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
