@@ -98,8 +98,8 @@ def choose_compute(
     return Compute(chosen, _DTYPES[precision])
 
 
-def device_memory_bytes(device: torch.device) -> int:
-    """Return the total memory of a device, used or not."""
+def device_memory_bytes(device: torch.device) -> int | None:
+    """Return the total memory of a device, used or not; None if it is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return memory_bytes()

@@ -78,8 +78,13 @@ def num_cores() -> int:
     return max(1, min([cores, *map(int, quotas)]))
 
 
-def memory_bytes() -> int:
-    """Return the memory of this machine, or the smallest limit of this process's cgroups."""
+def memory_bytes() -> int | None:
+    """Return the memory of this machine, or the smallest limit of this process's cgroups.
+
+    None on Windows, whose memory Python cannot tell.
+    """
+    if not hasattr(os, "sysconf"):
+        return None
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for folder in _cgroup_folders("memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")

@@ -95,7 +95,7 @@ def memory_problem(cost: Cost, device: torch.device, *, num_copies: float = 1) -
     fraction if it is sharded.
     """
     needed, present = num_copies * cost.state_bytes, device_memory_bytes(device)
-    if needed <= present:
+    if present is None or needed <= present:
         return None
     copies = f"{num_copies:g} copies of the" if num_copies > 1 else "the"
     return (
