@@ -72,6 +72,12 @@ def assert_complaint(result, code, pattern):
         ("train --processes 0", "--processes is 0, but must be from 1 to 1024"),
         ("train --gpus 2 --processes 2", "--gpus and --processes exclude each other: give one"),
         ("train --gpus 2 --device cpu", "--gpus contradicts --device cpu: leave one out"),
+        ("train --device mps", r"Invalid value for '--device': 'mps' is not one of .*"),
+        ("generate --gpus 2 --device mps", "--gpus contradicts --device mps: leave one out"),
+        (
+            "generate --processes 2 --device mps",
+            "--processes N uses the CPU: leave out --device mps",
+        ),
         (
             "train --processes 2 --device cuda",
             "--processes N uses the CPU: .* give --gpus N instead",

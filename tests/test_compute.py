@@ -63,6 +63,28 @@ def test_a_missing_gpu_is_refused():
         choose_compute("cuda", "auto")
 
 
+def test_a_missing_apple_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="torch sees no Apple GPU: use --device cpu"):
+        choose_compute("mps", "auto")
+
+
+def test_an_apple_gpu_computes_in_fp32_if_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    for precision in ("auto", "fp32"):
+        compute = choose_compute("mps", precision)
+        assert (str(compute), compute.dtype) == ("mps in fp32", torch.float32)
+    for precision in ("bf16", "fp16", "int8"):
+        with pytest.raises(UsageError, match=f"precision is {precision}.*use --precision fp32"):
+            choose_compute("mps", precision)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_an_apple_gpu_is_not_chosen_by_itself(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert choose_compute("auto", "auto").device.type == "cpu"
+
+
 def test_fp32_products_are_exact():
     choose_compute("cpu", "fp32")
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tfm.backends.plain import Backend
 from tfm.config import SearchConfig
@@ -15,6 +16,11 @@ from tfm.search.slot_beam import SlotBeams
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import checkpoints
 
+SEARCHES = [
+    {"beam": 4},
+    {"beam": 4, "num_groups": 2},
+    {"search": "exact", "beam": 2},
+]
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven", "a b c d e f"]
 
 
@@ -144,3 +150,28 @@ def test_the_engine_converts_a_copy_of_the_weights_to_the_type_of_the_backend(
 def test_tied_weights_stay_tied_in_a_converted_model(folder):
     model = converted(load_model(folder, load_info(folder)), torch.bfloat16)
     assert model.output_weight is model.source_embedding.weight is model.target_embedding.weight
+
+
+class NoFloat64(TorchDispatchMode):
+    """Refuses tensors in float64, as an Apple GPU does."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for each in torch.utils._pytree.tree_leaves(result):
+            assert not isinstance(each, torch.Tensor) or each.dtype != torch.float64, operation
+        return result
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_a_search_needs_no_float64_on_a_device_without_it(trained_run, monkeypatch, search):
+    translator = Translator.load(trained_run, device="cpu", precision="fp32", kernels="plain")
+    expected = translator.translate(LINES, **search)
+    monkeypatch.setattr("tfm.search.scoring.has_float64", lambda device: False)
+    with NoFloat64():
+        assert translator.translate(LINES, **search) == expected
+
+
+def test_samples_are_drawn_on_the_cpu_for_a_device_without_float64(plain, monkeypatch):
+    expected = plain.translate(LINES, search="sample", seed=3)
+    monkeypatch.setattr("tfm.search.sampling.has_float64", lambda device: False)
+    assert plain.translate(LINES, search="sample", seed=3) == expected

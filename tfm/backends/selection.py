@@ -10,7 +10,7 @@ from tfm.backends.cpu import CpuBackend
 from tfm.backends.cpu_inference import CpuInferenceBackend
 from tfm.backends.plain import PLAIN, Backend
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
-from tfm.config import DeviceName, InferencePrecision, Kernels
+from tfm.config import InferenceDevice, InferencePrecision, Kernels
 from tfm.device.compute import Compute, choose_compute, uses_onednn
 from tfm.device.cpu import this_cpu
 from tfm.errors import UsageError
@@ -25,7 +25,7 @@ _NARROW_COMPACTION_THRESHOLD = 0.7
 
 
 def verified_compute(
-    device: DeviceName,
+    device: InferenceDevice,
     precision: InferencePrecision,
     *,
     local_rank: int = 0,

@@ -251,7 +251,9 @@ def attend(
     beam: int | None = typer.Option(
         None, help=f"Beam size of the translation (default: {SearchConfig().beam_size})."
     ),
-    device: Literal["auto", "cpu", "cuda"] = typer.Option("auto", help="Device to compute on."),
+    device: Literal["auto", "cpu", "cuda", "mps"] = typer.Option(
+        "auto", help="Device to compute on; mps: an Apple GPU, never tried."
+    ),
 ) -> None:
     """Draw the attention of each layer and head while a model translates a sentence.
 

@@ -8,6 +8,7 @@ from tfm.config.groups import (
     CleaningConfig,
     DeviceName,
     InferenceConfig,
+    InferenceDevice,
     InferencePrecision,
     Kernels,
     OptimizerConfig,

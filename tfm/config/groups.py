@@ -13,6 +13,7 @@ from tfm.config.schema import Settings, Table, setting, settings_from
 from tfm.errors import UsageError
 
 DeviceName = Literal["auto", "cpu", "cuda"]
+InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Kernels = Literal["auto", "fast", "plain"]
@@ -352,7 +353,10 @@ class SearchConfig(Settings, section="search"):
 class InferenceConfig(Settings, section="inference"):
     """Device and arithmetic of a trained model."""
 
-    device: DeviceName = setting("auto", "Device to compute on; auto is a GPU if there is one.")
+    device: InferenceDevice = setting(
+        "auto",
+        "Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, never tried.",
+    )
     precision: InferencePrecision = setting(
         "auto",
         "Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfm.config import DeviceName, InferencePrecision
+from tfm.config import InferenceDevice, InferencePrecision
 from tfm.device.cpu import memory_bytes, this_cpu
 from tfm.errors import UsageError
 
@@ -45,7 +45,8 @@ class Compute:
         return context
 
     def __str__(self) -> str:
-        name = "cpu" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
+        is_cuda = self.device.type == "cuda"
+        name = torch.cuda.get_device_name(self.device) if is_cuda else self.device.type
         precision = next(key for key, dtype in _DTYPES.items() if dtype == self.dtype)
         if self.device.type != "cpu":
             return f"{name} in {precision}"
@@ -54,7 +55,7 @@ class Compute:
 
 
 def choose_compute(
-    device: DeviceName,
+    device: InferenceDevice,
     precision: InferencePrecision,
     *,
     local_rank: int = 0,
@@ -65,6 +66,8 @@ def choose_compute(
     Raises:
         UsageError: The requested GPU does not exist, or the device does not support the precision.
     """
+    if device == "mps":
+        return _apple_compute(precision)
     has_gpu = torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
         raise UsageError("device is cuda, but torch sees no GPU: use --device cpu")
@@ -96,6 +99,18 @@ def choose_compute(
         choose_fp32_library()
     chosen = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
     return Compute(chosen, _DTYPES[precision])
+
+
+def _apple_compute(precision: InferencePrecision) -> Compute:
+    """Return the Apple GPU in fp32, which nobody has tried; other precisions are refused."""
+    if not torch.backends.mps.is_available():
+        raise UsageError("device is mps, but torch sees no Apple GPU: use --device cpu")
+    if precision not in ("auto", "fp32"):
+        raise UsageError(
+            f"precision is {precision}, but an Apple GPU computes in fp32 here: use --precision "
+            "fp32, or --device cpu"
+        )
+    return Compute(torch.device("mps"), torch.float32)
 
 
 def device_memory_bytes(device: torch.device) -> int | None:

@@ -99,8 +99,10 @@ def _device_problems(gpus: str | None, processes: int | None, device: str | None
         yield f"--processes is {shown(processes)}, but must be from 1 to {_MAX_PROCESSES}"
     if gpus is not None and processes is not None:
         yield "--gpus and --processes exclude each other: give one"
-    elif gpus is not None and device == "cpu":
-        yield "--gpus contradicts --device cpu: leave one out"
+    elif gpus is not None and device in ("cpu", "mps"):
+        yield f"--gpus contradicts --device {device}: leave one out"
+    elif processes is not None and device == "mps":
+        yield "--processes N uses the CPU: leave out --device mps"
     elif processes is not None and device == "cuda":
         yield "--processes N uses the CPU: with --device cuda, give --gpus N instead"
 

@@ -101,8 +101,9 @@ class Embedding(nn.Module):
                     "positions that the model learned: split the sentence, or train a model with "
                     "more --learned-positions or with sinusoids"
                 )
-            longer = torch.arange(2 * end, device=self.positions.device)
-            self.positions = sinusoidal_encoding(longer, self.weight.size(1))
+            longer = torch.arange(2 * end, device="cpu")  # Apple GPUs have no float64
+            table = sinusoidal_encoding(longer, self.weight.size(1))
+            self.positions = table.to(self.positions.device)
 
 
 def new_embedding_weight(vocab_size: int, d_model: int) -> nn.Parameter:

@@ -12,7 +12,7 @@ from tfm.data.subword import BOS, EOS
 from tfm.search.constraints import ANY, NEVER_PRODUCED, Constraints, Prefixes
 from tfm.search.continuations import Continuations, NextTokens
 from tfm.search.model import SearchableModel
-from tfm.search.scoring import Hypothesis, LengthPenalty
+from tfm.search.scoring import Hypothesis, LengthPenalty, score_dtype
 
 # Compact the batch when at most this fraction of its sentences is active: the caches are copied.
 _COMPACTION_THRESHOLD = 0.75
@@ -119,9 +119,10 @@ class ActiveHypotheses:
             yield sentence, Hypothesis(tokens=tuple(tokens), log_prob=log_prob, score=score)
 
     def min_log_probs(self, scores: Sequence[float]) -> Tensor:
-        """Return the [B] float64 log probabilities above which outputs can beat [B] scores."""
+        """Return the [B] log probabilities above which outputs can beat [B] scores."""
         max_lengths = self._constraints.max_lengths
-        to_beat = torch.tensor(scores, dtype=torch.float64, device=max_lengths.device)
+        device = max_lengths.device
+        to_beat = torch.tensor(scores, dtype=score_dtype(device), device=device)
         lengths = torch.full_like(max_lengths, self.length)
         return self._penalty.min_log_probs(to_beat, lengths, max_lengths)
 

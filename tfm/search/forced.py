@@ -49,7 +49,7 @@ def forced_decoding(
         _log_probs(expected[is_token], model, model(source, lengths, target_input)[is_token])
         for model in models
     ]
-    log_probs = mean_probability(torch.stack(model_log_probs))
+    log_probs = mean_probability(torch.stack(model_log_probs)).cpu()
     outputs = []
     for target, values in zip(targets, torch.split(log_probs, sizes), strict=True):
         log_prob = float(values.double().sum())

@@ -12,7 +12,7 @@ from tfm.data.subword import EOS
 from tfm.search.active import ActiveHypotheses
 from tfm.search.constraints import Prefixes
 from tfm.search.model import SearchableModel
-from tfm.search.scoring import Hypothesis
+from tfm.search.scoring import Hypothesis, has_float64
 
 
 def sample(
@@ -35,14 +35,17 @@ def sample(
     """
     active = ActiveHypotheses(model, source, lengths, config, prefixes)
     finished: list[list[Hypothesis]] = [[] for _ in line_numbers]
-    numbers = _random_numbers(config, line_numbers, size=active.max_length).to(lengths.device)
+    numbers = _random_numbers(config, line_numbers, size=active.max_length)
+    if has_float64(lengths.device):  # otherwise, tokens are drawn on the CPU
+        numbers = numbers.to(lengths.device)
     while active.num_open:
         log_probs = active.next_log_probs()
         if log_probs.size(1) != config.n_best:  # all samples start from one hypothesis
             log_probs = log_probs.expand(-1, config.n_best, -1)
         sentences = active.sentences.to(numbers.device)
         step_numbers = numbers[sentences, :, active.length - 1]
-        tokens = _draw(_distribution(log_probs, config), step_numbers)
+        distribution = _distribution(log_probs.to(numbers.device), config)
+        tokens = _draw(distribution, step_numbers).to(log_probs.device)
         totals = active.log_probs + log_probs.gather(2, tokens[:, :, None])[:, :, 0]
         parents = torch.arange(config.n_best, device=tokens.device) % active.tokens.size(1)
         parents = parents.expand_as(tokens)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tfm.config import DeviceName, SearchConfig
+from tfm.config import InferenceDevice, SearchConfig
 from tfm.data.subword import BOS, EOS, SubwordModel, Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import UsageError
@@ -45,7 +45,7 @@ def attend(
     layer: int | None = None,
     head: int | None = None,
     search: SearchConfig,
-    device: DeviceName,
+    device: InferenceDevice,
 ) -> AttendResult:
     """Draw the attention weights of a model for a pair of sentences.
 
