@@ -33,7 +33,7 @@ def trained(monkeypatch):
 
     devices = []
 
-    def note(data_dir, run_dir, settings, *, world):
+    def note(data_dir, run_dir, settings, *, world, stop):
         devices.append(settings.training.device)
         return train.TrainResult(run_dir=run_dir, step=1, metrics={})
 
