@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from tfm.config import TransformerConfig
 from tfm.model.additive import additive_scores
@@ -218,6 +217,8 @@ def test_additive_scores_in_chunks_have_the_same_values_and_gradients(qkv, monke
 
 
 def flops(function, *arguments, **named):
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
+
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         function(*arguments, **named)
     return counter.get_total_flops()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from tfm.config import RecurrentConfig, TransformerConfig, run_config
 from tfm.model.build import new_model
@@ -108,6 +107,8 @@ def test_an_lstm_has_four_products_where_a_gru_has_three():
 
 
 def test_a_recurrent_layer_costs_the_length_times_the_square_of_the_width():
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
+
     # Vaswani et al. 2017, table 1: O(n · d²).
     def flops(length, d_model):
         layers = torch.nn.GRU(d_model, d_model).double()
@@ -130,6 +131,8 @@ def expected_flops(config):
 
 def counted_flops(config):
     """Count the operations of a model's forward and backward pass."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
+
     model = new_model(config, source_vocab_size=50, target_vocab_size=50)
     source, target = (
         torch.zeros(BATCH, S, dtype=torch.long),
