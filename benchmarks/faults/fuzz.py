@@ -88,7 +88,7 @@ def main(
     for each in chosen:
         first = seed * 1_000_000
         numbers = range(first, first + cases) if show is None else [show]
-        outcomes = fuzz(each, numbers, is_shown=show is not None)
+        outcomes = fuzz(each, numbers, is_shown=show is not None, starts_processes=processes)
         _print_row(each.name, outcomes)
         total.counts.update(outcomes.counts)
         total.faults += outcomes.faults
@@ -98,14 +98,19 @@ def main(
     sys.exit(1 if total.faults else 0)
 
 
-def fuzz(reader: Reader, numbers: Sequence[int], *, is_shown: bool = False) -> Outcomes:
+def fuzz(
+    reader: Reader, numbers: Sequence[int], *, is_shown: bool, starts_processes: bool
+) -> Outcomes:
     """Run cases of a reader."""
     outcomes = Outcomes()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as work:
         valid = Path(work, "valid")
         valid.mkdir()
+        os.environ.pop(PROCESSES, None)
         with contextlib.redirect_stderr(io.StringIO()):
             reader.make(valid)
+        if starts_processes:
+            os.environ[PROCESSES] = str(_SECONDS + _STARTUP_SECONDS)
         expected = run_case(reader, _copy(valid, Path(work, "case")))
         if expected.ending != "read":
             sys.exit(f"{reader.name}: the undamaged files cannot be read: {expected.log}")
