@@ -1,4 +1,4 @@
-"""A short run of benchmarks/faults/fuzz.py: a few damaged files for each reader."""
+"""Short runs of benchmarks/faults/fuzz.py: a few damaged files for each reader, and values."""
 
 import os
 import subprocess
@@ -11,9 +11,12 @@ FUZZER = Path(__file__).parents[1] / "benchmarks" / "faults" / "fuzz.py"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
-def test_damaged_and_hostile_files_give_a_result_or_one_line():
+@pytest.mark.parametrize(
+    "arguments", [["--cases", "5"], ["--cases", "40", "--reader", "values of flags"]]
+)
+def test_hostile_files_and_mistaken_values_give_a_result_or_one_line(arguments):
     done = subprocess.run(
-        [sys.executable, FUZZER, "--cases", "5"],
+        [sys.executable, FUZZER, *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""Fuzz every kind of file that tfm reads, and count the outcomes.
+"""Fuzz every kind of file that tfm reads, and the values of all flags, and count the outcomes.
 
 Each case runs in its own process, with limits on time and memory. It must end with a result, or
 with one line that starts with "tfm: ", and a line for each of several mistakes. Damage that a
@@ -7,6 +7,7 @@ checksum covers must be refused. The same seed gives the same cases.
     .venv/bin/python benchmarks/faults/fuzz.py                       # 1,000 cases of each reader
     .venv/bin/python benchmarks/faults/fuzz.py --cases 20000 --reader "a tar archive" --seed 7
     .venv/bin/python benchmarks/faults/fuzz.py --show 12345 --reader "a tar archive"
+    .venv/bin/python benchmarks/faults/fuzz.py --cases 200 --reader "values of flags" --processes
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
@@ -30,15 +32,17 @@ import typer
 from fuzzing.damage import BYTES, PACKERS, insert_snippet, replace_file
 from fuzzing.datasets import DATA_READERS
 from fuzzing.models import MODEL_READERS
-from fuzzing.reader import Reader, Refused
+from fuzzing.reader import PROCESSES, Reader, Refused
 from fuzzing.texts import TEXT_READERS
+from fuzzing.values import VALUE_READERS
 
 from tfm.errors import DETAIL, TfmError
 
-READERS = (*TEXT_READERS, *DATA_READERS, *MODEL_READERS)
+READERS = (*TEXT_READERS, *DATA_READERS, *MODEL_READERS, *VALUE_READERS)
 
 _GOOD = ("refused in one line", "read as before", "read as something else")
 _SECONDS = 10
+_STARTUP_SECONDS = 10  # of a process that loads torch, on a busy machine
 _MEMORY_BYTES = 1 << 30  # more than the process has before it reads
 _REPLACED_FILE_RATE = 0.05
 _REFUSED, _CRASHED = 3, 4
@@ -63,6 +67,7 @@ class Outcomes:
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    slowest: tuple[float, str] = (0.0, "")  # seconds of wall time, and the case
 
 
 def main(
@@ -72,8 +77,13 @@ def main(
     show: Annotated[
         int | None, typer.Option(help="Run only this case and show its output.")
     ] = None,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="Start each command as a real process.")
+    ] = False,
 ) -> None:
     """Fuzz the readers and print a table."""
+    if processes:
+        os.environ[PROCESSES] = str(_SECONDS + _STARTUP_SECONDS)
     chosen = [each for each in READERS if not reader or each.name in reader]
     if not chosen:
         sys.exit(f"choose among: {', '.join(each.name for each in READERS)}")
@@ -82,8 +92,8 @@ def main(
         with contextlib.suppress(ImportError):  # other versions of typer
             importlib.import_module(name)
     os.fsync = lambda _: None  # faster; power failures are not tested here
-    print(f"| reader | cases | {' | '.join(_GOOD)} | faults |")
-    print("|---|---:|---:|---:|---:|---:|")
+    print(f"| reader | cases | {' | '.join(_GOOD)} | faults | slowest, s |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
     total = Outcomes()
     for each in chosen:
         first = seed * 1_000_000
@@ -92,7 +102,9 @@ def main(
         _print_row(each.name, outcomes)
         total.counts.update(outcomes.counts)
         total.faults += outcomes.faults
+        total.slowest = max(total.slowest, outcomes.slowest)
     _print_row("all", total)
+    print(f"slowest case: {total.slowest[1]}", file=sys.stderr)
     for fault in total.faults:
         print(fault, file=sys.stderr)
     sys.exit(1 if total.faults else 0)
@@ -118,7 +130,10 @@ def fuzz(
             generator = random.Random(number)
             case = _copy(valid, Path(work, "case"))
             damage, is_covered = _damage(reader, case, generator)
+            started = time.perf_counter()
             result = run_case(reader, case)
+            seconds = time.perf_counter() - started
+            outcomes.slowest = max(outcomes.slowest, (seconds, f"{reader.name}, case {number}"))
             if any(Path(work).rglob("outside*")):
                 result.ending = "wrote outside of its folder"
             ending = _judge(result, expected, is_covered=is_covered)
@@ -159,7 +174,7 @@ def run_case(reader: Reader, case: Path) -> Result:
 def _read(reader: Reader, case: Path, log: Path, content: Path) -> int:
     """Read the files of a case, in its process; return the exit code."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_SECONDS)
+    signal.alarm(_SECONDS if PROCESSES not in os.environ else 0)  # else `tfm` has a time limit
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES, used + _MEMORY_BYTES))
     for stream, path in ((0, os.devnull), (1, f"{log}.out"), (2, log)):
@@ -188,7 +203,7 @@ def _damage(reader: Reader, case: Path, generator: random.Random) -> tuple[str, 
     if generator.random() < _REPLACED_FILE_RATE and reader.may_be_no_file:
         return f"{name} is {replace_file(generator, path, pipes=reader.may_be_pipe)}", False
     structured = reader.files[name]
-    if structured and generator.random() < 0.5:
+    if structured and (generator.random() < 0.5 or not reader.has_bytes):
         damage = generator.choice(structured)
         pack, unpack = PACKERS.get(path.suffix, (bytes, bytes))
         path.write_bytes(pack(damage(generator, unpack(path.read_bytes()))))
@@ -226,7 +241,8 @@ def _copy(valid: Path, case: Path) -> Path:
 def _print_row(name: str, outcomes: Outcomes) -> None:
     counts = outcomes.counts
     figures = (sum(counts.values()), *(counts[each] for each in _GOOD), len(outcomes.faults))
-    print(f"| {name} | {' | '.join(f'{figure:,}' for figure in figures)} |", flush=True)
+    cells = [*(f"{figure:,}" for figure in figures), f"{outcomes.slowest[0]:.1f}"]
+    print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ def write_tiny(folder: Path) -> None:
         for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
             text = "".join(f"{line}\n" for line in lines)
             manifest.text_path(split, language).write_text(text, encoding="utf-8")
-    learn_bpe(folder / "data", SubwordConfig(num_threads=1, vocab_size=400))
-    binarize(folder / "data", BinarizeConfig(jobs=1))
+    learn_bpe(folder / "data", SubwordConfig(threads=1, vocab_size=400))
+    binarize(folder / "data", BinarizeConfig(threads=1))
     write_token_dataset(folder / "tokens", num_pairs=500, vocab_size=400)
 
 

@@ -11,7 +11,7 @@ from tfm.config import ModelConfig, TransformerConfig
 from tfm.errors import UsageError
 
 _WAVELENGTH_BASE = 10_000.0
-_INITIAL_POSITIONS = 256
+_INITIAL_POSITIONS, _MAX_INITIAL_NUMBERS = 256, 1 << 21  # fewer positions of a very wide model
 
 
 def sinusoidal_encoding(positions: Tensor, d_model: int) -> Tensor:
@@ -49,7 +49,8 @@ class Embedding(nn.Module):
         self.max_positions = config.learned_positions
         if self.max_positions is None:
             # On the CPU, even if the model is built on the meta device.
-            first = torch.arange(_INITIAL_POSITIONS, device="cpu")
+            num_positions = min(_INITIAL_POSITIONS, _MAX_INITIAL_NUMBERS // weight.size(1))
+            first = torch.arange(num_positions, device="cpu")
             table = sinusoidal_encoding(first, weight.size(1))
             self.register_buffer("positions", table, persistent=False)
         else:

@@ -141,6 +141,31 @@ def change_json(generator: random.Random, content: bytes) -> bytes:
     return text.replace('"DEEP"', "[" * 100_000 + "]" * 100_000).encode()
 
 
+def change_model(generator: random.Random, content: bytes) -> bytes:
+    """Make the model that a config.json describes larger than any memory."""
+    record = json.loads(content)
+    sizes = (10**7, 2**31, 2**40, 2**62, 1_000, 65_536, 100_000)
+    names = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads", "d_k")
+    for name in generator.sample((*names, "learned_positions", "vocab_sizes"), k=2):
+        size = generator.choice(sizes)
+        if name == "vocab_sizes":
+            record[name] = [size, size]
+        else:
+            record["run"]["model"][name] = size
+    return json.dumps(record).encode()
+
+
+def change_state(generator: random.Random, content: bytes) -> bytes:
+    """Change a value of a training state, whose outline is in the header of its tensors."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    outline = header["__metadata__"]["state"].encode()
+    header["__metadata__"]["state"] = change_json(generator, outline).decode()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[end:]
+
+
 def change_toml(generator: random.Random, content: bytes) -> bytes:
     """Change one value or name of a TOML file."""
     lines = content.decode().split("\n")
@@ -238,7 +263,8 @@ def make_tar(members: dict[str, bytes]) -> bytes:
 def _json_value(generator: random.Random) -> Any:
     return generator.choice(
         (
-            *(None, True, False, 0, 1, -1, 7, 2**63, 10**400, 0.5, float("nan"), float("inf")),
+            *(None, True, False, 0, 1, -1, 7, 2**62, 2**63, 10**400, 10**7),
+            *(0.5, -1e300, float("nan"), float("inf")),
             *("", "x", "\0", "\ud800", "../../outside", "/etc/passwd", "x" * 100_000, "\u2028"),
             *([], [1], [[]], {}, {"a": 1}, {"a": {"b": []}}, "DEEP"),
         )

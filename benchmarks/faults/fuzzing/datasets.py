@@ -62,23 +62,23 @@ def make_dataset(folder: Path) -> None:
     for split in ("train", "valid"):
         for side, language in enumerate(("en", "de")):
             manifest.text_path(split, language).write_bytes(as_text(side))
-    learn_bpe(data, SubwordConfig(num_threads=1, vocab_size=330))
-    binarize(data, BinarizeConfig(jobs=1))
+    learn_bpe(data, SubwordConfig(threads=1, vocab_size=330))
+    binarize(data, BinarizeConfig(threads=1))
 
 
 def _read_by_binarize(folder: Path) -> str:
-    tfm("binarize", "data", "--force", "--jobs", "1")
+    tfm("binarize", "data", "--force", "--threads", "1")
     return file_hashes(folder / "data" / "bin", "*")
 
 
 def _read_by_learn_bpe(folder: Path) -> str:
-    tfm("learn-bpe", "data", "--vocab-size", "330", "--num-threads", "1", "--force")
+    tfm("learn-bpe", "data", "--vocab-size", "330", "--threads", "1", "--force")
     return file_hashes(folder / "data", "bpe.model")
 
 
 def _read_by_prepare(folder: Path) -> str:
     tfm("binarize", "data")
-    tfm("learn-bpe", "data", "--vocab-size", "330", "--num-threads", "1")
+    tfm("learn-bpe", "data", "--vocab-size", "330", "--threads", "1")
     tfm("binarize", "data")
     return file_hashes(folder / "data" / "bin", "*")
 

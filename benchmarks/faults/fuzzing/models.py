@@ -1,10 +1,12 @@
 """Readers of models: for translation, averaging and resumed training."""
 
+import contextlib
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fuzzing.damage import change_json, change_toml, insert_snippet
+from fuzzing.damage import change_json, change_model, change_state, change_toml, insert_snippet
 from fuzzing.datasets import make_dataset
 from fuzzing.reader import Reader, as_text, file_hashes, tfm
 
@@ -18,7 +20,8 @@ _TRAINING = (
 )
 
 
-def _make_run(folder: Path) -> None:
+def make_run(folder: Path) -> None:
+    """Make a small dataset, a finished run and a text to translate."""
     make_dataset(folder)
     tfm(*_with_paths(folder, (*_TRAINING, "--max-steps", "3")))
     (folder / "in.en").write_bytes(b"".join(as_text(0).splitlines(keepends=True)[:3]))
@@ -48,6 +51,33 @@ def _read_to_train(folder: Path) -> str:
     return hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
+def _seal(folder: Path) -> None:
+    """Give the checkpoints of a run the checksums of their files, as an attacker would."""
+    for path in folder.glob("run/checkpoints/*/config.json"):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            record = json.loads(path.read_bytes())
+            record.pop("checksum", None)
+            for file in path.parent.iterdir():
+                if file.name in record["sha256"]:
+                    record["sha256"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+            path.write_text(json.dumps(record))
+
+
+def _read_hostile_to_translate(folder: Path) -> str:
+    _seal(folder)
+    return _read_to_translate(folder)
+
+
+def _read_hostile_to_average(folder: Path) -> str:
+    _seal(folder)
+    return _read_to_average(folder)
+
+
+def _read_hostile_to_train(folder: Path) -> str:
+    _seal(folder)
+    return _read_to_train(folder)
+
+
 _MODEL = ("model.safetensors", "bpe.model", "config.json")
 
 
@@ -56,25 +86,31 @@ def _checkpoint(step: int, names: Sequence[str]) -> dict[str, tuple]:
     return {file: (change_json,) if file.endswith(".json") else () for file in files}
 
 
+def _hostile_checkpoint(step: int, *, has_state: bool = False) -> dict[str, tuple]:
+    folder = f"run/checkpoints/step-{step:08d}"
+    files = {f"{folder}/config.json": (change_json, change_model)}
+    return files | ({f"{folder}/training.safetensors": (change_state,)} if has_state else {})
+
+
 MODEL_READERS: Sequence[Reader] = (
     Reader(
         name="a model to translate with",
         files=_checkpoint(3, _MODEL),
-        make=_make_run,
+        make=make_run,
         read=_read_to_translate,
         is_checked=True,
     ),
     Reader(
         name="text to translate",
         files=dict.fromkeys(("in.en", "start.de"), (insert_snippet,)),
-        make=_make_run,
+        make=make_run,
         read=_read_to_translate,
         may_be_pipe=False,
     ),
     Reader(
         name="checkpoints to average",
         files=_checkpoint(2, _MODEL) | _checkpoint(3, _MODEL),
-        make=_make_run,
+        make=make_run,
         read=_read_to_average,
         is_checked=True,
     ),
@@ -82,8 +118,32 @@ MODEL_READERS: Sequence[Reader] = (
         name="a run to resume",
         files=_checkpoint(3, (*_MODEL, "training.safetensors"))
         | {"run/config.toml": (change_toml,), "run/metrics.jsonl": (insert_snippet,)},
-        make=_make_run,
+        make=make_run,
         read=_read_to_train,
         is_checked=True,
+    ),
+    Reader(
+        name="a hostile model to translate with",
+        files=_hostile_checkpoint(3),
+        make=make_run,
+        read=_read_hostile_to_translate,
+        has_bytes=False,
+        may_be_no_file=False,
+    ),
+    Reader(
+        name="hostile checkpoints to average",
+        files=_hostile_checkpoint(2) | _hostile_checkpoint(3),
+        make=make_run,
+        read=_read_hostile_to_average,
+        has_bytes=False,
+        may_be_no_file=False,
+    ),
+    Reader(
+        name="a hostile run to resume",
+        files=_hostile_checkpoint(3, has_state=True),
+        make=make_run,
+        read=_read_hostile_to_train,
+        has_bytes=False,
+        may_be_no_file=False,
     ),
 )

@@ -1,6 +1,8 @@
 """What the fuzzer must know of a reader, and how a reader runs commands."""
 
 import hashlib
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +13,9 @@ from fuzzing.damage import Damage
 from tfm.cli.main import main as run_command
 from tfm.data.synthetic.corpus import generate_pairs
 
+# The variable with the time limit of commands that run in processes of their own, in seconds.
+PROCESSES = "TFM_FUZZ_PROCESSES"
+_TFM = (sys.executable, "-m", "tfm")
 _PAIRS = list(generate_pairs("train", num_pairs=40, seed=1))
 
 
@@ -31,6 +36,7 @@ class Reader:
         is_sealed: Whether a checksum also covers content that is damaged and compressed again.
         may_be_no_file: Replace the file by a folder, a dangling link or the like, too.
         may_be_pipe: Replace the file by a pipe, too. Commands that accept pipes would wait for it.
+        has_bytes: Change arbitrary bytes, too.
     """
 
     name: str
@@ -41,10 +47,16 @@ class Reader:
     is_sealed: bool = False
     may_be_no_file: bool = True
     may_be_pipe: bool = True
+    has_bytes: bool = True
 
 
 def tfm(*arguments: str) -> None:
-    """Run a command as from the command line."""
+    """Run a command as from the command line; in a process of its own if PROCESSES is set."""
+    if PROCESSES in os.environ:
+        seconds = float(os.environ[PROCESSES])
+        if subprocess.run([*_TFM, *arguments], timeout=seconds, check=False).returncode:
+            raise Refused
+        return
     sys.argv = ["tfm", *arguments]
     try:
         run_command()
