@@ -194,7 +194,7 @@ def copy_to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def copy_tensors(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors to others of the same shapes and any dtypes, together if torch can."""
+    """Copy tensors of any shape to others of the same shapes, together if torch can."""
     if _FOREACH_COPY is not None:
         _FOREACH_COPY(targets, sources)
         return

@@ -14,7 +14,7 @@ from fuzzing.models import make_run
 from fuzzing.reader import Reader, tfm
 
 from tfm.cli.main import app
-from tfm.cli.options import RUN_SETTINGS
+from tfm.config import RUN_SETTINGS
 
 # Command lines that end soon with any value that their flags accept.
 _FORECASTS = (
