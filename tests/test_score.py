@@ -347,3 +347,19 @@ def test_an_endless_line_is_not_read_into_memory():
 def test_a_byte_order_mark_is_removed_from_the_first_line(tmp_path):
     (tmp_path / "text").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
     assert read_lines(tmp_path / "text") == ["one", "\ufefftwo"]
+
+
+def test_a_baseline_with_the_same_score_is_not_tested(run, files):
+    files["baseline"].write_text("\n".join(HYPOTHESES).lower() + "\n", encoding="utf-8")
+    arguments = ("--hypotheses", "hypotheses", "--reference", "reference", "--baseline", "baseline")
+    metrics = ("--metric", "ter", "--metric", "chrf")  # TER ignores case
+    code, out, _ = run(*arguments, *metrics)
+    assert code == 0
+    _, ter, _, chrf = out.splitlines()
+    assert "difference +0.00, no difference to test" in ter
+    assert "no difference" not in chrf
+    assert ", p = " in chrf
+    _, out, _ = run(*arguments, *metrics, "--json")
+    ter, chrf = (each["comparison"] for each in json.loads(out)["scores"])
+    assert ter["p_value"] is None
+    assert 0 < chrf["p_value"] <= 1

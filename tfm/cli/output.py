@@ -174,6 +174,8 @@ def _format_comparison(value: float, comparison: "Comparison") -> str:
     text = f"baseline {comparison.baseline:.2f}, difference {value - comparison.baseline:+.2f}"
     if comparison.p_value is not None:
         text += f", p = {comparison.p_value:.4f} (paired bootstrap)"
+    elif value == comparison.baseline:
+        text += ", no difference to test"
     if comparison.mean is not None and comparison.interval is not None:
         text += f", 95 % of samples in {comparison.mean:.2f} ± {comparison.interval:.2f}"
     return text

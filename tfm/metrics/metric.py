@@ -15,7 +15,7 @@ class Comparison:
     """
 
     baseline: float
-    p_value: float | None = None
+    p_value: float | None = None  # also None if the scores are equal: no difference to test
     mean: float | None = None  # over the bootstrap samples
     interval: float | None = None  # half the width of their 95 % confidence interval
 

@@ -70,6 +70,9 @@ def score_metric(
     [(label, test_signature)] = signatures.items()
     # The results are untyped, and some of their numbers are NumPy's.
     of_baseline, result = cast("list[Any]", results[label])
+    # For equal scores, the p-value means nothing: sacreBLEU counts the samples whose difference
+    # exceeds the mean difference, and identical outputs would be significantly different.
+    is_equal = result.score == of_baseline.score
     return MetricScore(
         name=name,
         label=label,
@@ -77,7 +80,7 @@ def score_metric(
         signature=str(test_signature),
         comparison=Comparison(
             baseline=float(of_baseline.score),
-            p_value=float(result.p_value),
+            p_value=None if is_equal else float(result.p_value),
             mean=float(result.mean),
             interval=float(result.ci),
         ),
