@@ -5,11 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tfm.config import ScoreConfig
 from tfm.metrics.scores import corpus_scores
+from tfm.stages.score import score
 
 REFERENCE = [
     "Der alte Mann sitzt auf einer grünen Bank.",
@@ -126,8 +128,6 @@ def test_the_bootstrap_test_equals_that_of_the_sacrebleu_command(files):
         assert result.signature in text
 
 
-def test_the_seed_changes_the_samples_but_not_the_environment(monkeypatch):
-    monkeypatch.setenv("SACREBLEU_SEED", "7")
 def test_identical_outputs_have_no_difference_to_test():
     metrics = ["bleu", "chrf", "ter", "paper-bleu"]
     found = corpus_scores(
@@ -154,6 +154,8 @@ def test_byte_order_marks_are_scored_as_by_the_sacrebleu_command(files, marked):
     assert [round(each.value, 10) for each in ours] == [each["score"] for each in theirs]
 
 
+def test_the_seed_changes_the_samples_but_not_the_environment(monkeypatch):
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
     one, same, other = (
         corpus_scores(
             HYPOTHESES,

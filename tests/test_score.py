@@ -344,9 +344,37 @@ def test_an_endless_line_is_not_read_into_memory():
         read_lines(Path("/dev/zero"))
 
 
-def test_a_byte_order_mark_is_removed_from_the_first_line(tmp_path):
-    (tmp_path / "text").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
-    assert read_lines(tmp_path / "text") == ["one", "\ufefftwo"]
+def test_a_byte_order_mark_is_scored_as_text_with_a_warning(run, files):
+    for marked in (["hypotheses"], ["reference"], ["hypotheses", "reference"]):
+        for name, lines in (("hypotheses", HYPOTHESES), ("reference", REFERENCE)):
+            mark = "\ufeff" * (name in marked)
+            files[name].write_text(mark + "\n".join(lines) + "\n", encoding="utf-8")
+        code, out, err = run("--hypotheses", "hypotheses", "--reference", "reference", "--json")
+        assert code == 0
+        warnings = err.splitlines()
+        for name, line in zip(marked, warnings, strict=True):
+            assert line.startswith(f"warning: {name} begins with a byte order mark, ")
+            assert line.endswith("remove it with tail -c +4")
+        sides = [read_lines(files[name]) for name in ("hypotheses", "reference")]
+        assert [lines[0][0] == "\ufeff" for lines in sides] == [
+            name in marked for name in ("hypotheses", "reference")
+        ]
+        expected = corpus_scores(sides[0], [sides[1]], ["bleu", "chrf"], CONFIG)
+        assert [each["value"] for each in json.loads(out)["scores"]] == [s.value for s in expected]
+
+
+def test_a_byte_order_mark_of_piped_translations_is_reported(files, monkeypatch, capsys):
+    pipe_in(monkeypatch, ("\ufeff" + "\n".join(HYPOTHESES)).encode())
+    score(None, [files["reference"]], config=CONFIG, runs_dir=Path())
+    assert capsys.readouterr().err.startswith("warning: standard input begins with a byte order")
+
+
+def test_a_byte_order_mark_before_trees_is_dropped(run, tmp_path):
+    tree = "\ufeff(S (NP (PRP it)) (VP (VBZ rains)))\n"
+    (tmp_path / "test.gold").write_text(tree, encoding="utf-8")
+    code, out, err = run("--hypotheses", "test.gold", "--reference", "test.gold")
+    assert (code, "warning" in err) == (0, False)
+    assert out.startswith("bracket F1 = 100.00")
 
 
 def test_a_baseline_with_the_same_score_is_not_tested(run, files):

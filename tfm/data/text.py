@@ -12,6 +12,8 @@ from typing import IO
 from tfm.data.encoding import SIGNATURE_BYTES, iconv_command, unicode_encoding
 from tfm.errors import DataError
 
+BYTE_ORDER_MARK = "\ufeff"
+
 _MAX_LINE_BYTES = 1 << 24
 _MAX_SEGMENT_BYTES = 1 << 20
 _NUM_BYTES_SHOWN = 40
@@ -130,8 +132,8 @@ def in_chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:
 def decode_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
     """Decode the lines of a plain text as they arrive, with the line ends of `read_lines`.
 
-    `readline` reads the next line, or at most the given number of bytes. Error messages call the
-    text by `name`.
+    A byte order mark is text, unlike in `read_lines`. `readline` reads the next line, or at most
+    the given number of bytes. Error messages call the text by `name`.
 
     Raises:
         DataError: A line is too long, or not UTF-8.
@@ -141,8 +143,7 @@ def decode_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
         number += 1
         if len(line) == _MAX_LINE_BYTES:
             raise _too_long(name, number)
-        text = _decode(line.rstrip(b"\r\n"), name, number)
-        yield text.removeprefix("\ufeff" if number == 1 else "")
+        yield _decode(line.rstrip(b"\r\n"), name, number)
 
 
 def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:

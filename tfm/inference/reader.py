@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 
-from tfm.data.text import decode_lines
+from tfm.data.text import BYTE_ORDER_MARK, decode_lines
 from tfm.errors import DataError
 from tfm.inference.batches import CHUNK_LINES, Chunk
 
@@ -21,7 +21,8 @@ _BLOCK_BYTES = 1 << 16  # the capacity of a pipe
 class LineReader:
     r"""Reads a text and optionally a second file of equally many lines; a context manager.
 
-    Only "\n" ends a line; carriage returns before it are stripped.
+    Only "\n" ends a line; carriage returns before it are stripped. A byte order mark at the start
+    is dropped.
 
     Args:
         path: The text; None for standard input.
@@ -57,7 +58,7 @@ class LineReader:
             DataError: A line is not UTF-8 or too long, or the files differ in number of lines.
         """
         texts, *paired_texts = (
-            decode_lines(column.readline, name)
+            _without_mark(decode_lines(column.readline, name))
             for column, name in zip(self._columns, self._names, strict=True)
         )
         first_line = 1
@@ -101,6 +102,12 @@ class LineReader:
                 f"{shorter} ends after {num_lines:,} lines, but {longer} has more: "
                 "line N of one must belong to line N of the other"
             )
+
+
+def _without_mark(lines: Iterator[str]) -> Iterator[str]:
+    for first in lines:
+        yield first.removeprefix(BYTE_ORDER_MARK)
+        yield from lines
 
 
 def count_lines(path: Path) -> int:

@@ -8,10 +8,11 @@ from typing import Any
 
 from tfm.config import ScoreConfig
 from tfm.data.manifest import GOLD
-from tfm.data.text import decode_lines
+from tfm.data.text import BYTE_ORDER_MARK, decode_lines
 from tfm.errors import DataError, UsageError
 from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
+from tfm.reporting import say
 from tfm.storage.files import read_json
 
 DEFAULT_METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
@@ -84,10 +85,12 @@ def score(
     if baseline is not None:
         texts[str(baseline)] = read_lines(baseline)
     check_lengths(texts)
+    chosen_metrics = _choose_metrics(metrics, paths[0])
+    _handle_byte_order_marks(texts, chosen_metrics)
     scores = corpus_scores(
-        hypothesis_lines,
+        texts[name],
         [texts[str(path)] for path in paths],
-        _choose_metrics(metrics, paths[0]),
+        chosen_metrics,
         config,
         baseline=None if baseline is None else texts[str(baseline)],
         language=language or _language_of(paths[0]),
@@ -134,8 +137,22 @@ def requested_metrics(
     return metrics if names or paper or settings else None
 
 
+def _handle_byte_order_marks(texts: Mapping[str, list[str]], metrics: Sequence[MetricName]) -> None:
+    """Drop the byte order marks of trees, but warn of those of text, which sacreBLEU scores."""
+    for name, lines in texts.items():
+        if not lines[0].startswith(BYTE_ORDER_MARK):
+            continue
+        if "bracket-f1" in metrics:
+            lines[0] = lines[0].removeprefix(BYTE_ORDER_MARK)
+        else:
+            say(
+                f"warning: {name} begins with a byte order mark, which is scored as part of its "
+                "first word, as in sacreBLEU: remove it with tail -c +4"
+            )
+
+
 def read_hypotheses(path: Path | None) -> list[str]:
-    """Read translations, one per line, from a file or standard input."""
+    """Read translations, one per line, from a file or standard input, as `read_lines` does."""
     if path is not None:
         return read_lines(path)
     if sys.stdin.isatty():
@@ -147,7 +164,7 @@ def read_hypotheses(path: Path | None) -> list[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read a text file whose lines end with LF or CR LF.
+    """Read a text file whose lines end with LF or CR LF; a byte order mark is text.
 
     Raises:
         DataError: The file is missing, empty or not UTF-8.
