@@ -120,6 +120,16 @@ def test_forced_decoding_agrees_with_the_search(trained_run, num_models):
     # Prefixes of the maximum length leave the search no choice.
     found = translator.search(lines, SearchConfig(max_extra_length=1), prefixes=targets)
     scored = translator.score_targets(lines, targets)
+@pytest.mark.parametrize("change", [{"source": "de", "target": "en"}, {"task": "parsing"}])
+def test_models_of_other_languages_or_tasks_form_no_ensemble(trained_run, model_dir, change):
+    edit(model_dir, **change)
+    with pytest.raises(
+        CheckpointError, match="trained for translation from en to de, but"
+    ) as error:
+        Translator.load(trained_run, model_dir, device="cpu")
+    assert "\n" not in str(error.value)
+
+
     for [translation], target in zip(found, scored, strict=True):
         assert translation.text == target.text
         assert translation.log_prob == pytest.approx(target.log_prob, abs=1e-4)

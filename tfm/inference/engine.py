@@ -193,7 +193,8 @@ def load_engine(
     `index` is that of this worker process, and of its GPU; `notify` receives messages for the user.
 
     Raises:
-        CheckpointError: A folder has no valid model, or models differ in vocabulary.
+        CheckpointError: A folder has no valid model, or models differ in task, languages or
+            vocabulary.
         UsageError: This machine does not support the settings.
     """
     threads = ComputeThreads(inference.threads, num_processes=num_processes)
@@ -210,12 +211,19 @@ def load_engine(
 
 
 def load_models(folders: Sequence[Path], compute: Compute) -> list[Model]:
-    """Load models of the same vocabulary onto a device.
+    """Load models of the same task, languages and vocabulary onto a device.
 
     Raises:
-        CheckpointError: A folder has no valid model, or models differ in vocabulary.
+        CheckpointError: A folder has no valid model, or models differ in what they do.
     """
     infos = [load_info(folder) for folder in folders]
+    for folder, info in zip(folders, infos, strict=True):
+        first, other = _purpose(infos[0]), _purpose(info)
+        if other != first:
+            raise CheckpointError(
+                f"{folders[0]} was trained for {first}, but {folder} for {other}: use only models "
+                "of the same task and languages"
+            )
     models = []
     for folder, info in zip(folders, infos, strict=True):
         load_vocabulary(folder, info)
@@ -248,6 +256,10 @@ def load_vocabulary(folder: Path, info: ModelInfo) -> Vocabulary:
             f"models have {sizes}: choose another model"
         )
     return vocabulary
+
+
+def _purpose(info: ModelInfo) -> str:
+    return f"{info.task} from {info.source} to {info.target}"
 
 
 def _pad(sources: Sequence[list[int]]) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,8 @@ class Translator:
                 threads is that of torch in this process, and stays as it is if unset.
 
         Raises:
-            CheckpointError: A folder has no valid model, or models differ in vocabulary.
+            CheckpointError: A folder has no valid model, or models differ in task, languages or
+                vocabulary.
             UsageError: A folder does not exist, a setting is wrong, or this machine does not
                 support it.
         """
