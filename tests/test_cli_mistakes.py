@@ -453,3 +453,17 @@ def test_a_closed_standard_stream_counts_as_empty(stream):
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["generate", "score"])
+def test_a_closed_standard_input_is_no_empty_text(elsewhere, command):
+    done = subprocess.run(
+        [*TFM, command],
+        preexec_fn=lambda: os.close(0),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert "--input" in line if command == "generate" else "--hypotheses" in line

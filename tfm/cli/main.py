@@ -99,10 +99,16 @@ def _format_usage_error(error: typer.TyperException) -> str:
 
 
 def _replace_closed_streams() -> None:
-    """Replace standard streams that the caller has closed by /dev/null."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """Replace output streams that the caller has closed by /dev/null.
+
+    A closed standard input stays None, which tells commands that there is none; its descriptor is
+    opened, so that no other file gets its number.
+    """
+    if sys.stdin is None:
+        os.open(os.devnull, os.O_RDONLY)
+    for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _drop_output() -> None:

@@ -77,7 +77,8 @@ def plan_generation(
         targets: File with a translation per line to score instead of searching.
 
     Raises:
-        UsageError: Both text and split are given, or both prefixes and targets.
+        UsageError: Both text and split are given, or both prefixes and targets; or standard input
+            would be read, but is closed.
         CheckpointError: There is no such model.
         DataError: A file does not exist, or differs from the text in its number of lines.
     """
@@ -93,6 +94,11 @@ def plan_generation(
         source = Source(path=None)
     else:
         source = _split_source(info, split or "test", folders[0])
+    if sys.stdin is None and split is None and input_path in (None, STANDARD_INPUT):
+        raise UsageError(
+            "standard input is closed: give text with --input FILE, or translate the test set "
+            "with --split test"
+        )
     paired = prefixes or targets
     for path in (source.path, paired):
         if path is not None and not path.exists():

@@ -155,7 +155,7 @@ def read_hypotheses(path: Path | None) -> list[str]:
     """Read translations, one per line, from a file or standard input, as `read_lines` does."""
     if path is not None:
         return read_lines(path)
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("no translations to score: pipe them in, or name a file (--hypotheses)")
     lines = list(decode_lines(sys.stdin.buffer.readline, _STDIN_NAME))
     if not lines:
