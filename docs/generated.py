@@ -174,7 +174,7 @@ def _command(name: str, command: Any) -> str:
         + _block("text", usage)
         + _block("sh", "\n".join(lines))
         + "\n"
-        + _table(("flag", "default", "meaning"), rows)
+        + _stacked("flags", _table(("flag", "default", "meaning"), rows))
     )
 
 
@@ -183,7 +183,8 @@ def _group(kind: type[config.Settings]) -> str:
     columns = ("setting", "default", "values", "presets", "meaning")
     own = (item for item in fields(kind) if item.name in kind.__annotations__)
     rows = (_setting(kind.section, item, hints[item.name]) for item in own)
-    return f"\n## [{kind.section}] {kind.__name__}\n\n{_summary(kind)}\n\n{_table(columns, rows)}"
+    table = _stacked("settings", _table(columns, rows))
+    return f"\n## [{kind.section}] {kind.__name__}\n\n{_summary(kind)}\n{table}"
 
 
 def _setting(section: str, item: Field[Any], hint: Any) -> Sequence[str]:
@@ -223,7 +224,7 @@ def _keys(kind: type) -> str:
         required = item.default is MISSING and item.default_factory is MISSING
         values = _values(item, hints[item.name]) + ", required" * required
         rows.append((f"`{item.name}`", values, " ".join(described[item.name].split())))
-    return f"{_summary(kind)}\n\n{_table(('key', 'values', 'meaning'), rows)}"
+    return f"{_summary(kind)}\n" + _stacked("keys", _table(("key", "values", "meaning"), rows))
 
 
 def _summary(kind: type) -> str:
@@ -240,6 +241,11 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     lines.insert(1, ["---"] * len(lines[0]))
     cells = ([cell.replace("|", r"\|").replace("\n", " ") for cell in line] for line in lines)
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
+def _stacked(kind: str, table: str) -> str:
+    """Return a table whose cells style.css stacks on a narrow screen, labeled by kind of table."""
+    return _block("{table}", f":class: stacked {kind}\n\n{table}")
 
 
 def _block(language: str, text: str) -> str:

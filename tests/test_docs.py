@@ -205,8 +205,9 @@ def test_every_flag_that_a_document_or_message_names_exists():
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
     }
-    # Flags of torchrun, pip, pytest and table3.py.
+    # Flags of torchrun, pip, pytest, table3.py, WSL and COMET.
     flags |= {"--help", "--nproc-per-node", "--extra-index-url", "--require-gpu", "--jobs"}
+    flags |= {"--install", "--model", "--quiet"}
     examples = [*ROOT.glob("examples/*/README.md"), *ROOT.glob("examples/*/run.sh")]
     documents = (path for path in DOCUMENTS if path.is_relative_to(DOCS))
     sources = (p for p in (ROOT / "tfm").rglob("*.py") if p.name != "suggestions.py")
@@ -369,14 +370,18 @@ def test_python_code_in_the_documents_compiles():
             compile(block, str(path), "exec")
 
 
-def test_the_python_example_of_the_readme_translates(trained_run, tmp_path, monkeypatch, capsys):
-    code = "".join(_PYTHON.findall(README))
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_python_example_of_a_front_page_translates(
+    page, trained_run, tmp_path, monkeypatch, capsys
+):
+    code = "".join(_PYTHON.findall((ROOT / page).read_text(encoding="utf-8")))
     [folder] = re.findall(r'Translator\.load\("(.*)"\)', code)
     (tmp_path / "runs").mkdir()
     (tmp_path / folder).symlink_to(trained_run)
     monkeypatch.chdir(tmp_path)
     exec(code, {})
-    assert capsys.readouterr().out.count("\n") == code.count("print(")
+    num_lines = code.count("print(") + 2 * code.count("n_best=3")
+    assert capsys.readouterr().out.count("\n") == num_lines
 
 
 def test_the_page_of_the_python_api_trains_a_model_and_translates(tmp_path, monkeypatch, capsys):
