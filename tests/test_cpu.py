@@ -5,7 +5,8 @@ import os
 import pytest
 
 from tfm.device import cpu
-from tfm.device.cpu import memory_bytes, num_cores, this_cpu
+from tfm.device.cpu import chosen_threads, memory_bytes, num_cores, this_cpu
+from tfm.errors import UsageError
 
 ZEN_3 = "fpu avx avx2 fma f16c bmi2"
 ZEN_4 = f"{ZEN_3} avx512f avx512bw avx512_vnni avx512_bf16"
@@ -132,6 +133,13 @@ def test_memory_is_limited_by_the_smallest_limit(machine, monkeypatch, groups, f
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     assert memory_bytes() == expected
+
+
+def test_a_number_of_threads_far_beyond_the_cores_is_refused(machine, set_affinity):
+    set_affinity(2)
+    assert [chosen_threads(number) for number in (None, 1, 16)] == [2, 1, 16]
+    with pytest.raises(UsageError, match="threads is 17, but must be at most 16 on this machine"):
+        chosen_threads(17)
 
 
 def test_without_affinity_all_cores_count(machine, monkeypatch):

@@ -16,7 +16,7 @@ import sentencepiece
 from tfm.config import SubwordConfig
 from tfm.data.background import run_in_thread
 from tfm.data.text import read_lines
-from tfm.device.cpu import num_cores
+from tfm.device.cpu import chosen_threads, num_cores
 from tfm.errors import DataError, TfmError, UsageError, tfm_command
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -196,7 +196,7 @@ def learn_subword_model(
         byte_fallback=config.byte_fallback,
         input_sentence_size=config.sample_sentences,
         shuffle_input_sentence=True,
-        num_threads=config.threads or num_cores(),
+        num_threads=chosen_threads(config.threads),
     )
 
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tfm.errors import UsageError
+
+MAX_PER_CORE = 8  # threads or processes; more are a mistake and exhaust memory
+
 _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 # Relevant instruction sets that oneDNN may use, by the value of ONEDNN_MAX_CPU_ISA. Values that are
@@ -76,6 +80,20 @@ def num_cores() -> int:
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     quotas = filter(None, map(_cgroup_quota, _cgroup_folders("cpu")))
     return max(1, min([cores, *map(int, quotas)]))
+
+
+def chosen_threads(num_threads: int | None) -> int:
+    """Return a number of threads; one per core if it is None.
+
+    Raises:
+        UsageError: It is so large that the threads would block each other, or could not start.
+    """
+    if num_threads is not None and num_threads > MAX_PER_CORE * num_cores():
+        raise UsageError(
+            f"threads is {num_threads}, but must be at most {MAX_PER_CORE * num_cores()} on this "
+            f"machine, {MAX_PER_CORE} per core"
+        )
+    return num_threads or num_cores()
 
 
 def memory_bytes() -> int | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tfm.device.cpu import num_cores
+from tfm.device.cpu import chosen_threads, num_cores
 from tfm.reporting import say
 
 _STAT = Path("/proc/stat")
@@ -47,11 +47,15 @@ def set_num_threads(num_threads: int | None, *, num_processes: int = 1) -> None:
     Args:
         num_threads: Threads of all processes together; None for OMP_NUM_THREADS, or one per core.
         num_processes: Number of processes on this machine.
+
+    Raises:
+        UsageError: This machine has far fewer cores.
     """
     if num_threads is None and "OMP_NUM_THREADS" in os.environ:
         return
     # torch ignores quotas, but counts hyper-threads of a core once.
-    num_threads = num_threads or min(torch.get_num_threads(), num_cores())
+    default = min(torch.get_num_threads(), num_cores())
+    num_threads = default if num_threads is None else chosen_threads(num_threads)
     torch.set_num_threads(max(1, num_threads // num_processes))
 
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tfm.config.schema import shown
-from tfm.device.cpu import num_cores
+from tfm.device.cpu import MAX_PER_CORE, num_cores
 from tfm.errors import UsageError
 from tfm.world import World
 
 _ENDPOINT = re.compile(r"(?:\[([^\]]+)\]|([^:\s/\[\]]+)):([0-9]{1,5})")
 _MAX_PORT = 65_535
 _MAX_NODES = 100_000
-_MAX_PROCESSES_PER_CORE = 8  # each needs hundreds of MB
 _GPUS = re.compile(r"auto|0*[1-9][0-9]{0,3}")
 
 
@@ -97,7 +96,7 @@ class Layout:
 def _device_problems(gpus: str | None, processes: int | None, device: str | None) -> Iterator[str]:
     if gpus is not None and not _GPUS.fullmatch(gpus):
         yield f"--gpus is {gpus}, but must be auto or from 1 to 9999"
-    max_processes = _MAX_PROCESSES_PER_CORE * num_cores()
+    max_processes = MAX_PER_CORE * num_cores()
     if processes is not None and not 1 <= processes <= max_processes:
         yield (
             f"--processes is {shown(processes)}, but must be from 1 to {max_processes} on this "

@@ -16,7 +16,7 @@ from tfm.data.dataset import FORMAT, ArrayWriter, DatasetIndex, id_dtype
 from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary
 from tfm.data.text import Block, read_blocks
-from tfm.device.cpu import num_cores
+from tfm.device.cpu import chosen_threads
 from tfm.errors import DataError, tfm_command
 from tfm.reporting import Progress, say
 from tfm.stages.learn_bpe import STEP as LEARNING
@@ -105,7 +105,7 @@ def _binarize_split(
     languages = (manifest.source, manifest.target)
     models = (vocabulary.source, vocabulary.target)
     texts = [manifest.text_path(split, language) for language in languages]
-    num_threads = config.threads or num_cores()
+    num_threads = chosen_threads(config.threads)
 
     def encode(block: Block) -> tuple[int, list[Side]]:
         sides = [model.encode_block(side) for model, side in zip(models, block, strict=True)]
