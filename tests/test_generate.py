@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -134,6 +135,19 @@ def test_without_text_the_test_set_of_the_newest_run_is_translated(trained_run, 
     assert (note["split"], note["reference"]) == ("test", str(data_dir / "test.de"))
 
 
+@pytest.mark.parametrize("path", [None, Path("-")])
+def test_a_closed_standard_input_is_a_mistake_unless_it_is_not_read(
+    trained_run, data_dir, tmp_path, monkeypatch, path
+):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UsageError, match=r"standard input is closed: .*--input FILE.*--split test"):
+        plan_generation([trained_run], input_path=path, split=None, runs_dir=tmp_path)
+    for choice in ({"input_path": data_dir / "test.en", "split": None},
+                   {"input_path": None, "split": "test"}):  # fmt: skip
+        plan = plan_generation([trained_run], runs_dir=tmp_path, **choice)
+        assert plan.source.path == data_dir / "test.en"
+
+
 def test_a_split_can_be_chosen(trained_run, data_dir, tmp_path):
     plan = plan_generation([trained_run], input_path=None, split="valid", runs_dir=tmp_path)
     assert plan.source.path == data_dir / "valid.en"
@@ -160,19 +174,6 @@ def test_a_missing_dataset_is_named(trained_run, tmp_path):
     model = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "model")
     edit(model, data_dir="data/gone")
     with pytest.raises(DataError, match=r"data/gone, the dataset of .*model, does not exist"):
-@pytest.mark.parametrize("path", [None, Path("-")])
-def test_a_closed_standard_input_is_a_mistake_unless_it_is_not_read(
-    trained_run, data_dir, tmp_path, monkeypatch, path
-):
-    monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(UsageError, match=r"standard input is closed: .*--input FILE.*--split test"):
-        plan_generation([trained_run], input_path=path, split=None, runs_dir=tmp_path)
-    for choice in ({"input_path": data_dir / "test.en", "split": None},
-                   {"input_path": None, "split": "test"}):  # fmt: skip
-        plan = plan_generation([trained_run], runs_dir=tmp_path, **choice)
-        assert plan.source.path == data_dir / "test.en"
-
-
         plan_generation([model], input_path=None, split="test", runs_dir=tmp_path)
 
 
@@ -324,6 +325,25 @@ def test_every_search_prints_the_requested_number_of_lines(command):
         assert len(out.splitlines()) == num_lines
 
 
+def test_without_input_the_first_line_names_the_test_set_that_is_translated(
+    trained_run, data_dir, tmp_path
+):
+    (tmp_path / "model").symlink_to(checkpoints(trained_run)[-1])
+    with Path(os.devnull).open() as nothing:
+        for flags, starts in (
+            ([], "generate: no input was given (--input or a pipe), so model translates the test "),
+            (["--split", "test"], f"generate: model translates {data_dir / 'test.en'}"),
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", "tfm", "generate", "model", "--max-extra-length=1", *flags],
+                stdin=nothing, cwd=tmp_path, capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            first, *_ = done.stderr.splitlines()
+            assert first.startswith(starts)
+            assert str(data_dir / "test.en") in first
+            assert len(done.stdout.splitlines()) == 12
+
+
 def test_only_the_json_of_exact_search_has_proven(command):
     _, out, _ = command("--search exact --max-extra-length 1 --node-limit 2 --json")
     for line in out.splitlines():
@@ -350,25 +370,6 @@ def test_targets_are_printed_as_lines_tokens_or_json(command):
         assert (record["score"], record["log_prob"]) == (
             pytest.approx(float(score), abs=1e-4), pytest.approx(float(log_prob), abs=1e-4)
         )  # fmt: skip
-def test_without_input_the_first_line_names_the_test_set_that_is_translated(
-    trained_run, data_dir, tmp_path
-):
-    (tmp_path / "model").symlink_to(checkpoints(trained_run)[-1])
-    with Path(os.devnull).open() as nothing:
-        for flags, starts in (
-            ([], "generate: no input was given (--input or a pipe), so model translates the test "),
-            (["--split", "test"], f"generate: model translates {data_dir / 'test.en'}"),
-        ):
-            done = subprocess.run(
-                [sys.executable, "-m", "tfm", "generate", "model", "--max-extra-length=1", *flags],
-                stdin=nothing, cwd=tmp_path, capture_output=True, text=True, check=True,
-            )  # fmt: skip
-            first, *_ = done.stderr.splitlines()
-            assert first.startswith(starts)
-            assert str(data_dir / "test.en") in first
-            assert len(done.stdout.splitlines()) == 12
-
-
         assert len(own) == int(num_tokens) == len(record["tokens"])
         assert sum(value for _, value in own) == pytest.approx(float(log_prob), abs=1e-2)
         assert [piece for piece, _ in own] == [token["piece"] for token in record["tokens"]]

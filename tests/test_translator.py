@@ -105,6 +105,16 @@ def test_several_models_form_an_ensemble(trained_run, translator):
         assert found[0][0].log_prob != alone[0][0].log_prob
 
 
+@pytest.mark.parametrize("change", [{"source": "de", "target": "en"}, {"task": "parsing"}])
+def test_models_of_other_languages_or_tasks_form_no_ensemble(trained_run, model_dir, change):
+    edit(model_dir, **change)
+    with pytest.raises(
+        CheckpointError, match="trained for translation from en to de, but"
+    ) as error:
+        Translator.load(trained_run, model_dir, device="cpu")
+    assert "\n" not in str(error.value)
+
+
 def test_a_source_that_is_too_long_is_truncated_with_a_warning(translator, capsys):
     config = SearchConfig(max_source_length=5, max_extra_length=5)
     text = "seven " * 50
@@ -120,16 +130,6 @@ def test_forced_decoding_agrees_with_the_search(trained_run, num_models):
     # Prefixes of the maximum length leave the search no choice.
     found = translator.search(lines, SearchConfig(max_extra_length=1), prefixes=targets)
     scored = translator.score_targets(lines, targets)
-@pytest.mark.parametrize("change", [{"source": "de", "target": "en"}, {"task": "parsing"}])
-def test_models_of_other_languages_or_tasks_form_no_ensemble(trained_run, model_dir, change):
-    edit(model_dir, **change)
-    with pytest.raises(
-        CheckpointError, match="trained for translation from en to de, but"
-    ) as error:
-        Translator.load(trained_run, model_dir, device="cpu")
-    assert "\n" not in str(error.value)
-
-
     for [translation], target in zip(found, scored, strict=True):
         assert translation.text == target.text
         assert translation.log_prob == pytest.approx(target.log_prob, abs=1e-4)

@@ -86,6 +86,11 @@ def plan_generation(
         raise UsageError("--input and --split exclude each other: give one")
     if prefixes is not None and targets is not None:
         raise UsageError("--prefix has no effect on --score-target: leave one out")
+    if sys.stdin is None and split is None and input_path in (None, STANDARD_INPUT):
+        raise UsageError(
+            "standard input is closed: give text with --input FILE, or translate the test set "
+            "with --split test"
+        )
     folders = [find_model(path) for path in models or [newest_run(runs_dir)]]
     info = load_info(folders[0])
     if input_path is not None:
@@ -94,11 +99,6 @@ def plan_generation(
         source = Source(path=None)
     else:
         source = _split_source(info, split or "test", folders[0])
-    if sys.stdin is None and split is None and input_path in (None, STANDARD_INPUT):
-        raise UsageError(
-            "standard input is closed: give text with --input FILE, or translate the test set "
-            "with --split test"
-        )
     paired = prefixes or targets
     for path in (source.path, paired):
         if path is not None and not path.exists():
