@@ -114,8 +114,10 @@ class Engine:
 
     def best(self, text: list[str], config: SearchConfig) -> list[Hypothesis]:
         """Return the best translation of each line."""
-        encoder = SentenceEncoder(self._vocabulary, self._engine.limits, config)
-        chunk = Chunk(first_line=0, lines=text)
+        encoder = SentenceEncoder(
+            self._vocabulary, self._engine.limits, config, normalizes_space=False
+        )
+        chunk = Chunk(line_numbers=range(len(text)), lines=text)
         [(_, found)] = self._engine.map(inference.Engine.search, [chunk], encoder.to_search, config)
         return [found[number][0] for number in range(len(text))]
 

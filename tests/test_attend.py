@@ -124,6 +124,19 @@ def test_a_given_target_is_decoded_by_force(picture, trained_run, tmp_path):
     assert data_of(tmp_path / "attention.html")["note"] == f"{folder}, target as given"
 
 
+def test_sentences_are_normalized_as_the_training_text_was(picture, tmp_path):
+    dirty = f"\ufeff {SENTENCE}\t".replace(" the ", "\xa0the\u200b ")
+    assert picture(dirty).target == picture(SENTENCE).target
+    picture(dirty, target="ich\tkaufe ")
+    data = data_of(tmp_path / "attention.html")
+    assert (data["source"]["text"], data["target"]["text"]) == (dirty, "ich\tkaufe ")
+    found = by_kind(tmp_path / "attention.html")["cross"]
+    assert "".join(found["keys"]) == f"▁{SENTENCE}</s>".replace(" ", "▁")
+    assert "".join(found["queries"]) == "▁ich▁kaufe</s>"
+    with pytest.raises(UsageError, match="the sentence is empty"):
+        picture("\u200b")
+
+
 def test_pieces_are_shown_as_in_the_vocabulary(picture, trained_run, tmp_path):
     """Unknown characters are shown as bytes: there is one label per token."""
     picture("日 €", target="x")

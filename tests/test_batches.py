@@ -16,15 +16,62 @@ NUM_LINES = 60
 def batches(trained_run):
     """Group lines of 1 to 12 words."""
     vocabulary = Vocabulary.load(checkpoints(trained_run)[-1])
-    chunk = Chunk(first_line=1, lines=["seven " * (1 + i % 12) for i in range(NUM_LINES)])
+    lines = ["seven " * (1 + i % 12) for i in range(NUM_LINES)]
+    chunk = Chunk(line_numbers=range(1, NUM_LINES + 1), lines=lines)
 
     def group(config=SearchConfig(), **limits):  # noqa: B008 - immutable
         encoder = SentenceEncoder(
-            vocabulary, BatchLimits(**{"max_positions": None, "max_tokens": 100} | limits), config
+            vocabulary,
+            BatchLimits(**{"max_positions": None, "max_tokens": 100} | limits),
+            config,
+            normalizes_space=True,
         )
         return encoder.to_search(chunk)
 
     return group
+
+
+CLEAN = "on Monday seven"
+# A tab, a no-break space, white space at the ends, a zero-width space, a byte order mark.
+DIRTY = [
+    "on\tMonday seven",
+    "on\xa0Monday  seven",
+    " on Monday seven \r",
+    "on Mon\u200bday seven",
+    "\ufeffon Monday seven",
+]
+
+
+@pytest.fixture
+def encoder(trained_run):
+    """Make an encoder without limits."""
+    vocabulary = Vocabulary.load(checkpoints(trained_run)[-1])
+
+    def make(*, normalizes_space=True, **settings):
+        limits = BatchLimits(max_positions=None, max_tokens=100)
+        config = SearchConfig(**settings)
+        return SentenceEncoder(vocabulary, limits, config, normalizes_space=normalizes_space)
+
+    return make
+
+
+@pytest.mark.parametrize("line", DIRTY)
+def test_sources_prefixes_and_targets_are_normalized_as_the_training_text_was(encoder, line):
+    lines, clean = [line], [CLEAN]
+    for normalizes_space, is_same in ((True, True), (False, False)):
+        encode = encoder(normalizes_space=normalizes_space)
+        for batches in (encode.to_search, encode.to_score):
+            [found] = batches(Chunk(line_numbers=[1], lines=lines, paired_lines=lines))
+            [expected] = batches(Chunk(line_numbers=[1], lines=clean, paired_lines=clean))
+            assert (found.sources == expected.sources) == is_same
+            assert (found.targets == expected.targets) == is_same
+
+
+@pytest.mark.parametrize("normalizes_space", [True, False])
+def test_a_line_without_text_is_empty(encoder, normalizes_space):
+    lines = ["", " \t", "\u2003"] + ["\u200b\ufeff"] * normalizes_space
+    chunk = Chunk(line_numbers=range(1, len(lines) + 1), lines=lines)
+    assert encoder(normalizes_space=normalizes_space).to_search(chunk) == []
 
 
 def padded(batch):

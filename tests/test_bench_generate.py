@@ -55,11 +55,11 @@ def test_tokens_of_the_best_translations_are_counted_with_eos():
             for chunk in chunks:
                 encode(chunk)
                 outputs = [[hypothesis(*range(10, 10 + n)), hypothesis(7)] for n in (3, 0)]
-                yield chunk, dict(enumerate(outputs, chunk.first_line))
+                yield chunk, dict(zip(chunk.line_numbers, outputs, strict=True))
 
     engine = stage._CountingEngine(Engine())
     batch = SentenceBatch(line_numbers=[1, 2], sources=[[8, 9], [8]], targets=[[], []])
-    chunks = [Chunk(first_line=1, lines=["a b", "a"])] * 2
+    chunks = [Chunk(line_numbers=[1, 2], lines=["a b", "a"])] * 2
     found = engine.map(inference.Engine.search, chunks, lambda _: [batch], SearchConfig())
     assert [len(each) for _, each in found] == [2] * 2
     assert engine.counts == stage._Counts(sentences=4, source_tokens=10, target_tokens=10)

@@ -199,6 +199,7 @@ for _ in range(400):
         {"task": "cooking"}, {"task": []},
         {"metrics": []}, {"metrics": {"loss": "low"}}, {"metrics": {"loss": None}},
         {"search": []}, {"search": None}, {"more": 1},
+        {"normalizes_space": None}, {"normalizes_space": 1},
         {"run": None}, {"run": []}, {"run": "base"}, {"run": {"model": 5}}, {"run": {"model": []}},
         {"run": {"arch": []}}, {"run": {"arch": "no"}}, {"run": {"model": {"d_ff": "x"}}},
         {"run": {"model": {"d_ff": 10**400}}}, {"run": {"model": {"d_ff": float("nan")}}},
@@ -364,3 +365,10 @@ def test_a_damaged_model_cannot_be_averaged(tmp_path):
 def test_every_field_of_a_model_is_saved(tmp_path):
     info = dataclasses.replace(new_info(7, {"loss": 1.25}, seed=3), averaged=(5, 6, 7))
     assert load_info(save(tmp_path / "model", info)) == info
+
+
+def test_models_of_older_versions_normalize_white_space(tmp_path):
+    model_dir = save(tmp_path / "model", dataclasses.replace(new_info(), normalizes_space=False))
+    assert not load_info(model_dir).normalizes_space
+    edit(model_dir, lambda record: record.pop("normalizes_space"))
+    assert load_info(model_dir).normalizes_space

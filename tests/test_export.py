@@ -132,7 +132,7 @@ def test_the_longest_source_of_tfm_has_positions(make_model):
     model = make_model()
     exported = export(model).out_dir
     vocabulary = Vocabulary.load(exported)
-    [line] = vocabulary.source.decode([[7] * (SearchConfig().max_source_length - 1)])
+    line = "🙂" * 255  # four bytes each
     [our] = Translator.load(model, device="cpu", precision="fp32").score_targets([line], [line])
     [their] = ctranslate2.Translator(str(exported)).score_batch(
         *[pieces(vocabulary.source, [line])] * 2, max_input_length=0
@@ -184,6 +184,14 @@ def test_the_check_names_lines_that_differ(trained, tmp_path):
     assert all(
         each.theirs == texts[each.line_number][0] != each.ours for each in agreement.differences
     )
+
+
+def test_the_check_gives_both_programs_normalized_text(trained, tmp_path):
+    exported = export(trained["post"], out_dir=tmp_path / "out").out_dir
+    lines = ["on\tMonday", "\u200b", " I am\xa0buying 3 red cars for $5. "]
+    agreement = check.compare(checkpoints(trained["post"])[-1], exported, lines)
+    assert (agreement.num_lines, agreement.differences) == (2, [])
+    assert agreement.max_error < 1e-4
 
 
 def test_an_export_with_other_probabilities_is_not_written(make_model, tmp_path, monkeypatch):

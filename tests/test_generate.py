@@ -71,6 +71,31 @@ def test_translations_equal_those_of_the_library(run, trained_run, tmp_path):
     assert [best[0].text for _, best in found] == expected
 
 
+DIRTY = [" on\tMonday", "on\xa0Monday", "\u200bon Monday ", "on Monday", "\u200b\ufeff"]
+
+
+def test_dirty_text_is_translated_as_clean_text_but_returned_as_it_is(run, tmp_path):
+    found = run(write(tmp_path / "in", "".join(f"{line}\n" for line in DIRTY).encode()))
+    assert [line for line, _ in found] == DIRTY
+    *texts, empty = [best[0].text for _, best in found]
+    assert (texts, empty) == ([texts[-1]] * 4, "")
+    assert texts[-1]
+
+
+def test_a_tree_has_the_words_that_the_parser_reads_as_the_user_wrote_them(make_model, tmp_path):
+    plan = plan_generation(
+        [make_model(task="parsing")],
+        input_path=write(tmp_path / "in", "\ufeffco\xadal\tfell\xa0\u200b .\n\u200b\n".encode()),
+        split=None,
+        runs_dir=tmp_path,
+    )
+    [first], [second] = [
+        best for _, best in generate(plan, CONFIG, inference=CPU, runs_dir=tmp_path)
+    ]
+    assert re.findall(r"\(XX ([^\s)]+)\)", first.text) == ["co\xadal", "fell", "."]
+    assert second.text == ""
+
+
 def test_standard_input_is_read_when_it_has_text(trained_run, tmp_path, monkeypatch):
     with write(tmp_path / "in", b"seven\n\n8\n").open() as file:
         monkeypatch.setattr("sys.stdin", file)

@@ -84,6 +84,14 @@ def test_creating_a_manifest_again_keeps_steps_and_replaces_settings(manifest):
     assert Manifest.load(manifest.data_dir).settings("subword") == {"a": 2}
 
 
+def test_the_clean_step_tells_whether_white_space_was_normalized(manifest):
+    assert manifest.normalizes_space
+    for normalizes_space in (False, True):
+        cleaning = {"normalize_space": normalizes_space}
+        manifest.record("clean", inputs={"cleaning": cleaning}, outputs=[], result={})
+        assert Manifest.load(manifest.data_dir).normalizes_space == normalizes_space
+
+
 def test_splits_with_text_are_listed_training_first(manifest):
     assert manifest.splits() == []
     for split in ("test", "train"):
@@ -135,6 +143,7 @@ def test_a_damaged_manifest_is_named(manifest, content):
         {"steps": {"binarize": {}}},
         {"steps": {"binarize": {"inputs": {}, "outputs": [], "result": {}}}},
         {"steps": []},
+        {"steps": {"clean": {"inputs": {"cleaning": []}, "outputs": {}, "result": {}}}},
     ],
     ids=str,
 )

@@ -16,6 +16,7 @@ from tfm.data.corpus.user_files import recipe_from_files
 from tfm.data.manifest import Manifest
 from tfm.errors import DataError, DownloadError, UsageError
 from tfm.stages.prepare import prepare
+from tfm.stages.training_data import open_data
 from tfm.storage.files import sha256_of
 
 WMT14_MINI = Path(__file__).parents[1].parent / "shared" / "data" / "wmt14-mini"
@@ -470,3 +471,16 @@ def test_a_link_to_itself_is_one_error(tmp_path):
     recipe = recipe_from_files(name="x", train=train)
     prepare(recipe, tmp_path / "data", text_only=True)
     assert (tmp_path / "data" / "train.en").read_text() == "a\n"
+
+
+@pytest.mark.parametrize("normalize_space", [True, False])
+def test_a_model_knows_whether_its_training_text_was_normalized(
+    tmp_path, tiny_run, normalize_space
+):
+    paths = tmp_path / "train.en", tmp_path / "train.de"
+    for side, path in enumerate(paths):
+        path.write_bytes(as_text(TRAIN, side))
+    recipe = recipe_from_files(name="x", train=[paths])
+    overrides = {"cleaning": {"normalize_space": normalize_space}, "subword": {"vocab_size": 300}}
+    prepare(recipe, tmp_path / "x", overrides=overrides)
+    assert open_data(tmp_path / "x", tiny_run()).info.normalizes_space == normalize_space

@@ -55,9 +55,9 @@ def test_only_line_feeds_end_lines(write, content, lines):
 
 def test_lines_come_in_chunks_with_their_numbers_and_paired_lines(write):
     chunks = read(write("in", b"a\nb\nc\n"), write("beside", b"A\n\nC"), chunk_lines=2)
-    assert [(c.first_line, c.lines, c.paired_lines) for c in chunks] == [
-        (1, ["a", "b"], ["A", ""]),
-        (3, ["c"], ["C"]),
+    assert [([*c.line_numbers], c.lines, c.paired_lines) for c in chunks] == [
+        ([1, 2], ["a", "b"], ["A", ""]),
+        ([3], ["c"], ["C"]),
     ]
     chunks = read(write("in", b"a\nb\nc\n"), chunk_lines=2)
     assert [chunk.paired_lines for chunk in chunks] == [None, None]
@@ -168,7 +168,10 @@ def test_lines_that_have_arrived_are_yielded_before_blocking(
     monkeypatch.setattr(reader, "_is_readable", is_ready)
     with pipe() as (path, file), LineReader(path, None, chunk_lines=chunk_lines) as chunks:
         for chunk in chunks:
-            assert (chunk.first_line, len(chunk.lines) <= chunk_lines) == (len(lines) + 1, True)
+            assert (chunk.line_numbers[0], len(chunk.lines) <= chunk_lines) == (
+                len(lines) + 1,
+                True,
+            )
             lines += chunk.lines
     rows = content.removesuffix("\n").split("\n") if content else []
     assert lines == [row.rstrip("\r") for row in rows]

@@ -23,10 +23,11 @@ from tfm.training.loss import BatchLoss
 def validate(data_dir, tiny_run):
     """Validate an untrained model with a beam."""
 
-    def call(beam, check=lambda model, data: None):
+    def call(beam, check=lambda model, data: None, change=lambda data: None):
         metric = "score" if beam else "loss"
         run = tiny_run(training={"validation_beam": beam, "best_metric": metric})
         data = open_data(data_dir, run)
+        change(data)
         source_size, target_size = data.info.vocab_sizes
         torch.manual_seed(0)
         model = new_model(run.model, source_vocab_size=source_size, target_vocab_size=target_size)
@@ -77,6 +78,22 @@ def test_outputs_are_scored_in_the_order_of_their_sources(validate, monkeypatch)
     monkeypatch.setattr(stages.validation, "corpus_scores", score)
     monkeypatch.setattr(stages.validation, "_CHUNK", 3)
     validate(1, check)
+
+
+def test_sources_are_normalized_as_the_training_text_was(validate):
+    def add_white_space(data):
+        data.valid.sources[:] = [f"\t{source}\u200b " for source in data.valid.sources]
+
+    assert validate(1, change=add_white_space).score == validate(1).score
+
+
+def test_a_source_that_is_truncated_is_named_by_its_line(validate, capsys):
+    def lengthen(data):
+        data.valid.sources[4] = "seven " * 2_000
+
+    validate(1, change=lengthen)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: line 5 (")
 
 
 def loss_of(model, data, **batching):

@@ -1,5 +1,6 @@
 """Several worker processes give the output of one, in order, and leave no process behind."""
 
+import functools
 import itertools
 import json
 import os
@@ -39,9 +40,13 @@ LINES = [
     "seven",
 ]
 CHUNKS = [
-    Chunk(first_line=1, lines=LINES[:3], paired_lines=["Ich", "", ""]),
-    Chunk(first_line=4, lines=["", ""], paired_lines=["", ""]),
-    Chunk(first_line=6, lines=LINES[3:], paired_lines=["", "zwölf Katzen", "x", "sieben"]),
+    Chunk(line_numbers=[1, 2, 3], lines=LINES[:3], paired_lines=["Ich", "", ""]),
+    Chunk(line_numbers=[4, 5], lines=["", ""], paired_lines=["", ""]),
+    Chunk(
+        line_numbers=[6, 7, 8, 9],
+        lines=LINES[3:],
+        paired_lines=["", "zwölf Katzen", "x", "sieben"],
+    ),
 ]
 
 
@@ -53,6 +58,9 @@ def one_process(trained_run):
     compute = choose_compute("cpu", "fp32")
     yield Engine(load_models([checkpoints(trained_run)[-1]], compute), compute)
     torch.set_num_threads(num_threads)
+
+
+translate = functools.partial(translate_lines, normalizes_space=True)
 
 
 def two_workers(folder):
@@ -92,15 +100,16 @@ def assert_same(found, expected):
 )
 def test_workers_translate_as_one_process_does_in_order(one_process, workers, vocabulary, settings):
     config = SearchConfig(max_extra_length=3, **settings)
-    expected = list(translate_lines(one_process, vocabulary, CHUNKS, config))
-    assert_same(translate_lines(workers, vocabulary, CHUNKS, config), expected)
+    expected = list(translate(one_process, vocabulary, CHUNKS, config))
+    assert_same(translate(workers, vocabulary, CHUNKS, config), expected)
     assert [chunk for chunk, _ in expected] == CHUNKS
 
 
 def test_workers_score_targets_as_one_process_does(one_process, workers, vocabulary):
     config = SearchConfig(max_tokens=20)
-    expected = list(score_lines(one_process, vocabulary, CHUNKS, config))
-    assert list(score_lines(workers, vocabulary, CHUNKS, config)) == expected
+    score = functools.partial(score_lines, normalizes_space=True)
+    expected = list(score(one_process, vocabulary, CHUNKS, config))
+    assert list(score(workers, vocabulary, CHUNKS, config)) == expected
 
 
 def batch_of(line, ids=(5, 6)):
@@ -108,11 +117,11 @@ def batch_of(line, ids=(5, 6)):
 
 
 def chunk_of(line):
-    return Chunk(first_line=line, lines=["seven"])
+    return Chunk(line_numbers=[line], lines=["seven"])
 
 
 def encode(chunk):
-    return [batch_of(chunk.first_line)]
+    return [batch_of(chunk.line_numbers[0])]
 
 
 def search_with(workers, chunks, *, encode=encode, **config):
@@ -138,7 +147,7 @@ def test_an_error_in_reading_is_raised_after_the_chunks_before_it(workers, vocab
         yield CHUNKS[0]
         raise DataError("line 4 is not UTF-8")
 
-    results = translate_lines(workers, vocabulary, chunks(), SearchConfig(max_extra_length=3))
+    results = translate(workers, vocabulary, chunks(), SearchConfig(max_extra_length=3))
     assert next(results)[0] is CHUNKS[0]
     with pytest.raises(DataError, match="line 4 is not UTF-8"):
         next(results)

@@ -51,17 +51,20 @@ def main() -> None:
     config = SearchConfig(**options)
     with open_engine(settings) as engine:
 
+        def translate_all(recording: RecordingEngine, chunks: Iterable[Chunk]) -> None:
+            # The other programs do not normalize text either.
+            for _ in translate_lines(recording, vocabulary, chunks, config, normalizes_space=False):
+                pass
+
         def translate(sentences: Sequence[Sentence]) -> list[list[int]]:
             recording = RecordingEngine(engine)
             if len(sentences) == 1:
-                chunks = [Chunk(first_line=1, lines=[sentences[0].text])]
-                list(translate_lines(recording, vocabulary, chunks, config))
+                translate_all(recording, [Chunk(line_numbers=[1], lines=[sentences[0].text])])
             else:
                 path = settings.out.with_suffix(".txt")
                 path.write_text("".join(f"{each.text}\n" for each in sentences))
                 with LineReader(path, None, chunk_lines=engine.limits.chunk_lines) as text:
-                    for _ in translate_lines(recording, vocabulary, text, config):
-                        pass
+                    translate_all(recording, text)
             numbers = range(1, len(sentences) + 1)
             return [recording.translations.get(number, []) for number in numbers]
 

@@ -374,7 +374,8 @@ class CleaningConfig(Settings, section="cleaning"):
     """Rules for training text; validation and test text are never cleaned."""
 
     normalize_space: bool = setting(
-        True, "Replace tabs and runs of any white space by one space; drop control characters."
+        True,
+        "Make runs of white space one space, drop control characters; also in text to translate.",
     )
     drop_empty: bool = setting(True, "Drop pairs with an empty side.")
     max_characters: int = setting(

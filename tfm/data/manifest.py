@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tfm.config import Table
+from tfm.config import CleaningConfig, Table
 from tfm.errors import DataError, UsageError
 from tfm.storage.files import read_json, sha256_of, write_json
 
@@ -80,6 +80,12 @@ class Manifest:
             for name, value in settings.items()
             if (name, value) != ("jobs", 0)
         }
+
+    @property
+    def normalizes_space(self) -> bool:
+        """Whether the clean step normalized the white space of the training text."""
+        cleaning = self._content["steps"].get("clean", {}).get("inputs", {}).get("cleaning", {})
+        return bool(cleaning.get("normalize_space", CleaningConfig().normalize_space))
 
     def text_path(self, split: str, language: str) -> Path:
         """Return the path of the text of a split in one language."""
@@ -161,6 +167,7 @@ def _is_valid(content: dict[str, Any]) -> bool:
         and all(isinstance(name, str) and LANGUAGE.fullmatch(name) for name in languages)
         and settings.get("task", _TASKS[0]) in _TASKS
         and all(isinstance(entry.get(key), dict) for entry in entries for key in _STEP_KEYS)
+        and all(isinstance(entry["inputs"].get("cleaning", {}), dict) for entry in entries)
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tfm.config import SearchConfig
+from tfm.data.cleaning import normalize_space
 from tfm.data.subword import Vocabulary
 from tfm.errors import DataError
 from tfm.reporting import say
@@ -43,7 +44,7 @@ class BatchLimits:
 class Chunk:
     """Lines that are sorted by length together."""
 
-    first_line: int  # number of the first line, for messages and the random seeds of sampling
+    line_numbers: Sequence[int]  # in the text, for messages and the random seeds of sampling
     lines: Sequence[str]  # plain text, one sentence per line
     # The forced prefix or the target of each line; None without either.
     paired_lines: Sequence[str] | None = None
@@ -66,12 +67,23 @@ class SentenceBatch:
 
 
 class SentenceEncoder:
-    """Encodes chunks of text as batches of token ids, within the limits of engine and search."""
+    """Encodes chunks of text as batches of token ids, within the limits of engine and search.
 
-    def __init__(self, vocabulary: Vocabulary, limits: BatchLimits, config: SearchConfig) -> None:
+    `normalizes_space` is that of the models.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        limits: BatchLimits,
+        config: SearchConfig,
+        *,
+        normalizes_space: bool,
+    ) -> None:
         self._vocabulary = vocabulary
         self._limits = limits
         self._config = config
+        self._normalizes_space = normalizes_space
 
     def to_search(self, chunk: Chunk) -> list[SentenceBatch]:
         """Return batches of the lines that are not empty or have a prefix.
@@ -83,13 +95,12 @@ class SentenceEncoder:
         sources = self._sources(chunk)
         prefixes: list[list[int]] = [[] for _ in sources]
         if chunk.paired_lines is not None:
-            texts = [text if text.strip() else "" for text in chunk.paired_lines]
-            prefixes = self._targets(texts, "prefix", chunk.first_line)
+            prefixes = self._targets(chunk, "prefix")
             _check_same_number(len(sources), len(prefixes), "prefixes")
         indices = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
         fills_slots = self._limits.refills_slots and supports(self._config)
         batched = (self._deal if fills_slots else self._cut)(indices, list(map(len, sources)))
-        return [_batch(rows, chunk.first_line, sources, prefixes) for rows in batched]
+        return [_batch(rows, chunk.line_numbers, sources, prefixes) for rows in batched]
 
     def to_score(self, chunk: Chunk) -> list[SentenceBatch]:
         """Return batches of all lines with their targets.
@@ -99,19 +110,17 @@ class SentenceEncoder:
                 lines and targets differ.
         """
         sources = self._sources(chunk)
-        targets = self._targets(chunk.paired_lines or [], "target", chunk.first_line)
+        targets = self._targets(chunk, "target")
         _check_same_number(len(sources), len(targets), "targets")
         sizes = [max(len(ids), len(target)) for ids, target in zip(sources, targets, strict=True)]
         batched = self._cut(range(len(sizes)), sizes)
-        return [_batch(rows, chunk.first_line, sources, targets) for rows in batched]
+        return [_batch(rows, chunk.line_numbers, sources, targets) for rows in batched]
 
     def _sources(self, chunk: Chunk) -> list[list[int]]:
-        sources = self._vocabulary.source.encode(chunk.lines)
+        lines = clean_lines(chunk.lines, normalizes_space=self._normalizes_space)
+        sources = self._vocabulary.source.encode(lines)
         limit = self._config.max_source_length
-        numbered = enumerate(zip(chunk.lines, sources, strict=True), chunk.first_line)
-        for number, (line, ids) in numbered:
-            if not line.strip():
-                ids.clear()
+        for number, line, ids in zip(chunk.line_numbers, lines, sources, strict=True):
             if len(ids) > limit:
                 say(
                     f'warning: line {number:,} ("{line[:40]}…") has {len(ids):,} tokens: '
@@ -123,9 +132,10 @@ class SentenceEncoder:
             )
         return sources
 
-    def _targets(self, texts: Sequence[str], name: str, first_line: int) -> list[list[int]]:
-        targets = self._vocabulary.target.encode(texts)
-        for number, ids in enumerate(targets, first_line):
+    def _targets(self, chunk: Chunk, name: str) -> list[list[int]]:
+        lines = clean_lines(chunk.paired_lines or [], normalizes_space=self._normalizes_space)
+        targets = self._vocabulary.target.encode(lines)
+        for number, ids in zip(chunk.line_numbers, targets, strict=False):
             if len(ids) > _MAX_TARGET_TOKENS:
                 raise DataError(
                     f"{name} {number:,} has {len(ids):,} tokens, but at most "
@@ -168,16 +178,26 @@ class SentenceEncoder:
         return [order[start::step] for start in range(min(step, len(order)))]
 
 
+def clean_lines(lines: Iterable[str], *, normalizes_space: bool) -> list[str]:
+    """Return lines as the text that a model was trained on; lines without text are empty."""
+    if normalizes_space:
+        return [normalize_space(line) for line in lines]
+    return [line if line.strip() else "" for line in lines]
+
+
 def _longest_first(indices: Sequence[int], lengths: Sequence[int]) -> list[int]:
     return sorted(indices, key=lambda index: -lengths[index])
 
 
 def _batch(
-    rows: Sequence[int], first_line: int, sources: list[list[int]], targets: list[list[int]]
+    rows: Sequence[int],
+    line_numbers: Sequence[int],
+    sources: list[list[int]],
+    targets: list[list[int]],
 ) -> SentenceBatch:
     """Select sentences of a chunk."""
     return SentenceBatch(
-        [first_line + i for i in rows], [sources[i] for i in rows], [targets[i] for i in rows]
+        [line_numbers[i] for i in rows], [sources[i] for i in rows], [targets[i] for i in rows]
     )
 
 

@@ -62,32 +62,49 @@ class LineEngine(Protocol):
 
 
 def translate_lines(
-    engine: LineEngine, vocabulary: Vocabulary, chunks: Iterable[Chunk], config: SearchConfig
+    engine: LineEngine,
+    vocabulary: Vocabulary,
+    chunks: Iterable[Chunk],
+    config: SearchConfig,
+    *,
+    normalizes_space: bool,
 ) -> Iterator[tuple[Chunk, list[list[Translation]]]]:
-    """Translate chunks of lines.
+    """Translate chunks of lines; `normalizes_space` is that of the models.
 
     Yields:
         Each chunk, in order, and for each of its lines the `n_best` translations, best first.
     """
-    encoder = SentenceEncoder(vocabulary, engine.limits, config)
+    encoder = SentenceEncoder(vocabulary, engine.limits, config, normalizes_space=normalizes_space)
     for chunk, found in engine.map(Engine.search, chunks, encoder.to_search, config):
-        translations = [[Translation("", score=0.0, log_prob=0.0)] for _ in chunk.lines]
-        for number, hypotheses in found.items():
-            translations[number - chunk.first_line] = _translations(hypotheses, vocabulary.target)
-        yield chunk, translations
+        translations = {
+            number: _translations(hypotheses, vocabulary.target)
+            for number, hypotheses in found.items()
+        }
+        yield (
+            chunk,
+            [
+                translations.get(number, [Translation("", score=0.0, log_prob=0.0)])
+                for number in chunk.line_numbers
+            ],
+        )
 
 
 def score_lines(
-    engine: LineEngine, vocabulary: Vocabulary, chunks: Iterable[Chunk], config: SearchConfig
+    engine: LineEngine,
+    vocabulary: Vocabulary,
+    chunks: Iterable[Chunk],
+    config: SearchConfig,
+    *,
+    normalizes_space: bool,
 ) -> Iterator[tuple[Chunk, list[ScoredTarget]]]:
-    """Compute the probability of each line's target.
+    """Compute the probability of each line's target; `normalizes_space` is that of the models.
 
     Yields:
         Each chunk, in order, and the scored target of each of its lines.
     """
-    encoder = SentenceEncoder(vocabulary, engine.limits, config)
+    encoder = SentenceEncoder(vocabulary, engine.limits, config, normalizes_space=normalizes_space)
     for chunk, found in engine.map(Engine.score, chunks, encoder.to_score, config):
-        texts = enumerate(chunk.paired_lines or [], chunk.first_line)
+        texts = zip(chunk.line_numbers, chunk.paired_lines or [], strict=True)
         yield chunk, [_scored(text, found[number], vocabulary.target) for number, text in texts]
 
 

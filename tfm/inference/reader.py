@@ -67,7 +67,7 @@ class LineReader:
             if not lines:
                 return
             yield Chunk(
-                first_line=first_line,
+                line_numbers=range(first_line, first_line + len(lines)),
                 lines=lines,
                 paired_lines=paired_lines if paired_texts else None,
             )

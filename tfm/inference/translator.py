@@ -32,6 +32,7 @@ class Translator:
         compute: Device and arithmetic.
         default_search: Search settings of calls without their own.
         backend: Implementation of the layers; by default the device's inference backend.
+        normalizes_space: Whether the white space of the models' training text was normalized.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class Translator:
         *,
         default_search: SearchConfig | None = None,
         backend: Backend | None = None,
+        normalizes_space: bool = True,
     ) -> None:
         self._engine = Engine(models, compute, backend=backend)
         self._vocabulary = vocabulary
         self._default_search = default_search or SearchConfig()
+        self._normalizes_space = normalizes_space
 
     @classmethod
     def load(cls, path: Path | str, *more_paths: Path | str, **settings: Any) -> "Translator":
@@ -71,13 +74,14 @@ class Translator:
         compute = verified_compute(inference.device, inference.precision)
         backend = inference_backend(compute, inference.kernels)
         models = load_models(folders, compute)
-        default_search = SearchConfig.for_model(load_info(folders[0]).search, {})
+        info = load_info(folders[0])
         return cls(
             models,
             Vocabulary.load(folders[0]),
             compute,
-            default_search=default_search,
+            default_search=SearchConfig.for_model(info.search, {}),
             backend=backend,
+            normalizes_space=info.normalizes_space,
         )
 
     @overload
@@ -91,7 +95,7 @@ class Translator:
     def translate(
         self, lines: str | Iterable[str], config: SearchConfig | None = None, **settings: Any
     ) -> str | list[str]:
-        """Translate sentences.
+        """Translate sentences, whose white space is normalized as that of the training text was.
 
         Args:
             lines: Plain text, one sentence per line, or a single sentence; empty lines stay empty.
@@ -141,7 +145,13 @@ class Translator:
         """
         chunk = _chunk(lines, prefixes, first_line)
         config = self._merge(config, settings, SearchConfig.for_model)
-        [(_, found)] = translate_lines(self._engine, self._vocabulary, [chunk], config)
+        [(_, found)] = translate_lines(
+            self._engine,
+            self._vocabulary,
+            [chunk],
+            config,
+            normalizes_space=self._normalizes_space,
+        )
         return found
 
     def score_targets(
@@ -156,7 +166,8 @@ class Translator:
         """Compute the probabilities of given translations.
 
         A translation that a search found gets the same log probability and score here, unless the
-        search spelled it with other subword pieces than the subword model does.
+        search spelled it with other subword pieces than the subword model does, or with white space
+        that is normalized here.
 
         Args:
             lines: Plain text, one sentence per line.
@@ -176,7 +187,13 @@ class Translator:
         """
         chunk = _chunk(lines, targets, first_line)
         config = self._merge(config, settings, SearchConfig.for_targets)
-        [(_, scored)] = score_lines(self._engine, self._vocabulary, [chunk], config)
+        [(_, scored)] = score_lines(
+            self._engine,
+            self._vocabulary,
+            [chunk],
+            config,
+            normalizes_space=self._normalizes_space,
+        )
         return scored
 
     def _merge(
@@ -197,4 +214,6 @@ class Translator:
 def _chunk(lines: Iterable[str], paired_lines: Sequence[str] | None, first_line: int) -> Chunk:
     if isinstance(lines, str) or isinstance(paired_lines, str):
         raise TypeError("pass a list of sentences, not a string: its characters would be sentences")
-    return Chunk(first_line=first_line, lines=list(lines), paired_lines=paired_lines)
+    lines = list(lines)
+    line_numbers = range(first_line, first_line + len(lines))
+    return Chunk(line_numbers=line_numbers, lines=lines, paired_lines=paired_lines)

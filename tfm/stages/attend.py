@@ -10,6 +10,7 @@ from tfm.config import InferenceDevice, SearchConfig
 from tfm.data.subword import BOS, EOS, SubwordModel, Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import UsageError
+from tfm.inference.batches import clean_lines
 from tfm.inference.engine import load_vocabulary
 from tfm.model.build import load_model
 from tfm.model.weights import AttentionWeights, record_attention
@@ -73,7 +74,10 @@ def attend(
     vocabulary = load_vocabulary(folder, info)
     model = load_model(folder, info).to(compute.device).eval()
     max_pieces = min(_MAX_PIECES, model.max_positions or _MAX_PIECES)
-    source_ids = _encode(vocabulary.source, sentence, max_pieces, name="the sentence")
+    normalizes = info.normalizes_space
+    source_ids = _encode(
+        vocabulary.source, sentence, max_pieces, normalizes_space=normalizes, name="the sentence"
+    )
     source = torch.tensor([[*source_ids, EOS]], device=compute.device)
     lengths = torch.tensor([source.size(1)], device=compute.device)
     if target is None:
@@ -84,7 +88,9 @@ def attend(
         [target] = vocabulary.target.decode([target_ids])
         origin = f"translated with beam {search.beam_size}"
     else:
-        target_ids = _encode(vocabulary.target, target, max_pieces, name="--target")
+        target_ids = _encode(
+            vocabulary.target, target, max_pieces, normalizes_space=normalizes, name="--target"
+        )
         origin = "target as given"
     target_input = torch.tensor([[BOS, *target_ids]], device=compute.device)
     weights = record_attention(model, source, lengths, target_input)
@@ -114,11 +120,14 @@ def attend(
     return AttendResult(model_dir=folder, target=target, paths=paths)
 
 
-def _encode(model: SubwordModel, text: str, max_pieces: int, *, name: str) -> list[int]:
+def _encode(
+    model: SubwordModel, text: str, max_pieces: int, *, normalizes_space: bool, name: str
+) -> list[int]:
     """Return the token ids of a sentence, without EOS; UsageError if it is empty or too long."""
-    if not text.strip():
+    [line] = clean_lines([text], normalizes_space=normalizes_space)
+    if not line:
         raise UsageError(f"{name} is empty: give a sentence with words")
-    [ids] = model.encode([text])
+    [ids] = model.encode([line])
     _check_length(ids, max_pieces, name=name)
     return ids
 

@@ -17,6 +17,7 @@ from tfm.data.subword import Vocabulary
 from tfm.data.trees.brackets import bracketed
 from tfm.data.trees.symbols import Repairs, restore
 from tfm.errors import DataError, UsageError
+from tfm.inference.batches import clean_lines
 from tfm.inference.engine import load_engine
 from tfm.inference.lines import LineEngine, ScoredTarget, Translation, score_lines, translate_lines
 from tfm.inference.reader import LineReader, count_lines
@@ -46,7 +47,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """Checked models and text; `data_dir`, `search` and `task` are those of the first model."""
+    """Checked models and text; fields of ModelInfo are those of the first model."""
 
     models: Sequence[Path]
     source: Source
@@ -55,6 +56,13 @@ class Generation:
     data_dir: str
     search: Mapping[str, Any]  # settings of SearchConfig
     task: str = "translation"  # or "parsing"
+    normalizes_space: bool = True
+
+    def words(self, line: str) -> list[str]:
+        """Return the words of a line that the models read, as the user wrote them."""
+        words = line.split()
+        read = clean_lines(words, normalizes_space=self.normalizes_space)
+        return [word for word, text in zip(words, read, strict=True) if text]
 
 
 def plan_generation(
@@ -113,6 +121,7 @@ def plan_generation(
         data_dir=info.data_dir,
         search=info.search,
         task=info.task,
+        normalizes_space=info.normalizes_space,
     )
 
 
@@ -137,12 +146,14 @@ def generate(
     repairs = Repairs()
     opened = _open(plan, plan.prefixes, inference, num_processes)
     with opened as (engine, vocabulary, reader, bar):
-        for chunk, outputs in translate_lines(engine, vocabulary, reader, config):
+        for chunk, outputs in translate_lines(
+            engine, vocabulary, reader, config, normalizes_space=plan.normalizes_space
+        ):
             proofs.update(best.proven for best, *_ in outputs)
             if plan.task == "parsing":
                 outputs = [
-                    [_restore_tree(output, line, repairs) for output in n_best]
-                    for line, n_best in zip(chunk.lines, outputs, strict=True)
+                    [_restore_tree(output, words, repairs) for output in n_best]
+                    for words, n_best in zip(map(plan.words, chunk.lines), outputs, strict=True)
                 ]
             yield from zip(chunk.lines, outputs, strict=True)
             bar.update(len(chunk.lines))
@@ -156,9 +167,8 @@ def generate(
         say(f"generate: repairs to the trees: {', '.join(kinds) or 'none'}")
 
 
-def _restore_tree(output: Translation, sentence: str, repairs: Repairs) -> Translation:
+def _restore_tree(output: Translation, words: Sequence[str], repairs: Repairs) -> Translation:
     """Replace a parser's symbols by a tree over the words of the sentence."""
-    words = sentence.split()
     if not words:
         return replace(output, text="")
     tree, tree_repairs = restore(output.text.split(), words)
@@ -178,7 +188,9 @@ def score_targets(
     log_prob = 0.0
     opened = _open(plan, plan.targets, inference, num_processes)
     with opened as (engine, vocabulary, reader, bar):
-        for chunk, targets in score_lines(engine, vocabulary, reader, config):
+        for chunk, targets in score_lines(
+            engine, vocabulary, reader, config, normalizes_space=plan.normalizes_space
+        ):
             for line, scored in zip(chunk.lines, targets, strict=True):
                 num_lines += 1
                 num_pieces += len(scored.pieces)

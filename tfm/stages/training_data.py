@@ -106,6 +106,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             step=0,
             task=manifest.task,
             search=manifest.settings("search"),
+            normalizes_space=manifest.normalizes_space,
         ),
         checksum=index.checksum("train"),
     )

@@ -96,33 +96,38 @@ class Validator:
 
     def _translate(self, model: Model) -> list[str] | None:
         """Translate the split with validation_beam; None if a process was interrupted."""
-        world, sources = self.group.world, self.split.sources
-        outputs = self._translate_slice(model, sources[world.rank :: world.size])
+        world, num_sources = self.group.world, len(self.split.sources)
+        outputs = self._translate_slice(model, range(world.rank, num_sources, world.size))
         self.heartbeat("gathering the validation outputs", waits=True)
         outputs_by_rank = self.group.gather(outputs)
         if None in outputs_by_rank:
             return None
-        return [outputs_by_rank[i % world.size][i // world.size] for i in range(len(sources))]
+        return [outputs_by_rank[i % world.size][i // world.size] for i in range(num_sources)]
 
-    def _translate_slice(self, model: Model, sources: Sequence[str]) -> list[str] | None:
+    def _translate_slice(self, model: Model, indices: Sequence[int]) -> list[str] | None:
         """Translate the sentences of this process; None if it was interrupted."""
         training = self.info.run.training
         search = {**self.info.search, "beam_size": training.validation_beam}
         config = SearchConfig.for_model(search, {})
         # Sentences of similar length share a chunk.
-        order = sorted(range(len(sources)), key=lambda number: -len(sources[number]))
+        sources = self.split.sources
+        order = sorted(indices, key=lambda index: -len(sources[index]))
+        slices = (order[start : start + _CHUNK] for start in range(0, len(order), _CHUNK))
         chunks = (
-            Chunk(first_line=start + 1, lines=[sources[i] for i in order[start : start + _CHUNK]])
-            for start in range(0, len(order), _CHUNK)
+            Chunk(line_numbers=[i + 1 for i in each], lines=[sources[i] for i in each])
+            for each in slices
         )
         backend = inference_backend(self.compute, training.kernels)
         engine = Engine([model], self.compute, backend=backend)
         outputs: list[str] = []
-        self.heartbeat(f"translating for validation, 0 of {len(sources):,}")
-        for _, found in translate_lines(engine, self.vocabulary, chunks, config):
+        self.heartbeat(f"translating for validation, 0 of {len(order):,}")
+        normalizes_space = self.info.normalizes_space
+        for _, found in translate_lines(
+            engine, self.vocabulary, chunks, config, normalizes_space=normalizes_space
+        ):
             outputs += [best[0].text for best in found]
-            self.heartbeat(f"translating for validation, {len(outputs):,} of {len(sources):,}")
+            self.heartbeat(f"translating for validation, {len(outputs):,} of {len(order):,}")
             if self.should_stop():
                 return None
         translations = dict(zip(order, outputs, strict=True))
-        return [translations[number] for number in range(len(sources))]
+        return [translations[index] for index in indices]

@@ -99,7 +99,7 @@ def bench_generate(
         repeated, content = Path(scratch) / "repeated", text.read_bytes()
         with repeated.open("wb") as file:
             file.writelines([content.removesuffix(b"\n") + b"\n"] * plan.repeat)
-        bench = _Bench(generation.models[0], inference, config, text)
+        bench = _Bench(generation, inference, config, text)
         rounds: list[tuple[_Counts, float]] = []
         sentences: list[tuple[_Counts, float]] = []
         for number in range(1, plan.rounds + 1):
@@ -175,9 +175,15 @@ class _Bench:
     """Loads a model and translates a text once, untimed; then measures (counts, seconds)."""
 
     def __init__(
-        self, folder: Path, inference: InferenceConfig, config: SearchConfig, text: Path
+        self,
+        generation: Generation,
+        inference: InferenceConfig,
+        config: SearchConfig,
+        text: Path,
     ) -> None:
+        folder = generation.models[0]
         self._config = config
+        self._normalizes_space = generation.normalizes_space
         started = time.perf_counter()
         self._vocabulary = Vocabulary.load(folder)
         self.engine = load_engine([folder], inference)
@@ -208,7 +214,7 @@ class _Bench:
         with Progress(f"bench generate, {name}", total=len(lines), unit="lines") as bar:
             for number, line in enumerate(lines, start=1):
                 started = time.perf_counter()
-                counts = self._translate([Chunk(first_line=number, lines=[line])])
+                counts = self._translate([Chunk(line_numbers=[number], lines=[line])])
                 seconds = time.perf_counter() - started
                 if counts.sentences:
                     yield counts, seconds
@@ -220,7 +226,13 @@ class _Bench:
     def _translate(self, chunks: Iterable[Chunk], bar: Progress | None = None) -> _Counts:
         """Translate chunks of lines and return the numbers of sentences and tokens."""
         engine = _CountingEngine(self.engine)
-        for chunk, _ in translate_lines(engine, self._vocabulary, chunks, self._config):
+        for chunk, _ in translate_lines(
+            engine,
+            self._vocabulary,
+            chunks,
+            self._config,
+            normalizes_space=self._normalizes_space,
+        ):
             if bar is not None:
                 bar.update(len(chunk.lines))
         return engine.counts

@@ -53,6 +53,8 @@ class ModelInfo:
         averaged: Steps of the checkpoints that it averages; empty if it is not an average.
         task: "translation" or "parsing".
         search: Values of SearchConfig that suit its dataset better than the defaults.
+        normalizes_space: Whether the white space of its training text was normalized, so that text
+            to translate must be, too. Folders of older versions lack it and get prepare's default.
     """
 
     run: RunConfig
@@ -66,6 +68,7 @@ class ModelInfo:
     averaged: tuple[int, ...] = ()
     task: str = "translation"
     search: Mapping[str, Any] = field(default_factory=dict)
+    normalizes_space: bool = True
 
     def quality(self, metric: Metric) -> float | None:
         """Return its validation score or negated loss; None if it was not measured."""
@@ -237,6 +240,7 @@ def _parse_info(record: dict[str, Any]) -> ModelInfo:
         and all(type(text) is str and len(text) <= _MAX_TEXT for text in texts)
         and info.task in SCORES
         and all(_is_number(figure) for figure in info.metrics.values())
+        and type(info.normalizes_space) is bool
     )
     if not is_valid:
         raise TypeError("invalid values")
