@@ -74,6 +74,28 @@ def test_a_line_without_text_is_empty(encoder, normalizes_space):
     assert encoder(normalizes_space=normalizes_space).to_search(chunk) == []
 
 
+def test_a_truncated_source_is_named_with_the_setting_to_change(encoder, capsys):
+    text = "seven " * 2_000
+    chunk = Chunk(line_numbers=[7, 31], lines=["8", text], paired_lines=["x", "y"])
+    for encode in (encoder().to_search, encoder().to_score):
+        encode(chunk)
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f'warning: line 31 ("{text[:40]}…") has 4,000 tokens: ')
+        assert "truncated to 1,024" in line
+        assert "max_source_length" in line
+
+
+def test_text_in_an_unknown_script_is_reported_once(encoder, capsys):
+    encode = encoder().to_search
+    known = ["on Monday", "8 + 8", "seven 🙂🙂🙂", "a seven and a слово"]
+    encode(Chunk(line_numbers=range(1, 5), lines=known))
+    assert capsys.readouterr().err == ""
+    for first in (5, 7):
+        encode(Chunk(line_numbers=[first, first + 1], lines=["seven", "Собака бежит по снегу."]))
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith('warning: most letters of line 6 ("Собака бежит по снегу.") are not in')
+
+
 def padded(batch):
     return len(batch) * (1 + max(map(len, batch.sources)))
 

@@ -300,3 +300,11 @@ def test_a_model_with_other_special_ids_is_refused(tmp_path):
     )
     with pytest.raises(DataError, match=r"has pad, bos, eos, unk at"):
         SubwordModel(content.getvalue(), origin=tmp_path / "foreign.model")
+
+
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_letters_outside_of_the_vocabulary_are_not_counted_as_known(tmp_path, byte_fallback):
+    model = learn(tmp_path, vocab_size=340 if byte_fallback else 84, byte_fallback=byte_fallback)
+    for line, num_known in (("The cat, 3 mats", 10), ("Собака", 0), ("a Собака cat", 4), ("", 0)):
+        [ids] = model.encode([line])
+        assert model.num_known_letters(ids) == num_known

@@ -134,7 +134,10 @@ def test_a_source_that_is_too_long_is_truncated_with_a_warning(translator, capsy
     config = SearchConfig(max_source_length=5, max_extra_length=5)
     text = "seven " * 50
     found = translator.search(["seven", text], config)
-    assert "has 100 tokens: truncated to 5" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        f'warning: line 2 ("{text[:40]}…") has 100 tokens: truncated to 5; to use all of it, set a '
+        "larger max_source_length\n"
+    )
     assert len(found) == 2
 
 

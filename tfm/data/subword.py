@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,19 @@ class SubwordModel:
         decode = self._processor.DecodeIds
         texts: list[str] = [decode(sequences[0])] if len(sequences) == 1 else decode(sequences)
         return [_unescape(text) for text in texts]
+
+    def num_known_letters(self, token_ids: Iterable[int]) -> int:
+        """Return the number of letters in pieces; unknown tokens and bytes have none."""
+        return sum(self._num_letters[token_id] for token_id in token_ids)
+
+    @cached_property
+    def _num_letters(self) -> list[int]:
+        """The number of letters of each piece."""
+        model = self._processor
+        return [
+            0 if model.IsByte(i) or model.IsUnknown(i) else sum(map(str.isalpha, piece))
+            for i, piece in enumerate(self.pieces(range(len(self))))
+        ]
 
     def pieces(self, token_ids: Iterable[int]) -> list[str]:
         """Return the pieces of token ids, as they are in the vocabulary."""

@@ -20,6 +20,7 @@ CHUNK_LINES = 1_000
 _BATCH_ELEMENTS = 1 << 22
 # Self-attention of a target takes memory quadratic in its length: at this limit, some gigabytes.
 _MAX_TARGET_TOKENS = 4_096
+_QUOTED_CHARACTERS = 40
 
 
 def default_max_tokens(d_model: int) -> int:
@@ -69,7 +70,8 @@ class SentenceBatch:
 class SentenceEncoder:
     """Encodes chunks of text as batches of token ids, within the limits of engine and search.
 
-    `normalizes_space` is that of the models.
+    `normalizes_space` is that of the models. Of several sources in an unknown script, only the
+    first is reported.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class SentenceEncoder:
         self._limits = limits
         self._config = config
         self._normalizes_space = normalizes_space
+        self._has_warned_of_unknown = False
 
     def to_search(self, chunk: Chunk) -> list[SentenceBatch]:
         """Return batches of the lines that are not empty or have a prefix.
@@ -121,16 +124,29 @@ class SentenceEncoder:
         sources = self._vocabulary.source.encode(lines)
         limit = self._config.max_source_length
         for number, line, ids in zip(chunk.line_numbers, lines, sources, strict=True):
+            self._warn_of_unknown(number, line, ids)
             if len(ids) > limit:
                 say(
-                    f'warning: line {number:,} ("{line[:40]}…") has {len(ids):,} tokens: '
-                    f"truncated to {limit:,}"
+                    f"warning: line {number:,} ({_quoted(line)}) has {len(ids):,} tokens: "
+                    f"truncated to {limit:,}; to use all of it, set a larger max_source_length"
                 )
                 del ids[limit:]
             self._check_positions(
                 ids, f"line {number:,}", "shorten it, or set max_source_length to truncate it"
             )
         return sources
+
+    def _warn_of_unknown(self, number: int, line: str, ids: Sequence[int]) -> None:
+        """Warn once of a line in a script that the models have not been trained on."""
+        if self._has_warned_of_unknown:
+            return
+        num_letters = sum(map(str.isalpha, line))
+        if 2 * self._vocabulary.source.num_known_letters(ids) < num_letters:
+            self._has_warned_of_unknown = True
+            say(
+                f"warning: most letters of line {number:,} ({_quoted(line)}) are not in the "
+                "model's vocabulary: do not rely on its output; further such lines are not reported"
+            )
 
     def _targets(self, chunk: Chunk, name: str) -> list[list[int]]:
         lines = clean_lines(chunk.paired_lines or [], normalizes_space=self._normalizes_space)
@@ -183,6 +199,10 @@ def clean_lines(lines: Iterable[str], *, normalizes_space: bool) -> list[str]:
     if normalizes_space:
         return [normalize_space(line) for line in lines]
     return [line if line.strip() else "" for line in lines]
+
+
+def _quoted(line: str) -> str:
+    return f'"{line}"' if len(line) <= _QUOTED_CHARACTERS else f'"{line[:_QUOTED_CHARACTERS]}…"'
 
 
 def _longest_first(indices: Sequence[int], lengths: Sequence[int]) -> list[int]:
