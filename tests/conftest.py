@@ -106,6 +106,14 @@ def this_cpu_has(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return have
 
 
+@pytest.fixture
+def handles_sighup() -> Iterator[None]:
+    """Let SIGHUP be handled as in a terminal, also under nohup, which makes programs ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="session")
 def make_dataset() -> Callable[..., Path]:
     """Make a binarized dataset of sentence pairs in a folder."""

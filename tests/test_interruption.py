@@ -14,6 +14,7 @@ import pytest
 
 from tfm.distributed.interruption import StopRequests
 
+pytestmark = pytest.mark.usefixtures("handles_sighup")
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]
 
 

@@ -19,6 +19,8 @@ from tfm.distributed.launch import launch
 from tfm.distributed.layout import Layout
 from tfm.errors import InterruptedRunError, UsageError
 
+pytestmark = pytest.mark.usefixtures("handles_sighup")
+
 # The start of all programs. `ready` waits until both processes have called it.
 _START = """
 import json, os, signal, sys, time
