@@ -113,7 +113,7 @@ def test_prepare_checks_the_disk_before_it_downloads(disks, tmp_path, monkeypatc
         "choose an --out on another disk",
     ):
         assert part in message
-    assert [path.name for path in (tmp_path / "data").rglob("*")] == ["manifest.json"]
+    assert [path.name for path in (tmp_path / "data").rglob("*")] == [".lock"]
 
 
 def test_downloads_on_another_disk_are_checked_separately(disks, tmp_path):

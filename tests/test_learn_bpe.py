@@ -41,7 +41,14 @@ def test_both_languages_share_one_model(folder):
     assert learn_bpe(folder, CONFIG)
     assert vocab_sizes(folder) == [300]
     assert Vocabulary.load(folder).is_joint
-    assert files(folder) == ["bpe.model", "bpe.vocab", "manifest.json", "train.de", "train.en"]
+    assert files(folder) == [
+        ".lock",
+        "bpe.model",
+        "bpe.vocab",
+        "manifest.json",
+        "train.de",
+        "train.en",
+    ]
 
 
 def test_separate_models_have_pieces_of_their_language(folder):

@@ -25,6 +25,7 @@ def record(manifest, name="out", inputs=INPUTS):
     output = manifest.data_dir / name
     output.write_text("content")
     manifest.record("step", inputs=inputs, outputs=[output], result={"kept": 3})
+    manifest.save()
     return output
 
 
@@ -49,6 +50,7 @@ def test_numbers_of_threads_in_manifests_of_older_versions_are_read(tmp_path):
 def test_a_step_that_was_not_done_is_not_current(manifest):
     assert not manifest.is_current("step", INPUTS)
     assert manifest.result("step") == {}
+    assert manifest.inputs("step") is None
 
 
 def test_a_step_is_current_only_with_the_same_inputs(manifest):
@@ -58,6 +60,7 @@ def test_a_step_is_current_only_with_the_same_inputs(manifest):
         assert not each.is_current("step", INPUTS | {"limit": 100})
         assert not each.is_current("other", INPUTS)
         assert each.result("step") == {"kept": 3}
+        assert each.inputs("step") == INPUTS
 
 
 def test_a_step_with_missing_or_resized_outputs_is_not_current(manifest):
@@ -89,7 +92,26 @@ def test_the_clean_step_tells_whether_white_space_was_normalized(manifest):
     for normalizes_space in (False, True):
         cleaning = {"normalize_space": normalizes_space}
         manifest.record("clean", inputs={"cleaning": cleaning}, outputs=[], result={})
+        manifest.save()
         assert Manifest.load(manifest.data_dir).normalizes_space == normalizes_space
+
+
+def test_a_draft_changes_nothing_on_disk_until_it_is_saved(manifest):
+    record(manifest)
+    facts = {"name": "y", "source": "de", "target": "en", "settings": {}}
+    draft = Manifest.draft(manifest.data_dir, **facts, keep_steps=False)
+    draft.record("other", inputs={}, outputs=[], result={})
+    assert Manifest.load(manifest.data_dir).is_current("step", INPUTS)
+    draft.save()
+    assert Manifest.load(manifest.data_dir).source == "de"
+    assert Manifest.load(manifest.data_dir).inputs("step") is None
+
+
+def test_a_damaged_manifest_can_be_replaced(manifest):
+    (manifest.data_dir / "manifest.json").write_text("cut sh")
+    facts = {"name": "y", "source": "de", "target": "en", "settings": {}}
+    Manifest.draft(manifest.data_dir, **facts, keep_steps=False).save()
+    assert Manifest.load(manifest.data_dir).name == "y"
 
 
 def test_splits_with_text_are_listed_training_first(manifest):

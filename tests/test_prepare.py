@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data.corpus.loading import load_recipe
 from tfm.data.corpus.recipe import Archive, Recipe, TextFiles
 from tfm.data.corpus.user_files import recipe_from_files
 from tfm.data.manifest import Manifest
 from tfm.errors import DataError, DownloadError, UsageError
+from tfm.stages.binarize import binarize
+from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import prepare
 from tfm.stages.training_data import open_data
 from tfm.storage.files import sha256_of
+from tfm.storage.lock import LockedFolderError, lock_folder
 
 WMT14_MINI = Path(__file__).parents[1].parent / "shared" / "data" / "wmt14-mini"
 
@@ -293,7 +297,55 @@ def test_unequal_sides_stop_before_anything_is_written(tmp_path, split):
     recipe = recipe_from_files(name="x", **files)
     with pytest.raises(DataError, match=rf"{split}\.en has 3 lines.*{split}\.de has 1"):
         prepare(recipe, tmp_path / "data", text_only=True)
-    assert {p.name for p in (tmp_path / "data").iterdir()} == {"manifest.json"}
+    assert {p.name for p in (tmp_path / "data").iterdir()} == {".lock"}
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_failure_leaves_the_older_dataset_unchanged(data_dir, tmp_path, force):
+    texts = {"train": "a b c\n" * 3, "valid": "d\n", "test": "e\n"}
+    sides = {f"{name}_{lang}": text for name, text in texts.items() for lang in ("en", "de")}
+    files = write_files(tmp_path, **(sides | {"train_de": "f g h\n" * 3}))
+    settings = {"cleaning": {"drop_duplicates": False}, "binarize": {"threads": 1}}
+    prepare(
+        recipe_from_files(name="x", **files),
+        data_dir,
+        overrides=settings | {"subword": {"vocab_size": 268}},
+    )
+    before = {path: path.read_bytes() for path in data_dir.rglob("*") if path.is_file()}
+    write_files(tmp_path, train_de="too\nfew\n", valid_en="new\n", valid_de="neu\n")
+    del files["test"]
+    if force:  # the other direction, too
+        files = {split: [pair[::-1] for pair in pairs] for split, pairs in files.items()}
+    with pytest.raises(DataError, match="line N of one must be"):
+        prepare(
+            recipe_from_files(name="x", **files),
+            data_dir,
+            overrides=settings | {"subword": {"vocab_size": 270}},
+            force=force,
+        )
+    after = {path: path.read_bytes() for path in data_dir.rglob("*") if path.is_file()}
+    assert after == before
+
+
+@pytest.mark.parametrize("command", ["prepare", "learn-bpe", "binarize"])
+def test_a_dataset_has_one_writer_at_a_time(data_dir, tmp_path, command):
+    texts = {
+        "train_en": "".join(f"line {i}\n" for i in range(9)),
+        "train_de": "".join(f"Zeile {i}\n" for i in range(9)),
+    }
+    recipe = recipe_from_files(name="x", **write_files(tmp_path, **texts))
+    subword, binarization = SubwordConfig(vocab_size=280), BinarizeConfig(threads=1)
+    prepare(recipe, data_dir, overrides={"subword": {"vocab_size": 280}})
+    write = {
+        "prepare": lambda: prepare(recipe, data_dir, force=True, text_only=True),
+        "learn-bpe": lambda: learn_bpe(data_dir, subword, force=True),
+        "binarize": lambda: binarize(data_dir, binarization, force=True),
+    }[command]
+    before = (data_dir / "manifest.json").read_bytes()
+    with lock_folder(data_dir), pytest.raises(LockedFolderError, match="is being written to by"):
+        write()
+    assert (data_dir / "manifest.json").read_bytes() == before
+    assert write()
 
 
 def test_invalid_utf8_is_dropped_from_training_text_only(data_dir, tmp_path):

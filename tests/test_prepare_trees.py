@@ -145,6 +145,7 @@ def test_gold_trees_are_deleted_with_their_split(treebank, tmp_path):
     )
     prepare(recipe_from_trees(name="x", train=[folder / "02"]), out, text_only=True)
     assert sorted(path.name for path in out.iterdir()) == [
+        ".lock",
         "manifest.json",
         "train.trees",
         "train.words",

@@ -13,6 +13,7 @@ from tfm.storage.files import read_json, sha256_of, write_json
 FORMAT = 1
 SPLITS = ("train", "valid", "test")
 GOLD = "gold"  # suffix of the reference trees of a parser
+BINARIZE = "binarize"  # the step that turns text into token ids
 
 # Languages are suffixes of file names.
 LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -42,25 +43,40 @@ class Manifest:
     def create(
         cls, data_dir: Path, *, name: str, source: str, target: str, settings: Table
     ) -> "Manifest":
-        """Create the manifest of a dataset, keeping the steps of an existing one.
+        """Write the manifest of a dataset; arguments and errors are those of `draft`."""
+        manifest = cls.draft(data_dir, name=name, source=source, target=target, settings=settings)
+        manifest.save()
+        return manifest
 
-        `settings` is {section: {name: value}} of the recipe for later steps, and "task".
+    @classmethod
+    def draft(
+        cls,
+        data_dir: Path,
+        *,
+        name: str,
+        source: str,
+        target: str,
+        settings: Table,
+        keep_steps: bool = True,
+    ) -> "Manifest":
+        """Describe a dataset, without writing its manifest yet.
+
+        `settings` is {section: {name: value}} of the recipe for later steps, and "task". With
+        `keep_steps`, the steps of an existing manifest are kept; otherwise, it is not read.
 
         Raises:
             DataError: The existing manifest is damaged or of another format.
         """
-        exists = (data_dir / "manifest.json").exists()
+        keep_steps = keep_steps and (data_dir / "manifest.json").exists()
         content = {
             "format": FORMAT,
             "name": name,
             "settings": settings,
             "source": source,
-            "steps": _read(data_dir)["steps"] if exists else {},
+            "steps": _read(data_dir)["steps"] if keep_steps else {},
             "target": target,
         }
-        manifest = cls(data_dir, content)
-        manifest._save()
-        return manifest
+        return cls(data_dir, content)
 
     @classmethod
     def load(cls, data_dir: Path) -> "Manifest":
@@ -108,10 +124,21 @@ class Manifest:
         return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
     def record(self, step: str, *, inputs: Table, outputs: Iterable[Path], result: Table) -> None:
-        """Record a step: JSON values of all inputs that determine it, its files and its counts."""
+        """Record a step: JSON values of all inputs that determine it, its files and its counts.
+
+        The record is on disk after the next call of `save`.
+        """
         sizes = {str(p.relative_to(self.data_dir)): p.stat().st_size for p in sorted(outputs)}
         self._content["steps"][step] = {"inputs": inputs, "outputs": sizes, "result": result}
-        self._save()
+
+    def save(self) -> None:
+        """Write the manifest."""
+        write_json(self.data_dir / "manifest.json", self._content)
+
+    def inputs(self, step: str) -> dict[str, Any] | None:
+        """Return the recorded inputs of a step; None if it was not done."""
+        entry = self._content["steps"].get(step)
+        return None if entry is None else dict(entry["inputs"])
 
     def result(self, step: str) -> dict[str, Any]:
         """Return the recorded result of a step; empty if it was not done."""
@@ -128,9 +155,6 @@ class Manifest:
             if not path.is_file():
                 raise DataError(f"{path} does not exist or is not a file: run tfm prepare first")
         return {path.name: sha256_of(path) for path in paths}
-
-    def _save(self) -> None:
-        write_json(self.data_dir / "manifest.json", self._content)
 
 
 def _read(data_dir: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tfm.config import BinarizeConfig
 from tfm.data.dataset import FORMAT, ArrayWriter, DatasetIndex, id_dtype
-from tfm.data.manifest import Manifest
+from tfm.data.manifest import BINARIZE, Manifest
 from tfm.data.subword import UNK, Vocabulary
 from tfm.data.text import Block, read_blocks
 from tfm.device.cpu import chosen_threads
@@ -21,8 +21,8 @@ from tfm.errors import DataError, tfm_command
 from tfm.reporting import Progress, say
 from tfm.stages.learn_bpe import STEP as LEARNING
 from tfm.storage.files import atomic_write
+from tfm.storage.lock import lock_folder
 
-STEP = "binarize"
 _UNKNOWN_WARNING_RATE = 0.001
 
 T = TypeVar("T")
@@ -54,7 +54,14 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
     Raises:
         DataError: Text or subword model are missing, a line is not UTF-8, or the sides differ in
             their numbers of lines.
+        LockedFolderError: Another process writes to the dataset.
     """
+    with lock_folder(data_dir):
+        return update_token_ids(data_dir, config, force=force)
+
+
+def update_token_ids(data_dir: Path, config: BinarizeConfig, *, force: bool) -> bool:
+    """Do the work of `binarize` for a caller that holds the lock of the folder."""
     manifest = Manifest.load(data_dir)
     vocabulary = Vocabulary.load(data_dir)
     splits = manifest.splits()
@@ -67,7 +74,7 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
         "max_length": config.max_length,
         "format": FORMAT,
     }
-    if not force and manifest.is_current(STEP, inputs):
+    if not force and manifest.is_current(BINARIZE, inputs):
         say(f"binarize: {bin_dir} unchanged")
         return False
     _warn_of_replaced_model(manifest, vocabulary)
@@ -81,7 +88,8 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
     ).save(bin_dir)
     outputs = [path for path in bin_dir.iterdir() if path.suffix in (".npy", ".json")]
     result = {split: asdict(count) for split, count in counts.items()}
-    manifest.record(STEP, inputs=inputs, outputs=outputs, result=result)
+    manifest.record(BINARIZE, inputs=inputs, outputs=outputs, result=result)
+    manifest.save()
     for split, count in counts.items():
         _report(split, count)
     return True

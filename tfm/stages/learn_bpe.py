@@ -10,6 +10,7 @@ from tfm.data.text import read_lines
 from tfm.errors import DataError
 from tfm.reporting import say
 from tfm.storage.files import atomic_write, write_text
+from tfm.storage.lock import lock_folder
 
 STEP = "learn-bpe"
 
@@ -23,7 +24,14 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
     Raises:
         DataError: There is no training text.
         UsageError: The vocabulary size does not fit the text.
+        LockedFolderError: Another process writes to the dataset.
     """
+    with lock_folder(data_dir):
+        return update_subword_models(data_dir, config, force=force)
+
+
+def update_subword_models(data_dir: Path, config: SubwordConfig, *, force: bool) -> bool:
+    """Do the work of `learn_bpe` for a caller that holds the lock of the folder."""
     manifest = Manifest.load(data_dir)
     texts = [manifest.text_path("train", lang) for lang in (manifest.source, manifest.target)]
     for path in texts:
@@ -56,6 +64,7 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
     sizes = [len(model) for model in models]
     result = {"vocab_sizes": sizes, "fingerprints": [model.fingerprint for model in models]}
     manifest.record(STEP, inputs=inputs, outputs=outputs, result=result)
+    manifest.save()
     for path, size in zip(paths, sizes, strict=True):
         say(f"learn-bpe: {path} with {size:,} pieces")
     return True

@@ -3,9 +3,10 @@
 import os
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tfm.config import (
     BinarizeConfig,
@@ -27,9 +28,10 @@ from tfm.data.text import in_chunks
 from tfm.data.trees.brackets import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
-from tfm.stages.binarize import binarize
-from tfm.stages.learn_bpe import learn_bpe
+from tfm.stages.binarize import update_token_ids
+from tfm.stages.learn_bpe import update_subword_models
 from tfm.storage.files import atomic_write, remove_leftovers
+from tfm.storage.lock import lock_folder
 
 if typing.TYPE_CHECKING:
     from tfm.data.synthetic.corpus import Split
@@ -115,12 +117,14 @@ def prepare(
         downloads_dir: Where downloads are kept; in the dataset folder if None.
         overrides: {"cleaning" | "subword" | "binarize": {name: value}}; replaces recipe settings.
         text_only: Stop after the text is written.
-        force: Repeat all steps, and replace another dataset in the folder.
+        force: Repeat all steps, and replace another dataset in the folder, which stays as it was
+            until all text of the new one is complete.
 
     Raises:
         DataError: Text or archives are missing, damaged or inconsistent, or a disk is too small,
             which is checked before anything is downloaded.
         UsageError: A setting is invalid, or the folder holds something else.
+        LockedFolderError: Another process writes to the dataset.
     """
     settings = {
         section: {**recipe.settings(section), **overrides.get(section, {})}
@@ -129,29 +133,33 @@ def prepare(
     cleaning = settings_from(CleaningConfig, settings["cleaning"])
     subword = settings_from(SubwordConfig, settings["subword"])
     binarization = settings_from(BinarizeConfig, settings["binarize"])
-    _check_folder(recipe, out_dir, force=force)
-    manifest = Manifest.create(
-        out_dir,
-        name=recipe.name,
-        source=recipe.source,
-        target=recipe.target,
-        settings={
-            "task": recipe.task,
-            "subword": settings["subword"],
-            "binarize": settings["binarize"],
-            "search": recipe.settings("search"),
-        },
-    )
     downloads_dir = downloads_dir or out_dir / "downloads"
     sources = TextSources(
         recipe, raw_dir=out_dir / "raw", downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
-    is_new = _TextWriter(recipe, sources, cleaning, manifest, downloads_dir, text_only).update()
-    if not recipe.valid:
-        say("warning: there is no validation text, so training cannot tell when to stop")
-    if not text_only:
-        learn_bpe(out_dir, subword, force=force)
-        binarize(out_dir, binarization, force=force)
+    with lock_folder(out_dir):
+        _check_folder(recipe, out_dir, force=force)
+        manifest = Manifest.draft(
+            out_dir,
+            name=recipe.name,
+            source=recipe.source,
+            target=recipe.target,
+            settings={
+                "task": recipe.task,
+                "subword": settings["subword"],
+                "binarize": settings["binarize"],
+                "search": recipe.settings("search"),
+            },
+            keep_steps=not force,
+        )
+        writer = _TextWriter(recipe, sources, cleaning, manifest, downloads_dir, text_only, force)
+        is_new = writer.update()
+        manifest.save()
+        if not recipe.valid:
+            say("warning: there is no validation text, so training cannot tell when to stop")
+        if not text_only:
+            update_subword_models(out_dir, subword, force=force)
+            update_token_ids(out_dir, binarization, force=force)
     if is_new and sources.unpacked_paths:
         say(f"{out_dir / 'raw'} and the downloads are only needed to clean the text again")
     return PrepareResult(data_dir=out_dir, is_new=is_new)
@@ -169,10 +177,9 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
             raise UsageError(
                 f"{path} would be both read and overwritten: choose another folder with --out"
             )
-    manifest_path = out_dir / "manifest.json"
     if force:
-        manifest_path.unlink(missing_ok=True)
-    elif manifest_path.exists():
+        return
+    if (out_dir / "manifest.json").exists():
         manifest = Manifest.load(out_dir)
         if (manifest.name, manifest.source, manifest.target) != (recipe.name, *languages):
             raise UsageError(
@@ -199,6 +206,7 @@ class _TextWriter:
     manifest: Manifest
     downloads_dir: Path
     text_only: bool
+    force: bool
 
     def update(self) -> bool:
         """Write the text of all splits; return False if it was up to date."""
@@ -250,29 +258,43 @@ class _TextWriter:
         }
         # Not recorded as outputs: downloads may be deleted after extraction.
         self.manifest.record("download", inputs=inputs, outputs=[], result=files)
+        self._save_progress()
         self.sources.unpack(fetched)
         result = {"files": len(outputs)}
         self.manifest.record("extract", inputs=inputs, outputs=outputs, result=result)
+        self._save_progress()
         say(f"extract: {len(outputs)} files in {self.manifest.data_dir / 'raw'}")
 
+    def _save_progress(self) -> None:
+        """Save the steps that are done, unless an older dataset still needs its own manifest."""
+        if not self.force:
+            self.manifest.save()
+
     def _write_text(self, inputs: Table) -> None:
-        """Write the text of all splits, and record how many pairs were kept and dropped."""
+        """Write the text of all splits, and record how many pairs were kept and dropped.
+
+        Older text is replaced when all of the new text is complete.
+        """
         cleaner = Cleaner(self.cleaning)
         result: dict[str, Any] = {split: {} for split in SPLITS if self.recipe.texts(split)}
         outputs: list[Path] = []
-        for split in _SPLITS_TRAINING_LAST:
-            languages = (self.recipe.source, self.recipe.target)
-            paths = [self.manifest.text_path(split, language) for language in languages]
-            gold_path = self.manifest.text_path(split, GOLD)
-            if split in result:
-                result[split] = self._write_split(split, cleaner, paths)
-                outputs += paths
-                if self.recipe.task == "parsing" and split != "train":
-                    self._write_gold_trees(split, gold_path)
-                    outputs.append(gold_path)
-            else:
-                for stale in (*paths, gold_path):
-                    stale.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            for split in _SPLITS_TRAINING_LAST:
+                if split in result:
+                    paths = self._text_paths(split)
+                    files = [stack.enter_context(atomic_write(path)) for path in paths]
+                    source_file, target_file, *gold_files = files
+                    result[split] = self._write_split(split, cleaner, source_file, target_file)
+                    for gold_file in gold_files:
+                        self._write_gold_trees(split, gold_file)
+                    for file in files:  # a full disk shows before any older text is replaced
+                        file.flush()
+                        os.fsync(file.fileno())
+                    outputs += paths
+            self._save_progress()
+        for removed in set(SPLITS) - result.keys():
+            for suffix in (self.recipe.source, self.recipe.target, GOLD):
+                self.manifest.text_path(removed, suffix).unlink(missing_ok=True)
         for held_out, count in cleaner.held_out.counts().items():
             result[held_out]["in_training"] = count
             if count:
@@ -282,17 +304,20 @@ class _TextWriter:
                 )
         self.manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
 
+    def _text_paths(self, split: "Split") -> list[Path]:
+        """Return the files of a split: source and target, and for scoring a parser its trees."""
+        suffixes = [self.recipe.source, self.recipe.target]
+        if self.recipe.task == "parsing" and split != "train":
+            suffixes.append(GOLD)
+        return [self.manifest.text_path(split, suffix) for suffix in suffixes]
+
     def _write_split(
-        self, split: "Split", cleaner: Cleaner, outputs: Sequence[Path]
+        self, split: "Split", cleaner: Cleaner, source_file: IO[bytes], target_file: IO[bytes]
     ) -> dict[str, Any]:
         """Write both sides of a split; return the counts of its pairs, in total and by text."""
         total = PairCounts()
         entries = []
-        with (
-            atomic_write(outputs[0]) as source_file,
-            atomic_write(outputs[1]) as target_file,
-            Progress(f"clean {split}", total=None, unit="pairs") as bar,
-        ):
+        with Progress(f"clean {split}", total=None, unit="pairs") as bar:
             for text in self.recipe.texts(split):
                 counts = PairCounts()
                 pairs = self.sources.pairs(text, split)
@@ -314,7 +339,7 @@ class _TextWriter:
                 sides = (side for text in texts for side in getattr(text, "sides", ()))
                 raise DataError(f"the {split} text is empty: {', '.join(dict.fromkeys(sides))}")
             if not total.kept:
-                raise DataError(f"no pairs are left for {outputs[0]}: {_summary(total)}")
+                raise DataError(f"no pairs are left of the {split} text: {_summary(total)}")
         say(f"clean: {split} {_summary(total)}")
         return asdict(total) | {"texts": entries}
 
@@ -335,13 +360,12 @@ class _TextWriter:
             f"{num_invalid:,} of {counts.read:,} pairs are not UTF-8: {'; '.join(remedies)}"
         )
 
-    def _write_gold_trees(self, split: "Split", path: Path) -> None:
+    def _write_gold_trees(self, split: "Split", file: IO[bytes]) -> None:
         """Write the trees of a split as brackets with part-of-speech tags, for scoring."""
-        with atomic_write(path) as file:
-            for text in self.recipe.texts(split):
-                if not isinstance(text, TextFiles):
-                    trees = self.sources.trees(text, split)
-                    file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
+        for text in self.recipe.texts(split):
+            if not isinstance(text, TextFiles):
+                trees = self.sources.trees(text, split)
+                file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
 
 
 def _summary(counts: PairCounts) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tfm.data.dataset import DatasetIndex, Ids, Rows, id_dtype
-from tfm.data.manifest import Manifest
+from tfm.data.manifest import BINARIZE, Manifest
 from tfm.data.subword import UNK, Vocabulary, learn_word_model, model_paths
 
 VOCAB_SIZE = 37_000  # Vaswani et al. 2017, §5.1
@@ -43,7 +43,6 @@ def write_token_dataset(
     source, target = _LANGUAGES
     bin_dir = data_dir / "bin"
     bin_dir.mkdir(parents=True)
-    Manifest.create(data_dir, name="synthetic", source=source, target=target, settings={})
     lengths = sentence_lengths(num_pairs, random=random) - 1  # EOS is added to each batch
     for side, language in enumerate(_LANGUAGES):
         offsets = np.concatenate([[0], np.cumsum(lengths[:, side])])
@@ -57,6 +56,10 @@ def write_token_dataset(
         fingerprint=vocabulary.fingerprint,
         num_pairs={"train": num_pairs},
     ).save(bin_dir)
+    manifest = Manifest.draft(data_dir, name="synthetic", source=source, target=target, settings={})
+    # The ids are drawn at random, not encoded from text.
+    manifest.record(BINARIZE, inputs={"text": {}}, outputs=bin_dir.iterdir(), result={})
+    manifest.save()
 
 
 def _zipf_ids(count: int, *, vocab_size: int, random: np.random.Generator) -> Ids:
