@@ -223,9 +223,16 @@ def test_a_check_without_a_test_set_is_refused_before_anything_is_written(make_m
     info = replace(load_info(model), data_dir=str(tmp_path / "gone"))
     files = Vocabulary.load(model).files()
     save_checkpoint(model, info, dict(load_weights(model)), subword_files=files)
-    with pytest.raises(DataError, match=r"no test set in .*gone.*: leave --check out"):
+    with pytest.raises(DataError, match=r"no test set from en in .*gone.*: leave --check out"):
         export(model, check_lines=3)
     assert list(tmp_path.iterdir()) == [model]
+
+
+def test_the_test_set_of_a_dataset_with_other_languages_is_not_used(make_model):
+    info = load_info(make_model())
+    assert len(check.lines_to_check(info, 3)) == 3
+    with pytest.raises(DataError, match=r"no test set from de in .*: leave --check out"):
+        check.lines_to_check(replace(info, source="de", target="en"), 3)
 
 
 # --- the command

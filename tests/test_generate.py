@@ -207,6 +207,21 @@ def test_without_a_run_the_error_says_to_train(tmp_path):
         plan_generation([], input_path=None, split="test", runs_dir=tmp_path)
 
 
+@pytest.mark.parametrize(
+    "change", [{"source": "de", "target": "en"}, {"settings": {"task": "parsing"}}]
+)
+def test_a_dataset_that_no_longer_fits_the_model_is_refused(
+    trained_run, data_dir, tmp_path, change
+):
+    data = shutil.copytree(data_dir, tmp_path / "data")
+    manifest = json.loads((data / "manifest.json").read_text())
+    (data / "manifest.json").write_text(json.dumps(manifest | change))
+    model = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "model")
+    edit(model, data_dir=str(data))
+    with pytest.raises(DataError, match=r"is now for \w+ from \w\w to \w\w, but the model is for "):
+        plan_generation([model], input_path=None, split="test", runs_dir=tmp_path)
+
+
 # --- prefixes and targets
 
 

@@ -88,7 +88,8 @@ def plan_generation(
         UsageError: Both text and split are given, or both prefixes and targets; or standard input
             would be read, but is closed.
         CheckpointError: There is no such model.
-        DataError: A file does not exist, or differs from the text in its number of lines.
+        DataError: A file does not exist, or differs from the text in its number of lines; or the
+            dataset of the model now has other languages.
     """
     if input_path is not None and split is not None:
         raise UsageError("--input and --split exclude each other: give one")
@@ -243,6 +244,12 @@ def _split_source(info: ModelInfo, split: Split, model: Path) -> Source:
             f"{data_dir}, the dataset of {model}, does not exist: give text with --input or a pipe"
         )
     manifest = Manifest.load(data_dir)
+    if (manifest.task, manifest.source, manifest.target) != (info.task, info.source, info.target):
+        raise DataError(
+            f"{data_dir}, the dataset of {model}, is now for {manifest.task} from "
+            f"{manifest.source} to {manifest.target}, but the model is for {info.task} from "
+            f"{info.source} to {info.target}: give text with --input or a pipe"
+        )
     path = manifest.text_path(split, manifest.source)
     if not path.is_file():
         raise DataError(f"{data_dir} has no {split} split: give text with --input or a pipe")

@@ -164,5 +164,12 @@ def _fixed_values(info: ModelInfo) -> dict[str, Any]:
         for name, value in settings_to(getattr(info.run, section)).items()
         if name != "max_tokens"
     }
-    seed, subwords = info.run.training.seed, info.fingerprint[:8]
-    return {"arch": info.run.arch, **settings, "training.seed": seed, "subword model": subwords}
+    return {
+        "task": info.task,
+        "source language": info.source,
+        "target language": info.target,
+        "arch": info.run.arch,
+        **settings,
+        "training.seed": info.run.training.seed,
+        "subword model": info.fingerprint[:8],
+    }

@@ -7,12 +7,13 @@ import torch
 
 from tfm.config import DeviceName, Precision, RunConfig, TransformerConfig, suitable_arch
 from tfm.data.dataset import DatasetIndex, ParallelDataset
-from tfm.data.manifest import Manifest
+from tfm.data.manifest import BINARIZE, Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
 from tfm.device.compute import choose_compute
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.storage.checkpoint.model_folder import ModelInfo
+from tfm.storage.files import sha256_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +56,14 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
     """Open a dataset for training.
 
     Raises:
-        DataError: The dataset is damaged, not binarized, or binarized with another subword model.
+        DataError: The dataset is damaged or not binarized, or was binarized from other text or with
+            another subword model.
         UsageError: The settings do not fit the dataset.
     """
     manifest = Manifest.load(data_dir)
     vocabulary = Vocabulary.load(data_dir)
     index = DatasetIndex.load(data_dir / "bin")
-    if index.fingerprint != vocabulary.fingerprint:
-        raise DataError(
-            f"{data_dir}/bin was binarized with subword model {index.fingerprint[:8]}, but "
-            f"{data_dir} has {vocabulary.fingerprint[:8]}: run {tfm_command('binarize', data_dir)}"
-        )
+    _check_binarized(manifest, index, vocabulary)
     if not vocabulary.is_joint and run.model.tied_embeddings == "three-way":
         raise UsageError(
             f"{data_dir} has separate vocabularies, but three-way tied embeddings need a joint "
@@ -110,6 +108,33 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
         ),
         checksum=index.checksum("train"),
     )
+
+
+def _check_binarized(manifest: Manifest, index: DatasetIndex, vocabulary: Vocabulary) -> None:
+    """Raise DataError unless the token ids are those of the text, with the subword model.
+
+    Text that was deleted after it was binarized is not compared.
+    """
+    data_dir = manifest.data_dir
+    remedy = f"run {tfm_command('binarize', data_dir)}"
+    recorded = (manifest.inputs(BINARIZE) or {}).get("text")
+    if not isinstance(recorded, dict):
+        raise DataError(f"{data_dir}/bin was not binarized from the text in {data_dir}: {remedy}")
+    if (index.source, index.target) != (manifest.source, manifest.target):
+        raise DataError(
+            f"{data_dir}/bin is {index.source}-{index.target}, but {data_dir} is "
+            f"{manifest.source}-{manifest.target}: {remedy} --force"
+        )
+    if index.fingerprint != vocabulary.fingerprint:
+        raise DataError(
+            f"{data_dir}/bin was binarized with subword model {index.fingerprint[:8]}, but "
+            f"{data_dir} has {vocabulary.fingerprint[:8]}: {remedy}"
+        )
+    languages = (manifest.source, manifest.target)
+    texts = {manifest.text_path(split, lang) for split in manifest.splits() for lang in languages}
+    for path in sorted(texts | {data_dir / name for name in recorded}):
+        if path.is_file() and sha256_of(path) != recorded.get(path.name):
+            raise DataError(f"{path} has changed since {data_dir}/bin was binarized: {remedy}")
 
 
 def _check_lengths(data_dir: Path, splits: list[ParallelDataset], run: RunConfig) -> None:

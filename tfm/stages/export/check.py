@@ -59,12 +59,13 @@ def lines_to_check(info: ModelInfo, number: int) -> list[str]:
     lines: list[str] = []
     if data_dir.is_dir():
         manifest = Manifest.load(data_dir)
-        path = manifest.text_path("test", manifest.source)
-        if path.is_file():
+        path = manifest.text_path("test", info.source)
+        if path.is_file() and manifest.source == info.source:
             lines = [line.decode() for line in islice(read_lines(path, strict=True), number)]
     if not any(line.strip() for line in lines):
         raise DataError(
-            f"there is no test set in {data_dir}, the model's dataset: leave --check out"
+            f"there is no test set from {info.source} in {data_dir}, the model's dataset: leave "
+            "--check out"
         )
     return lines
 

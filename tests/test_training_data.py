@@ -1,0 +1,94 @@
+"""A dataset is trained on only if its token ids are those of its text and subword model."""
+
+import json
+import shutil
+
+import pytest
+
+from tfm.config import BinarizeConfig, SubwordConfig
+from tfm.data.corpus.user_files import recipe_from_files
+from tfm.data.synthetic.corpus import generate_pairs
+from tfm.errors import DataError
+from tfm.stages.binarize import binarize
+from tfm.stages.learn_bpe import learn_bpe
+from tfm.stages.prepare import prepare
+from tfm.stages.training_data import open_data
+
+
+@pytest.fixture
+def copy(data_dir, tmp_path):
+    """A dataset that a test may change."""
+    return shutil.copytree(data_dir, tmp_path / "data")
+
+
+def test_the_text_may_be_deleted_once_it_is_binarized(copy, tiny_run):
+    for name in ("train.en", "test.en", "test.de"):
+        (copy / name).unlink()
+    assert len(open_data(copy, tiny_run()).train) == 200
+
+
+@pytest.mark.parametrize("name", ["train.en", "valid.de", "test.en"])
+def test_text_that_has_changed_is_refused_until_it_is_binarized(copy, tiny_run, name):
+    text = (copy / name).read_text(encoding="utf-8")
+    (copy / name).write_text(f"X{text[1:]}", encoding="utf-8")
+    with pytest.raises(DataError, match=rf"/data/{name} has changed .*: run tfm binarize {copy}$"):
+        open_data(copy, tiny_run())
+    binarize(copy, BinarizeConfig(threads=1))
+    open_data(copy, tiny_run())
+
+
+def test_the_text_of_a_new_split_is_refused_until_it_is_binarized(copy, tiny_run):
+    for language in ("en", "de"):
+        (copy / f"valid.{language}").unlink()
+    binarize(copy, BinarizeConfig(threads=1))
+    for language in ("en", "de"):
+        shutil.copy(copy / f"test.{language}", copy / f"valid.{language}")
+    with pytest.raises(DataError, match=rf"valid\.de has changed .*: run tfm binarize {copy}$"):
+        open_data(copy, tiny_run())
+    binarize(copy, BinarizeConfig(threads=1))
+    assert len(open_data(copy, tiny_run()).valid.pairs) == 12
+
+
+@pytest.mark.parametrize("inputs", [None, {}, {"text": []}])
+def test_token_ids_without_a_record_of_their_text_are_refused(copy, tiny_run, inputs):
+    path = copy / "manifest.json"
+    content = json.loads(path.read_text())
+    content["steps"]["binarize"]["inputs"] = inputs
+    if inputs is None:
+        del content["steps"]["binarize"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=rf"not binarized from the text in .*binarize {copy}$"):
+        open_data(copy, tiny_run())
+    binarize(copy, BinarizeConfig(threads=1))
+    open_data(copy, tiny_run())
+
+
+def test_token_ids_of_other_languages_are_refused(copy, tiny_run):
+    path = copy / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"source": "de", "target": "en"}))
+    with pytest.raises(DataError, match=r"bin is en-de, but .*data is de-en: run tfm binarize "):
+        open_data(copy, tiny_run())
+    binarize(copy, BinarizeConfig(threads=1), force=True)
+    assert open_data(copy, tiny_run()).info.source == "de"
+
+
+def test_a_dataset_that_was_prepared_in_the_other_direction_is_not_trained_on_its_old_ids(
+    tmp_path, tiny_run
+):
+    for side, language in enumerate(("en", "de")):
+        pairs = generate_pairs("train", num_pairs=60, seed=1)
+        text = "".join(f"{pair[side]}\n" for pair in pairs)
+        (tmp_path / f"my.{language}").write_text(text, encoding="utf-8")
+    english, german, out = tmp_path / "my.en", tmp_path / "my.de", tmp_path / "data"
+    overrides = {"subword": {"vocab_size": 330, "threads": 1}, "binarize": {"threads": 1}}
+    there = recipe_from_files(name="x", train=[(english, german)])
+    prepare(there, out, overrides=overrides)
+    back = recipe_from_files(name="x", train=[(german, english)])
+    prepare(back, out, overrides=overrides, text_only=True, force=True)
+    with pytest.raises(DataError, match=rf"not binarized from the text in .*binarize {out}$"):
+        open_data(out, tiny_run())
+    learn_bpe(out, SubwordConfig(vocab_size=330, threads=1))
+    binarize(out, BinarizeConfig(threads=1))
+    data = open_data(out, tiny_run())
+    assert (data.info.source, data.info.target) == ("de", "en")
+    assert len(data.train) == 60
