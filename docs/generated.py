@@ -26,7 +26,7 @@ from tfm.stages.average import AverageResult
 from tfm.stages.prepare import PrepareResult
 from tfm.stages.score import ScoreResult
 from tfm.stages.train import TrainResult
-from tfm.storage.checkpoint import model_folder
+from tfm.storage.checkpoint import model_folder, run_folder
 
 # The last line of the pages in the repository, in place of their generated part.
 NOTE = "*`make docs` adds the rest of this page, which is generated from the code.*"
@@ -40,6 +40,7 @@ _FORMATS = {
     "`manifest.json` of a dataset": manifest.FORMAT,
     "`bin/dataset.json` of a dataset": dataset.FORMAT,
     "`config.json` of a model folder or checkpoint": model_folder.FORMAT,
+    "`data.json` of a run": run_folder.DATA_FORMAT,
     "`last-generation.json` in `runs/`": score.LAST_GENERATION_FORMAT,
 }
 _RESULTS = (

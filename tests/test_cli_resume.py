@@ -5,8 +5,10 @@ import shutil
 import pytest
 
 from tfm.config import read_toml
+from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.run_folder import checkpoints, newest_step
+from tfm.storage.checkpoint.run_folder import checkpoints, newest_step, trained_on
+from tfm.storage.files import read_json
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -24,6 +26,45 @@ def test_a_run_resumes_with_its_own_settings_and_dataset(run, run_dir, data_dir)
     assert f"train: resuming {run_dir} at step 8" in err
     assert f"train: {run_dir} on {data_dir}, " in err
     assert newest_step(run_dir) == 12
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_resumes_on_its_dataset(
+    run, trained_run, data_dir, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingRun, "loop", lambda self: None)
+        settings = ("--config", trained_run / "config.toml")
+        assert run("train", data_dir, "--run", "mine", *settings)[0] == 0
+    assert checkpoints(tmp_path / "mine") == []
+    shutil.copytree(data_dir, tmp_path / "data" / "newer")
+    code, _, err = run("train", "--run", "mine", "--max-steps", 2)
+    assert code == 0, err
+    assert f"train: mine on {data_dir}, " in err
+
+
+def test_a_run_resumes_on_the_dataset_that_it_was_last_trained_on(
+    run, run_dir, data_dir, tmp_path, monkeypatch
+):
+    moved = shutil.copytree(data_dir, tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    assert run("train", "moved", "--run", run_dir, "--max-steps", 13)[0] == 0
+    assert read_json(run_dir / "data.json") == {"format": 1, "data_dir": "moved"}
+    shutil.rmtree(moved)
+    code, _, err = run("train", "--run", run_dir)
+    assert code == 1
+    assert f"{run_dir} was trained on moved, which does not exist here" in err
+
+
+def test_a_damaged_record_of_the_dataset_is_one_line(run, run_dir, data_dir):
+    (run_dir / "data.json").write_text("{")
+    code, _, err = run("train", "--run", run_dir)
+    assert code == 1
+    assert err == (
+        f"tfm: {run_dir}/data.json is damaged, or not of format 1, which this tfm reads: name the "
+        f"dataset of the run, as in tfm train DATA --run {run_dir}\n"
+    )
+    assert run("train", data_dir, "--run", run_dir)[0] == 0
+    assert trained_on(run_dir) == data_dir
 
 
 def test_flags_take_precedence_over_the_settings_of_the_run(run, run_dir):

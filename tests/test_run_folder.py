@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tfm.config import run_config
-from tfm.errors import CheckpointError, UsageError
+from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.checkpoint import run_folder
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info, load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import (
@@ -20,6 +20,8 @@ from tfm.storage.checkpoint.run_folder import (
     newest_run,
     newest_step,
     prune_checkpoints,
+    record_dataset,
+    trained_on,
 )
 
 STATE = "training.safetensors"
@@ -78,6 +80,29 @@ def test_checkpoints_are_listed_oldest_first(make_run):
     (run_dir / "checkpoints" / ".step-00000099.1.partial").mkdir()
     assert steps_of(checkpoints(run_dir)) == [3, 20, 1000]
     assert checkpoints(run_dir / "nowhere") == []
+
+
+def test_the_dataset_of_a_run_is_the_recorded_one(make_run):
+    run_dir = make_run({1: 1.0})
+    name = "a folder/\udcff"  # a name that is not UTF-8
+    record_dataset(run_dir, Path(name))
+    assert trained_on(run_dir) == Path(name)
+
+
+def test_a_run_of_an_earlier_version_names_its_dataset_in_its_checkpoints(make_run, tmp_path):
+    assert trained_on(make_run({1: 1.0})) == Path("data/x")
+    assert trained_on(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"format": 2, "data_dir": "x"}', '{"format": 1, "data_dir": 3}']
+)
+def test_a_damaged_record_of_the_dataset_is_named_with_the_remedy(tmp_path, content):
+    (tmp_path / "data.json").write_text(content)
+    with pytest.raises(
+        DataError, match=r"data\.json is damaged.*: name the .* tfm train DATA --run"
+    ):
+        trained_on(tmp_path)
 
 
 def test_checkpoints_are_ranked_by_quality_then_by_step(make_run):

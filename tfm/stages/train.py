@@ -21,7 +21,11 @@ from tfm.stages.forecast import estimate_run
 from tfm.stages.training_data import open_data
 from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
-from tfm.storage.checkpoint.run_folder import has_current_average, newest_intact_checkpoint
+from tfm.storage.checkpoint.run_folder import (
+    has_current_average,
+    newest_intact_checkpoint,
+    record_dataset,
+)
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
 from tfm.world import World
@@ -102,6 +106,7 @@ def train(
             checkpoint=checkpoint,
         )
         if world.is_first:
+            record_dataset(run_dir, data_dir)
             write_text(run_dir / "config.toml", run_toml(run))
         position = training.trainer.position
         if training.is_finished():

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from tfm.errors import CheckpointError, UsageError, tfm_command
+from tfm.errors import CheckpointError, DataError, UsageError, tfm_command
 from tfm.reporting import say
 from tfm.storage.checkpoint.model_folder import (
     CONFIG,
@@ -18,9 +18,16 @@ from tfm.storage.checkpoint.model_folder import (
     check_model,
     load_info,
 )
-from tfm.storage.files import finish_replacement, intact_directory, remove_path
+from tfm.storage.files import (
+    finish_replacement,
+    intact_directory,
+    read_json,
+    remove_path,
+    write_json,
+)
 from tfm.storage.paths import existing_folder
 
+DATA, DATA_FORMAT = "data.json", 1
 NUM_STATES_KEPT = 2
 _PREFIX, _NUM_DIGITS = "step-", 8  # at least
 _NAME = re.compile(rf"{_PREFIX}[0-9]{{{_NUM_DIGITS},18}}")
@@ -82,12 +89,39 @@ def newest_intact_checkpoint(run_dir: Path) -> Path | None:
     return None
 
 
+def record_dataset(run_dir: Path, data_dir: Path) -> None:
+    """Write the dataset of a run, as the user gave it, so that the run resumes on it."""
+    write_json(run_dir / DATA, {"format": DATA_FORMAT, "data_dir": str(data_dir)})
+
+
 def trained_on(run_dir: Path) -> Path | None:
-    """Return the dataset of a run; None if the run has no intact checkpoint."""
+    """Return the dataset of a run; None if neither the run nor an intact checkpoint names it.
+
+    Raises:
+        DataError: The run's record of its dataset is damaged.
+    """
+    if (run_dir / DATA).exists():
+        return _recorded_dataset(run_dir)
+    # Runs of earlier versions have no record.
     for path in reversed(checkpoints(run_dir)):
         with suppress(DamagedCheckpointError):  # reported when the run resumes from another one
             return Path(load_info(path).data_dir)
     return None
+
+
+def _recorded_dataset(run_dir: Path) -> Path:
+    path = run_dir / DATA
+    try:
+        record = read_json(path)
+    except DataError:
+        record = {}
+    data_dir = record.get("data_dir")
+    if record.get("format") != DATA_FORMAT or not isinstance(data_dir, str):
+        raise DataError(
+            f"{path} is damaged, or not of format {DATA_FORMAT}, which this tfm reads: name the "
+            f"dataset of the run, as in {tfm_command('train', 'DATA', '--run', run_dir)}"
+        )
+    return Path(data_dir)
 
 
 def best_checkpoints(run_dir: Path, metric: Metric) -> list[Path]:
