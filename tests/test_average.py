@@ -134,9 +134,20 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path):
 def test_a_folder_that_is_no_model_is_never_replaced(run_dir, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").touch()
-    with pytest.raises(UsageError, match="is no model: choose another folder with --out"):
+    with pytest.raises(UsageError, match="is no average: choose another folder with --out"):
         average(run_dir, AverageConfig(), out_dir=tmp_path / "precious")
     assert (tmp_path / "precious" / "thesis.tex").exists()
+
+
+def test_a_checkpoint_is_never_replaced_but_an_older_average_is(run_dir, tmp_path):
+    checkpoint = checkpoints(run_dir)[0]
+    before = load_info(checkpoint)
+    with pytest.raises(UsageError, match="is no average: choose another folder with --out"):
+        average(run_dir, AverageConfig(), out_dir=checkpoint)
+    assert load_info(checkpoint) == before
+    for last in (1, 2):
+        average(run_dir, AverageConfig(last=last), out_dir=tmp_path / "mean")
+    assert len(load_info(tmp_path / "mean").averaged) == 2
 
 
 def test_a_damaged_checkpoint_is_named(run_dir):

@@ -256,17 +256,19 @@ def test_a_preset_that_is_named_is_used_on_any_dataset(run, elsewhere, data_dir,
 
 
 def test_json_of_score_parses(run, elsewhere):
-    (elsewhere / "hyp").write_text("ein Hund\nzwei Katzen\n")
-    code, out, err = run("score", "--hypotheses", "hyp", "--reference", "hyp", "--json")
+    for name in ("hyp", "ref"):
+        (elsewhere / name).write_text("ein Hund\nzwei Katzen\n")
+    code, out, err = run("score", "--hypotheses", "hyp", "--reference", "ref", "--json")
     assert (code, err) == (0, "")
     [record] = map(json.loads, out.splitlines())
     assert [score["name"] for score in record["scores"]] == ["bleu", "chrf"]
 
 
 def test_scores_respect_no_color(elsewhere):
-    (elsewhere / "hyp").write_text("ein Hund\n")
+    for name in ("hyp", "ref"):
+        (elsewhere / name).write_text("ein Hund\n")
     output = subprocess.check_output(
-        [*TFM, "score", "--hypotheses", "hyp", "--reference", "hyp"],
+        [*TFM, "score", "--hypotheses", "hyp", "--reference", "ref"],
         env=os.environ | {"NO_COLOR": "1"},
     )
     assert b"\x1b" not in output

@@ -17,7 +17,7 @@ from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.inference import engine
 from tfm.inference.translator import Translator
 from tfm.stages.generate import generate, plan_generation, score_targets
-from tfm.storage.checkpoint.run_folder import checkpoints
+from tfm.storage.checkpoint.run_folder import checkpoints, record_dataset
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 
@@ -481,6 +481,76 @@ def test_output_to_a_file_is_that_of_standard_output(command, tmp_path):
         code, out, err = command(f"{arguments} --output new/found.de")
         assert (code, out) == (0, ""), err
         assert (tmp_path / "new" / "found.de").read_text(encoding="utf-8") == expected
+
+
+@pytest.fixture
+def own_folders(trained_run, data_dir, tmp_path):
+    """A run and its dataset that a test may change: folders "run" and "data"."""
+    shutil.copytree(data_dir, tmp_path / "data")
+    run_dir = shutil.copytree(trained_run, tmp_path / "run")
+    for path in checkpoints(run_dir):
+        edit(path, data_dir=str(tmp_path / "data"))
+    record_dataset(run_dir, tmp_path / "data")
+
+
+@pytest.mark.usefixtures("own_folders")
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        ("data/train.en", "dataset"),
+        ("data/valid.fr", "dataset"),  # would be taken for the text of a split
+        ("data/manifest.json", "dataset"),
+        ("data/bpe.model", "dataset"),
+        ("data/bin/train.en.tokens.npy", "dataset"),
+        ("run/checkpoints/step-00000008/model.safetensors", "model"),
+        ("run/checkpoints/step-00000008/bpe.model", "model"),
+        ("run/config.toml", "run"),
+        ("run/data.json", "run"),
+        ("run/metrics.jsonl", "run"),
+    ],
+)
+def test_files_of_datasets_models_and_runs_are_never_overwritten(command, tmp_path, output, kind):
+    path = tmp_path / output
+    before = path.read_bytes() if path.exists() else None
+    (tmp_path / "link").symlink_to(path)
+    for name in (output, "link"):
+        assert command(f"--output {name}") == (
+            2, "", f"tfm: {name} belongs to a {kind}: choose another name with --output\n"
+        )  # fmt: skip
+    assert (path.read_bytes() if path.exists() else None) == before
+
+
+@pytest.mark.usefixtures("own_folders")
+def test_other_files_in_these_folders_may_be_written_twice(command):
+    for output in ("run/test.de", "data/test.beam4.de", "run/checkpoints/step-00000008/out.de"):
+        for _ in range(2):
+            code, _, err = command(f"--output {output}")
+            assert code == 0, err
+
+
+@pytest.mark.usefixtures("own_folders")
+@pytest.mark.parametrize("output", ["data/test.en", "data/test.de", "link", "hard link"])
+def test_text_and_reference_of_a_test_set_are_not_overwritten(tmp_path, output):
+    before = (tmp_path / "data" / "test.de").read_bytes()
+    (tmp_path / "link").symlink_to(tmp_path / "data" / "test.de")
+    (tmp_path / "hard link").hardlink_to(tmp_path / "data" / "test.de")
+    model = checkpoints(tmp_path / "run")[-1]
+    options = {"input_path": None, "split": "test", "runs_dir": tmp_path}
+    with pytest.raises(UsageError, match=f"{output} would be both read and overwritten: choose"):
+        plan_generation([model], **options, output=tmp_path / output)
+    assert (tmp_path / "data" / "test.de").read_bytes() == before
+
+
+def test_a_file_that_is_standard_input_is_not_overwritten(trained_run, tmp_path):
+    text = write(tmp_path / "in.en", b"seven\n")
+    with text.open() as stdin:
+        done = subprocess.run(
+            [sys.executable, "-m", "tfm", "generate", trained_run, "--output", text],
+            cwd=tmp_path, stdin=stdin, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"tfm: {text} would be both read and overwritten: ")
+    assert text.read_bytes() == b"seven\n"
 
 
 def test_a_file_stays_as_it_was_if_translating_fails(command, tmp_path):

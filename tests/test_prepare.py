@@ -327,6 +327,18 @@ def test_a_failure_leaves_the_older_dataset_unchanged(data_dir, tmp_path, force)
     assert after == before
 
 
+def test_a_subword_model_of_another_program_is_not_overwritten_without_force(data_dir, tmp_path):
+    texts = {"train_en": "a b c\n" * 3, "train_de": "d e f\n" * 3}
+    recipe = recipe_from_files(name="x", **write_files(tmp_path, **texts))
+    data_dir.mkdir()
+    (data_dir / "bpe.model").write_text("a model's own")
+    with pytest.raises(UsageError, match=r"bpe\.model was not written by tfm prepare: .*--force"):
+        prepare(recipe, data_dir)
+    assert (data_dir / "bpe.model").read_text() == "a model's own"
+    prepare(recipe, data_dir, text_only=True)  # which leaves the model for tfm binarize
+    assert (data_dir / "bpe.model").read_text() == "a model's own"
+
+
 @pytest.mark.parametrize("command", ["prepare", "learn-bpe", "binarize"])
 def test_a_dataset_has_one_writer_at_a_time(data_dir, tmp_path, command):
     texts = {

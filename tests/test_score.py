@@ -130,6 +130,31 @@ def test_the_record_is_read_after_standard_input_has_ended(tmp_path, monkeypatch
     assert score(None, [], config=CONFIG, runs_dir=tmp_path / "runs").num_lines == 3
 
 
+@pytest.mark.parametrize("way", ["its name", "a link", "a hard link", "standard input"])
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_reference_is_not_scored_against_itself(files, tmp_path, way, is_recorded):
+    reference, hypotheses, link = files["reference"], files["reference"], tmp_path / "link"
+    write_record(tmp_path / "runs", reference=str(reference))
+    if way == "a link":
+        link.symlink_to(reference)
+        hypotheses = link
+    elif way == "a hard link":
+        link.hardlink_to(reference)
+        hypotheses = link
+    given = [] if way == "standard input" else ["--hypotheses", hypotheses]
+    given += [] if is_recorded else ["--reference", reference]
+    with reference.open() as stdin:
+        done = subprocess.run(
+            [sys.executable, "-m", "tfm", "score", *given],
+            cwd=tmp_path, stdin=stdin, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    name = "standard input" if way == "standard input" else hypotheses
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"tfm: {name} is the reference {reference} itself: name a file of translations\n"
+    )
+
+
 def test_without_a_record_the_error_asks_for_a_reference(tmp_path):
     with pytest.raises(UsageError, match="pass --reference"):
         default_reference(tmp_path)
@@ -277,13 +302,14 @@ def test_bracket_f1_is_shown_with_its_details(run, tmp_path):
 
 
 def test_the_gold_trees_of_a_dataset_are_scored_as_trees(run, tmp_path):
-    (tmp_path / "test.gold").write_text("(S (NP (PRP it)) (VP (VBZ rains)))\n")
+    for name in ("test.gold", "parsed"):
+        (tmp_path / name).write_text("(S (NP (PRP it)) (VP (VBZ rains)))\n")
     write_record(tmp_path / "runs", reference="test.gold")
-    code, out, _ = run("--hypotheses", "test.gold")
+    code, out, _ = run("--hypotheses", "parsed")
     assert code == 0
     assert out.startswith("bracket F1 = 100.00")
     for arguments in (["--lowercase"], ["--metric", "bleu"], ["--paper", "--language", "en"]):
-        code, out, err = run("--hypotheses", "test.gold", *arguments)
+        code, out, err = run("--hypotheses", "parsed", *arguments)
         assert (code, out) == (2, "")
         assert err == "tfm: test.gold holds trees, not text: score with --metric bracket-f1\n"
 

@@ -102,11 +102,6 @@ def generate(
 
     if output == STANDARD_STREAM:
         output = None
-    for path in filter(None, (input_, prefix, score_target)):
-        if output is not None and output.resolve() == path.resolve():
-            raise UsageError(
-                f"{output} would be both read and overwritten: choose another name with --output"
-            )
     _check_per_token(per_token, is_forced=score_target is not None, json=json)
     inference = settings_from(InferenceConfig, overrides.get("inference", {}))
     layout = Layout.from_flags(gpus=gpus, processes=processes, device=inference.device)
@@ -119,6 +114,7 @@ def generate(
         runs_dir=RUNS_ROOT,
         prefixes=prefix,
         targets=score_target,
+        output=output,
     )
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
     config = merged(plan.search, overrides.get("search", {}))

@@ -6,7 +6,12 @@ from pathlib import Path
 from tfm.config import AverageConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
-from tfm.storage.checkpoint.model_folder import average_weights, load_info, save_checkpoint
+from tfm.storage.checkpoint.model_folder import (
+    CONFIG,
+    average_weights,
+    load_info,
+    save_checkpoint,
+)
 from tfm.storage.checkpoint.run_folder import (
     best_checkpoints,
     checkpoints,
@@ -41,11 +46,17 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
 
     Raises:
         CheckpointError: The run has no checkpoints, or a damaged one.
-        UsageError: There are fewer checkpoints than requested, or `out_dir` is no model folder.
+        UsageError: There are fewer checkpoints than requested, or `out_dir` holds something else
+            than an average.
     """
-    out_dir = out_dir or run_dir / "averaged"
-    if out_dir.exists() and not (out_dir / "config.json").is_file():
-        raise UsageError(f"{out_dir} exists and is no model: choose another folder with --out")
+    is_chosen, out_dir = out_dir is not None, out_dir or run_dir / "averaged"
+    if out_dir.exists():
+        is_model = (out_dir / CONFIG).is_file()
+        # In its usual place, a damaged average is replaced as well.
+        if not is_model or (is_chosen and not load_info(out_dir).averaged):
+            raise UsageError(
+                f"{out_dir} exists and is no average: choose another folder with --out"
+            )
     present = checkpoints(run_dir)
     if not present:
         raise CheckpointError(

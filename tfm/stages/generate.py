@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import stat
 import sys
 from collections import Counter
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfm.config import InferenceConfig, SearchConfig
-from tfm.data.manifest import Manifest
+from tfm.data.manifest import SPLITS, Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.trees.brackets import bracketed
 from tfm.data.trees.symbols import Repairs, restore
@@ -24,11 +25,21 @@ from tfm.inference.reader import LineReader, count_lines
 from tfm.inference.workers import Workers
 from tfm.reporting import Progress, say
 from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT
-from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
+from tfm.storage.checkpoint.model_folder import CONFIG, ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import find_model, newest_run
-from tfm.storage.files import write_json
+from tfm.storage.files import STDIN_FILE, is_same_file, write_json
 
 STANDARD_INPUT = Path("-")
+
+# The paths of the files that belong to a folder, by a file that shows the kind of the folder.
+_OWN_FILES = {
+    "manifest.json": (
+        "dataset",
+        rf"manifest\.json|({'|'.join(SPLITS)})\.[^.]+|bpe\..+|(bin|raw|downloads)/.+",
+    ),
+    CONFIG: ("model", r"config\.json|.+\.safetensors|model\.bin|bpe\..+"),
+    "config.toml": ("run", r"config\.toml|data\.json|metrics\.jsonl|report\.html"),
+}
 
 Split = Literal["test", "valid"]
 
@@ -73,6 +84,7 @@ def plan_generation(
     runs_dir: Path,
     prefixes: Path | None = None,
     targets: Path | None = None,
+    output: Path | None = None,
 ) -> Generation:
     """Check models and text, with the newest run and standard input or test set as defaults.
 
@@ -83,10 +95,12 @@ def plan_generation(
         runs_dir: The folder of all runs.
         prefixes: File with the beginning of each translation.
         targets: File with a translation per line to score instead of searching.
+        output: File to write; None for standard output.
 
     Raises:
-        UsageError: Both text and split are given, or both prefixes and targets; or standard input
-            would be read, but is closed.
+        UsageError: Both text and split are given, or both prefixes and targets; standard input
+            would be read, but is closed; or the output would overwrite a file that is read, or one
+            of a dataset, model or run.
         CheckpointError: There is no such model.
         DataError: A file does not exist, or differs from the text in its number of lines; or the
             dataset of the model now has other languages.
@@ -114,7 +128,7 @@ def plan_generation(
             raise DataError(f"{path} does not exist: check its name")
     if paired is not None:
         _check_alignment(source, paired)
-    return Generation(
+    plan = Generation(
         models=folders,
         source=source,
         prefixes=prefixes,
@@ -124,6 +138,9 @@ def plan_generation(
         task=info.task,
         normalizes_space=info.normalizes_space,
     )
+    if output is not None:
+        _check_output(plan, output)
+    return plan
 
 
 def generate(
@@ -273,6 +290,22 @@ def _record_generation(plan: Generation, runs_dir: Path) -> None:
         write_json(runs_dir / LAST_GENERATION, record)
     except OSError as error:
         say(f"warning: {error.filename}: {error.strerror}; tfm score needs --reference this time")
+
+
+def _check_output(plan: Generation, output: Path) -> None:
+    """Raise UsageError if the output is a file that is read, or one of a dataset, model or run."""
+    source = plan.source
+    for path in (source.path or STDIN_FILE, source.reference, plan.prefixes, plan.targets):
+        if path is not None and is_same_file(output, path):
+            raise UsageError(
+                f"{output} would be both read and overwritten: choose another name with --output"
+            )
+    real_path = Path(os.path.realpath(output))
+    for folder in real_path.parents[:2]:
+        name = real_path.relative_to(folder).as_posix()
+        for marker, (kind, own_names) in _OWN_FILES.items():
+            if re.fullmatch(own_names, name) and (folder / marker).is_file():
+                raise UsageError(f"{output} belongs to a {kind}: choose another name with --output")
 
 
 def _check_alignment(source: Source, paired_path: Path) -> None:

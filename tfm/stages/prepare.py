@@ -24,6 +24,7 @@ from tfm.data.disk import DiskNeed, check_disks
 from tfm.data.encoding import iconv_command, likely_encoding
 from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.sources import TextSources
+from tfm.data.subword import model_paths
 from tfm.data.text import in_chunks
 from tfm.data.trees.brackets import bracketed
 from tfm.errors import DataError, UsageError
@@ -138,7 +139,7 @@ def prepare(
         recipe, raw_dir=out_dir / "raw", downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
     with lock_folder(out_dir):
-        _check_folder(recipe, out_dir, force=force)
+        _check_folder(recipe, out_dir, text_only=text_only, force=force)
         manifest = Manifest.draft(
             out_dir,
             name=recipe.name,
@@ -165,7 +166,7 @@ def prepare(
     return PrepareResult(data_dir=out_dir, is_new=is_new)
 
 
-def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
+def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool) -> None:
     """Raise UsageError rather than overwrite anything but this dataset."""
     languages = (recipe.source, recipe.target)
     suffixes = (*languages, GOLD) if recipe.task == "parsing" else languages
@@ -179,6 +180,8 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, force: bool) -> None:
             )
     if force:
         return
+    if not text_only:
+        outputs += model_paths(out_dir, separate=False) + model_paths(out_dir, separate=True)
     if (out_dir / "manifest.json").exists():
         manifest = Manifest.load(out_dir)
         if (manifest.name, manifest.source, manifest.target) != (recipe.name, *languages):

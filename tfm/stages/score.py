@@ -13,7 +13,7 @@ from tfm.errors import DataError, UsageError
 from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
 from tfm.reporting import say
-from tfm.storage.files import read_json
+from tfm.storage.files import STDIN_FILE, is_same_file, read_json
 
 DEFAULT_METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
 LAST_GENERATION = "last-generation.json"
@@ -67,7 +67,8 @@ def score(
 
     Raises:
         DataError: A file is missing, empty or not UTF-8, or the files differ in length.
-        UsageError: No reference is given or recorded, or a metric cannot be computed.
+        UsageError: No reference is given or recorded, it is the file of translations itself, or a
+            metric cannot be computed.
     """
     check_metrics(metrics or ())
     if references:
@@ -81,6 +82,9 @@ def score(
     name = str(hypotheses or _STDIN_NAME)
     hypothesis_lines = read_hypotheses(hypotheses)
     paths = list(references) or [default_reference(runs_dir)]
+    for path in paths:
+        if is_same_file(hypotheses or STDIN_FILE, path):
+            raise UsageError(f"{name} is the reference {path} itself: name a file of translations")
     texts = {name: hypothesis_lines} | {str(path): read_lines(path) for path in paths}
     if baseline is not None:
         texts[str(baseline)] = read_lines(baseline)

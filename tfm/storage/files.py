@@ -16,6 +16,8 @@ from typing import IO, Any
 
 from tfm.errors import DataError
 
+STDIN_FILE = Path("/dev/stdin")  # the file or pipe that standard input reads
+
 _HASH_BLOCK_BYTES = 1 << 20
 _MAX_JSON_BYTES = 1 << 26  # a thousand times the size of tfm's own files
 _PARTIAL = re.compile(r"\.(.+)\.([0-9]+)\.partial")
@@ -162,6 +164,11 @@ def sha256_of(path: Path) -> str:
         while block := file.read(_HASH_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def is_same_file(one: Path, other: Path) -> bool:
+    """Return whether two paths lead to the same existing file, also through links."""
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 def size_of(path: Path) -> int:
