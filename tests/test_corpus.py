@@ -223,14 +223,24 @@ def test_generated_text_has_a_seed_and_no_downloads(name):
         (("src.txt", "tgt.txt"), ("source", "target")),
         (("one.en", "two.en"), ("source", "target")),
         (("left", "right"), ("source", "target")),
+        (("text.tsv", "text.tsv"), ("source", "target")),
     ],
 )
-def test_languages_are_taken_from_file_names(tmp_path, names, languages):
+def test_languages_are_taken_from_file_names(tmp_path, names, languages, capsys):
     pair = tuple(tmp_path / name for name in names)
     for path in pair:
         path.touch()
     recipe = recipe_from_files(name="mine", train=[pair])
     assert (recipe.source, recipe.target) == languages
+    is_warned = "--languages en de" in capsys.readouterr().err
+    assert is_warned == (languages == ("source", "target"))
+
+
+def test_languages_that_are_given_are_not_warned_of(tmp_path, capsys):
+    path = tmp_path / "text.tsv"
+    path.touch()
+    recipe_from_files(name="mine", train=[(path, path)], source="en", target="de")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

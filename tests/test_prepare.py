@@ -327,6 +327,16 @@ def test_a_failure_leaves_the_older_dataset_unchanged(data_dir, tmp_path, force)
     assert after == before
 
 
+def test_too_few_training_pairs_are_warned_of(data_dir, tmp_path, capsys):
+    for count, is_warned in [(3, True), (999, True), (1_000, False)]:
+        texts = {"train_en": "".join(f"line {i}\n" for i in range(count))}
+        texts["train_de"] = texts["train_en"].replace("line", "Zeile")
+        files = write_files(tmp_path, **texts)
+        prepare(recipe_from_files(name="x", **files), data_dir, text_only=True)
+        warning = f"warning: a model cannot learn from {count:,} training pairs: "
+        assert (warning in capsys.readouterr().err) == is_warned
+
+
 def test_a_subword_model_of_another_program_is_not_overwritten_without_force(data_dir, tmp_path):
     texts = {"train_en": "a b c\n" * 3, "train_de": "d e f\n" * 3}
     recipe = recipe_from_files(name="x", **write_files(tmp_path, **texts))

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.data import text
+from tfm.data.synthetic.corpus import generate_pairs
 from tfm.data.text import in_chunks, read_blocks, read_lines, read_pairs
 from tfm.errors import DataError
 
@@ -166,6 +168,19 @@ def test_sides_of_different_length_are_named_with_both_counts(tmp_path, num_sour
     pattern = rf"t\.en has {num_source:,} lines.*t\.de has {num_target:,}"
     with pytest.raises(DataError, match=pattern):
         list(read_pairs(source, target, strict=True))
+
+
+def test_the_place_where_lines_are_missing_is_named(tmp_path):
+    pairs = list(generate_pairs("train", num_pairs=1_000, seed=1))
+    for side, name in enumerate("ab"):
+        lines = [pair[side] for number, pair in enumerate(pairs) if (side, number) != (1, 500)]
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    with pytest.raises(
+        DataError, match=r"a has 1,000 lines, but .*b has 999: .* diverge near "
+    ) as e:
+        list(read_blocks(tmp_path / "a", tmp_path / "b", strict=True))
+    [number] = re.findall(r"diverge near line (\d+)", str(e.value))
+    assert abs(int(number) - 501) <= 10
 
 
 def test_a_known_number_of_lines_is_checked(tmp_path):

@@ -9,6 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+
+from tfm.data.alignment import Lengths, first_misaligned_line
 from tfm.data.encoding import SIGNATURE_BYTES, iconv_command, unicode_encoding
 from tfm.errors import DataError
 
@@ -66,9 +69,13 @@ def read_blocks(
         for lines, reader in zip((sources, targets), readers, strict=True)
     )
     if num_source != num_target:
+        number = first_misaligned_line(_line_lengths(source_path), _line_lengths(target_path))
+        where = (
+            "" if number is None else f"; the lengths of their lines diverge near line {number:,}"
+        )
         raise DataError(
             f"{source_path} has {num_source:,} lines, but {target_path} has {num_target:,}: "
-            "line N of one must be the translation of line N of the other"
+            f"line N of one must be the translation of line N of the other{where}"
         )
     if num_lines not in (None, num_source):
         raise DataError(
@@ -180,6 +187,13 @@ def _plain_blocks(file: IO[bytes], name: str) -> Iterator[list[bytes]]:
             yield [line.rstrip(b"\r") for line in lines] if b"\r" in text else lines
     if last:
         yield [last.rstrip(b"\r")]
+
+
+def _line_lengths(path: Path) -> Lengths:
+    """Return the lengths [number of lines] of all lines in bytes."""
+    blocks = _read_blocks(path, strict=False)
+    lengths = [np.fromiter(map(len, lines), np.int32, len(lines)) for lines in blocks]
+    return np.concatenate([np.zeros(0, np.int32), *lengths])
 
 
 def _check_utf8(blocks: Iterable[list[bytes]], name: str) -> Iterator[list[bytes]]:

@@ -39,6 +39,9 @@ if typing.TYPE_CHECKING:
 
 # Training text comes last: a problem with the other splits shows before the long work.
 _SPLITS_TRAINING_LAST: tuple["Split", ...] = ("test", "valid", "train")
+# With fewer pairs, most pieces of even a small vocabulary occur too rarely to learn their use: a
+# model only repeats its training text. The smallest corpus of the tutorials has twice as many.
+_MIN_TRAIN_PAIRS = 1_000
 # A higher rate of lines that are not UTF-8 means another encoding, not damage.
 _MAX_INVALID_RATE = 0.01
 # 2 bytes per piece of about 4 characters, and 8 bytes per sentence; measured on WMT text.
@@ -298,6 +301,11 @@ class _TextWriter:
         for removed in set(SPLITS) - result.keys():
             for suffix in (self.recipe.source, self.recipe.target, GOLD):
                 self.manifest.text_path(removed, suffix).unlink(missing_ok=True)
+        if (num_pairs := result["train"]["kept"]) < _MIN_TRAIN_PAIRS:
+            say(
+                f"warning: a model cannot learn from {num_pairs:,} training pairs: it needs "
+                "thousands to generalize to other sentences"
+            )
         for held_out, count in cleaner.held_out.counts().items():
             result[held_out]["in_training"] = count
             if count:

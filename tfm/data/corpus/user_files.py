@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tfm.data.corpus.recipe import Recipe, TextFiles, TreeFile
 from tfm.errors import UsageError
+from tfm.reporting import say
 
 PathPair = tuple[Path, Path]
 
@@ -26,7 +27,8 @@ def recipe_from_files(
     """Build a recipe from (source, target) paths of plain, .gz or .sgm text files.
 
     A pair of the same file twice is text in two columns separated by a tab (.tsv). Languages that
-    are None are taken from the suffixes of the first pair (text.en, text.de).
+    are None are taken from the suffixes of the first pair (text.en, text.de). If it has none, they
+    are called "source" and "target", with a warning.
 
     Raises:
         UsageError: A file is missing, a name is invalid, or names contradict each other about the
@@ -51,6 +53,11 @@ def recipe_from_files(
     problems += recipe.problems()
     if problems:
         raise UsageError("; ".join(problems))
+    if languages is None:
+        say(
+            "warning: the file names do not show the languages, so they are called source and "
+            "target: name them with --languages, as in --languages en de"
+        )
     return recipe
 
 
