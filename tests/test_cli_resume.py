@@ -113,3 +113,14 @@ def test_a_dataset_that_has_moved_is_named(run, run_dir, data_dir):
         f"this dataset, as in tfm train DATA --run {run_dir}\n"
     )
     assert with_data[0] == 0, with_data
+
+
+def test_fewer_steps_than_the_run_has_made_are_refused(run, run_dir):
+    before = (run_dir / "config.toml").read_bytes()
+    code, out, err = run("train", "--run", run_dir, "--max-steps", 1, "--average")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == (
+        f"tfm: --max-steps 1 is below step 12, at which {run_dir} is: set a larger one to continue"
+    )
+    assert (run_dir / "config.toml").read_bytes() == before
+    assert not (run_dir / "averaged").exists()

@@ -178,8 +178,28 @@ def test_an_average_older_than_the_newest_checkpoint_is_passed_over_with_a_warni
     assert not capsys.readouterr().err
     make_run({3: 0.5}, best_metric="loss")
     assert find_model(run_dir).name == "step-00000003"
-    assert "averaged is older than the newest checkpoint: using" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "averaged is older than the newest checkpoint: using" in said
+    assert said.count("\n") == 1
     assert find_model(run_dir / "averaged").name == "averaged"
+
+
+@pytest.mark.parametrize(
+    ("losses", "metric", "chosen", "reason"),
+    [
+        ({1: 2.0, 2: 1.0, 3: 3.0}, "loss", 2, "step-00000003 has a worse loss"),
+        ({1: 2.0, 2: 1.0, 3: None}, "score", 2, "step-00000003 was not validated"),
+        ({1: 2.0, 2: 1.0}, "loss", 2, None),
+        ({1: None, 2: None}, "loss", 2, None),
+    ],
+)
+def test_the_reason_is_given_if_another_checkpoint_than_the_newest_is_used(
+    make_run, capsys, losses, metric, chosen, reason
+):
+    run_dir = make_run(losses, best_metric=metric)
+    assert find_model(run_dir) == checkpoint_path(run_dir, chosen)
+    expected = f"{run_dir}: using step-{chosen:08d}, the best by validation {metric}; {reason}\n"
+    assert capsys.readouterr().err == (expected if reason else "")
 
 
 def test_the_newest_run_is_the_last_written_one(make_run, tmp_path):

@@ -157,6 +157,12 @@ def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> 
             "with --run"
         )
         raise UsageError(DETAIL.join([summary, *changes]))
+    max_steps = requested.run.training.max_steps
+    if max_steps < info.step:
+        raise UsageError(
+            f"--max-steps {max_steps} is below step {info.step}, at which {run_dir} is: set a "
+            "larger one to continue"
+        )
     say(f"train: resuming {run_dir} at step {info.step:,}")
     return checkpoint
 

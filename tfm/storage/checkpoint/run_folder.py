@@ -201,7 +201,8 @@ def has_current_average(run_dir: Path) -> bool:
 def find_model(path: Path) -> Path:
     """Return the model folder at a path; for a run, its average, best or newest checkpoint.
 
-    An average is passed over, with a warning, if the run has newer checkpoints.
+    An average is passed over, with a warning, if the run has newer checkpoints. A message says why
+    an older checkpoint than the newest is used.
 
     Raises:
         UsageError: The path does not exist, or is a file.
@@ -219,13 +220,18 @@ def find_model(path: Path) -> Path:
             f"{path} is not a run or model folder: train one with tfm train",
             exit_code=UsageError.exit_code,
         )
-    best = best_checkpoints(path, load_info(present[-1]).run.training.best_metric)
-    chosen = best[0] if best else present[-1]
+    newest = present[-1]
+    info = load_info(newest)
+    metric = info.run.training.best_metric
+    chosen, *_ = best_checkpoints(path, metric) or [newest]
     if (averaged / CONFIG).is_file():
         say(
             f"warning: {averaged} is older than the newest checkpoint: using {chosen} instead; "
             f"make a new average with {tfm_command('average', path)}"
         )
+    if chosen != newest:
+        reason = f"has a worse {metric}" if info.metrics else "was not validated"
+        say(f"{path}: using {chosen.name}, the best by validation {metric}; {newest.name} {reason}")
     return chosen
 
 
