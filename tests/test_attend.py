@@ -1,6 +1,7 @@
 """tfm attend: attention pictures of a model and a sentence."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ from tfm.inference.translator import Translator
 from tfm.model.build import load_model, new_model
 from tfm.model.weights import record_attention
 from tfm.stages.attend import attend
-from tfm.storage.checkpoint.model_folder import load_info, save_checkpoint
+from tfm.storage.checkpoint.model_folder import load_info, load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 
 SENTENCE = "I am buying the red cars on Monday"
@@ -341,3 +342,14 @@ def test_a_named_pipe_is_refused(picture, tmp_path):
 def test_a_sentence_with_invalid_unicode_is_refused(picture):
     with pytest.raises(DataError, match="an unpaired surrogate"):
         picture("b\udcff", target="eins")
+
+
+@pytest.mark.parametrize("target", [None, "Ich kaufe"])
+def test_a_model_that_diverged_is_not_drawn(picture, make_model, tmp_path, target):
+    folder = make_model()
+    weights = {name: weight.fill_(math.nan) for name, weight in load_weights(folder).items()}
+    files = Vocabulary.load(folder).files()
+    save_checkpoint(folder, load_info(folder), weights, subword_files=files)
+    with pytest.raises(CheckpointError, match="gives no finite probabilities"):
+        picture(model=folder, target=target)
+    assert not (tmp_path / "attention.html").exists()

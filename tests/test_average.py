@@ -1,5 +1,6 @@
 """tfm average: the selection of checkpoints and their mean."""
 
+import math
 import shutil
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from tfm.config import AverageConfig
+from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
 from tfm.inference.translator import Translator
 from tfm.stages import average as average_module
@@ -165,3 +167,13 @@ def test_checkpoints_removed_by_the_run_meanwhile_are_reported(run_dir, monkeypa
     with pytest.raises(CheckpointError, match="step-00000004 was removed while it was read"):
         average(run_dir, AverageConfig(last=3))
     assert average(run_dir, AverageConfig(last=2)).steps == [8, 12]
+
+
+def test_checkpoints_of_a_training_that_diverged_are_not_averaged(run_dir):
+    newest = checkpoints(run_dir)[-1]
+    weights = {name: weight.fill_(math.nan) for name, weight in load_weights(newest).items()}
+    files = Vocabulary.load(newest).files()
+    save_checkpoint(newest, load_info(newest), weights, subword_files=files)
+    with pytest.raises(CheckpointError, match=r"step-00000012 is not finite: training diverged"):
+        average(run_dir, AverageConfig(last=2))
+    assert not (run_dir / "averaged").exists()

@@ -11,7 +11,7 @@ from tfm.search.diverse import diverse_beam_search
 from tfm.search.exact import exact_search
 from tfm.search.model import SearchableModel
 from tfm.search.sampling import sample
-from tfm.search.scoring import Hypothesis
+from tfm.search.scoring import Hypothesis, check_finite
 
 
 def search(
@@ -35,16 +35,21 @@ def search(
 
     Returns:
         The `n_best` hypotheses of each source, best first.
+
+    Raises:
+        CheckpointError: The model gives no finite probabilities.
     """
     match config.search:
         case "beam" if config.num_groups > 1:
-            return diverse_beam_search(model, source, lengths, config, prefixes=prefixes)
+            found = diverse_beam_search(model, source, lengths, config, prefixes=prefixes)
         case "beam":
-            return beam_search(model, source, lengths, config, prefixes=prefixes)
+            found = beam_search(model, source, lengths, config, prefixes=prefixes)
         case "sample":
-            return sample(
+            found = sample(
                 model, source, lengths, config, line_numbers=line_numbers, prefixes=prefixes
             )
         case "exact":
             results = exact_search(model, source, lengths, config, prefixes=prefixes)
-            return [result.hypotheses for result in results]
+            found = [result.hypotheses for result in results]
+    check_finite(all(found))
+    return found

@@ -10,7 +10,7 @@ from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD
 from tfm.model.build import Model
 from tfm.search.model import mean_probability
-from tfm.search.scoring import Hypothesis, length_penalty
+from tfm.search.scoring import Hypothesis, check_finite, length_penalty
 
 _MAX_ROWS = 1024  # positions whose logits are in memory at a time
 
@@ -38,6 +38,9 @@ def forced_decoding(
         lengths: [B] source lengths, EOS included.
         targets: [B] token ids of the outputs, without EOS.
         config: Length penalty.
+
+    Raises:
+        CheckpointError: A probability is not finite.
     """
     rows = [torch.tensor([BOS, *target, EOS], device=source.device) for target in targets]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
@@ -50,6 +53,7 @@ def forced_decoding(
         for model in models
     ]
     log_probs = mean_probability(torch.stack(model_log_probs)).cpu()
+    check_finite(bool(log_probs.isfinite().all()))
     outputs = []
     for target, values in zip(targets, torch.split(log_probs, sizes), strict=True):
         log_prob = float(values.double().sum())

@@ -84,7 +84,8 @@ def _draw(probs: Tensor, numbers: Tensor) -> Tensor:
     """
     cumulative = probs.cumsum(dim=-1)
     thresholds = numbers[:, :, None] * cumulative[:, :, -1:]
-    return torch.searchsorted(cumulative, thresholds, right=True)[:, :, 0]
+    tokens = torch.searchsorted(cumulative, thresholds, right=True)[:, :, 0]
+    return tokens.clamp(max=probs.size(-1) - 1)  # of probabilities that are not finite
 
 
 def _random_numbers(config: SearchConfig, line_numbers: Sequence[int], *, size: int) -> Tensor:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tfm.errors import CheckpointError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
@@ -15,6 +17,15 @@ class Hypothesis:
     score: float  # log_prob divided by the length penalty; hypotheses are ranked by it
     # In exact search, whether this is proven to be one of the best; otherwise None.
     proven: bool | None = None
+
+
+def check_finite(is_finite: bool) -> None:
+    """Raise CheckpointError if the probabilities of a model are not finite."""
+    if not is_finite:
+        raise CheckpointError(
+            "the model gives no finite probabilities: its weights are damaged, or its training "
+            "diverged; choose another checkpoint"
+        )
 
 
 def length_penalty(length: int, alpha: float) -> float:

@@ -12,7 +12,7 @@ from tfm.config import SearchConfig
 from tfm.model.slots import SlotShape
 from tfm.model.transformer import Transformer
 from tfm.search.constraints import Constraints, Prefixes
-from tfm.search.scoring import Hypothesis
+from tfm.search.scoring import Hypothesis, check_finite
 from tfm.search.slot_beam import SlotBeams, hypotheses
 
 # Each hypothesis reads the columns of all hypotheses of its sentence: cheap up to this beam size.
@@ -67,6 +67,9 @@ class SlotSearch:
 
         Sources [B, S] of [B] lengths are on the CPU; the rest is as in `tfm.search.search`. About
         `max_tokens` source tokens are translated at a time.
+
+        Raises:
+            CheckpointError: The model gives no finite probabilities.
         """
         constraints = Constraints.of(
             lengths, config, max_positions=self._model.max_positions, prefixes=prefixes
@@ -80,6 +83,7 @@ class SlotSearch:
         except BaseException:
             self.release()  # interrupted slots are in an undefined state
             raise
+        check_finite(all(outputs))
         return outputs
 
     def release(self) -> None:

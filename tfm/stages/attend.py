@@ -1,5 +1,6 @@
 """tfm attend: a sentence → pictures of the model's attention weights."""
 
+import math
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from tfm.inference.engine import load_vocabulary
 from tfm.model.build import load_model
 from tfm.model.weights import AttentionWeights, record_attention
 from tfm.search.beam import beam_search
+from tfm.search.scoring import check_finite
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
 from tfm.visualization.attention_figure import write_figure
@@ -65,7 +67,7 @@ def attend(
     Raises:
         UsageError: A sentence is empty or too long, a file name is not a picture's, or there is no
             such layer or head.
-        CheckpointError: The model is missing or damaged.
+        CheckpointError: The model is missing, damaged or has diverged.
     """
     paths = [_check_picture_path(path) for path in out or [Path()]]
     compute = choose_compute(device, "fp32")
@@ -82,8 +84,9 @@ def attend(
     lengths = torch.tensor([source.size(1)], device=compute.device)
     if target is None:
         with torch.inference_mode():
-            [[best, *_]] = beam_search(model, source, lengths, search)
-        target_ids = list(best.tokens)
+            [found] = beam_search(model, source, lengths, search)
+        check_finite(bool(found))
+        target_ids = list(found[0].tokens)
         _check_length(target_ids, max_pieces, name="the translation")
         [target] = vocabulary.target.decode([target_ids])
         origin = f"translated with beam {search.beam_size}"
@@ -95,6 +98,7 @@ def attend(
     target_input = torch.tensor([[BOS, *target_ids]], device=compute.device)
     weights = record_attention(model, source, lengths, target_input)
     maps = _attention_maps(weights, vocabulary, source_ids, target_ids)
+    check_finite(all(math.isfinite(each.weights.sum()) for each in maps.values()))
     if kind not in maps:
         raise UsageError(
             f"{folder} is recurrent and has no {kind} self-attention: use --kind cross"

@@ -45,7 +45,7 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
     The model is written to `out_dir`, by default "averaged" in the run folder.
 
     Raises:
-        CheckpointError: The run has no checkpoints, or a damaged one.
+        CheckpointError: The run has no checkpoints, or a damaged one; or training has diverged.
         UsageError: There are fewer checkpoints than requested, or `out_dir` holds something else
             than an average.
     """
@@ -79,11 +79,17 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
     chosen = sorted(ranked[:number], key=step_of)
     infos = [load_info(path) for path in chosen]
     steps = [info.step for info in infos]
+    weights = average_weights(chosen)
+    if not all(weight.isfinite().all() for weight in weights.values()):
+        raise CheckpointError(
+            f"the mean of {', '.join(map(str, chosen))} is not finite: training diverged; remove "
+            "the bad checkpoints, or train in another --run"
+        )
     save_checkpoint(
         out_dir,
         # The step says how far the run was, so that an outdated average can be recognized.
         replace(infos[-1], step=newest_step, metrics={}, averaged=tuple(steps)),
-        average_weights(chosen),
+        weights,
         subword_files=Vocabulary.load(chosen[-1]).files(),
     )
     return AverageResult(model_dir=out_dir, steps=steps)
