@@ -442,6 +442,26 @@ def test_a_closed_pipe_is_quiet(arguments):
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize("ending", ["full", "closed"])
+@pytest.mark.parametrize(
+    ("arguments", "code"), [("score --hypotheses in.txt --reference in.txt", 0), ("trian", 2)]
+)
+def test_messages_that_cannot_be_written_change_neither_output_nor_exit_code(
+    elsewhere, ending, arguments, code
+):
+    (elsewhere / "in.txt").write_text("one two three four\n")
+    if ending == "full":
+        writer = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+    command = [*TFM, *arguments.split()]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == code
+    assert ("BLEU = 100.00" in done.stdout) == (code == 0)
+
+
 @pytest.mark.parametrize("stream", [0, 1, 2])
 def test_a_closed_standard_stream_counts_as_empty(stream):
     done = subprocess.run(

@@ -563,7 +563,7 @@ def test_a_file_stays_as_it_was_if_translating_fails(command, tmp_path):
 
 
 def test_the_progress_bar_is_shown_if_translations_go_to_a_file(command, user, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("tfm.reporting._BestEffortFile.isatty", lambda _: True)
     with open(user[1], "w", closefd=False) as stdout:
         monkeypatch.setattr("sys.stdout", stdout)
         assert "\rgenerate: " in command("--output found.de")[2]

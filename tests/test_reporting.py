@@ -1,12 +1,17 @@
-"""Progress of a stage: a bar on a terminal, plain lines elsewhere."""
+"""Messages, and the progress of a stage: a bar on a terminal, plain lines elsewhere."""
 
 import io
+import os
+import pty
+import subprocess
+import sys
 from contextlib import redirect_stderr
 
 import pytest
 
 from tfm import reporting
-from tfm.reporting import Progress, say
+from tfm.errors import DETAIL
+from tfm.reporting import Progress, printable, say
 
 
 class Terminal(io.StringIO):
@@ -38,6 +43,63 @@ def test_messages_are_printed_whatever_variables_a_shell_has_inherited(capsys, m
     with Progress("work", total=1, unit="pairs") as bar:
         bar.update()
     assert capsys.readouterr() == ("", "one\n")
+
+
+def test_control_characters_of_a_message_are_escaped(capsys):
+    say('line 1 ("\x1b[31mred\t\r\nnext \u202e") is schön · “so” 中文')
+    assert capsys.readouterr().err == (
+        'line 1 ("\\x1b[31mred\\t\\r\\nnext \\u202e") is schön · “so” 中文\n'
+    )
+
+
+def test_the_details_of_a_message_keep_their_lines():
+    assert printable(f"two{DETAIL}one\x07{DETAIL}two") == "two\n  one\\x07\n  two"
+
+
+_WRITE_TO_STDERR = """
+import sys, warnings
+from tfm.reporting import Progress, best_effort, say
+sys.stderr = best_effort(sys.stderr)
+with Progress("work", total=2, unit="pairs") as bar:
+    for number in range(3):
+        say(f"message {number}")
+        bar.update()
+warnings.warn("one more")
+print("data")
+sys.exit(3)
+"""
+
+
+def unwritable(ending):
+    """Return the descriptor of a full disk, a closed pipe or a lost terminal."""
+    if ending == "full disk":
+        return os.open("/dev/full", os.O_WRONLY)
+    reader, writer = os.pipe() if ending == "closed pipe" else pty.openpty()
+    os.close(reader)
+    return writer
+
+
+@pytest.mark.parametrize("ending", ["full disk", "closed pipe", "lost terminal"])
+def test_a_process_whose_messages_cannot_be_written_does_its_work(ending):
+    writer = unwritable(ending)
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITE_TO_STDERR],
+        stdout=subprocess.PIPE,
+        stderr=writer,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (3, "data\n")
+
+
+def test_messages_that_can_be_written_are_written_in_order_with_those_of_others():
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITE_TO_STDERR], capture_output=True, text=True, check=False
+    )
+    *said, warning = done.stderr.splitlines()
+    assert said == ["message 0", "message 1", "message 2"]
+    assert warning.endswith("UserWarning: one more")
 
 
 def test_without_a_terminal_lines_are_printed_at_intervals(capsys, clock):

@@ -1,20 +1,60 @@
 """Messages and progress bars of a stage, on stderr."""
 
+import io
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
-from tqdm import tqdm
+from typing_extensions import Buffer, override
 
+from tfm.errors import DETAIL
 from tfm.world import current_world
 
 _PLAIN_LINE_SECONDS = 15.0
 
 
+class _BestEffortFile(io.FileIO):
+    """A file that drops what it cannot write: on a full disk, a closed pipe, a lost terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream.fileno(), "wb", closefd=False)
+        self._stream = stream  # which would close the file if it were not used any more
+
+    @override
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def best_effort(stream: TextIO) -> TextIO:
+    """Return a stream to the same file that drops what it cannot write.
+
+    It has no buffer: Python would try to write its content again with each line and at exit.
+    """
+    file, encoding, errors = _BestEffortFile(stream), stream.encoding, stream.errors
+    return io.TextIOWrapper(file, encoding=encoding, errors=errors, write_through=True)
+
+
+def printable(message: str) -> str:
+    """Return a message and its details with the control characters in them escaped.
+
+    File names and lines of text may contain some, which would change the terminal.
+    """
+    lines = (
+        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        for line in message.split(DETAIL)
+    )
+    return DETAIL.join(lines)
+
+
 def say(message: str) -> None:
     """Print one line on stderr, above a progress bar if there is one; only rank 0 prints."""
     if current_world().is_first:
-        tqdm.write(message, file=sys.stderr)
+        from tqdm import tqdm  # would delay tfm --help
+
+        tqdm.write(printable(message), file=sys.stderr)
 
 
 class Progress:
@@ -33,6 +73,8 @@ class Progress:
         initial: int = 0,
         shown: bool = True,
     ) -> None:
+        from tqdm import tqdm  # would delay tfm --help
+
         self._description = description
         self._unit = unit
         self._shown = shown
@@ -41,7 +83,7 @@ class Progress:
         # A short bar leaves room for the figures; narrow terminals cut off the end.
         time_shown = "{remaining} left" if total else "{elapsed}"
         bar_format = "{l_bar}{bar:6}| {n_fmt}/{total_fmt} [" + time_shown + "{postfix}, {rate_fmt}]"
-        self._bar: tqdm[Any] = tqdm(
+        self._bar: Any = tqdm(
             total=total,
             desc=description,
             unit=unit,

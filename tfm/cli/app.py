@@ -9,7 +9,6 @@ from tfm.cli.suggestions import Commands
 from tfm.config import PRESETS
 from tfm.errors import UsageError
 from tfm.storage.paths import existing_file, existing_folder
-from tfm.world import current_world
 
 TEXT_PANEL = "Text"
 MODELS_PANEL = "Models"
@@ -61,9 +60,3 @@ def _without_command(
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(UsageError.exit_code)
-
-
-def say(message: str) -> None:
-    """Print a message on stderr, on rank 0 only."""
-    if current_world().is_first:
-        typer.echo(message, err=True)

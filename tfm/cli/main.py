@@ -18,7 +18,8 @@ from tfm.cli.app import app
 from tfm.cli.suggestions import explain_unknown_option
 from tfm.distributed.failures import has_launcher, report_failure
 from tfm.distributed.interruption import stop_with_launcher
-from tfm.errors import DETAIL, InterruptedRunError, LostPeersError, TfmError, UsageError
+from tfm.errors import InterruptedRunError, LostPeersError, TfmError, UsageError
+from tfm.reporting import best_effort, printable
 from tfm.world import current_world
 
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
@@ -27,6 +28,7 @@ _INTERRUPTED = 130  # typer's exit code after Ctrl-C
 def main() -> None:
     """Run the command line; print a user's mistake as one line on stderr; exit with its code."""
     _replace_closed_streams()
+    sys.stderr = best_effort(sys.stderr)  # messages never end a run
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # independent of the locale
     # Else torch prints many lines about each connection to a process that has ended.
@@ -117,9 +119,4 @@ def _drop_output() -> None:
 
 
 def _print_error(message: str) -> None:
-    """Print a message and its details on stderr, with control characters of file names escaped."""
-    lines = (
-        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-        for line in message.split(DETAIL)
-    )
-    typer.echo(DETAIL.join(lines), err=True)
+    sys.stderr.write(printable(message) + "\n")

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tfm import api
-from tfm.cli.app import CONFIG, DATA, MODEL, MODELS_PANEL, app, arch_option, say
+from tfm.cli.app import CONFIG, DATA, MODEL, MODELS_PANEL, app, arch_option
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, flat, with_settings
 from tfm.config import RUN_SETTINGS, AverageConfig, run_toml
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError, tfm_command
+from tfm.reporting import say
 from tfm.stages.defaults import RUNS_ROOT, dataset_to_train_on, run_folder, run_settings
 from tfm.storage.paths import existing_folder, new_folder
 from tfm.world import World, current_world

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from tfm.reporting import say
 from tfm.storage.files import atomic_write
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
         print(json.dumps(result.to_json(), ensure_ascii=False))  # noqa: T201
         return
     references = ", ".join(result.references)
-    sys.stderr.write(f"score: {result.num_lines:,} lines of {result.hypotheses} and {references}\n")
+    say(f"score: {result.num_lines:,} lines of {result.hypotheses} and {references}")
     console = Console(highlight=False)
     for score in result.scores:
         console.print(f"{score.label} = {score.value:.2f}", style="bold", end="  ", markup=False)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import typer
 
 from tfm import api
-from tfm.cli.app import JSON, TRANSLATIONS_PANEL, app, say
+from tfm.cli.app import JSON, TRANSLATIONS_PANEL, app
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, flat, with_settings
 from tfm.cli.suggestions import existing_models
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError, tfm_command
+from tfm.reporting import say
 from tfm.stages.defaults import RUNS_ROOT
 from tfm.storage.paths import (
     STANDARD_STREAM,
