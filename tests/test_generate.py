@@ -141,7 +141,7 @@ def test_translations_on_a_terminal_meet_no_progress_bar(run, user, capsys, tmp_
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     path = write(tmp_path / "in", b"seven\n8\n")
     run(path)
-    assert "\rgenerate: " in capsys.readouterr().err
+    assert "\rgenerate 2/2 · " in capsys.readouterr().err
     with open(user[1], "w", closefd=False) as stdout:
         monkeypatch.setattr("sys.stdout", stdout)
         run(path)
@@ -566,8 +566,8 @@ def test_the_progress_bar_is_shown_if_translations_go_to_a_file(command, user, m
     monkeypatch.setattr("tfm.reporting._BestEffortFile.isatty", lambda _: True)
     with open(user[1], "w", closefd=False) as stdout:
         monkeypatch.setattr("sys.stdout", stdout)
-        assert "\rgenerate: " in command("--output found.de")[2]
-        assert "\rgenerate: " not in command("")[2]
+        assert "\rgenerate 2/2 · " in command("--output found.de")[2]
+        assert "\rgenerate " not in command("")[2]
 
 
 @pytest.mark.parametrize(

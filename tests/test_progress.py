@@ -1,6 +1,7 @@
 """The figures of several steps as one record."""
 
 import fcntl
+import math
 import os
 import pty
 import re
@@ -13,7 +14,7 @@ from contextlib import redirect_stderr
 import pytest
 
 from tfm.reporting import Progress
-from tfm.training.progress import StepReport, figures_line, metrics_record
+from tfm.training.progress import StepReport, metrics_record, shown_figures
 
 
 def report(step, **changes):
@@ -41,23 +42,40 @@ def test_losses_are_means_over_tokens_and_rates_are_per_second():
     assert record["step"] == 2
 
 
-def test_the_bar_of_training_shows_loss_speed_and_time_left_on_80_columns():
+FIELDS = [
+    "train 54,321/100,000",
+    "loss 12.345",
+    r"\d+:\d\d:\d\d left",
+    "125,000 tok/s",
+    "epoch 12",
+    r"ppl 123,456\.00",
+    r"lr 1\.0e-03",
+    r"\d\S* steps/s",
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "num_fields"), [(30, 1), (40, 2), (60, 3), (80, 5), (120, 7), (130, 8)]
+)
+def test_the_bar_of_training_shows_as_many_whole_fields_as_fit(columns, num_fields):
     user_end, process_end = pty.openpty()
-    fcntl.ioctl(process_end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-    figures = figures_line([report(1, num_tokens=250_000, loss=12.345)])
+    fcntl.ioctl(process_end, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    newest = report(1, epoch=12, num_tokens=250_000, loss=12.345, nll=math.log(123_456))
     with os.fdopen(process_end, "w", encoding="utf-8") as terminal, redirect_stderr(terminal):
         with Progress("train", total=100_000, unit="steps", initial=54_320) as bar:
             time.sleep(0.2)  # the bar is not drawn more often
-            bar.update(1, figures=figures)
+            bar.update(1, figures=shown_figures([newest]))
         output = b""
-        while not re.search(rb"54321.*tok/s ", output):  # a terminal may deliver it in pieces
-            assert select.select([user_end], [], [], 10)[0], output
+        while not re.search(rb"54,321.*\r", output):
+            assert select.select([user_end], [], [], 10)[0], output  # it may come in pieces
             output += os.read(user_end, 10_000)
     os.close(user_end)
-    bars = re.findall(r"train: [^\r]*", output.decode(errors="replace"))
-    assert max(map(len, bars)) <= 80
-    assert re.search(r"54321/100000 \[\d:\d\d:\d\d left, loss 12\.345 · 125,000 tok/s ", bars[-1])
+    [drawn] = re.findall(r"train 5[^\r]*", output.decode())
+    assert len(drawn) < columns
+    assert re.fullmatch(" · ".join(FIELDS[:num_fields]), drawn)
 
 
-def test_a_loss_too_large_for_a_perplexity_can_be_shown():
-    assert "ppl" in figures_line([report(1, nll=5000.0)])
+def test_a_loss_too_large_for_a_perplexity_is_shown_with_an_exponent():
+    figures = shown_figures([report(1, loss=2e9, nll=2e9)])
+    assert "loss 2.0e+09" in figures
+    assert "ppl 2.7e+43" in figures

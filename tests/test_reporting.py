@@ -11,7 +11,7 @@ import pytest
 
 from tfm import reporting
 from tfm.errors import DETAIL
-from tfm.reporting import Progress, printable, say
+from tfm.reporting import Progress, format_figure, printable, say
 
 
 class Terminal(io.StringIO):
@@ -102,6 +102,15 @@ def test_messages_that_can_be_written_are_written_in_order_with_those_of_others(
     assert warning.endswith("UserWarning: one more")
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3.14159, "3.14"), (12345.678, "12,345.68"), (2.688e43, "2.7e+43"), (-1.5e30, "-1.5e+30"),
+     (float("nan"), "nan"), (float("inf"), "inf")],
+)  # fmt: skip
+def test_large_figures_have_an_exponent(value, text):
+    assert format_figure(value, decimals=2) == text
+
+
 def test_without_a_terminal_lines_are_printed_at_intervals(capsys, clock):
     with Progress("work", total=2_000, unit="pairs") as bar:
         for _ in range(20):
@@ -127,15 +136,34 @@ def test_without_a_total_only_the_count_is_printed(capsys, clock):
 
 def test_figures_are_shown_until_newer_ones_replace_them(capsys, clock):
     with Progress("train", total=None, unit="steps", initial=7) as bar:
-        bar.update(figures="loss 3.0")
+        bar.update(figures=["loss 3.0", "epoch 2"])
         clock.now += 60
         bar.update()
-    assert capsys.readouterr().err == "train 9 steps · loss 3.0\n"
+    assert capsys.readouterr().err == "train 9 steps · loss 3.0 · epoch 2\n"
+
+
+def test_the_total_of_work_that_ends_at_a_deadline_is_estimated(capsys, clock):
+    with Progress("train", total=2_000, unit="steps", initial=400, deadline=100.0) as bar:
+        clock.now += 20
+        bar.update(113)
+        clock.now += 40
+        bar.update(226)
+    assert capsys.readouterr().err.splitlines() == [
+        "train 513/~960 steps",
+        "train 739/~960 steps",
+    ]
+
+
+def test_work_that_ends_before_its_deadline_counts_to_its_total(capsys, clock):
+    with Progress("train", total=2_000, unit="steps", deadline=1_000.0) as bar:
+        clock.now += 20
+        bar.update(200)
+    assert capsys.readouterr().err == "train 200/2,000 steps\n"
 
 
 def test_a_terminal_shows_a_bar_and_clears_it_at_the_end():
     with redirect_stderr(Terminal()) as terminal, Progress("work", total=2, unit="pairs") as bar:
-        bar.update(1, figures="loss 3.0")
+        bar.update(1, figures=["loss 3.0"])
         say("a line")
         bar.update(1)
     shown = terminal.getvalue()

@@ -32,9 +32,9 @@ from tfm.training.progress import (
     Heartbeat,
     PendingStep,
     StepReport,
-    figures_line,
     metrics_record,
     no_heartbeat,
+    shown_figures,
 )
 from tfm.training.trainer import Trainer
 
@@ -101,18 +101,14 @@ class TrainingRun:
 
     def loop(self) -> None:
         """Train until a limit is reached, with the errors of `tfm.stages.train.train`."""
-        first_step, interval = self.trainer.position.step, self._run.training.checkpoint_steps
-        with (
-            closing(self._saver),
-            Progress("train", total=self._last_step(), unit="steps", initial=first_step) as bar,
-        ):
+        interval = self._run.training.checkpoint_steps
+        with closing(self._saver), self._new_bar() as self._bar:
             if self._state.owes_validation:
                 self._validate_and_save()
             self.heartbeat("waiting for all processes to start", waits=True)
             is_over = self.is_finished() or bool(self.group.largest([self._is_out_of_time()])[0])
             if is_over:
                 say(f"train: {self.run_dir} has reached its limits")
-            self._bar = bar
             batches = self.trainer.batches()
             while not is_over:
                 step, flags = self.trainer.step(next(batches), poll=self._poll)
@@ -145,9 +141,18 @@ class TrainingRun:
         limit = self._run.training.max_minutes
         return limit is not None and self._minutes() >= limit
 
-    def _last_step(self) -> int:
+    def _new_bar(self) -> Progress:
         limits, steps_per_epoch = self._run.training, self.trainer.batcher.num_batches()
-        return int(min(limits.max_steps, (limits.max_epochs or math.inf) * steps_per_epoch))
+        deadline = None
+        if limits.max_minutes is not None:
+            deadline = self._started + 60 * (limits.max_minutes - self._state.minutes)
+        return Progress(
+            "train",
+            total=int(min(limits.max_steps, (limits.max_epochs or math.inf) * steps_per_epoch)),
+            unit="steps",
+            initial=self.trainer.position.step,
+            deadline=deadline,
+        )
 
     def _poll(self) -> ControlFlags:
         """Return the control flags of this process."""
@@ -242,8 +247,8 @@ class TrainingRun:
         report = step.report()
         self._window.append(report)
         self._state.capacity_flops += report.seconds * self._capacity
-        problem = f"{self._saver.problem} · " if self._saver.problem else ""
-        self._bar.update(1, figures=problem + figures_line(self._window))
+        problem = [self._saver.problem] if self._saver.problem else []
+        self._bar.update(1, figures=problem + shown_figures(self._window))
         if report.skipped:
             self._log_skip(report, step.rows)
         else:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tfm.data.dataset import Rows
 from tfm.device.clock import DeviceClock
+from tfm.reporting import format_figure
 from tfm.training.loss import perplexity
 
 
@@ -107,16 +108,19 @@ def copy_to_host(x: Tensor) -> Tensor:
     return x.to("cpu", non_blocking=True)
 
 
-def figures_line(reports: Sequence[StepReport]) -> str:
-    """Return the text beside the progress bar, whose end narrow terminals cut off.
+def shown_figures(reports: Sequence[StepReport]) -> list[str]:
+    """Return the figures beside the progress bar, the most important first.
 
     Means leave out skipped steps.
     """
     newest, loss, nll = reports[-1], _mean(reports, "loss"), _mean(reports, "nll")
-    return (
-        f"loss {loss:.3f} · {_rate(reports, 'num_tokens'):,.0f} tok/s · "
-        f"ppl {perplexity(nll):.2f} · epoch {newest.epoch} · lr {newest.learning_rate:.1e}"
-    )
+    return [
+        f"loss {format_figure(loss, decimals=3)}",
+        f"{_rate(reports, 'num_tokens'):,.0f} tok/s",
+        f"epoch {newest.epoch}",
+        f"ppl {format_figure(perplexity(nll), decimals=2)}",
+        f"lr {newest.learning_rate:.1e}",
+    ]
 
 
 def metrics_record(reports: Sequence[StepReport]) -> dict[str, Any]:
