@@ -124,3 +124,36 @@ def test_fewer_steps_than_the_run_has_made_are_refused(run, run_dir):
     )
     assert (run_dir / "config.toml").read_bytes() == before
     assert not (run_dir / "averaged").exists()
+
+
+def test_the_next_command_is_named_only_if_it_will_work(run, run_dir, data_dir, tmp_path):
+    """It needs a model that has learned, and a test set or an input."""
+    learning = ("--learning-rate", 0.01, "--warmup-steps", 4, "--max-steps", 12, "--arch", "tiny")
+    small = ("--d-model", 16, "--d-ff", 32, "--num-heads", 2, "--num-encoder-layers", 1,
+             "--num-decoder-layers", 1, "--device", "cpu", "--precision", "fp32",
+             "--validation-beam", 0, "--best-metric", "loss", "--batch-tokens", 600)  # fmt: skip
+    no_test_dir = shutil.copytree(data_dir, tmp_path / "no_test")
+    for path in no_test_dir.glob("test.*"):
+        path.unlink()
+    new = tmp_path / "new"
+    code, _, err = run("train", no_test_dir, "--run", new, *small, *learning)
+    assert code == 0, err
+    assert err.splitlines()[-1] == f"next: tfm generate {new} --input -"
+    code, _, err = run("train", data_dir, "--run", new, "--max-steps", 13, "--no-average")
+    assert code == 0, err
+    assert err.splitlines()[-1] == f"next: tfm average {new}"
+    code, _, err = run("train", data_dir, "--run", tmp_path / "other", *small, "--max-steps", 1)
+    assert code == 0, err
+    assert "warning: the model has not learned" in err
+    assert "next:" not in err
+
+
+def test_a_run_without_a_step_names_no_next_command(run, data_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingRun, "_is_out_of_time", lambda _: True)
+    flags = ("--arch", "tiny", "--device", "cpu", "--max-minutes", 1)
+    code, _, err = run("train", data_dir, "--run", tmp_path / "new", *flags)
+    assert code == 0, err
+    assert (
+        err.splitlines()[-1]
+        == f"train: {tmp_path / 'new'} has reached its limits before its first step"
+    )

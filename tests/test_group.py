@@ -1,6 +1,7 @@
 """Several processes train the same model as one process, and report a lost process."""
 
 import json
+import re
 import signal
 import socket
 import time
@@ -87,10 +88,12 @@ def run_script(start):
 def run_processes(data_dir, tmp_path, start):
     """Train in several processes with the command line; return exit codes and stderr."""
 
-    def run(run_dir, settings, size=2, meanwhile=None):
+    def run(run_dir, settings, size=2, meanwhile=None, before=""):
         config = tmp_path / f"{run_dir.name}.toml"
         config.write_text(run_toml(settings))
-        processes = start(TFM, "train", data_dir, "--run", run_dir, "--config", config, size=size)
+        processes = start(
+            before + TFM, "train", data_dir, "--run", run_dir, "--config", config, size=size
+        )
         if meanwhile is not None:
             meanwhile(processes)
         codes, _, errors = finish(processes)
@@ -412,3 +415,43 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     assert found["losses"] == pytest.approx(single["losses"], rel=2e-3)
     assert found["norms"] == pytest.approx(single["norms"], rel=0.02)
     assert found["weight"] == pytest.approx(single["weight"], rel=1e-4)
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+def test_all_processes_agree_that_a_weight_of_one_of_them_is_not_finite(
+    data_dir, tiny_run, run_script, tmp_path, shard
+):
+    script = """
+from tfm.training.gradients import local_part
+with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    trainer = new_trainer(group)
+    trainer.step(next(trainer.batches()))
+    before = trainer.has_finite_weights()
+    if world.rank == 1:
+        local_part(trainer.model.output_weight)[-1] = float("nan")
+    output(before=before, after=trainer.has_finite_weights())
+"""
+    config = tmp_path / "run.toml"
+    config.write_text(run_toml(tiny_run(training={"shard": shard})))
+    found = run_script(TRAINER + script, data_dir, config)
+    assert found == [{"before": True, "after": False}] * 2
+
+
+_HUGE_UPDATES = """
+from tfm.training import trainer
+trainer.learning_rate = lambda *_: 1e30
+"""
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+def test_two_processes_that_diverge_end_with_one_line(run_processes, scored_run, tmp_path, shard):
+    settings = scored_run(training={"shard": shard})
+    codes, errors = run_processes(tmp_path / "run", settings, before=_HUGE_UPDATES)
+    assert codes == [1, 1]
+    for error in errors:
+        assert "Traceback" not in error
+        assert re.search(
+            r"^tfm: step 4: the validation loss is nan; last good checkpoint: none\. Train in",
+            error.splitlines()[-1],
+        )
+    assert not checkpoints(tmp_path / "run")

@@ -46,6 +46,21 @@ def test_a_line_that_a_crash_cut_short_is_removed(tmp_path, path, tail):
     assert steps(path) == [5, 11]
 
 
+def test_the_line_of_fewer_steps_at_the_end_of_a_stopped_run_is_removed(tmp_path, path):
+    kinds = [("train", 9), ("skipped", 11), ("validation", 12), ("train", 13), ("validation", 13)]
+    path.write_text("".join(json.dumps({"kind": k, "step": step}) + "\n" for k, step in kinds))
+    MetricsLog(tmp_path, step=13, logged_step=9)
+    assert steps(path) == [9, 11, 12, 13]
+    assert path.read_text().count("train") == 1
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path, path):
+    figures = {"step": 1, "loss": float("nan"), "norm": float("-inf"), "pairs": [1], "kind": "x"}
+    MetricsLog(tmp_path, step=0).append(figures)
+    record = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert record == figures | {"loss": None, "norm": None}
+
+
 def test_a_last_line_without_a_newline_is_kept(tmp_path, path):
     path.write_text('{"step": 5}')
     MetricsLog(tmp_path, step=10).append({"step": 11})

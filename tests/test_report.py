@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 import matplotlib as mpl
 import pytest
 
-from tfm.errors import DataError
 from tfm.visualization.report import write_report
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
@@ -239,9 +238,17 @@ def test_settings_and_names_are_escaped(tmp_path):
     assert "<script" not in page
 
 
-def test_a_folder_without_metrics_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"metrics\.jsonl does not exist"):
-        write_report(tmp_path)
+def test_a_run_whose_metrics_could_not_be_written_has_a_report_without_figures(tmp_path):
+    (tmp_path / "config.toml").write_text("seed = 1\n")
+    write_report(tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert figures(page) == {"Step": "0"}
+    assert "seed = 1" in page
+
+
+def test_a_huge_perplexity_has_an_exponent(report_of):
+    shown = figures(report_of(training(50, perplexity=math.exp(100))))
+    assert shown["Training perplexity"] == "2.7e+43"
 
 
 def test_a_report_lists_the_cost_of_training(report_of):

@@ -16,6 +16,7 @@ from tfm.storage.checkpoint.run_folder import (
     checkpoint_path,
     checkpoints,
     find_model,
+    last_good_checkpoint,
     newest_intact_checkpoint,
     newest_run,
     newest_step,
@@ -200,6 +201,30 @@ def test_the_reason_is_given_if_another_checkpoint_than_the_newest_is_used(
     assert find_model(run_dir) == checkpoint_path(run_dir, chosen)
     expected = f"{run_dir}: using step-{chosen:08d}, the best by validation {metric}; {reason}\n"
     assert capsys.readouterr().err == (expected if reason else "")
+
+
+@pytest.mark.parametrize(
+    ("losses", "before", "good"),
+    [
+        ({1: None, 2: None, 3: None}, 3, 2),
+        ({1: None, 2: None, 3: None}, 1, None),
+        ({1: None, 2: 5.0, 3: None}, 1, 2),
+        ({1: None, 2: float("nan"), 3: float("inf")}, 2, 1),
+        ({}, 9, None),
+    ],
+)
+def test_a_checkpoint_is_good_if_it_was_validated_or_training_continued(
+    make_run, tmp_path, losses, before, good
+):
+    make_run(losses)
+    expected = None if good is None else checkpoint_path(tmp_path / "run", good)
+    assert last_good_checkpoint(tmp_path / "run", before=before) == expected
+
+
+def test_a_damaged_checkpoint_is_not_good(make_run):
+    run_dir = make_run({1: None, 2: None})
+    damage(checkpoint_path(run_dir, 2), "config.json")
+    assert last_good_checkpoint(run_dir, before=9) == checkpoint_path(run_dir, 1)
 
 
 def test_the_newest_run_is_the_last_written_one(make_run, tmp_path):

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from tfm.errors import TrainingError, UsageError
+from tfm.errors import UsageError
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
 from tfm.stages.training_run import TrainingRun
-from tfm.storage.checkpoint.model_folder import load_info, load_weights
+from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import checkpoints
 
 
@@ -108,20 +108,3 @@ def test_bleu_is_measured_with_its_signature_and_selects_the_best(data_dir, tiny
     [validation] = records(tmp_path / "run", "validation")
     assert validation["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
     assert 0 <= validation["bleu"] == result.metrics["bleu"] <= 100
-
-
-def test_steps_that_are_not_finite_are_skipped_and_too_many_end_the_run(
-    data_dir, tiny_run, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("tfm.training.trainer.learning_rate", lambda *_: 1e30)
-    run = tiny_run(training={"checkpoint_steps": 1, "max_skipped_steps": 3})
-    with pytest.raises(TrainingError) as stopped:
-        train(data_dir, tmp_path / "run", run)
-    skipped = records(tmp_path / "run", "skipped")
-    assert [line["step"] for line in skipped] == [2, 3, 4]
-    kept = checkpoints(tmp_path / "run")[-1]
-    pairs = ", ".join(map(str, sorted(skipped[-1]["pairs"])[:10]))
-    for said in ("step 4: loss", "3 steps in a row", pairs, str(kept), "learning rate"):
-        assert said in str(stopped.value)
-    assert load_info(kept).step == 3
-    assert all(tensor.isfinite().all() for tensor in load_weights(kept).values())

@@ -131,8 +131,12 @@ def train(
     )
     run_dir = run_folder(run, folder, settings)
     result = run_stage(folder, run_dir, settings, world=world, stop=stop)
-    following = "generate" if settings.training.average else "average"
-    say(f"next: {tfm_command(following, result.run_dir)}")
+    if not result.step or not result.has_learned:
+        return  # there is no model, or none that is worth using
+    following = ["generate" if settings.training.average else "average", result.run_dir]
+    if settings.training.average and not any(folder.glob("test.*")):
+        following += ["--input", "-"]  # what the user types
+    say(f"next: {tfm_command(*following)}")
 
 
 def _launch_processes(layout: Layout) -> World:

@@ -1,6 +1,5 @@
 """tfm generate: text → translations, line by line."""
 
-import math
 import os
 import re
 import stat
@@ -23,11 +22,12 @@ from tfm.inference.engine import load_engine
 from tfm.inference.lines import LineEngine, ScoredTarget, Translation, score_lines, translate_lines
 from tfm.inference.reader import LineReader, count_lines
 from tfm.inference.workers import Workers
-from tfm.reporting import Progress, say
+from tfm.reporting import Progress, format_figure, say
 from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT
 from tfm.storage.checkpoint.model_folder import CONFIG, ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import find_model, newest_run
 from tfm.storage.files import STDIN_FILE, is_same_file, write_json
+from tfm.training.loss import perplexity
 
 STANDARD_INPUT = Path("-")
 
@@ -216,10 +216,10 @@ def score_targets(
                 yield line, scored
             bar.update(len(chunk.lines))
     if num_pieces:
-        perplexity = math.exp(-log_prob / num_pieces)
+        shown = format_figure(perplexity(-log_prob / num_pieces), decimals=3)
         say(
             f"generate: {num_lines:,} targets of {num_pieces:,} tokens, EOS included: "
-            f"log probability {log_prob:,.1f}, perplexity {perplexity:.3f} per token"
+            f"log probability {log_prob:,.1f}, perplexity {shown} per token"
         )
 
 

@@ -43,6 +43,7 @@ class TrainResult:
     run_dir: Path
     step: int
     metrics: dict[str, float]
+    has_learned: bool = True  # False if a warning says that the model has not
 
 
 def train(
@@ -63,7 +64,7 @@ def train(
         UsageError: The settings do not fit the dataset or device, or differ from those of the run
             to resume.
         CheckpointError: The checkpoints are damaged, or the last one could not be saved.
-        TrainingError: Too many steps in a row were skipped, or there is not enough memory.
+        TrainingError: Training has diverged, or there is not enough memory.
         LostPeersError: Other processes are gone.
         InterruptedRunError: A signal stopped the run, which is saved.
     """
@@ -126,7 +127,18 @@ def train(
     averages = run.training.average and position.step > 0
     if world.is_first and averages and not has_current_average(run_dir):
         say(f"train: {average(run_dir, AverageConfig()).summary}")
-    return TrainResult(run_dir=run_dir, step=position.step, metrics=training.metrics)
+    failure = training.failure_to_learn()
+    if failure is not None:
+        say(
+            f"warning: the model has not learned: {failure}; train longer, or in another --run "
+            "with a lower --learning-rate or with --clip-norm"
+        )
+    return TrainResult(
+        run_dir=run_dir,
+        step=position.step,
+        metrics=training.metrics,
+        has_learned=failure is None,
+    )
 
 
 def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> Path | None:

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from tfm.data.dataset import Rows
 from tfm.device.compute import Compute, measure_fp32_flops
 from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
@@ -19,11 +18,11 @@ from tfm.distributed.interruption import StopRequests
 from tfm.errors import CheckpointError, InterruptedRunError, TrainingError, UsageError
 from tfm.model.build import Model, load_model, new_model
 from tfm.model.cost import Cost, memory_problem, model_cost
-from tfm.reporting import Progress, say
-from tfm.stages.training_data import TrainingData
-from tfm.stages.validation import Validator
+from tfm.reporting import Progress, format_figure, say
+from tfm.stages.training_data import TrainingData, ValidationSplit
+from tfm.stages.validation import Validation, Validator
 from tfm.storage.checkpoint.model_folder import STATE, load_info, load_training_state
-from tfm.storage.checkpoint.run_folder import checkpoint_path
+from tfm.storage.checkpoint.run_folder import last_good_checkpoint
 from tfm.storage.checkpoint.tensor_file import record_from
 from tfm.storage.metrics_log import MetricsLog
 from tfm.storage.saving import Saver
@@ -31,7 +30,9 @@ from tfm.training.progress import (
     ControlFlags,
     Heartbeat,
     PendingStep,
+    Position,
     StepReport,
+    mean_nll,
     metrics_record,
     no_heartbeat,
     shown_figures,
@@ -49,6 +50,8 @@ class RunState:
     best: float | None = None  # quality at the best validation so far
     validations_since_best: int = 0
     skipped_in_a_row: int = 0  # steps, without overflows of fp16
+    skipped_steps: int = 0  # in total
+    nll: float | None = None  # in the newest full line of training, in nats per target token
     owes_validation: bool = False  # a signal interrupted the last validation
     minutes: float = 0.0  # wall time before the run was last resumed
     capacity_flops: float = 0.0  # time × peak FLOP/s of the devices (the paper's estimate, §6.1)
@@ -93,9 +96,7 @@ class TrainingRun:
         self.metrics: dict[str, float] = {}
         if checkpoint is not None:
             self._resume(checkpoint)
-        self._log = None
-        if self.group.world.is_first:
-            self._log = MetricsLog(self.run_dir, step=self.trainer.position.step)
+        self._log: MetricsLog | None = None
         self._has_report = True
         self._has_printed_signature = False
 
@@ -103,12 +104,14 @@ class TrainingRun:
         """Train until a limit is reached, with the errors of `tfm.stages.train.train`."""
         interval = self._run.training.checkpoint_steps
         with closing(self._saver), self._new_bar() as self._bar:
+            self._open_log()
             if self._state.owes_validation:
                 self._validate_and_save()
             self.heartbeat("waiting for all processes to start", waits=True)
             is_over = self.is_finished() or bool(self.group.largest([self._is_out_of_time()])[0])
             if is_over:
-                say(f"train: {self.run_dir} has reached its limits")
+                when = "" if self.trainer.position.step else " before its first step"
+                say(f"train: {self.run_dir} has reached its limits{when}")
             batches = self.trainer.batches()
             while not is_over:
                 step, flags = self.trainer.step(next(batches), poll=self._poll)
@@ -117,12 +120,17 @@ class TrainingRun:
                 self._unread.append(step)
                 self._read_reports(leave=self._max_unread)
                 is_over = flags.end or self.is_finished()
-                is_due = interval is not None and self.trainer.position.step % interval == 0
-                if is_over or flags.checkpoint or is_due:
+                is_at_step = interval is not None and self.trainer.position.step % interval == 0
+                is_due = (flags.checkpoint or is_at_step) and not self._may_have_diverged
+                if is_over or is_due:
                     self._validate_and_save()
                     is_over = is_over or self.is_finished()  # validation may exhaust the patience
+                    if not is_over:
+                        self._write_report()
                 elif flags.retry:
                     self._save({})
+            self._log_window(self.trainer.position)
+            self._write_report()
             self.heartbeat("saving")
             self._saver.finish()
 
@@ -140,6 +148,28 @@ class TrainingRun:
     def _is_out_of_time(self) -> bool:
         limit = self._run.training.max_minutes
         return limit is not None and self._minutes() >= limit
+
+    @property
+    def _may_have_diverged(self) -> bool:
+        """Whether the newest steps were skipped, and no validation tells if the weights are good.
+
+        A checkpoint would have the same weights as before these steps.
+        """
+        return self.data.valid is None and self._state.skipped_in_a_row > 0
+
+    def failure_to_learn(self) -> str | None:
+        """Return why the model has not learned; None if it has, or if it was not measured."""
+        step, skipped = self.trainer.position.step, self._state.skipped_steps
+        if 2 * skipped > step:
+            return f"{skipped:,} of {step:,} steps were skipped"
+        loss = self.metrics.get("loss", mean_nll(self._window) if self._window else self._state.nll)
+        _, vocab_size = self.data.info.vocab_sizes
+        if loss is None or loss < math.log(vocab_size):
+            return None
+        return (
+            f"its loss of {format_figure(loss, decimals=2)} nats per token is not below "
+            f"{math.log(vocab_size):.2f}, that of a guess among all {vocab_size:,} pieces"
+        )
 
     def _new_bar(self) -> Progress:
         limits, steps_per_epoch = self._run.training, self.trainer.batcher.num_batches()
@@ -227,6 +257,12 @@ class TrainingRun:
             ) from error
         self.metrics = dict(info.metrics)
 
+    def _open_log(self) -> None:
+        if self.group.world.is_first:
+            step = self.trainer.position.step
+            logged_step = self._window[0].step - 1 if self._window else step
+            self._log = MetricsLog(self.run_dir, step=step, logged_step=logged_step)
+
     def _write_line(self, record: Mapping[str, Any]) -> None:
         if self._log is not None:
             self._log.append(record)
@@ -250,24 +286,32 @@ class TrainingRun:
         problem = [self._saver.problem] if self._saver.problem else []
         self._bar.update(1, figures=problem + shown_figures(self._window))
         if report.skipped:
-            self._log_skip(report, step.rows)
+            self._log_skip(report, step)
         else:
             self._state.skipped_in_a_row = 0
         if report.step % self._run.training.log_steps == 0:
-            totals = {
-                "tokens": step.position.tokens,
-                "total_flops": step.position.flops,
-                "capacity_flops_per_second": self._capacity,
-                "paper_estimate_flops": self._state.capacity_flops,
-                "processes": self.group.world.size,
-                "out_of_memory": self.trainer.out_of_memory,
-                "minutes": self._minutes(),
-            }
-            self._write_line(metrics_record(self._window) | totals)
-            self._window = []
+            self._log_window(step.position)
+            self._state.nll, self._window = mean_nll(self._window), []
 
-    def _log_skip(self, report: StepReport, rows: Rows) -> None:
+    def _log_window(self, position: Position) -> None:
+        """Write a line of training about the steps since the last one, if there are any."""
+        if not self._window:
+            return
+        totals = {
+            "tokens": position.tokens,
+            "total_flops": position.flops,
+            "capacity_flops_per_second": self._capacity,
+            "paper_estimate_flops": self._state.capacity_flops,
+            "processes": self.group.world.size,
+            "out_of_memory": self.trainer.out_of_memory,
+            "minutes": self._minutes(),
+        }
+        self._write_line(metrics_record(self._window) | totals)
+
+    def _log_skip(self, report: StepReport, step: PendingStep) -> None:
         """Report a skipped step; raise TrainingError after too many in a row."""
+        self._state.skipped_steps += 1
+        pairs: list[int] = step.rows.tolist()
         self._write_line(
             {
                 "kind": "skipped",
@@ -275,7 +319,7 @@ class TrainingRun:
                 "epoch": report.epoch,
                 "loss": str(report.loss),
                 "gradient_norm": str(report.gradient_norm),
-                "pairs": rows.tolist(),
+                "pairs": pairs,
             }
         )
         if report.overflowed:
@@ -287,42 +331,49 @@ class TrainingRun:
         if self._state.skipped_in_a_row < limit:
             say(f"train: step {report.step:,} was skipped: {problem}")
             return
-        unsaved = ""
-        self.heartbeat("saving", waits=not self.group.world.is_first)
+        shown = ", ".join(map(str, sorted(pairs)[:_MAX_PAIRS_IN_MESSAGE]))
+        num_hidden = len(pairs) - _MAX_PAIRS_IN_MESSAGE
+        more = f" and {num_hidden:,} more (see metrics.jsonl)" if num_hidden > 0 else ""
+        self._fail(
+            step.position,
+            f"{problem}; {limit} steps in a row were skipped",
+            f", or look at the training pairs of the step, counted from 0: {shown}{more}",
+        )
+
+    def _fail(self, position: Position, problem: str, more_advice: str = "") -> NoReturn:
+        """Raise TrainingError because training has diverged, after what is underway is saved."""
+        self._log_window(position)
+        is_first = self.group.world.is_first
+        self.heartbeat("saving", waits=not is_first)
+        good, unsaved = None, ""
         try:
             self._saver.finish()
         except CheckpointError as error:
             unsaved = f"; {error}"
-        pairs = ", ".join(map(str, sorted(rows.tolist())[:_MAX_PAIRS_IN_MESSAGE]))
-        num_hidden = len(rows) - _MAX_PAIRS_IN_MESSAGE
-        more = f" and {num_hidden:,} more (see metrics.jsonl)" if num_hidden > 0 else ""
-        # Only rank 0 saves, and knows the last saved step.
-        saved, unsaved = self.group.gather([self._saver.saved_step, unsaved])[0]
-        last = "none" if saved is None else checkpoint_path(self.run_dir, saved)
+        if is_first:  # only rank 0 saves, and knows what is saved
+            last_update = position.step - self._state.skipped_in_a_row
+            good = last_good_checkpoint(self.run_dir, before=last_update)
+        last, unsaved = self.group.gather([str(good or "none"), unsaved])[0]
         raise TrainingError(
-            f"step {report.step:,}: {problem}; {limit} steps in a row were skipped; "
-            f"last good checkpoint: {last}; training pairs of the step, counted from 0: "
-            f"{pairs}{more}{unsaved}. Lower the learning rate, set --clip-norm, or look at those "
-            "pairs"
+            f"step {position.step:,}: {problem}; last good checkpoint: {last}{unsaved}. Train in "
+            f"another --run with a lower --learning-rate or with --clip-norm{more_advice}"
         )
 
     def _validate_and_save(self) -> None:
         """Validate and save; after a signal, save at once and validate when the run is resumed."""
         self._read_reports()
         self._state.owes_validation = True
-        if not self._validate():
-            self._save_and_stop(self.group.largest([self.stop.received or 0])[0])
+        validation = None if self.data.valid is None else self._validate(self.data.valid)
         self._state.owes_validation = False
         self._save(self.metrics)
         self._validated_at = time.monotonic()
-        self._write_report()
+        if validation is not None:
+            self._print_validation(validation)
 
-    def _validate(self) -> bool:
-        """Validate if there is a validation split; return False if a signal interrupted it."""
-        if self.data.valid is None:
-            return True
+    def _validate(self, split: ValidationSplit) -> Validation:
+        """Validate and log the metrics; after a signal or without a finite loss, end the run."""
         validator = Validator(
-            split=self.data.valid,
+            split=split,
             vocabulary=self.data.vocabulary,
             info=self.data.info,
             compute=self.compute,
@@ -330,24 +381,30 @@ class TrainingRun:
             heartbeat=self.heartbeat,
             should_stop=lambda: self.stop.received is not None,
         )
-        validation = validator.validate(self._full_model())
+        validation, position = validator.validate(self._full_model()), self.trainer.position
         if validation is None:
-            return False
+            self._save_and_stop(self.group.largest([self.stop.received or 0])[0])
+        loss = validation.metrics["loss"]
+        if not math.isfinite(loss):
+            self._fail(position, f"the validation loss is {loss}")
         self.metrics = validation.metrics
         info = replace(self.data.info, metrics=self.metrics)
         quality, best = info.quality(self._run.training.best_metric), self._state.best
         self._state.validations_since_best += 1
         if best is None or (quality is not None and quality > best):
             self._state.best, self._state.validations_since_best = quality, 0
-        position, minutes = self.trainer.position, self._minutes()
+        # Before the checkpoint: if the process is killed in between, the line is written again.
+        record = {"kind": "validation", "step": position.step, "epoch": position.epoch}
+        signature = {"signature": validation.score.signature} if validation.score else {}
+        self._write_line(record | {"minutes": self._minutes()} | signature | self.metrics)
+        return validation
+
+    def _print_validation(self, validation: Validation) -> None:
         if validation.score and not self._has_printed_signature:
             say(f"valid: {validation.score.label} has the signature {validation.score.signature}")
             self._has_printed_signature = True
-        say(f"valid: step {position.step:,} · {minutes:.1f} min · {validation}")
-        record = {"kind": "validation", "step": position.step, "epoch": position.epoch}
-        signature = {"signature": validation.score.signature} if validation.score else {}
-        self._write_line(record | {"minutes": minutes} | signature | self.metrics)
-        return True
+        step = self.trainer.position.step
+        say(f"valid: step {step:,} · {self._minutes():.1f} min · {validation}")
 
     def _full_model(self) -> Model:
         """Return the model with full, not sharded, weights in this process."""
@@ -363,6 +420,9 @@ class TrainingRun:
 
     def _save(self, metrics: dict[str, float]) -> None:
         self._read_reports()
+        self.heartbeat("checking the weights", waits=True)
+        if not self.trainer.has_finite_weights():
+            self._fail(self.trainer.position, "the weights are not finite")
         self.heartbeat("saving", waits=True)
         is_first = self.group.world.is_first
         weights, trainer = self.trainer.weights(keep=is_first), self.trainer.state(keep=is_first)
@@ -389,6 +449,7 @@ class TrainingRun:
         if self.group.largest([is_unsaved])[0]:  # saving needs all processes
             self._save({})
         self._saver.finish()
+        self._log_window(self.trainer.position)
         saved = f"stopped and saved at step {step:,}; run the same command to resume"
         raise InterruptedRunError(
             saved if step else "stopped before the first step; run the same command to start again",

@@ -1,5 +1,6 @@
 """Validation during training: loss, perplexity, and BLEU or bracket F1."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from tfm.inference.lines import translate_lines
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model
+from tfm.reporting import format_figure
 from tfm.stages.training_data import ValidationSplit
 from tfm.storage.checkpoint.model_folder import SCORES, ModelInfo
 from tfm.training.loss import BatchLoss, perplexity
@@ -34,8 +36,8 @@ class Validation:
     score: MetricScore | None = None
 
     def __str__(self) -> str:
-        loss, perplexity = self.metrics["loss"], self.metrics["perplexity"]
-        shown = f"loss {loss:.3f} (perplexity {perplexity:.2f})"
+        loss = format_figure(self.metrics["loss"], decimals=3)
+        shown = f"loss {loss} (perplexity {format_figure(self.metrics['perplexity'], decimals=2)})"
         if self.score is not None:
             shown += f" · {self.score.label} {self.score.value:.2f}"
         return shown
@@ -59,7 +61,7 @@ class Validator:
         if loss is None:
             return None
         metrics = {"loss": loss, "perplexity": perplexity(loss)}
-        if not self.info.run.training.validation_beam:
+        if not self.info.run.training.validation_beam or not math.isfinite(loss):
             return Validation(metrics=metrics)
         outputs = self._translate(model)
         if outputs is None:

@@ -1,6 +1,7 @@
 """metrics.jsonl: the metrics of a run, one JSON object per line."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,30 +12,40 @@ from tfm.storage.files import atomic_write
 
 
 class MetricsLog:
-    """Appends to a run's metrics.jsonl, after removing lines of steps later than `step`.
+    """Appends to a run's metrics.jsonl, after removing the lines of later steps.
+
+    Args:
+        run_dir: The run folder.
+        step: The step of the run.
+        logged_step: The last step of a full line of training. A stopped run ends with the line of
+            fewer steps, which is removed, too; by default, there is none.
 
     Raises:
         DataError: metrics.jsonl is not a file.
     """
 
-    def __init__(self, run_dir: Path, *, step: int) -> None:
+    def __init__(self, run_dir: Path, *, step: int, logged_step: int | None = None) -> None:
         self._path = run_dir / "metrics.jsonl"
         self._unwritten: list[bytes] = []
         if self._path.exists() and not self._path.is_file():
             raise DataError(f"{self._path} is not a file: move it elsewhere")
         content = self._path.read_bytes() if self._path.exists() else b""
-        kept = b"".join(b"%b\n" % line for line in content.split(b"\n") if _step_of(line) <= step)
+        train_step = step if logged_step is None else logged_step
+        lines = content.split(b"\n")
+        kept = b"".join(b"%b\n" % line for line in lines if _is_before(line, step, train_step))
         if kept != content:
             with atomic_write(self._path) as file:
                 file.write(kept)
         self._size = len(kept)
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Write a line, which readers see at once.
+        """Write a line, which readers see at once; a number that is not finite becomes null.
 
         If the disk is full, the line stays in memory and is written together with the next one.
         """
-        self._unwritten.append(json.dumps(record).encode() + b"\n")
+        # JSON has neither NaN nor infinity.
+        values = {name: _finite(value) for name, value in record.items()}
+        self._unwritten.append(json.dumps(values, allow_nan=False).encode() + b"\n")
         try:
             self._write(b"".join(self._unwritten))
         except OSError as error:
@@ -61,9 +72,15 @@ class MetricsLog:
         self._size = size + len(lines)
 
 
-def _step_of(line: bytes) -> float:
-    """Return the step of a line; infinity if a crash has cut the line short."""
+def _is_before(line: bytes, step: int, train_step: int) -> bool:
+    """Return whether a line is of one of the steps; a line that a crash has cut short is not."""
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return float("inf")
+        record = json.loads(line)
+        limit = train_step if record.get("kind") == "train" else step
+        return float(record["step"]) <= limit
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return False
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -297,6 +297,12 @@ def full_tensor(tensor: Any, *, keep: bool = True) -> Tensor:
     return full.cpu() if keep else full.new_empty(0)
 
 
+def local_part(tensor: Any) -> Tensor:
+    """Return the part of a tensor, of any shape, that this process holds: all if not sharded."""
+    tensor = tensor.detach()
+    return cast("Tensor", tensor.to_local() if _is_sharded(tensor) else tensor)
+
+
 def shard_like(tensor: Tensor, parameter: Any) -> Tensor:
     """Return a full tensor, of any shape, on a parameter's device and sharded like it."""
     tensor = tensor.to(parameter.device)

@@ -113,7 +113,7 @@ def shown_figures(reports: Sequence[StepReport]) -> list[str]:
 
     Means leave out skipped steps.
     """
-    newest, loss, nll = reports[-1], _mean(reports, "loss"), _mean(reports, "nll")
+    newest, loss, nll = reports[-1], _mean(reports, "loss"), mean_nll(reports)
     return [
         f"loss {format_figure(loss, decimals=3)}",
         f"{_rate(reports, 'num_tokens'):,.0f} tok/s",
@@ -130,15 +130,20 @@ def metrics_record(reports: Sequence[StepReport]) -> dict[str, Any]:
         "kind": "train",
         "step": newest.step,
         "epoch": newest.epoch,
-        "loss": _finite(_mean(reports, "loss")),
-        "perplexity": _finite(perplexity(_mean(reports, "nll"))),
+        "loss": _mean(reports, "loss"),
+        "perplexity": perplexity(mean_nll(reports)),
         "learning_rate": newest.learning_rate,
-        "gradient_norm": _finite(newest.gradient_norm),
+        "gradient_norm": newest.gradient_norm,
         "skipped_steps": sum(report.skipped for report in reports),
         "target_tokens_per_second": _rate(reports, "num_tokens"),
         "flops_per_step": sum(report.flops for report in reports) / len(reports),
         "flops_per_second": _rate(reports, "flops"),
     }
+
+
+def mean_nll(reports: Sequence[StepReport]) -> float:
+    """Return the negative log-likelihood in nats per token; NaN if all steps were skipped."""
+    return _mean(reports, "nll")
 
 
 def _mean(reports: Sequence[StepReport], name: str) -> float:
@@ -151,10 +156,6 @@ def _mean(reports: Sequence[StepReport], name: str) -> float:
 def _rate(reports: Sequence[StepReport], name: str) -> float:
     total = sum(getattr(report, name) for report in reports)
     return float(total / sum(report.seconds for report in reports))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON has neither NaN nor infinity
 
 
 @dataclass(frozen=True)

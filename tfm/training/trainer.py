@@ -30,6 +30,7 @@ from tfm.training.gradients import (
     build_gradients,
     full_tensor,
     gradient_norm,
+    local_part,
     shard_like,
 )
 from tfm.training.loss import BatchLoss
@@ -345,6 +346,12 @@ class Trainer:
     def _num_padded(self, rows: Rows) -> int:
         """Return the number of tokens of the longer side of a microbatch, with padding."""
         return len(rows) * self.batcher.longest(rows)
+
+    def has_finite_weights(self) -> bool:
+        """Return whether all weights are finite; all processes must call it together."""
+        weights = map(local_part, self._optimizer.weights.values())
+        is_finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
+        return not self._group.largest([int(not is_finite)])[0]
 
     def weights(self, *, keep: bool = True) -> dict[str, Tensor]:
         """Return all fp32 weights by name, each once; all processes must call it together.

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib import resources
 from operator import itemgetter
 from pathlib import Path
@@ -19,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from tfm.errors import DataError
+from tfm.reporting import format_figure
 from tfm.storage.files import write_text
 
 _MAX_POINTS = 1000
@@ -68,18 +69,14 @@ _OTHER_CHARTS = (
 def write_report(run_dir: Path) -> None:
     """Write report.html of a run, from its metrics.jsonl and, if present, its config.toml.
 
-    Equal files of the same age give identical reports. Truncated lines are ignored.
-
-    Raises:
-        DataError: There is no metrics.jsonl.
+    Equal files of the same age give identical reports. Truncated lines are ignored. A run of which
+    no metrics could be written, as on a full disk, has a report without figures.
     """
     path = run_dir / "metrics.jsonl"
-    if not path.is_file():
-        raise DataError(f"{path} does not exist: a report needs the metrics of a training run")
     training, validation = _read_metrics(path)
     records = {"training": training, "validation": validation}
     latest = max([{"step": 0}, *validation[-1:], *training[-1:]], key=itemgetter("step"))
-    updated = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    updated = datetime.fromtimestamp(path.stat().st_mtime, UTC) if path.is_file() else None
     config = run_dir / "config.toml"
     settings = html.escape(config.read_text(encoding="utf-8")) if config.is_file() else ""
     page = resources.files("tfm.visualization") / "report_page.html"
@@ -101,7 +98,7 @@ def _fold(summary: str, content: str) -> str:
 
 def _read_metrics(path: Path) -> tuple[list[Record], list[Record]]:
     """Return at most about _MAX_POINTS training records, and all validation records."""
-    lines = path.read_bytes().splitlines()
+    lines = path.read_bytes().splitlines() if path.is_file() else []
     validation = [line for line in lines if b'"validation"' in line]
     training = [line for line in lines if b'"train"' in line]
     stride = math.ceil(len(training) / _MAX_POINTS) or 1
@@ -217,7 +214,7 @@ def _label(axes: Axes, chart: _Chart, last_step: int) -> None:
         )
 
 
-def _render_state(latest: Record, validation: Sequence[Record], updated: datetime) -> str:
+def _render_state(latest: Record, validation: Sequence[Record], updated: datetime | None) -> str:
     """Return how far the run is, its best validations and the time of the newest metrics."""
     points = ((chart, _points(validation, chart)) for chart in _MAIN_CHARTS)
     return _render_list(
@@ -229,7 +226,7 @@ def _render_state(latest: Record, validation: Sequence[Record], updated: datetim
             for chart, each in points
             if chart.best and each
         ),
-        ("Updated", updated.astimezone(), "{:%Y-%m-%d %H:%M %Z}".format),
+        ("Updated", updated and updated.astimezone(), "{:%Y-%m-%d %H:%M %Z}".format),
     )
 
 
@@ -242,13 +239,14 @@ def _render_figures(training: Sequence[Record], validation: Sequence[Record]) ->
     """Return the newest metrics as HTML."""
     newest = training[-1] if training else {}
     validated = validation[-1] if validation else {}
+    format_perplexity = partial(format_figure, decimals=2)
     flop, flop_per_second = EngFormatter("FLOP", places=1), EngFormatter("FLOP/s", places=1)
     return _render_list(
         ("Target tokens", newest.get("tokens"), "{:,}".format),
         ("Training loss, with label smoothing", newest.get("loss"), "{:.3f}".format),
-        ("Training perplexity", newest.get("perplexity"), "{:,.2f}".format),
+        ("Training perplexity", newest.get("perplexity"), format_perplexity),
         ("Validation loss", validated.get("loss"), "{:.3f}".format),
-        ("Validation perplexity", validated.get("perplexity"), "{:,.2f}".format),
+        ("Validation perplexity", validated.get("perplexity"), format_perplexity),
         ("BLEU", validated.get("bleu"), "{:.1f}".format),
         ("Bracket F1", validated.get("f1"), "{:.1f}".format),
         ("Learning rate", newest.get("learning_rate"), "{:.2e}".format),

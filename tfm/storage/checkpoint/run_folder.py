@@ -1,5 +1,6 @@
 """The checkpoints of a run: list them, find the one to resume from, remove old ones."""
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -122,6 +123,20 @@ def _recorded_dataset(run_dir: Path) -> Path:
             f"dataset of the run, as in {tfm_command('train', 'DATA', '--run', run_dir)}"
         )
     return Path(data_dir)
+
+
+def last_good_checkpoint(run_dir: Path, *, before: int) -> Path | None:
+    """Return the newest intact checkpoint that was validated or is older than a step.
+
+    None if there is none. A validation without a finite loss does not count.
+    """
+    for path in reversed(checkpoints(run_dir)):
+        with suppress(DamagedCheckpointError):
+            info = load_info(path)
+            quality = info.quality("loss")
+            if info.step < before or (quality is not None and math.isfinite(quality)):
+                return path
+    return None
 
 
 def best_checkpoints(run_dir: Path, metric: Metric) -> list[Path]:

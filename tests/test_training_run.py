@@ -1,0 +1,248 @@
+"""The training loop: divergence, the metrics of the last steps, and what is printed."""
+
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tfm.config import run_toml
+from tfm.data.synthetic.corpus import generate_pairs
+from tfm.errors import TrainingError
+from tfm.stages import training_run
+from tfm.stages.train import train
+from tfm.storage.checkpoint.model_folder import load_info, load_weights
+from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints
+from tfm.training.trainer import Trainer
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    """Draw no report, which takes longer than training here."""
+    monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def no_valid_dir(tmp_path_factory, make_dataset):
+    """Return a dataset without a validation split."""
+    pairs = list(generate_pairs("train", num_pairs=100, seed=2))
+    return make_dataset(tmp_path_factory.mktemp("data") / "bare", {"train": pairs}, vocab_size=350)
+
+
+def records(run_dir, kind):
+    """The lines of one kind in metrics.jsonl, which must be valid JSON."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    parsed = (json.loads(line, parse_constant=pytest.fail) for line in lines)
+    return [line for line in parsed if line["kind"] == kind]
+
+
+def steps(run_dir):
+    return [load_info(path).step for path in checkpoints(run_dir)]
+
+
+@pytest.fixture
+def break_weights_after(monkeypatch):
+    """Make a weight infinite after a step."""
+
+    def arrange(step):
+        original = Trainer.step
+
+        def break_after(self, batch, **options):
+            pending, flags = original(self, batch, **options)
+            if self.position.step == step:
+                with torch.no_grad():
+                    self.model.output_weight[-1] = math.inf
+            return pending, flags
+
+        monkeypatch.setattr(Trainer, "step", break_after)
+
+    return arrange
+
+
+@pytest.fixture
+def huge_updates(monkeypatch):
+    """Make training diverge at its first update."""
+    monkeypatch.setattr("tfm.training.trainer.learning_rate", lambda *_: 1e30)
+
+
+def diverge(data_dir, run_dir, run):
+    """Train; return the one line with which training ends."""
+    with pytest.raises(TrainingError) as stopped:
+        train(data_dir, run_dir, run)
+    message = str(stopped.value)
+    assert "\n" not in message
+    assert "lower --learning-rate or with --clip-norm" in message
+    assert stopped.value.exit_code == 1
+    assert not (run_dir / "averaged").exists()
+    return message
+
+
+# --- divergence
+
+
+def test_weights_that_are_not_finite_are_not_saved(
+    no_valid_dir, tiny_run, tmp_path, break_weights_after
+):
+    break_weights_after(8)
+    message = diverge(no_valid_dir, tmp_path / "run", tiny_run(training={"average": True}))
+    good = checkpoint_path(tmp_path / "run", 4)
+    assert message.startswith(f"step 8: the weights are not finite; last good checkpoint: {good}. ")
+    assert steps(tmp_path / "run") == [4]
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_run(
+    data_dir, tiny_run, tmp_path, break_weights_after
+):
+    break_weights_after(8)
+    run = tiny_run(training={"validation_beam": 1, "average": True})
+    message = diverge(data_dir, tmp_path / "run", run)
+    assert re.match(
+        r"step 8: the validation loss is (nan|inf); last good .*step-00000004\. ", message
+    )
+    assert [line["step"] for line in records(tmp_path / "run", "validation")] == [4]
+    assert [line["step"] for line in records(tmp_path / "run", "train")] == [3, 6, 8]
+
+
+@pytest.mark.usefixtures("huge_updates")
+def test_a_run_that_diverges_at_once_has_no_checkpoint(data_dir, tiny_run, tmp_path):
+    run = tiny_run(training={"checkpoint_steps": 1})
+    assert "last good checkpoint: none" in diverge(data_dir, tmp_path / "run", run)
+    assert steps(tmp_path / "run") == []
+
+
+@pytest.mark.usefixtures("huge_updates")
+def test_a_checkpoint_that_no_later_step_has_confirmed_is_not_called_good(
+    no_valid_dir, tiny_run, tmp_path
+):
+    run = tiny_run(training={"checkpoint_steps": 1, "max_skipped_steps": 3})
+    message = diverge(no_valid_dir, tmp_path / "run", run)
+    assert message.startswith("step 4: loss ")
+    assert "; 3 steps in a row were skipped; last good checkpoint: none" in message
+    pairs = records(tmp_path / "run", "skipped")[-1]["pairs"]
+    assert ", ".join(map(str, sorted(pairs)[:10])) in message
+    # Without validation, nothing is saved while steps are skipped.
+    assert steps(tmp_path / "run") == [1]
+
+
+def test_validated_checkpoints_are_good_though_steps_are_skipped(
+    data_dir, tiny_run, tmp_path, monkeypatch
+):
+    original = Trainer.step
+
+    def skip_from_6(self, batch, **options):
+        with torch.no_grad():
+            self.model.output_weight[0] += math.nan if self.position.step == 5 else 0.0
+        return original(self, batch, **options)
+
+    monkeypatch.setattr(Trainer, "step", skip_from_6)
+    run = tiny_run(training={"max_skipped_steps": 2, "checkpoint_steps": 5})
+    message = diverge(data_dir, tmp_path / "run", run)
+    good = checkpoint_path(tmp_path / "run", 5)
+    assert message.startswith("step 7: loss nan")
+    assert f"last good checkpoint: {good}. " in message
+    assert all(weight.isfinite().all() for weight in load_weights(good).values())
+
+
+# --- models that have not learned
+
+
+def test_a_run_that_learns_ends_without_a_warning(data_dir, tiny_run, tmp_path, capsys):
+    settings = {"optimizer": {"learning_rate": 0.01, "warmup_steps": 4}}
+    assert train(data_dir, tmp_path / "run", tiny_run(**settings)).has_learned
+    assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("max_steps", [3, 7])
+def test_a_loss_that_is_not_better_than_a_guess_is_reported(
+    no_valid_dir, data_dir, tiny_run, tmp_path, capsys, max_steps
+):
+    run = tiny_run(
+        optimizer={"learning_rate": 1e-9}, training={"max_steps": max_steps, "log_steps": 4}
+    )
+    for name, folder in (("valid", data_dir), ("bare", no_valid_dir)):
+        for _ in range(2):  # a finished run, too
+            assert not train(folder, tmp_path / name, run).has_learned
+            *_, warning = capsys.readouterr().err.splitlines()
+            assert re.fullmatch(
+                r"warning: the model has not learned: its loss of [67]\.\d\d nats per token is not "
+                r"below 5\.\d\d, that of a guess among all \d+ pieces; train longer, or .*--run .*",
+                warning,
+            )
+
+
+@pytest.mark.usefixtures("huge_updates")
+def test_a_run_of_mostly_skipped_steps_is_reported(no_valid_dir, tiny_run, tmp_path, capsys):
+    training = {"max_skipped_steps": 100, "max_steps": 5, "checkpoint_steps": 100}
+    run = tiny_run(training=training)
+    assert not train(no_valid_dir, tmp_path / "run", run).has_learned
+    assert "the model has not learned: 4 of 5 steps were skipped;" in capsys.readouterr().err
+
+
+# --- metrics of the last steps
+
+
+def test_the_last_steps_are_logged_although_they_do_not_fill_a_line(data_dir, tiny_run, tmp_path):
+    def settings(max_steps):
+        training = {"max_steps": max_steps, "checkpoint_steps": 4, "log_steps": 5}
+        return tiny_run(training=training)
+
+    def losses(run_dir):
+        return [(line["step"], line["loss"]) for line in records(run_dir, "train")]
+
+    train(data_dir, tmp_path / "whole", settings(16))
+    train(data_dir, tmp_path / "run", settings(8))
+    first = losses(tmp_path / "run")
+    assert [step for step, _ in first] == [5, 8]
+    train(data_dir, tmp_path / "run", settings(8))
+    assert losses(tmp_path / "run") == first
+    train(data_dir, tmp_path / "run", settings(16))
+    assert [step for step, _ in losses(tmp_path / "run")] == [5, 10, 15, 16]
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_run_shorter_than_a_line_of_metrics_ends_well(no_valid_dir, tiny_run, tmp_path):
+    run = tiny_run(training={"max_steps": 2, "log_steps": 50, "average": True})
+    assert train(no_valid_dir, tmp_path / "run", run).step == 2
+    assert [line["step"] for line in records(tmp_path / "run", "train")] == [2]
+    assert load_info(tmp_path / "run" / "averaged").averaged == (2,)
+
+
+# --- messages
+
+
+def test_a_checkpoint_is_saved_before_its_validation_is_printed(
+    data_dir, tiny_run, tmp_path, monkeypatch
+):
+    def fail(message):
+        if message.startswith("valid: "):
+            raise OSError("lost")
+
+    monkeypatch.setattr(training_run, "say", fail)
+    with pytest.raises(OSError, match="lost"):
+        train(data_dir, tmp_path / "run", tiny_run())
+    assert steps(tmp_path / "run") == [4]
+    assert load_info(checkpoint_path(tmp_path / "run", 4)).metrics
+
+
+def test_the_bar_counts_to_the_limit_of_minutes(data_dir, tiny_run, tmp_path, monkeypatch, capsys):
+    clock = itertools.count(step=1.0)  # seconds; it is read several times a step
+    monkeypatch.setattr("tfm.stages.training_run.time.monotonic", lambda: next(clock))
+    limits = {"max_steps": 1000, "checkpoint_steps": 500, "max_minutes": 3.0, "stall_minutes": 1e6}
+    result = train(data_dir, tmp_path / "run", tiny_run(training=limits))
+    shown = re.findall(r"^train \d+/(\S+) steps · loss", capsys.readouterr().err, re.MULTILINE)
+    assert result.step < 100
+    assert all(re.fullmatch(r"~\d\d", total) for total in shown)
+    assert len(shown) > 3
+
+
+def test_a_run_whose_messages_cannot_be_written_saves_and_ends_well(data_dir, tiny_run, tmp_path):
+    (tmp_path / "run.toml").write_text(run_toml(tiny_run()))
+    command = [sys.executable, "-m", "tfm", "train", data_dir, "--config", tmp_path / "run.toml"]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run([*command, "--run", tmp_path / "run"], stderr=full, check=False)
+    assert done.returncode == 0
+    assert steps(tmp_path / "run") == [4, 8, 12]
