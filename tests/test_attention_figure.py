@@ -156,7 +156,7 @@ def test_characters_missing_in_all_fonts_are_warned_of(tmp_path, capsys):
     """A noncharacter is in no font, whatever is installed."""
     maps = new_maps(queries=["▁ein", "\ufdd1", "</s>"])
     write_figure(tmp_path / "x.png", maps, layers=[1], heads=[1])
-    assert "x.png shows boxes for \ufdd1, missing in all inst" in capsys.readouterr().err
+    assert "x.png shows boxes for \\ufdd1, missing in all inst" in capsys.readouterr().err
     # The viewer of an SVG chooses the fonts.
     write_figure(tmp_path / "x.svg", maps, layers=[1], heads=[1])
     assert capsys.readouterr().err == ""

@@ -444,12 +444,13 @@ def test_a_closed_pipe_is_quiet(arguments):
 
 @pytest.mark.parametrize("ending", ["full", "closed"])
 @pytest.mark.parametrize(
-    ("arguments", "code"), [("score --hypotheses in.txt --reference in.txt", 0), ("trian", 2)]
+    ("arguments", "code"), [("score --hypotheses out.txt --reference in.txt", 0), ("trian", 2)]
 )
 def test_messages_that_cannot_be_written_change_neither_output_nor_exit_code(
     elsewhere, ending, arguments, code
 ):
-    (elsewhere / "in.txt").write_text("one two three four\n")
+    for name in ("in.txt", "out.txt"):
+        (elsewhere / name).write_text("one two three four\n")
     if ending == "full":
         writer = os.open("/dev/full", os.O_WRONLY)
     else:

@@ -122,11 +122,12 @@ def test_flags_that_start_processes_win_over_the_variables_of_half_a_launcher(
 
 @pytest.mark.usefixtures("stray_variables")
 def test_commands_that_do_not_train_ignore_the_variables_of_launchers(run, elsewhere):
-    (elsewhere / "text").write_text("a\n")
+    for name in ("text", "copy"):
+        (elsewhere / name).write_text("a\n")
     assert run("--help")[0] == 0
     code, _, err = run("score", "--hypotheses", "text", "--reference", "none")
     assert (code, len(err.splitlines())) == (2, 1)
-    code, out, err = run("score", "--hypotheses", "text", "--reference", "text", "--metric", "chrf")
+    code, out, err = run("score", "--hypotheses", "copy", "--reference", "text", "--metric", "chrf")
     assert (code, "100" in out, len(err.splitlines())) == (0, True, 1)
     assert run("train", "--print-config")[0] == 0
 

@@ -139,6 +139,7 @@ def test_typed_sentences_get_a_hint_and_no_progress_bar(run, user, capsys, monke
 
 def test_translations_on_a_terminal_meet_no_progress_bar(run, user, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("tfm.reporting._BAR_SECONDS", 0)
     path = write(tmp_path / "in", b"seven\n8\n")
     run(path)
     assert "\rgenerate 2/2 · " in capsys.readouterr().err
@@ -564,6 +565,7 @@ def test_a_file_stays_as_it_was_if_translating_fails(command, tmp_path):
 
 def test_the_progress_bar_is_shown_if_translations_go_to_a_file(command, user, monkeypatch):
     monkeypatch.setattr("tfm.reporting._BestEffortFile.isatty", lambda _: True)
+    monkeypatch.setattr("tfm.reporting._BAR_SECONDS", 0)
     with open(user[1], "w", closefd=False) as stdout:
         monkeypatch.setattr("sys.stdout", stdout)
         assert "\rgenerate 2/2 · " in command("--output found.de")[2]

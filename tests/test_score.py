@@ -397,8 +397,9 @@ def test_a_byte_order_mark_of_piped_translations_is_reported(files, monkeypatch,
 
 def test_a_byte_order_mark_before_trees_is_dropped(run, tmp_path):
     tree = "\ufeff(S (NP (PRP it)) (VP (VBZ rains)))\n"
-    (tmp_path / "test.gold").write_text(tree, encoding="utf-8")
-    code, out, err = run("--hypotheses", "test.gold", "--reference", "test.gold")
+    for name in ("test.gold", "out"):
+        (tmp_path / name).write_text(tree, encoding="utf-8")
+    code, out, err = run("--hypotheses", "out", "--reference", "test.gold")
     assert (code, "warning" in err) == (0, False)
     assert out.startswith("bracket F1 = 100.00")
 
