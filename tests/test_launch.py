@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from tfm.device.cpu import num_cores
 from tfm.distributed.failures import FailedProcessError
@@ -207,6 +208,16 @@ def ask_to_stop(folder, *numbers):
             os.kill(os.getpid(), number)
 
     threading.Thread(target=send, daemon=True).start()
+
+
+def test_the_agent_of_torch_2_11_runs_the_processes(work_dir, monkeypatch):
+    class Agent(LocalElasticAgent):
+        def __init__(self, spec, logs_specs, exit_barrier_timeout=300):
+            super().__init__(spec, logs_specs, exit_barrier_timeout=exit_barrier_timeout)
+
+    monkeypatch.setattr("tfm.distributed.launch.LocalElasticAgent", Agent)
+    assert run("ready()") == 0
+    assert_all_gone(work_dir)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -64,7 +66,7 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
             spec,
             DefaultLogsSpecs(log_dir),
             exit_barrier_timeout=_EXIT_BARRIER_SECONDS,
-            shutdown_timeout=_SHUTDOWN_SECONDS,
+            **_shutdown_timeout(),
         )
         rendezvous.worker_group = agent.get_worker_group()
         try:
@@ -74,6 +76,12 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
         finally:
             rendezvous.leave()
     return stop.exit_code or 0
+
+
+def _shutdown_timeout() -> dict[str, Any]:
+    """Return the agent's limit for ending processes; torch 2.11 has a fixed one of 30 seconds."""
+    name = "shutdown_timeout"
+    return {name: _SHUTDOWN_SECONDS} if name in signature(LocalElasticAgent).parameters else {}
 
 
 def _raise_root_cause(result: RunResult, rendezvous: Rendezvous, stop: StopRequests) -> None:
