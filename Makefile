@@ -1,6 +1,5 @@
 # make quickstart   run all seven stages in minutes on a CPU
 # make test         run the tests
-# make test-kernels test the GPU kernels, in Triton's interpreter without a GPU (installs 1 GB)
 # make docs         build the documentation into build/docs
 # make check        what CI runs: format, lint, types, layers, tests, documentation
 # Each target sets up .venv itself. PYTHON=python3.12 selects an interpreter.
@@ -10,16 +9,13 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 NEEDED := "tfm needs Python 3.11 or newer: make PYTHON=/path/to/python3"
 
-.PHONY: quickstart test test-kernels docs lint format check clean
+.PHONY: quickstart test docs lint format check clean
 
 quickstart: .venv/installed
 	$(BIN)/tfm quickstart
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
-
-test-kernels: .venv/installed-kernels
-	$(BIN)/python -m pytest tests/test_kernels_*.py tests/test_gpu_*.py tests/test_selection.py tests/test_cuda_graphs.py
 
 docs: .venv/installed-docs
 	$(BIN)/sphinx-build --fail-on-warning --fresh-env --quiet docs build/docs
@@ -54,7 +50,3 @@ clean:
 .venv/installed-docs: pyproject.toml constraints.txt | .venv/bin/python
 	$(INSTALL) '.[docs]'
 	@touch .venv/installed $@
-
-.venv/installed-kernels: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) '.[dev,kernels-test]'
-	@touch .venv/installed .venv/installed-dev $@

@@ -20,8 +20,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tfm.backends.plain import Backend
-from tfm.backends.selection import inference_backend
 from tfm.config import DeviceName, InferencePrecision, SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
 from tfm.data.text import read_lines
@@ -50,7 +48,7 @@ def main() -> None:
     folder = find_model(arguments.model)
     lines = (line.decode() for line in read_lines(arguments.text, strict=True))
     text = list(islice((line for line in lines if line.strip()), arguments.lines))
-    engine = Engine(folder, device=arguments.device, in_slots=arguments.in_slots)
+    engine = Engine(folder, device=arguments.device)
     reference = ReferenceSearch(folder)
     print(f"{arguments.model}, {len(text):,} sentences of {arguments.text}, fp32\n")
     print("| beam | differ | of these float ties | reference, seconds | tfm, seconds |")
@@ -83,19 +81,12 @@ def main() -> None:
         raise SystemExit(1)
 
 
-class InSlots(Backend):
-    """The plain backend, but decoding in slots as on a GPU."""
-
-    decodes_in_slots = True
-
-
 class Engine:
     """The engine of `tfm generate`.
 
     Args:
         folder: A model folder.
-        device: The device; on cuda, the search uses kernels and slots.
-        in_slots: Whether to search in slots on a CPU.
+        device: The device.
         precision: Precision of matrix products.
     """
 
@@ -104,12 +95,10 @@ class Engine:
         folder: Path,
         *,
         device: DeviceName,
-        in_slots: bool,
         precision: InferencePrecision = "fp32",
     ) -> None:
         compute = choose_compute(device, precision)
-        backend = InSlots() if in_slots else inference_backend(compute, "fast")
-        self._engine = inference.Engine(load_models([folder], compute), compute, backend=backend)
+        self._engine = inference.Engine(load_models([folder], compute), compute)
         self._vocabulary = Vocabulary.load(folder)
 
     def best(self, text: list[str], config: SearchConfig) -> list[Hypothesis]:
@@ -244,7 +233,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], default="cpu", help="device of tfm's search"
     )
-    parser.add_argument("--in-slots", action="store_true", help="decode in slots, as on a GPU")
     parser.add_argument("--length-penalty", type=float, default=0.6, help="exponent α, at least 0")
     return parser.parse_args()
 

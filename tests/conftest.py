@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -57,35 +57,6 @@ TINY: dict[str, dict[str, Any]] = {
         "precision": "fp32",
     },
 }
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--require-gpu", action="store_true", help="count skipped tests as failed")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("require_gpu"):
-        config.option.continue_on_collection_errors = True  # of modules that are skipped
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    report = yield
-    return _required(report, collector.config)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    report = yield
-    return _required(report, item.config)
-
-
-def _required(report: Any, config: pytest.Config) -> Any:
-    """Make a skip a failure if a GPU is required; expected failures are no skips."""
-    if config.getoption("require_gpu") and report.skipped and not hasattr(report, "wasxfail"):
-        path, line, reason = report.longrepr
-        report.outcome, report.longrepr = "failed", f"{path}:{line}: {reason}"
-    return report
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -108,22 +108,3 @@ def test_batches_keep_the_limit_and_hold_each_line_once(batches, max_tokens, num
     assert len(found) >= num_workers
     longest = [max(map(len, batch.sources)) for batch in found]
     assert longest == sorted(longest, reverse=True)
-
-
-@pytest.mark.parametrize("num_workers", [1, 3, 100])
-def test_workers_that_refill_slots_get_one_batch_each_with_equal_work(batches, num_workers):
-    # --max-tokens then limits the number of slots, not the batch.
-    found = batches(SearchConfig(max_tokens=10), num_workers=num_workers, refills_slots=True)
-    assert len(found) == min(num_workers, NUM_LINES)
-    assert sorted(n for batch in found for n in batch.line_numbers) == [*range(1, NUM_LINES + 1)]
-    tokens = [sum(map(len, batch.sources)) for batch in found]
-    most_tokens = max(len(ids) for batch in found for ids in batch.sources)
-    assert max(tokens) - min(tokens) <= most_tokens
-
-
-@pytest.mark.parametrize("settings", [{"search": "sample"}, {"num_groups": 2}, {"beam_size": 65}])
-def test_searches_that_use_no_slots_keep_the_limit(batches, settings):
-    config = SearchConfig(**{"beam_size": 4} | settings)
-    found = batches(config, refills_slots=True)
-    assert len(found) > 1
-    assert all(padded(batch) <= 100 for batch in found)

@@ -62,7 +62,7 @@ def test_the_worked_examples_pass_their_tests(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-@pytest.mark.parametrize("target", ["quickstart", "test", "test-kernels", "docs", "lint"])
+@pytest.mark.parametrize("target", ["quickstart", "test", "docs", "lint"])
 def test_make_installs_the_torch_of_the_measurements(target):
     command = ["make", "--dry-run", "--always-make", target]
     planned = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True)

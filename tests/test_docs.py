@@ -205,8 +205,8 @@ def test_every_flag_that_a_document_or_message_names_exists():
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
     }
-    # Flags of torchrun, pip, pytest, table3.py, WSL and COMET.
-    flags |= {"--help", "--nproc-per-node", "--extra-index-url", "--require-gpu", "--jobs"}
+    # Flags of torchrun, pip, table3.py, WSL and COMET.
+    flags |= {"--help", "--nproc-per-node", "--extra-index-url", "--jobs"}
     flags |= {"--install", "--model", "--quiet"}
     examples = [*ROOT.glob("examples/*/README.md"), *ROOT.glob("examples/*/run.sh")]
     documents = (path for path in DOCUMENTS if path.is_relative_to(DOCS))

@@ -379,45 +379,6 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
 
 
 @pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
-def test_two_processes_sum_gradients_of_weights_in_half_precision(
-    data_dir, tiny_run, run_script, tmp_path, shard
-):
-    script = """
-from itertools import islice
-from tfm.backends.plain import Backend
-from tfm.training import trainer as trainer_module
-
-class Bf16Backend(Backend):
-    weights_dtype = torch.bfloat16
-
-    def cast_activations(self, x):
-        return x.to(torch.bfloat16)
-
-trainer_module.training_backend = lambda *_: Bf16Backend()
-with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
-    trainer = new_trainer(group)
-    reports = [trainer.step(batch)[0].report() for batch in islice(trainer.batches(), 4)]
-    weights = trainer.weights().values()
-    output(
-        losses=[report.loss for report in reports],
-        norms=[report.gradient_norm for report in reports],
-        weight=sum(float(weight.square().sum()) for weight in weights),
-        dtypes=sorted({str(weight.dtype) for weight in weights}),
-    )
-"""
-    config = tmp_path / "run.toml"
-    no_dropout = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
-    config.write_text(run_toml(tiny_run(model=no_dropout, training={"shard": shard})))
-    [single] = run_script(TRAINER + script, data_dir, config, size=1)
-    found, other = run_script(TRAINER + script, data_dir, config)
-    assert found == other
-    assert found["dtypes"] == single["dtypes"] == ["torch.float32"]
-    assert found["losses"] == pytest.approx(single["losses"], rel=2e-3)
-    assert found["norms"] == pytest.approx(single["norms"], rel=0.02)
-    assert found["weight"] == pytest.approx(single["weight"], rel=1e-4)
-
-
-@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
 def test_all_processes_agree_that_a_weight_of_one_of_them_is_not_finite(
     data_dir, tiny_run, run_script, tmp_path, shard
 ):

@@ -10,7 +10,7 @@ from torch import nn
 
 from tfm.config import OptimizerConfig
 from tfm.training import optimizer
-from tfm.training.optimizer import Adam, LossScale, cast_weights, learning_rate
+from tfm.training.optimizer import Adam, LossScale, learning_rate
 
 
 @given(st.integers(1, 1_000_000), st.integers(1, 10_000), st.sampled_from([16, 512, 1024]))
@@ -98,26 +98,6 @@ def test_gradients_are_divided_by_their_scale_and_skipped_if_one_overflowed():
             plain.step({parameters[1]: torch.tensor(gradient)}, 0.1)
     assert scaled.num_updates == plain.num_updates == 2
     torch.testing.assert_close(*parameters)
-
-
-@pytest.mark.usefixtures("_each_implementation")
-def test_rounded_weights_follow_exact_ones():
-    torch.manual_seed(0)
-    rounded, exact = nn.Linear(3, 2), nn.Linear(3, 2)
-    rounded.load_state_dict(exact.state_dict())
-    adam = Adam(
-        rounded.parameters(), OptimizerConfig(), exact=cast_weights(rounded, torch.bfloat16)
-    )
-    reference = Adam(exact.parameters(), OptimizerConfig())
-    for _ in range(3):
-        for ours, theirs in zip(rounded.parameters(), exact.parameters(), strict=True):
-            ours.grad = torch.randn_like(ours)
-            theirs.grad = ours.grad.float()
-        adam.step(adam.gradients(), 0.1)
-        reference.step(reference.gradients(), 0.1)
-    for ours, theirs in zip(rounded.parameters(), exact.parameters(), strict=True):
-        assert torch.equal(adam.weights[ours], theirs)
-        assert torch.equal(ours, theirs.bfloat16())
 
 
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_many_good_steps(monkeypatch):

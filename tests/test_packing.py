@@ -1,15 +1,11 @@
 """Packed batches: indices to and from padded batches and heads."""
 
-import gc
-import weakref
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.backends import packing as module
-from tfm.backends.packing import Packing, copy_tensors
+from tfm.backends.packing import Packing
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
@@ -83,39 +79,6 @@ def test_a_packing_without_a_spare_row_is_refused():
         new_packing([2, 3], spare=0)
 
 
-@given(LENGTHS)
-def test_offsets_repeat_the_end_up_to_their_capacity(lengths):
-    packing = new_packing(lengths)
-    offsets = packing.offsets.tolist()
-    starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    assert offsets[: len(starts)] == starts
-    assert set(offsets[len(lengths) :]) == {sum(lengths)}
-    assert new_packing([1] * len(lengths)).offsets.shape == packing.offsets.shape
-
-
-def test_spans_are_cached_per_keys_and_causality():
-    queries, keys = new_packing([3, 2]), new_packing([1, 4])
-    cross_attention = queries.spans(keys)
-    assert cross_attention.keys.tolist() == [[0, 1]] * 3 + [[1, 5]] * 2 + [[0, 0]] * 3
-    assert queries.spans(keys) is cross_attention
-    self_attention = queries.spans(queries, causal=True)
-    assert self_attention.keys[:5].tolist() == [[0, 1], [0, 2], [0, 3], [3, 4], [3, 5]]
-    assert queries.spans(queries, causal=True) is self_attention
-    assert queries.spans(queries).keys[0].tolist() == [0, 3]
-
-
-def test_a_packing_is_freed_without_garbage_collection():
-    packing = new_packing([3, 2])
-    packing.spans(packing)
-    reference = weakref.ref(packing)
-    gc.disable()  # it would free reference cycles, but late
-    try:
-        del packing
-        assert reference() is None
-    finally:
-        gc.enable()
-
-
 def test_everything_but_the_lengths_is_on_the_device():
     device = torch.device("meta")
     packing = Packing(torch.tensor([2, 3]), 7, device)
@@ -124,20 +87,8 @@ def test_everything_but_the_lengths_is_on_the_device():
     assert packing.pack(padded).shape == (7, 4)
     indices = [
         packing.positions,
-        packing.offsets,
         packing.device_lengths,
         packing.split_heads_indices(2, 3),
     ]
-    assert {x.device for x in [padded, *indices, packing.spans(packing).keys]} == {device}
+    assert {x.device for x in [padded, *indices]} == {device}
     assert packing.lengths.device.type == "cpu"
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_tensors_are_copied_to_those_of_another_dtype(monkeypatch, together):
-    if not together:
-        monkeypatch.setattr(module, "_FOREACH_COPY", None)
-    sources = [torch.arange(3), torch.full((2, 2), 0.5)]
-    targets = [torch.zeros(3), torch.zeros(2, 2, dtype=torch.bfloat16)]
-    copy_tensors(targets, sources)
-    for target, source in zip(targets, sources, strict=True):
-        torch.testing.assert_close(target, source, check_dtype=False)

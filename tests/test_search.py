@@ -11,7 +11,6 @@ from tfm.errors import CheckpointError
 from tfm.search import search
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
-from tfm.search.slot_search import SlotSearch
 
 V = 90
 BATCH = batch_of([[5, 6, 7, 2], [8, 2], [2]])
@@ -70,14 +69,6 @@ def test_one_model_that_diverged_breaks_an_ensemble(broken, settings, change):
     ensemble = Ensemble([transformer(V), broken(change)])
     with torch.inference_mode(), pytest.raises(CheckpointError, match=MESSAGE):
         search(ensemble, *BATCH, SearchConfig(**settings), line_numbers=[1, 2, 3])
-
-
-@pytest.mark.parametrize("settings", [SEARCHES[0], SEARCHES[1], SEARCHES[-2]], ids=str)
-@pytest.mark.parametrize("change", [nan, huge])
-def test_a_search_in_slots_fails_clearly(broken, settings, change):
-    slots = SlotSearch(broken(change), torch.device("cpu"))
-    with torch.inference_mode(), pytest.raises(CheckpointError, match=MESSAGE):
-        slots.search(*BATCH, SearchConfig(**settings), max_tokens=100)
 
 
 @pytest.mark.parametrize("change", [nan, huge])

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from tfm.backends import token_blocks
-from tfm.backends.token_blocks import block_max_and_logsumexp
+from tfm.search import token_blocks
+from tfm.search.token_blocks import block_max_and_logsumexp
 
 
 def random_logits(*shape, dtype=torch.float32):

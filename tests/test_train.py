@@ -474,15 +474,6 @@ def test_the_estimate_of_a_run_counts_its_steps_and_checkpoints(data_dir, uninte
     assert found.estimate.checkpoint_bytes == pytest.approx(num_bytes, rel=0.4)
 
 
-@pytest.mark.parametrize(
-    ("arch", "setting"), [("tiny", {"cuda_graphs": True}), ("rnn", {"kernels": "fast"})]
-)
-def test_a_forecast_refuses_kernels_that_the_run_would_refuse(data_dir, arch, setting):
-    run = run_config(arch, {"training": {"device": "cpu", **setting}})
-    with pytest.raises(UsageError, match=r"^--cuda-graphs needs|^--kernels fast is for"):
-        forecast(data_dir, run)
-
-
 @pytest.fixture
 def slow_device(monkeypatch):
     monkeypatch.setattr("tfm.stages.forecast.measure_product_flops", lambda *_, **__: 1e3)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -10,15 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from tfm.backends.cross_entropy import PADDING
-from tfm.config import RecurrentConfig
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.device.compute import Compute
-from tfm.errors import UsageError
-from tfm.model.build import new_model
-from tfm.model.cost import model_cost
 from tfm.storage.files import sha256_of
 from tfm.training.progress import ControlFlags
-from tfm.training.trainer import Trainer
 
 VOCAB_SIZES = (400, 400)
 COMPUTE = Compute(torch.device("cpu"), torch.float32)
@@ -235,12 +230,3 @@ def test_the_first_losses_are_the_recorded_ones(new_trainer, counting_data):
     trainer = new_trainer(counting_data, model=NO_DROPOUT)
     found = [report.loss for report in take(trainer, 40)][4::5]
     assert found == pytest.approx(RECORDED_LOSSES, rel=1e-3)
-
-
-def test_fast_kernels_are_refused_for_a_model_without_them(data_dir, tiny_run):
-    run = replace(tiny_run(training={"kernels": "fast"}), model=RecurrentConfig(d_model=16))
-    sizes = {"source_vocab_size": 400, "target_vocab_size": 400}
-    cost = model_cost(run.model, **sizes, max_tokens=1000)
-    dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=VOCAB_SIZES)
-    with pytest.raises(UsageError, match="--kernels fast is for the Transformer alone"):
-        Trainer(new_model(run.model, **sizes), dataset, run, COMPUTE, cost=cost)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError
-from tfm.inference.batches import BatchLimits, Chunk, SentenceBatch
+from tfm.inference.batches import Chunk, SentenceBatch
 from tfm.inference.engine import Engine, load_models
 from tfm.inference.lines import score_lines, translate_lines
 from tfm.inference.workers import LostProcessError, Workers, _Worker
@@ -175,16 +174,6 @@ def test_a_process_that_dies_before_it_is_ready_is_named(trained_run, monkeypatc
     with pytest.raises(LostProcessError, match=message), workers:
         pytest.fail("the model was loaded")
     assert not any(worker.process.is_alive() for worker in workers._workers)
-
-
-@pytest.mark.parametrize(("refills_slots", "expected"), [(False, 1_000), (True, 2_000)])
-def test_workers_that_refill_slots_share_larger_chunks(
-    trained_run, monkeypatch, refills_slots, expected
-):
-    limits = BatchLimits(max_positions=None, max_tokens=100, refills_slots=refills_slots)
-    monkeypatch.setattr(_Worker, "limits", lambda _: limits)
-    with two_workers(checkpoints(trained_run)[-1]) as started:
-        assert started.limits == replace(limits, num_workers=2, chunk_lines=expected)
 
 
 def test_a_process_that_dies_is_named_with_its_lines(trained_run):

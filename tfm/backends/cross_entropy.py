@@ -14,7 +14,7 @@ ComputeLoss = Callable[[Tensor, Tensor, tuple[Tensor, Tensor] | None], tuple[Ten
 
 # Logits per chunk: few enough to stay in a CPU's cache; on a GPU half a gigabyte in bf16, which has
 # not been measured.
-_CPU_CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 1 << 22, 1 << 28
+_CPU_CHUNK_ELEMENTS, _GPU_CHUNK_ELEMENTS = 1 << 22, 1 << 28
 _CHUNK_MULTIPLE = 64
 _MIN_PROBABILITY = 1e-30
 
@@ -34,23 +34,9 @@ def label_smoothed_cross_entropy(
     Returns:
         The smoothed loss and the negative log-likelihood: scalars, each summed over rows, in nats.
     """
-    compute = partial(_compute, targets=targets, num_tokens=num_tokens, smoothing=smoothing)
-    return differentiable_loss(compute, hidden_states, weight)
-
-
-def differentiable_loss(
-    compute: ComputeLoss, hidden_states: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the loss and negative log-likelihood, of which the loss is differentiable.
-
-    Args:
-        compute: Computes both, and fills the gradients, if any, of the hidden states and, to which
-            it adds, of the weight.
-        hidden_states: [N, d_model].
-        weight: [V, d_model].
-    """
     if not torch.is_grad_enabled():  # an autograd.Function does not see this
         hidden_states, weight = hidden_states.detach(), weight.detach()
+    compute = partial(_compute, targets=targets, num_tokens=num_tokens, smoothing=smoothing)
     loss, nll = _LossWithGradients.apply(compute, hidden_states, weight)  # type: ignore[no-untyped-call]
     return loss, nll
 
@@ -108,7 +94,7 @@ def _compute(
         row_sum = matrix.sum(0, dtype=precision)
         loss, nll = (hidden_states.new_zeros((), dtype=precision) for _ in range(2))
         is_cpu = hidden_states.device.type == "cpu"
-        chunk_elements = _CPU_CHUNK_ELEMENTS if is_cpu else GPU_CHUNK_ELEMENTS
+        chunk_elements = _CPU_CHUNK_ELEMENTS if is_cpu else _GPU_CHUNK_ELEMENTS
         num_chunks = -(-len(hidden_states) * len(weight) // chunk_elements)
         chunks = _chunks(len(hidden_states), num_chunks)
         # Allocating memory for each chunk costs as much as filling it.
@@ -152,7 +138,7 @@ def _chunks(num_rows: int, num_chunks: int) -> list[slice]:
 
 
 def _log_normalizer(logits: Tensor, probs: Tensor, index: Tensor, gold_logits: Tensor) -> Tensor:
-    """Return the [N, 1] logsumexp: a logit minus its log probability, unless that is inaccurate."""
+    """Return the [N, 1] logsumexp, from the gold logit and its probability unless that is tiny."""
     gold_probs = probs.gather(1, index).to(gold_logits.dtype)
     # Deciding would make the host wait for a GPU.
     if logits.device.type != "cpu" or bool((gold_probs < _MIN_PROBABILITY).any()):

@@ -1,18 +1,8 @@
-"""Dropout whose probability is a multiple of 2⁻¹⁶: masks on a CPU, constants of GPU kernels.
-
-GPU kernels draw masks by Philox4x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
-3"), which turns a seed and a counter into four 32-bit words: they recompute masks in the backward
-pass and store none. Each use of dropout in a step needs its own seed.
-"""
+"""Masks of dropout on a CPU, with probabilities that are multiples of 2⁻¹⁶."""
 
 import numpy as np
 import torch
 from torch import Tensor
-
-# The fewest rounds that pass every test of that paper (its §5); more cost time.
-PHILOX_ROUNDS = 7
-# Neighboring columns that one counter decides, by 16 bits each.
-PHILOX_GROUP = 8
 
 _NUM_LEVELS = 1 << 16
 

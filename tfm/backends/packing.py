@@ -1,31 +1,14 @@
 """Packed batches: the tokens of all sentences on one axis, without padding."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 _CPU = torch.device("cpu")
-# An operation without a public name: a version of torch may lack it.
-_FOREACH_COPY: Any = getattr(torch, "_foreach_copy_", None)
 # Shapes of heads are rounded up to multiples of these: for each new shape, oneDNN takes time to
 # prepare and keeps memory.
 _SENTENCES_MULTIPLE, _LENGTH_MULTIPLE = 8, 4
-
-
-@dataclass(frozen=True)
-class Spans:
-    """The mask of attention in packed batches: the first row that each row sees, and the end.
-
-    Sentence boundaries and the causal mask leave contiguous spans. Those of padding are empty.
-    """
-
-    keys: Tensor  # [N, 2] int32, the keys that each query sees
-    queries: Tensor  # [M, 2] int32, the queries that see each key: the transposed mask
 
 
 class Packing:
@@ -49,14 +32,13 @@ class Packing:
         if num_rows <= self.num_tokens:
             raise ValueError(f"{self.num_tokens} tokens need more than {num_rows} rows")
         self._device = device
-        self._spans: dict[bool, WeakKeyDictionary[Packing, Spans]] = {}
         self._split_indices: dict[tuple[int, int], Tensor] = {}  # by num_heads, num_projections
         self._merge_indices: dict[tuple[int, int], Tensor] = {}
 
     def to(self, device: torch.device) -> "Packing":
         """Return the same packing with its indices on a device, computed at once."""
         packing = Packing(self.lengths, self.num_rows, device)
-        for name in ("device_lengths", "positions", "pack_indices", "pad_indices", "offsets"):
+        for name in ("device_lengths", "positions", "pack_indices", "pad_indices"):
             getattr(packing, name)
         return packing
 
@@ -81,34 +63,6 @@ class Packing:
         rows = torch.full((len(self.lengths) * self.longest,), self.num_rows - 1)
         rows[self._pack_indices] = torch.arange(self.num_tokens)
         return self._to_device(rows)
-
-    @cached_property
-    def offsets(self) -> Tensor:
-        """[C] int32 first row of each sentence, then num_tokens up to the capacity C.
-
-        C is the power of two above B, so that few sizes occur.
-        """
-        capacity = 1 << len(self.lengths).bit_length()
-        offsets = torch.full((capacity,), self.num_tokens, dtype=torch.int32)
-        offsets[: len(self.lengths)] = self.lengths.cumsum(0) - self.lengths
-        return self._to_device(offsets)
-
-    def spans(self, keys: "Packing", *, causal: bool = False) -> Spans:
-        """Return the rows of keys that each row sees, cached for all layers.
-
-        In self-attention, `keys` is this packing, and `causal` hides later tokens.
-        """
-        # A strong reference of a packing to itself would outlive its batch.
-        cache = self._spans.setdefault(causal, WeakKeyDictionary())
-        if keys not in cache:
-            cache[keys] = attention_spans(
-                self.offsets,
-                keys.offsets,
-                num_queries=self.num_rows,
-                num_keys=keys.num_rows,
-                causal=causal,
-            )
-        return cache[keys]
 
     @property
     def padded_shape(self) -> tuple[int, int]:
@@ -191,38 +145,3 @@ def copy_to_device(x: Tensor, device: torch.device) -> Tensor:
     # The copy of pinned memory is asynchronous.
     pinned = x.pin_memory() if device.type == "cuda" else x
     return pinned.to(device, non_blocking=True)
-
-
-def copy_tensors(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors of any shape to others of the same shapes, together if torch can."""
-    if _FOREACH_COPY is not None:
-        _FOREACH_COPY(targets, sources)
-        return
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
-
-
-def attention_spans(
-    query_offsets: Tensor, key_offsets: Tensor, *, num_queries: int, num_keys: int, causal: bool
-) -> Spans:
-    """Return spans in which each sentence's queries see its keys, without synchronizing.
-
-    Offsets [C] are those of `Packing`: the same of queries and keys in self-attention, in which
-    `causal` hides later keys. N is `num_queries` and M is `num_keys`, the numbers of rows.
-    """
-    keys = _visible_spans(query_offsets, key_offsets, num_queries)
-    queries = _visible_spans(key_offsets, query_offsets, num_keys)
-    if causal:
-        rows = torch.arange(num_queries, dtype=torch.int32, device=query_offsets.device)
-        keys[:, 1].clamp_(max=rows + 1)
-        queries[:, 0].clamp_(min=rows, max=queries[:, 1])
-    return Spans(keys, queries)
-
-
-def _visible_spans(offsets: Tensor, other_offsets: Tensor, num_rows: int) -> Tensor:
-    """Return the [num_rows, 2] spans of the other axis that belong to each row's sentence."""
-    rows = torch.arange(num_rows, dtype=torch.int32, device=offsets.device)
-    sentence = torch.searchsorted(offsets, rows, right=True) - 1
-    sentence = sentence.clamp(max=len(offsets) - 2)
-    spans = torch.stack((other_offsets[sentence], other_offsets[sentence + 1]), dim=-1)
-    return spans * (rows < offsets[-1])[:, None]

@@ -7,10 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tfm.backends.cross_entropy import label_smoothed_cross_entropy
 from tfm.backends.packing import Packing
-from tfm.backends.slot_attention import slot_attention
-from tfm.backends.token_blocks import block_max_and_logsumexp
 
 # (x, relu) → x Wᵀ + b of a prepacked weight and bias, followed by ReLU if `relu`.
 PrepackedLinear = Callable[[Tensor, bool], Tensor]
@@ -52,17 +49,9 @@ class Backend:
     """
 
     packed_attention: PackedAttention | None = None  # None if batches must be padded
-    weights_dtype: torch.dtype | None = None  # required dtype of weights; None if any works
     # Compute all rows of a step when at least this fraction is active.
     compaction_threshold = 1.0
     single_sentence_fast_path = False  # whether preparing the layers pays for a single sentence
-    # Whether training on packed batches launches the same operations for all of one shape.
-    is_replayable = False
-    decodes_in_slots = False  # whether decoding is fastest in cache slots of fixed shape
-    # The functions of these names, in plain torch.
-    label_smoothed_cross_entropy = staticmethod(label_smoothed_cross_entropy)
-    attend_slots = staticmethod(slot_attention)
-    block_max_and_logsumexp = staticmethod(block_max_and_logsumexp)
 
     def seed(self, seed: int) -> None:
         """Seed the random numbers of dropout."""
@@ -135,7 +124,7 @@ class Backend:
         return linear
 
     def round_up_rows(self, num_rows: int) -> int:
-        """Round a number of rows up to one that is faster to compute because it recurs."""
+        """Round the number of rows up, so that few distinct shapes occur."""
         return num_rows
 
 

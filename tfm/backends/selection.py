@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from tfm.backends import cpu_inference, has_triton
+from tfm.backends import cpu_inference
 from tfm.backends.cpu import CpuBackend
 from tfm.backends.cpu_inference import CpuInferenceBackend
 from tfm.backends.plain import PLAIN, Backend
@@ -18,8 +18,6 @@ from tfm.reporting import say
 
 # CPUs emulate fp16, slowly.
 _CPU_TRAINING_DTYPES = (torch.float32, torch.bfloat16)
-# NVIDIA Ampere, the first with bf16 matrix products.
-_MIN_CAPABILITY = (8, 0)
 # In bf16 and int8, matrix products cost little compared with copies: measured in bf16.
 _NARROW_COMPACTION_THRESHOLD = 0.7
 
@@ -73,45 +71,25 @@ def _wrong_products(dtype: torch.dtype, error: float, *, fallback: str) -> str:
 def training_backend(
     compute: Compute, kernels: Kernels, *, notify: Callable[[str], None] = say
 ) -> Backend:
-    """Choose the backend for training; `notify` receives warnings.
-
-    "auto" takes fast kernels on CPUs only: those for GPUs have not been measured.
-
-    Raises:
-        UsageError: `kernels` is "fast", and the device has no fast ones.
-    """
-    if kernels == "plain":
-        return PLAIN
-    if compute.device.type == "cpu" and compute.dtype in _CPU_TRAINING_DTYPES:
+    """Choose the backend for training; `notify` receives warnings."""
+    if kernels == "auto" and compute.device.type == "cpu" and compute.dtype in _CPU_TRAINING_DTYPES:
         return _cpu_training(compute.dtype, notify)
-    if kernels == "auto":
-        return PLAIN
-    _check_gpu_kernels(compute)
-    from tfm.backends.gpu import GpuBackend
-
-    return GpuBackend(compute.dtype)
+    return PLAIN
 
 
 def inference_backend(
     compute: Compute, kernels: Kernels = "auto", *, notify: Callable[[str], None] = say
 ) -> Backend:
-    """Choose the backend for inference, with the "auto" of training; `notify` receives warnings.
+    """Choose the backend for inference; `notify` receives warnings.
 
     Raises:
-        UsageError: `kernels` is "fast", and the device has no fast ones; or it is "plain", and the
-            arithmetic is int8.
+        UsageError: `kernels` is "plain", and the arithmetic is int8.
     """
-    if kernels == "plain":
-        if compute.dtype == torch.int8:
-            raise UsageError("plain kernels do not support int8: use --kernels auto")
-        return PLAIN
-    backend = _cpu_inference(compute, notify) if compute.device.type == "cpu" else PLAIN
-    if kernels == "auto" or backend is not PLAIN:
-        return backend
-    _check_gpu_kernels(compute)
-    from tfm.backends.gpu import GpuInferenceBackend
-
-    return GpuInferenceBackend(compute.dtype)
+    if kernels == "plain" and compute.dtype == torch.int8:
+        raise UsageError("plain kernels do not support int8: use --kernels auto")
+    if kernels == "auto" and compute.device.type == "cpu":
+        return _cpu_inference(compute, notify)
+    return PLAIN
 
 
 def _cpu_training(dtype: torch.dtype, notify: Callable[[str], None]) -> Backend:
@@ -138,21 +116,3 @@ def _cpu_inference(compute: Compute, notify: Callable[[str], None]) -> Backend:
         notify(_wrong_products(dtype, error, fallback="with plain kernels"))
         return PLAIN
     return CpuInferenceBackend(cpu_inference.PREPACK[dtype], dtype, limit_sizes=uses_onednn())
-
-
-def _check_gpu_kernels(compute: Compute) -> None:
-    """Raise UsageError if a device cannot run the Triton kernels."""
-    if compute.device.type != "cuda":
-        raise UsageError(f"there are no fast kernels for {compute}: use --kernels auto")
-    capability = torch.cuda.get_device_capability(compute.device)
-    if capability < _MIN_CAPABILITY:
-        found, needed = (".".join(map(str, each)) for each in (capability, _MIN_CAPABILITY))
-        raise UsageError(
-            f"fast kernels need a GPU of compute capability {needed} or later, but {compute} has "
-            f"{found}: use --kernels auto"
-        )
-    if not has_triton():
-        raise UsageError(
-            "fast kernels on a GPU need Triton, which is not installed: install it (pip install "
-            "triton), or use --kernels auto"
-        )

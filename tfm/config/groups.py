@@ -16,7 +16,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
-Kernels = Literal["auto", "fast", "plain"]
+Kernels = Literal["auto", "plain"]
 
 _THREADS = "Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core."
 
@@ -164,10 +164,7 @@ class TrainingConfig(Settings, section="training"):
     )
     kernels: Kernels = setting(
         "auto",
-        "Layers without padding (fast) or torch's own (plain); auto: fast on CPUs, plain on GPUs.",
-    )
-    cuda_graphs: bool = setting(
-        False, "Launch the forward and backward pass of fast GPU kernels as one CUDA graph."
+        "Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.",
     )
     device: DeviceName = setting("auto", "Device to compute on; auto is a GPU if there is one.")
     precision: Precision = setting(
@@ -186,8 +183,6 @@ class TrainingConfig(Settings, section="training"):
         has_minutes = self.checkpoint_minutes != TrainingConfig.checkpoint_minutes
         if self.checkpoint_steps is not None and has_minutes:
             yield "checkpoint_minutes and checkpoint_steps exclude each other: give one"
-        if self.cuda_graphs and self.shard:
-            yield "cuda_graphs cannot capture the collectives of shard: use one of them"
         if self.average_last > self.keep_last:
             yield (
                 f"average_last is {self.average_last}, but only keep_last {self.keep_last} "
@@ -364,7 +359,7 @@ class InferenceConfig(Settings, section="inference"):
     )
     kernels: Kernels = setting(
         "auto",
-        "Layers for inference (fast) or torch's own (plain); auto: fast on CPUs, plain on GPUs.",
+        "Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.",
     )
     threads: int | None = setting(None, _THREADS, ge=1, le=_MAX_THREADS)
 

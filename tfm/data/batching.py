@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tfm.backends.cross_entropy import PADDING
-from tfm.backends.packing import Packing, copy_tensors, copy_to_device
+from tfm.backends.packing import Packing, copy_to_device
 from tfm.config import BatchingConfig
 from tfm.data.dataset import ParallelDataset, Rows, TokenSequences
 from tfm.data.subword import BOS, PAD
@@ -43,22 +43,6 @@ class Batch:
     def num_tokens(self) -> int:
         """The number of target tokens, EOS included."""
         return self.targets.num_tokens
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The tensors, [N] for various N, that packed attention and the loss read on a GPU."""
-        packings = (self.sources, self.targets)
-        layout = [tensor for each in packings for tensor in (each.positions, each.offsets)]
-        return [self.source, self.target_input, self.target_output, *layout]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of these tensors."""
-        return tuple(map(len, self.tensors))
-
-    def copy_(self, other: "Batch") -> None:
-        """Copy the tensors of a batch of the same shape and device, without synchronizing."""
-        copy_tensors(self.tensors, other.tensors)
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device, without synchronizing; any thread may call it."""

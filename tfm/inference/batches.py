@@ -9,7 +9,6 @@ from tfm.data.cleaning import normalize_space
 from tfm.data.subword import Vocabulary
 from tfm.errors import DataError
 from tfm.reporting import say
-from tfm.search.slot_search import supports
 
 Output = TypeVar("Output")
 
@@ -36,9 +35,6 @@ class BatchLimits:
     max_positions: int | None
     max_tokens: int  # source tokens per batch unless the user sets them
     num_workers: int = 1  # number of batches that are computed at the same time
-    # Whether beam search takes batches of any size, and replaces finished sentences by new ones.
-    refills_slots: bool = False
-    chunk_lines: int = CHUNK_LINES  # number of lines to read at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +97,7 @@ class SentenceEncoder:
             prefixes = self._targets(chunk, "prefix")
             _check_same_number(len(sources), len(prefixes), "prefixes")
         indices = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
-        fills_slots = self._limits.refills_slots and supports(self._config)
-        batched = (self._deal if fills_slots else self._cut)(indices, list(map(len, sources)))
+        batched = self._cut(indices, list(map(len, sources)))
         return [_batch(rows, chunk.line_numbers, sources, prefixes) for rows in batched]
 
     def to_score(self, chunk: Chunk) -> list[SentenceBatch]:
@@ -175,7 +170,7 @@ class SentenceEncoder:
         a batch if there are enough sentences. `indices` selects the sentences; `lengths` are those
         of all sentences of the chunk, without EOS.
         """
-        order = _longest_first(indices, lengths)
+        order = sorted(indices, key=lambda index: -lengths[index])
         limit = self._config.max_tokens or self._limits.max_tokens
         if self._limits.num_workers > 1:
             num_tokens = sum(lengths[index] + 1 for index in order)
@@ -188,11 +183,6 @@ class SentenceEncoder:
             start = end
         return batches
 
-    def _deal(self, indices: Sequence[int], lengths: Sequence[int]) -> list[Sequence[int]]:
-        """Give each worker one batch, all with about the same lengths; arguments as in `_cut`."""
-        order, step = _longest_first(indices, lengths), self._limits.num_workers
-        return [order[start::step] for start in range(min(step, len(order)))]
-
 
 def clean_lines(lines: Iterable[str], *, normalizes_space: bool) -> list[str]:
     """Return lines as the text that a model was trained on; lines without text are empty."""
@@ -203,10 +193,6 @@ def clean_lines(lines: Iterable[str], *, normalizes_space: bool) -> list[str]:
 
 def _quoted(line: str) -> str:
     return f'"{line}"' if len(line) <= _QUOTED_CHARACTERS else f'"{line[:_QUOTED_CHARACTERS]}…"'
-
-
-def _longest_first(indices: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    return sorted(indices, key=lambda index: -lengths[index])
 
 
 def _batch(

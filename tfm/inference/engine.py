@@ -10,13 +10,11 @@ from torch import Tensor
 from tfm.backends.plain import PLAIN, Backend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig
-from tfm.data.background import read_ahead
 from tfm.data.subword import EOS, PAD, Vocabulary
 from tfm.device.compute import Compute, is_out_of_memory
 from tfm.device.threads import ComputeThreads
 from tfm.errors import CheckpointError, DataError
 from tfm.inference.batches import (
-    CHUNK_LINES,
     BatchLimits,
     Chunk,
     Output,
@@ -24,21 +22,17 @@ from tfm.inference.batches import (
     by_line,
     default_max_tokens,
 )
-from tfm.model.build import EvaluationMode, Model, converted, load_model
-from tfm.model.transformer import Transformer
+from tfm.model.build import EvaluationMode, Model, load_model
 from tfm.reporting import say
 from tfm.search import search
 from tfm.search.forced import ForcedOutput, forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.scoring import Hypothesis
-from tfm.search.slot_search import SlotSearch, supports
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 # `Engine.search` or `Engine.score`, which return one output per sentence of a batch.
 Task = Callable[["Engine", SentenceBatch, SearchConfig], list[Output]]
 Encode = Callable[[Chunk], list[SentenceBatch]]
-# Slot search works on more lines at once: new sentences replace finished ones in their slots.
-_LINES_FOR_SLOTS = 8_000
 
 
 class Engine:
@@ -65,20 +59,14 @@ class Engine:
         self.compute = compute
         self._threads = threads
         self._backend = backend or inference_backend(compute)
-        if (dtype := self._backend.weights_dtype) is not None:
-            models = [converted(model, dtype) for model in models]
         self._models = models
         self._model: SearchableModel = models[0] if len(models) == 1 else Ensemble(models)
         self._evaluation = EvaluationMode(models, self._backend)
-        self._slots = self._slot_search()
         self._notify = notify
         self._has_warned_of_memory = False
-        self._max_tokens = default_max_tokens(models[0].output_weight.size(1))
         self.limits = BatchLimits(
             max_positions=self._model.max_positions,
-            max_tokens=self._max_tokens,
-            refills_slots=self._slots is not None,
-            chunk_lines=CHUNK_LINES if self._slots is None else _LINES_FOR_SLOTS,
+            max_tokens=default_max_tokens(models[0].output_weight.size(1)),
         )
 
     @property
@@ -95,8 +83,7 @@ class Engine:
             Each chunk, in order, with its outputs by line number.
         """
         encoded = ((chunk, encode(chunk)) for chunk in chunks)
-        # While a GPU searches, the host can encode; the gain has not been measured.
-        for chunk, batches in read_ahead(encoded) if self.limits.refills_slots else encoded:
+        for chunk, batches in encoded:
             yield chunk, by_line(batches, (task(self, batch, config) for batch in batches))
 
     def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
@@ -113,11 +100,6 @@ class Engine:
 
     def _search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = _pad(batch.sources)
-        if self._slots is not None and supports(config):
-            max_tokens = config.max_tokens or self._max_tokens
-            return self._slots.search(
-                source, lengths, config, max_tokens=max_tokens, prefixes=batch.targets
-            )
         device = self.compute.device
         return search(
             self._model,
@@ -148,8 +130,6 @@ class Engine:
             if len(batch) == 1:
                 raise _too_large(batch) from error
         # Outside the handler: the error keeps the tensors of the failed attempt alive.
-        if self._slots is not None:
-            self._slots.release()
         torch.cuda.empty_cache()  # so that blocks of other sizes fit
         if not self._has_warned_of_memory:
             self._has_warned_of_memory = True
@@ -170,14 +150,6 @@ class Engine:
         autocast = self.compute.autocast() if self._backend is PLAIN else contextlib.nullcontext()
         with self._evaluation, torch.inference_mode(), autocast:
             yield
-
-    def _slot_search(self) -> SlotSearch | None:
-        """Return the slot search, if there is a single model whose backend decodes in slots."""
-        [model, *others] = self._models
-        with self._evaluation:
-            if others or not isinstance(model, Transformer) or not model.decodes_in_slots:
-                return None
-        return SlotSearch(model, self.compute.device)
 
 
 def load_engine(

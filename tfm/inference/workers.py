@@ -60,12 +60,7 @@ class Workers:
         except BaseException:
             self._end()
             raise
-        self.limits = replace(
-            limits,
-            num_workers=self._num_workers,
-            # Without slots, workers share the batches of a chunk.
-            chunk_lines=limits.chunk_lines * (self._num_workers if limits.refills_slots else 1),
-        )
+        self.limits = replace(limits, num_workers=self._num_workers)
         return self
 
     def __exit__(self, *_: object) -> None:

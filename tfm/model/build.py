@@ -1,7 +1,6 @@
 """Build models from configurations or model folders."""
 
 import contextlib
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -145,14 +144,6 @@ def use_backend(model: nn.Module, backend: Backend) -> None:
     for module in model.modules():
         if hasattr(type(module), "backend"):
             vars(module)["backend"] = backend
-
-
-def converted(model: Model, dtype: torch.dtype) -> Model:
-    """Return a copy of a model with parameters of another type; buffers keep theirs."""
-    clone = copy.deepcopy(model)
-    for parameter in clone.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return clone
 
 
 class EvaluationMode(contextlib.AbstractContextManager[None]):

@@ -70,20 +70,6 @@ class Embedding(nn.Module):
         self._reserve(packing.longest)
         return self._sum(tokens, self.positions.index_select(0, packing.positions))
 
-    def at(self, tokens: Tensor, positions: Tensor, table: Tensor) -> Tensor:
-        """Embed tokens [R] at positions [R] of a table [T, d_model] as [R, d_model]."""
-        return self._sum(tokens, table.index_select(0, positions))
-
-    def position_table(self, num_positions: int) -> Tensor:
-        """Return the encodings or embeddings [T, d_model] of the first T positions.
-
-        Its memory does not change if longer sentences need a longer table.
-
-        Raises:
-            UsageError: The model learned fewer positions.
-        """
-        return self._positions(0, num_positions)
-
     def _sum(self, tokens: Tensor, positions: Tensor) -> Tensor:
         embedded = nn.functional.embedding(tokens, self.weight)
         summed = torch.add(positions, embedded, alpha=self.scale)

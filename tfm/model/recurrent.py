@@ -247,7 +247,7 @@ class Recurrent(nn.Module):
 
     max_positions: int | None = None  # sentences may have any length
     backend: Backend = PLAIN  # of the loss; torch computes the layers
-    packs = is_replayable = False
+    packs = False
 
     def __init__(
         self, config: RecurrentConfig, *, source_vocab_size: int, target_vocab_size: int

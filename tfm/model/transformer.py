@@ -14,7 +14,6 @@ from tfm.model.cache import DecoderCache, StepRows
 from tfm.model.embedding import Embedding, new_embedding_weights
 from tfm.model.layers import DecoderLayer, EncoderLayer
 from tfm.model.single_sentence import SingleSentenceCache
-from tfm.model.slots import DecoderSlots, SlotShape
 
 
 class Transformer(nn.Module):
@@ -31,7 +30,6 @@ class Transformer(nn.Module):
         )
         # Fast decoding supports only dot-product attention without a window.
         self._has_fast_decoding = config.attention == "dot-product" and not config.attention_window
-        self._has_equal_widths = config.key_width == config.value_width
         # The maximum number of tokens of a source or target; None if unlimited.
         self.max_positions = config.learned_positions
         self.source_embedding = Embedding(source_weight, config)
@@ -61,18 +59,6 @@ class Transformer(nn.Module):
     def packs(self) -> bool:
         """Whether the backend computes packed sentences, without padding."""
         return self.backend.packed_attention is not None
-
-    @property
-    def is_replayable(self) -> bool:
-        """Whether all operations on a packed batch depend on its shape alone, for CUDA graphs."""
-        has_packed_attention = self._has_fast_decoding and self._has_equal_widths
-        return self.backend.is_replayable and has_packed_attention
-
-    def reserve_positions(self, num_positions: int) -> None:
-        """Compute the encodings of positions in advance, so that their memory is kept."""
-        if self.max_positions is None:
-            for embedding in (self.source_embedding, self.target_embedding):
-                embedding.position_table(num_positions)
 
     def forward_packed(
         self, source: Tensor, sources: Packing, target_input: Tensor, targets: Packing
@@ -129,41 +115,6 @@ class Transformer(nn.Module):
         for index, layer in enumerate(self._decoder_layers()):
             x = layer.step(x, cache, index)
         return rows.select_outputs(x)
-
-    @property
-    def decodes_in_slots(self) -> bool:
-        """Whether decoding in slots is possible, and the backend prefers it."""
-        return self._has_fast_decoding and self.backend.decodes_in_slots
-
-    def new_slots(self, shape: SlotShape) -> DecoderSlots:
-        """Allocate slots for decoding, of the type of the backend's activations."""
-        # Nothing is decoded after the last learned position.
-        num_positions = min(shape.capacity, self.max_positions or shape.capacity)
-        return DecoderSlots(
-            shape,
-            next(self._decoder_layers()).self_attention,
-            position_table=self.target_embedding.position_table(num_positions),
-            num_layers=len(self.decoder),
-            like=self.backend.cast_activations(self.output_weight.new_empty(0)),
-        )
-
-    def prefill(self, cache: DecoderSlots, slots: Tensor, source: Tensor, lengths: Tensor) -> None:
-        """Encode sources [B, S] of [B] lengths, and put them into these slots [B] of a cache."""
-        encoded = self._encode_for_decoding(source, lengths)
-        memory = [each.cross_attention.project_memory(encoded) for each in self._decoder_layers()]
-        cache.prefill(slots, memory, lengths)
-
-    def step_slots(self, tokens: Tensor, cache: DecoderSlots) -> Tensor:
-        """Decode the position after tokens [N, K] to logits [N · K, V].
-
-        `DecoderSlots.reorder` must follow.
-        """
-        positions = cache.positions[:, None].expand_as(tokens)
-        cache.begin_step()
-        x = self.target_embedding.at(tokens.flatten(), positions.flatten(), cache.position_table)
-        for index, layer in enumerate(self._decoder_layers()):
-            x = layer.step(x, cache, index)
-        return self.logits(self.decoder_norm(x))
 
     def _single_sentence_cache(self, cache: DecoderCache) -> SingleSentenceCache:
         layers = zip(self._decoder_layers(), cache.memory, strict=True)

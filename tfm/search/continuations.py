@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,15 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.backends.token_blocks import block_max_and_logsumexp
+from tfm.search.token_blocks import block_max_and_logsumexp
 
 # The vocabulary is searched in blocks of about this many tokens.
 _BLOCK_SIZE = 64
 # With at most this many logits, computing all log probabilities is faster: fewer operations.
 _MAX_DENSE_ELEMENTS = 1 << 18
-
-# Maps logits [R, blocks, block] to the block maxima [R, blocks] and the logsumexp [R].
-BlockReduction = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Continuations(NamedTuple):
@@ -55,12 +52,7 @@ class NextTokens:
     excluded_logits: Tensor
 
     @classmethod
-    def of(
-        cls,
-        logits: Tensor,
-        excluded: Sequence[int],
-        reduce_blocks: BlockReduction = block_max_and_logsumexp,
-    ) -> "NextTokens":
+    def of(cls, logits: Tensor, excluded: Sequence[int]) -> "NextTokens":
         """Prepare the distributions of logits [R, V], which may be overwritten.
 
         Excluded tokens must not be produced, but keep their share of the probability.
@@ -80,12 +72,12 @@ class NextTokens:
         if is_dense:
             block_max = logits.amax(dim=2)
         else:
-            block_max, allowed = (x.float() for x in reduce_blocks(logits))
+            block_max, allowed = (x.float() for x in block_max_and_logsumexp(logits))
             logsumexp = torch.logaddexp(allowed, excluded_logits.float().logsumexp(dim=1))[:, None]
         return cls(vocab_size, logits, block_max, logsumexp, columns, excluded_logits)
 
     def rule_out(self, token: int, rows: Tensor) -> None:
-        """Rule out a token in the distributions of which rows [R] is True."""
+        """Rule out a token for the rows [R] that are True."""
         block, index = divmod(token, self.logits.size(2))
         self.logits[:, block, index] = self.logits[:, block, index].masked_fill(rows, -math.inf)
         self.block_max[:, block] = self.logits[:, block].amax(dim=1).float()

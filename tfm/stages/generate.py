@@ -242,8 +242,7 @@ def _open(
         else:
             workers = Workers(plan.models, inference=inference, num_workers=num_processes)
             engine = stack.enter_context(workers)
-        chunk_lines = engine.limits.chunk_lines
-        reader = stack.enter_context(LineReader(path, paired_path, chunk_lines=chunk_lines))
+        reader = stack.enter_context(LineReader(path, paired_path))
         if is_typed:
             say("type a sentence, then Enter; Ctrl-D ends")
         yield engine, vocabulary, reader, bar

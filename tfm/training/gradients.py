@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from tfm.backends.cuda_graphs import captured
-from tfm.backends.packing import copy_tensors
 from tfm.data.batching import Batch
 from tfm.distributed.group import Group
 
@@ -63,26 +60,15 @@ class Gradients:
         """Start anew after such a failure; all ranks must call this together."""
 
 
-def build_gradients(
-    module: nn.Module,
-    group: Group,
-    example: Batch,
-    *,
-    shard: bool,
-    dtype: torch.dtype | None = None,
-    graphs: bool = False,
-) -> Gradients:
+def build_gradients(module: nn.Module, group: Group, example: Batch, *, shard: bool) -> Gradients:
     """Prepare a module for processes that sum its gradients, with FSDP if `shard`, else with DDP.
 
-    FSDP gathers its fp32 weights in `dtype`, if given. DDP is initialized with a small example
-    batch. With `graphs`, the gradients are those of CUDA graphs, whatever the number of processes.
+    DDP is initialized with a small example batch.
     """
-    if graphs:
-        return GraphedGradients(module, group)
     if group.is_alone:
         return Gradients(module)
     if shard:
-        return ShardedGradients(module, group, dtype)
+        return ShardedGradients(module, group)
     return ReplicatedGradients(module, group, example)
 
 
@@ -158,20 +144,16 @@ class ShardedGradients(Gradients):
 
     can_recover = False  # the other ranks need this rank's weights in each microbatch
 
-    def __init__(self, module: nn.Module, group: Group, dtype: torch.dtype | None) -> None:
+    def __init__(self, module: nn.Module, group: Group) -> None:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import (  # takes seconds to import
-            MixedPrecisionPolicy,
-            fully_shard,
-        )
+        from torch.distributed.fsdp import fully_shard  # takes seconds to import
 
         super().__init__(module)
         self._group = group
         mesh = init_device_mesh(next(module.parameters()).device.type, (group.world.size,))
         stacks = [child for child in module.modules() if isinstance(child, nn.ModuleList)]
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         for layer in [*(layer for stack in stacks for layer in stack), module]:
-            self._sharded = fully_shard(layer, mesh=mesh, mp_policy=policy)
+            self._sharded = fully_shard(layer, mesh=mesh)
             # Sum the gradients: the loss is already divided by the tokens of all ranks.
             self._sharded.set_force_sum_reduction_for_comms(True)
             self._sharded.set_gradient_divide_factor(1.0)
@@ -182,101 +164,6 @@ class ShardedGradients(Gradients):
         self._sharded.set_requires_gradient_sync(is_last)
         with self._group.detect_lost_peers():
             yield
-
-
-class GraphedGradients(Gradients):
-    """Gradients of which each batch is one launch: the CUDA graph of its forward and backward pass.
-
-    The first batch of a shape is computed without a graph, while kernels compile; the pass of the
-    second one is captured. The graph is replayed for it and for later ones, which are copied into
-    its memory. Several processes sum their gradients at the end of a step, outside of the graph.
-
-    Args:
-        module: Maps a microbatch to its losses, as in `Gradients`: by the same operations for all
-            of one shape, and without waiting for the device.
-        group: The processes.
-    """
-
-    def __init__(self, module: nn.Module, group: Group) -> None:
-        super().__init__(module)
-        self._module = module
-        self._group = group
-        self._parameters = list(module.parameters())
-        like = self._parameters[0]
-        sizes = [parameter.numel() for parameter in self._parameters]
-        # The gradients of all graphs, in one piece for the sum over processes.
-        self._flat = like.detach().new_zeros(sum(sizes))
-        pairs = zip(torch.split(self._flat, sizes), self._parameters, strict=True)
-        self._parts = [part.view_as(parameter) for part, parameter in pairs]
-        self._weight = torch.zeros((), device=like.device)
-        self._losses = torch.zeros(2, device=like.device)
-        # By shape; None after the first batch of a shape.
-        self._passes: dict[tuple[int, ...], _CapturedPass | None] = {}
-        # Outside of inference mode, before the graphs of a search in it: torch's random generator
-        # keeps what the first capture allocates, and training must be able to change it.
-        self._first = captured(self._losses.zero_)
-
-    @override
-    def add(
-        self, batch: Batch, weight: float | Tensor, *, before_backward: Callable[[], None]
-    ) -> Tensor:
-        is_first = all(parameter.grad is None for parameter in self._parameters)
-        if not is_first or batch.shape not in self._passes:
-            self._passes.setdefault(batch.shape)
-            return super().add(batch, weight, before_backward=before_backward)
-        before_backward()
-        self._weight.fill_(weight)
-        found = self._passes[batch.shape]
-        if found is None:
-            found = self._passes[batch.shape] = self._capture(batch)
-        elif found.batch is not batch:
-            found.batch.copy_(batch)
-        found.graph.replay()
-        for parameter, part in zip(self._parameters, self._parts, strict=True):
-            parameter.grad = part
-        return self._losses
-
-    def _capture(self, batch: Batch) -> "_CapturedPass":
-        def compute() -> None:
-            loss, nll = self._module(batch)
-            gradients = torch.autograd.grad(loss * self._weight, self._parameters)
-            copy_tensors(self._parts, gradients)
-            torch.stack([loss.detach(), nll], out=self._losses)
-
-        graph = captured(compute, shares_memory_of=self._first)
-        return _CapturedPass(batch, graph, buffers=list(self._module.buffers()))
-
-    @override
-    @contextmanager
-    def accumulate(self, *, is_last: bool) -> Iterator[None]:
-        yield
-        if is_last:
-            self._sum_over_processes()
-
-    @override
-    def release_peers(self) -> None:
-        self._module.zero_grad()
-        self._sum_over_processes()
-
-    def _sum_over_processes(self) -> None:
-        if self._group.is_alone:
-            return
-        for parameter, part in zip(self._parameters, self._parts, strict=True):
-            if parameter.grad is None:
-                part.zero_()
-            elif parameter.grad is not part:
-                part.copy_(parameter.grad)
-            parameter.grad = part
-        self._group.sum(self._flat)
-
-
-@dataclass(frozen=True)
-class _CapturedPass:
-    """A graph, and the memory that it reads besides that of weights."""
-
-    batch: Batch
-    graph: torch.cuda.CUDAGraph
-    buffers: list[Tensor]  # a longer sentence in a validation replaces those of positions
 
 
 def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:

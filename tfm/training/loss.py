@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tfm.backends.cross_entropy import label_smoothed_cross_entropy
 from tfm.data.batching import Batch
 from tfm.model.build import Model
 
@@ -38,7 +39,7 @@ class BatchLoss(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         model = self.model
         with self._autocast():
-            return model.backend.label_smoothed_cross_entropy(
+            return label_smoothed_cross_entropy(
                 model.forward_packed(
                     batch.source, batch.sources, batch.target_input, batch.targets
                 ),

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tfm.backends.packing import copy_tensors
 from tfm.config import OptimizerConfig
 
 _FIRST_LOSS_SCALE, _MAX_LOSS_SCALE = 2.0**16, 2.0**24
@@ -27,14 +26,6 @@ def learning_rate(step: int, config: OptimizerConfig, d_model: int) -> float:
     return float(peak * min(step / warmup, (warmup / step) ** 0.5))
 
 
-def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[nn.Parameter, Tensor]:
-    """Cast parameters of any shape to a dtype; return the weights of those that it rounds."""
-    exact = {p: p.detach().clone() for p in module.parameters() if p.dtype != dtype}
-    for parameter in exact:
-        parameter.data = parameter.data.to(dtype)
-    return exact
-
-
 class Adam:
     """Adam (§5.3), if torch can as one fused operation over all parameters, on one device.
 
@@ -44,39 +35,21 @@ class Adam:
     Args:
         parameters: All parameters.
         config: The settings.
-        exact: The fp32 weights of parameters that are rounded to a half precision; they are
-            updated, and rounded again.
 
     Attributes:
-        weights: The fp32 weights by parameter: those in `exact`, else the parameter itself.
         moments: First and second moment of each parameter that has been updated.
         num_updates: A scalar on the device, which alone knows whether an update was skipped.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        config: OptimizerConfig,
-        *,
-        exact: Mapping[nn.Parameter, Tensor] | None = None,
-    ) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> None:
         self._parameters = list(parameters)
         self._config = config
-        self._exact = exact or {}
-        self.weights: dict[nn.Parameter, Tensor] = {p: p for p in self._parameters}
-        self.weights.update(self._exact)
         self.moments: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
         self.num_updates = torch.zeros((), device=self._parameters[0].device)
 
     def gradients(self) -> dict[nn.Parameter, Tensor]:
-        """Return the gradients, of any shape, in fp32, of all parameters that have one."""
-        found = {p: p.grad for p in self._parameters if p.grad is not None}
-        rounded = [p for p in found if p in self._exact]
-        if rounded:
-            exact = [torch.empty_like(self._exact[p]) for p in rounded]
-            copy_tensors(exact, [found[p] for p in rounded])
-            found.update(zip(rounded, exact, strict=True))
-        return found
+        """Return the gradients, of any shape, of all parameters that have one."""
+        return {p: p.grad for p in self._parameters if p.grad is not None}
 
     @torch.no_grad()
     def step(
@@ -90,7 +63,7 @@ class Adam:
         """Update all parameters that have a gradient, without waiting for the device.
 
         Args:
-            gradients: The fp32 gradients.
+            gradients: The gradients.
             learning_rate: The factor of the update.
             grad_scale: A scalar [] by which gradients are divided first.
             found_inf: A scalar []; if it is 1, nothing is updated.
@@ -98,13 +71,13 @@ class Adam:
         self.num_updates += 1
         for parameter in gradients:
             if parameter not in self.moments:
-                first, second = (torch.zeros_like(self.weights[parameter]) for _ in range(2))
+                first, second = (torch.zeros_like(parameter) for _ in range(2))
                 self.moments[parameter] = first, second
         if _FUSED_ADAM is None:
             self._update_each(gradients, learning_rate, grad_scale, found_inf)
         else:
             _FUSED_ADAM(
-                [self.weights[p] for p in gradients],
+                list(gradients),
                 list(gradients.values()),
                 [self.moments[p][0] for p in gradients],
                 [self.moments[p][1] for p in gradients],
@@ -120,8 +93,6 @@ class Adam:
                 grad_scale=grad_scale,
                 found_inf=found_inf,
             )
-        if self._exact:
-            copy_tensors(list(self._exact), list(self._exact.values()))
         if found_inf is not None:
             self.num_updates -= found_inf
 
@@ -138,11 +109,11 @@ class Adam:
         correction = 1 - beta2**self.num_updates
         for parameter, gradient in gradients.items():
             gradient = gradient if grad_scale is None else gradient / grad_scale
-            weight, (first, second) = self.weights[parameter], self.moments[parameter]
+            first, second = self.moments[parameter]
             new_first = first.lerp(gradient, 1 - beta1)
             new_second = second.lerp(gradient.square(), 1 - beta2)
             step = rate * new_first / ((new_second / correction).sqrt() + self._config.adam_epsilon)
-            updated = {first: new_first, second: new_second, weight: weight - step}
+            updated = {first: new_first, second: new_second, parameter: parameter - step}
             for old, new in updated.items():
                 old.copy_(new if found_inf is None else torch.where(found_inf == 1, old, new))
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from typing import Any
@@ -21,10 +20,9 @@ from tfm.device.clock import DeviceClock
 from tfm.device.compute import Compute, is_out_of_memory
 from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
-from tfm.errors import TrainingError, UsageError
+from tfm.errors import TrainingError
 from tfm.model.build import Model, use_backend
 from tfm.model.cost import Cost
-from tfm.model.transformer import Transformer
 from tfm.storage.checkpoint.tensor_file import count, record_from
 from tfm.training.gradients import (
     build_gradients,
@@ -34,7 +32,7 @@ from tfm.training.gradients import (
     shard_like,
 )
 from tfm.training.loss import BatchLoss
-from tfm.training.optimizer import Adam, LossScale, cast_weights, learning_rate
+from tfm.training.optimizer import Adam, LossScale, learning_rate
 from tfm.training.progress import ControlFlags, Heartbeat, PendingStep, Position, no_heartbeat
 
 Poll = Callable[[], ControlFlags]
@@ -56,21 +54,9 @@ class StepBatch:
 
 
 def use_training_backend(model: Model, run: RunConfig, compute: Compute) -> Backend:
-    """Choose the backend that trains a model, and compute its modules with it.
-
-    Raises:
-        UsageError: The device or model does not support the chosen kernels or CUDA graphs.
-    """
-    kernels = run.training.kernels
-    if kernels == "fast" and not isinstance(model, Transformer):
-        raise UsageError("--kernels fast is for the Transformer alone: use --kernels auto")
-    backend = training_backend(compute, kernels)
+    """Choose the backend that trains a model, and compute its modules with it."""
+    backend = training_backend(compute, run.training.kernels)
     use_backend(model, backend)
-    if run.training.cuda_graphs and not model.is_replayable:
-        raise UsageError(
-            "--cuda-graphs needs a GPU with --kernels fast, and a Transformer with dot-product "
-            "attention, without --attention-window and with equal --d-k and --d-v"
-        )
     return backend
 
 
@@ -101,9 +87,6 @@ class Trainer:
         max_tokens: The maximum number of tokens per side of a microbatch; halved when a device runs
             out of memory.
         out_of_memory: How often that happened.
-
-    Raises:
-        UsageError: The settings ask for fast kernels or CUDA graphs, but the model has none.
     """
 
     def __init__(
@@ -129,22 +112,12 @@ class Trainer:
         self._heartbeat = heartbeat
         self._threads = threads
         self._backend = use_training_backend(model, run, compute)
-        dtype = self._backend.weights_dtype
         loss = BatchLoss(
-            model,
-            label_smoothing=run.optimizer.label_smoothing,
-            autocast=nullcontext if dtype else compute.autocast,
+            model, label_smoothing=run.optimizer.label_smoothing, autocast=compute.autocast
         )
         example = self._batch(np.zeros(1, dtype=np.int64))
-        shard = run.training.shard and not self._group.is_alone
-        exact = {} if shard or dtype is None else cast_weights(loss, dtype)
-        graphs = run.training.cuda_graphs
-        if graphs and isinstance(model, Transformer):
-            model.reserve_positions(self.batcher.longest(np.arange(len(dataset))))
-        self._gradients = build_gradients(
-            loss, self._group, example, shard=shard, dtype=dtype, graphs=graphs
-        )
-        self._optimizer = Adam(loss.parameters(), run.optimizer, exact=exact)
+        self._gradients = build_gradients(loss, self._group, example, shard=run.training.shard)
+        self._optimizer = Adam(loss.parameters(), run.optimizer)
         is_fp16 = compute.dtype == torch.float16
         self._loss_scale = LossScale(compute.device, is_fp16=is_fp16)
         self.max_tokens = max_microbatch_tokens(run, compute.device, packs=model.packs)
@@ -349,7 +322,7 @@ class Trainer:
 
     def has_finite_weights(self) -> bool:
         """Return whether all weights are finite; all processes must call it together."""
-        weights = map(local_part, self._optimizer.weights.values())
+        weights = map(local_part, self.model.parameters())
         is_finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
         return not self._group.largest([int(not is_finite)])[0]
 
@@ -359,7 +332,7 @@ class Trainer:
         Without `keep`, sharded ones have shape [0].
         """
         return {
-            name: full_tensor(self._optimizer.weights[parameter], keep=keep)
+            name: full_tensor(parameter, keep=keep)
             for name, parameter in self.model.named_parameters()
         }
 

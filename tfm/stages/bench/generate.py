@@ -221,7 +221,7 @@ class _Bench:
                 bar.update()
 
     def _open(self, path: Path) -> LineReader:
-        return LineReader(path, None, chunk_lines=self.engine.limits.chunk_lines)
+        return LineReader(path, None)
 
     def _translate(self, chunks: Iterable[Chunk], bar: Progress | None = None) -> _Counts:
         """Translate chunks of lines and return the numbers of sentences and tokens."""

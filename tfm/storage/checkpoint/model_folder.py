@@ -228,8 +228,12 @@ def _parse_info(record: dict[str, Any]) -> ModelInfo:
         raise TypeError("not a mapping")
     source_size, target_size = record["vocab_sizes"]
     training = record["run"].get("training")
-    if isinstance(training, dict) and "checkpoint_steps" in training:
-        training.pop("checkpoint_minutes", None)  # older versions accepted it, without effect
+    if isinstance(training, dict):
+        if "checkpoint_steps" in training:
+            training.pop("checkpoint_minutes", None)  # older versions accepted it, without effect
+        training.pop("cuda_graphs", None)  # of older versions, as is:
+        if training.get("kernels") == "fast":
+            training["kernels"] = "auto"
     run = run_config(None, record["run"])
     tuples = {"vocab_sizes": (source_size, target_size), "averaged": tuple(record["averaged"])}
     info = ModelInfo(**{**record, **tuples, "run": run})

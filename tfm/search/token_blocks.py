@@ -13,8 +13,6 @@ _CHUNK_ELEMENTS = 1 << 18
 def block_max_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the greatest logit of each block, and the logsumexp of each row.
 
-    This is the reference of the Triton kernel.
-
     Args:
         logits: [R, blocks, block] of R distributions; -inf for padding and forbidden tokens.
 
