@@ -22,9 +22,9 @@ from tfm.errors import UsageError
 from tfm.stages.bench import measurement
 from tfm.stages.bench import train as stage
 from tfm.stages.bench.train import Plan, bench_train, time_loop
-from tfm.stages.training_data import open_data
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import checkpoints
+from tfm.training.data import open_data
 
 PLAN = Plan(steps=4, untimed_steps=2, rounds=2, loop=False)
 TINY_FLAGS = ["--d-model", 16, "--d-ff", 32, "--num-heads", 2, "--batch-tokens", 600,
@@ -152,7 +152,7 @@ def test_the_timed_loop_saves_in_the_middle_and_does_not_validate(
     data = replace(open_data(data_dir, tiny_run()), valid=None)
     compute = choose_compute("cpu", "fp32")
     seconds = iter(np.arange(0.0, 1e6, 0.5))
-    monkeypatch.setattr("tfm.stages.training_run.time.monotonic", lambda: next(seconds))
+    monkeypatch.setattr("tfm.training.loop.time.monotonic", lambda: next(seconds))
     found = time_loop(tmp_path / "run", data, compute, steps=6, untimed_steps=4)
     assert [load_info(path).step for path in checkpoints(tmp_path / "run")] == [7, 10]
     lines = list(map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()))

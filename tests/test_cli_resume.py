@@ -5,10 +5,10 @@ import shutil
 import pytest
 
 from tfm.config import read_toml
-from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import checkpoints, newest_step, trained_on
 from tfm.storage.files import read_json
+from tfm.training.loop import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -19,9 +19,9 @@ from tfm.errors import DataError, DownloadError, UsageError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import prepare
-from tfm.stages.training_data import open_data
 from tfm.storage.files import sha256_of
 from tfm.storage.lock import LockedFolderError, lock_folder
+from tfm.training.data import open_data
 
 WMT14_MINI = Path(__file__).parents[1].parent / "shared" / "data" / "wmt14-mini"
 

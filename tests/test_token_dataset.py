@@ -7,7 +7,7 @@ from tfm.config import run_config
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import UNK
 from tfm.data.synthetic.token_dataset import VOCAB_SIZE, sentence_lengths, write_token_dataset
-from tfm.stages.training_data import open_data
+from tfm.training.data import open_data
 
 
 @pytest.fixture(scope="module")

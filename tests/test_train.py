@@ -18,8 +18,6 @@ from tfm.inference.translator import Translator
 from tfm.stages.binarize import binarize
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
-from tfm.stages.training_data import open_data
-from tfm.stages.training_run import TrainingRun
 from tfm.storage import saving
 from tfm.storage.checkpoint.model_folder import (
     load_info,
@@ -29,6 +27,8 @@ from tfm.storage.checkpoint.model_folder import (
 )
 from tfm.storage.checkpoint.run_folder import checkpoints
 from tfm.storage.lock import LockedFolderError, lock_folder
+from tfm.training.data import open_data
+from tfm.training.loop import TrainingRun
 from tfm.training.trainer import Trainer
 
 _TIMES = (

@@ -8,9 +8,9 @@ import pytest
 from tfm.errors import UsageError
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
-from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import checkpoints
+from tfm.training.loop import TrainingRun
 
 
 def records(run_dir, kind):
@@ -26,7 +26,7 @@ def steps(run_dir):
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
     data_dir, tiny_run, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("tfm.stages.training_run.new_model", None)
+    monkeypatch.setattr("tfm.training.loop.new_model", None)
     layers = {"num_encoder_layers": 1000, "num_decoder_layers": 1000, "d_model": 65_536}
     run = tiny_run(model={**layers, "d_ff": 1 << 20})
     with pytest.raises(UsageError, match=r"need .* GB, but this machine has .* GB: set a smaller"):
@@ -81,7 +81,7 @@ def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, monkeypatc
 
 def test_checkpoints_can_be_saved_by_minutes(data_dir, tiny_run, tmp_path, monkeypatch):
     clock = itertools.count(step=0.5)  # seconds; it is read several times a step
-    monkeypatch.setattr("tfm.stages.training_run.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("tfm.training.loop.time.monotonic", lambda: next(clock))
     # The watchdog's clock is accelerated as well.
     run = tiny_run(
         training={"checkpoint_minutes": 0.1, "max_steps": 20, "stall_minutes": 1e6},

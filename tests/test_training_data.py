@@ -12,7 +12,7 @@ from tfm.errors import DataError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import prepare
-from tfm.stages.training_data import open_data
+from tfm.training.data import open_data
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from tfm.device.compute import Compute
 from tfm.inference.translator import Translator
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import new_model
-from tfm.stages.training_data import open_data
-from tfm.stages.validation import Validator
+from tfm.training.data import open_data
 from tfm.training.loss import BatchLoss
+from tfm.training.validation import Validator
 
 
 @pytest.fixture

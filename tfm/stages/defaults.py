@@ -73,7 +73,7 @@ def run_settings(
         config = run / "config.toml"
     if arch is None and config is None and data is not None:
         from tfm.reporting import say
-        from tfm.stages.training_data import arch_for_data
+        from tfm.training.data import arch_for_data
 
         training = overrides.get("training", {})
         arch, reason = arch_for_data(

@@ -13,8 +13,8 @@ from tfm.device.compute import Compute, measure_product_flops
 from tfm.device.threads import set_num_threads
 from tfm.model.build import shallow_models
 from tfm.model.cost import Cost, memory_problem, model_cost
-from tfm.stages.training_data import TrainingData, open_data
 from tfm.storage.checkpoint.run_folder import NUM_STATES_KEPT
+from tfm.training.data import TrainingData, open_data
 from tfm.training.trainer import max_microbatch_tokens, use_training_backend
 
 _MAX_DAYS, _MAX_EPOCHS = 7, 1000  # warn about a longer run

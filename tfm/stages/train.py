@@ -18,8 +18,6 @@ from tfm.errors import DETAIL, CheckpointError, UsageError
 from tfm.reporting import say
 from tfm.stages.average import average
 from tfm.stages.forecast import estimate_run
-from tfm.stages.training_data import open_data
-from tfm.stages.training_run import TrainingRun
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import (
     has_current_average,
@@ -28,6 +26,8 @@ from tfm.storage.checkpoint.run_folder import (
 )
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
+from tfm.training.data import open_data
+from tfm.training.loop import TrainingRun
 from tfm.world import World
 
 # These settings may not change when a run is resumed, except max_tokens, which suits the devices.

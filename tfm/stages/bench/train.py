@@ -24,8 +24,8 @@ from tfm.device.threads import set_num_threads
 from tfm.distributed.watchdog import Watchdog
 from tfm.reporting import Progress, say
 from tfm.stages.bench import measurement
-from tfm.stages.training_data import TrainingData, open_data
-from tfm.stages.training_run import TrainingRun
+from tfm.training.data import TrainingData, open_data
+from tfm.training.loop import TrainingRun
 from tfm.training.progress import PendingStep, StepReport
 from tfm.training.trainer import StepBatch, Trainer
 from tfm.world import World

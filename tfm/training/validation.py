@@ -19,8 +19,8 @@ from tfm.metrics.metric import MetricScore
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model
 from tfm.reporting import format_figure
-from tfm.stages.training_data import ValidationSplit
 from tfm.storage.checkpoint.model_folder import SCORES, ModelInfo
+from tfm.training.data import ValidationSplit
 from tfm.training.loss import BatchLoss, perplexity
 from tfm.training.progress import Heartbeat, no_heartbeat
 

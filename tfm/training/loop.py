@@ -19,13 +19,12 @@ from tfm.errors import CheckpointError, InterruptedRunError, TrainingError, Usag
 from tfm.model.build import Model, load_model, new_model
 from tfm.model.cost import Cost, memory_problem, model_cost
 from tfm.reporting import Progress, format_figure, say
-from tfm.stages.training_data import TrainingData, ValidationSplit
-from tfm.stages.validation import Validation, Validator
 from tfm.storage.checkpoint.model_folder import STATE, load_info, load_training_state
 from tfm.storage.checkpoint.run_folder import last_good_checkpoint
 from tfm.storage.checkpoint.tensor_file import record_from
 from tfm.storage.metrics_log import MetricsLog
 from tfm.storage.saving import Saver
+from tfm.training.data import TrainingData, ValidationSplit
 from tfm.training.progress import (
     ControlFlags,
     Heartbeat,
@@ -38,6 +37,7 @@ from tfm.training.progress import (
     shown_figures,
 )
 from tfm.training.trainer import Trainer
+from tfm.training.validation import Validation, Validator
 
 _MAX_PAIRS_IN_MESSAGE = 10
 _MAX_REASON = 100  # characters

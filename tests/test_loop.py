@@ -13,10 +13,10 @@ import torch
 from tfm.config import run_toml
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import TrainingError
-from tfm.stages import training_run
 from tfm.stages.train import train
 from tfm.storage.checkpoint.model_folder import load_info, load_weights
 from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints
+from tfm.training import loop
 from tfm.training.trainer import Trainer
 
 
@@ -221,7 +221,7 @@ def test_a_checkpoint_is_saved_before_its_validation_is_printed(
         if message.startswith("valid: "):
             raise OSError("lost")
 
-    monkeypatch.setattr(training_run, "say", fail)
+    monkeypatch.setattr(loop, "say", fail)
     with pytest.raises(OSError, match="lost"):
         train(data_dir, tmp_path / "run", tiny_run())
     assert steps(tmp_path / "run") == [4]
@@ -230,7 +230,7 @@ def test_a_checkpoint_is_saved_before_its_validation_is_printed(
 
 def test_the_bar_counts_to_the_limit_of_minutes(data_dir, tiny_run, tmp_path, monkeypatch, capsys):
     clock = itertools.count(step=1.0)  # seconds; it is read several times a step
-    monkeypatch.setattr("tfm.stages.training_run.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("tfm.training.loop.time.monotonic", lambda: next(clock))
     limits = {"max_steps": 1000, "checkpoint_steps": 500, "max_minutes": 3.0, "stall_minutes": 1e6}
     result = train(data_dir, tmp_path / "run", tiny_run(training=limits))
     shown = re.findall(r"^train \d+/(\S+) steps · loss", capsys.readouterr().err, re.MULTILINE)
