@@ -16,7 +16,7 @@ from tfm.errors import TrainingError
 from tfm.stages.train import train
 from tfm.storage.checkpoint.model_folder import load_info, load_weights
 from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints
-from tfm.training import loop
+from tfm.training import record
 from tfm.training.trainer import Trainer
 
 
@@ -221,7 +221,7 @@ def test_a_checkpoint_is_saved_before_its_validation_is_printed(
         if message.startswith("valid: "):
             raise OSError("lost")
 
-    monkeypatch.setattr(loop, "say", fail)
+    monkeypatch.setattr(record, "say", fail)
     with pytest.raises(OSError, match="lost"):
         train(data_dir, tmp_path / "run", tiny_run())
     assert steps(tmp_path / "run") == [4]

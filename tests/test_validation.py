@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tfm import stages
+from tfm import training
 from tfm.config import BatchingConfig, SearchConfig
 from tfm.data.batching import Batcher
 from tfm.device.compute import Compute
@@ -75,8 +75,8 @@ def test_outputs_are_scored_in_the_order_of_their_sources(validate, monkeypatch)
         assert scored == [translator.translate(data.valid.sources, SearchConfig(beam_size=1))]
         assert len(set(scored[0])) > 1
 
-    monkeypatch.setattr(stages.validation, "corpus_scores", score)
-    monkeypatch.setattr(stages.validation, "_CHUNK", 3)
+    monkeypatch.setattr(training.validation, "corpus_scores", score)
+    monkeypatch.setattr(training.validation, "_CHUNK", 3)
     validate(1, check)
 
 

@@ -1,13 +1,12 @@
-"""The training loop: steps, metrics, validation and checkpoints."""
+"""The training loop: steps, validation and checkpoints."""
 
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -22,7 +21,6 @@ from tfm.reporting import Progress, format_figure, say
 from tfm.storage.checkpoint.model_folder import STATE, load_info, load_training_state
 from tfm.storage.checkpoint.run_folder import last_good_checkpoint
 from tfm.storage.checkpoint.tensor_file import record_from
-from tfm.storage.metrics_log import MetricsLog
 from tfm.storage.saving import Saver
 from tfm.training.data import TrainingData, ValidationSplit
 from tfm.training.progress import (
@@ -32,14 +30,13 @@ from tfm.training.progress import (
     Position,
     StepReport,
     mean_nll,
-    metrics_record,
     no_heartbeat,
     shown_figures,
 )
+from tfm.training.record import RunRecord, describe_pairs, describe_skip
 from tfm.training.trainer import Trainer
 from tfm.training.validation import Validation, Validator
 
-_MAX_PAIRS_IN_MESSAGE = 10
 _MAX_REASON = 100  # characters
 
 
@@ -92,19 +89,16 @@ class TrainingRun:
         self._started = self._validated_at = time.monotonic()
         self._state = RunState()
         self._unread: deque[PendingStep] = deque()
-        self._window: list[StepReport] = []  # since the last line of metrics.jsonl
+        self._record = RunRecord(self.run_dir, is_first=self.group.world.is_first)
         self.metrics: dict[str, float] = {}
         if checkpoint is not None:
             self._resume(checkpoint)
-        self._log: MetricsLog | None = None
-        self._has_report = True
-        self._has_printed_signature = False
 
     def loop(self) -> None:
         """Train until a limit is reached, with the errors of `tfm.stages.train.train`."""
         interval = self._run.training.checkpoint_steps
         with closing(self._saver), self._new_bar() as self._bar:
-            self._open_log()
+            self._record.open(self.trainer.position.step)
             if self._state.owes_validation:
                 self._validate_and_save()
             self.heartbeat("waiting for all processes to start", waits=True)
@@ -129,7 +123,7 @@ class TrainingRun:
                         self._write_report()
                 elif flags.retry:
                     self._save({})
-            self._log_window(self.trainer.position)
+            self._write_window(self.trainer.position)
             self._write_report()
             self.heartbeat("saving")
             self._saver.finish()
@@ -162,7 +156,8 @@ class TrainingRun:
         step, skipped = self.trainer.position.step, self._state.skipped_steps
         if 2 * skipped > step:
             return f"{skipped:,} of {step:,} steps were skipped"
-        loss = self.metrics.get("loss", mean_nll(self._window) if self._window else self._state.nll)
+        window = self._record.window
+        loss = self.metrics.get("loss", mean_nll(window) if window else self._state.nll)
         _, vocab_size = self.data.info.vocab_sizes
         if loss is None or loss < math.log(vocab_size):
             return None
@@ -246,7 +241,7 @@ class TrainingRun:
         try:
             self.trainer.load_state(saved["trainer"])
             self._state = record_from(RunState, saved)
-            self._window = [record_from(StepReport, report) for report in saved["window"]]
+            self._record.window = [record_from(StepReport, report) for report in saved["window"]]
             if self.trainer.position.step != info.step:
                 raise ValueError(f"it is of step {self.trainer.position.step}, not {info.step}")
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -257,92 +252,66 @@ class TrainingRun:
             ) from error
         self.metrics = dict(info.metrics)
 
-    def _open_log(self) -> None:
-        if self.group.world.is_first:
-            step = self.trainer.position.step
-            logged_step = self._window[0].step - 1 if self._window else step
-            self._log = MetricsLog(self.run_dir, step=step, logged_step=logged_step)
-
-    def _write_line(self, record: Mapping[str, Any]) -> None:
-        if self._log is not None:
-            self._log.append(record)
-
     @property
     def _max_unread(self) -> int:
         """The number of steps that the device may still be computing while the next one starts."""
         return 0 if self.compute.device.type == "cpu" else 1
 
     def _read_reports(self, *, leave: int = 0) -> None:
-        """Wait for the reports of steps, and log them; do not wait for the newest few."""
+        """Wait for the reports of steps, and record them; do not wait for the newest few."""
         while len(self._unread) > leave:
-            self._log_step(self._unread.popleft())
+            self._read_report(self._unread.popleft())
 
-    def _log_step(self, step: PendingStep) -> None:
+    def _read_report(self, step: PendingStep) -> None:
         number = step.position.step
         self.heartbeat(f"step {number:,}, its figures", waits=not self.group.is_alone)
-        report = step.report()
-        self._window.append(report)
+        report, window = step.report(), self._record.window
+        window.append(report)
         self._state.capacity_flops += report.seconds * self._capacity
         problem = [self._saver.problem] if self._saver.problem else []
-        self._bar.update(1, figures=problem + shown_figures(self._window))
+        self._bar.update(1, figures=problem + shown_figures(window))
         if report.skipped:
-            self._log_skip(report, step)
+            self._count_skip(report, step)
         else:
             self._state.skipped_in_a_row = 0
         if report.step % self._run.training.log_steps == 0:
-            self._log_window(step.position)
-            self._state.nll, self._window = mean_nll(self._window), []
+            self._write_window(step.position)
+            self._state.nll = mean_nll(window)
+            window.clear()
 
-    def _log_window(self, position: Position) -> None:
-        """Write a line of training about the steps since the last one, if there are any."""
-        if not self._window:
-            return
-        totals = {
-            "tokens": position.tokens,
-            "total_flops": position.flops,
-            "capacity_flops_per_second": self._capacity,
-            "paper_estimate_flops": self._state.capacity_flops,
-            "processes": self.group.world.size,
-            "out_of_memory": self.trainer.out_of_memory,
-            "minutes": self._minutes(),
-        }
-        self._write_line(metrics_record(self._window) | totals)
-
-    def _log_skip(self, report: StepReport, step: PendingStep) -> None:
-        """Report a skipped step; raise TrainingError after too many in a row."""
-        self._state.skipped_steps += 1
-        pairs: list[int] = step.rows.tolist()
-        self._write_line(
+    def _write_window(self, position: Position) -> None:
+        """Write a line of metrics.jsonl about the steps since the last one, if there are any."""
+        self._record.write_window(
             {
-                "kind": "skipped",
-                "step": report.step,
-                "epoch": report.epoch,
-                "loss": str(report.loss),
-                "gradient_norm": str(report.gradient_norm),
-                "pairs": pairs,
+                "tokens": position.tokens,
+                "total_flops": position.flops,
+                "capacity_flops_per_second": self._capacity,
+                "paper_estimate_flops": self._state.capacity_flops,
+                "processes": self.group.world.size,
+                "out_of_memory": self.trainer.out_of_memory,
+                "minutes": self._minutes(),
             }
         )
-        if report.overflowed:
-            say(f"train: step {report.step:,} was skipped: fp16 overflow, halving the loss scale")
-            return
-        self._state.skipped_in_a_row += 1
-        problem = f"loss {report.loss:.4g}, gradient norm {report.gradient_norm:.4g}: not finite"
+
+    def _count_skip(self, report: StepReport, step: PendingStep) -> None:
+        """Count and report a skipped step; raise TrainingError after too many in a row."""
+        self._state.skipped_steps += 1
+        self._record.write_skipped(report, step)
+        if not report.overflowed:
+            self._state.skipped_in_a_row += 1
         limit = self._run.training.max_skipped_steps
-        if self._state.skipped_in_a_row < limit:
-            say(f"train: step {report.step:,} was skipped: {problem}")
+        if report.overflowed or self._state.skipped_in_a_row < limit:
+            self._record.print_skipped(report)
             return
-        shown = ", ".join(map(str, sorted(pairs)[:_MAX_PAIRS_IN_MESSAGE]))
-        num_hidden = len(pairs) - _MAX_PAIRS_IN_MESSAGE
-        more = f" and {num_hidden:,} more (see metrics.jsonl)" if num_hidden > 0 else ""
         self._fail(
             step.position,
-            f"{problem}; {limit} steps in a row were skipped",
-            f", or look at the training pairs of the step, counted from 0: {shown}{more}",
+            f"{describe_skip(report)}; {limit} steps in a row were skipped",
+            f", or look at the training pairs of the step, counted from 0: {describe_pairs(step)}",
         )
 
     def _fail(self, position: Position, problem: str, more_advice: str = "") -> NoReturn:
         """Raise TrainingError because training has diverged, after what is underway is saved."""
-        self._log_window(position)
+        self._write_window(position)
         is_first = self.group.world.is_first
         self.heartbeat("saving", waits=not is_first)
         good, unsaved = None, ""
@@ -368,7 +337,8 @@ class TrainingRun:
         self._save(self.metrics)
         self._validated_at = time.monotonic()
         if validation is not None:
-            self._print_validation(validation)
+            step = self.trainer.position.step
+            self._record.print_validation(validation, step=step, minutes=self._minutes())
 
     def _validate(self, split: ValidationSplit) -> Validation:
         """Validate and log the metrics; after a signal or without a finite loss, end the run."""
@@ -394,17 +364,10 @@ class TrainingRun:
         if best is None or (quality is not None and quality > best):
             self._state.best, self._state.validations_since_best = quality, 0
         # Before the checkpoint: if the process is killed in between, the line is written again.
-        record = {"kind": "validation", "step": position.step, "epoch": position.epoch}
-        signature = {"signature": validation.score.signature} if validation.score else {}
-        self._write_line(record | {"minutes": self._minutes()} | signature | self.metrics)
+        self._record.write_validation(
+            validation, step=position.step, epoch=position.epoch, minutes=self._minutes()
+        )
         return validation
-
-    def _print_validation(self, validation: Validation) -> None:
-        if validation.score and not self._has_printed_signature:
-            say(f"valid: {validation.score.label} has the signature {validation.score.signature}")
-            self._has_printed_signature = True
-        step = self.trainer.position.step
-        say(f"valid: step {step:,} · {self._minutes():.1f} min · {validation}")
 
     def _full_model(self) -> Model:
         """Return the model with full, not sharded, weights in this process."""
@@ -431,7 +394,7 @@ class TrainingRun:
         state = {
             "trainer": trainer,
             "dataset": self.data.checksum,
-            "window": [asdict(report) for report in self._window],
+            "window": [asdict(report) for report in self._record.window],
             **asdict(self._state),
             "minutes": self._minutes(),
         }
@@ -449,7 +412,7 @@ class TrainingRun:
         if self.group.largest([is_unsaved])[0]:  # saving needs all processes
             self._save({})
         self._saver.finish()
-        self._log_window(self.trainer.position)
+        self._write_window(self.trainer.position)
         saved = f"stopped and saved at step {step:,}; run the same command to resume"
         raise InterruptedRunError(
             saved if step else "stopped before the first step; run the same command to start again",
@@ -457,17 +420,5 @@ class TrainingRun:
         )
 
     def _write_report(self) -> None:
-        if not self.group.world.is_first:
-            return
         self.heartbeat("drawing the report")
-        try:
-            # Imported late: matplotlib would delay the start of the run.
-            from tfm.visualization.report import write_report
-
-            write_report(self.run_dir)
-        except OSError as error:  # such as a full disk, which must not end the training
-            if self._has_report:
-                say(f"warning: {error.filename}: {error.strerror}; report.html is not up to date")
-            self._has_report = False
-        else:
-            self._has_report = True
+        self._record.write_report()

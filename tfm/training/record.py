@@ -1,0 +1,107 @@
+"""The record of a run: lines of metrics.jsonl, messages on stderr, report.html."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfm.reporting import say
+from tfm.storage.metrics_log import MetricsLog
+from tfm.training.progress import PendingStep, StepReport, metrics_record
+from tfm.training.validation import Validation
+
+_MAX_PAIRS_IN_MESSAGE = 10
+
+
+class RunRecord:
+    """Writes and prints what happens in a run; ranks other than the first write nothing.
+
+    Args:
+        run_dir: The run folder.
+        is_first: Whether this process is rank 0.
+
+    Attributes:
+        window: The reports of the steps since the last line of training.
+    """
+
+    def __init__(self, run_dir: Path, *, is_first: bool) -> None:
+        self.window: list[StepReport] = []
+        self._run_dir = run_dir
+        self._is_first = is_first
+        self._log: MetricsLog | None = None
+        self._has_report = True
+        self._has_printed_signature = False
+
+    def open(self, step: int) -> None:
+        """Open metrics.jsonl, without the lines after this step.
+
+        Raises:
+            DataError: metrics.jsonl is not a file.
+        """
+        if self._is_first:
+            logged_step = self.window[0].step - 1 if self.window else step
+            self._log = MetricsLog(self._run_dir, step=step, logged_step=logged_step)
+
+    def write_window(self, totals: Mapping[str, Any]) -> None:
+        """Write a line about the steps since the last one, if any, beside totals of the run."""
+        if self.window:
+            self._write({**metrics_record(self.window), **totals})
+
+    def write_skipped(self, report: StepReport, step: PendingStep) -> None:
+        """Write that a step was skipped."""
+        record = {"kind": "skipped", "step": report.step, "epoch": report.epoch}
+        figures = {"loss": str(report.loss), "gradient_norm": str(report.gradient_norm)}
+        self._write(record | figures | {"pairs": step.rows.tolist()})
+
+    def print_skipped(self, report: StepReport) -> None:
+        """Print that a step was skipped, and why."""
+        overflow = "fp16 overflow, halving the loss scale"
+        reason = overflow if report.overflowed else describe_skip(report)
+        say(f"train: step {report.step:,} was skipped: {reason}")
+
+    def write_validation(
+        self, validation: Validation, *, step: int, epoch: int, minutes: float
+    ) -> None:
+        """Write the metrics of a validation."""
+        record = {"kind": "validation", "step": step, "epoch": epoch, "minutes": minutes}
+        signature = {"signature": validation.score.signature} if validation.score else {}
+        self._write(record | signature | validation.metrics)
+
+    def print_validation(self, validation: Validation, *, step: int, minutes: float) -> None:
+        """Print the metrics of a validation, the first time with the signature of the score."""
+        if validation.score and not self._has_printed_signature:
+            say(f"valid: {validation.score.label} has the signature {validation.score.signature}")
+            self._has_printed_signature = True
+        say(f"valid: step {step:,} · {minutes:.1f} min · {validation}")
+
+    def write_report(self) -> None:
+        """Draw report.html; a full disk costs only the report."""
+        if not self._is_first:
+            return
+        try:
+            # Imported late: matplotlib would delay the start of the run.
+            from tfm.visualization.report import write_report
+
+            write_report(self._run_dir)
+        except OSError as error:
+            if self._has_report:
+                say(f"warning: {error.filename}: {error.strerror}; report.html is not up to date")
+            self._has_report = False
+        else:
+            self._has_report = True
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self._log is not None:
+            self._log.append(record)
+
+
+def describe_skip(report: StepReport) -> str:
+    """Return why a step was skipped, in words."""
+    return f"loss {report.loss:.4g}, gradient norm {report.gradient_norm:.4g}: not finite"
+
+
+def describe_pairs(step: PendingStep) -> str:
+    """Return the first training pairs of a step, counted from 0, in words."""
+    pairs: list[int] = step.rows.tolist()
+    shown = ", ".join(map(str, sorted(pairs)[:_MAX_PAIRS_IN_MESSAGE]))
+    num_hidden = len(pairs) - _MAX_PAIRS_IN_MESSAGE
+    return f"{shown} and {num_hidden:,} more (see metrics.jsonl)" if num_hidden > 0 else shown
