@@ -3,7 +3,7 @@
 import typer
 
 from tfm.cli import main as cli
-from tfm.cli.suggestions import _COMMAND_WORDS, _NEEDLESS
+from tfm.cli.unknown_names import _COMMAND_WORDS, _NEEDLESS
 from tfm.config.suggestions import WORDS
 
 COMMANDS = typer.main.get_command(cli.app).commands

@@ -5,7 +5,7 @@ from typing import Any
 import typer
 
 from tfm import __version__
-from tfm.cli.suggestions import Commands
+from tfm.cli.unknown_names import Commands
 from tfm.config import PRESETS
 from tfm.errors import UsageError
 from tfm.storage.paths import existing_file, existing_folder

@@ -10,7 +10,7 @@ import typer
 from tfm.cli.app import CONFIG, JSON, MODEL, app, arch_option
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, with_settings
-from tfm.cli.suggestions import Commands
+from tfm.cli.unknown_names import Commands
 from tfm.config import (
     RUN_SETTINGS,
     InferenceConfig,

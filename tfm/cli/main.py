@@ -15,7 +15,7 @@ from tfm.cli import text, models, translations, bench  # noqa: F401
 
 # isort: on
 from tfm.cli.app import app
-from tfm.cli.suggestions import explain_unknown_option
+from tfm.cli.unknown_names import explain_unknown_option
 from tfm.distributed.failures import has_launcher, report_failure
 from tfm.distributed.interruption import stop_with_launcher
 from tfm.errors import InterruptedRunError, LostPeersError, TfmError, UsageError

@@ -13,7 +13,7 @@ from tfm import api
 from tfm.cli.app import JSON, TRANSLATIONS_PANEL, app
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, flat, with_settings
-from tfm.cli.suggestions import existing_models
+from tfm.cli.unknown_names import existing_models
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError, tfm_command
