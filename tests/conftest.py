@@ -71,7 +71,7 @@ def this_cpu_has(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def have(*flags: str) -> None:
         cpu = Cpu(model="a CPU", flags=frozenset(flags))
-        for module in ("device.compute", "backends.selection", "backends.cpu_inference"):
+        for module in ("device.compute", "backends.selection", "backends.inference_cpu"):
             monkeypatch.setattr(f"tfm.{module}.this_cpu", lambda: cpu)
 
     return have

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tfm.config import TransformerConfig
+from tfm.data.packing import Padded
 from tfm.model.additive import additive_scores
 from tfm.model.attention import (
     AttentionMask,
@@ -88,9 +89,9 @@ def test_heads_may_have_any_width(d_k, d_v):
     module = MultiHeadAttention(config).double().eval()
     nn.init.normal_(module.input.bias)
     x = torch.randn(B, T, 8, dtype=torch.float64)
-    query, key, value = module.split_heads(module.project(x).flatten(0, 1), B)
-    found = module.output(module.attend(query, key, value, AttentionMask()))
-    cached = module.output(module.attend_cached(query, key.mT, value, None))
+    query, key, value = module.heads.split_joint(module.input(x).flatten(0, 1), B)
+    found = module(x, Padded(T))
+    cached = module.output(module.heads.attend_cached(query, key.mT, value, None, None))
     torch.testing.assert_close(cached, found.flatten(0, 1))
 
     heads = []
@@ -109,12 +110,12 @@ def test_heads_may_have_any_width(d_k, d_v):
 
 def test_separate_projections_equal_the_joint_projection():
     torch.manual_seed(0)
-    heads = MultiHeadAttention(TransformerConfig(d_model=8, num_heads=2, d_k=3, d_v=5))
-    nn.init.normal_(heads.input.bias)
+    module = MultiHeadAttention(TransformerConfig(d_model=8, num_heads=2, d_k=3, d_v=5))
+    nn.init.normal_(module.input.bias)
     x = torch.randn(B, T, 8)
-    joint = heads.split_heads(heads.project(x).flatten(0, 1), B)
-    query = heads.heads(heads.project_queries(x).flatten(0, 1), B)
-    separate = (query, *heads.keys_values(x))
+    joint = module.heads.split_joint(module.input(x).flatten(0, 1), B)
+    query = module.heads.split(module.input.queries(x).flatten(0, 1), B)
+    separate = (query, *module.keys_values(x))
     for one, other in zip(joint, separate, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -125,7 +126,7 @@ def test_separate_projections_equal_the_joint_projection():
 def test_cached_attention_gives_hidden_keys_no_weight(function, for_each_query, num_keys):
     torch.manual_seed(0)
     config = TransformerConfig(d_model=8, num_heads=H, d_k=D_K, d_v=D_K, attention=function)
-    heads = MultiHeadAttention(config).double()
+    module = MultiHeadAttention(config).double()
     query, key, value = (
         torch.randn(B, H, length, width, dtype=torch.float64)
         for length, width in ((T, D_K), (num_keys, D_K), (num_keys, D_K))
@@ -135,10 +136,11 @@ def test_cached_attention_gives_hidden_keys_no_weight(function, for_each_query, 
     hidden = torch.zeros(allowed.shape).masked_fill_(~allowed, -math.inf)
     scores = query @ key.transpose(-1, -2) / math.sqrt(D_K)
     if function == "additive":
-        scores = reference_additive_scores(query, key, heads.additive_weight)
+        scores = reference_additive_scores(query, key, module.additive_weight)
     weights = scores.masked_fill(~allowed[:, None], -math.inf).softmax(dim=-1)
     expected = (weights @ value).transpose(1, 2).reshape(B * T, H * D_K)
-    torch.testing.assert_close(heads.attend_cached(query, key.mT, value, hidden), expected)
+    found = module.heads.attend_cached(query, key.mT, value, hidden, module.additive_weight)
+    torch.testing.assert_close(found, expected)
 
 
 def reference_window(length, window, *, causal):

@@ -6,9 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.backends.cross_entropy import PADDING
 from tfm.config import BatchingConfig, TransformerConfig
-from tfm.data.batching import Batcher, build_batch, round_up_rows
+from tfm.data.batching import PADDING, Batcher, build_batch, round_up_rows
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import BOS, EOS, PAD
 from tfm.model.transformer import Transformer

@@ -3,7 +3,7 @@
 import pytest
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.model.build import EvaluationMode, new_model
+from tfm.model.build import evaluation_copy, new_model
 from tfm.model.recurrent import Recurrent
 from tfm.model.transformer import Transformer
 
@@ -26,19 +26,15 @@ def test_a_configuration_without_a_model_is_an_error():
         new_model(ModelConfig(), source_vocab_size=9, target_vocab_size=9)
 
 
-def test_evaluation_mode_restores_the_mode_even_after_an_error():
-    models = [
-        new_model(RecurrentConfig(**SMALL), source_vocab_size=9, target_vocab_size=9).train(mode)
-        for mode in (True, False)
-    ]
-    seen = []
-
-    def enter_and_fail():
-        with EvaluationMode(models):
-            seen.extend(model.training for model in models)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        enter_and_fail()
-    assert seen == [False, False]
-    assert [model.training for model in models] == [True, False]
+@pytest.mark.parametrize(
+    "config", [TransformerConfig(**SMALL, num_heads=2), RecurrentConfig(**SMALL)]
+)
+def test_an_evaluation_copy_shares_the_weights_and_leaves_the_model_in_training(config):
+    model = new_model(config, source_vocab_size=9, target_vocab_size=9).train()
+    copy = evaluation_copy(model)
+    assert all(module.training for module in model.modules())
+    assert not any(module.training for module in copy.modules())
+    assert set(model.modules()).isdisjoint(copy.modules())
+    ours, theirs = dict(model.named_parameters()), dict(copy.named_parameters())
+    assert list(ours) == list(theirs)
+    assert all(theirs[name] is parameter for name, parameter in ours.items())

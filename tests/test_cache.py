@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 
-from tfm.backends.plain import Backend
+from tfm.backends.inference_cpu import CpuDecoder, CpuInference, prepack_plain
+from tfm.backends.single_sentence import SingleSentenceCache
 from tfm.config import TransformerConfig
-from tfm.model.build import new_model, use_backend
-from tfm.model.cache import StepRows
+from tfm.model.build import new_model
+from tfm.model.cache import DecoderCache
 
 V = 13
 MODELS = {
@@ -33,11 +34,14 @@ BEAMS = {
 EVERY_BEAM = pytest.mark.parametrize("beam", BEAMS.values(), ids=BEAMS)
 
 
-class RoundingBackend(Backend):
+class RoundingInference(CpuInference):
     """Rounds the number of rows up to a multiple of three."""
 
-    def round_up_rows(self, needed):
-        return -(-needed // 3) * 3
+    def __init__(self, prepack=prepack_plain):
+        super().__init__(prepack, torch.float64)
+
+    def round_up_rows(self, num_rows):
+        return -(-num_rows // 3) * 3
 
 
 def transformer(seed=0, **changes):
@@ -137,12 +141,13 @@ def test_sentences_may_be_removed_at_any_step(beam, padded):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("backend", [Backend(), RoundingBackend()], ids=["plain", "rounding"])
+@pytest.mark.parametrize("rounds", [False, True])
 @EVERY_BEAM
 @EVERY_MODEL
-def test_hypotheses_that_are_not_continued_may_be_left_out(changes, beam, backend):
+def test_hypotheses_that_are_not_continued_may_be_left_out(changes, beam, rounds):
     model = transformer(**changes)
-    use_backend(model, backend)
+    if rounds:
+        model = RoundingInference().optimized(model)
     decoding = Decoding(model, [5, 2, 6, 1])
     for step, size in enumerate(beam):
         rows, is_selected = decoding.random_rows([0.3, 0.9][step % 2])
@@ -189,18 +194,16 @@ def test_reordering_hypotheses_does_not_copy_a_shared_cache():
 
 @pytest.mark.parametrize("multiple", [1, 4, 100])
 def test_computed_rows_are_scattered_to_their_hypotheses(multiple):
-    class CompactingBackend(Backend):
-        compaction_threshold = 0.7
-
-        def round_up_rows(self, needed):
-            return -(-needed // multiple) * multiple
+    def round_up(needed):
+        return -(-needed // multiple) * multiple
 
     torch.manual_seed(0)
+    decoder = CpuDecoder(transformer().decoder, round_up, compaction_threshold=0.7)
     for _ in range(100):
         num_hypotheses = int(torch.randint(1, 12, ()))
         num_outputs = int(torch.randint(1, num_hypotheses + 1, ()))
         outputs = torch.randperm(num_hypotheses)[:num_outputs].sort().values
-        rows = StepRows.of(num_hypotheses, outputs, CompactingBackend())
+        rows = decoder.choose_rows(num_hypotheses, outputs)
         x = torch.randn(num_hypotheses, 3)
         selected = rows.select(x)
         assert len(selected) == rows.num_rows
@@ -221,19 +224,8 @@ EVERY_SINGLE_MODEL = pytest.mark.parametrize(
 )
 
 
-class SingleSentenceBackend(Backend):
-    """Prepares layers for single sentences, and rounds the rows up to a multiple of three."""
-
-    single_sentence_fast_path = True
-
-    def round_up_rows(self, needed):
-        return -(-needed // 3) * 3
-
-
 def new_decoding(changes, *, length=5, seed=0):
-    model = transformer(seed, **changes)
-    use_backend(model, SingleSentenceBackend())
-    return Decoding(model, [length])
+    return Decoding(RoundingInference().optimized(transformer(seed, **changes)), [length])
 
 
 @torch.inference_mode()
@@ -246,7 +238,7 @@ def test_a_single_sentence_has_the_logits_of_whole_prefixes(changes, beam):
         decoding.extend(size)
     decoding.step()
     is_supported = not {"attention", "attention_window"} & changes.keys()
-    assert (decoding.state.single is not None) == is_supported
+    assert isinstance(decoding.state, SingleSentenceCache) == is_supported
 
 
 @torch.inference_mode()
@@ -261,7 +253,7 @@ def test_a_full_cache_drops_only_rows_that_no_hypothesis_sees(size):
             size, parents=None if shares_parents or step == 0 else torch.arange(size)[None]
         )
     num_positions = decoding.tokens.size(2) - 1
-    assert decoding.state.single.num_kept <= num_positions * size
+    assert decoding.state.num_kept <= num_positions * size
 
 
 @torch.inference_mode()
@@ -270,23 +262,24 @@ def test_the_cache_keeps_common_rows_once():
     for _ in range(150):
         decoding.model.step(decoding.tokens[:, :, -1], decoding.state)
         decoding.extend(6, parents=torch.zeros(1, 6, dtype=torch.long))
-    assert decoding.state.single.num_kept < 2 * 150
+    assert decoding.state.num_kept < 2 * 150
     decoding.step()
 
 
 @torch.inference_mode()
 def test_spare_rows_are_finite():
     """Backends may read spare rows, for instance for the scale of int8."""
-    model = transformer(norm="pre")
     seen = []
 
-    class WatchingBackend(SingleSentenceBackend):
-        def prepack_linear(self, weight, bias):
-            product = super().prepack_linear(weight, bias)
-            return lambda x, relu: seen.append(x) or product(x, relu)
+    def prepack(weight, bias):
+        product = prepack_plain(weight, bias)
+        if len(weight) == V:  # logits of hypotheses only
+            return product
+        return lambda x, relu: seen.append(x) or product(x, relu)
 
-    use_backend(model, WatchingBackend())
+    model = RoundingInference(prepack).optimized(transformer(norm="pre"))
     decoding = Decoding(model, [3])
+    seen.clear()
     for size in (3, 3, 2, 1, 2, 3, *[2] * 80, 1, *[1] * 80):
         model.step(decoding.tokens[:, :, -1], decoding.state)
         decoding.extend(size)
@@ -312,17 +305,15 @@ def test_a_single_sentence_returns_only_the_logits_of_selected_rows(changes, bea
 def test_a_deep_copy_shares_the_weights():
     decoding = new_decoding({})
     decoding.step()
-    single, other = decoding.state.single, copy.deepcopy(decoding.state).single
-    assert other is not single
-    assert other.layers is single.layers
+    other = copy.deepcopy(decoding.state)
+    assert other is not decoding.state
+    assert other.layers is decoding.state.layers
 
 
 @torch.inference_mode()
 def test_two_sentences_are_not_decoded_as_single_sentences():
-    model = transformer()
-    use_backend(model, SingleSentenceBackend())
-    decoding = Decoding(model, [4, 6])
+    decoding = Decoding(RoundingInference().optimized(transformer()), [4, 6])
     for size in (3, 3, 1):
         decoding.step()
         decoding.extend(size)
-    assert decoding.state.single is None
+    assert isinstance(decoding.state, DecoderCache)

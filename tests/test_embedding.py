@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tfm.config import TransformerConfig
+from tfm.data.packing import Padded
 from tfm.model.embedding import Embedding, new_embedding_weight, sinusoidal_encoding
 
 
@@ -36,10 +37,14 @@ def new_embedding(weight, *, dropout):
     return Embedding(weight, TransformerConfig(embedding_dropout=dropout))
 
 
+def embed(embedding, tokens, *, first_position=0):
+    return embedding(tokens, Padded(tokens.size(1), first_position=first_position))
+
+
 def test_embeddings_are_scaled_and_positions_added():
     weight = nn.Parameter(torch.randn(5, 4))
     embedding = new_embedding(weight, dropout=0.0)
-    found = embedding(torch.tensor([[3, 1]]))
+    found = embed(embedding, torch.tensor([[3, 1]]))
     expected = weight[[3, 1]] * 2 + sinusoidal_encoding(torch.arange(2), 4)
     torch.testing.assert_close(found, expected[None])
 
@@ -52,14 +57,17 @@ def test_scaled_embeddings_have_unit_variance():
 def test_first_position_shifts_the_positions():
     embedding = new_embedding(nn.Parameter(torch.randn(9, 4)), dropout=0.0)
     tokens = torch.randint(9, (2, 12))
-    whole = embedding(tokens)
-    parts = [embedding(tokens[:, :5]), embedding(tokens[:, 5:], first_position=5)]
+    whole = embed(embedding, tokens)
+    parts = [
+        embed(embedding, tokens[:, :5]),
+        embed(embedding, tokens[:, 5:], first_position=5),
+    ]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole)
 
 
 def test_sentences_may_be_longer_than_the_table_of_positions():
     embedding = new_embedding(nn.Parameter(torch.zeros(3, 4)), dropout=0.0)
-    found = embedding(torch.zeros(1, 1000, dtype=torch.long))
+    found = embed(embedding, torch.zeros(1, 1000, dtype=torch.long))
     torch.testing.assert_close(found[0], sinusoidal_encoding(torch.arange(1000), 4))
 
 
@@ -67,8 +75,8 @@ def test_a_table_that_grew_in_inference_mode_can_be_used_in_training():
     embedding = new_embedding(nn.Parameter(torch.randn(3, 4)), dropout=0.1)
     tokens = torch.zeros(1, 600, dtype=torch.long)
     with torch.inference_mode():
-        embedding(tokens)
-    embedding(tokens).sum().backward()
+        embed(embedding, tokens)
+    embed(embedding, tokens).sum().backward()
     assert embedding.weight.grad is not None
 
 
@@ -81,7 +89,7 @@ def test_dropout_acts_on_the_sum_of_embedding_and_position():
     embedding = new_embedding(nn.Parameter(torch.ones(3, 64)), dropout=0.5)
     tokens = torch.zeros(1, 200, dtype=torch.long)
     torch.manual_seed(0)
-    dropped = embedding(tokens)
+    dropped = embed(embedding, tokens)
     zeros = dropped == 0
     assert float(zeros.float().mean()) == pytest.approx(0.5, abs=0.02)
-    torch.testing.assert_close(dropped[~zeros], 2 * embedding.eval()(tokens)[~zeros])
+    torch.testing.assert_close(dropped[~zeros], 2 * embed(embedding.eval(), tokens)[~zeros])

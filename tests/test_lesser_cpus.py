@@ -11,11 +11,11 @@ from tfm.device.cpu import this_cpu
 
 HERE = Path(__file__).parent
 # Files that depend on units which only some CPUs of a vector width have.
-UNIT_FILES = ["test_cpu_inference.py", "test_verification.py"]
+UNIT_FILES = ["test_inference_cpu.py", "test_verification.py"]
 BACKEND_FILES = [
     *UNIT_FILES,
     "test_selection.py",
-    "test_cpu_backend.py",
+    "test_training_cpu.py",
     "test_sentence_attention.py",
 ]
 # Limits for oneDNN, for torch's own loops and for MKL.

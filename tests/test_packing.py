@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.backends.packing import Packing
+from tfm.data.packing import Packing
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 

@@ -4,18 +4,18 @@ import pytest
 import torch
 
 from tfm.backends.dropout import RandomMasks, keep_scale
-from tfm.backends.packing import Packing
-from tfm.backends.sentence_attention import SentenceAttention
+from tfm.backends.sentence_attention import sentence_attention
+from tfm.data.packing import Packing
 from tfm.model.attention import AttentionMask, attention
 
 H, D = 3, 4
 LENGTHS = [[4, 4, 4], [5, 1, 3], [1], [2, 7]]
 
 
-def new_attention(seed=0):
+def attend(*arguments, seed=0, **settings):
     masks = RandomMasks()
     masks.seed(seed)
-    return SentenceAttention(masks)
+    return sentence_attention(*arguments, **settings, num_heads=H, masks=masks)
 
 
 def new_packing(lengths):
@@ -68,9 +68,7 @@ def assert_same_gradients(found, expected, packing, *inputs):
 def test_each_sentence_attends_to_itself(lengths, causal):
     packing = new_packing(lengths)
     projected = random_rows(packing, 3 * H * D, seed=1)
-    found = new_attention().attend(
-        [projected], packing, packing, num_heads=H, causal=causal, dropout=0.0
-    )
+    found = attend([projected], packing, packing, causal=causal, dropout=0.0)
     projections = projected.split(H * D, dim=-1)
     expected = attend_by_sentence(*projections, packing, packing, causal=causal)
     assert_same_gradients(found, expected, packing, projected)
@@ -81,9 +79,7 @@ def test_each_sentence_attends_to_itself(lengths, causal):
 def test_each_sentence_attends_to_its_source(lengths, source_lengths):
     targets, sources = new_packing(lengths), new_packing(source_lengths[: len(lengths)])
     query, key_value = random_rows(targets, H * D, seed=1), random_rows(sources, 2 * H * D, seed=2)
-    found = new_attention().attend(
-        [query, key_value], targets, sources, num_heads=H, causal=False, dropout=0.0
-    )
+    found = attend([query, key_value], targets, sources, causal=False, dropout=0.0)
     key, value = key_value.split(H * D, dim=-1)
     expected = attend_by_sentence(query, key, value, targets, sources, causal=False)
     assert_same_gradients(found, expected, targets, query, key_value)
@@ -96,9 +92,7 @@ def test_content_of_spare_rows_does_not_matter():
     for spare in (0.0, 1e6):
         projected[packing.num_tokens :] = spare
         leaf = projected.clone().requires_grad_()
-        found = new_attention().attend(
-            [leaf], packing, packing, num_heads=H, causal=False, dropout=0.5
-        )
+        found = attend([leaf], packing, packing, causal=False, dropout=0.5)
         results.append((found, *torch.autograd.grad(found.square().sum(), leaf)))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
@@ -110,15 +104,11 @@ def test_gradients_with_dropout_pass_the_numerical_check():
     key_value = random_rows(source, 2 * H * D, seed=2)
 
     def self_attention(projected):
-        found = new_attention(7).attend(
-            [projected], packing, packing, num_heads=H, causal=True, dropout=0.4
-        )
+        found = attend([projected], packing, packing, causal=True, dropout=0.4, seed=7)
         return found[: packing.num_tokens]
 
     def cross_attention(query, key_value):
-        found = new_attention(7).attend(
-            [query, key_value], packing, source, num_heads=H, causal=False, dropout=0.4
-        )
+        found = attend([query, key_value], packing, source, causal=False, dropout=0.4, seed=7)
         return found[: packing.num_tokens]
 
     query = random_rows(packing, H * D, seed=3)
@@ -132,9 +122,7 @@ def test_dropout_drops_attention_weights_and_keeps_their_mean():
     packing = Packing(torch.full((200,), 50), 200 * 50 + 1)
     projected = torch.zeros(packing.num_rows, 3 * H * D)
     projected[:, 2 * H * D :] = 1
-    found = new_attention().attend(
-        [projected], packing, packing, num_heads=H, causal=False, dropout=0.1
-    )
+    found = attend([projected], packing, packing, causal=False, dropout=0.1)
     heads = found[: packing.num_tokens].view(-1, H, D)
     assert torch.equal(heads[..., :1].expand_as(heads), heads)  # a weight is dropped as a whole
     assert float(heads.mean()) == pytest.approx(1.0, abs=0.003)
@@ -146,14 +134,10 @@ def test_dropout_drops_attention_weights_and_keeps_their_mean():
 def test_bf16_is_close_to_the_exact_result():
     packing = new_packing([9, 30, 17])
     projected = random_rows(packing, 3 * H * D, seed=1)
-    exact = new_attention().attend(
-        [projected], packing, packing, num_heads=H, causal=True, dropout=0.2
-    )
+    exact = attend([projected], packing, packing, causal=True, dropout=0.2)
     [exact_grad] = torch.autograd.grad(exact.sum(), projected)
     rounded = projected.detach().bfloat16().requires_grad_()
-    found = new_attention().attend(
-        [rounded], packing, packing, num_heads=H, causal=True, dropout=0.2
-    )
+    found = attend([rounded], packing, packing, causal=True, dropout=0.2)
     [grad] = torch.autograd.grad(found.sum(), rounded)
     assert found.dtype == grad.dtype == torch.bfloat16
     found, exact = found.detach(), exact.detach()

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tfm.backends.cross_entropy import PADDING
+from tfm.data.batching import PADDING
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.device.compute import Compute
 from tfm.storage.files import sha256_of

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tfm.backends import cross_entropy
 from tfm.config import run_config
 from tfm.data.batching import DEFAULT_MAX_TOKENS
 from tfm.device.compute import Compute
-from tfm.training import progress
+from tfm.training import loss, progress
 from tfm.training.progress import ControlFlags
 from tfm.training.trainer import Trainer, max_microbatch_tokens
 
@@ -21,11 +20,11 @@ CPU, META, GPU = map(torch.device, ("cpu", "meta", "cuda"))
 @pytest.fixture
 def on_meta(new_trainer, monkeypatch):
     """Make a trainer on the meta device, whose tensors have no data: reading them fails."""
-    monkeypatch.setattr(cross_entropy, "autocast_dtype", lambda x: x.dtype)
+    monkeypatch.setattr(loss, "autocast_dtype", lambda x: x.dtype)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
 
     def make(dtype=torch.float32, **changes):
-        on_cpu = new_trainer(**changes)
+        on_cpu = new_trainer(training={"kernels": "plain"}, **changes)
         run, data = on_cpu._run, on_cpu.batcher._dataset
         return Trainer(on_cpu.model.to(META), data, run, Compute(META, dtype), cost=on_cpu._cost)
 
@@ -92,24 +91,23 @@ def test_a_batch_is_built_again_after_memory_ran_out(new_trainer):
 
 
 @pytest.mark.parametrize(
-    ("device", "packs", "changes", "expected"),
+    ("device", "changes", "expected"),
     [
-        (CPU, True, {}, DEFAULT_MAX_TOKENS),
-        (CPU, True, {"max_tokens": 100}, 100),
-        (GPU, True, {"max_tokens": 100}, 100),
-        (GPU, True, {}, 1 << 30),
-        (GPU, False, {}, 25_000),
-        (GPU, False, {"batch_tokens": 1_000}, DEFAULT_MAX_TOKENS),
+        (CPU, {}, DEFAULT_MAX_TOKENS),
+        (CPU, {"max_tokens": 100}, 100),
+        (GPU, {"max_tokens": 100}, 100),
+        (GPU, {}, 25_000),
+        (GPU, {"batch_tokens": 1_000}, DEFAULT_MAX_TOKENS),
     ],
 )
-def test_a_gpu_computes_a_packed_batch_at_once(device, packs, changes, expected):
+def test_a_gpu_computes_larger_microbatches(device, changes, expected):
     run = run_config("base", {"batching": changes})
-    assert max_microbatch_tokens(run, device, packs=packs) == expected
+    assert max_microbatch_tokens(run, device) == expected
 
 
 def test_sharded_weights_limit_microbatches_as_memory_that_ran_out_cannot_be_recovered():
     run = run_config("base", {"training": {"shard": True}})
-    assert max_microbatch_tokens(run, GPU, packs=True) == DEFAULT_MAX_TOKENS
+    assert max_microbatch_tokens(run, GPU) == DEFAULT_MAX_TOKENS
 
 
 @pytest.mark.parametrize(("setting", "expected"), [(None, 30_000), (50, 50)])

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tfm.backends.plain import Backend
 from tfm.config import TransformerConfig
+from tfm.data.packing import Padded
 from tfm.errors import UsageError
-from tfm.model.build import use_backend
+from tfm.model.attention import Heads
 from tfm.model.embedding import sinusoidal_encoding
 from tfm.model.transformer import Transformer
 
@@ -205,8 +205,8 @@ def test_a_permuted_batch_permutes_its_logits(sides, changes):
     source, lengths, target = new_batch()
     order = torch.tensor([2, 0, 1])
     if sides == "encoder":
-        before = model.encode(source, lengths)
-        after = model.encode(source[order], lengths[order])
+        before = model.encode(source, Padded(source.size(1), lengths))
+        after = model.encode(source[order], Padded(source.size(1), lengths[order]))
         real = torch.arange(source.size(1)) < lengths[order, None]
         torch.testing.assert_close(after[real], before[order][real])
     else:
@@ -256,15 +256,16 @@ def test_a_sentence_longer_than_the_learned_positions_is_an_error(side):
         model(*batch)
 
 
-def test_decoding_with_a_window_reads_only_keys_in_the_window():
-    class WatchedBackend(Backend):
-        def attend(self, query, key, value, bias):
-            num_keys.append(value.size(2))
-            return super().attend(query, key, value, bias)
-
+def test_decoding_with_a_window_reads_only_keys_in_the_window(monkeypatch):
     num_keys = []
+    attend_cached = Heads.attend_cached
+
+    def watch(self, query, key, value, bias, weight):
+        num_keys.append(value.size(2))
+        return attend_cached(self, query, key, value, bias, weight)
+
+    monkeypatch.setattr(Heads, "attend_cached", watch)
     model = new_model(attention_window=2).eval()
-    use_backend(model, WatchedBackend())
     source, lengths, target = new_batch()
     with torch.no_grad():
         state = model.start(source, lengths)

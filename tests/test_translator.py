@@ -548,8 +548,7 @@ def test_a_path_without_a_model_is_refused(tmp_path):
 
 def test_dropout_is_off_after_loading(trained_run):
     [model] = Translator.load(trained_run, device="cpu")._engine._models
+    assert not any(module.training for module in model.modules())
     source, lengths = torch.tensor([[5, 6, 2]]), torch.tensor([3])
-    with torch.no_grad():
-        assert not torch.equal(*(model.encode(source, lengths) for _ in range(2)))
-        model.eval()
-        assert torch.equal(*(model.encode(source, lengths) for _ in range(2)))
+    with torch.inference_mode():
+        assert torch.equal(*(model(source, lengths, source) for _ in range(2)))

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tfm.backends import cpu, cpu_inference, verification
-from tfm.backends.cpu import CpuBackend
-from tfm.backends.cpu_inference import CpuInferenceBackend, prepack_fp32
-from tfm.backends.plain import PLAIN
+from tfm.backends import inference_cpu, training_cpu, verification
+from tfm.backends.inference_cpu import CpuInference, prepack_fp32
+from tfm.backends.plain import PLAIN_INFERENCE, PLAIN_TRAINING
 from tfm.backends.selection import inference_backend, training_backend, verified_compute
+from tfm.backends.training_cpu import CpuTraining
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
 from tfm.config import InferenceConfig
 from tfm.device.compute import Compute
@@ -21,7 +21,7 @@ from tfm.inference.translator import Translator
 CPU = torch.device("cpu")
 FP32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
 NEEDS_INT8 = pytest.mark.skipif(
-    not cpu_inference.HAS_INT8, reason="needs a torch with int8 products of oneDNN"
+    not inference_cpu.HAS_INT8, reason="needs a torch with int8 products of oneDNN"
 )
 
 NARROW = pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def change_products(monkeypatch):
             linear = prepack_fp32(weight, bias)
             return lambda x, relu: change(linear(x.float(), relu))
 
-        monkeypatch.setitem(cpu_inference.PREPACK, dtype, prepack)
+        monkeypatch.setitem(inference_cpu.PREPACK, dtype, prepack)
 
     return apply
 
@@ -79,10 +79,10 @@ def test_products_of_this_cpu_are_right(dtype):
 @NEEDS_INT8
 def test_overflow_of_8_bit_weights_in_16_bit_sums_is_detected(monkeypatch, this_cpu_has):
     this_cpu_has("avx2")
-    monkeypatch.setattr(cpu_inference, "_MAX_QUANTIZED_WEIGHT", {True: 127, False: 127})
+    monkeypatch.setattr(inference_cpu, "_MAX_QUANTIZED_WEIGHT", {True: 127, False: 127})
     x, weight = torch.ones(4, 64), torch.ones(48, 64)
     with torch.inference_mode():
-        overflows = float(cpu_inference.prepack_int8(weight, None)(x, False)[0, 0]) < 60
+        overflows = float(inference_cpu.prepack_int8(weight, None)(x, False)[0, 0]) < 60
     if not overflows:
         pytest.skip("this CPU adds 8-bit products in 32 bits")
     assert inference_error(INT8) > MAX_ERRORS[INT8]
@@ -121,15 +121,14 @@ def test_training_with_wrong_products_uses_fp32(
     this_cpu_has("amx_bf16")
     change_products(BF16, lambda out: out * (1.3 if wrong_stage == "validation" else 1.0))
     if wrong_stage == "training":
-        backend = verification.CpuBackend
-        monkeypatch.setattr(backend, "linear", lambda _, x, weight, bias: x * 1.0)
+        monkeypatch.setattr(verification, "fused_linear", lambda x, weight, bias: x * 1.0)
     assert verified_compute("cpu", "auto", trains=True, notify=reported.append).dtype == FP32
     assert "computing in fp32 instead" in reported[0]
 
 
 def test_wrong_prepacked_fp32_products_are_replaced_by_plain_kernels(change_products, reported):
     change_products(FP32, lambda out: out + 1)
-    assert inference_backend(Compute(CPU, FP32), notify=reported.append) is PLAIN
+    assert inference_backend(Compute(CPU, FP32), notify=reported.append) is PLAIN_INFERENCE
     [line] = reported
     assert "fast fp32 matrix products are wrong" in line
     assert line.endswith("computing with plain kernels instead")
@@ -194,7 +193,7 @@ def test_translations_do_not_change_with_an_operation_of_torch(
         pytest.skip("quantized weights cannot be added")
     expected = translate(trained_run, precision="fp32", kernels="plain")
     assert "warning" not in capfd.readouterr().err
-    change(monkeypatch, cpu_inference, name, how)
+    change(monkeypatch, inference_cpu, name, how)
     precision = INFERENCE_OPERATIONS[name]
     assert translate(trained_run, precision=precision) == expected
     assert f"{precision} matrix products are wrong on this CPU" in capfd.readouterr().err
@@ -206,8 +205,8 @@ def test_training_does_not_change_with_an_operation_of_torch(
     monkeypatch, this_cpu_has, reported, name, dtype, how
 ):
     this_cpu_has("amx_bf16")
-    change(monkeypatch, cpu, name, how)
-    assert training_backend(Compute(CPU, dtype), "auto", notify=reported.append) is PLAIN
+    change(monkeypatch, training_cpu, name, how)
+    assert training_backend(Compute(CPU, dtype), "auto", notify=reported.append) is PLAIN_TRAINING
     assert " matrix products are wrong on this CPU" in reported.pop()
     assert verified_compute("cpu", "auto", trains=True, notify=reported.append).dtype == FP32
 
@@ -219,7 +218,7 @@ def test_losses_are_plain_if_an_operation_of_torch_has_changed(monkeypatch, new_
         return [trainer.step(batch)[0].report().loss for batch in batches]
 
     expected = losses("plain")
-    change(monkeypatch, cpu, "_RELU_BACKWARD", doubled)
+    change(monkeypatch, training_cpu, "_RELU_BACKWARD", doubled)
     assert losses("auto") == expected
     assert "warning: fast fp32 matrix products are wrong" in capfd.readouterr().err
 
@@ -227,9 +226,9 @@ def test_losses_are_plain_if_an_operation_of_torch_has_changed(monkeypatch, new_
 @pytest.mark.parametrize("dtype", [FP32, pytest.param(BF16, marks=pytest.mark.needs_bf16)])
 def test_without_operations_of_torch_training_is_right(monkeypatch, dtype):
     for name in "_ONEDNN_LINEAR", "_RELU_BACKWARD":
-        monkeypatch.setattr(cpu, name, None)
+        monkeypatch.setattr(training_cpu, name, None)
     assert training_error(dtype) < MAX_ERRORS[dtype] / 2
-    assert isinstance(training_backend(Compute(CPU, dtype), "auto"), CpuBackend)
+    assert isinstance(training_backend(Compute(CPU, dtype), "auto"), CpuTraining)
 
 
 @NEEDS_INT8
@@ -241,7 +240,7 @@ def test_int8_without_units_warns_of_lower_precision(this_cpu_has, reported):
 
 
 def test_int8_is_refused_if_torch_does_not_support_it(monkeypatch):
-    monkeypatch.setattr(cpu_inference, "HAS_INT8", False)
+    monkeypatch.setattr(inference_cpu, "HAS_INT8", False)
     with pytest.raises(
         UsageError, match="torch has no int8 products for this CPU: use --precision fp32"
     ):
@@ -249,7 +248,7 @@ def test_int8_is_refused_if_torch_does_not_support_it(monkeypatch):
 
 
 def test_fp32_inference_uses_prepacked_layers():
-    assert isinstance(inference_backend(Compute(CPU, FP32)), CpuInferenceBackend)
+    assert isinstance(inference_backend(Compute(CPU, FP32)), CpuInference)
 
 
 @pytest.mark.usefixtures("elsewhere")

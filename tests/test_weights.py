@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from tfm.config import RecurrentConfig, TransformerConfig
-from tfm.model.attention import MultiHeadAttention
+from tfm.model.attention import Heads
 from tfm.model.recurrent import Recurrent
 from tfm.model.transformer import Transformer
-from tfm.model.weights import record_attention
+from tfm.model.weights import _RecordingHeads, record_attention
 
 V, H, LAYERS_ENCODER, LAYERS_DECODER = 13, 2, 2, 3
 EVERY_ATTENTION = pytest.mark.parametrize(
@@ -102,28 +102,22 @@ def test_weights_times_values_equal_the_attention_output(changes, monkeypatch):
     """For each call of each module, including windows in blocks and fused kernels."""
     model = new_model(**changes).eval()
     calls = []
-    attend = MultiHeadAttention.attend
+    attend = Heads.attend
 
-    def spy(self, query, key, value, mask):
-        output = attend(self, query, key, value, mask)
-        calls.append((self, value, output))
+    def spy(self, query, key, value, mask, additive_weight):
+        output = attend(self, query, key, value, mask, additive_weight)
+        calls.append((value, output))
         return output
 
     source, lengths, target = new_batch()
-    monkeypatch.setattr(MultiHeadAttention, "attend", spy)
+    monkeypatch.setattr(Heads, "attend", spy)
     weights = record_attention(model, source, lengths, target)
-    found = {}
-    for index, layer in enumerate(model.encoder):
-        found[layer.self_attention] = weights.encoder[index]
-    for index, layer in enumerate(model.decoder):
-        found[layer.self_attention] = weights.decoder[index]
-        found[layer.cross_attention] = weights.cross[index]
-    assert [call[0] for call in calls] != []
-    assert {call[0] for call in calls} == set(found)
+    found = list(weights.encoder)  # in the order of the calls
+    for layer in zip(weights.decoder, weights.cross, strict=True):
+        found += layer
     valid = valid_rows(lengths, 9)
-    for attention, value, output in calls:
-        heads = found[attention] @ value
-        expected = heads.transpose(1, 2).flatten(2)
+    for each, (value, output) in zip(found, calls, strict=True):
+        expected, output = (x.transpose(1, 2).flatten(2) for x in (each @ value, output))
         if expected.size(1) == 9:  # outputs at padding are ignored
             expected, output = expected[valid], output[valid]
         torch.testing.assert_close(expected, output, rtol=1e-4, atol=1e-5)
@@ -155,9 +149,8 @@ def test_a_failure_leaves_the_model_unchanged():
     source, lengths, _ = new_batch()
     with pytest.raises(IndexError):
         record_attention(model, source, lengths, torch.tensor([[V]]))  # no such token
-    for module in model.modules():
-        assert "attend" not in vars(module)
-        assert module.training
+    assert all(module.training for module in model.modules())
+    assert not any(isinstance(module, _RecordingHeads) for module in model.modules())
 
 
 @pytest.mark.parametrize("attention", ["dot-product", "additive"])

@@ -1,1 +1,1 @@
-"""Backends: implementations of a model's layers, in plain torch or faster on a CPU."""
+"""Backends: what is installed into a model from outside, to compute it faster on one device."""

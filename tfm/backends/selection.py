@@ -5,10 +5,15 @@ from dataclasses import replace
 
 import torch
 
-from tfm.backends import cpu_inference
-from tfm.backends.cpu import CpuBackend
-from tfm.backends.cpu_inference import CpuInferenceBackend
-from tfm.backends.plain import PLAIN, Backend
+from tfm.backends import inference_cpu
+from tfm.backends.inference_cpu import CpuInference
+from tfm.backends.plain import (
+    PLAIN_INFERENCE,
+    PLAIN_TRAINING,
+    InferenceBackend,
+    TrainingBackend,
+)
+from tfm.backends.training_cpu import CpuTraining
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
 from tfm.config import InferenceDevice, InferencePrecision, Kernels
 from tfm.device.compute import Compute, choose_compute, uses_onednn
@@ -42,7 +47,7 @@ def verified_compute(
     if compute.device.type != "cpu" or dtype not in (torch.bfloat16, torch.int8):
         return compute
     if dtype == torch.int8:
-        if not cpu_inference.HAS_INT8:
+        if not inference_cpu.HAS_INT8:
             raise UsageError(
                 "this build of torch has no int8 products for this CPU: use --precision fp32"
             )
@@ -70,16 +75,16 @@ def _wrong_products(dtype: torch.dtype, error: float, *, fallback: str) -> str:
 
 def training_backend(
     compute: Compute, kernels: Kernels, *, notify: Callable[[str], None] = say
-) -> Backend:
+) -> TrainingBackend:
     """Choose the backend for training; `notify` receives warnings."""
     if kernels == "auto" and compute.device.type == "cpu" and compute.dtype in _CPU_TRAINING_DTYPES:
         return _cpu_training(compute.dtype, notify)
-    return PLAIN
+    return PLAIN_TRAINING
 
 
 def inference_backend(
     compute: Compute, kernels: Kernels = "auto", *, notify: Callable[[str], None] = say
-) -> Backend:
+) -> InferenceBackend:
     """Choose the backend for inference; `notify` receives warnings.
 
     Raises:
@@ -89,30 +94,30 @@ def inference_backend(
         raise UsageError("plain kernels do not support int8: use --kernels auto")
     if kernels == "auto" and compute.device.type == "cpu":
         return _cpu_inference(compute, notify)
-    return PLAIN
+    return PLAIN_INFERENCE
 
 
-def _cpu_training(dtype: torch.dtype, notify: Callable[[str], None]) -> Backend:
+def _cpu_training(dtype: torch.dtype, notify: Callable[[str], None]) -> TrainingBackend:
     error = training_error(dtype)
     if error <= MAX_ERRORS[dtype]:
-        return CpuBackend(dtype)
+        return CpuTraining(dtype)
     notify(_wrong_products(dtype, error, fallback="with plain kernels"))
-    return PLAIN
+    return PLAIN_TRAINING
 
 
-def _cpu_inference(compute: Compute, notify: Callable[[str], None]) -> Backend:
+def _cpu_inference(compute: Compute, notify: Callable[[str], None]) -> InferenceBackend:
     dtype = compute.dtype
     if dtype in (torch.bfloat16, torch.int8):
-        return CpuInferenceBackend(
-            cpu_inference.PREPACK[dtype],
+        return CpuInference(
+            inference_cpu.PREPACK[dtype],
             torch.float32 if dtype == torch.int8 else dtype,
             compaction_threshold=_NARROW_COMPACTION_THRESHOLD,
             limit_sizes=True,
         )
     if dtype != torch.float32:
-        return PLAIN
+        return PLAIN_INFERENCE
     error = inference_error(dtype)
     if error > MAX_ERRORS[dtype]:
         notify(_wrong_products(dtype, error, fallback="with plain kernels"))
-        return PLAIN
-    return CpuInferenceBackend(cpu_inference.PREPACK[dtype], dtype, limit_sizes=uses_onednn())
+        return PLAIN_INFERENCE
+    return CpuInference(inference_cpu.PREPACK[dtype], dtype, limit_sizes=uses_onednn())

@@ -7,7 +7,7 @@ a few passes runs over all queries of all heads and sentences at once.
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,31 +15,74 @@ from torch import Tensor
 from typing_extensions import override
 
 from tfm.backends.dropout import RandomMasks, keep_scale
-from tfm.backends.packing import Packing
-from tfm.backends.plain import PackedAttention
+from tfm.data.packing import Layout, Packing
+from tfm.model.attention import Heads
 
 
-class SentenceAttention(PackedAttention):
-    """Attention of sentences padded to `Packing.padded_shape`, with masks for dropout."""
+class PackedHeads(Heads):
+    """Computes the usual heads of packed batches; others as the module that it replaces."""
 
-    def __init__(self, masks: RandomMasks) -> None:
+    def __init__(self, heads: Heads, masks: RandomMasks) -> None:
+        super().__init__(
+            heads.num_heads,
+            heads.widths,
+            dropout=heads.dropout,
+            causal=heads.causal,
+            window=heads.window,
+        )
         self._masks = masks
 
     @override
-    def attend(
+    def forward(
         self,
         projections: Sequence[Tensor],
-        queries: Packing,
-        keys: Packing,
-        *,
-        num_heads: int,
-        causal: bool,
-        dropout: float,
+        queries: Layout,
+        keys: Layout,
+        additive_weight: Tensor | None,
     ) -> Tensor:
-        attended: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-            queries, keys, num_heads, causal, dropout, self._masks, *projections
+        has_usual_heads = additive_weight is None and len(set(self.widths)) == 1
+        if not has_usual_heads or self.window is not None or not isinstance(queries, Packing):
+            return super().forward(projections, queries, keys, additive_weight)
+        return sentence_attention(
+            projections,
+            queries,
+            cast("Packing", keys),
+            num_heads=self.num_heads,
+            causal=self.causal,
+            dropout=self.active_dropout,
+            masks=self._masks,
         )
-        return attended
+
+
+def sentence_attention(
+    projections: Sequence[Tensor],
+    queries: Packing,
+    keys: Packing,
+    *,
+    num_heads: int,
+    causal: bool,
+    dropout: float,
+    masks: RandomMasks,
+) -> Tensor:
+    """Let each token attend to its sentence, or each target token to the source of its pair.
+
+    Args:
+        projections: Joint queries, keys and values [num_rows, 3 · h · d_k]; or queries
+            [num_rows, h · d_k] and joint keys and values [num_rows of the keys, 2 · h · d_k].
+        queries: The sentences of the queries.
+        keys: The sentences of the keys, one for each of `queries`.
+        num_heads: h.
+        causal: Whether later tokens of the same sentence are hidden.
+        dropout: Probability of dropping an attention weight.
+        masks: Draws the masks of dropout.
+
+    Returns:
+        [num_rows, h · d_k].
+    """
+    attended: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
+        queries, keys, num_heads, causal, dropout, masks, *projections
+    )
+    return attended
 
 
 class _Attention(torch.autograd.Function):

@@ -3,18 +3,20 @@
 They use operations of torch without a public name, whose results may change with a version.
 """
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.backends.cpu import CpuBackend
-from tfm.backends.cpu_inference import PREPACK
-from tfm.backends.plain import PLAIN, Backend
+from tfm.backends.dropout import RandomMasks
+from tfm.backends.inference_cpu import PREPACK
+from tfm.backends.training_cpu import fused_linear, fused_linear_relu_dropout
 
 # The largest relative errors, by the Frobenius norm. Correct products stay below half of them.
 MAX_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 4e-2}
-# prepack_fp32 has a kernel of its own for the first number of rows, but not for the second.
+# prepack_fp32 has a dedicated kernel for the first row count only.
 _NUM_ROWS = (4, 33)
 _WIDTH, _NUM_OUTPUTS = 64, 48
 
@@ -59,25 +61,37 @@ def training_error(dtype: torch.dtype) -> float:
     bias = torch.randn(_WIDTH, generator=generator).to(dtype).float()
     inputs = (x, grad, weight, bias)
     try:
-        results = _results_of_training(CpuBackend(dtype), *inputs)
+        results = _results_of_training(_fused_layers, *inputs)
     except RuntimeError:
         return torch.inf
-    exact = _results_of_training(PLAIN, *(each.double() for each in inputs))
+    exact = _results_of_training(_plain_layers, *(each.double() for each in inputs))
     return max(map(_relative_error, results, exact))
 
 
+def _fused_layers(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
+    with_relu = fused_linear_relu_dropout(x, weight, bias, 0.0, RandomMasks())
+    return [fused_linear(x, weight, bias), with_relu]
+
+
+def _plain_layers(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
+    out = F.linear(x, weight, bias)
+    return [out, out.relu()]
+
+
 def _results_of_training(
-    backend: Backend, x: Tensor, grad: Tensor, weight: Tensor, bias: Tensor
+    layers: Callable[[Tensor, Tensor, Tensor], list[Tensor]],
+    x: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    bias: Tensor,
 ) -> list[Tensor]:
     """Return the outputs and gradients of linear layers without and with ReLU."""
     results = []
     with torch.inference_mode(False), torch.enable_grad():
         x, weight, bias = leaves = [each.clone().requires_grad_() for each in (x, weight, bias)]
-        for out in (
-            backend.linear(x, weight, bias),
-            backend.linear_relu_dropout(x, weight, bias, 0.0),
-        ):
-            results += [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+        for out in layers(x, weight, bias):
+            gradients = torch.autograd.grad(out, leaves, grad, retain_graph=True)
+            results += [out.detach(), *gradients]
     return results
 
 

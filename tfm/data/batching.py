@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tfm.backends.cross_entropy import PADDING
-from tfm.backends.packing import Packing, copy_to_device
 from tfm.config import BatchingConfig
 from tfm.data.dataset import ParallelDataset, Rows, TokenSequences
+from tfm.data.packing import Packing, copy_to_device
 from tfm.data.subword import BOS, PAD
 
 # Tokens per side of a microbatch: enough to keep a CPU busy.
 DEFAULT_MAX_TOKENS = 8_192
+PADDING = -1  # the target of spare rows, which have no loss and no gradient
 
 
 @dataclass(frozen=True, kw_only=True)

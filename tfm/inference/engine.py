@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tfm.backends.plain import PLAIN, Backend
+from tfm.backends.plain import InferenceBackend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import EOS, PAD, Vocabulary
@@ -22,7 +22,7 @@ from tfm.inference.batches import (
     by_line,
     default_max_tokens,
 )
-from tfm.model.build import EvaluationMode, Model, load_model
+from tfm.model.build import Model, load_model
 from tfm.reporting import say
 from tfm.search import search
 from tfm.search.forced import ForcedOutput, forced_decoding
@@ -41,8 +41,8 @@ class Engine:
     Args:
         models: At least one model, on the device.
         compute: Device and arithmetic.
-        backend: Implementation of the layers; by default the device's inference backend. With any
-            but the plain one, weights must not change, because it prepares them once.
+        backend: Optimizes copies of the models, which share their weights: these must not change
+            afterwards. By default the device's inference backend.
         threads: Adapts torch's number of threads before each batch; None leaves it unchanged.
         notify: Receives messages for the user.
     """
@@ -52,16 +52,17 @@ class Engine:
         models: Sequence[Model],
         compute: Compute,
         *,
-        backend: Backend | None = None,
+        backend: InferenceBackend | None = None,
         threads: ComputeThreads | None = None,
         notify: Callable[[str], None] = say,
     ) -> None:
         self.compute = compute
         self._threads = threads
         self._backend = backend or inference_backend(compute)
-        self._models = models
-        self._model: SearchableModel = models[0] if len(models) == 1 else Ensemble(models)
-        self._evaluation = EvaluationMode(models, self._backend)
+        self._models = [self._backend.optimized(model) for model in models]
+        self._model: SearchableModel = (
+            self._models[0] if len(models) == 1 else Ensemble(self._models)
+        )
         self._notify = notify
         self._has_warned_of_memory = False
         self.limits = BatchLimits(
@@ -143,12 +144,10 @@ class Engine:
 
     @contextlib.contextmanager
     def _inference_mode(self) -> Iterator[None]:
-        """Set up threads, backend, evaluation mode and autocast for a batch."""
+        """Set up threads, inference mode and autocast for a batch."""
         if self._threads is not None:
             self._threads.adapt()
-        # Other backends are built for a precision: autocast would only slow down each operation.
-        autocast = self.compute.autocast() if self._backend is PLAIN else contextlib.nullcontext()
-        with self._evaluation, torch.inference_mode(), autocast:
+        with torch.inference_mode(), self._backend.autocast(self.compute):
             yield
 
 

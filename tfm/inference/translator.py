@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from tfm.backends.plain import Backend
+from tfm.backends.plain import InferenceBackend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig, Table, by_section, settings_from, settings_to
 from tfm.data.subword import Vocabulary
@@ -31,7 +31,7 @@ class Translator:
         vocabulary: The models' shared vocabulary.
         compute: Device and arithmetic.
         default_search: Search settings of calls without their own.
-        backend: Implementation of the layers; by default the device's inference backend.
+        backend: Optimizes copies of the models; by default the device's inference backend.
         normalizes_space: Whether the white space of the models' training text was normalized.
     """
 
@@ -42,7 +42,7 @@ class Translator:
         compute: Compute,
         *,
         default_search: SearchConfig | None = None,
-        backend: Backend | None = None,
+        backend: InferenceBackend | None = None,
         normalizes_space: bool = True,
     ) -> None:
         self._engine = Engine(models, compute, backend=backend)

@@ -1,7 +1,7 @@
 """Build models from configurations or model folders."""
 
-import contextlib
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tfm.backends.plain import Backend
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.errors import CheckpointError
 from tfm.model.recurrent import Recurrent
@@ -139,37 +138,7 @@ def _model_for(weights: Mapping[str, Tensor], info: ModelInfo) -> Model | None:
     return model if found == expected else None
 
 
-def use_backend(model: nn.Module, backend: Backend) -> None:
-    """Compute all modules of a model that have a backend with this one."""
-    for module in model.modules():
-        if hasattr(type(module), "backend"):
-            vars(module)["backend"] = backend
-
-
-class EvaluationMode(contextlib.AbstractContextManager[None]):
-    """A reusable context in which models have no dropout, and another backend if one is given.
-
-    Entering takes microseconds, so that it can be done for single sentences.
-    """
-
-    def __init__(self, models: Sequence[nn.Module], backend: Backend | None = None) -> None:
-        self._modules = [module for model in models for module in model.modules()]
-        self._backend = backend
-        self._before: list[tuple[bool, Backend | None]] = []
-
-    def __enter__(self) -> None:
-        self._before = []
-        for module in self._modules:
-            attributes = vars(module)
-            self._before.append((attributes["training"], attributes.get("backend")))
-            attributes["training"] = False
-            if self._backend is not None and hasattr(type(module), "backend"):
-                attributes["backend"] = self._backend
-
-    def __exit__(self, *_: object) -> None:
-        for module, (training, backend) in zip(self._modules, self._before, strict=True):
-            attributes = vars(module)
-            attributes["training"] = training
-            attributes.pop("backend", None)
-            if backend is not None:
-                attributes["backend"] = backend
+def evaluation_copy(model: Model) -> Model:
+    """Copy the modules of a model in evaluation mode; the copy shares its weights."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared).eval()

@@ -7,21 +7,27 @@ the cache in place. To attention, they are queries over the same keys.
 
 import math
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
-from tfm.backends.plain import Backend
 from tfm.model.attention import MultiHeadAttention
-from tfm.model.layers import LayerCache
-from tfm.model.single_sentence import SingleSentenceCache
 
 KeysValues = tuple[Tensor, Tensor]
 
 # Above this beam size, one cache per hypothesis is faster than a shared, masked one.
 _MAX_SHARING = 8
 _FIRST_CAPACITY = 64
+
+
+class DecodingState(Protocol):
+    """The state of hypotheses: a `DecoderCache`, or that of another decoder."""
+
+    position: int  # number of tokens so far
+
+    def reorder(self, rows: Tensor) -> None:
+        """Replace the hypotheses by some of them [B', K']: see `tfm.search.model.DecoderState`."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +41,11 @@ class StepRows:
     outputs: Tensor | None = None
 
     @classmethod
-    def of(cls, num_hypotheses: int, outputs: Tensor | None, backend: Backend) -> "StepRows":
-        """Choose the rows of a step: all, if leaving some out would cost more than it saves.
-
-        `outputs` are [R] indices of the hypotheses whose logits are returned; None for all.
-        """
+    def of(cls, num_hypotheses: int, outputs: Tensor | None) -> "StepRows":
+        """Choose to compute only the hypotheses [R] whose logits are returned; None for all."""
         if outputs is None or len(outputs) == num_hypotheses:
-            return cls(num_hypotheses, backend.round_up_rows(num_hypotheses))
-        if len(outputs) >= backend.compaction_threshold * num_hypotheses:
-            return cls(num_hypotheses, backend.round_up_rows(num_hypotheses), outputs=outputs)
-        return cls(num_hypotheses, backend.round_up_rows(len(outputs)), computed=outputs)
+            return cls(num_hypotheses, num_hypotheses)
+        return cls(num_hypotheses, len(outputs), computed=outputs)
 
     def select(self, x: Tensor) -> Tensor:
         """Select the computed rows of [B·K, …]: [num_rows, …], with zeros in the spare rows."""
@@ -70,7 +71,7 @@ class StepRows:
 
 
 @dataclass
-class DecoderCache(LayerCache):
+class DecoderCache:
     """Keys and values of the source of each sentence and the past tokens of each hypothesis.
 
     The past is stored in G groups with equal numbers of columns: one group per sentence, whose
@@ -87,9 +88,6 @@ class DecoderCache(LayerCache):
     bias: Tensor | None = None
     num_hypotheses: int = 1  # K
     position: int = 0  # number of tokens so far
-    # The cache of a single sentence that is decoded by itself; replaces `memory` and `past`,
-    # which are empty then.
-    single: SingleSentenceCache | None = None
     # The first column of each position, and the number of columns C.
     offsets: list[int] = field(default_factory=lambda: [0])
 
@@ -102,7 +100,7 @@ class DecoderCache(LayerCache):
         columns = torch.arange(memory[0][0].size(2), device=lengths.device)
         padding = (columns >= lengths[:, None])[:, None]
         bias = _bias_hiding(padding) if padding.any() else None
-        dtype = _cache_dtype(memory[0][0])
+        dtype = cache_dtype(memory[0][0])
         cached = [
             (key.mT.to(dtype).contiguous(), value.to(dtype).contiguous()) for key, value in memory
         ]
@@ -124,11 +122,11 @@ class DecoderCache(LayerCache):
             self.bias = torch.cat([self.bias, new_bias], dim=2)
         self.offsets.append(self.offsets[-1] + num_new)
 
-    @override
-    def attend(
-        self, index: int, attention: MultiHeadAttention, projected: Tensor, window: int | None
-    ) -> Tensor:
-        query, key, value = attention.split_heads(self._rows.scatter(projected), self.num_groups)
+    def attend_to_past(self, index: int, attention: MultiHeadAttention, x: Tensor) -> Tensor:
+        """Add a position [R, d_model] to a layer, and attend to all up to it: [R, d_model]."""
+        heads = attention.heads
+        projected = self._rows.scatter(attention.input(x))
+        query, key, value = heads.split_joint(projected, self.num_groups)
         start, end = self.offsets[-2:]
         if index == len(self.past):
             self.past.append((_with_capacity(key, 0), _with_capacity(value, 0)))
@@ -138,24 +136,32 @@ class DecoderCache(LayerCache):
         keys, values = self.past[index]
         keys[:, :, start:end] = key
         values[:, :, start:end] = value
-        first = 0 if window is None else self.offsets[max(0, len(self.offsets) - 1 - window)]
-        bias = None if self.bias is None else self.bias[:, :, first:]
-        attended = attention.attend_cached(
-            query, keys[:, :, first:end].mT, values[:, :, first:end], bias
+        num_positions = len(self.offsets) - 1
+        first = self.offsets[max(0, num_positions - (heads.window or num_positions))]
+        attended = heads.attend_cached(
+            query,
+            keys[:, :, first:end].mT,
+            values[:, :, first:end],
+            None if self.bias is None else self.bias[:, :, first:],
+            attention.additive_weight,
         )
-        return self._rows.select(attended)
+        out: Tensor = attention.output(self._rows.select(attended))
+        return out
 
-    @override
-    def attend_source(self, index: int, attention: MultiHeadAttention, queries: Tensor) -> Tensor:
-        query = attention.heads(self._rows.scatter(queries), self.num_sentences)
-        attended = attention.attend_cached(query, *self.memory[index], self.memory_bias)
-        return self._rows.select(attended)
+    def attend_to_source(self, index: int, attention: MultiHeadAttention, x: Tensor) -> Tensor:
+        """Attend from a position [R, d_model] of a layer to the source: [R, d_model]."""
+        queries = self._rows.scatter(attention.input.queries(x))
+        attended = attention.heads.attend_cached(
+            attention.heads.split(queries, self.num_sentences),
+            *self.memory[index],
+            self.memory_bias,
+            attention.additive_weight,
+        )
+        out: Tensor = attention.output(self._rows.select(attended))
+        return out
 
     def reorder(self, rows: Tensor) -> None:
         """Replace the hypotheses by some of them [B', K']: see `tfm.search.model.DecoderState`."""
-        if self.single is not None:
-            self.single.reorder(rows[0])
-            return
         if len(rows) < self.num_sentences:
             self._keep_sentences(rows[:, 0] // self.num_hypotheses)
             sentences = torch.arange(len(rows), device=rows.device)[:, None]
@@ -218,8 +224,8 @@ def _bias_hiding(hidden: Tensor) -> Tensor:
     return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -math.inf)
 
 
-def _cache_dtype(x: Tensor) -> torch.dtype:
-    """Return fp32 on a CPU, where bf16 would be converted for each product."""
+def cache_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype to cache x […] in: a CPU would convert bf16 at each product."""
     return x.dtype if x.is_cuda or x.dtype == torch.float64 else torch.float32
 
 
@@ -227,6 +233,6 @@ def _with_capacity(x: Tensor, capacity: int) -> Tensor:
     """Copy columns [G, h, C, d] to a cache of at least this capacity and the first."""
     groups, num_heads, num_columns, width = x.shape
     capacity = max(_FIRST_CAPACITY, num_columns, capacity)
-    cache = x.new_empty(groups, num_heads, capacity, width, dtype=_cache_dtype(x))
+    cache = x.new_empty(groups, num_heads, capacity, width, dtype=cache_dtype(x))
     cache[:, :, :num_columns] = x
     return cache

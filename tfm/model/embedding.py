@@ -5,9 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tfm.backends.packing import Packing
-from tfm.backends.plain import PLAIN, Backend
 from tfm.config import ModelConfig, TransformerConfig
+from tfm.data.packing import Layout
 from tfm.errors import UsageError
 
 _WAVELENGTH_BASE = 10_000.0
@@ -38,14 +37,13 @@ class Embedding(nn.Module):
         config: Dropout, and the number of learned positions (table 3, row E), if any.
     """
 
-    backend: Backend = PLAIN
     positions: Tensor
 
     def __init__(self, weight: nn.Parameter, config: TransformerConfig) -> None:
         super().__init__()
         self.weight = weight
         self.scale = math.sqrt(weight.size(1))
-        self.dropout = config.embedding_dropout
+        self.dropout = nn.Dropout(config.embedding_dropout)
         self.max_positions = config.learned_positions
         if self.max_positions is None:
             # On the CPU, even if the model is built on the meta device.
@@ -56,41 +54,31 @@ class Embedding(nn.Module):
         else:
             self.positions = new_embedding_weight(self.max_positions, weight.size(1))
 
-    def forward(self, tokens: Tensor, *, first_position: int = 0) -> Tensor:
-        """Embed tokens [B, T] as [B, T, d_model], counting positions from `first_position`.
+    def forward(self, tokens: Tensor, layout: Layout) -> Tensor:
+        """Embed tokens, of any shape with this layout, as […, d_model].
 
         Raises:
             UsageError: There are more tokens than learned positions.
         """
-        positions = self._positions(first_position, first_position + tokens.size(1))
-        return self._sum(tokens, positions)
-
-    def packed(self, tokens: Tensor, packing: Packing) -> Tensor:
-        """Embed packed tokens [num_rows] as [num_rows, d_model]."""
-        self._reserve(packing.longest)
-        return self._sum(tokens, self.positions.index_select(0, packing.positions))
-
-    def _sum(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        self._reserve(layout.num_positions)
         embedded = nn.functional.embedding(tokens, self.weight)
-        summed = torch.add(positions, embedded, alpha=self.scale)
-        activations = self.backend.cast_activations(summed)
-        return self.backend.dropout(activations, self.dropout if self.training else 0.0)
+        positions = layout.position_rows(self.positions)
+        summed: Tensor = self.dropout(torch.add(positions, embedded, alpha=self.scale))
+        return summed
 
-    def _positions(self, start: int, end: int) -> Tensor:
-        self._reserve(end)
-        return self.positions[start:end]
-
-    def _reserve(self, end: int) -> None:
-        if end > len(self.positions):
-            if self.max_positions is not None:
-                raise UsageError(
-                    f"a sentence of {end:,} tokens is longer than the {self.max_positions:,} "
-                    "positions that the model learned: split the sentence, or train a model with "
-                    "more --learned-positions or with sinusoids"
-                )
-            longer = torch.arange(2 * end, device="cpu")  # Apple GPUs have no float64
-            table = sinusoidal_encoding(longer, self.weight.size(1))
-            self.positions = table.to(self.positions.device)
+    def _reserve(self, num_positions: int) -> None:
+        """Extend the table of sinusoids to a number of positions."""
+        if num_positions <= len(self.positions):
+            return
+        if self.max_positions is not None:
+            raise UsageError(
+                f"a sentence of {num_positions:,} tokens is longer than the "
+                f"{self.max_positions:,} positions that the model learned: split the sentence, or "
+                "train a model with more --learned-positions or with sinusoids"
+            )
+        longer = torch.arange(2 * num_positions, device="cpu")  # Apple GPUs have no float64
+        table = sinusoidal_encoding(longer, self.weight.size(1))
+        self.positions = table.to(self.positions.device)
 
 
 def new_embedding_weight(vocab_size: int, d_model: int) -> nn.Parameter:

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tfm.backends.packing import Packing
-from tfm.backends.plain import PLAIN, Backend
 from tfm.config import RecurrentConfig
+from tfm.data.packing import Packing
 from tfm.model.additive import new_additive_weight
 from tfm.model.attention import AttentionMask, attention_weights
 from tfm.model.embedding import new_embedding_weights
@@ -246,8 +245,7 @@ class Recurrent(nn.Module):
     """The recurrent encoder-decoder model."""
 
     max_positions: int | None = None  # sentences may have any length
-    backend: Backend = PLAIN  # of the loss; torch computes the layers
-    packs = False
+    packs = False  # whether packed batches are computed without padding them
 
     def __init__(
         self, config: RecurrentConfig, *, source_vocab_size: int, target_vocab_size: int

@@ -1,16 +1,15 @@
 """Record the attention weights of one forward pass."""
 
-import contextlib
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from tfm.model.attention import AttentionMask, MultiHeadAttention, attention_weights
-from tfm.model.build import EvaluationMode, Model
+from tfm.model.attention import AttentionMask, Heads, MultiHeadAttention, attention_weights
+from tfm.model.build import Model, evaluation_copy
 from tfm.model.layers import DecoderLayer, EncoderLayer
 from tfm.model.recurrent import Recurrent
 
@@ -34,44 +33,48 @@ def record_attention(
     The arguments are those of the model's `forward`. Row t of the weights belongs to the prediction
     of the token after target_input[:, t]. Ignore rows at the source's padding.
     """
-    with EvaluationMode([model]), torch.no_grad():
+    model = evaluation_copy(model)
+    with torch.no_grad():
         if isinstance(model, Recurrent):
             weights = model.attention_weights(source, lengths, target_input)
             return AttentionWeights(encoder=None, decoder=None, cross=weights[None, :, None])
         encoder_layers = cast("Sequence[EncoderLayer]", model.encoder)
         decoder_layers = cast("Sequence[DecoderLayer]", model.decoder)
-        with (
-            _recording([layer.self_attention for layer in encoder_layers]) as encoder,
-            _recording([layer.self_attention for layer in decoder_layers]) as decoder,
-            _recording([layer.cross_attention for layer in decoder_layers]) as cross,
-        ):
-            model(source, lengths, target_input)
+        encoder = _record([layer.self_attention for layer in encoder_layers])
+        decoder = _record([layer.self_attention for layer in decoder_layers])
+        cross = _record([layer.cross_attention for layer in decoder_layers])
+        model(source, lengths, target_input)
     return AttentionWeights(
         encoder=torch.stack(encoder), decoder=torch.stack(decoder), cross=torch.stack(cross)
     )
 
 
-@contextlib.contextmanager
-def _recording(modules: Sequence[MultiHeadAttention]) -> Iterator[list[Tensor]]:
-    """Yield a list to which each call of an attention module appends its weights [B, h, T, S].
-
-    Fused kernels never hold the weights: they are computed again from the queries, keys and mask
-    of `attend`. An instance attribute shadows that method meanwhile, so that the model's own code,
-    which training runs, needs no hook.
-    """
+def _record(modules: Sequence[MultiHeadAttention]) -> list[Tensor]:
+    """Replace the heads of modules; return a list to which each of them appends its weights."""
     recorded: list[Tensor] = []
-
-    def record(
-        module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
-    ) -> Tensor:
-        weight = module.additive_weight
-        recorded.append(attention_weights(query, key, mask, additive_weight=weight).float())
-        return MultiHeadAttention.attend(module, query, key, value, mask)
-
     for module in modules:
-        vars(module)["attend"] = functools.partial(record, module)
-    try:
-        yield recorded
-    finally:
-        for module in modules:
-            del vars(module)["attend"]
+        module.heads = _RecordingHeads(module.heads, recorded)
+    return recorded
+
+
+class _RecordingHeads(Heads):
+    """Computes the weights [B, h, T, S], which fused kernels never hold, once more."""
+
+    def __init__(self, heads: Heads, recorded: list[Tensor]) -> None:
+        super().__init__(
+            heads.num_heads, heads.widths, dropout=0.0, causal=heads.causal, window=heads.window
+        )
+        self._recorded = recorded
+
+    @override
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask,
+        additive_weight: Tensor | None,
+    ) -> Tensor:
+        weights = attention_weights(query, key, mask, additive_weight=additive_weight)
+        self._recorded.append(weights.float())
+        return super().attend(query, key, value, mask, additive_weight)

@@ -11,11 +11,10 @@ from tfm.config import RunConfig
 from tfm.data.batching import Batcher
 from tfm.device.compute import Compute, measure_product_flops
 from tfm.device.threads import set_num_threads
-from tfm.model.build import shallow_models
 from tfm.model.cost import Cost, memory_problem, model_cost
 from tfm.storage.checkpoint.run_folder import NUM_STATES_KEPT
 from tfm.training.data import TrainingData, open_data
-from tfm.training.trainer import max_microbatch_tokens, use_training_backend
+from tfm.training.trainer import max_microbatch_tokens
 
 _MAX_DAYS, _MAX_EPOCHS = 7, 1000  # warn about a longer run
 # A training step takes about this many times as long as its matrix products.
@@ -112,10 +111,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     compute = verified_compute(run.training.device, run.training.precision, trains=True)
     set_num_threads(run.training.threads, num_processes=num_processes)
     source, target = data.info.vocab_sizes
-    # The backend does not depend on the number of layers.
-    model, _ = shallow_models(run.model, source_vocab_size=source, target_vocab_size=target)
-    use_training_backend(model, run, compute)
-    max_tokens = max_microbatch_tokens(run, compute.device, packs=model.packs)
+    max_tokens = max_microbatch_tokens(run, compute.device)
     cost = model_cost(
         run.model,
         source_vocab_size=source,

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tfm.backends.plain import Backend
 from tfm.backends.selection import training_backend
 from tfm.config import RunConfig
 from tfm.data.background import read_ahead
@@ -21,7 +20,7 @@ from tfm.device.compute import Compute, is_out_of_memory
 from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
 from tfm.errors import TrainingError
-from tfm.model.build import Model, use_backend
+from tfm.model.build import Model
 from tfm.model.cost import Cost
 from tfm.storage.checkpoint.tensor_file import count, record_from
 from tfm.training.gradients import (
@@ -38,7 +37,6 @@ from tfm.training.progress import ControlFlags, Heartbeat, PendingStep, Position
 Poll = Callable[[], ControlFlags]
 StepResult = tuple[PendingStep | None, ControlFlags]
 
-_UNLIMITED = 1 << 30  # tokens of a microbatch
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # names in checkpoints, as in torch
 
 
@@ -53,25 +51,18 @@ class StepBatch:
     own: list[tuple[int, Batch]]  # by index among all, on the device
 
 
-def use_training_backend(model: Model, run: RunConfig, compute: Compute) -> Backend:
-    """Choose the backend that trains a model, and compute its modules with it."""
-    backend = training_backend(compute, run.training.kernels)
-    use_backend(model, backend)
-    return backend
-
-
-def max_microbatch_tokens(run: RunConfig, device: torch.device, *, packs: bool) -> int:
+def max_microbatch_tokens(run: RunConfig, device: torch.device) -> int:
     """Return the maximum number of tokens per side of a microbatch of a new run, with padding.
 
-    If it is not set, a GPU computes all of its packed batch at once, until it runs out of memory.
-    With sharding it could not recover from that.
+    If it is not set, a GPU computes large microbatches, until it runs out of memory. With sharding
+    it could not recover from that.
     """
     batching = run.batching
     if batching.max_tokens is not None:
         return batching.max_tokens
     if device.type == "cpu" or run.training.shard:
         return DEFAULT_MAX_TOKENS
-    return _UNLIMITED if packs else max(DEFAULT_MAX_TOKENS, batching.batch_tokens)
+    return max(DEFAULT_MAX_TOKENS, batching.batch_tokens)
 
 
 class Trainer:
@@ -111,7 +102,8 @@ class Trainer:
         self._group = group or Group()
         self._heartbeat = heartbeat
         self._threads = threads
-        self._backend = use_training_backend(model, run, compute)
+        self._backend = training_backend(compute, run.training.kernels)
+        self._backend.install(model)
         loss = BatchLoss(
             model, label_smoothing=run.optimizer.label_smoothing, autocast=compute.autocast
         )
@@ -120,7 +112,7 @@ class Trainer:
         self._optimizer = Adam(loss.parameters(), run.optimizer)
         is_fp16 = compute.dtype == torch.float16
         self._loss_scale = LossScale(compute.device, is_fp16=is_fp16)
-        self.max_tokens = max_microbatch_tokens(run, compute.device, packs=model.packs)
+        self.max_tokens = max_microbatch_tokens(run, compute.device)
         # A multiple of the processes, so that all compute equally many microbatches.
         self._num_dropout_shards = math.lcm(run.batching.num_dropout_shards, self._group.world.size)
 

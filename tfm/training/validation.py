@@ -17,7 +17,7 @@ from tfm.inference.engine import Engine
 from tfm.inference.lines import translate_lines
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.scores import corpus_scores
-from tfm.model.build import Model
+from tfm.model.build import Model, evaluation_copy
 from tfm.reporting import format_figure
 from tfm.storage.checkpoint.model_folder import SCORES, ModelInfo
 from tfm.training.data import ValidationSplit
@@ -77,8 +77,7 @@ class Validator:
 
     def _loss(self, model: Model) -> float | None:
         """Return the negative log-likelihood in nats per target token, EOS included."""
-        model.train(False)
-        loss = BatchLoss(model, label_smoothing=0.0)
+        loss = BatchLoss(evaluation_copy(model), label_smoothing=0.0)
         world, batcher = self.group.world, Batcher(self.split.pairs, self.info.run.batching, seed=0)
         microbatches = [each for rows in batcher.epoch(1) for each in batcher.split(rows)]
         sums = torch.zeros(3, dtype=torch.float64)  # NLL, tokens, interrupted processes

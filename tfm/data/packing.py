@@ -1,5 +1,6 @@
-"""Packed batches: the tokens of all sentences on one axis, without padding."""
+"""The layouts of a batch: padded, or packed on one axis without padding."""
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -9,6 +10,33 @@ _CPU = torch.device("cpu")
 # Shapes of heads are rounded up to multiples of these: for each new shape, oneDNN takes time to
 # prepare and keeps memory.
 _SENTENCES_MULTIPLE, _LENGTH_MULTIPLE = 8, 4
+
+
+@dataclass(frozen=True)
+class Padded:
+    """The layout of B sentences that are padded at the end: tensors [B, T, …]."""
+
+    length: int  # T
+    # [B] numbers of tokens, on the device; None if no padding must be hidden.
+    device_lengths: Tensor | None = None
+    first_position: int = 0  # of each sentence
+
+    @property
+    def num_positions(self) -> int:
+        """The number of positions up to the last one."""
+        return self.first_position + self.length
+
+    def position_rows(self, table: Tensor) -> Tensor:
+        """Return the rows of a table [num_positions, d] that belong to the tokens: [T, d]."""
+        return table[self.first_position : self.num_positions]
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Return a batch [B, T, …] as it is."""
+        return x
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Return a batch [B, T, …] as it is."""
+        return x
 
 
 class Packing:
@@ -63,6 +91,15 @@ class Packing:
         rows = torch.full((len(self.lengths) * self.longest,), self.num_rows - 1)
         rows[self._pack_indices] = torch.arange(self.num_tokens)
         return self._to_device(rows)
+
+    @property
+    def num_positions(self) -> int:
+        """The number of positions up to the last one."""
+        return self.longest
+
+    def position_rows(self, table: Tensor) -> Tensor:
+        """Return the rows of a table [num_positions, d] of the tokens: [num_rows, d]."""
+        return table.index_select(0, self.positions)
 
     @property
     def padded_shape(self) -> tuple[int, int]:
@@ -136,6 +173,10 @@ class Packing:
 
     def _to_device(self, x: Tensor) -> Tensor:
         return copy_to_device(x, self._device)
+
+
+# How the sentences of a batch lie in its tensors.
+Layout = Padded | Packing
 
 
 def copy_to_device(x: Tensor, device: torch.device) -> Tensor:

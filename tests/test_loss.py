@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.backends import cross_entropy
+from tfm.training import loss
 
 N, D, V = 7, 4, 5
 
@@ -21,7 +21,7 @@ def new_inputs(dtype=torch.float64, *, seed=0):
 
 
 def label_smoothed_cross_entropy(hidden_states, weight, targets, *, smoothing):
-    return cross_entropy.label_smoothed_cross_entropy(
+    return loss.label_smoothed_cross_entropy(
         hidden_states, weight, targets, smoothing=smoothing, num_tokens=len(targets)
     )
 
@@ -54,7 +54,7 @@ def test_with_five_classes_the_right_one_has_0_9_and_each_other_0_025():
 def test_loss_and_gradients_equal_autograd_for_any_chunk_size(smoothing, seed, rows_per_chunk):
     hidden_states, weight, targets = new_inputs(seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cross_entropy, "_CPU_CHUNK_ELEMENTS", rows_per_chunk * V)
+        patch.setattr(loss, "_CPU_CHUNK_ELEMENTS", rows_per_chunk * V)
         found, nll = label_smoothed_cross_entropy(
             hidden_states, weight, targets, smoothing=smoothing
         )

@@ -3,22 +3,25 @@
 import pytest
 import torch
 
-from tfm.backends import cpu_inference
-from tfm.backends.cpu_inference import (
-    CpuInferenceBackend,
+from tfm.backends import inference_cpu
+from tfm.backends.dropout import RandomMasks
+from tfm.backends.inference_cpu import (
+    CpuInference,
+    InferenceHeads,
     prepack_bf16,
     prepack_fp32,
     prepack_int8,
 )
-from tfm.backends.plain import PLAIN
+from tfm.backends.plain import PLAIN_INFERENCE
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS
-from tfm.model.build import EvaluationMode, new_model
+from tfm.model.attention import Heads
+from tfm.model.build import new_model
 from tfm.search.beam import beam_search
 
 V = 70
 NEEDS_INT8 = pytest.mark.skipif(
-    not cpu_inference.HAS_INT8, reason="needs a torch with int8 products of oneDNN"
+    not inference_cpu.HAS_INT8, reason="needs a torch with int8 products of oneDNN"
 )
 # The function that prepacks, the dtype of activations, and the largest relative error.
 ARITHMETICS = [
@@ -53,19 +56,16 @@ def test_linear_layers_are_those_of_float64_within_rounding(
     torch.manual_seed(0)
     # x is not contiguous.
     x, weight = torch.randn(num_rows, width + 3)[:, 3:], torch.randn(num_outputs, width)
-    bias, residual = torch.randn(num_outputs), torch.randn(num_rows, num_outputs)
+    bias = torch.randn(num_outputs)
     exact = x.double() @ weight.double().T
-    results = {
-        exact: lambda backend: backend.project(x, weight),
-        exact + bias: lambda backend: backend.linear(x, weight, bias),
-        (exact + bias).relu(): lambda backend: backend.linear_relu_dropout(x, weight, bias, 0.0),
-        exact + bias + residual: lambda backend: backend.add_linear_dropout(
-            residual, x, weight, bias, 0.0
-        ),
-    }
-    for expected, operation in results.items():
-        with torch.inference_mode():
-            found = operation(CpuInferenceBackend(prepack, dtype))
+    backend = CpuInference(prepack, dtype)
+    with torch.inference_mode():
+        results = {
+            exact: backend.prepacked(weight, None)(x, False),
+            exact + bias: backend.prepacked(weight, bias)(x, False),
+            (exact + bias).relu(): backend.prepacked(weight, bias)(x, True),
+        }
+    for expected, found in results.items():
         assert found.dtype == dtype
         assert found.shape == expected.shape
         assert (found - expected).norm() <= max_error * exact.norm()
@@ -77,7 +77,7 @@ def test_int8_products_of_large_numbers_do_not_overflow(num_rows):
     """A CPU without int8 units adds two products in 16 bits."""
     x, weight = torch.ones(num_rows, 64), torch.ones(48, 64)
     with torch.inference_mode():
-        found = CpuInferenceBackend(prepack_int8, torch.float32).project(x, weight)
+        found = prepack_int8(weight, None)(x, False)
     torch.testing.assert_close(found, torch.full((num_rows, 48), 64.0), rtol=0.01, atol=0)
 
 
@@ -88,58 +88,31 @@ def test_with_limited_sizes_only_rounded_numbers_of_rows_are_computed():
         linear = prepack_fp32(weight, bias)
         return lambda x, relu: sizes.add(x.numel() // x.size(-1)) or linear(x, relu)
 
-    backend = CpuInferenceBackend(prepack, torch.float32, limit_sizes=True)
+    backend = CpuInference(prepack, torch.float32, limit_sizes=True)
     weight, bias = torch.randn(5, 8), torch.randn(5)
+    linear = backend.prepacked(weight, bias)
     with torch.inference_mode():
         for shape in [(num_rows, 8) for num_rows in range(1, 200)] + [(3, 37, 8), (1, 1, 8)]:
             x = torch.randn(shape)
-            torch.testing.assert_close(backend.linear(x, weight, bias), x @ weight.T + bias)
+            torch.testing.assert_close(linear(x, False), x @ weight.T + bias)
     assert {backend.round_up_rows(size) for size in sizes} == sizes
     assert len(sizes) < 50
 
 
 @EVERY_ARITHMETIC
 def test_zero_weights_and_zero_inputs_give_the_bias(prepack, dtype, max_error):
-    backend = CpuInferenceBackend(prepack, dtype)
     bias = torch.tensor([1.0, -2.0, 0.5])
     with torch.inference_mode():
-        of_zero_weight = backend.linear(torch.randn(4, 8), torch.zeros(3, 8), bias)
-        of_zero_input = backend.linear(torch.zeros(4, 8), torch.randn(3, 8), bias)
+        of_zero_weight = prepack(torch.zeros(3, 8), bias)(torch.randn(4, 8), False)
+        of_zero_input = prepack(torch.randn(3, 8), bias)(torch.zeros(4, 8), False)
     for out in (of_zero_weight, of_zero_input):
         assert out.float().tolist() == [bias.tolist()] * 4
-
-
-@EVERY_ARITHMETIC
-def test_slices_of_a_weight_are_prepacked_separately(prepack, dtype, max_error):
-    """Cross-attention slices the joint projection to queries, keys and values."""
-    torch.manual_seed(0)
-    backend = CpuInferenceBackend(prepack, dtype)
-    x, weight, bias = torch.randn(6, 32), torch.randn(48, 32), torch.randn(48)
-    with torch.inference_mode():
-        for rows in (slice(None), slice(16), slice(16, None), slice(32), slice(None)):
-            exact = x.double() @ weight[rows].double().T + bias[rows]
-            found = backend.linear(x, weight[rows], bias[rows])
-            assert relative_error(found, exact) <= max_error
-
-
-@EVERY_ARITHMETIC
-def test_dropout_is_refused(prepack, dtype, max_error):
-    backend = CpuInferenceBackend(prepack, dtype)
-    x, weight, bias = torch.randn(2, 3), torch.randn(3, 3), torch.randn(3)
-    for attempt in (
-        lambda: backend.dropout(x, 0.1),
-        lambda: backend.linear_relu_dropout(x, weight, bias, 0.1),
-        lambda: backend.add_linear_dropout(x, x, weight, bias, 0.1),
-    ):
-        with pytest.raises(ValueError, match="no dropout"):
-            attempt()
-    assert backend.dropout(x, 0.0) is x
 
 
 def test_rounding_up_rows_adds_at_most_a_quarter_and_leaves_few_sizes():
     all_num_rows = range(1, 5_000)
     for limit_sizes in (True, False):
-        backend = CpuInferenceBackend(prepack_fp32, torch.float32, limit_sizes=limit_sizes)
+        backend = CpuInference(prepack_fp32, torch.float32, limit_sizes=limit_sizes)
         rounded = [backend.round_up_rows(num_rows) for num_rows in all_num_rows]
         assert all(
             num_rows <= size <= max(8, num_rows * 1.25)
@@ -160,10 +133,8 @@ def test_rounding_up_rows_adds_at_most_a_quarter_and_leaves_few_sizes():
         (torch.float64, torch.float64),
     ],
 )
-@pytest.mark.parametrize(
-    "backend", [CpuInferenceBackend(prepack_fp32, torch.float32), PLAIN], ids=["inference", "plain"]
-)
-def test_attention_of_few_queries_equals_the_formula(backend, query_dtype, key_dtype, per_query):
+@pytest.mark.parametrize("optimized", [False, True])
+def test_attention_of_few_queries_equals_the_formula(optimized, query_dtype, key_dtype, per_query):
     torch.manual_seed(0)
     groups, num_heads, num_queries, num_keys = 3, 2, 4, 40
     query = torch.randn(groups, num_heads, num_queries, 6).to(query_dtype)
@@ -173,12 +144,14 @@ def test_attention_of_few_queries_equals_the_formula(backend, query_dtype, key_d
     scores = query.double() @ key.double().mT / 6**0.5
     attention_bias = None
     if per_query is not None:
-        is_hidden = torch.rand(groups, 1, num_queries if per_query else 1, num_keys) < 0.5
+        is_hidden = torch.rand(groups, num_queries if per_query else 1, num_keys) < 0.5
         is_hidden[..., 7] = False
         attention_bias = torch.zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
-        scores = scores + attention_bias
+        scores = scores + attention_bias[:, None]
     expected = (scores.softmax(dim=-1) @ value.double()).transpose(1, 2)
-    found = backend.attend(query, key.mT, value, attention_bias)
+    heads = Heads(num_heads, [12, 12, 10], dropout=0.1).eval()
+    heads = InferenceHeads(heads, RandomMasks()).eval() if optimized else heads
+    found = heads.attend_cached(query, key.mT, value, attention_bias, None)
     torch.testing.assert_close(found, expected.reshape(groups * num_queries, -1).to(query_dtype))
 
 
@@ -213,7 +186,8 @@ def step_log_probs(model, backend, num_sentences=4):
     """Return [N, V] log probabilities of several steps, of all hypotheses and of some."""
     torch.manual_seed(2)
     log_probs = []
-    with EvaluationMode([model], backend), torch.inference_mode():
+    model = backend.optimized(model)
+    with torch.inference_mode():
         state = model.start(*new_batch(num_sentences))
         tokens = torch.full((num_sentences, 1), BOS)
         for step in range(5):
@@ -242,8 +216,10 @@ def test_log_probabilities_of_models_are_close_to_the_plain_ones(
     changes, prepack, dtype, max_difference, num_sentences
 ):
     model = new_transformer(**changes)
-    backend = CpuInferenceBackend(prepack, dtype, limit_sizes=True)
-    found, expected = (step_log_probs(model, each, num_sentences) for each in (backend, PLAIN))
+    backend = CpuInference(prepack, dtype, limit_sizes=True)
+    found, expected = (
+        step_log_probs(model, each, num_sentences) for each in (backend, PLAIN_INFERENCE)
+    )
     assert found.isfinite().all()
     assert (found - expected).abs().max() <= max_difference
     # The log probabilities must differ from each other more than from the plain ones.
@@ -258,11 +234,12 @@ def test_in_fp32_beam_search_equals_that_of_the_plain_backend(changes, limit_siz
     config = SearchConfig(beam_size=4, n_best=3, max_extra_length=8)
     results = []
     for backend in (
-        CpuInferenceBackend(prepack_fp32, torch.float32, limit_sizes=limit_sizes),
-        PLAIN,
+        CpuInference(prepack_fp32, torch.float32, limit_sizes=limit_sizes),
+        PLAIN_INFERENCE,
     ):
-        with EvaluationMode([model], backend), torch.inference_mode():
-            results.append(beam_search(model, *new_batch(num_sentences), config))
+        with torch.inference_mode():
+            optimized = backend.optimized(model)
+            results.append(beam_search(optimized, *new_batch(num_sentences), config))
     for found, expected in zip(*results, strict=True):
         assert [h.tokens for h in found] == [h.tokens for h in expected]
         assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-4)
@@ -275,8 +252,30 @@ def test_each_weight_is_prepacked_once():
         prepacked.append((weight.data_ptr(), len(weight)))
         return prepack_fp32(weight, bias)
 
-    model = new_transformer()
-    backend = CpuInferenceBackend(prepack, torch.float32)
-    first, second = step_log_probs(model, backend), step_log_probs(model, backend)
-    assert torch.equal(first, second)
+    step_log_probs(new_transformer(), CpuInference(prepack, torch.float32))
     assert len(prepacked) == len(set(prepacked)) > 0
+
+
+def test_optimizing_leaves_the_model_in_training_and_unchanged():
+    model = new_transformer().train()
+    modules, parameters = list(model.modules()), dict(model.named_parameters())
+    optimized = CpuInference(prepack_fp32, torch.float32).optimized(model)
+    assert list(model.modules()) == modules
+    assert all(module.training for module in modules)
+    assert not any(module.training for module in optimized.modules())
+    shared = dict(optimized.named_parameters())
+    assert list(shared) == list(parameters)
+    assert all(shared[name] is parameter for name, parameter in parameters.items())
+
+
+@pytest.mark.parametrize("num_sentences", [4, 1])
+def test_given_outputs_have_the_plain_hidden_states(num_sentences):
+    model = new_transformer()
+    source, lengths = new_batch(num_sentences)
+    target = torch.randint(4, V, (num_sentences, 6))
+    with torch.inference_mode():
+        found, expected = (
+            backend.optimized(model)(source, lengths, target)
+            for backend in (CpuInference(prepack_fp32, torch.float32), PLAIN_INFERENCE)
+        )
+    torch.testing.assert_close(found, expected)

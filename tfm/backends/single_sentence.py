@@ -1,4 +1,4 @@
-"""A faster decoder for a single sentence.
+"""A faster decoder for a single sentence, as `CpuDecoder` uses it.
 
 A step of a few rows spends its time on reading weights and calling torch, not on arithmetic. So the
 projections of cross-attention are multiplied into the keys and values of the source once, as
@@ -10,21 +10,31 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tfm.backends.plain import PrepackedLinear
-from tfm.model.attention import MultiHeadAttention
+from tfm.model.attention import Heads, MultiHeadAttention
+from tfm.model.cache import cache_dtype
+from tfm.model.layers import DecoderLayer
 
 _FIRST_CAPACITY = 64
 
 # LayerNorm of rows [R, d_model].
 Norm = Callable[[Tensor], Tensor]
+# (x, relu) → x Wᵀ + b of a prepacked weight and bias, followed by ReLU if `relu`.
+Linear = Callable[[Tensor, bool], Tensor]
 
 
-def as_function(norm: nn.LayerNorm) -> Norm:
+def decodes_alone(layer: DecoderLayer) -> bool:
+    """Return whether a layer can be prepared: it has dot-product attention without a window."""
+    attention = layer.self_attention
+    return attention.additive_weight is None and attention.heads.window is None
+
+
+def _as_function(norm: nn.LayerNorm) -> Norm:
     """Return a norm as a plain function: calling a module takes longer than a few rows do."""
     return functools.partial(
         torch.layer_norm,
@@ -52,7 +62,7 @@ class FoldedCrossAttention:
     ) -> "FoldedCrossAttention":
         """Multiply the projections into the keys [h, S, d_k] and values [h, S, d_v] of a source."""
         num_heads, _, key_width = key.shape
-        query, output, dtype = attention.widths[0], attention.output, key.dtype
+        query, output, dtype = attention.heads.widths[0], attention.output, key.dtype
         query_weight = attention.input.weight[:query].to(dtype).view(num_heads, key_width, -1)
         query_bias = attention.input.bias[:query].to(dtype).view(num_heads, key_width, 1)
         output_weight = output.weight.to(dtype).T.view(num_heads, value.size(2), -1)
@@ -79,10 +89,29 @@ class SingleSentenceLayer:
     norms: Sequence[Norm]  # of self-attention, cross-attention and the feed-forward network
     norm_first: bool  # whether norms come before their sub-layers (pre-norm)
     cross_attention: FoldedCrossAttention  # attention to the source
-    projection: PrepackedLinear  # self-attention's projection to queries, keys and values
-    output: PrepackedLinear  # self-attention's output projection
-    inner: PrepackedLinear  # the first linear map of the feed-forward network
-    outer: PrepackedLinear  # the second
+    projection: Linear  # self-attention's projection to queries, keys and values
+    output: Linear  # self-attention's output projection
+    inner: Linear  # the first linear map of the feed-forward network
+    outer: Linear  # the second
+
+    @classmethod
+    def of(cls, layer: DecoderLayer, encoded: Tensor) -> "SingleSentenceLayer":
+        """Prepare a layer, whose linear layers are prepacked, for one source [1, S, d_model]."""
+        attention: Any = layer.self_attention
+        feed_forward: Any = layer.feed_forward
+        key, value = (x[0].to(cache_dtype(x)) for x in layer.cross_attention.keys_values(encoded))
+        residuals = (
+            layer.self_attention_residual,
+            layer.cross_attention_residual,
+            layer.feed_forward_residual,
+        )
+        linears = (attention.input, attention.output, feed_forward.inner, feed_forward.outer)
+        return cls(
+            [_as_function(residual.norm) for residual in residuals],
+            residuals[0].norm_first,
+            FoldedCrossAttention.of(layer.cross_attention, key, value),
+            *(linear.prepacked for linear in linears),
+        )
 
 
 class SingleSentenceCache:
@@ -93,15 +122,20 @@ class SingleSentenceCache:
 
     Args:
         layers: The decoder layers, prepared for the sentence.
-        attention: Self-attention of one of the layers, which all have the same heads.
+        heads: The heads of self-attention, which are the same in all layers.
+        round_up_rows: Rounds the number of rows to compute up.
     """
 
     def __init__(
-        self, layers: Sequence[SingleSentenceLayer], attention: MultiHeadAttention
+        self,
+        layers: Sequence[SingleSentenceLayer],
+        heads: Heads,
+        round_up_rows: Callable[[int], int],
     ) -> None:
         self.layers = layers
-        self._num_heads, self._widths = attention.num_heads, attention.widths
-        self._round_up_rows = attention.backend.round_up_rows
+        self.position = 0  # number of tokens so far
+        self._num_heads, self._widths = heads.num_heads, heads.widths
+        self._round_up_rows = round_up_rows
         self._num_hypotheses = 1
         self.num_kept = 0  # rows of the cache that are in use
         # [rows to compute, capacity] added to scores: -inf where a row of the cache is hidden;
@@ -154,8 +188,9 @@ class SingleSentenceCache:
                 x = feed_norm(x + layer.outer(layer.inner(x, True), False))
         return x[:num_used]
 
-    def reorder(self, parents: Tensor) -> None:
-        """Replace the hypotheses by continuations of parents [K'] among them."""
+    def reorder(self, rows: Tensor) -> None:
+        """Replace the hypotheses by some of them [1, K']: see `tfm.search.model.DecoderState`."""
+        [parents] = rows
         num_before, self._num_hypotheses = self._num_hypotheses, len(parents)
         if self._bias is not None:
             self._set_bias(self._bias[:, : self.num_kept].index_select(0, parents))
@@ -201,7 +236,7 @@ class SingleSentenceCache:
             self._views.append((rows, keys, values))
 
     def _set_bias(self, kept: Tensor) -> None:
-        """Use the bias [K, num_kept], extended to the rows to compute and the capacity."""
+        """Pad the attention bias [K, num_kept] to the computed rows and the cache's capacity."""
         capacity, num_rows = self._cache.size(1), self._round_up_rows(len(kept))
         if self._bias is None or self._bias.shape != (num_rows, capacity):
             # Spare queries always see the first row, which all hypotheses share.

@@ -1,0 +1,403 @@
+"""The inference backend of CPUs: linear layers with prepacked weights, in fp32, bf16 or int8."""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from tfm.backends.dropout import RandomMasks
+from tfm.backends.plain import InferenceBackend
+from tfm.backends.sentence_attention import PackedHeads
+from tfm.backends.single_sentence import SingleSentenceCache, SingleSentenceLayer, decodes_alone
+from tfm.data.packing import Layout, Packing, Padded
+from tfm.device.compute import Compute
+from tfm.device.cpu import this_cpu
+from tfm.model.attention import InputProjection
+from tfm.model.build import Model, evaluation_copy
+from tfm.model.cache import DecoderCache, DecodingState, StepRows
+from tfm.model.layers import FeedForward, Residual
+from tfm.model.transformer import Decoder, Encoder, ToLogits, Transformer
+
+# Up to the last of these, a product takes as long as reading the weight: round up to one of them.
+_SMALL_NUM_ROWS = (1, 4, 8)
+
+# Operations without a public name: a version or build of torch may lack them.
+_MKL_REORDER: Any = getattr(torch.ops.mkl, "_mkl_reorder_linear_weight", None)
+_MKL_LINEAR: Any = getattr(torch.ops.mkl, "_mkl_linear", None)
+_ONEDNN_REORDER: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+_ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+_HAS_MKL: bool = torch.backends.mkl.is_available() and None not in (  # type: ignore[no-untyped-call]
+    _MKL_REORDER,
+    _MKL_LINEAR,
+)
+HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and None not in (  # type: ignore[no-untyped-call]
+    _ONEDNN_REORDER,
+    _ONEDNN_LINEAR,
+)
+_QUANTIZE: Any = getattr(torch, "quantize_per_channel", None)
+_INT8_PREPACK: Any = getattr(torch.ops.quantized, "linear_prepack", None)
+_INT8_LINEAR: Any = getattr(torch.ops.quantized, "linear_dynamic", None)
+_INT8_LINEAR_RELU: Any = getattr(torch.ops.quantized, "linear_relu_dynamic", None)
+HAS_INT8 = "onednn" in torch.backends.quantized.supported_engines and None not in (
+    _QUANTIZE,
+    _INT8_PREPACK,
+    _INT8_LINEAR,
+    _INT8_LINEAR_RELU,
+)
+# The largest quantized weight, by whether the CPU has int8 units. A CPU without them adds two
+# products with 8-bit activations in 16 bits, which 7-bit weights keep from overflowing.
+_MAX_QUANTIZED_WEIGHT = {True: 127, False: 63}
+
+# (x, relu) → x Wᵀ + b of a prepacked weight and bias, followed by ReLU if `relu`.
+Linear = Callable[[Tensor, bool], Tensor]
+Prepack = Callable[[Tensor, Tensor | None], Linear]
+RoundUp = Callable[[int], int]
+
+
+class CpuInference(InferenceBackend):
+    """Optimizes copies of models: linear layers with weights that are prepacked once.
+
+    Args:
+        prepack: Prepacks a weight [out, in] and a bias [out].
+        dtype: Dtype of activations.
+        compaction_threshold: Compute all hypotheses of a step if at least this fraction is active.
+        limit_sizes: Whether to compute few distinct numbers of rows: oneDNN prepares for each.
+    """
+
+    def __init__(
+        self,
+        prepack: Prepack,
+        dtype: torch.dtype,
+        *,
+        compaction_threshold: float = 1.0,
+        limit_sizes: bool = False,
+    ) -> None:
+        self._prepack = prepack
+        self._dtype = dtype
+        self._limit_sizes = limit_sizes
+        self._compaction_threshold = compaction_threshold
+
+    @override
+    def autocast(self, compute: Compute) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()  # the modules cast
+
+    @override
+    def optimized(self, model: Model) -> Model:
+        model = evaluation_copy(model)
+        if not isinstance(model, Transformer):  # torch computes the layers of others
+            return model
+        for embedding in (model.source_embedding, model.target_embedding):
+            embedding.dropout = Cast(self._dtype)
+        for layer in (*model.encoder, *model.decoder):
+            for name, module in list(layer.named_children()):
+                if isinstance(module, Residual):
+                    setattr(layer, name, ResidualInPlace(module))
+                elif isinstance(module, FeedForward):
+                    setattr(layer, name, PrepackedFeedForward(module, self.prepacked))
+                else:
+                    module.input = PrepackedProjection(module.input, self.prepacked)
+                    module.heads = InferenceHeads(module.heads, RandomMasks())
+                    module.output = PrepackedLinear(module.output, self.prepacked)
+        model.encoder = PackedEncoder(model.encoder, self.round_up_rows)
+        model.decoder = CpuDecoder(
+            model.decoder, self.round_up_rows, compaction_threshold=self._compaction_threshold
+        )
+        model.to_logits = PrepackedToLogits(model.output_weight, self.prepacked)
+        return model.eval()
+
+    def round_up_rows(self, num_rows: int) -> int:
+        """Round the number of rows up, so that few distinct shapes occur."""
+        if num_rows <= _SMALL_NUM_ROWS[-1]:
+            return next(size for size in _SMALL_NUM_ROWS if size >= num_rows)
+        if not self._limit_sizes:
+            return num_rows
+        step = 1 << max(0, num_rows.bit_length() - 4)  # four significant bits
+        return -(-num_rows // step) * step
+
+    def prepacked(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return a linear layer of weight [out, in] and bias [out]."""
+        linear = self._prepack(weight.detach(), None if bias is None else bias.detach())
+        if not self._limit_sizes:
+            return linear
+
+        def linear_of_rounded_size(x: Tensor, relu: bool) -> Tensor:
+            rows = x.flatten(0, -2)
+            num_spare = self.round_up_rows(len(rows)) - len(rows)
+            if not num_spare:
+                return linear(x, relu)
+            out = linear(F.pad(rows, (0, 0, 0, num_spare)), relu)[: len(rows)]
+            return out.view(*x.shape[:-1], out.size(1))
+
+        return linear_of_rounded_size
+
+
+class Cast(nn.Dropout):
+    """Casts activations to a dtype, and drops none."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self._dtype)
+
+
+class PrepackedLinear(nn.Linear):
+    """A linear layer with a prepacked weight."""
+
+    def __init__(self, linear: nn.Linear, prepack: Prepack) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.prepacked = prepack(linear.weight, linear.bias)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.prepacked(x, False)
+
+
+class PrepackedProjection(InputProjection):
+    """Projections with prepacked weights: joint in self-attention, separate in cross-attention."""
+
+    def __init__(self, projection: InputProjection, prepack: Prepack) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = projection.in_features, projection.out_features
+        self.weight, self.bias = projection.weight, projection.bias
+        self.part_widths = projection.part_widths
+        self._prepack = prepack
+
+    @cached_property
+    def prepacked(self) -> Linear:
+        """The joint projection."""
+        return self._prepack(self.weight, self.bias)
+
+    @cached_property
+    def _prepacked_parts(self) -> list[Linear]:
+        return [self._prepack(weight, bias) for weight, bias in self.parts()]
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.prepacked(x, False)
+
+    @override
+    def queries(self, x: Tensor) -> Tensor:
+        return self._prepacked_parts[0](x, False)
+
+    @override
+    def keys_values(self, memory: Tensor) -> Tensor:
+        return self._prepacked_parts[1](memory, False)
+
+    @override
+    def queries_and_keys_values(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return self.queries(x), self.keys_values(memory)
+
+
+class PrepackedFeedForward(FeedForward):
+    """A feed-forward network with prepacked weights, and ReLU fused with the first."""
+
+    inner: PrepackedLinear
+    outer: PrepackedLinear
+
+    def __init__(self, feed_forward: FeedForward, prepack: Prepack) -> None:
+        nn.Module.__init__(self)
+        self.inner = PrepackedLinear(feed_forward.inner, prepack)
+        self.outer = PrepackedLinear(feed_forward.outer, prepack)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer.prepacked(self.inner.prepacked(x, True), False)
+
+
+class PrepackedToLogits(ToLogits):
+    """The projection to logits with a prepacked weight."""
+
+    def __init__(self, weight: Tensor, prepack: Prepack) -> None:
+        super().__init__()
+        self._prepacked = prepack(weight, None)
+
+    @override
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._prepacked(x, False)
+
+
+class ResidualInPlace(Residual):
+    """A residual connection that overwrites the output of the sub-layer."""
+
+    def __init__(self, residual: Residual) -> None:
+        nn.Module.__init__(self)
+        self.norm, self.norm_first = residual.norm, residual.norm_first
+
+    @override
+    def add(self, x: Tensor, out: Tensor) -> Tensor:
+        return out.add_(x)
+
+
+class InferenceHeads(PackedHeads):
+    """Attends to cached keys by batched matrix products, and to packed sentences."""
+
+    @override
+    def attend_cached_dot_product(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        groups, num_heads, num_queries, width = query.shape
+        # One pass casts queries and makes heads contiguous.
+        queries = torch.empty(query.shape, dtype=key.dtype).copy_(query).flatten(0, 1)
+        keys, values = key.flatten(0, 1), value.flatten(0, 1)
+        # With beta=0, baddbmm reads the shape of its first argument only.
+        unread = queries.new_empty(len(queries), num_queries, keys.size(2))
+        scores = torch.baddbmm(unread, queries, keys, beta=0, alpha=1 / math.sqrt(width))
+        if bias is not None:
+            scores.view(groups, num_heads, num_queries, -1).add_(bias)
+        attended = torch.bmm(scores.softmax(-1), values).view(groups, num_heads, num_queries, -1)
+        merged = query.new_empty(groups, num_queries, num_heads, values.size(-1))
+        return merged.copy_(attended.transpose(1, 2)).view(groups * num_queries, -1)
+
+
+class PackedEncoder(Encoder):
+    """An encoder that computes no padding between sentences."""
+
+    def __init__(self, encoder: Encoder, round_up_rows: RoundUp) -> None:
+        super().__init__(encoder)
+        self._round_up_rows = round_up_rows
+
+    @override
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        if not isinstance(layout, Padded) or layout.device_lengths is None:
+            return super().forward(x, layout)
+        if len(x) == 1:
+            spare = self._round_up_rows(layout.length) - layout.length
+            if not spare:
+                return super().forward(x, Padded(layout.length))
+            padded = Padded(layout.length + spare, layout.device_lengths)
+            return super().forward(F.pad(x, (0, 0, 0, spare)), padded)[:, : layout.length]
+        num_tokens = int(layout.device_lengths.sum())
+        packing = Packing(layout.device_lengths, self._round_up_rows(num_tokens + 1))
+        packed = packing.pack(x[:, : packing.longest])
+        return packing.pad(super().forward(packed, packing))
+
+
+class CpuDecoder(Decoder):
+    """A decoder that computes few distinct numbers of rows, and a single sentence by itself."""
+
+    def __init__(
+        self, decoder: Decoder, round_up_rows: RoundUp, *, compaction_threshold: float
+    ) -> None:
+        super().__init__(decoder)
+        self._round_up_rows = round_up_rows
+        self._compaction_threshold = compaction_threshold
+
+    @override
+    def start(self, encoded: Tensor, lengths: Tensor) -> DecodingState:
+        layers = list(self.layers())
+        if len(lengths) > 1 or not all(map(decodes_alone, layers)):
+            return super().start(encoded, lengths)
+        encoded = encoded[:, : int(lengths[0])]
+        prepared = [SingleSentenceLayer.of(layer, encoded) for layer in layers]
+        return SingleSentenceCache(prepared, layers[0].self_attention.heads, self._round_up_rows)
+
+    @override
+    def step(
+        self, x: Tensor, cache: DecoderCache | SingleSentenceCache, outputs: Tensor | None
+    ) -> Tensor:
+        if isinstance(cache, DecoderCache):
+            return super().step(x, cache, outputs)
+        x = cache.step(x)
+        return x if outputs is None or len(outputs) == len(x) else x.index_select(0, outputs)
+
+    @override
+    def choose_rows(self, num_hypotheses: int, outputs: Tensor | None) -> StepRows:
+        """Choose all hypotheses, if leaving some out would cost more than it saves."""
+        if outputs is not None and len(outputs) < self._compaction_threshold * num_hypotheses:
+            return StepRows(num_hypotheses, self._round_up_rows(len(outputs)), computed=outputs)
+        if outputs is not None and len(outputs) == num_hypotheses:
+            outputs = None
+        return StepRows(num_hypotheses, self._round_up_rows(num_hypotheses), outputs=outputs)
+
+
+def prepack_plain(weight: Tensor, bias: Tensor | None) -> Linear:
+    """Return a linear layer of weight [out, in] and bias [out] that torch computes."""
+
+    def linear(x: Tensor, relu: bool) -> Tensor:
+        out = F.linear(x, weight, bias)
+        return out.relu_() if relu else out
+
+    return linear
+
+
+def prepack_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
+    """Return a linear layer of weight [out, in] and bias [out] in fp32.
+
+    MKL reorders the weight for each small number of rows but one.
+    """
+    reordered: dict[int, Tensor] = {}
+
+    def linear(x: Tensor, relu: bool) -> Tensor:
+        num_rows = x.numel() // x.size(-1)
+        if num_rows == 1 or num_rows not in _SMALL_NUM_ROWS or not _HAS_MKL:
+            out = F.linear(x, weight, bias)
+        else:
+            if num_rows not in reordered:
+                reordered[num_rows] = _MKL_REORDER(weight, num_rows)
+            out = _MKL_LINEAR(x, reordered[num_rows], weight, bias, num_rows)
+        return out.relu_() if relu else out
+
+    return linear
+
+
+def prepack_bf16(weight: Tensor, bias: Tensor | None) -> Linear:
+    """Return a linear layer of weight [out, in] and bias [out] in bf16, by oneDNN if available."""
+    weight = weight.bfloat16()
+    bias = None if bias is None else bias.bfloat16()
+    if not HAS_ONEDNN:
+        plain = prepack_plain(weight, bias)
+        return lambda x, relu: plain(x.bfloat16(), relu)
+    reordered = _ONEDNN_REORDER(weight)
+
+    def linear(x: Tensor, relu: bool) -> Tensor:
+        activation = "relu" if relu else "none"
+        return cast("Tensor", _ONEDNN_LINEAR(x.bfloat16(), reordered, bias, activation, [], ""))
+
+    return linear
+
+
+def prepack_int8(weight: Tensor, bias: Tensor | None) -> Linear:
+    """Return a linear layer of weight [out, in] and bias [out] in int8.
+
+    Weights are quantized per output, to 8 bits, or to 7 on a CPU without int8 units; activations
+    are quantized per call (dynamic quantization).
+    """
+    scales = weight.abs().amax(dim=1).clamp(min=1e-12) / _MAX_QUANTIZED_WEIGHT[this_cpu().has_int8]
+    zeros = torch.zeros(len(weight), dtype=torch.long)
+    with warnings.catch_warnings():
+        # The proposed replacement has no product that quantizes activations itself.
+        warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
+        quantized = _QUANTIZE(weight, scales, zeros, 0, torch.qint8)
+    engine = torch.backends.quantized.engine
+    torch.backends.quantized.engine = "onednn"
+    try:
+        prepacked = _INT8_PREPACK(quantized, bias)
+    finally:
+        torch.backends.quantized.engine = engine
+
+    def linear(x: Tensor, relu: bool) -> Tensor:
+        product = _INT8_LINEAR_RELU if relu else _INT8_LINEAR
+        return cast("Tensor", product(x, prepacked, False))
+
+    return linear
+
+
+# By the arithmetic of matrix products.
+PREPACK: dict[torch.dtype, Prepack] = {
+    torch.float32: prepack_fp32,
+    torch.bfloat16: prepack_bf16,
+    torch.int8: prepack_int8,
+}

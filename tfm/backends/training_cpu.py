@@ -1,0 +1,274 @@
+"""The training backend of CPUs: forward and backward passes with few passes over memory."""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from tfm.backends.dropout import RandomMasks, keep_scale
+from tfm.backends.plain import Replacements, TrainingBackend
+from tfm.backends.sentence_attention import PackedHeads
+from tfm.model.attention import InputProjection, MultiHeadAttention
+from tfm.model.build import Model
+from tfm.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
+from tfm.model.transformer import Transformer
+
+# Operations without a public name: a version or build of torch may lack them.
+_ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+_RELU_BACKWARD: Any = getattr(torch.ops.aten, "threshold_backward", None)
+
+
+class CpuTraining(TrainingBackend):
+    """Installs fused operations, packed attention and fast masks of dropout.
+
+    Args:
+        dtype: Dtype of activations and matrix products; weights and their gradients stay fp32.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._masks = RandomMasks()
+
+    @override
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self._masks.seed(seed)
+
+    @override
+    def install(self, model: Model) -> Replacements:
+        replacements, masks = Replacements(), self._masks
+        if not isinstance(model, Transformer):  # torch computes the layers of others
+            return replacements
+        for embedding in (model.source_embedding, model.target_embedding):
+            dropout = CastDropout(embedding.dropout, self._dtype, masks)
+            replacements.replace(embedding, "dropout", dropout)
+        for layer in (*model.encoder, *model.decoder):
+            _install_layer(layer, masks, replacements)
+        return replacements
+
+
+def _install_layer(
+    layer: EncoderLayer | DecoderLayer, masks: RandomMasks, replacements: Replacements
+) -> None:
+    replace = replacements.replace
+    for name, sublayer in list(layer.named_children()):
+        if isinstance(sublayer, Residual):
+            replace(layer, name, MaskedResidual(sublayer, masks))
+            continue
+        dropout = getattr(layer, f"{name}_residual").dropout.p
+        if isinstance(sublayer, MultiHeadAttention):
+            replace(sublayer, "input", FusedProjection(sublayer.input))
+            replace(sublayer, "heads", PackedHeads(sublayer.heads, masks))
+            replace(sublayer, "output", FusedLinear(sublayer.output, dropout=dropout))
+        elif isinstance(sublayer, FeedForward):
+            replace(layer, name, FusedFeedForward(sublayer, masks, dropout=dropout))
+
+
+class CastDropout(nn.Dropout):
+    """Casts activations, and drops elements of them in training.
+
+    Args:
+        dropout: The module to replace.
+        dtype: Dtype of the activations.
+        masks: Draws the masks.
+    """
+
+    def __init__(self, dropout: nn.Dropout, dtype: torch.dtype, masks: RandomMasks) -> None:
+        super().__init__(dropout.p)
+        self._dtype = dtype
+        self._masks = masks
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self._dtype)
+        if not self.p or not self.training:
+            return x
+        return x * self._masks.draw(x, self.p).mul_(keep_scale(self.p))
+
+
+class FusedLinear(nn.Linear):
+    """Casts its weight to the dtype of activations, and scales its output up for dropout.
+
+    The residual connection that follows draws the mask of dropout: see `MaskedResidual`.
+
+    Args:
+        linear: The module to replace.
+        dropout: Probability of dropping an element of the output later.
+    """
+
+    def __init__(self, linear: nn.Linear, *, dropout: float) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self._dropout = dropout
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        scale = keep_scale(self._dropout) if self.training else 1.0
+        return fused_linear(x, self.weight, self.bias, scale=scale)
+
+
+class FusedProjection(InputProjection):
+    """Casts the weight of projections to the dtype of activations."""
+
+    def __init__(self, projection: InputProjection) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = projection.in_features, projection.out_features
+        self.weight, self.bias = projection.weight, projection.bias
+        self.part_widths = projection.part_widths
+
+    @override
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return fused_linear(x, weight, bias)
+
+
+class FusedFeedForward(FeedForward):
+    """Fuses the first linear layer with ReLU and dropout."""
+
+    def __init__(self, feed_forward: FeedForward, masks: RandomMasks, *, dropout: float) -> None:
+        nn.Module.__init__(self)
+        self.inner = feed_forward.inner
+        self.outer = FusedLinear(feed_forward.outer, dropout=dropout)
+        self.dropout = feed_forward.dropout
+        self._masks = masks
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        dropout = self.dropout.p if self.training else 0.0
+        weight, bias = self.inner.weight, self.inner.bias
+        hidden = fused_linear_relu_dropout(x, weight, bias, dropout, self._masks)
+        out: Tensor = self.outer(hidden)
+        return out
+
+
+class MaskedResidual(Residual):
+    """Adds the output of a sub-layer, which is already scaled up for dropout, with a mask."""
+
+    def __init__(self, residual: Residual, masks: RandomMasks) -> None:
+        nn.Module.__init__(self)
+        self.norm, self.dropout = residual.norm, residual.dropout
+        self.norm_first = residual.norm_first
+        self._masks = masks
+
+    @override
+    def add(self, x: Tensor, out: Tensor) -> Tensor:
+        dropout = self.dropout.p if self.training else 0.0
+        return add_masked(x, out, dropout, self._masks)
+
+
+def fused_linear(x: Tensor, weight: Tensor, bias: Tensor, *, scale: float = 1.0) -> Tensor:
+    """Return scale · (x Wᵀ + b): […, in] → […, out], with the dtype of x."""
+    return _apply(_Linear, x, weight, bias, scale)
+
+
+def fused_linear_relu_dropout(
+    x: Tensor, weight: Tensor, bias: Tensor, dropout: float, masks: RandomMasks
+) -> Tensor:
+    """Return dropout(max(0, x Wᵀ + b)): […, in] → […, out], with the dtype of x."""
+    return _apply(_LinearReluDropout, x, weight, bias, dropout, masks)
+
+
+def add_masked(residual: Tensor, out: Tensor, dropout: float, masks: RandomMasks) -> Tensor:
+    """Drop elements of `out` […, d], which is scaled up already, and add the residual […, d]."""
+    return _apply(_AddMasked, residual, out, dropout, masks)
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    return cast("Tensor", function.apply(*args))  # type: ignore[no-untyped-call]
+
+
+def _scale_and_cast(parameter: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Multiply a weight or bias by dropout's scale: it is smaller than the layer's output."""
+    return (parameter if scale == 1.0 else parameter * scale).to(dtype)
+
+
+def _gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x […, in], weight and bias, given that of x (scale · W)ᵀ + scale · b.
+
+    `weight` [out, in] is the scaled one.
+    """
+    grad_rows, x_rows = grad.flatten(0, -2), x.flatten(0, -2)
+    precision = torch.promote_types(grad.dtype, torch.float32)
+    # The product whose result has fewer rows is the faster one.
+    narrow = grad_rows.size(-1) <= x_rows.size(-1)
+    product = grad_rows.mT @ x_rows if narrow else (x_rows.mT @ grad_rows).mT
+    grad_weight = product.to(precision)
+    grad_bias = grad_rows.sum(0).to(precision)
+    if scale != 1.0:
+        grad_weight.mul_(scale)
+        grad_bias.mul_(scale)
+    return grad @ weight, grad_weight, grad_bias
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> Tensor:
+    """Return x Wᵀ + b, followed by ReLU if `relu`; in bf16 in a single pass.
+
+    F.linear in bf16 first fills its result with the bias.
+    """
+    if x.dtype == torch.bfloat16 and _ONEDNN_LINEAR is not None:
+        activation = "relu" if relu else "none"
+        return cast("Tensor", _ONEDNN_LINEAR(x, weight, bias, activation, [], ""))
+    out = F.linear(x, weight, bias)
+    return out.relu_() if relu else out
+
+
+def _relu_backward(grad: Tensor, out: Tensor) -> Tensor:
+    """Return the gradient of a ReLU's input, given that of its output."""
+    if _RELU_BACKWARD is None:
+        return torch.where(out > 0, grad, 0)
+    return cast("Tensor", _RELU_BACKWARD(grad, out, 0))
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        weight = _scale_and_cast(weight, scale, x.dtype)
+        ctx.save_for_backward(x, weight)
+        return _linear(x, weight, _scale_and_cast(bias, scale, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        return *_gradients(grad, x, weight, ctx.scale), None
+
+
+class _LinearReluDropout(torch.autograd.Function):
+    """Needs no saved mask: gradients pass where neither ReLU nor dropout zeroed the output."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dropout: float, masks: RandomMasks
+    ) -> Tensor:
+        ctx.scale = keep_scale(dropout)
+        weight = _scale_and_cast(weight, ctx.scale, x.dtype)
+        out = _linear(x, weight, _scale_and_cast(bias, ctx.scale, x.dtype), relu=True)
+        if dropout:
+            out.mul_(masks.draw(out, dropout))
+        ctx.save_for_backward(x, weight, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, out = ctx.saved_tensors
+        grad = _relu_backward(grad, out)
+        return *_gradients(grad, x, weight, ctx.scale), None, None
+
+
+class _AddMasked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, residual: Tensor, out: Tensor, dropout: float, masks: RandomMasks
+    ) -> Tensor:
+        mask = masks.draw(out, dropout) if dropout else None
+        ctx.save_for_backward(mask)
+        return residual + out if mask is None else torch.addcmul(residual, out, mask)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        [mask] = ctx.saved_tensors
+        return grad, grad if mask is None else grad * mask, None, None
