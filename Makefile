@@ -1,6 +1,8 @@
 # make quickstart   run all seven stages in minutes on a CPU
 # make test         run the tests
+# make test-slow    follow the tutorials; kill, damage and fill disks
 # make docs         build the documentation into build/docs
+# make reference  update the reference pages after a change of flags, settings or presets
 # make check        what CI runs: format, lint, types, layers, tests, documentation
 # Each target sets up .venv itself. PYTHON=python3.12 selects an interpreter.
 
@@ -9,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 NEEDED := "tfm needs Python 3.11 or newer: make PYTHON=/path/to/python3"
 
-.PHONY: quickstart test docs lint format check clean
+.PHONY: quickstart test test-slow docs reference lint format check clean
 
 quickstart: .venv/installed
 	$(BIN)/tfm quickstart
@@ -17,8 +19,14 @@ quickstart: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
+test-slow: .venv/installed-dev
+	$(BIN)/python -m pytest -m slow
+
 docs: .venv/installed-docs
 	$(BIN)/sphinx-build --fail-on-warning --fresh-env --quiet docs build/docs
+
+reference: .venv/installed
+	$(BIN)/python docs/generated.py
 
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check

@@ -1,12 +1,8 @@
 """Settings of Sphinx for `make docs`."""
 
-import sys
-from pathlib import Path
 from typing import Any, ClassVar
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from generated import NOTE, PAGES
+from docutils import nodes
 from pygments.lexer import inherit
 from pygments.lexers.shell import BashLexer
 from pygments.token import Text
@@ -22,6 +18,12 @@ html_static_path = ["style.css"]
 html_css_files = ["style.css"]
 myst_heading_anchors = 3
 smartquotes = False  # it would turn the dashes of flags into one long dash
+# Pages whose tables style.css stacks on a narrow screen, with the class that labels their columns.
+stacked_tables = {
+    "reference/commands": "flags",
+    "reference/settings": "settings",
+    "reference/recipe-files": "keys",
+}
 
 
 class _ShellLexer(BashLexer):
@@ -30,12 +32,13 @@ class _ShellLexer(BashLexer):
     tokens: ClassVar[dict[str, Any]] = {"basic": [(r"[\w-]+\.\w+", Text), inherit]}
 
 
-def _insert_generated(_: Any, page: str, source: list[str]) -> None:
-    if page in PAGES:
-        source[0] = source[0].replace(NOTE, PAGES[page]())
+def _stack_tables(app: Any, page: Any) -> None:
+    kind = stacked_tables.get(app.env.docname)
+    for table in page.findall(nodes.table) if kind else ():
+        table["classes"] += ["stacked", kind]
 
 
 def setup(app: Any) -> None:
-    """Insert the generated part of each reference page, and highlight shell commands."""
+    """Highlight shell commands, and mark the tables that are stacked on a narrow screen."""
     app.add_lexer("sh", _ShellLexer)
-    app.connect("source-read", _insert_generated)
+    app.connect("doctree-read", _stack_tables)

@@ -1,4 +1,7 @@
-"""The parts of reference pages that follow from the code, as Markdown."""
+"""The parts of reference pages that follow from the code, as Markdown.
+
+`python docs/generated.py`, or `make reference`, writes them into the pages.
+"""
 
 import copy
 import inspect
@@ -8,7 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -17,7 +20,7 @@ import tfm
 from tfm import config, errors
 from tfm.cli.main import app
 from tfm.data import dataset, manifest
-from tfm.data.corpus.loading import builtin_recipes
+from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, TextFiles, TreeFile
 from tfm.inference.lines import ScoredTarget, Translation
 from tfm.metrics.metric import Comparison, MetricScore
@@ -28,8 +31,8 @@ from tfm.stages.score import ScoreResult
 from tfm.stages.train import TrainResult
 from tfm.storage.checkpoint import model_folder, run_folder
 
-# The last line of the pages in the repository, in place of their generated part.
-NOTE = "*`make docs` adds the rest of this page, which is generated from the code.*"
+# The line of a page before its generated part.
+NOTE = "<!-- The rest is generated from the code: `make reference` updates it. -->\n"
 
 _DEFAULT = re.compile(r"\s*[(\[]default: (.*)[)\]]\.?$")
 _EXAMPLES = re.compile(r"^Examples?:\s*", re.MULTILINE)
@@ -87,12 +90,10 @@ def presets() -> str:
 def recipe_files() -> str:
     """Return a table of the keys of each part of a recipe, and the built-in recipes."""
     tables = (f"\n## {title}\n\n{_keys(kind)}" for title, kind in _RECIPE_TABLES.items())
-    files = resources.files(tfm) / "recipes"
     recipes = (
-        f"\n### {name}\n" + _block("toml", (files / f"{name}.toml").read_text(encoding="utf-8"))
-        for name in builtin_recipes()
+        f"- `{name}`: {_text(load_recipe(name).description)}\n" for name in builtin_recipes()
     )
-    return "".join([*tables, "\n## Built-in recipes\n", *recipes])
+    return "".join([*tables, "\n## Built-in recipes\n\n", *recipes])
 
 
 def formats() -> str:
@@ -121,7 +122,7 @@ def api() -> str:
     return "".join(_block("{eval-rst}", directive) for directive in (*offered, *results))
 
 
-# The page that each generated part ends.
+# The generated part of each page.
 PAGES: Mapping[str, Callable[[], str]] = {
     "reference/api": api,
     "reference/commands": commands,
@@ -131,6 +132,19 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/recipe-files": recipe_files,
     "reference/settings": settings,
 }
+
+
+def updated(page: str, text: str) -> str:
+    """Return the text of a page with its generated part as the code is now."""
+    written, _, _ = text.partition(NOTE)
+    return written + NOTE + PAGES[page]()
+
+
+def main() -> None:
+    """Write the generated parts into the pages."""
+    for page in PAGES:
+        path = Path(__file__).parent / f"{page}.md"
+        path.write_text(updated(page, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def all_commands() -> Iterator[tuple[str, Any]]:
@@ -171,11 +185,11 @@ def _command(name: str, command: Any) -> str:
             (f"`{flag}`", f"`{default[1]}`" if default else "", _text(_DEFAULT.sub("", text)))
         )
     return (
-        f"\n## tfm {name}\n\n{_text(description.strip())}\n"
+        f"\n## tfm {name}\n\n{_text(description).strip()}\n"
         + _block("text", usage)
         + _block("sh", "\n".join(lines))
         + "\n"
-        + _stacked("flags", _table(("flag", "default", "meaning"), rows))
+        + _table(("flag", "default", "meaning"), rows)
     )
 
 
@@ -184,8 +198,8 @@ def _group(kind: type[config.Settings]) -> str:
     columns = ("setting", "default", "values", "presets", "meaning")
     own = (item for item in fields(kind) if item.name in kind.__annotations__)
     rows = (_setting(kind.section, item, hints[item.name]) for item in own)
-    table = _stacked("settings", _table(columns, rows))
-    return f"\n## [{kind.section}] {kind.__name__}\n\n{_summary(kind)}\n{table}"
+    table = _table(columns, rows)
+    return f"\n## [{kind.section}] {kind.__name__}\n\n{_summary(kind)}\n\n{table}"
 
 
 def _setting(section: str, item: Field[Any], hint: Any) -> Sequence[str]:
@@ -225,7 +239,7 @@ def _keys(kind: type) -> str:
         required = item.default is MISSING and item.default_factory is MISSING
         values = _values(item, hints[item.name]) + ", required" * required
         rows.append((f"`{item.name}`", values, " ".join(described[item.name].split())))
-    return f"{_summary(kind)}\n" + _stacked("keys", _table(("key", "values", "meaning"), rows))
+    return f"{_summary(kind)}\n\n" + _table(("key", "values", "meaning"), rows)
 
 
 def _summary(kind: type) -> str:
@@ -244,10 +258,9 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
-def _stacked(kind: str, table: str) -> str:
-    """Return a table whose cells style.css stacks on a narrow screen, labeled by kind of table."""
-    return _block("{table}", f":class: stacked {kind}\n\n{table}")
-
-
 def _block(language: str, text: str) -> str:
     return f"\n```{language}\n{text.rstrip()}\n```\n"
+
+
+if __name__ == "__main__":
+    main()
