@@ -275,12 +275,15 @@ class ForkedPython:
             "source": source,
         }
         context = multiprocessing.get_context("forkserver")
+        stages = ("train", "average", "generate", "prepare", "score")
         context.set_forkserver_preload(
             [
-                "tfm.stages.train",
+                "tfm.cli.main",
+                *(f"tfm.stages.{name}" for name in stages),
                 "tfm.visualization.report",
                 "torch._dynamo",
                 "torch.distributed.fsdp",
+                "typer.rich_utils",
             ]
         )
         self._process = context.Process(target=exec, args=(_FORKED, facts), daemon=True)
@@ -306,8 +309,12 @@ class ForkedPython:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self._process.join(timeout)
         assert self._process.exitcode is not None, "the process has not ended in time"
-        out, err = (path.read_text(encoding="utf-8") for path in self._files)
-        return out, err
+        return self._files[0].read_text(encoding="utf-8"), self.errors
+
+    @property
+    def errors(self) -> str:
+        """Its standard error until now."""
+        return self._files[1].read_text(encoding="utf-8")
 
     def readline(self) -> str:
         """Wait for the next line of its output; return an empty text if it has ended before."""
