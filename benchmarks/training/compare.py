@@ -33,8 +33,8 @@ from tfm.data.subword import BOS, EOS, Vocabulary
 
 _HERE = Path(__file__).parent
 _TFM = "tfm"
-_PEERS = ("fairseq", "opennmt", "joeynmt", "marian", "torch", "torch_compiled")
-_CPU_ONLY = ("fairseq", "opennmt", "joeynmt")
+_PEERS = ("fairseq", "opennmt", "marian", "torch", "torch_compiled")
+_CPU_ONLY = ("fairseq", "opennmt")
 
 # The results of all successful rounds by library and precision.
 Results = dict[tuple[str, str], list[dict[str, Any]]]
