@@ -98,12 +98,6 @@ def test_the_last_of_several_members_with_one_name_is_extracted(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
-def test_control_characters_in_names_do_not_reach_the_terminal(tmp_path):
-    packed = write_tar(tmp_path / "x.tgz", [("\x1b[2J\nb", TEXT)])
-    with pytest.raises(DataError, match=r"it holds '\\x1b\[2J\\nb'"):
-        extract_members(packed, {"a": tmp_path / "a"})
-
-
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_a_truncated_archive_is_an_error_and_leaves_no_files(tmp_path, mode):
     noise = os.urandom(20_000)
@@ -116,15 +110,6 @@ def test_a_truncated_archive_is_an_error_and_leaves_no_files(tmp_path, mode):
         assert files_below(tmp_path / "out") <= {"a"}
 
 
-def test_a_damaged_gzip_archive_is_detected_by_its_checksum(tmp_path):
-    packed = write_tar(tmp_path / "x.tgz", [("a", os.urandom(50_000)), ("z", b"last")])
-    content = bytearray(packed.read_bytes())
-    content[20_000] ^= 1
-    packed.write_bytes(content)
-    with pytest.raises(DataError, match=r"x\.tgz"):
-        extract_members(packed, {"a": tmp_path / "a", "absent": tmp_path / "b"})
-
-
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
 def test_damage_after_the_last_requested_member_is_detected(tmp_path, mode):
     packed = write_tar(tmp_path / "x.tar", [("a", TEXT), ("z", os.urandom(50_000))], mode)
@@ -132,13 +117,6 @@ def test_damage_after_the_last_requested_member_is_detected(tmp_path, mode):
     content[-200] ^= 1
     packed.write_bytes(content)
     with pytest.raises(DataError, match=r"x\.tar is truncated or damaged"):
-        extract_members(packed, {"a": tmp_path / "a"})
-
-
-def test_a_file_that_is_not_an_archive_is_named(tmp_path):
-    packed = tmp_path / "x.tgz"
-    packed.write_text("<html>not found</html>" * 100)
-    with pytest.raises(DataError, match=r"x\.tgz is truncated or damaged"):
         extract_members(packed, {"a": tmp_path / "a"})
 
 
@@ -237,11 +215,6 @@ def test_long_names_and_names_in_any_script_are_found(tmp_path, kind):
     for name in ("d/" * 70 + "a", "ä/☃" if kind != tarfile.USTAR_FORMAT else "b"):
         content = make([("first", b"x" * 3000), (name, TEXT), ("last", b"x" * 700)], kind)
         assert read(tmp_path, content, name) == TEXT
-
-
-def test_a_size_in_binary_form_is_read(tmp_path):
-    content = header(_124=b"\x80" + (3).to_bytes(11, "big")) + b"abc".ljust(512, b"\0")
-    assert read(tmp_path, content + END) == b"abc"
 
 
 @pytest.mark.parametrize(

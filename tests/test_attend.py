@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import shutil
 import sys
@@ -155,12 +154,6 @@ def test_the_suffix_selects_the_format(picture, tmp_path):
     assert (tmp_path / "c.PNG").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_folder_gets_a_page(picture, tmp_path):
-    (tmp_path / "pictures").mkdir()
-    assert picture(out=["pictures"]).paths == [Path("pictures/attention.html")]
-    assert (tmp_path / "pictures" / "attention.html").is_file()
-
-
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
@@ -178,13 +171,6 @@ def test_a_figure_shows_the_chosen_kind_layer_and_head(picture, choice, expected
     [path] = picture("seven", target="sieben", out=["x.svg"], **choice).paths
     named = {text for text in texts(path) if re.match(r"layer|head|.*-attention$", text)}
     assert named == set(expected)
-
-
-def test_a_page_starts_with_the_chosen_kind_layer_and_head(picture):
-    [path] = picture(kind="decoder", layer=1, head=2).paths
-    assert data_of(path)["start"] == {"kind": "decoder", "layer": 1, "heads": [2]}
-    [path] = picture().paths
-    assert data_of(path)["start"] == {"kind": "cross", "layer": 1, "heads": [1, 2]}
 
 
 def test_the_recurrent_model_has_cross_attention_of_one_head(picture, recurrent):
@@ -269,11 +255,6 @@ def test_a_model_with_another_subword_model_is_refused(picture, trained_run, tmp
         picture(model=folder)
 
 
-def test_a_missing_model_is_an_error(picture, tmp_path):
-    with pytest.raises(UsageError, match="nowhere does not exist: check its name"):
-        picture(model=tmp_path / "nowhere")
-
-
 # --- the command
 
 
@@ -331,12 +312,6 @@ def test_a_usage_error_is_one_line(tfm, arguments, message):
     code, out, err = tfm("attend", *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"tfm: {message}")
-
-
-def test_a_named_pipe_is_refused(picture, tmp_path):
-    os.mkfifo(tmp_path / "x.html")
-    with pytest.raises(UsageError, match=r"x\.html is not a regular file"):
-        picture(out=["x.html"])
 
 
 def test_a_sentence_with_invalid_unicode_is_refused(picture):

@@ -1,7 +1,6 @@
 """tfm bench generate: plausible results for the translations of `tfm generate`."""
 
 import json
-import os
 import re
 import tempfile
 from contextlib import nullcontext
@@ -120,11 +119,6 @@ def test_quantiles_are_in_milliseconds():
     )
 
 
-def test_results_are_json_values(bench):
-    result = bench(plan=Plan(rounds=1, repeat=1, latency=True))
-    assert json.loads(json.dumps(result.to_json())) == result.to_json()
-
-
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_temporary_files_are_removed(bench, tmp_path, monkeypatch, interrupted):
     def interrupt(*args, **kwargs):
@@ -203,15 +197,6 @@ def test_the_table_shows_the_results(run, trained_run, data_dir):
     assert "valid.en" in "".join(out.split())  # it may be wrapped
 
 
-def test_standard_input_is_not_read(run, trained_run, data_dir, monkeypatch):
-    monkeypatch.setattr("tfm.stages.generate._standard_input_has_text", lambda: True)
-    code, out, err = run(
-        "bench", "generate", trained_run, "--beam", 1, "--device", "cpu", "--rounds", 1, "--json"
-    )
-    assert code == 0, err
-    assert json.loads(out)["text"] == str(data_dir / "test.en")
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -229,15 +214,6 @@ def test_a_mistake_is_one_line(run, trained_run, arguments, code, message):
     assert (got, out) == (code, "")
     assert len(err.splitlines()) == 1
     assert re.match(f"tfm: {message}", err)
-
-
-def test_a_missing_model_is_one_line(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for arguments in ([], [tmp_path / "nothing"]):
-        code, out, err = run("bench", "generate", *arguments)
-        assert (code, out) == (2, "")
-        assert len(err.splitlines()) == 1
-        assert os.sep in err
 
 
 def test_the_benchmark_has_every_search_setting():

@@ -102,13 +102,6 @@ def test_help_of_every_command_has_examples_that_fit(run, monkeypatch, command):
         assert not re.search(r"\n\n +tfm |.{81}", out)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_examples_in_the_help_name_existing_presets(run, command):
-    out = run(command, "--help")[1]
-    for arch in re.findall(r"--arch ([a-z]+)", out):
-        assert arch in PRESETS
-
-
 @pytest.mark.parametrize("columns", [60, 80, 200])
 @pytest.mark.parametrize("command", [*COMMANDS[:-1], "bench train", "bench generate"])
 def test_help_shows_every_flag_whole_on_narrow_terminals(run, monkeypatch, command, columns):
@@ -132,23 +125,6 @@ def test_help_of_commands_with_many_flags_fits_a_screen(run, monkeypatch, comman
     assert "--help-all" in short
     flags_in = {line.split()[0] for line in short.splitlines() if line.startswith("  -")}
     assert flags_in < {line.split()[0] for line in full.splitlines() if line.startswith("  -")}
-
-
-def test_help_of_commands_with_few_flags_hides_none(run):
-    for command in ("score", "average", "bench train"):
-        assert "--help-all" not in run(*command.split(), "--help")[1]
-
-
-def test_flags_that_help_hides_are_accepted(run):
-    code, printed, err = run("train", "--warmup-steps", "7", "--print-config")
-    assert (code, err) == (0, "")
-    assert "warmup_steps = 7" in printed
-
-
-def test_help_of_train_names_the_sections_of_its_toml_file(run):
-    out = run("train", "--help-all")[1]
-    for group in RUN_GROUPS:
-        assert f"[{group.section}]" in out
 
 
 def test_help_shows_every_default(run):
@@ -177,10 +153,6 @@ def test_the_version_is_that_of_the_package(run, flag):
     assert run(flag) == (0, f"tfm {tfm.__version__}\n", "")
 
 
-def test_the_package_runs_as_a_module():
-    assert subprocess.check_output([*TFM, "--version"], text=True) == f"tfm {tfm.__version__}\n"
-
-
 # --- settings
 
 
@@ -190,13 +162,6 @@ def test_printed_settings_can_be_read_again(run, elsewhere, arch):
     assert (code, err) == (0, "")
     (elsewhere / "x.toml").write_text(printed, encoding="utf-8")
     assert run("train", "--config", "x.toml", "--print-config") == (0, printed, "")
-
-
-def test_flags_win_over_the_file_which_wins_over_the_preset(run, elsewhere):
-    (elsewhere / "x.toml").write_text('arch = "big"\n[model]\ndropout = 0.2\nd_ff = 100\n')
-    _, out, _ = run("train", "--config", "x.toml", "--d-ff", 200, "--print-config")
-    model = tomllib.loads(out)["model"]
-    assert (model["d_model"], model["dropout"], model["d_ff"]) == (1024, 0.2, 200)
 
 
 def different_value(group, item):
@@ -220,12 +185,6 @@ def test_every_flag_of_train_reaches_its_setting(run, group, item):
     code, out, err = run("train", *given, *flags, "--print-config")
     assert code == 0, err
     assert tomllib.loads(out)[group.section][item.name] == value
-
-
-def test_help_shows_the_default_preset(run):
-    for command, default in (["train"], "by size of DATA and device"), (["bench", "train"], "base"):
-        out = re.sub(r"[\s│]+", " ", run(*command, "--help")[1])
-        assert f"(default: {default})" in out
 
 
 CHOSEN = "train: --arch tiny, for 200 pairs on a CPU (choose another with --arch)\n"
@@ -253,15 +212,6 @@ def test_a_preset_that_is_named_is_used_on_any_dataset(run, elsewhere, data_dir,
 
 
 # --- output for machines
-
-
-def test_json_of_score_parses(run, elsewhere):
-    for name in ("hyp", "ref"):
-        (elsewhere / name).write_text("ein Hund\nzwei Katzen\n")
-    code, out, err = run("score", "--hypotheses", "hyp", "--reference", "ref", "--json")
-    assert (code, err) == (0, "")
-    [record] = map(json.loads, out.splitlines())
-    assert [score["name"] for score in record["scores"]] == ["bleu", "chrf"]
 
 
 def test_scores_respect_no_color(elsewhere):

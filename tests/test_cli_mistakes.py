@@ -184,22 +184,6 @@ def test_a_missing_model_is_reported_alike_from_python(run, elsewhere, data_dir,
     assert_complaint(run("generate", path, "--input", "in.en"), code, re.escape(str(caught.value)))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "pattern"),
-    [
-        ("--beam 0", "beam_size is 0, but must be at least 1.*"),
-        ("--n-best 9", "n_best is 9, but must be at most the beam size 4"),
-        ("--temperature 0.5", "temperature has no effect on search beam, only on sample"),
-        ("--search sample --beam 4", "beam_size has no effect on search sample, .*"),
-    ],
-)
-def test_an_impossible_search_is_refused(run, trained_run, elsewhere, arguments, pattern):
-    (elsewhere / "in.en").write_text("one\n")
-    assert_complaint(
-        run("generate", trained_run, "--input", "in.en", *arguments.split()), 2, pattern
-    )
-
-
 def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):
     (elsewhere / "x.toml").write_text("[model]\nwidth = 3\ndropout = 2\n[optim]\na = 1\n")
     code, out, err = run("train", "--config", "x.toml", "--warmup-steps", 0)

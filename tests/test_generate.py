@@ -13,7 +13,7 @@ import pytest
 
 from tfm.cli import main as cli
 from tfm.config import InferenceConfig, SearchConfig
-from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.errors import DataError, UsageError
 from tfm.inference import engine
 from tfm.inference.translator import Translator
 from tfm.stages.generate import generate, plan_generation, score_targets
@@ -113,12 +113,6 @@ def terminal(monkeypatch):
         yield
 
 
-@pytest.mark.usefixtures("terminal")
-def test_a_terminal_is_read_if_requested(trained_run, tmp_path):
-    plan = plan_generation([trained_run], input_path=Path("-"), split=None, runs_dir=tmp_path)
-    assert (plan.source.path, str(plan.source)) == (None, "standard input")
-
-
 @pytest.fixture
 def user():
     """Both ends of a pseudo-terminal: the user's, and that of the process."""
@@ -135,18 +129,6 @@ def test_typed_sentences_get_a_hint_and_no_progress_bar(run, user, capsys, monke
         monkeypatch.setattr("sys.stdin", stdin)
         assert [line for line, _ in run(Path("-"))] == ["seven", "8"]
     assert capsys.readouterr().err == "type a sentence, then Enter; Ctrl-D ends\n"
-
-
-def test_translations_on_a_terminal_meet_no_progress_bar(run, user, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr("tfm.reporting._BAR_SECONDS", 0)
-    path = write(tmp_path / "in", b"seven\n8\n")
-    run(path)
-    assert "\rgenerate 2/2 · " in capsys.readouterr().err
-    with open(user[1], "w", closefd=False) as stdout:
-        monkeypatch.setattr("sys.stdout", stdout)
-        run(path)
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("terminal")
@@ -174,11 +156,6 @@ def test_a_closed_standard_input_is_a_mistake_unless_it_is_not_read(
         assert plan.source.path == data_dir / "test.en"
 
 
-def test_a_split_can_be_chosen(trained_run, data_dir, tmp_path):
-    plan = plan_generation([trained_run], input_path=None, split="valid", runs_dir=tmp_path)
-    assert plan.source.path == data_dir / "valid.en"
-
-
 def test_a_file_has_no_known_reference(run, tmp_path):
     run(write(tmp_path / "in", b"a\n"))
     note = json.loads((tmp_path / "last-generation.json").read_text())
@@ -186,26 +163,11 @@ def test_a_file_has_no_known_reference(run, tmp_path):
     assert note["source"] == str(tmp_path / "in")
 
 
-def test_text_and_split_exclude_each_other(trained_run, tmp_path):
-    with pytest.raises(UsageError, match="--input and --split exclude each other"):
-        plan_generation([trained_run], input_path=tmp_path, split="test", runs_dir=tmp_path)
-
-
-def test_a_missing_text_is_named(run, tmp_path):
-    with pytest.raises(DataError, match="nowhere does not exist"):
-        run(tmp_path / "nowhere")
-
-
 def test_a_missing_dataset_is_named(trained_run, tmp_path):
     model = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "model")
     edit(model, data_dir="data/gone")
     with pytest.raises(DataError, match=r"data/gone, the dataset of .*model, does not exist"):
         plan_generation([model], input_path=None, split="test", runs_dir=tmp_path)
-
-
-def test_without_a_run_the_error_says_to_train(tmp_path):
-    with pytest.raises(CheckpointError, match="start with tfm train"):
-        plan_generation([], input_path=None, split="test", runs_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -344,8 +306,8 @@ def command(trained_run, tmp_path, monkeypatch, capfd):
     write(tmp_path / "out.de", b"sieben\nam Montag\n")
     (tmp_path / "model").symlink_to(checkpoints(trained_run)[-1])
 
-    def call(arguments):
-        words = f"generate model --input in.en --device cpu {arguments}".split()
+    def call(arguments, given="--input in.en"):
+        words = f"generate model {given} --device cpu {arguments}".split()
         monkeypatch.setattr(sys, "argv", ["tfm", *words])
         with pytest.raises(SystemExit) as stopped:
             cli.main()
@@ -366,23 +328,16 @@ def test_every_search_prints_the_requested_number_of_lines(command):
         assert len(out.splitlines()) == num_lines
 
 
-def test_without_input_the_first_line_names_the_test_set_that_is_translated(
-    trained_run, data_dir, tmp_path
-):
-    (tmp_path / "model").symlink_to(checkpoints(trained_run)[-1])
-    with Path(os.devnull).open() as nothing:
-        for flags, starts in (
-            ([], "generate: no input was given (--input or a pipe), so model translates the test "),
-            (["--split", "test"], f"generate: model translates {data_dir / 'test.en'}"),
-        ):
-            done = subprocess.run(
-                [sys.executable, "-m", "tfm", "generate", "model", "--max-extra-length=1", *flags],
-                stdin=nothing, cwd=tmp_path, capture_output=True, text=True, check=True,
-            )  # fmt: skip
-            first, *_ = done.stderr.splitlines()
-            assert first.startswith(starts)
-            assert str(data_dir / "test.en") in first
-            assert len(done.stdout.splitlines()) == 12
+@pytest.mark.usefixtures("terminal")
+def test_without_input_the_first_line_names_the_test_set_that_is_translated(command, data_dir):
+    for flags, start in (
+        ("", "generate: no input was given (--input or a pipe), so model translates the test "),
+        ("--split test", f"generate: model translates {data_dir / 'test.en'}"),
+    ):
+        code, out, err = command(f"--max-extra-length 1 {flags}", given="")
+        assert (code, out.count("\n")) == (0, 12), err
+        assert err.startswith(start)
+        assert str(data_dir / "test.en") in err.splitlines()[0]
 
 
 def test_only_the_json_of_exact_search_has_proven(command):
@@ -418,39 +373,31 @@ def test_targets_are_printed_as_lines_tokens_or_json(command):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "pattern"),
+    ("arguments", "pattern"),
     [
-        ("--temperature 0.7", 2, "temperature has no effect on search beam, only on sample"),
+        ("--temperature 0.7", "temperature has no effect on search beam, only on sample"),
         (
             "--search sample --beam 4",
-            2,
             "beam_size has no effect on search sample, only on beam .*",
         ),
-        ("--search exact --num-groups 1", 2, "num_groups has no effect on search exact, .*"),
-        ("--beam 0", 2, "beam_size is 0, but must be at least 1.*"),
-        ("--n-best 9", 2, "n_best is 9, but must be at most the beam size 4"),
-        ("--output in.en", 2, "in.en would be both read and overwritten: .*"),
-        ("--prefix out.de --output ./out.de", 2, "out.de would be both read and overwritten: .*"),
-        ("--per-token", 2, "--per-token has no effect without --score-target"),
-        ("--score-target out.de --json --per-token", 2, "--json prints every token anyway: .*"),
-        ("--score-target out.de --prefix out.de", 2, "--prefix has no effect on --score-target.*"),
+        ("--search exact --num-groups 1", "num_groups has no effect on search exact, .*"),
+        ("--beam 0", "beam_size is 0, but must be at least 1.*"),
+        ("--n-best 9", "n_best is 9, but must be at most the beam size 4"),
+        ("--output in.en", "in.en would be both read and overwritten: .*"),
+        ("--prefix out.de --output ./out.de", "out.de would be both read and overwritten: .*"),
+        ("--per-token", "--per-token has no effect without --score-target"),
+        ("--score-target out.de --json --per-token", "--json prints every token anyway: .*"),
+        ("--score-target out.de --prefix out.de", "--prefix has no effect on --score-target.*"),
         (
             "--score-target out.de --n-best 2",
-            2,
             "no effect on the scores of .*: n_best; .*",
         ),
-        ("--score-target nowhere", 2, "nowhere does not exist: check its name"),
-        ("--prefix nowhere", 2, "nowhere does not exist: check its name"),
-        ("--gpus many", 2, "--gpus is many, but must be auto or from 1 to 9999; .*"),
-        ("--gpus 1", 2, "--gpus contradicts --device cpu: leave one out"),
-        ("--gpus 1 --processes 1", 2, "--gpus and --processes exclude each other: give one"),
-        ("--processes 0", 2, "--processes is 0, but must be from 1 to .* on this machine"),
-        ("--processes 2 --device cuda", 2, "--processes N uses the CPU: .*"),
+        ("--gpus 1", "--gpus contradicts --device cpu: leave one out"),
     ],
 )
-def test_a_mistake_is_one_line(command, arguments, code, pattern):
-    got, out, err = command(arguments)
-    assert (got, out) == (code, "")
+def test_a_mistake_is_one_line(command, arguments, pattern):
+    code, out, err = command(arguments)
+    assert (code, out) == (2, "")
     [line] = err.splitlines()
     assert re.fullmatch(f"tfm: {pattern}", line), line
 
@@ -476,7 +423,7 @@ def test_flags_override_the_settings_of_the_model(command, tmp_path):
 
 
 def test_output_to_a_file_is_that_of_standard_output(command, tmp_path):
-    for arguments in ("", "--json", "--n-best 2", "--score-target out.de", "--processes 2"):
+    for arguments in ("", "--json", "--n-best 2", "--score-target out.de"):
         _, expected, _ = command(arguments)
         assert command(f"{arguments} --output -")[1] == expected
         code, out, err = command(f"{arguments} --output new/found.de")

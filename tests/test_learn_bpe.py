@@ -7,7 +7,7 @@ import pytest
 from tfm.config import SubwordConfig
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
-from tfm.errors import DataError, UsageError
+from tfm.errors import UsageError
 from tfm.stages.learn_bpe import learn_bpe
 
 ENGLISH = ["the cat sat on the mat", "a dog lay on the log", "no bird sang"] * 5
@@ -104,25 +104,11 @@ def test_another_setting_learns_again(folder, change):
     assert learn_bpe(folder, dataclasses.replace(CONFIG, **change))
 
 
-def test_other_text_learns_again(folder):
-    learn_bpe(folder, CONFIG)
-    with (folder / "train.en").open("a") as file:
-        file.write("one more line\n")
-    assert learn_bpe(folder, CONFIG)
-
-
 def test_a_deleted_model_is_learned_again(folder):
     learn_bpe(folder, CONFIG)
     (folder / "bpe.model").unlink()
     assert learn_bpe(folder, CONFIG)
     assert (folder / "bpe.model").exists()
-
-
-def test_force_learns_the_same_model_again(folder):
-    learn_bpe(folder, CONFIG)
-    before = (folder / "bpe.model").read_bytes()
-    assert learn_bpe(folder, CONFIG, force=True)
-    assert (folder / "bpe.model").read_bytes() == before
 
 
 def test_the_default_size_is_reduced_for_a_small_text(folder):
@@ -161,27 +147,3 @@ def test_changing_between_joint_and_separate_removes_the_other_models(folder, se
     assert len([name for name in files(folder) if name.startswith("bpe.")]) == (
         4 if separate else 2
     )
-
-
-def test_missing_text_is_an_error_that_names_the_command(folder):
-    (folder / "train.de").unlink()
-    with pytest.raises(DataError, match=r"train\.de does not exist: run tfm prepare first"):
-        learn_bpe(folder, CONFIG)
-
-
-def test_a_folder_that_is_no_dataset_is_named(tmp_path):
-    with pytest.raises(DataError, match="is no dataset"):
-        learn_bpe(tmp_path, CONFIG)
-
-
-def test_empty_text_is_named(tmp_path):
-    folder = make_dataset(tmp_path / "x", source=[], target=[])
-    with pytest.raises(DataError, match=r"nothing to learn from in .*train\.en"):
-        learn_bpe(folder, SubwordConfig())
-
-
-def test_a_line_that_is_too_long_is_named(folder, monkeypatch):
-    monkeypatch.setattr("tfm.data.text._MAX_LINE_BYTES", 20)
-    with pytest.raises(DataError, match=r"train\.en, line 1 has") as caught:
-        learn_bpe(folder, CONFIG)
-    assert "\n" not in str(caught.value)

@@ -18,7 +18,6 @@ from tfm.data.synthetic.treebank import generate_trees
 from tfm.data.trees.brackets import bracketed, parse_tree_line
 from tfm.data.trees.symbols import linearize, restore
 from tfm.data.trees.tree import normalize, words_of
-from tfm.errors import DataError, UsageError
 from tfm.metrics.brackets import score_brackets
 from tfm.stages.prepare import prepare
 
@@ -152,22 +151,6 @@ def test_gold_trees_are_deleted_with_their_split(treebank, tmp_path):
     ]
 
 
-def test_a_file_that_prepare_did_not_write_is_not_overwritten(treebank, tmp_path):
-    out = tmp_path / "data"
-    out.mkdir()
-    (out / "test.gold").write_text("mine", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"test\.gold was not written by tfm prepare"):
-        prepare(recipe_from_trees(name="x", train=[treebank[0] / "02"]), out, text_only=True)
-    assert (out / "test.gold").read_text(encoding="utf-8") == "mine"
-
-
-def test_a_damaged_treebank_is_named_with_the_line(tmp_path):
-    path = tmp_path / "own.mrg"
-    path.write_text("(S (NN a))\n(S (NP (NN b))\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"own\.mrg, line 2"):
-        prepare(recipe_from_trees(name="x", train=[path]), tmp_path / "data", text_only=True)
-
-
 def test_trees_in_archives_and_compressed_files_are_unpacked(treebank, tmp_path):
     folder, trees = treebank
     with tarfile.open(tmp_path / "wsj.tgz", "w:gz") as archive:
@@ -186,20 +169,6 @@ def test_trees_in_archives_and_compressed_files_are_unpacked(treebank, tmp_path)
     prepare(load_recipe(str(recipe_path)), out, mirror=str(tmp_path), text_only=True)
     assert lines(out, "train.words") == [" ".join(words_of(t)) for t in trees["train"][:150]]
     assert lines(out, "test.gold") == [bracketed(tree) for tree in trees["test"]]
-
-
-def test_the_generated_treebank_is_prepared_like_others(tmp_path):
-    path = tmp_path / "small.toml"
-    path.write_text(
-        'name = "small"\nsource = "words"\ntarget = "trees"\ntask = "parsing"\n'
-        '[[train]]\ngenerator = "treebank"\nnum_pairs = 60\n'
-        '[[test]]\ngenerator = "treebank"\nnum_pairs = 10\nseed = 4\n',
-        encoding="utf-8",
-    )
-    prepare(load_recipe(str(path)), tmp_path / "data", text_only=True)
-    expected = [normalize(tree) for tree in generate_trees("test", num_trees=10, seed=4)]
-    assert lines(tmp_path / "data", "test.gold") == [bracketed(tree) for tree in expected]
-    assert len(lines(tmp_path / "data", "train.trees")) == 60
 
 
 @pytest.fixture

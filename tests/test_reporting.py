@@ -127,13 +127,6 @@ def test_without_a_terminal_quick_work_prints_nothing(capsys, clock):
     assert capsys.readouterr() == ("", "")
 
 
-def test_without_a_total_only_the_count_is_printed(capsys, clock):
-    with Progress("work", total=None, unit="pairs") as bar:
-        clock.now += 60
-        bar.update(1_234)
-    assert capsys.readouterr().err == "work 1,234 pairs\n"
-
-
 def test_figures_are_shown_until_newer_ones_replace_them(capsys, clock):
     with Progress("train", total=None, unit="steps", initial=7) as bar:
         bar.update(figures=["loss 3.0", "epoch 2"])
@@ -152,13 +145,6 @@ def test_the_total_of_work_that_ends_at_a_deadline_is_estimated(capsys, clock):
         "train 513/~960 steps",
         "train 739/~960 steps",
     ]
-
-
-def test_work_that_ends_before_its_deadline_counts_to_its_total(capsys, clock):
-    with Progress("train", total=2_000, unit="steps", deadline=1_000.0) as bar:
-        clock.now += 20
-        bar.update(200)
-    assert capsys.readouterr().err == "train 200/2,000 steps\n"
 
 
 def test_a_terminal_shows_a_bar_and_clears_it_at_the_end():
@@ -180,12 +166,3 @@ def test_a_bar_is_closed_when_the_work_fails():
     with redirect_stderr(Terminal()) as terminal, pytest.raises(ZeroDivisionError):
         fail()
     assert terminal.getvalue().endswith("\r")
-
-
-@pytest.mark.parametrize("tty", [True, False])
-def test_finished_units_are_counted(tty):
-    stream = Terminal() if tty else io.StringIO()
-    with redirect_stderr(stream), Progress("work", total=10, unit="pairs", initial=3) as bar:
-        bar.update()
-        bar.update(2)
-        assert bar.done == 6

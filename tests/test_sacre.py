@@ -5,13 +5,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tfm.config import ScoreConfig
 from tfm.metrics.scores import corpus_scores
-from tfm.stages.score import score
 
 REFERENCE = [
     "Der alte Mann sitzt auf einer grünen Bank.",
@@ -142,16 +140,6 @@ def test_identical_outputs_have_no_difference_to_test():
         assert each.comparison.baseline == each.value
         assert each.comparison.p_value is None
         assert each.comparison.interval > 0
-
-
-@pytest.mark.parametrize("marked", [["hypotheses"], ["reference"], ["hypotheses", "reference"]])
-def test_byte_order_marks_are_scored_as_by_the_sacrebleu_command(files, marked):
-    for name in marked:
-        files[name].write_bytes(b"\xef\xbb\xbf" + files[name].read_bytes())
-    paths = files["hypotheses"], files["reference"]
-    ours = score(paths[0], [paths[1]], config=ScoreConfig(), runs_dir=Path()).scores
-    theirs = json.loads(sacrebleu_command(paths[1], "-i", paths[0], "-m", "bleu", "chrf", "-w", 10))
-    assert [round(each.value, 10) for each in ours] == [each["score"] for each in theirs]
 
 
 def test_the_seed_changes_the_samples_but_not_the_environment(monkeypatch):

@@ -21,7 +21,6 @@ from tfm.data.subword import (
     default_vocab_size,
     learn_subword_model,
     learn_word_model,
-    model_paths,
 )
 from tfm.errors import DataError, UsageError
 
@@ -71,11 +70,6 @@ def test_every_sentence_decodes_back(model, line):
 def test_every_line_of_the_text_decodes_back(tmp_path, kind):
     model = learn(tmp_path, model_type=kind, vocab_size=310)
     assert model.decode(model.encode(LINES)) == LINES
-
-
-def test_a_very_long_line_decodes_back(model):
-    line = "Grüße an alle " * 8_000
-    assert model.decode(model.encode([line])) == [line]
 
 
 def test_the_name_of_a_special_token_in_text_is_text(model):
@@ -176,12 +170,6 @@ def test_a_file_that_is_not_a_model_is_named(tmp_path, content):
         Vocabulary.load(tmp_path)
 
 
-def test_a_truncated_model_is_refused(tmp_path, model):
-    (tmp_path / "bpe.model").write_bytes(model.content[: len(model.content) // 2])
-    with pytest.raises(DataError, match=r"bpe\.model .*learn it"):
-        Vocabulary.load(tmp_path)
-
-
 def test_a_model_whose_pieces_are_not_utf8_is_refused(tmp_path, model):
     damaged = model.content.replace("\N{LOWER ONE EIGHTH BLOCK}".encode(), b"\xe2\xff\x81")
     (tmp_path / "bpe.model").write_bytes(damaged)
@@ -198,13 +186,6 @@ def test_an_unpaired_surrogate_is_refused(model, line):
 def test_the_error_without_model_says_how_to_learn_one(tmp_path):
     with pytest.raises(DataError, match=r"no subword model .* run tfm learn-bpe "):
         Vocabulary.load(tmp_path)
-
-
-def test_a_joint_vocabulary_is_one_model_for_both_languages(tmp_path, model):
-    (tmp_path / "bpe.model").write_bytes(model.content)
-    vocabulary = Vocabulary.load(tmp_path)
-    assert vocabulary.is_joint
-    assert vocabulary.source is vocabulary.target
 
 
 def test_load_reads_what_files_returns(tmp_path, model):
@@ -239,20 +220,6 @@ def test_pieces_are_listed_in_the_order_of_their_ids(model):
     assert pieces[:4] == ["<pad>", "<s>", "</s>", "<unk>"]
 
 
-def test_joint_and_separate_models_have_different_names(tmp_path):
-    joint = model_paths(tmp_path, separate=False)
-    separate = model_paths(tmp_path, separate=True)
-    assert (len(joint), len(separate)) == (1, 2)
-    assert not set(joint) & set(separate)
-
-
-@pytest.mark.parametrize("for_trees", [False, True])
-def test_the_default_vocabulary_never_shrinks_with_more_text(for_trees):
-    numbers = range(0, 5_000_000, 1_000)
-    sizes = [default_vocab_size(number, for_trees=for_trees) for number in numbers]
-    assert sizes == sorted(sizes)
-
-
 @pytest.mark.parametrize("for_trees", [False, True])
 def test_the_default_vocabulary_grows_smoothly_with_the_text(for_trees):
     sizes = [default_vocab_size(round(1.1**n), for_trees=for_trees) for n in range(65, 160)]
@@ -280,13 +247,6 @@ def test_other_words_are_unknown_to_a_word_model(tmp_path):
     path.write_text("(S XX )S\n" * 9, encoding="utf-8")
     [ids] = learn_word_model(path).encode(["(S (NP XX )NP )S"])
     assert ids.count(UNK) == 2
-
-
-def test_a_word_model_needs_words(tmp_path):
-    path = tmp_path / "train.trees"
-    path.touch()
-    with pytest.raises(DataError, match="nothing to learn from"):
-        learn_word_model(path)
 
 
 def test_a_model_with_other_special_ids_is_refused(tmp_path):

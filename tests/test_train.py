@@ -120,8 +120,7 @@ def test_training_twice_gives_the_same_run(uninterrupted, data_dir, tmp_path):
 
 # Within an epoch and a line of metrics, at a checkpoint, and at the end of an epoch; on a GPU, the
 # report of a step is read while the next one is computed.
-@pytest.mark.parametrize("max_unread", [0, 1])
-@pytest.mark.parametrize("step", [10, 12, "epoch"])
+@pytest.mark.parametrize(("step", "max_unread"), [(10, 1), (12, 0), ("epoch", 1)])
 def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(
     uninterrupted, data_dir, tmp_path, signal_after, monkeypatch, step, max_unread
 ):
@@ -227,24 +226,17 @@ FIRST = ("trainer", "moments", "output_weight", "exp_avg")
 @pytest.mark.parametrize(
     ("keys", "value"),
     [
-        *(((key,), None) for key in ("trainer", "window")),
-        *((("trainer", key), None) for key in ("moments", "updates", "gradient", "position")),
-        *((("trainer", key), [1]) for key in ("moments", "updates", "gradient", "position")),
+        (("trainer",), None),
+        (("trainer", "moments"), None),
+        (("trainer", "updates"), [1]),
         (FIRST, None),
         (FIRST, torch.ones(2)),
         (FIRST, torch.ones(400, 16, dtype=torch.int64)),
-        (FIRST, 5),
-        (("trainer", "updates"), -1),
         (("trainer", "updates"), 10**400),
-        (("trainer", "position", "step"), 2**62),
         (("trainer", "position", "step"), "1"),
         (("trainer", "position", "epoch"), 2**64),
-        (("trainer", "gradient", "num_dropout_shards"), 0),
         (("trainer", "gradient", "max_tokens"), -5),
-        (("trainer", "gradient", "out_of_memory"), 1.5),
         (("window",), [{"step": 1}]),
-        (("window",), 7),
-        (("minutes",), "long"),
         (("best",), []),
         (("validations_since_best",), True),
     ],
@@ -310,17 +302,6 @@ def test_a_dataset_of_other_languages_is_refused_when_resuming(
     assert str(caught.value).split(DETAIL)[1:] == [
         "source language was en, not de",
         "target language was de, not en",
-    ]
-
-
-def test_all_other_settings_are_named_together(uninterrupted, data_dir, tiny_run):
-    changes = {"model": {"d_ff": 64, "norm": "pre"}, "training": {"seed": 2}}
-    with pytest.raises(UsageError) as caught:
-        train(data_dir, uninterrupted[1], tiny_run(**changes))
-    assert str(caught.value).split(DETAIL)[1:] == [
-        "model.d_ff was 32, not 64",
-        "model.norm was post, not pre",
-        "training.seed was 1, not 2",
     ]
 
 
@@ -408,15 +389,6 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_a_run(
     assert "is saved again, at step 24" in said
     assert records(tmp_path / "run") == records(run_dir)
     assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
-
-
-def test_a_run_whose_end_cannot_be_saved_fails(data_dir, tiny_run, tmp_path, monkeypatch):
-    def save(*args, **options):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(saving, "save_checkpoint", save)
-    with pytest.raises(CheckpointError, match="not saved yet: disk full"):
-        train(data_dir, tmp_path / "run", tiny_run())
 
 
 def test_saving_in_the_background_changes_nothing(uninterrupted, data_dir, tiny_run, tmp_path):

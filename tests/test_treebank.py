@@ -11,8 +11,7 @@ import pytest
 
 from tfm.data.synthetic.treebank import generate_trees, grammar, lexicon
 from tfm.data.trees.brackets import bracketed, parse_tree_line, unescaped
-from tfm.data.trees.symbols import linearize
-from tfm.data.trees.tree import TRACE, Leaf, Tree, bare_label, normalize, walk, words_of
+from tfm.data.trees.tree import TRACE, Leaf, Tree, bare_label, normalize, words_of
 
 TOKEN = re.compile(r"\([^\s()]+ [^\s()/]+\)|[()]|[^\s()]+")
 
@@ -42,8 +41,6 @@ def name_of(category):
 
 GRAMMAR = {name: [parse_symbols(text) for _, text in rules] for name, rules in grammar().items()}
 LEXICON = lexicon()
-# Forms spelled the same; no other word has two parts of speech.
-SAME_FORMS = ({"VB", "VBP"}, {"VBD", "VBN"}, {"NN", "NNP"})
 
 
 class Chart:
@@ -121,83 +118,6 @@ def test_each_sentence_has_exactly_one_tree(treebank):
         assert chart_trees(" ".join(words_of(right))) == [bracketed(right)]
 
 
-@pytest.mark.parametrize(
-    ("sentence", "tree"),
-    [
-        # A tool attaches to the verb, a part to its owner.
-        (
-            "He washed the dog with the net .",
-            "(S (NP he) (VP washed (NP the dog) (PP with (NP the net))) .)",
-        ),
-        (
-            "He washed the dog with the tail .",
-            "(S (NP he) (VP washed (NP (NP the dog) (PP with (NP the tail)))) .)",
-        ),
-        (
-            "He washed the picture of the dog with the frame .",
-            (
-                "(S (NP he) (VP washed (NP (NP the picture) (PP of (NP the dog)) "
-                "(PP with (NP the frame)))) .)"
-            ),
-        ),
-        # A place attaches to the object of some verbs only.
-        (
-            "He washed the dog in the garden .",
-            "(S (NP he) (VP washed (NP the dog) (PP in (NP the garden))) .)",
-        ),
-        (
-            "He loved the dog in the garden .",
-            "(S (NP he) (VP loved (NP (NP the dog) (PP in (NP the garden)))) .)",
-        ),
-        # The form of the second verb shows what it is joined to.
-        (
-            "He wants to sleep and sings .",
-            "(S (NP he) (VP (VP wants (S (VP to (VP sleep)))) and (VP sings)) .)",
-        ),
-        (
-            "He wants to sleep and sing .",
-            "(S (NP he) (VP wants (S (VP to (VP (VP sleep) and (VP sing))))) .)",
-        ),
-        # The number of a verb shows to which noun a relative clause attaches.
-        (
-            "He follows the owner of the dogs that sleep .",
-            (
-                "(S (NP he) (VP follows (NP (NP the owner) (PP of (NP (NP the dogs) "
-                "(SBAR (WHNP that) (S (VP sleep))))))) .)"
-            ),
-        ),
-        (
-            "He follows the owner of the dogs that sleeps .",
-            (
-                "(S (NP he) (VP follows (NP (NP (NP the owner) (PP of (NP the dogs))) "
-                "(SBAR (WHNP that) (S (VP sleeps))))) .)"
-            ),
-        ),
-        # A comma may end a clause in the middle of what could be a list.
-        (
-            "When he washes the dog , the cat and the bird sleep .",
-            (
-                "(S (SBAR (WHADVP when) (S (NP he) (VP washes (NP the dog)))) , "
-                "(NP (NP the cat) and (NP the bird)) (VP sleep) .)"
-            ),
-        ),
-    ],
-)
-def test_words_determine_where_phrases_attach(sentence, tree):
-    found = [
-        "".join(
-            (" " + node.word.lower())
-            if isinstance(node, Leaf)
-            else ")"
-            if ends
-            else f" ({node.label}"
-            for node, ends in walk(parsed)
-        )
-        for [parsed] in Chart(tuple(sentence.split())).trees()
-    ]
-    assert found == [f" {tree}"]
-
-
 def test_each_category_is_used_and_has_rules_or_words():
     def names(symbol):
         if isinstance(symbol, str):
@@ -213,15 +133,6 @@ def test_each_category_is_used_and_has_rules_or_words():
     assert GRAMMAR.keys().isdisjoint(LEXICON)
     unused_forms = ("VBN/", "VBG/")
     assert {name for name in LEXICON.keys() - used if not name.startswith(unused_forms)} == set()
-
-
-def test_words_have_one_part_of_speech_except_for_forms_spelled_the_same():
-    tags = {}
-    for name, words in LEXICON.items():
-        for word in words:
-            tags.setdefault(word, set()).add(name.partition("/")[0])
-    for word, kinds in tags.items():
-        assert len(kinds) == 1 or any(kinds <= same for same in SAME_FORMS), (word, kinds)
 
 
 def test_splits_are_disjoint_for_any_seeds(treebank):
@@ -257,14 +168,6 @@ def test_trees_do_not_depend_on_the_hash_seed_of_the_process(treebank):
     assert run.stdout.splitlines() == [bracketed(tree) for tree in treebank["valid"][:50]]
 
 
-def test_sentences_have_three_to_forty_words_and_a_typical_median(treebank):
-    lengths = sorted(len(words_of(normalize(tree))) for tree in treebank["train"])
-    assert lengths[0] >= 3
-    assert lengths[-1] <= 40
-    assert lengths[-1] > 30
-    assert 8 <= lengths[len(lengths) // 2] <= 16
-
-
 def test_sentences_have_capitals_full_stops_and_correct_articles(treebank):
     for sentence in sentences(treebank["train"]):
         words = sentence.split()
@@ -273,24 +176,6 @@ def test_sentences_have_capitals_full_stops_and_correct_articles(treebank):
         for word, following in itertools.pairwise(words):
             if word.lower() in ("a", "an"):
                 assert (word.lower() == "an") == (following[0].lower() in "aeiou")
-
-
-def test_raw_trees_have_everything_that_normalizing_removes(treebank):
-    text = "\n".join(bracketed(tree) for tree in treebank["train"])
-    for symbol in (
-        "(TOP",
-        "-SBJ",
-        "PP-LOC-PRD",
-        "(-NONE- *T*-1)",
-        "(WHNP-1",
-        "(-NONE- 0)",
-        "-LRB-",
-    ):
-        assert symbol in text
-    clean = "\n".join(bracketed(normalize(tree)) for tree in treebank["train"])
-    for symbol in ("TOP", "-SBJ", "*T*", "-NONE-", "WHNP-"):
-        assert symbol not in clean
-    assert " (S (VP" in clean  # constituents with one child
 
 
 def test_each_trace_has_an_antecedent(treebank):
@@ -303,13 +188,3 @@ def test_each_trace_has_an_antecedent(treebank):
 def test_trees_are_read_as_written(treebank):
     for tree in treebank["test"]:
         assert parse_tree_line(bracketed(tree), where="the test") == tree
-
-
-def test_symbols_are_few_and_sequences_short(treebank):
-    symbols = [linearize(normalize(tree)) for tree in treebank["train"]]
-    assert max(map(len, symbols)) < 200
-    assert len({symbol for line in symbols for symbol in line}) < 60
-
-
-def test_zero_trees_can_be_generated():
-    assert list(generate_trees("test", num_trees=0, seed=1)) == []

@@ -218,35 +218,9 @@ def test_a_closing_bracket_closes_the_innermost_constituent_of_its_label():
     assert repairs == Repairs(missing_closings=1)
 
 
-def test_very_deep_trees_are_supported():
-    symbols = ["(S"] * 3_000 + ["XX"] + [")S"] * 3_000
-    restored, repairs = restore(symbols, ["a"])
-    assert repairs.total == 0
-    assert linearize(normalize(restored)) == symbols
-    assert linearize(tree(bracketed(restored))) == symbols
-
-
-def test_repairs_of_several_trees_add_up():
-    total = Repairs()
-    for symbols in (["XX"], ["(S", "XX", "XX"]):
-        total.add(restore(symbols, ["a"])[1])
-    assert total == Repairs(outside_root=1, superfluous_leaves=1, missing_closings=1)
-
-
-def test_a_sentence_without_words_has_no_tree():
-    with pytest.raises(ValueError, match="at least one word"):
-        restore(["(S", ")S"], [])
-
-
 def test_a_very_long_deep_sentence_is_restored_in_linear_time():
     """In quadratic time, this would take hours."""
     depth = 100_000
     tree, repairs = restore(["(S"] * depth + ["XX"] + [")NP", ")S"] * depth, ["word"])
     assert words_of(tree) == ["word"]
     assert repairs.total > 0
-
-
-def test_the_error_for_a_word_outside_trees_shortens_it(read):
-    with pytest.raises(DataError) as caught:
-        read("x" * 100_000)
-    assert len(str(caught.value)) < 400
