@@ -1,7 +1,11 @@
 """Tensors and nested values as safetensors files: they are read exactly as they were written."""
 
+import errno
 import json
 import math
+import os
+import resource
+import stat
 
 import pytest
 import safetensors
@@ -29,7 +33,7 @@ def various_tensors():
         "strided": torch.randn(10)[::3],
         "parameter": torch.nn.Parameter(torch.randn(2)),
         "ä/☃": torch.tensor([math.nan, math.inf, -0.0]),
-        "large": torch.randn(1_300_000),  # more than one block
+        "large": torch.randn(1_300_000),
     }
 
 
@@ -60,9 +64,24 @@ def test_the_file_does_not_depend_on_the_order_of_tensors(tmp_path):
     assert write_tensors(tmp_path / "x", tensors) == write_tensors(tmp_path / "y", backwards)
 
 
-def test_a_dtype_that_the_format_does_not_support_is_an_error(tmp_path):
-    with pytest.raises(KeyError):
-        write_tensors(tmp_path / "x", {"a": torch.zeros(1, dtype=torch.complex64)})
+def test_the_umask_decides_who_may_read_the_file(tmp_path):
+    umask = os.umask(0o027)
+    try:
+        write_tensors(tmp_path / "x", {"a": torch.ones(1)})
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
+
+
+def test_a_file_that_cannot_be_written_is_an_os_error(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))  # as if the disk were full
+    try:
+        with pytest.raises(OSError, match=r"File too large.*/x") as caught:
+            write_tensors(tmp_path / "x", {"a": torch.ones(1_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.errno == errno.EFBIG
 
 
 plain = (

@@ -1,56 +1,49 @@
 """Tensors and plain values as safetensors files, which cannot contain code."""
 
-import hashlib
 import json
+import os
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from safetensors import safe_open
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from tfm.storage.files import sha256_of
 
 RecordT = TypeVar("RecordT")
 
 _STATE_KEY = "state"
 _MAX_INTEGER = 2**63 - 1
-_BLOCK_BYTES = 1 << 22  # small enough for the CPU cache, as each block is both hashed and written
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+_ERROR_NUMBER = re.compile(r"\(os error ([0-9]+)\)")
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
+    path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None
 ) -> str:
     """Write tensors of any shape as a safetensors file; return its SHA-256 in hexadecimal.
 
-    Tensors on the CPU are not copied, and those on a GPU one at a time. The library's own
-    `save_file` ignores the umask, and does not raise an OSError if the disk is full.
+    Contiguous tensors on the CPU are not copied. Those on a GPU are all copied to the CPU first.
+
+    Raises:
+        OSError: The file cannot be written, such as on a full disk.
     """
-    # Widest elements first, so that all are aligned; then by name, so that files are reproducible.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        contents = (memoryview(_bytes(tensor)) for _, tensor in ordered)
-        for content in chain([memoryview(_header(ordered, metadata))], contents):
-            for start in range(0, len(content), _BLOCK_BYTES):
-                block = content[start : start + _BLOCK_BYTES]
-                digest.update(block)
-                file.write(block)
-    return digest.hexdigest()
+    path.touch()
+    mode = path.stat().st_mode  # respects the umask, unlike the library
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    try:
+        safetensors.torch.save_file(contiguous, path, metadata)
+    except SafetensorError as error:
+        if number := _ERROR_NUMBER.search(str(error)):
+            code = int(number[1])
+            raise OSError(code, os.strerror(code), str(path)) from error
+        raise
+    path.chmod(mode)
+    return sha256_of(path)
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> str:
@@ -104,27 +97,6 @@ def count(value: Any, *, at_least: int = 0) -> int:
     if type(value) is not int or not at_least <= value <= _MAX_INTEGER:
         raise ValueError("a count is not an integer, or out of range")
     return value
-
-
-def _header(tensors: list[tuple[str, Tensor]], metadata: Mapping[str, str] | None) -> bytes:
-    """Return the start of a safetensors file: the length of a JSON object, and the object."""
-    table: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
-    end = 0
-    for name, tensor in tensors:
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        table[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(table).encode()
-    text += b" " * (-len(text) % 8)  # aligns the tensors
-    return len(text).to_bytes(8, "little") + text
-
-
-def _bytes(tensor: Tensor) -> Any:
-    """Return the memory of a tensor as a flat buffer on the CPU."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _to_outline(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
