@@ -7,7 +7,7 @@ fingerprint of the vocabulary and file checksums, which are verified when a spli
 """
 
 import hashlib
-import re
+import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -24,12 +24,8 @@ from tfm.storage.files import read_json, sha256_of, write_json
 FORMAT = 2
 
 _KINDS = ("tokens", "offsets")
-_MAX_HEADER_BYTES = 256
-_HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[<>|][iu][1248])', 'fortran_order': False, "
-    rb"'shape': \((?P<length>[0-9]{1,15}),\), \} *\n",
-    re.DOTALL,
-)
+# NumPy evaluates the header of a file as a Python literal.
+_DAMAGED_HEADER = (OverflowError, SyntaxError, TypeError, ValueError, tokenize.TokenError)
 
 Ids = npt.NDArray[np.integer[Any]]
 Rows = npt.NDArray[np.int64]
@@ -222,20 +218,15 @@ def id_dtype(vocab_size: int) -> npt.DTypeLike:
 
 
 def _map_array(path: Path) -> Ids:
-    """Map a one-dimensional array of integers into memory.
-
-    NumPy evaluates the header as a Python literal; this accepts only headers of `ArrayWriter`.
-    """
-    if not path.is_file():
-        raise _needs_binarizing(path.parent, f"{path} does not exist")
-    with path.open("rb") as file:
-        header = _HEADER.match(file.read(_MAX_HEADER_BYTES))
-    if header is None:
-        raise _needs_binarizing(path.parent, f"{path} is not a .npy file of integers")
-    dtype, length = np.dtype(header["dtype"].decode()), int(header["length"])
-    if path.stat().st_size != header.end() + length * dtype.itemsize:
-        raise _needs_binarizing(path.parent, f"{path} is truncated or damaged")
-    return np.memmap(path, dtype=dtype, mode="r", offset=header.end(), shape=(length,))
+    """Map a one-dimensional array of integers into memory."""
+    damage = _needs_binarizing(path.parent, f"{path} is not a .npy file of integers, or is cut off")
+    try:
+        array: Ids = np.lib.format.open_memmap(path, mode="r")
+    except _DAMAGED_HEADER as error:
+        raise damage from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise damage
+    return array
 
 
 def _needs_binarizing(bin_dir: Path, problem: str) -> DataError:
