@@ -147,7 +147,7 @@ def test_a_mistake_gives_the_same_message_as_the_command(run, elsewhere, call, c
         ("train(lr=3)", "unknown setting 'lr': did you mean learning_rate?"),
         ("train(save_dir='x')", "unknown setting 'save_dir': did you mean run?"),
         ("train(gpus=2)", "unknown setting 'gpus': did you mean tfm train --gpus on the command "),
-        ("train(max_steps='3')", "training.max_steps is '3', but must be of type int"),
+        ("train(max_steps='3')", "max_steps in [training] is '3', but must be a whole"),
         (
             "prepare('numbers-en-de', bpe_size=3)",
             "unknown setting 'bpe_size': did you mean vocab_s",

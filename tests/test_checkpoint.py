@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -217,11 +218,27 @@ def test_a_record_with_invalid_values_is_refused_though_its_checksum_is_correct(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["run", "source", "step", "vocab_sizes", "averaged", "sha256"])
+@pytest.mark.parametrize("key", ["run", "source", "step", "vocab_sizes"])
 def test_a_record_with_a_missing_value_is_refused(model_dir, key):
     edit(model_dir, lambda record: record.pop(key))
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key} is missing; choose another"):
+        load_info(model_dir)
+
+
+def test_a_record_without_checksums_is_refused(model_dir):
+    edit(model_dir, lambda record: record.pop("sha256"))
     with pytest.raises(CheckpointError, match=r"config\.json: it is damaged"):
-        load_all(model_dir)
+        load_info(model_dir)
+
+
+def test_all_wrong_values_of_a_record_are_named_with_their_limits(model_dir):
+    edit(model_dir, lambda record: record.update(step=-1, metrics={"bleu": "high"}))
+    problems = (
+        f"step is -1, but must be from 0 to {2**63 - 1}; "
+        "metrics['bleu'] is 'high', but must be a number"
+    )
+    with pytest.raises(CheckpointError, match=re.escape(f"config.json: {problems}; choose")):
+        load_info(model_dir)
 
 
 def test_a_record_with_many_unknown_settings_is_refused_at_once(model_dir):

@@ -105,6 +105,10 @@ lines = "many"
 
 [[test]]
 generator = "letters"
+num_pairs = 1
+
+[[test]]
+generator = "numbers"
 num_pairs = 0
 
 [cleaning]
@@ -118,11 +122,11 @@ vocab_size = 1
     for part in (
         "recipe.toml",
         "'color'",
-        "[[train]] 1 has no 'target'",
+        "target is missing in [[train]] 1",
         "'targets'",
-        "lines = 'many'",
+        "lines in [[valid]] 1",
         "'letters'",
-        "num_pairs",
+        "num_pairs is 0",
         "'max_chars'",
         "vocab_size is 1",
     ):
@@ -131,10 +135,10 @@ vocab_size = 1
     title, *mistakes = str(caught.value).split("\n  ")
     assert title == f"{len(mistakes)} mistakes:"
     for line, part in [
-        ("color = 1", "the recipe has an unknown key 'color': it takes"),
-        ('targets = "a.de"', "[[train]] 1 has an unknown key 'targets': did you mean target?"),
-        ("[[train]]", "[[train]] 1 has no 'target'"),
-        ('lines = "many"', "[[valid]] 1 has lines = 'many'"),
+        ("color = 1", "unknown key 'color' in the recipe: choose from"),
+        ('targets = "a.de"', "unknown key 'targets' in [[train]] 1: did you mean target?"),
+        ("[[train]]", "target is missing in [[train]] 1"),
+        ('lines = "many"', "lines in [[valid]] 1 is 'many'"),
         (
             "max_chars = 3",
             "unknown setting 'max_chars' in [cleaning]: did you mean max_characters?",
@@ -146,7 +150,7 @@ vocab_size = 1
 
 def test_a_mistake_in_a_later_table_is_at_its_own_line(load):
     text = MINIMAL + '\n[[train]]\nsource = "b.en"\ntarget = "b.de"\nlines = 0.5\n'
-    with pytest.raises(UsageError, match=r"recipe.toml:17: \[\[train\]\] 2 has lines = 0.5"):
+    with pytest.raises(UsageError, match=r"recipe.toml:17: lines in \[\[train\]\] 2 is 0.5"):
         load(text)
 
 
@@ -326,8 +330,8 @@ def test_a_recipe_of_trees_may_override_the_defaults(load):
         ('task = "parsing"', "", r'\[\[train\]\] 1 needs task = "parsing", not "translation"'),
         ('trees = "wsj/02.mrg"', 'source = "a"\ntarget = "b"', 'needs task = "translation"'),
         ('"treebank"', '"numbers"', r'\[\[valid\]\] 1 needs task = "translation"'),
-        ('"parsing"', '"tagging"', "no task 'tagging'"),
-        ('"parsing"', "3", "task = 3, but it must be text"),
+        ('"parsing"', '"tagging"', "task in the recipe is 'tagging', but must be one of"),
+        ('"parsing"', "3", "task in the recipe is 3, but must be one of"),
         ('trees = "wsj/02.mrg"', 'trees = "a"\nsource = "b"', "unknown key 'source'"),
         ('archive = "wsj.tgz"', 'archive = "brown.tgz"', "brown.tgz"),
     ],
@@ -369,7 +373,9 @@ def test_a_url_without_a_file_name_is_a_mistake(load, url):
 
 @pytest.mark.parametrize("number", ["-1", "9223372036854775808", "0x" + "f" * 5_000])
 def test_impossible_sizes_in_a_recipe_are_refused(load, number):
-    with pytest.raises(UsageError, match=r"size = .*, but it must be 0 to") as caught:
+    with pytest.raises(
+        UsageError, match=r"size in \[\[archives\]\] 1 is .*, but must be from 0 to"
+    ) as caught:
         load(MINIMAL.replace('tiny.tgz"\n\n', f'tiny.tgz"\nsize = {number}\n\n'))
     assert len(str(caught.value)) < 400
 

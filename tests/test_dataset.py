@@ -145,6 +145,7 @@ def test_a_flipped_bit_is_detected_anywhere(bin_dir, data):
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
+@pytest.mark.filterwarnings("ignore")  # NumPy warns of headers of its older versions
 def test_a_file_with_a_forged_checksum_is_refused_or_gives_ids_of_the_vocabulary(bin_dir, data):
     path = bin_dir / data.draw(st.sampled_from(FILES))
     before = {each: each.read_bytes() for each in (path, bin_dir / "dataset.json")}
@@ -230,6 +231,13 @@ def test_an_index_with_invalid_values_is_refused(bin_dir, change):
     path = bin_dir / "dataset.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(DataError, match=r"dataset\.json is .*tfm binarize .* --force"):
+        open_train(bin_dir)
+
+
+def test_a_wrong_value_of_an_index_is_named(bin_dir):
+    path = bin_dir / "dataset.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_pairs": {"train": "200"}}))
+    with pytest.raises(DataError, match=r"num_pairs\['train'\] is '200', but must be a whole"):
         open_train(bin_dir)
 
 

@@ -177,6 +177,15 @@ def test_a_manifest_with_a_value_of_another_type_is_damaged(manifest, change):
             read(manifest.data_dir)
 
 
+def test_a_wrong_value_of_a_manifest_is_named(manifest):
+    path = manifest.data_dir / "manifest.json"
+    steps = {"clean": {"inputs": {}, "outputs": {"train.en": -1}, "result": {}}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": steps}))
+    message = r"steps\['clean'\]: outputs\['train\.en'\] is -1, but must be from 0 to"
+    with pytest.raises(DataError, match=message):
+        Manifest.load(manifest.data_dir)
+
+
 def test_the_fingerprint_of_a_folder_is_an_error(manifest):
     manifest.text_path("train", "en").mkdir()
     with pytest.raises(DataError, match=r"train\.en does not exist or is not a file"):

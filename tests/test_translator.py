@@ -235,8 +235,11 @@ def test_a_setting_that_is_none_is_left_at_its_default(translator):
         ({"beam_sise": 2}, "unknown setting 'beam_sise': did you mean beam_size?"),
         ({"prefix": []}, "unknown setting 'prefix': did you mean prefixes?"),
         ({"beam": 0}, "beam_size is 0, but must be at least 1"),
-        ({"beam": "two"}, "search.beam_size is 'two', but must be of type int"),
-        ({"search": "guess"}, "search.search is 'guess', but must be one of beam, sample, exact"),
+        ({"beam": "two"}, "beam_size in [search] is 'two', but must be a whole number"),
+        (
+            {"search": "guess"},
+            "search in [search] is 'guess', but must be one of beam, sample, exact",
+        ),
         ({"temperature": 0.5}, "temperature has no effect on search beam, only on sample"),
         (
             {"config": SHORT, "beam": 2},
@@ -244,7 +247,7 @@ def test_a_setting_that_is_none_is_left_at_its_default(translator):
         ),
         (
             {"config": SearchConfig(beam_size="2")},
-            "search.beam_size is '2', but must be of type int",
+            "beam_size in [search] is '2', but must be a whole number",
         ),
     ],
 )
@@ -337,7 +340,10 @@ def test_a_model_is_loaded_with_the_settings_of_the_command_line(trained_run):
     ("settings", "message"),
     [
         ({"threads": 0}, "threads is 0, but must be at least 1"),
-        ({"precision": "fp61"}, "inference.precision is 'fp61', but must be one of auto, fp32, .*"),
+        (
+            {"precision": "fp61"},
+            r"precision in \[inference\] is 'fp61', but must be one of auto, .*",
+        ),
         ({"thread": 1}, "unknown setting 'thread': did you mean threads[?]"),
     ],
 )

@@ -17,6 +17,7 @@ from tfm.config.groups import (
     ScoreConfig,
     SearchConfig,
     SubwordConfig,
+    Task,
     TrainingConfig,
 )
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig

@@ -12,6 +12,7 @@ from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.config.schema import Settings, Table, setting, settings_from
 from tfm.errors import UsageError
 
+Task = Literal["translation", "parsing"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]

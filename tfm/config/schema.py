@@ -1,14 +1,14 @@
-"""Declaring settings, checking them, and reading a group of them from a table."""
+"""Declaring settings, and checking tables of TOML and JSON against dataclasses."""
 
 import math
 import reprlib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tfm.config.suggestions import suggest
 from tfm.errors import UsageError, list_problems
@@ -19,7 +19,9 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 Table = Mapping[str, Any]
 
 _MAX_INTEGER = 2**63 - 1
+_MAX_TEXT = 4096  # characters, as in the longest path
 MAX_UNKNOWN = 20  # unknown names to report: finding similar names takes time
+_TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 class TomlTable(dict[str, Any]):
@@ -184,30 +186,73 @@ def settings_and_problems(
 ) -> tuple[SettingsT, list[str]]:
     """Build one group of settings; return it with a message for each problem.
 
-    Args:
-        kind: The group.
-        table: Values by name.
-        places: File and line of values by name, such as "x.toml:3: "; messages start with them.
-        elsewhere: Settings of other groups by name, such as "dropout in [model]", to suggest.
+    The arguments are those of `check_table`.
     """
-    hints = typing.get_type_hints(kind)
+    where = f"[{kind.section}]"
+    values, problems = check_table(kind, table, where=where, places=places, elsewhere=elsewhere)
+    settings = kind(**values)
+    problems += [f"{places.get(each.split()[0], '')}{each}" for each in settings.problems()]
+    return settings, problems
+
+
+def from_table(kind: type[T], table: Table) -> T:
+    """Build a dataclass from a JSON object.
+
+    Raises:
+        ValueError: Keys are unknown or missing, or values of another type; it lists all of them.
+    """
+    values, problems = check_table(kind, table)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return kind(**values)
+
+
+def check_table(
+    kind: type[Any],
+    table: Table,
+    *,
+    where: str = "",
+    places: Mapping[str, str] = {},
+    elsewhere: Mapping[str, str] = {},
+) -> tuple[dict[str, Any], list[str]]:
+    """Convert the values of a table to the types of the fields of a dataclass.
+
+    Fields may be text, numbers, flags, a Literal, tuples of one type, mappings and dataclasses.
+    Text may have a pattern: `Annotated[str, re.compile("[a-z]+")]`. Integers other than settings,
+    which have limits of their own, are counts from 0 on.
+
+    Args:
+        kind: The dataclass.
+        table: Values by name. A value that is a dataclass is taken as it is.
+        where: Name of the table in messages.
+        places: File and line of values by name, such as "x.toml:3: "; messages start with them.
+        elsewhere: Fields of other tables by name, such as "dropout in [model]", to suggest.
+
+    Returns:
+        The correct values by name, and a message for each unknown, missing or wrong one.
+    """
+    is_settings = issubclass(kind, Settings)
+    noun = "setting" if is_settings else "key"
+    inside = f" in {where}" if where else ""
+    hints = typing.get_type_hints(kind, include_extras=True)
     known = [item.name for item in fields(kind)]
     problems = [
-        f"{places.get(name, '')}unknown setting {shown(name)} in [{kind.section}]: "
+        f"{places.get(name, '')}unknown {noun} {shown(name)}{inside}: "
         + did_you_mean(name, known, elsewhere, "choose from")
         for name in islice((name for name in table if name not in known), MAX_UNKNOWN)
     ]
     values: dict[str, Any] = {}
-    for name in known:
-        if name not in table:
-            continue
+    for item in fields(kind):
+        name = item.name
         try:
-            values[name] = _convert(table[name], hints[name])
-        except TypeError as error:
-            problems.append(f"{places.get(name, '')}{kind.section}.{name} {error}")
-    settings = kind(**values)
-    problems += [f"{places.get(each.split()[0], '')}{each}" for each in settings.problems()]
-    return settings, problems
+            if name in table:
+                label = f"{name}{inside}"
+                values[name] = _convert(table[name], hints[name], label, is_count=not is_settings)
+            elif item.default is item.default_factory is MISSING:
+                raise ValueError(f"{name} is missing{inside}")
+        except ValueError as error:
+            problems.append(f"{places.get(name, '')}{error}")
+    return values, problems
 
 
 def did_you_mean(
@@ -219,19 +264,64 @@ def did_you_mean(
     return f"{introduction} {', '.join(known)}"
 
 
-def _convert(value: Any, hint: Any) -> Any:
-    """Convert a TOML value to the type of its setting."""
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
-    if typing.get_origin(hint) is Literal:
-        if value not in typing.get_args(hint):
-            known = ", ".join(typing.get_args(hint))
-            raise TypeError(f"is {shown(value)}, but must be one of {known}")
+def _convert(value: Any, hint: Any, label: str, *, is_count: bool) -> Any:
+    """Convert a value to the type of its field; `label` is its name in the ValueError."""
+    kinds = typing.get_args(hint)
+    if hint is Any or is_dataclass(value):
         return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    match typing.get_origin(hint):
+        case None:
+            return _convert_plain(value, hint, label, is_count=is_count)
+        case types.UnionType | typing.Union:
+            return None if value is None else _convert(value, kinds[0], label, is_count=is_count)
+        case typing.Annotated:
+            text, pattern = _convert(value, kinds[0], label, is_count=is_count), kinds[1]
+            if pattern.fullmatch(text):
+                return text
+            raise _wrong(label, value, f"of the form {pattern.pattern}")
+        case typing.Literal:
+            if value in kinds:
+                return value
+            raise _wrong(label, value, f"one of {', '.join(kinds)}")
+    return _convert_items(value, hint, label, is_count=is_count)
+
+
+def _convert_items(value: Any, hint: Any, label: str, *, is_count: bool) -> Any:
+    """Convert a list to a tuple, or the values of a table."""
+    kinds = typing.get_args(hint)
+    if typing.get_origin(hint) is not tuple:
+        if not isinstance(value, Mapping):
+            raise _wrong(label, value, "a table")
+        items = [(key, f"{label}[{shown(key)}]", item) for key, item in value.items()]
+        return {key: _convert(item, kinds[1], each, is_count=is_count) for key, each, item in items}
+    size = None if kinds[-1] is ... else len(kinds)
+    if not isinstance(value, list | tuple) or size not in (None, len(value)):
+        raise _wrong(label, value, "a list" if size is None else f"a list of {size}")
+    named = [(f"{label}[{number}]", item) for number, item in enumerate(value)]
+    return tuple(_convert(item, kinds[0], each, is_count=is_count) for each, item in named)
+
+
+def _convert_plain(value: Any, hint: type[Any], label: str, *, is_count: bool) -> Any:
+    """Convert text, a number, a flag or a dataclass."""
+    if is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise _wrong(label, value, "a table")
+        try:
+            return from_table(hint, value)
+        except ValueError as error:
+            raise ValueError(f"{label}: {error}") from error
+    if hint is float and type(value) is int:
         if abs(value) > _MAX_INTEGER:
-            raise TypeError(f"is {shown(value)}, which is too large")
+            raise _wrong(label, value, f"from {-_MAX_INTEGER} to {_MAX_INTEGER}")
         return float(value)
-    if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    raise TypeError(f"is {shown(value)}, but must be of type {hint.__name__}")
+    if not isinstance(value, hint) or isinstance(value, bool) != (hint is bool):
+        raise _wrong(label, value, _TYPE_NAMES[hint])
+    if is_count and hint is int and not 0 <= value <= _MAX_INTEGER:
+        raise _wrong(label, value, f"from 0 to {_MAX_INTEGER}")
+    if hint is str and len(value) > _MAX_TEXT:
+        raise _wrong(label, value, f"at most {_MAX_TEXT:,} characters")
+    return value
+
+
+def _wrong(label: str, value: Any, expected: str) -> ValueError:
+    return ValueError(f"{label} is {shown(value)}, but must be {expected}")

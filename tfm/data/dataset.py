@@ -9,14 +9,15 @@ fingerprint of the vocabulary and file checksums, which are verified when a spli
 import hashlib
 import tokenize
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tfm.data.manifest import LANGUAGE
+from tfm.config.schema import from_table
+from tfm.data.manifest import Language
 from tfm.data.subword import EOS
 from tfm.errors import DataError, tfm_command
 from tfm.storage.files import read_json, sha256_of, write_json
@@ -43,8 +44,8 @@ class DatasetIndex:
         sha256: {file name: checksum} of the .npy files; `save` computes them.
     """
 
-    source: str
-    target: str
+    source: Language
+    target: Language
     fingerprint: str
     num_pairs: Mapping[str, int]
     sha256: Mapping[str, str] = field(default_factory=dict)
@@ -65,11 +66,15 @@ class DatasetIndex:
         content = read_json(path)
         if content.pop("format", None) != FORMAT:
             raise _needs_binarizing(bin_dir, f"{path} is not of format {FORMAT}")
-        if content.keys() == {item.name for item in fields(cls)}:
-            index = cls(**content)
-            if index.is_valid():
-                return index
-        raise _needs_binarizing(path.parent, f"{path} is damaged")
+        try:
+            index = from_table(cls, content)
+        except ValueError as error:
+            raise _needs_binarizing(bin_dir, f"{path} is damaged ({error})") from error
+        if index.sha256.keys() != {
+            name for split in index.num_pairs for name in index.files(split)
+        }:
+            raise _needs_binarizing(bin_dir, f"{path} is damaged (sha256 is of other files)")
+        return index
 
     def files(self, split: str) -> list[str]:
         """Return the names of the .npy files of a split."""
@@ -86,19 +91,6 @@ class DatasetIndex:
         names = [name for split in self.num_pairs for name in self.files(split)]
         sha256 = {name: sha256_of(bin_dir / name) for name in names}
         write_json(bin_dir / "dataset.json", {"format": FORMAT, **self.__dict__, "sha256": sha256})
-
-    def is_valid(self) -> bool:
-        """Return whether all values have the types that they should have."""
-        languages: list[Any] = [self.source, self.target]
-        return (
-            all(isinstance(name, str) and LANGUAGE.fullmatch(name) for name in languages)
-            and isinstance(self.fingerprint, str)
-            and isinstance(self.num_pairs, dict)
-            and all(type(count) is int and count >= 0 for count in self.num_pairs.values())
-            and isinstance(self.sha256, dict)
-            and all(isinstance(digest, str) for digest in self.sha256.values())
-            and self.sha256.keys() == {name for s in self.num_pairs for name in self.files(s)}
-        )
 
 
 class TokenSequences:

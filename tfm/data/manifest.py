@@ -2,11 +2,13 @@
 
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tfm.config import CleaningConfig, Table
+from tfm.config import CleaningConfig, Table, Task
+from tfm.config.schema import from_table
 from tfm.errors import DataError, UsageError
 from tfm.storage.files import read_json, sha256_of, write_json
 
@@ -17,11 +19,40 @@ BINARIZE = "binarize"  # the step that turns text into token ids
 
 # Languages are suffixes of file names.
 LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+Language = Annotated[str, LANGUAGE]
 
 # Settings in manifests of older versions, and their present names.
 _OLDER_NAMES = {"jobs": "threads", "num_threads": "threads"}
-_TASKS = ("translation", "parsing")
-_STEP_KEYS = ("inputs", "outputs", "result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """Settings of the recipe for later steps."""
+
+    task: Task = "translation"
+    subword: Table = field(default_factory=dict)
+    binarize: Table = field(default_factory=dict)
+    search: Table = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """A step that was done: all inputs that determine it, the sizes of its files, its counts."""
+
+    inputs: Table
+    outputs: Mapping[str, int]
+    result: Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Content:
+    """The content of manifest.json."""
+
+    name: str
+    source: Language
+    target: Language
+    settings: _Settings
+    steps: dict[str, _Step]
 
 
 class Manifest:
@@ -31,12 +62,12 @@ class Manifest:
     "parsing", whose targets are linearized trees.
     """
 
-    def __init__(self, data_dir: Path, content: dict[str, Any]) -> None:
+    def __init__(self, data_dir: Path, content: _Content) -> None:
         self.data_dir = data_dir
-        self.name: str = content["name"]
-        self.source: str = content["source"]
-        self.target: str = content["target"]
-        self.task: str = content["settings"].get("task", "translation")
+        self.name = content.name
+        self.source = content.source
+        self.target = content.target
+        self.task = content.settings.task
         self._content = content
 
     @classmethod
@@ -68,14 +99,13 @@ class Manifest:
             DataError: The existing manifest is damaged or of another format.
         """
         keep_steps = keep_steps and (data_dir / "manifest.json").exists()
-        content = {
-            "format": FORMAT,
-            "name": name,
-            "settings": settings,
-            "source": source,
-            "steps": _read(data_dir)["steps"] if keep_steps else {},
-            "target": target,
-        }
+        content = _Content(
+            name=name,
+            source=source,
+            target=target,
+            settings=from_table(_Settings, settings),
+            steps=_read(data_dir).steps if keep_steps else {},
+        )
         return cls(data_dir, content)
 
     @classmethod
@@ -89,7 +119,7 @@ class Manifest:
 
     def settings(self, section: str) -> dict[str, Any]:
         """Return the settings of the recipe in a section such as "subword"."""
-        settings = self._content["settings"].get(section, {})
+        settings = getattr(self._content.settings, section)
         # "jobs" was 0 for one per core, which is now the meaning of no value.
         return {
             _OLDER_NAMES.get(name, name): value
@@ -100,7 +130,7 @@ class Manifest:
     @property
     def normalizes_space(self) -> bool:
         """Whether the clean step normalized the white space of the training text."""
-        cleaning = self._content["steps"].get("clean", {}).get("inputs", {}).get("cleaning", {})
+        cleaning = (self.inputs("clean") or {}).get("cleaning", {})
         return bool(cleaning.get("normalize_space", CleaningConfig().normalize_space))
 
     def text_path(self, split: str, language: str) -> Path:
@@ -117,10 +147,10 @@ class Manifest:
 
     def is_current(self, step: str, inputs: Table) -> bool:
         """Return whether a step was done with these inputs and its outputs still exist."""
-        entry = self._content["steps"].get(step)
-        if entry is None or entry["inputs"] != inputs:
+        done = self._content.steps.get(step)
+        if done is None or done.inputs != inputs:
             return False
-        sizes = {self.data_dir / name: size for name, size in entry["outputs"].items()}
+        sizes = {self.data_dir / name: size for name, size in done.outputs.items()}
         return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
     def record(self, step: str, *, inputs: Table, outputs: Iterable[Path], result: Table) -> None:
@@ -129,20 +159,21 @@ class Manifest:
         The record is on disk after the next call of `save`.
         """
         sizes = {str(p.relative_to(self.data_dir)): p.stat().st_size for p in sorted(outputs)}
-        self._content["steps"][step] = {"inputs": inputs, "outputs": sizes, "result": result}
+        self._content.steps[step] = _Step(inputs=inputs, outputs=sizes, result=result)
 
     def save(self) -> None:
         """Write the manifest."""
-        write_json(self.data_dir / "manifest.json", self._content)
+        write_json(self.data_dir / "manifest.json", {"format": FORMAT, **asdict(self._content)})
 
     def inputs(self, step: str) -> dict[str, Any] | None:
         """Return the recorded inputs of a step; None if it was not done."""
-        entry = self._content["steps"].get(step)
-        return None if entry is None else dict(entry["inputs"])
+        done = self._content.steps.get(step)
+        return None if done is None else dict(done.inputs)
 
     def result(self, step: str) -> dict[str, Any]:
         """Return the recorded result of a step; empty if it was not done."""
-        return dict(self._content["steps"].get(step, {}).get("result", {}))
+        done = self._content.steps.get(step)
+        return {} if done is None else dict(done.result)
 
     def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
         """Return {name: SHA-256} of the text files of the splits.
@@ -157,7 +188,7 @@ class Manifest:
         return {path.name: sha256_of(path) for path in paths}
 
 
-def _read(data_dir: Path) -> dict[str, Any]:
+def _read(data_dir: Path) -> _Content:
     path = data_dir / "manifest.json"
     if not path.is_file():
         raise DataError(
@@ -165,34 +196,24 @@ def _read(data_dir: Path) -> dict[str, Any]:
             "(tfm prepare --list names corpora)",
             exit_code=UsageError.exit_code,
         )
-    content = read_json(path)
-    if content.get("format") != FORMAT:
+    record = read_json(path)
+    written = record.pop("format", None)
+    if written != FORMAT:
         raise DataError(
-            f"{path} has format {reprlib.repr(content.get('format'))}, but this tfm reads format "
+            f"{path} has format {reprlib.repr(written)}, but this tfm reads format "
             f"{FORMAT}: prepare the dataset again"
         )
-    if not _is_valid(content):
-        raise DataError(f"{path} is damaged: delete it and prepare the dataset again")
+    try:
+        content = from_table(_Content, record)
+        if any(
+            not isinstance(step.inputs.get("cleaning", {}), dict) for step in content.steps.values()
+        ):
+            raise ValueError("cleaning is not a table")
+    except ValueError as error:
+        raise DataError(
+            f"{path} is damaged ({error}): delete it and prepare the dataset again"
+        ) from error
     return content
-
-
-def _is_valid(content: dict[str, Any]) -> bool:
-    """Return whether all values of a manifest have the types that they should have."""
-    settings, steps = content.get("settings"), content.get("steps")
-    if not (isinstance(settings, dict) and isinstance(steps, dict)):
-        return False
-    sections = [value for name, value in settings.items() if name != "task"]
-    languages = [content.get("source"), content.get("target")]
-    entries = list(steps.values())
-    if not all(isinstance(value, dict) for value in sections + entries):
-        return False
-    return (
-        isinstance(content.get("name"), str)
-        and all(isinstance(name, str) and LANGUAGE.fullmatch(name) for name in languages)
-        and settings.get("task", _TASKS[0]) in _TASKS
-        and all(isinstance(entry.get(key), dict) for entry in entries for key in _STEP_KEYS)
-        and all(isinstance(entry["inputs"].get("cleaning", {}), dict) for entry in entries)
-    )
 
 
 def newest_dataset(root: Path) -> Path:

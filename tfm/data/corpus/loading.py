@@ -1,12 +1,10 @@
 """Load recipes from TOML files."""
 
-import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from importlib import resources
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from tfm.config import (
     BinarizeConfig,
@@ -16,13 +14,7 @@ from tfm.config import (
     SubwordConfig,
     read_toml,
 )
-from tfm.config.schema import (
-    MAX_UNKNOWN,
-    TomlTable,
-    did_you_mean,
-    settings_and_problems,
-    shown,
-)
+from tfm.config.schema import TomlTable, check_table, did_you_mean, settings_and_problems
 from tfm.data.corpus.recipe import (
     Archive,
     GeneratedText,
@@ -37,8 +29,6 @@ from tfm.errors import UsageError, list_problems
 
 EntryT = TypeVar("EntryT", Archive, TextFiles, TreeFile, GeneratedText, Recipe)
 
-_MAX_INTEGER = 2**63 - 1
-_SCALARS = {str: "text", int: "a whole number"}
 _SETTINGS: dict[str, type[Settings]] = {
     kind.section: kind for kind in (CleaningConfig, SubwordConfig, BinarizeConfig, SearchConfig)
 }
@@ -104,10 +94,14 @@ class _Place:
     table: TomlTable
     keys: tuple[str, ...] = ()
 
-    def explain(self, problem: str, *keys: str) -> str:
-        """Return a message about a key or the section, with its place."""
-        section = f"[[{self.keys[0]}]] {self.keys[1]}" if self.keys else "the recipe"
-        return f"{self.table.place(*self.keys, *keys)}{section} {problem}"
+    @property
+    def name(self) -> str:
+        """Its name in messages, such as "[[train]] 1"."""
+        return f"[[{self.keys[0]}]] {self.keys[1]}" if self.keys else "the recipe"
+
+    def of(self, *keys: str) -> str:
+        """Return file and line of the section, or of a key in it, such as "x.toml:3: "."""
+        return self.table.place(*self.keys, *keys)
 
 
 def _entries(
@@ -143,29 +137,12 @@ def _build(
     kind: type[EntryT], table: dict[str, Any], place: _Place, problems: list[str]
 ) -> EntryT | None:
     """Build a dataclass from a TOML table, or return None and add all mistakes to `problems`."""
-    all_hints = typing.get_type_hints(kind)
-    hints = {item.name: all_hints[item.name] for item in fields(kind)}
-    hints |= {name: str for name, hint in hints.items() if typing.get_origin(hint) is Literal}
-    required = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
-    mistakes = [
-        place.explain(
-            f"has an unknown key {shown(key)}: {did_you_mean(key, list(hints), {}, 'it takes')}",
-            key,
-        )
-        for key in islice((key for key in table if key not in hints), MAX_UNKNOWN)
-    ]
-    mistakes += [place.explain(f"has no {key!r}") for key in required if key not in table]
-    for key, hint in hints.items():
-        for type_, name in _SCALARS.items():
-            if key in table and hint in (type_, type_ | None) and type(table[key]) is not type_:
-                found = f"has {key} = {shown(table[key])}, but it must be {name}"
-                mistakes.append(place.explain(found, key))
-        if isinstance(table.get(key), int) and not 0 <= table[key] <= _MAX_INTEGER:
-            found = f"has {key} = {shown(table[key])}, but it must be 0 to {_MAX_INTEGER}"
-            mistakes.append(place.explain(found, key))
+    names = {*table, *(item.name for item in fields(kind))}
+    places = {name: place.of(name) for name in names}
+    values, mistakes = check_table(kind, table, where=place.name, places=places)
     if mistakes:
         problems += mistakes
         return None
-    value = kind(**table)
-    problems += [place.explain(f"is wrong: {problem}") for problem in value.problems()]
+    value = kind(**values)
+    problems += [f"{place.of()}{place.name} is wrong: {problem}" for problem in value.problems()]
     return value

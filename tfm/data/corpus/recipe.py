@@ -7,12 +7,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
 
-from tfm.config import Table
+from tfm.config import Table, Task
 from tfm.data.manifest import LANGUAGE, SPLITS
-
-Task = Literal["translation", "parsing"]
-
-GENERATORS: Mapping[str, Task] = {"numbers": "translation", "treebank": "parsing"}
 
 _FILE_NAME = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f]{1,200}")
 _HEX_DIGITS = {"sha256": 64, "md5": 32}
@@ -147,19 +143,17 @@ class GeneratedText:
         seed: Random seed.
     """
 
-    generator: str
+    generator: Literal["numbers", "treebank"]
     num_pairs: int
     seed: int = 1
 
     @property
-    def task(self) -> Task | None:
-        """The task of the generator; None if the generator is unknown."""
-        return GENERATORS.get(self.generator)
+    def task(self) -> Task:
+        """The task of the generator."""
+        return "parsing" if self.generator == "treebank" else "translation"
 
     def problems(self) -> Iterator[str]:
         """Describe each invalid value."""
-        if self.generator not in GENERATORS:
-            yield f"there is no generator {self.generator!r}: choose {', '.join(GENERATORS)}"
         if self.num_pairs < 1:
             yield f"num_pairs is {self.num_pairs}, but must be at least 1"
 
@@ -243,13 +237,10 @@ class Recipe:
             yield f"source and target are both {self.source!r}"
         if not self.train:
             yield "there is no [[train]] text"
-        if self.task not in _TASK_SETTINGS:
-            yield f"there is no task {self.task!r}: choose {' or '.join(_TASK_SETTINGS)}"
-        else:
-            for split in SPLITS:
-                for number, text in enumerate(self.texts(split), 1):
-                    if text.task not in (None, self.task):
-                        yield f'[[{split}]] {number} needs task = "{text.task}", not "{self.task}"'
+        for split in SPLITS:
+            for number, text in enumerate(self.texts(split), 1):
+                if text.task != self.task:
+                    yield f'[[{split}]] {number} needs task = "{text.task}", not "{self.task}"'
         yield from self._file_problems()
 
     def _loose_sides(self) -> list[str]:

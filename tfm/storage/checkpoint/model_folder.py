@@ -14,7 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tfm.config import RunConfig, run_config, run_table
+from tfm.config import RunConfig, Task, run_config, run_table
+from tfm.config.schema import from_table
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.checkpoint.tensor_file import read_state, write_state, write_tensors
 from tfm.storage.files import atomic_directory, read_json, sha256_of, write_json
@@ -24,13 +25,11 @@ WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.js
 
 Metric = Literal["loss", "score"]
 # The metric of each task, by its name in validation.
-SCORES: Mapping[str, str] = {"translation": "bleu", "parsing": "f1"}
+SCORES: Mapping[Task, str] = {"translation": "bleu", "parsing": "f1"}
 
-_MAX_COUNT, _MAX_TEXT = 2**63 - 1, 4096  # characters, as in the longest path
-
-# Errors of files with a correct checksum whose content is not safetensors, or has invalid values.
+# Errors of files with a correct checksum whose content is not safetensors, or not a state.
 _UNREADABLE = (SafetensorError, OSError, RuntimeError, ValueError)
-_INVALID = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, UsageError)
+_INVALID = (LookupError, TypeError, RecursionError)
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -66,7 +65,7 @@ class ModelInfo:
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     averaged: tuple[int, ...] = ()
-    task: str = "translation"
+    task: Task = "translation"
     search: Mapping[str, Any] = field(default_factory=dict)
     normalizes_space: bool = True
 
@@ -117,8 +116,8 @@ def load_info(path: Path) -> ModelInfo:
             _verify(path, name)
     try:
         return _parse_info(record)
-    except _INVALID as error:
-        raise _damaged(path / CONFIG, error) from error
+    except (UsageError, ValueError) as error:
+        raise _damaged(path / CONFIG, UsageError(str(error))) from error
 
 
 def check_model(path: Path, *, needs_state: bool = False) -> ModelInfo:
@@ -223,37 +222,25 @@ def _checksum(record: Mapping[str, Any]) -> str:
 
 
 def _parse_info(record: dict[str, Any]) -> ModelInfo:
-    """Return the description in a record; raise one of _INVALID if a value has a wrong type."""
-    if any(not isinstance(record.get(name, {}), dict) for name in ("run", "metrics", "search")):
-        raise TypeError("not a mapping")
-    source_size, target_size = record["vocab_sizes"]
-    training = record["run"].get("training")
+    """Return the description in a record.
+
+    Raises:
+        UsageError, ValueError: Values are missing, unknown or wrong.
+    """
+    if isinstance(run := record.get("run"), dict):
+        _remove_older_settings(run.get("training"))
+        record = {**record, "run": run_config(None, run)}
+    return from_table(ModelInfo, record)
+
+
+def _remove_older_settings(training: Any) -> None:
+    """Remove the settings of older versions that have no effect any more."""
     if isinstance(training, dict):
         if "checkpoint_steps" in training:
-            training.pop("checkpoint_minutes", None)  # older versions accepted it, without effect
-        training.pop("cuda_graphs", None)  # of older versions, as is:
+            training.pop("checkpoint_minutes", None)
+        training.pop("cuda_graphs", None)
         if training.get("kernels") == "fast":
             training["kernels"] = "auto"
-    run = run_config(None, record["run"])
-    tuples = {"vocab_sizes": (source_size, target_size), "averaged": tuple(record["averaged"])}
-    info = ModelInfo(**{**record, **tuples, "run": run})
-    counts = (*info.vocab_sizes, info.step, *info.averaged)
-    texts = (info.source, info.target, info.fingerprint, info.data_dir, info.task, *info.metrics)
-    is_valid = (
-        all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts)
-        and all(type(text) is str and len(text) <= _MAX_TEXT for text in texts)
-        and info.task in SCORES
-        and all(_is_number(figure) for figure in info.metrics.values())
-        and type(info.normalizes_space) is bool
-    )
-    if not is_valid:
-        raise TypeError("invalid values")
-    return info
-
-
-def _is_number(figure: object) -> bool:
-    """Return whether a figure is a float, or an integer that a float can represent."""
-    return type(figure) is float or (type(figure) is int and abs(figure) <= _MAX_COUNT)
 
 
 def _verify(path: Path, name: str) -> Path:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import typing
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +12,7 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tfm.config.schema import from_table
 from tfm.storage.files import sha256_of
 
 RecordT = TypeVar("RecordT")
@@ -78,18 +78,10 @@ def record_from(kind: type[RecordT], values: Mapping[str, Any]) -> RecordT:
     Values that are missing have their defaults; others that the dataclass lacks are ignored.
 
     Raises:
-        TypeError: A value is missing or has another type.
-        ValueError: A count is negative or too large.
+        ValueError: A value is missing, has another type, or is out of range.
     """
-    hints = typing.get_type_hints(kind)
-    known = {item.name: values[item.name] for item in fields(kind) if item.name in values}  # type: ignore[arg-type]
-    for name, value in known.items():
-        types = typing.get_args(hints[name]) or (hints[name],)
-        if type(value) not in types:
-            raise TypeError(f"{name} is of type {type(value).__name__}")
-        if type(value) is int:
-            count(value)
-    return kind(**known)
+    names = {item.name for item in fields(kind)}  # type: ignore[arg-type]
+    return from_table(kind, {name: value for name, value in values.items() if name in names})
 
 
 def count(value: Any, *, at_least: int = 0) -> int:
