@@ -1,18 +1,22 @@
 """Active hypotheses, which all searches share: prefixes, limits of length, next tokens."""
 
 import itertools
+from collections import Counter
 from functools import partial
 
+import numpy as np
 import pytest
 import small_models
 import torch
 from small_models import batch_of
+from torch.overrides import TorchFunctionMode
 
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import EOS, UNK
 from tfm.model.build import new_model
 from tfm.search import search
-from tfm.search.active import ActiveHypotheses
+from tfm.search.active import ActiveHypotheses, Continuations
+from tfm.search.beam import finish
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
 
@@ -190,6 +194,11 @@ def test_an_ensemble_of_unlimited_models_is_unlimited():
     assert Ensemble([transformer(0), transformer(1)]).max_positions is None
 
 
+def advance(hypotheses, found):
+    """Continue all hypotheses that do not end."""
+    hypotheses.advance(found, (found.tokens != EOS) & np.isfinite(found.totals))
+
+
 @pytest.mark.parametrize("prefixes", [None, PREFIXES])
 def test_the_best_continuations_are_the_best_of_all_log_probabilities(prefixes):
     """At every step, whether a prefix or the maximum length forces tokens or not."""
@@ -199,16 +208,17 @@ def test_the_best_continuations_are_the_best_of_all_log_probabilities(prefixes):
         while hypotheses.num_open:
             size = int(torch.randint(1, 9, ()))
             log_probs = hypotheses.copy().next_log_probs()
-            totals = (hypotheses.log_probs[:, :, None] + log_probs).flatten(1)
+            past = torch.from_numpy(hypotheses.log_probs)[:, :, None]
+            totals = (past + log_probs).flatten(1)
             found = hypotheses.best_continuations(size)
             best = totals.topk(min(size, totals.size(1))).values
-            torch.testing.assert_close(found.totals, best)
-            chosen_totals = totals.gather(1, found.parents * V + found.tokens)
+            found_totals, parents, tokens = map(torch.from_numpy, found)
+            torch.testing.assert_close(found_totals, best)
+            chosen_totals = totals.gather(1, parents * V + tokens)
             is_possible = best.isfinite()  # other entries may be any continuation
             torch.testing.assert_close(chosen_totals[is_possible], best[is_possible])
-            open_totals = found.totals.masked_fill(found.tokens == EOS, -torch.inf)
-            hypotheses.advance(open_totals, found.parents, found.tokens)
-        assert hypotheses.tokens.size(2) >= max(map(len, SOURCES)) + 3
+            advance(hypotheses, found)
+        assert hypotheses.tokens.shape[2] >= max(map(len, SOURCES)) + 3
 
 
 @pytest.mark.parametrize("vocab_size", [V, 65, 130])
@@ -225,8 +235,7 @@ def test_impossible_continuations_beside_a_prefix_have_tokens_in_the_vocabulary(
         for _ in range(3):
             found = hypotheses.best_continuations(200)
             assert (found.tokens < vocab_size).all()
-            open_totals = found.totals.masked_fill(found.tokens == EOS, -torch.inf)
-            hypotheses.advance(open_totals, found.parents, found.tokens)
+            advance(hypotheses, found)
 
 
 def test_finished_sentences_are_removed_while_others_are_active():
@@ -239,9 +248,36 @@ def test_finished_sentences_are_removed_while_others_are_active():
             assert len(hypotheses.sentences) == sizes[-1]
             assert hypotheses.num_open > sizes[-1] / 2
             found = hypotheses.best_continuations(1)
-            open_totals = found.totals.masked_fill(found.tokens == EOS, -torch.inf)
-            hypotheses.advance(open_totals, found.parents, found.tokens)
+            advance(hypotheses, found)
     assert sizes[0] == 12 > sizes[-1]
+
+
+class Waits(TorchFunctionMode):
+    """Counts the calls that wait for a GPU, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.counts[getattr(function, "__name__", "")] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("prefixes", [None, PREFIXES])
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_a_step_of_beam_search_waits_for_the_device_only_for_its_choice(beam_size, prefixes):
+    config = SearchConfig(beam_size=beam_size, max_extra_length=3)
+    finished = [[] for _ in SOURCES]
+    with torch.inference_mode():
+        hypotheses = ActiveHypotheses(transformer(), *batch_of(SOURCES), config, prefixes)
+        while hypotheses.num_open:
+            with Waits() as waits:
+                chosen = hypotheses.best_continuations(beam_size)
+                hypotheses.advance(chosen, finish(hypotheses, chosen, finished, n_best=1))
+            assert waits.counts["numpy"] == 3  # the three arrays of continuations, at once
+            for name in ("nonzero", "item", "tolist", "cpu", "__bool__", "__int__", "__float__"):
+                assert waits.counts[name] == 0, name
 
 
 def test_a_copy_is_extended_independently():
@@ -250,11 +286,13 @@ def test_a_copy_is_extended_independently():
         other = one.copy()
         first = one.next_log_probs()
         assert torch.equal(other.next_log_probs(), first)
-        parents, zeros = torch.zeros(4, 2, dtype=torch.long), torch.zeros(4, 2)
-        one.advance(zeros, parents, torch.full((4, 2), 5))
+        parents, zeros = np.zeros((4, 2), dtype=int), np.zeros((4, 2), dtype=np.float32)
+        fives, sixes = (Continuations(zeros, parents, np.full((4, 2), n)) for n in (5, 6))
+        every = np.full((4, 2), fill_value=True)
+        one.advance(fives, every)
         another = other.copy()
-        other.advance(zeros, parents, torch.full((4, 2), 6))
-        another.advance(zeros, parents, torch.full((4, 2), 5))
+        other.advance(sixes, every)
+        another.advance(fives, every)
         after_six, after_five = other.next_log_probs(), one.next_log_probs()
         assert not torch.equal(after_six, after_five)
         assert torch.equal(another.next_log_probs(), after_five)

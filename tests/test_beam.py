@@ -13,7 +13,7 @@ from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.model.transformer import Transformer
 from tfm.search.active import ActiveHypotheses
-from tfm.search.beam import BeamSearchState, beam_search
+from tfm.search.beam import beam_search, finish
 from tfm.search.scoring import length_penalty
 
 V = 7  # 4, 5 and 6 are words
@@ -181,12 +181,16 @@ class CountingTable(Table):
         return super().step(tokens, state, rows)
 
 
-def find_with(model, config, *, prune):
+def find_unpruned(model, config):
+    """Extend all hypotheses of a sentence while any of them can still improve its n best."""
     hypotheses = ActiveHypotheses(model, *batch_of(SOURCES), config, None)
-    beams = BeamSearchState(hypotheses, config, prune=prune)
+    finished = [[] for _ in SOURCES]
     while hypotheses.num_open:
-        beams.extend(hypotheses.best_continuations(config.beam_size))
-    return beams.finished
+        chosen = hypotheses.best_continuations(config.beam_size)
+        is_open = finish(hypotheses, chosen, finished, config.n_best).any(axis=1, keepdims=True)
+        is_possible = (chosen.tokens != EOS) & (chosen.totals > -math.inf)
+        hypotheses.advance(chosen, is_open & is_possible)
+    return finished
 
 
 @settings(max_examples=60, deadline=None)
@@ -206,14 +210,14 @@ def test_pruning_does_not_change_the_n_best(seed, beam_size, alpha, spread, data
         max_extra_length=4,
     )
     pruned, unpruned = CountingTable(seed, spread=spread), CountingTable(seed, spread=spread)
-    assert find_with(pruned, config, prune=True) == find_with(unpruned, config, prune=False)
+    assert beam_search(pruned, *batch_of(SOURCES), config) == find_unpruned(unpruned, config)
     assert pruned.num_rows <= unpruned.num_rows
 
 
 def test_pruning_extends_fewer_hypotheses():
     config = SearchConfig(min_length=0, beam_size=5, length_penalty=0.0, max_extra_length=10)
     pruned, unpruned = (CountingTable(spread=4.0) for _ in range(2))
-    assert find_with(pruned, config, prune=True) == find_with(unpruned, config, prune=False)
+    assert beam_search(pruned, *batch_of(SOURCES), config) == find_unpruned(unpruned, config)
     assert pruned.num_rows < 0.9 * unpruned.num_rows
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.search import continuations
-from tfm.search.continuations import NextTokens
+from tfm.search.continuations import NextTokens, block_max_and_logsumexp
 
 EXCLUDED = [PAD, BOS, UNK]
 # Less than one block, exactly one or two, and sizes that do not fill the last block.
@@ -66,14 +66,15 @@ def best_of(logits, log_probs, rows, size):
 
 def assert_best(found, expected, *, vocab_size, size):
     """Check that these are the best continuations; any of equally good ones may be chosen."""
+    found_totals, parents, tokens = found
     best = expected.topk(min(size, expected.size(1)), dim=1).values
-    torch.testing.assert_close(found.totals.double(), best, rtol=0, atol=ROUNDING)
-    assert (found.tokens < vocab_size).all()
-    indices = found.parents * vocab_size + found.tokens
-    is_possible = found.totals.isfinite()
+    torch.testing.assert_close(found_totals.double(), best, rtol=0, atol=ROUNDING)
+    assert (tokens < vocab_size).all()
+    indices = parents * vocab_size + tokens
+    is_possible = found_totals.isfinite()
     chosen_totals = expected.gather(1, indices)
     torch.testing.assert_close(
-        found.totals[is_possible].double(), chosen_totals[is_possible], rtol=0, atol=ROUNDING
+        found_totals[is_possible].double(), chosen_totals[is_possible], rtol=0, atol=ROUNDING
     )
     for row, possible in zip(indices, is_possible, strict=True):
         assert len(row[possible].unique()) == possible.sum()
@@ -122,7 +123,7 @@ def test_the_single_best_continuation_of_one_hypothesis_is_found(vocab_size, kin
 
 def test_continuations_are_sorted_best_first():
     logits, log_probs, rows = new_case(0, 200)
-    totals = best_of(logits, log_probs, rows, 20).totals
+    totals, _, _ = best_of(logits, log_probs, rows, 20)
     assert torch.equal(totals, totals.sort(dim=1, descending=True).values)
 
 
@@ -137,3 +138,48 @@ def test_results_are_bitwise_independent_of_the_batch():
         )
         for one, other in zip(single, together, strict=True):
             assert torch.equal(one[0], other[sentence])
+
+
+# --- maxima of blocks and logsumexp of rows
+
+
+def random_blocks(*shape, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return (5 * torch.randn(shape, generator=generator)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("chunk_elements", [1, 2 * 7 * 64, 1 << 18])
+def test_results_equal_amax_and_logsumexp_for_any_chunk_size(dtype, chunk_elements, monkeypatch):
+    monkeypatch.setattr(continuations, "_CHUNK_ELEMENTS", chunk_elements)
+    logits = random_blocks(5, 7, 64, dtype=dtype)
+    before = logits.clone()
+    block_max, logsumexp = block_max_and_logsumexp(logits)
+    precision = torch.float64 if dtype == torch.float64 else torch.float32
+    assert (block_max.dtype, logsumexp.dtype) == (precision, precision)
+    assert torch.equal(block_max, logits.amax(dim=2).to(precision))
+    torch.testing.assert_close(logsumexp, logits.to(precision).flatten(1).logsumexp(dim=1))
+    assert torch.equal(logits, before)
+
+
+def test_forbidden_tokens_and_blocks_do_not_count():
+    logits = random_blocks(2, 3, 37)
+    logits[0, 1] = -math.inf
+    logits[1, :, 5:] = -math.inf
+    block_max, logsumexp = block_max_and_logsumexp(logits)
+    assert block_max[0, 1] == -math.inf
+    torch.testing.assert_close(logsumexp, logits.flatten(1).logsumexp(dim=1))
+
+
+def test_a_row_of_forbidden_tokens_has_a_logsumexp_of_minus_infinity():
+    logits = random_blocks(3, 4, 32)
+    logits[1] = -math.inf
+    block_max, logsumexp = block_max_and_logsumexp(logits)
+    assert block_max[1].eq(-math.inf).all()
+    assert logsumexp.tolist()[1] == -math.inf
+    assert logsumexp[[0, 2]].isfinite().all()
+
+
+def test_zero_rows_give_empty_results():
+    block_max, logsumexp = block_max_and_logsumexp(random_blocks(0, 4, 32))
+    assert (block_max.shape, logsumexp.shape) == ((0, 4), (0,))

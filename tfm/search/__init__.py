@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tfm.config import SearchConfig
+from tfm.search.active import Prefixes
 from tfm.search.beam import beam_search
-from tfm.search.constraints import Prefixes
 from tfm.search.diverse import diverse_beam_search
 from tfm.search.exact import exact_search
 from tfm.search.model import SearchableModel

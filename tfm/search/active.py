@@ -3,23 +3,42 @@
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.data.subword import BOS, EOS
-from tfm.search.constraints import ANY, NEVER_PRODUCED, Constraints, Prefixes
-from tfm.search.continuations import Continuations, NextTokens
+from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.search.continuations import NextTokens
 from tfm.search.model import SearchableModel
-from tfm.search.scoring import Hypothesis, LengthPenalty, score_dtype
+from tfm.search.scoring import Hypothesis, length_penalty
 
+# The token ids that the output of each source must start with.
+Prefixes: TypeAlias = Sequence[Sequence[int]]
+Array: TypeAlias = npt.NDArray[Any]
+
+_NEVER_PRODUCED = [PAD, BOS, UNK]
+_ANY = -1  # no token is forced
 # Compact the batch when at most this fraction of its sentences is active: the caches are copied.
 _COMPACTION_THRESHOLD = 0.75
 
 
+class Continuations(NamedTuple):
+    """K' continuations of the hypotheses of each sentence by one token, on the host."""
+
+    totals: Array  # [B, K'] log probability
+    parents: Array  # [B, K'] which of the K hypotheses it continues
+    tokens: Array  # [B, K'] the token
+
+
 class ActiveHypotheses:
     """The active hypotheses of a batch: K for each of B sentences, all of one length.
+
+    The model's state is on the device, and all else in numpy arrays on the host, so that a step
+    waits for the device once: for the continuations that are chosen.
 
     A hypothesis that is not continued remains as a row that is not computed. A finished sentence
     remains until the batch is compacted.
@@ -33,33 +52,45 @@ class ActiveHypotheses:
         config: SearchConfig,
         prefixes: Prefixes | None,
     ) -> None:
-        device, num_sentences = lengths.device, len(lengths)
-        self.num_open = num_sentences  # number of sentences with an active hypothesis
-        self.sentences = torch.arange(num_sentences)  # [B] indices in the batch, on the CPU
-        self.tokens = torch.full((num_sentences, 1, 1), BOS, device=device)  # [B, K, t], BOS first
-        # [B, K]; -inf for hypotheses that are not continued.
-        self.log_probs = torch.zeros(num_sentences, 1, device=device)
-        self._rows = torch.arange(num_sentences, device=device)  # [R] active ones among the B·K
+        self.device, num_sentences = lengths.device, len(lengths)
         self._model = model
         self.state = model.start(source, lengths)
-        self._constraints = Constraints.of(
-            lengths, config, max_positions=model.max_positions, prefixes=prefixes
-        )
-        limits = self._constraints.max_lengths
-        shortest, longest = map(int, limits.aminmax()) if num_sentences else (0, 0)
-        self._penalty = LengthPenalty(config.length_penalty, max_length=longest, device=device)
+        self.num_open = num_sentences  # number of sentences with an active hypothesis
+        self.sentences: Array = np.arange(num_sentences)  # [B] indices in the batch
+        self.tokens: Array = np.full((num_sentences, 1, 1), BOS)  # [B, K, t], BOS first
+        # [B, K]; -inf for hypotheses that are not continued.
+        self.log_probs: Array = np.zeros((num_sentences, 1), dtype=np.float32)
+        self._rows: Array = np.arange(num_sentences)  # [R] active ones among the B·K
+        # [B, P] the token that is forced at each position, or `_ANY`, as at all later positions.
+        prefixes = prefixes or [()] * num_sentences
+        self._forced: Array = np.full((num_sentences, max(map(len, prefixes), default=0) + 1), _ANY)
+        for row, prefix in zip(self._forced, prefixes, strict=True):
+            row[: len(prefix)] = prefix
+        # [B] maximum number of tokens of an output, EOS included; the minimum is without EOS.
+        [source_lengths] = to_host(lengths)
+        max_lengths = source_lengths + config.max_extra_length
+        if model.max_positions is not None:
+            max_lengths = max_lengths.clip(max=model.max_positions)
+        self._max_lengths: Array = np.maximum(max_lengths, (self._forced != _ANY).sum(axis=1) + 1)
+        self._min_length = config.min_length
         # Tokens are forced up to the longest prefix, and from the smallest maximum length.
-        self._unforced = self._constraints.forced.size(1) - 1, shortest
+        self._unforced = self._forced.shape[1] - 1, self._max_lengths.min(initial=2**31)
+        longest = self._max_lengths.max(initial=0)
+        # By length.
+        self._penalties: Array = np.array(
+            [length_penalty(length, config.length_penalty) for length in range(longest + 2)]
+        )
+        self._penalties_grow = config.length_penalty >= 0
 
     @property
     def length(self) -> int:
         """The length of an output that ends now: EOS counts, and BOS does not."""
-        return self.tokens.size(2)
+        return int(self.tokens.shape[2])
 
     @property
     def max_length(self) -> int:
         """The maximum number of tokens of an output, EOS included."""
-        return int(self._constraints.max_lengths.amax())
+        return int(self._max_lengths.max())
 
     def copy(self) -> "ActiveHypotheses":
         """Return a copy that can be extended independently."""
@@ -67,100 +98,101 @@ class ActiveHypotheses:
         clone.state = copy.deepcopy(self.state)
         return clone
 
+    def to_device(self, x: Array) -> Tensor:
+        """Copy an array to the model's device."""
+        return torch.from_numpy(x).to(self.device, non_blocking=self.device.type == "cuda")
+
     def next_log_probs(self) -> Tensor:
         """Run the model: return [B, K, V] log probabilities of the next token, -inf if excluded."""
-        logits = self._model.step(self.tokens[:, :, -1], self.state)
+        logits = self._model.step(self.to_device(self.tokens[:, :, -1]), self.state)
         log_probs = logits.float().log_softmax(dim=-1)
-        sentences, tokens = self._forced_tokens()
-        forced = log_probs[sentences, :, tokens]
-        log_probs[:, :, NEVER_PRODUCED] = -math.inf
-        if self.length <= self._constraints.min_length:
+        forced = self._forced_tokens()
+        is_forced = forced != _ANY
+        sentences, tokens = map(self.to_device, (is_forced.nonzero()[0], forced[is_forced]))
+        forced_log_probs = log_probs[sentences, :, tokens]
+        log_probs[:, :, _NEVER_PRODUCED] = -math.inf
+        if self.length <= self._min_length:
             log_probs[:, :, EOS] = -math.inf
-        log_probs[sentences] = -math.inf
-        log_probs[sentences, :, tokens] = forced
+        if len(sentences):
+            log_probs[sentences] = -math.inf
+            log_probs[sentences, :, tokens] = forced_log_probs
         return log_probs
 
     def best_continuations(self, size: int) -> Continuations:
         """Run the model on the newest tokens; return at most `size` best continuations [B, K']."""
-        logits = self._model.step(self.tokens[:, :, -1], self.state, self._rows)
-        next_tokens = NextTokens.of(logits, NEVER_PRODUCED)
-        sentences, tokens = self._forced_tokens()
-        if self.length <= self._constraints.min_length:
-            may_not_end = torch.ones(len(self.tokens), dtype=torch.bool, device=logits.device)
-            may_not_end[sentences] = False
-            next_tokens.rule_out(EOS, may_not_end[self._rows // self.tokens.size(1)])
-        if sentences.numel():
-            by_sentence = tokens.new_full((len(self.tokens),), ANY)
-            by_sentence.index_copy_(0, sentences, tokens)
-            by_row = by_sentence[self._rows // self.tokens.size(1)]
-            next_tokens.force((by_row != ANY).nonzero()[:, 0], by_row[by_row != ANY])
-        return next_tokens.best(self.log_probs, self._rows, size)
+        log_probs, rows, newest = map(
+            self.to_device, (self.log_probs, self._rows, self.tokens[:, :, -1])
+        )
+        next_tokens = NextTokens.of(self._model.step(newest, self.state, rows), _NEVER_PRODUCED)
+        forced = self._forced_tokens()[self._rows // self.tokens.shape[1]]  # [R]
+        is_forced = forced != _ANY
+        if self.length <= self._min_length:
+            next_tokens.rule_out(EOS, self.to_device(~is_forced))
+        if is_forced.any():
+            next_tokens.force(*map(self.to_device, (is_forced.nonzero()[0], forced[is_forced])))
+        return Continuations(*to_host(*next_tokens.best(log_probs, rows, size)))
 
-    def finished(
-        self, totals: Tensor, parents: Tensor, ends: Tensor
-    ) -> Iterator[tuple[int, Hypothesis]]:
-        """Yield the outputs that continuations [B, K'] finish, each after its sentence's index.
+    def finished(self, chosen: Continuations, ends: Array) -> Iterator[tuple[int, Hypothesis]]:
+        """Yield the outputs that continuations finish, each after its sentence's index.
 
-        `totals` are log probabilities, `parents` say which of the K hypotheses each continues, and
-        `ends` whether a continuation is EOS.
+        `ends` [B, K'] says which continuations are EOS.
         """
-        if not ends.any():
+        rows, columns = (ends & (chosen.totals > -math.inf)).nonzero()
+        if not len(rows):
             return
-        rows, columns = (ends & (totals > -math.inf)).nonzero().unbind(1)
-        log_probs = totals[rows, columns]
-        scores = self._penalty.scores(log_probs[:, None], torch.full_like(rows, self.length))
-        for sentence, tokens, log_prob, [score] in zip(
-            self.sentences[rows.cpu()].tolist(),
-            self.tokens[rows, parents[rows, columns], 1:].tolist(),
-            log_probs.tolist(),
-            scores.tolist(),
+        penalty = float(self._penalties[self.length])
+        for sentence, tokens, log_prob in zip(
+            self.sentences[rows].tolist(),
+            self.tokens[rows, chosen.parents[rows, columns], 1:].tolist(),
+            chosen.totals[rows, columns].tolist(),
             strict=True,
         ):
+            score = log_prob / penalty
             yield sentence, Hypothesis(tokens=tuple(tokens), log_prob=log_prob, score=score)
 
-    def min_log_probs(self, scores: Sequence[float]) -> Tensor:
-        """Return the [B] log probabilities above which outputs can beat [B] scores."""
-        max_lengths = self._constraints.max_lengths
-        device = max_lengths.device
-        to_beat = torch.tensor(scores, dtype=score_dtype(device), device=device)
-        lengths = torch.full_like(max_lengths, self.length)
-        return self._penalty.min_log_probs(to_beat, lengths, max_lengths)
+    def min_log_probs(self, scores: Sequence[float]) -> Array:
+        """Return the [B] log probabilities above which outputs can beat [B] scores.
 
-    def advance(self, log_probs: Tensor, parents: Tensor, tokens: Tensor) -> None:
-        """Replace the hypotheses by continuations [B, K'] of these parents by these tokens.
-
-        Log probabilities are -inf for hypotheses that are not continued.
+        Log probabilities only fall. The greatest divisor is that of the maximum length or, if the
+        length penalty's exponent is negative, that of the next length.
         """
-        is_active = log_probs > -math.inf
-        active = is_active.flatten().nonzero().flatten()
-        rows = parents  # [B, K'] indices among the B·K
-        if len(parents) > 1:
-            num_rows, num_hypotheses = self.log_probs.numel(), self.log_probs.size(1)
-            firsts = torch.arange(0, num_rows, num_hypotheses, device=parents.device)
-            rows = firsts[:, None] + parents
-        self.num_open = len(rows)
-        if len(active) < is_active.numel():
-            is_open = is_active.any(dim=1)
-            self.num_open = int(is_open.sum())
-            if self.num_open <= _COMPACTION_THRESHOLD * len(rows):
-                rows, tokens, log_probs = rows[is_open], tokens[is_open], log_probs[is_open]
-                active = is_active[is_open].flatten().nonzero().flatten()
-                self._constraints = self._constraints[is_open]
-                self.sentences = self.sentences[is_open.cpu()]
-        prefixes = self.tokens.flatten(0, 1).index_select(0, rows.flatten())
-        extended = torch.cat([prefixes, tokens.reshape(-1, 1)], dim=1)
-        self.tokens = extended.view(*tokens.shape, extended.size(1))
-        self.log_probs = log_probs
-        self._rows = active
-        if self.num_open:
-            self.state.reorder(rows)
+        lengths = self._max_lengths if self._penalties_grow else self.length + 1
+        bounds: Array = np.array(scores) * self._penalties[lengths]
+        return bounds
 
-    def _forced_tokens(self) -> tuple[Tensor, Tensor]:
-        """Return the indices [N] of sentences whose next token is forced, and these tokens [N]."""
+    def advance(self, chosen: Continuations, is_active: Array) -> None:
+        """Replace the hypotheses by their continuations [B, K'], where [B, K'] is True."""
+        log_probs, parents, tokens = chosen
+        num_sentences, num_hypotheses, length = self.tokens.shape
+        log_probs = np.where(is_active, log_probs, np.float32(-math.inf))
+        # [B, K'] indices among the B·K
+        rows = np.arange(0, num_sentences * num_hypotheses, num_hypotheses)[:, None] + parents
+        is_open = is_active.any(axis=1)
+        self.num_open = int(is_open.sum())
+        if self.num_open <= _COMPACTION_THRESHOLD * num_sentences:
+            rows, tokens, log_probs = rows[is_open], tokens[is_open], log_probs[is_open]
+            is_active, self.sentences = is_active[is_open], self.sentences[is_open]
+            self._forced, self._max_lengths = self._forced[is_open], self._max_lengths[is_open]
+        prefixes = self.tokens.reshape(-1, length)[rows]
+        self.tokens = np.concatenate([prefixes, tokens[:, :, None]], axis=2)
+        self.log_probs = log_probs
+        self._rows = is_active.reshape(-1).nonzero()[0]
+        if self.num_open:
+            self.state.reorder(self.to_device(rows))
+
+    def _forced_tokens(self) -> Array:
+        """Return the [B] tokens that are forced next: the prefix's, EOS at the limit, or `_ANY`."""
         if self._unforced[0] < self.length < self._unforced[1]:
-            nothing = self._rows.new_empty(0)
-            return nothing, nothing
-        positions = torch.full_like(self._constraints.max_lengths, self.length - 1)
-        tokens = self._constraints.forced_tokens(positions)
-        sentences = (tokens != ANY).nonzero()[:, 0]
-        return sentences, tokens[sentences]
+            return np.full(len(self.tokens), _ANY)
+        forced = self._forced[:, min(self.length, self._forced.shape[1]) - 1]
+        is_at_limit = self.length >= self._max_lengths
+        return np.where((forced == _ANY) & is_at_limit, EOS, forced)
+
+
+def to_host(*tensors: Tensor) -> list[Array]:
+    """Copy tensors to the host, waiting for a GPU only once."""
+    is_cuda = tensors[0].is_cuda
+    copies = [x.to("cpu", non_blocking=is_cuda) for x in tensors]
+    if is_cuda:
+        torch.cuda.current_stream(tensors[0].device).synchronize()
+    return [copied.numpy() for copied in copies]

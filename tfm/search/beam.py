@@ -1,14 +1,10 @@
 """Beam search with the GNMT length penalty (Vaswani et al. 2017, §6.1; Wu et al. 2016)."""
 
-import math
-
 from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search.active import ActiveHypotheses
-from tfm.search.constraints import Prefixes
-from tfm.search.continuations import Continuations
+from tfm.search.active import ActiveHypotheses, Array, Continuations, Prefixes
 from tfm.search.model import SearchableModel
 from tfm.search.scoring import Hypothesis, keep_best, nth_score
 
@@ -28,43 +24,36 @@ def beam_search(
     of one is greedy search). A sentence is finished only if no active hypothesis can still enter
     its n best.
     """
-    beams = BeamSearchState(ActiveHypotheses(model, source, lengths, config, prefixes), config)
-    while beams.hypotheses.num_open:
-        beams.extend(beams.hypotheses.best_continuations(config.beam_size))
-    return beams.finished
+    hypotheses = ActiveHypotheses(model, source, lengths, config, prefixes)
+    finished: list[list[Hypothesis]] = [[] for _ in lengths]
+    while hypotheses.num_open:
+        chosen = hypotheses.best_continuations(config.beam_size)
+        can_improve = finish(hypotheses, chosen, finished, config.n_best)
+        hypotheses.advance(chosen, can_improve)
+    return finished
 
 
-class BeamSearchState:
-    """The beams of a batch of sentences, and their finished hypotheses.
+def finish(
+    hypotheses: ActiveHypotheses,
+    chosen: Continuations,
+    finished: list[list[Hypothesis]],
+    n_best: int,
+) -> Array:
+    """Add the outputs that continuations [B, K'] finish to the n best of their sentences.
 
     Args:
-        hypotheses: The active hypotheses.
-        config: Size of the n best list.
-        prune: Whether to stop extending each hypothesis that cannot enter the n best. This cannot
-            change the n best: less probable continuations take the place of the pruned ones.
+        hypotheses: The hypotheses that are continued.
+        chosen: Their continuations.
+        finished: The n best outputs of each sentence of the batch, best first.
+        n_best: n.
+
+    Returns:
+        [B, K'] whether a continuation can still enter the n best. Not extending the others cannot
+        change the n best: less probable continuations take their place.
     """
-
-    def __init__(
-        self, hypotheses: ActiveHypotheses, config: SearchConfig, *, prune: bool = True
-    ) -> None:
-        self.hypotheses = hypotheses
-        # The n best finished hypotheses of each sentence, best first.
-        self.finished: list[list[Hypothesis]] = [[] for _ in hypotheses.sentences]
-        self._n_best = config.n_best
-        self._prune = prune
-
-    def extend(self, chosen: Continuations) -> None:
-        """Replace the hypotheses by chosen continuations [B, K'], and close finished sentences."""
-        totals, parents, tokens = chosen
-        ends = tokens == EOS
-        log_probs = totals.masked_fill(ends, -math.inf)
-        for sentence, hypothesis in self.hypotheses.finished(totals, parents, ends):
-            keep_best(self.finished[sentence], hypothesis, self._n_best)
-        sentences = self.hypotheses.sentences.tolist()
-        to_beat = [nth_score(self.finished[i], self._n_best) for i in sentences]
-        if max(to_beat) > -math.inf:
-            can_improve = log_probs > self.hypotheses.min_log_probs(to_beat)[:, None]
-            if not self._prune:
-                can_improve = can_improve.any(dim=1, keepdim=True)
-            log_probs = log_probs.masked_fill(~can_improve, -math.inf)
-        self.hypotheses.advance(log_probs, parents, tokens)
+    ends = chosen.tokens == EOS
+    for sentence, hypothesis in hypotheses.finished(chosen, ends):
+        keep_best(finished[sentence], hypothesis, n_best)
+    to_beat = [nth_score(finished[sentence], n_best) for sentence in hypotheses.sentences]
+    can_improve: Array = chosen.totals > hypotheses.min_log_probs(to_beat)[:, None]
+    return can_improve & ~ends

@@ -1,37 +1,28 @@
-"""The most probable continuations of hypotheses, without sorting the vocabulary."""
+"""The most probable continuations of hypotheses, without sorting the vocabulary.
+
+The n best tokens are in the n blocks of the vocabulary with the greatest maxima.
+"""
 
 import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.search.token_blocks import block_max_and_logsumexp
-
 # The vocabulary is searched in blocks of about this many tokens.
 _BLOCK_SIZE = 64
 # With at most this many logits, computing all log probabilities is faster: fewer operations.
 _MAX_DENSE_ELEMENTS = 1 << 18
-
-
-class Continuations(NamedTuple):
-    """K' continuations of the hypotheses of each sentence by one token."""
-
-    totals: Tensor  # [B, K'] log probability
-    parents: Tensor  # [B, K'] which of the K hypotheses it continues
-    tokens: Tensor  # [B, K'] the token
+# Logits per chunk: few enough to stay in a CPU's cache.
+_CHUNK_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True)
 class NextTokens:
     """The distributions of the next token of R hypotheses.
-
-    The best tokens are found in two steps: the blocks with the greatest logits, and the best tokens
-    of these blocks. Tokens of other blocks cannot be among them.
 
     Attributes:
         vocab_size: V.
@@ -92,13 +83,11 @@ class NextTokens:
         self.block_max[rows] = -math.inf
         self.block_max[rows, blocks] = forced.float()
 
-    def log_probs_of(self, tokens: Tensor) -> Tensor:
-        """Return the log probabilities [R] of one token [R] per row, even if it is excluded."""
-        logits = self._logits_of(tokens, torch.arange(len(tokens), device=tokens.device))
-        return self._normalized(logits.float()[:, None])[:, 0]
-
-    def best(self, log_probs: Tensor, rows: Tensor, size: int) -> Continuations:
+    def best(self, log_probs: Tensor, rows: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the most probable continuations of each sentence, best first.
+
+        These are [B, K'] log probabilities, the indices of the hypotheses that they continue, and
+        their tokens.
 
         Args:
             log_probs: [B, K] log probabilities of all hypotheses.
@@ -143,9 +132,9 @@ class NextTokens:
         tokens = chosen % num_blocks * block_size + index % block_size
         if self.vocab_size % block_size:
             tokens = tokens.clamp(max=self.vocab_size - 1)  # padding has no probability
-        return Continuations(best, chosen // num_blocks, tokens)
+        return best, chosen // num_blocks, tokens
 
-    def _most_probable(self, past: Tensor) -> Continuations:
+    def _most_probable(self, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the single best continuation of each of R sentences with one hypothesis [R, 1]."""
         num_rows, num_blocks, block_size = self.logits.shape
         chosen = blocks = self.block_max.argmax(dim=1)
@@ -154,8 +143,7 @@ class NextTokens:
             blocks = blocks + torch.arange(0, stop, num_blocks, device=blocks.device)
         logits = self.logits.view(-1, block_size).index_select(0, blocks).float()
         best, column = self._normalized(logits).max(dim=1, keepdim=True)
-        parents = torch.zeros_like(column)
-        return Continuations(best + past, parents, chosen[:, None] * block_size + column)
+        return best + past, torch.zeros_like(column), chosen[:, None] * block_size + column
 
     def _logits_of(self, tokens: Tensor, rows: Tensor) -> Tensor:
         """Return the logits [N] of tokens [N] of rows [N], even of excluded tokens."""
@@ -168,6 +156,33 @@ class NextTokens:
     def _normalized(self, logits: Tensor) -> Tensor:
         """Return the log probabilities of logits [R, …]."""
         return logits if self.logsumexp is None else logits - self.logsumexp
+
+
+def block_max_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the greatest logit of each block, and the logsumexp of each row.
+
+    Args:
+        logits: [R, blocks, block] of R distributions; -inf for padding and forbidden tokens.
+
+    Returns:
+        [R, blocks] and [R], both fp32 (float64 of float64); -inf where all logits are.
+    """
+    precision = torch.promote_types(logits.dtype, torch.float32)
+    num_rows = len(logits)
+    block_max = logits.new_empty(logits.shape[:2], dtype=precision)
+    logsumexp = logits.new_empty(num_rows, dtype=precision)
+    row_size = logits.shape[1:].numel()
+    chunk_size = num_rows if logits.is_cuda else max(1, _CHUNK_ELEMENTS // row_size)
+    lowest = torch.finfo(precision).min
+    for start in range(0, num_rows, chunk_size):
+        chunk = slice(start, start + chunk_size)
+        values = logits[chunk].to(precision)
+        block_max[chunk] = values.amax(dim=2)
+        # Finite, to avoid -inf - -inf.
+        row_max = block_max[chunk].amax(dim=1).clamp(min=lowest)
+        exponentials = (values - row_max[:, None, None]).exp_()
+        logsumexp[chunk] = exponentials.flatten(1).sum(dim=1).log_() + row_max
+    return block_max, logsumexp
 
 
 @functools.cache

@@ -1,15 +1,14 @@
 """Diverse beam search (Vijayakumar et al. 2018): groups of a beam that avoid each other."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+import numpy as np
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.search.active import ActiveHypotheses
-from tfm.search.beam import BeamSearchState
-from tfm.search.constraints import Prefixes
-from tfm.search.continuations import Continuations
+from tfm.data.subword import EOS
+from tfm.search.active import ActiveHypotheses, Continuations, Prefixes, to_host
+from tfm.search.beam import finish
 from tfm.search.model import SearchableModel
 from tfm.search.scoring import Hypothesis, keep_best
 
@@ -32,44 +31,48 @@ def diverse_beam_search(
         At most `n_best` distinct hypotheses of each source: the best of each group, then the second
         best of each, and so on; all sorted by score, best first.
     """
-    size = config.beam_size // config.num_groups
-    # Each group keeps as many as its beam holds, so that `n_best` does not change the search.
-    group_config = replace(config, beam_size=size, n_best=size, num_groups=1)
     start = ActiveHypotheses(model, source, lengths, config, prefixes)
-    groups = [
-        BeamSearchState(start.copy(), group_config, prune=False) for _ in range(config.num_groups)
-    ]
-    while any(group.hypotheses.num_open for group in groups):
-        _step(groups, len(lengths), size=size, strength=config.diversity_strength)
-    return [
-        _merge_groups(found, config.n_best)
-        for found in zip(*(group.finished for group in groups), strict=True)
-    ]
+    groups = [start.copy() for _ in range(config.num_groups)]
+    finished: list[list[list[Hypothesis]]] = [[[] for _ in lengths] for _ in groups]
+    # Each group keeps as many as its beam holds, so that `n_best` does not change the search.
+    size = config.beam_size // config.num_groups
+    while any(group.num_open for group in groups):
+        times_chosen: Tensor | None = None  # [all sentences, V] by earlier groups
+        for group, group_finished in zip(groups, finished, strict=True):
+            if not group.num_open:
+                continue
+            log_probs = group.next_log_probs()
+            if times_chosen is None:
+                times_chosen = log_probs.new_zeros(len(lengths), log_probs.size(2))
+            chosen = _choose(group, log_probs, times_chosen, config.diversity_strength, size)
+            can_improve = finish(group, chosen, group_finished, size)
+            is_open = can_improve.any(axis=1, keepdims=True)
+            group.advance(chosen, is_open & (chosen.tokens != EOS) & np.isfinite(chosen.totals))
+    return [_merge_groups(of_groups, config.n_best) for of_groups in zip(*finished, strict=True)]
 
 
-def _step(
-    groups: Sequence[BeamSearchState], num_sentences: int, *, size: int, strength: float
-) -> None:
-    """Let every group make a step; later groups know the choices of earlier ones."""
-    times_chosen: Tensor | None = None  # [all sentences, V]
-    for group in groups:
-        if not group.hypotheses.num_open:
-            continue
-        log_probs = group.hypotheses.next_log_probs()
-        if times_chosen is None:
-            times_chosen = log_probs.new_zeros(num_sentences, log_probs.size(2))
-        sentences = group.hypotheses.sentences.to(log_probs.device)
-        totals = group.hypotheses.log_probs[:, :, None] + log_probs
-        penalties = strength * times_chosen[sentences]
-        ranked = (totals - penalties[:, None, :]).flatten(1)
-        index = ranked.topk(min(size, ranked.size(1)), dim=1).indices
-        vocab_size = totals.size(2)
-        chosen = Continuations(
-            totals.flatten(1).gather(1, index), index // vocab_size, index % vocab_size
-        )
-        is_possible = chosen.totals.isfinite().to(times_chosen.dtype)
-        times_chosen.index_put_((sentences[:, None], chosen.tokens), is_possible, accumulate=True)
-        group.extend(chosen)
+def _choose(
+    group: ActiveHypotheses, log_probs: Tensor, times_chosen: Tensor, strength: float, size: int
+) -> Continuations:
+    """Return the best continuations of a group's hypotheses, and count their tokens.
+
+    Args:
+        group: The hypotheses of a group.
+        log_probs: [B, K, V] log probabilities of the next token.
+        times_chosen: [all sentences, V] how often earlier groups chose a token.
+        strength: Nats by which a token ranks lower for each time.
+        size: Maximum number of continuations of a sentence.
+    """
+    sentences = group.to_device(group.sentences)
+    totals = group.to_device(group.log_probs)[:, :, None] + log_probs
+    penalties = strength * times_chosen[sentences]
+    ranked = (totals - penalties[:, None, :]).flatten(1)
+    index = ranked.topk(min(size, ranked.size(1)), dim=1).indices
+    totals, vocab_size = totals.flatten(1).gather(1, index), totals.size(2)
+    tokens = index % vocab_size
+    is_possible = totals.isfinite().to(times_chosen.dtype)
+    times_chosen.index_put_((sentences[:, None], tokens), is_possible, accumulate=True)
+    return Continuations(*to_host(totals, index // vocab_size, tokens))
 
 
 def _merge_groups(groups: Sequence[Sequence[Hypothesis]], n_best: int) -> list[Hypothesis]:

@@ -3,14 +3,13 @@
 import math
 from dataclasses import dataclass, replace
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search.active import ActiveHypotheses
+from tfm.search.active import ActiveHypotheses, Continuations, Prefixes, to_host
 from tfm.search.beam import beam_search
-from tfm.search.constraints import Prefixes
 from tfm.search.model import SearchableModel
 from tfm.search.scoring import Hypothesis, keep_best, nth_score
 
@@ -58,21 +57,22 @@ class _Branch:
     """Prefixes of one sentence, and their continuations that are not yet extended."""
 
     prefixes: ActiveHypotheses  # K prefixes of one length
-    totals: Tensor  # [N] log probability of each continuation, best first
-    parents: Tensor  # [N] which prefix it continues
-    tokens: Tensor  # [N] the token
+    continuations: Continuations  # [1, N], best first
+
+    def __len__(self) -> int:
+        return self.continuations.totals.size
 
     def pop(self, num: int) -> ActiveHypotheses:
         """Remove the `num` best continuations, and return them as hypotheses."""
-        popped = self.prefixes.copy() if num < len(self.totals) else self.prefixes
-        popped.advance(self.totals[None, :num], self.parents[None, :num], self.tokens[None, :num])
+        popped = self.prefixes.copy() if num < len(self) else self.prefixes
+        best = Continuations(*(each[:, :num] for each in self.continuations))
+        popped.advance(best, np.full((1, num), fill_value=True))
         self.keep(slice(num, None))
         return popped
 
     def keep(self, kept: slice) -> None:
         """Drop the other continuations."""
-        self.totals, self.parents = self.totals[kept], self.parents[kept]
-        self.tokens = self.tokens[kept]
+        self.continuations = Continuations(*(each[:, kept] for each in self.continuations))
 
 
 class _Search:
@@ -89,15 +89,15 @@ class _Search:
         while branches and (num_left := self._config.node_limit - self._num_nodes):
             branch = branches.pop()
             self._cut(branch)
-            if not len(branch.totals):
+            if not len(branch):
                 continue
-            prefixes = branch.pop(min(len(branch.totals), _MAX_ROWS, num_left))
-            if len(branch.totals):
+            prefixes = branch.pop(min(len(branch), _MAX_ROWS, num_left))
+            if len(branch):
                 branches.append(branch)
             branches.append(self._expand(prefixes))
         for branch in branches:
             self._cut(branch)
-        proven = not any(len(branch.totals) for branch in branches)
+        proven = not any(map(len, branches))
         hypotheses = [replace(hypothesis, proven=proven) for hypothesis in self._best]
         return ExactResult(hypotheses=hypotheses, proven=proven, num_nodes=self._num_nodes)
 
@@ -106,23 +106,27 @@ class _Search:
         log_probs = prefixes.next_log_probs()
         _, num_prefixes, num_tokens = log_probs.shape
         self._num_nodes += num_prefixes
-        totals = prefixes.log_probs[:, :, None] + log_probs
-        ends = totals[:, :, EOS]
-        parents = torch.arange(num_prefixes, device=ends.device)[None]
-        is_end = torch.ones_like(ends, dtype=torch.bool)
-        for _, hypothesis in prefixes.finished(ends, parents, is_end):
+        totals = prefixes.to_device(prefixes.log_probs)[:, :, None] + log_probs
+        [ends] = to_host(totals[:, :, EOS])
+        parents = np.arange(num_prefixes)[None]
+        ending = Continuations(ends, parents, np.full_like(parents, EOS))
+        for _, hypothesis in prefixes.finished(ending, ending.tokens == EOS):
             keep_best(self._best, hypothesis, self._config.n_best)
         totals[:, :, EOS] = -math.inf
-        num_better = int((totals > self._min_log_probs(prefixes)).sum())
+        num_better = int((totals > self._min_log_prob(prefixes)).sum())
         # One more than can be extended, so that the result is known to be unproven.
         num = min(num_better, self._config.node_limit - self._num_nodes + 1)
-        best, index = totals.flatten().topk(num)
-        return _Branch(prefixes, best, index // num_tokens, index % num_tokens)
+        best, index = totals.flatten(1).topk(num)
+        found = to_host(best, index // num_tokens, index % num_tokens)
+        return _Branch(prefixes, Continuations(*found))
 
     def _cut(self, branch: _Branch) -> None:
         """Drop the continuations that cannot enter the n best."""
-        num = int((branch.totals > self._min_log_probs(branch.prefixes)).sum())
-        branch.keep(slice(num))
+        is_better = branch.continuations.totals > self._min_log_prob(branch.prefixes)
+        branch.keep(slice(int(is_better.sum())))
 
-    def _min_log_probs(self, prefixes: ActiveHypotheses) -> Tensor:
-        return prefixes.min_log_probs([nth_score(self._best, self._config.n_best)])
+    def _min_log_prob(self, prefixes: ActiveHypotheses) -> float:
+        """Return the log probability to exceed, rounded down to fp32 so that comparing is exact."""
+        [bound] = prefixes.min_log_probs([nth_score(self._best, self._config.n_best)])
+        rounded = np.float32(bound)
+        return float(rounded if rounded <= bound else np.nextafter(rounded, np.float32(-np.inf)))

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search.active import ActiveHypotheses
-from tfm.search.constraints import Prefixes
+from tfm.search.active import ActiveHypotheses, Array, Continuations, Prefixes, to_host
 from tfm.search.model import SearchableModel
-from tfm.search.scoring import Hypothesis, has_float64
+from tfm.search.scoring import Hypothesis
 
 
 def sample(
@@ -36,26 +35,33 @@ def sample(
     active = ActiveHypotheses(model, source, lengths, config, prefixes)
     finished: list[list[Hypothesis]] = [[] for _ in line_numbers]
     numbers = _random_numbers(config, line_numbers, size=active.max_length)
-    if has_float64(lengths.device):  # otherwise, tokens are drawn on the CPU
-        numbers = numbers.to(lengths.device)
+    drawn_on = lengths.device if has_float64(lengths.device) else torch.device("cpu")
     while active.num_open:
         log_probs = active.next_log_probs()
         if log_probs.size(1) != config.n_best:  # all samples start from one hypothesis
             log_probs = log_probs.expand(-1, config.n_best, -1)
-        sentences = active.sentences.to(numbers.device)
-        step_numbers = numbers[sentences, :, active.length - 1]
-        distribution = _distribution(log_probs.to(numbers.device), config)
-        tokens = _draw(distribution, step_numbers).to(log_probs.device)
-        totals = active.log_probs + log_probs.gather(2, tokens[:, :, None])[:, :, 0]
-        parents = torch.arange(config.n_best, device=tokens.device) % active.tokens.size(1)
-        parents = parents.expand_as(tokens)
+        step_numbers = torch.from_numpy(numbers[active.sentences, :, active.length - 1])
+        distribution = _distribution(log_probs.to(drawn_on), config)
+        drawn = _draw(distribution, step_numbers.to(drawn_on)).to(log_probs.device)
+        chosen_log_probs, tokens = to_host(log_probs.gather(2, drawn[:, :, None])[:, :, 0], drawn)
+        parents = np.arange(config.n_best) % active.tokens.shape[1]
+        chosen = Continuations(
+            totals=active.log_probs + chosen_log_probs,
+            parents=np.tile(parents, (len(tokens), 1)),
+            tokens=tokens,
+        )
         ends = tokens == EOS
-        for sentence, hypothesis in active.finished(totals, parents, ends):
+        for sentence, hypothesis in active.finished(chosen, ends):
             finished[sentence].append(hypothesis)
-        active.advance(totals.masked_fill(ends, -math.inf), parents, tokens)
+        active.advance(chosen, ~ends & (chosen.totals > -math.inf))
     for samples in finished:
         samples.sort(key=lambda hypothesis: -hypothesis.score)
     return finished
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in float64; Apple GPUs do not."""
+    return device.type != "mps"
 
 
 def _distribution(log_probs: Tensor, config: SearchConfig) -> Tensor:
@@ -88,11 +94,11 @@ def _draw(probs: Tensor, numbers: Tensor) -> Tensor:
     return tokens.clamp(max=probs.size(-1) - 1)  # of probabilities that are not finite
 
 
-def _random_numbers(config: SearchConfig, line_numbers: Sequence[int], *, size: int) -> Tensor:
+def _random_numbers(config: SearchConfig, line_numbers: Sequence[int], *, size: int) -> Array:
     """Return float64 numbers [B, n_best, size] in [0, 1), seeded for each line and sample."""
     numbers = np.empty((len(line_numbers), config.n_best, size))
     for row, line_number in zip(numbers, line_numbers, strict=True):
         for index in range(config.n_best):
             generator = np.random.Generator(np.random.PCG64([config.seed, line_number, index]))
             row[index] = generator.random(size)
-    return torch.from_numpy(numbers)
+    return numbers

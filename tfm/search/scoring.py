@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from tfm.errors import CheckpointError
 
 
@@ -31,37 +28,6 @@ def check_finite(is_finite: bool) -> None:
 def length_penalty(length: int, alpha: float) -> float:
     """Return ((5 + |Y|) / 6)^α of |Y| tokens, EOS included (Wu et al. 2016, eq. 14)."""
     return float(((5 + length) / 6) ** alpha)
-
-
-def has_float64(device: torch.device) -> bool:
-    """Return whether a device computes in float64; Apple GPUs do not."""
-    return device.type != "mps"
-
-
-def score_dtype(device: torch.device) -> torch.dtype:
-    """Return the type of scores on a device."""
-    return torch.float64 if has_float64(device) else torch.float32
-
-
-class LengthPenalty:
-    """The length penalties, with exponent α, of all lengths up to a maximum as a tensor."""
-
-    def __init__(self, alpha: float, *, max_length: int, device: torch.device) -> None:
-        penalties = [length_penalty(length, alpha) for length in range(max_length + 2)]
-        self._penalties = torch.tensor(penalties, dtype=score_dtype(device), device=device)
-        self._grows = alpha >= 0
-
-    def scores(self, log_probs: Tensor, lengths: Tensor) -> Tensor:
-        """Return the scores [B, K] of outputs with log probabilities [B, K] and lengths [B]."""
-        return log_probs.to(self._penalties.dtype) / self._penalties[lengths][:, None]
-
-    def min_log_probs(self, scores: Tensor, lengths: Tensor, max_lengths: Tensor) -> Tensor:
-        """Return the log probabilities [B] above which a continuation can beat [B] scores.
-
-        Log probabilities only fall. The greatest divisor is that of the [B] maximum lengths or, if
-        α is negative, of the length after [B] present ones, EOS included.
-        """
-        return scores * self._penalties[max_lengths if self._grows else lengths + 1]
 
 
 def keep_best(best: list[Hypothesis], found: Hypothesis, n_best: int) -> None:
