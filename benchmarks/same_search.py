@@ -25,7 +25,7 @@ from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
 from tfm.data.text import read_lines
 from tfm.device.compute import choose_compute
 from tfm.inference import engine as inference
-from tfm.inference.batches import Chunk, SentenceEncoder
+from tfm.inference.batches import Chunk, SentenceEncoder, by_line
 from tfm.inference.engine import load_models
 from tfm.model.build import load_model
 from tfm.model.transformer import Transformer
@@ -99,15 +99,13 @@ class Engine:
     ) -> None:
         compute = choose_compute(device, precision)
         self._engine = inference.Engine(load_models([folder], compute), compute)
-        self._vocabulary = Vocabulary.load(folder)
+        self._vocabulary = Vocabulary.load(folder, normalizes_space=False)
 
     def best(self, text: list[str], config: SearchConfig) -> list[Hypothesis]:
         """Return the best translation of each line."""
-        encoder = SentenceEncoder(
-            self._vocabulary, self._engine.limits, config, normalizes_space=False
-        )
-        chunk = Chunk(line_numbers=range(len(text)), lines=text)
-        [(_, found)] = self._engine.map(inference.Engine.search, [chunk], encoder.to_search, config)
+        encoder = SentenceEncoder(self._vocabulary, self._engine.limits, config)
+        batches = encoder.to_search(Chunk(line_numbers=range(len(text)), lines=text))
+        found = by_line(batches, (self._engine.search(batch, config) for batch in batches))
         return [found[number][0] for number in range(len(text))]
 
 

@@ -20,13 +20,8 @@ def batches(trained_run):
     chunk = Chunk(line_numbers=range(1, NUM_LINES + 1), lines=lines)
 
     def group(config=SearchConfig(), **limits):  # noqa: B008 - immutable
-        encoder = SentenceEncoder(
-            vocabulary,
-            BatchLimits(**{"max_positions": None, "max_tokens": 100} | limits),
-            config,
-            normalizes_space=True,
-        )
-        return encoder.to_search(chunk)
+        batch_limits = BatchLimits(**{"max_positions": None, "max_tokens": 100} | limits)
+        return SentenceEncoder(vocabulary, batch_limits, config).to_search(chunk)
 
     return group
 
@@ -45,12 +40,12 @@ DIRTY = [
 @pytest.fixture
 def encoder(trained_run):
     """Make an encoder without limits."""
-    vocabulary = Vocabulary.load(checkpoints(trained_run)[-1])
+    folder = checkpoints(trained_run)[-1]
 
     def make(*, normalizes_space=True, **settings):
+        vocabulary = Vocabulary.load(folder, normalizes_space=normalizes_space)
         limits = BatchLimits(max_positions=None, max_tokens=100)
-        config = SearchConfig(**settings)
-        return SentenceEncoder(vocabulary, limits, config, normalizes_space=normalizes_space)
+        return SentenceEncoder(vocabulary, limits, SearchConfig(**settings))
 
     return make
 

@@ -14,8 +14,6 @@ from tfm.cli import main as cli
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import DataError, UsageError
 from tfm.inference import engine as inference
-from tfm.inference.batches import Chunk, SentenceBatch
-from tfm.search.scoring import Hypothesis
 from tfm.stages.bench import generate as stage
 from tfm.stages.bench.generate import Milliseconds, Plan, bench_generate
 from tfm.stages.generate import Generation, Source, plan_generation
@@ -39,29 +37,20 @@ def bench(trained_run):
     return call
 
 
-def hypothesis(*tokens):
-    return Hypothesis(tokens=tokens, log_prob=-1.0, score=-1.0)
+def test_tokens_of_the_best_translations_are_counted_with_eos(bench, monkeypatch):
+    searched = []
+    in_full = inference.Engine.search
 
+    def watched(engine, batch, config):
+        outputs = in_full(engine, batch, config)
+        searched.extend(zip(batch.sources, outputs, strict=True))
+        return outputs
 
-# --- counts
-
-
-def test_tokens_of_the_best_translations_are_counted_with_eos():
-    class Engine:
-        limits = None
-
-        def map(self, task, chunks, encode, config):
-            for chunk in chunks:
-                encode(chunk)
-                outputs = [[hypothesis(*range(10, 10 + n)), hypothesis(7)] for n in (3, 0)]
-                yield chunk, dict(zip(chunk.line_numbers, outputs, strict=True))
-
-    engine = stage._CountingEngine(Engine())
-    batch = SentenceBatch(line_numbers=[1, 2], sources=[[8, 9], [8]], targets=[[], []])
-    chunks = [Chunk(line_numbers=[1, 2], lines=["a b", "a"])] * 2
-    found = engine.map(inference.Engine.search, chunks, lambda _: [batch], SearchConfig())
-    assert [len(each) for _, each in found] == [2] * 2
-    assert engine.counts == stage._Counts(sentences=4, source_tokens=10, target_tokens=10)
+    monkeypatch.setattr(inference.Engine, "search", watched)
+    result = bench(plan=Plan(rounds=1, repeat=1, latency=False), config=SearchConfig(n_best=2))
+    timed = searched[len(searched) // 2 :]  # after one untimed pass
+    assert result.num_source_tokens == sum(len(source) + 1 for source, _ in timed)
+    assert result.num_target_tokens == sum(len(best[0].tokens) + 1 for _, best in timed)
 
 
 def test_results_are_plausible_and_consistent(bench, data_dir, trained_run):
@@ -127,7 +116,7 @@ def test_temporary_files_are_removed(bench, tmp_path, monkeypatch, interrupted):
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if interrupted:
-        monkeypatch.setattr(stage, "translate_lines", interrupt)
+        monkeypatch.setattr(stage, "decode", interrupt)
     with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
         bench()
     assert not list(tmp_path.iterdir())

@@ -2,10 +2,15 @@
 
 import pytest
 import torch
+from small_models import transformer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tfm.backends.plain import PLAIN_INFERENCE
+from tfm.device.compute import Compute
 from tfm.errors import DataError
 from tfm.inference import engine
+from tfm.inference.batches import CHUNK_LINES
+from tfm.inference.engine import Engine
 from tfm.inference.translator import Translator
 
 SEARCHES = [
@@ -61,3 +66,17 @@ def test_a_batch_that_does_not_fit_memory_is_searched_in_halves(plain, monkeypat
     else:
         with pytest.raises(DataError, match=r"^line \d with .* tokens.* needs more memory"):
             plain.translate(LINES)
+
+
+# --- GPUs
+
+
+@pytest.mark.parametrize(("gigabytes", "scale"), [(8, 1), (16, 1), (80, 5)])
+def test_batches_grow_with_the_memory_of_a_gpu(monkeypatch, gigabytes, scale):
+    monkeypatch.setattr(engine, "device_memory_bytes", lambda device: gigabytes << 30)
+    sizes = []
+    for device in ("cpu", "cuda"):
+        compute = Compute(torch.device(device), torch.float32)
+        limits = Engine([transformer(50, d_model=512)], compute, backend=PLAIN_INFERENCE).limits
+        sizes.append((limits.max_tokens, limits.chunk_lines))
+    assert sizes == [(8192, CHUNK_LINES), (scale * 8192, scale * CHUNK_LINES)]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tfm.backends.inference_cpu import CpuInference
+from tfm.backends.inference_gpu import GpuInference
 from tfm.backends.plain import PLAIN_INFERENCE, PLAIN_TRAINING
 from tfm.backends.selection import inference_backend, training_backend
 from tfm.backends.training_cpu import CpuTraining
@@ -33,7 +34,9 @@ def test_plain_int8_is_refused():
         inference_backend(Compute(CPU, torch.int8), "plain")
 
 
-@pytest.mark.parametrize("kernels", ["auto", "plain"])
-def test_a_gpu_uses_plain_kernels(kernels):
-    assert training_backend(Compute(GPU, torch.bfloat16), kernels) is PLAIN_TRAINING
-    assert inference_backend(Compute(GPU, torch.bfloat16), kernels) is PLAIN_INFERENCE
+def test_a_gpu_casts_the_weights_of_half_precision_once():
+    half, full = (Compute(GPU, dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert training_backend(half, "auto") is PLAIN_TRAINING
+    assert isinstance(inference_backend(half, "auto"), GpuInference)
+    assert inference_backend(half, "plain") is PLAIN_INFERENCE
+    assert inference_backend(full, "auto") is PLAIN_INFERENCE

@@ -22,9 +22,9 @@ from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError
 from tfm.inference.batches import Chunk, SentenceBatch
-from tfm.inference.engine import Engine, load_models
+from tfm.inference.engine import CHUNK_LINES, Engine, load_models
 from tfm.inference.lines import score_lines, translate_lines
-from tfm.inference.workers import LostProcessError, Workers, _Worker
+from tfm.inference.workers import LostProcessError, Workers, _Worker, compute_ahead
 from tfm.storage.checkpoint.run_folder import checkpoints
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
@@ -57,9 +57,6 @@ def one_process(trained_run):
     compute = choose_compute("cpu", "fp32")
     yield Engine(load_models([checkpoints(trained_run)[-1]], compute), compute)
     torch.set_num_threads(num_threads)
-
-
-translate = functools.partial(translate_lines, normalizes_space=True)
 
 
 def two_workers(folder):
@@ -99,16 +96,15 @@ def assert_same(found, expected):
 )
 def test_workers_translate_as_one_process_does_in_order(one_process, workers, vocabulary, settings):
     config = SearchConfig(max_extra_length=3, **settings)
-    expected = list(translate(one_process, vocabulary, CHUNKS, config))
-    assert_same(translate(workers, vocabulary, CHUNKS, config), expected)
+    expected = list(translate_lines(one_process, vocabulary, CHUNKS, config))
+    assert_same(translate_lines(workers, vocabulary, CHUNKS, config), expected)
     assert [chunk for chunk, _ in expected] == CHUNKS
 
 
 def test_workers_score_targets_as_one_process_does(one_process, workers, vocabulary):
     config = SearchConfig(max_tokens=20)
-    score = functools.partial(score_lines, normalizes_space=True)
-    expected = list(score(one_process, vocabulary, CHUNKS, config))
-    assert list(score(workers, vocabulary, CHUNKS, config)) == expected
+    expected = list(score_lines(one_process, vocabulary, CHUNKS, config))
+    assert list(score_lines(workers, vocabulary, CHUNKS, config)) == expected
 
 
 def batch_of(line, ids=(5, 6)):
@@ -119,26 +115,29 @@ def chunk_of(line):
     return Chunk(line_numbers=[line], lines=["seven"])
 
 
-def encode(chunk):
-    return [batch_of(chunk.line_numbers[0])]
+def search_with(workers, lines, *, batches_of=lambda line: [batch_of(line)], **config):
+    """Yield the number of each line, of one chunk, when its batches have been searched."""
+    search = functools.partial(workers.search, config=SearchConfig(**config))
+    batched = ((chunk_of(line), batches_of(line)) for line in lines)
+    for chunk, _, _ in compute_ahead(search, batched, num_workers=2):
+        yield chunk.line_numbers[0]
 
 
-def search_with(workers, chunks, *, encode=encode, **config):
-    return workers.map(Engine.search, chunks, encode, SearchConfig(**config))
+def test_workers_read_as_many_lines_at_once_as_all_of_them_need(workers):
+    assert workers.limits.chunk_lines == 2 * CHUNK_LINES
 
 
 def test_only_a_few_chunks_are_read_ahead(workers):
-    num_read = 0
+    read = []
 
     def endless():
-        nonlocal num_read
-        for num_read in itertools.count(1):
-            yield chunk_of(num_read)
+        for line in itertools.count(1):
+            read.append(line)
+            yield line
 
     results = search_with(workers, endless(), max_extra_length=1)
-    numbers = [list(found) for _, found in itertools.islice(results, 50)]
-    assert numbers == [[number] for number in range(1, 51)]
-    assert num_read <= 50 + 2 * 2 + 2
+    assert list(itertools.islice(results, 50)) == list(range(1, 51))
+    assert len(read) <= 50 + 2 * 2 + 2
 
 
 def test_an_error_in_reading_is_raised_after_the_chunks_before_it(workers, vocabulary):
@@ -146,7 +145,7 @@ def test_an_error_in_reading_is_raised_after_the_chunks_before_it(workers, vocab
         yield CHUNKS[0]
         raise DataError("line 4 is not UTF-8")
 
-    results = translate(workers, vocabulary, chunks(), SearchConfig(max_extra_length=3))
+    results = translate_lines(workers, vocabulary, chunks(), SearchConfig(max_extra_length=3))
     assert next(results)[0] is CHUNKS[0]
     with pytest.raises(DataError, match="line 4 is not UTF-8"):
         next(results)
@@ -187,20 +186,19 @@ def test_a_process_that_dies_is_named_with_its_lines(trained_run):
             r"\(out of memory\?\) while it computed 3 of the lines 3 to 9$"
         )
         with pytest.raises(LostProcessError, match=message):
-            list(search_with(started, [chunk_of(3)], encode=lambda _: [batch]))
+            list(search_with(started, [3], batches_of=lambda _: [batch]))
         assert second.is_alive()
     assert (first.exitcode, second.exitcode) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
 def test_an_idle_worker_translates_new_lines_while_another_is_busy(workers):
     arrived = threading.Event()
-    list(search_with(workers, [chunk_of(1), chunk_of(2)]))  # both are loaded
+    list(search_with(workers, [1, 2]))  # both are loaded
     first = workers._workers[0].process.pid
     os.kill(first, signal.SIGSTOP)
 
     def chunks():
-        for line in (1, 2):  # one of the two hangs
-            yield chunk_of(line)
+        yield from (1, 2)  # one of the two hangs
         arrived.set()
 
     results = search_with(workers, chunks(), max_extra_length=1)
@@ -212,15 +210,21 @@ def test_an_idle_worker_translates_new_lines_while_another_is_busy(workers):
     finally:
         os.kill(first, signal.SIGCONT)
     reading.join(30)
-    assert [list(outputs) for _, outputs in found] == [[1], [2]]
+    assert found == [1, 2]
 
 
-def test_a_bug_in_a_process_keeps_its_traceback(trained_run, capfd):
+def test_a_bug_in_a_process_keeps_its_traceback(trained_run):
     with two_workers(checkpoints(trained_run)[-1]) as started:
-        results = search_with(started, [chunk_of(1)], encode=lambda _: [batch_of(1, [10**6])])
-        with pytest.raises(LostProcessError, match=r"ended with exit code 1 while it computed 1 "):
-            next(results)
-    assert "IndexError" in capfd.readouterr().err
+        with pytest.raises(IndexError) as raised:
+            started.search(batch_of(1, [10**6]), SearchConfig())
+        assert "in _search" in str(raised.value.__cause__)
+        assert started.search(batch_of(1), SearchConfig())
+
+
+def test_a_message_of_several_processes_is_printed_once(workers, capsys):
+    for result in [(1, ["warning: one", "warning: two"]), (2, ["warning: one"]), (3, [])]:
+        assert workers._unwrap(result) == result[0]
+    assert capsys.readouterr().err.splitlines() == ["warning: one", "warning: two"]
 
 
 # --- the command, and signals

@@ -9,11 +9,13 @@ from timing import Sentence, Settings, measure, read_settings
 from tfm import __version__
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
-from tfm.inference.batches import BatchLimits, Chunk
-from tfm.inference.engine import Encode, load_engine
+from tfm.inference.batches import BatchLimits, Chunk, SentenceBatch
+from tfm.inference.engine import load_engine
 from tfm.inference.lines import LineEngine, translate_lines
 from tfm.inference.reader import LineReader
 from tfm.inference.workers import Workers
+from tfm.search.forced import ForcedOutput
+from tfm.search.scoring import Hypothesis
 
 
 class RecordingEngine:
@@ -28,20 +30,23 @@ class RecordingEngine:
         """Return the limits of the other engine."""
         return self._engine.limits
 
-    def map(
-        self, task: Any, chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
-    ) -> Iterator[tuple[Chunk, dict[int, Any]]]:
-        """Let the other engine translate, and record the token ids."""
-        for chunk, outputs in self._engine.map(task, chunks, encode, config):
-            for number, n_best in outputs.items():
-                self.translations[number] = list(n_best[0].tokens)
-            yield chunk, outputs
+    def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
+        """Let the other engine search, and record the token ids."""
+        outputs = self._engine.search(batch, config)
+        for number, n_best in zip(batch.line_numbers, outputs, strict=True):
+            self.translations[number] = list(n_best[0].tokens)
+        return outputs
+
+    def score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
+        """Let the other engine score targets."""
+        return self._engine.score(batch, config)
 
 
 def main() -> None:
     """Run the benchmark."""
     settings = read_settings(__doc__)
-    vocabulary = Vocabulary.load(settings.model)
+    # The other programs do not normalize text either.
+    vocabulary = Vocabulary.load(settings.model, normalizes_space=False)
     options: dict[str, Any] = {
         "beam_size": settings.beam_size,
         "length_penalty": settings.length_penalty,
@@ -52,8 +57,7 @@ def main() -> None:
     with open_engine(settings) as engine:
 
         def translate_all(recording: RecordingEngine, chunks: Iterable[Chunk]) -> None:
-            # The other programs do not normalize text either.
-            for _ in translate_lines(recording, vocabulary, chunks, config, normalizes_space=False):
+            for _ in translate_lines(recording, vocabulary, chunks, config):
                 pass
 
         def translate(sentences: Sequence[Sentence]) -> list[list[int]]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tfm.backends.dropout import RandomMasks
-from tfm.backends.plain import InferenceBackend
+from tfm.backends.plain import Cast, InferenceBackend
 from tfm.backends.sentence_attention import PackedHeads
 from tfm.backends.single_sentence import SingleSentenceCache, SingleSentenceLayer, decodes_alone
 from tfm.data.packing import Layout, Packing, Padded
@@ -137,18 +137,6 @@ class CpuInference(InferenceBackend):
             return out.view(*x.shape[:-1], out.size(1))
 
         return linear_of_rounded_size
-
-
-class Cast(nn.Dropout):
-    """Casts activations to a dtype, and drops none."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._dtype = dtype
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        return x.to(self._dtype)
 
 
 class PrepackedLinear(nn.Linear):

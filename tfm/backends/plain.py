@@ -3,7 +3,8 @@
 from contextlib import AbstractContextManager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from typing_extensions import override
 
 from tfm.device.compute import Compute
 from tfm.model.build import Model, evaluation_copy
@@ -25,6 +26,18 @@ class Replacements:
         while self._originals:
             parent, name, module = self._originals.pop()
             setattr(parent, name, module)
+
+
+class Cast(nn.Dropout):
+    """Casts activations to a dtype, and drops none."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self._dtype)
 
 
 class TrainingBackend:

@@ -7,6 +7,7 @@ import torch
 
 from tfm.backends import inference_cpu
 from tfm.backends.inference_cpu import CpuInference
+from tfm.backends.inference_gpu import GpuInference
 from tfm.backends.plain import (
     PLAIN_INFERENCE,
     PLAIN_TRAINING,
@@ -94,6 +95,8 @@ def inference_backend(
         raise UsageError("plain kernels do not support int8: use --kernels auto")
     if kernels == "auto" and compute.device.type == "cpu":
         return _cpu_inference(compute, notify)
+    if kernels == "auto" and compute.device.type == "cuda" and compute.dtype != torch.float32:
+        return GpuInference(compute.dtype)
     return PLAIN_INFERENCE
 
 

@@ -293,7 +293,7 @@ class SearchConfig(Settings, section="search"):
     )
     max_tokens: int | None = setting(
         None,
-        "Source tokens per batch, padding included; if unset, it depends on the model's width.",
+        "Source tokens per batch, padding included; if unset, it depends on model and GPU.",
         ge=1,
         le=_MAX_COUNT,
     )

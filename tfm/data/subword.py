@@ -16,6 +16,7 @@ import sentencepiece
 
 from tfm.config import SubwordConfig
 from tfm.data.background import run_in_thread
+from tfm.data.cleaning import normalize_space
 from tfm.data.text import read_lines
 from tfm.device.cpu import chosen_threads, num_cores
 from tfm.errors import DataError, TfmError, UsageError, tfm_command
@@ -138,6 +139,7 @@ class Vocabulary:
 
     source: SubwordModel
     target: SubwordModel
+    normalizes_space: bool = True  # whether the white space of the training text was normalized
 
     @property
     def is_joint(self) -> bool:
@@ -150,8 +152,14 @@ class Vocabulary:
         fingerprints = self.source.fingerprint + self.target.fingerprint
         return hashlib.sha256(fingerprints.encode()).hexdigest()
 
+    def clean(self, lines: Iterable[str]) -> list[str]:
+        """Return lines as the text that was trained on; lines without text are empty."""
+        if self.normalizes_space:
+            return [normalize_space(line) for line in lines]
+        return [line if line.strip() else "" for line in lines]
+
     @classmethod
-    def load(cls, folder: Path) -> "Vocabulary":
+    def load(cls, folder: Path, *, normalizes_space: bool = True) -> "Vocabulary":
         """Read the model or models of a dataset or model folder.
 
         Raises:
@@ -161,7 +169,7 @@ class Vocabulary:
             paths = model_paths(folder, separate=separate)
             if all(path.is_file() for path in paths):
                 models = [SubwordModel(path.read_bytes(), origin=path) for path in paths]
-                return cls(models[0], models[-1])
+                return cls(models[0], models[-1], normalizes_space)
         raise DataError(
             f"{folder} has no subword model (bpe.model): run {tfm_command('learn-bpe', folder)}"
         )

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tfm.config import SearchConfig
-from tfm.data.cleaning import normalize_space
 from tfm.data.subword import Vocabulary
 from tfm.errors import DataError
 from tfm.reporting import say
@@ -14,17 +13,9 @@ Output = TypeVar("Output")
 
 # Lines that are sorted by length together: enough to fill batches, few enough for a quick answer.
 CHUNK_LINES = 1_000
-# Elements of a batch's hidden states: enough for fast matrix products, few enough for the memory of
-# a laptop.
-_BATCH_ELEMENTS = 1 << 22
 # Self-attention of a target takes memory quadratic in its length: at this limit, some gigabytes.
 _MAX_TARGET_TOKENS = 4_096
 _QUOTED_CHARACTERS = 40
-
-
-def default_max_tokens(d_model: int) -> int:
-    """Return the number of source tokens per batch that suits a model of this width."""
-    return max(1, _BATCH_ELEMENTS // d_model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +25,7 @@ class BatchLimits:
     # Maximum number of source or target tokens, EOS included; None if unlimited.
     max_positions: int | None
     max_tokens: int  # source tokens per batch unless the user sets them
+    chunk_lines: int = CHUNK_LINES  # lines to sort by length together
     num_workers: int = 1  # number of batches that are computed at the same time
 
 
@@ -66,22 +58,13 @@ class SentenceBatch:
 class SentenceEncoder:
     """Encodes chunks of text as batches of token ids, within the limits of engine and search.
 
-    `normalizes_space` is that of the models. Of several sources in an unknown script, only the
-    first is reported.
+    Of several sources in an unknown script, only the first is reported.
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        limits: BatchLimits,
-        config: SearchConfig,
-        *,
-        normalizes_space: bool,
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, limits: BatchLimits, config: SearchConfig) -> None:
         self._vocabulary = vocabulary
         self._limits = limits
         self._config = config
-        self._normalizes_space = normalizes_space
         self._has_warned_of_unknown = False
 
     def to_search(self, chunk: Chunk) -> list[SentenceBatch]:
@@ -115,7 +98,7 @@ class SentenceEncoder:
         return [_batch(rows, chunk.line_numbers, sources, targets) for rows in batched]
 
     def _sources(self, chunk: Chunk) -> list[list[int]]:
-        lines = clean_lines(chunk.lines, normalizes_space=self._normalizes_space)
+        lines = self._vocabulary.clean(chunk.lines)
         sources = self._vocabulary.source.encode(lines)
         limit = self._config.max_source_length
         for number, line, ids in zip(chunk.line_numbers, lines, sources, strict=True):
@@ -144,7 +127,7 @@ class SentenceEncoder:
             )
 
     def _targets(self, chunk: Chunk, name: str) -> list[list[int]]:
-        lines = clean_lines(chunk.paired_lines or [], normalizes_space=self._normalizes_space)
+        lines = self._vocabulary.clean(chunk.paired_lines or [])
         targets = self._vocabulary.target.encode(lines)
         for number, ids in zip(chunk.line_numbers, targets, strict=False):
             if len(ids) > _MAX_TARGET_TOKENS:
@@ -182,13 +165,6 @@ class SentenceEncoder:
             batches.append(order[start:end])
             start = end
         return batches
-
-
-def clean_lines(lines: Iterable[str], *, normalizes_space: bool) -> list[str]:
-    """Return lines as the text that a model was trained on; lines without text are empty."""
-    if normalizes_space:
-        return [normalize_space(line) for line in lines]
-    return [line if line.strip() else "" for line in lines]
 
 
 def _quoted(line: str) -> str:

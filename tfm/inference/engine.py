@@ -1,7 +1,7 @@
 """The engine: models on a device that translate or score batches of sentences."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -11,17 +11,10 @@ from tfm.backends.plain import InferenceBackend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import EOS, PAD, Vocabulary
-from tfm.device.compute import Compute, is_out_of_memory
+from tfm.device.compute import Compute, device_memory_bytes, is_out_of_memory
 from tfm.device.threads import ComputeThreads
 from tfm.errors import CheckpointError, DataError
-from tfm.inference.batches import (
-    BatchLimits,
-    Chunk,
-    Output,
-    SentenceBatch,
-    by_line,
-    default_max_tokens,
-)
+from tfm.inference.batches import CHUNK_LINES, BatchLimits, Output, SentenceBatch
 from tfm.model.build import Model, load_model
 from tfm.reporting import say
 from tfm.search import search
@@ -30,9 +23,10 @@ from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.scoring import Hypothesis
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
-# `Engine.search` or `Engine.score`, which return one output per sentence of a batch.
-Task = Callable[["Engine", SentenceBatch, SearchConfig], list[Output]]
-Encode = Callable[[Chunk], list[SentenceBatch]]
+# Elements of a batch's hidden states: enough for fast matrix products, few enough for the memory of
+# a laptop, or for this much memory of a GPU.
+_BATCH_ELEMENTS = 1 << 22
+_GPU_BYTES = 16 << 30
 
 
 class Engine:
@@ -65,27 +59,17 @@ class Engine:
         )
         self._notify = notify
         self._has_warned_of_memory = False
+        scale = _batch_scale(compute.device)
         self.limits = BatchLimits(
             max_positions=self._model.max_positions,
-            max_tokens=default_max_tokens(models[0].output_weight.size(1)),
+            max_tokens=max(1, scale * _BATCH_ELEMENTS // models[0].output_weight.size(1)),
+            chunk_lines=scale * CHUNK_LINES,
         )
 
     @property
     def num_parameters(self) -> int:
         """The number of parameters of all models together."""
         return sum(each.numel() for model in self._models for each in model.parameters())
-
-    def map(
-        self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
-    ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
-        """Translate or score chunks, which `encode` splits into batches.
-
-        Yields:
-            Each chunk, in order, with its outputs by line number.
-        """
-        encoded = ((chunk, encode(chunk)) for chunk in chunks)
-        for chunk, batches in encoded:
-            yield chunk, by_line(batches, (task(self, batch, config) for batch in batches))
 
     def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
         """Return the `n_best` hypotheses of each sentence, best first.
@@ -207,6 +191,12 @@ def load_models(folders: Sequence[Path], compute: Compute) -> list[Model]:
     return models
 
 
+def _batch_scale(device: torch.device) -> int:
+    """Return by how much batches for a device are larger than those for a laptop."""
+    memory = device_memory_bytes(device) if device.type == "cuda" else None
+    return max(1, round((memory or 0) / _GPU_BYTES))
+
+
 def load_vocabulary(folder: Path, info: ModelInfo) -> Vocabulary:
     """Read the subword models of a model folder.
 
@@ -214,7 +204,7 @@ def load_vocabulary(folder: Path, info: ModelInfo) -> Vocabulary:
         CheckpointError: They are not those that the model was trained with.
         DataError: They are missing or damaged.
     """
-    vocabulary = Vocabulary.load(folder)
+    vocabulary = Vocabulary.load(folder, normalizes_space=info.normalizes_space)
     if vocabulary.fingerprint != info.fingerprint:
         raise CheckpointError(
             f"{folder} was trained with subword model {info.fingerprint[:8]}, not "

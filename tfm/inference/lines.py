@@ -1,13 +1,21 @@
 """Translating and scoring chunks of lines with an engine."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS, SubwordModel, Vocabulary
-from tfm.inference.batches import BatchLimits, Chunk, Output, SentenceEncoder
-from tfm.inference.engine import Encode, Engine, Task
+from tfm.inference.batches import (
+    BatchLimits,
+    Chunk,
+    Output,
+    SentenceBatch,
+    SentenceEncoder,
+    by_line,
+)
+from tfm.inference.workers import compute_ahead
 from tfm.search.forced import ForcedOutput
 from tfm.search.scoring import Hypothesis
 
@@ -49,63 +57,77 @@ class ScoredTarget:
 
 
 class LineEngine(Protocol):
-    """Computes batches of lines: an `Engine` in this process, or `Workers` in others."""
+    """Computes batches of sentences: an `Engine` in this process, or `Workers` in others."""
 
     @property
     def limits(self) -> BatchLimits:
         """Limits on batches."""
 
-    def map(
-        self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
-    ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
-        """Translate or score chunks of lines; details are documented at `Engine.map`."""
+    def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
+        """Return the `n_best` hypotheses of each sentence, best first."""
+
+    def score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
+        """Return the log probabilities of each sentence's target."""
 
 
 def translate_lines(
-    engine: LineEngine,
-    vocabulary: Vocabulary,
-    chunks: Iterable[Chunk],
-    config: SearchConfig,
-    *,
-    normalizes_space: bool,
+    engine: LineEngine, vocabulary: Vocabulary, chunks: Iterable[Chunk], config: SearchConfig
 ) -> Iterator[tuple[Chunk, list[list[Translation]]]]:
-    """Translate chunks of lines; `normalizes_space` is that of the models.
+    """Translate chunks of lines.
 
     Yields:
         Each chunk, in order, and for each of its lines the `n_best` translations, best first.
     """
-    encoder = SentenceEncoder(vocabulary, engine.limits, config, normalizes_space=normalizes_space)
-    for chunk, found in engine.map(Engine.search, chunks, encoder.to_search, config):
-        translations = {
-            number: _translations(hypotheses, vocabulary.target)
-            for number, hypotheses in found.items()
-        }
-        yield (
-            chunk,
-            [
-                translations.get(number, [Translation("", score=0.0, log_prob=0.0)])
-                for number in chunk.line_numbers
-            ],
-        )
+    encoder = SentenceEncoder(vocabulary, engine.limits, config)
+    batched = ((chunk, encoder.to_search(chunk)) for chunk in chunks)
+    search = partial(engine.search, config=config)
+    for chunk, batches, outputs in _compute(search, batched, engine.limits):
+        yield chunk, decode(chunk, batches, outputs, vocabulary)
 
 
 def score_lines(
-    engine: LineEngine,
-    vocabulary: Vocabulary,
-    chunks: Iterable[Chunk],
-    config: SearchConfig,
-    *,
-    normalizes_space: bool,
+    engine: LineEngine, vocabulary: Vocabulary, chunks: Iterable[Chunk], config: SearchConfig
 ) -> Iterator[tuple[Chunk, list[ScoredTarget]]]:
-    """Compute the probability of each line's target; `normalizes_space` is that of the models.
+    """Compute the probability of each line's target.
 
     Yields:
         Each chunk, in order, and the scored target of each of its lines.
     """
-    encoder = SentenceEncoder(vocabulary, engine.limits, config, normalizes_space=normalizes_space)
-    for chunk, found in engine.map(Engine.score, chunks, encoder.to_score, config):
+    encoder = SentenceEncoder(vocabulary, engine.limits, config)
+    batched = ((chunk, encoder.to_score(chunk)) for chunk in chunks)
+    score = partial(engine.score, config=config)
+    for chunk, batches, outputs in _compute(score, batched, engine.limits):
+        found = by_line(batches, outputs)
         texts = zip(chunk.line_numbers, chunk.paired_lines or [], strict=True)
         yield chunk, [_scored(text, found[number], vocabulary.target) for number, text in texts]
+
+
+def decode(
+    chunk: Chunk,
+    batches: Sequence[SentenceBatch],
+    outputs: Sequence[list[list[Hypothesis]]],
+    vocabulary: Vocabulary,
+) -> list[list[Translation]]:
+    """Return the translations of each line of a chunk, from the outputs of its batches."""
+    found = by_line(batches, outputs)
+    nothing = [Translation("", score=0.0, log_prob=0.0)]
+    return [
+        _translations(found[number], vocabulary.target) if number in found else nothing
+        for number in chunk.line_numbers
+    ]
+
+
+def _compute(
+    compute: Callable[[SentenceBatch], list[Output]],
+    batched: Iterable[tuple[Chunk, list[SentenceBatch]]],
+    limits: BatchLimits,
+) -> Iterator[tuple[Chunk, list[SentenceBatch], list[list[Output]]]]:
+    """Yield each chunk, in order, with its batches and their outputs."""
+    if limits.num_workers > 1:
+        yield from compute_ahead(compute, batched, num_workers=limits.num_workers)
+        return
+    for chunk, batches in batched:
+        yield chunk, batches, [compute(batch) for batch in batches]
 
 
 def _translations(hypotheses: list[Hypothesis], subword_model: SubwordModel) -> list[Translation]:

@@ -12,7 +12,7 @@ from tfm.device.compute import Compute
 from tfm.device.threads import set_num_threads
 from tfm.errors import UsageError
 from tfm.inference.batches import Chunk
-from tfm.inference.engine import Engine, load_models
+from tfm.inference.engine import Engine, load_models, load_vocabulary
 from tfm.inference.lines import ScoredTarget, Translation, score_lines, translate_lines
 from tfm.model.build import Model
 from tfm.storage.checkpoint.model_folder import load_info
@@ -32,7 +32,6 @@ class Translator:
         compute: Device and arithmetic.
         default_search: Search settings of calls without their own.
         backend: Optimizes copies of the models; by default the device's inference backend.
-        normalizes_space: Whether the white space of the models' training text was normalized.
     """
 
     def __init__(
@@ -43,12 +42,10 @@ class Translator:
         *,
         default_search: SearchConfig | None = None,
         backend: InferenceBackend | None = None,
-        normalizes_space: bool = True,
     ) -> None:
         self._engine = Engine(models, compute, backend=backend)
         self._vocabulary = vocabulary
         self._default_search = default_search or SearchConfig()
-        self._normalizes_space = normalizes_space
 
     @classmethod
     def load(cls, path: Path | str, *more_paths: Path | str, **settings: Any) -> "Translator":
@@ -77,11 +74,10 @@ class Translator:
         info = load_info(folders[0])
         return cls(
             models,
-            Vocabulary.load(folders[0]),
+            load_vocabulary(folders[0], info),
             compute,
             default_search=SearchConfig.for_model(info.search, {}),
             backend=backend,
-            normalizes_space=info.normalizes_space,
         )
 
     @overload
@@ -145,13 +141,7 @@ class Translator:
         """
         chunk = _chunk(lines, prefixes, first_line)
         config = self._merge(config, settings, SearchConfig.for_model)
-        [(_, found)] = translate_lines(
-            self._engine,
-            self._vocabulary,
-            [chunk],
-            config,
-            normalizes_space=self._normalizes_space,
-        )
+        [(_, found)] = translate_lines(self._engine, self._vocabulary, [chunk], config)
         return found
 
     def score_targets(
@@ -187,13 +177,7 @@ class Translator:
         """
         chunk = _chunk(lines, targets, first_line)
         config = self._merge(config, settings, SearchConfig.for_targets)
-        [(_, scored)] = score_lines(
-            self._engine,
-            self._vocabulary,
-            [chunk],
-            config,
-            normalizes_space=self._normalizes_space,
-        )
+        [(_, scored)] = score_lines(self._engine, self._vocabulary, [chunk], config)
         return scored
 
     def _merge(

@@ -7,23 +7,28 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import TfmError
-from tfm.inference.batches import BatchLimits, Chunk, Output, SentenceBatch, by_line
-from tfm.inference.engine import Encode, Task, load_engine
+from tfm.inference.batches import BatchLimits, Chunk, Output, SentenceBatch
+from tfm.inference.engine import Engine, load_engine
 from tfm.reporting import say
+from tfm.search.forced import ForcedOutput
+from tfm.search.scoring import Hypothesis
 
-# Chunks that are read ahead, per worker.
-_CHUNKS_AHEAD = 2
-_JOIN_SECONDS = 10.0
+# Chunks that are read ahead, and batches that wait, per worker.
+_NUM_AHEAD = 2
+_EXIT_SECONDS = 10.0
+
+# What a function returns in a worker process, and the messages for the user since the last one.
+WithMessages = tuple[Output, list[str]]
 
 
 class LostProcessError(TfmError):
@@ -31,7 +36,7 @@ class LostProcessError(TfmError):
 
 
 class Workers:
-    """Computes several batches at a time, each by an `Engine` of its own; a context manager.
+    """Several engines, which compute a batch each at the same time; a context manager.
 
     Args:
         folders: Model folders; several form an ensemble.
@@ -46,21 +51,24 @@ class Workers:
         self._num_workers = num_workers
         self._workers: list[_Worker] = []
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(num_workers)  # each thread waits for one worker
         self._printed: set[str] = set()
 
     def __enter__(self) -> "Workers":
-        with _blocked_sigint():
-            for index in range(self._num_workers):
-                worker = _Worker(index, self._num_workers, *self._load, printed=self._printed)
-                self._workers.append(worker)
-                self._idle.put(worker)
         try:
-            limits, *_ = [worker.limits() for worker in self._workers]
+            with _blocked_sigint():
+                for index in range(self._num_workers):
+                    self._workers.append(_Worker(index, self._num_workers, *self._load))
+            limits, *_ = [self._unwrap(worker.limits()) for worker in self._workers]
         except BaseException:
             self._end()
             raise
-        self.limits = replace(limits, num_workers=self._num_workers)
+        self.limits = replace(
+            limits,
+            num_workers=self._num_workers,
+            chunk_lines=self._num_workers * limits.chunk_lines,
+        )
+        for worker in self._workers:
+            self._idle.put(worker)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,110 +77,126 @@ class Workers:
     def _end(self) -> None:
         for worker in self._workers:
             worker.process.kill()  # workers hold nothing that needs a clean shutdown
-        self._threads.shutdown(cancel_futures=True)
         for worker in self._workers:
-            worker.process.join()
-            worker.connection.close()
+            worker.pool.shutdown(cancel_futures=True)
 
-    def map(
-        self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
-    ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
-        """Translate or score chunks as `Engine.map` does; a thread reads ahead meanwhile.
-
-        An error in reading is raised after the outputs of the chunks before it.
+    def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
+        """Search a batch as `Engine.search` does, in a process that is idle.
 
         Raises:
-            LostProcessError: A worker process has ended.
+            LostProcessError: The process has ended.
         """
-        underway: queue.Queue[
-            tuple[Chunk, list[SentenceBatch], list[Future[list[Output]]]] | BaseException | None
-        ]
-        underway = queue.Queue(maxsize=_CHUNKS_AHEAD * len(self._workers))
+        return self._run(_search, batch, config)
 
-        def read() -> None:
-            try:
-                for chunk in chunks:
-                    batches = encode(chunk)
-                    outputs = [
-                        self._threads.submit(self._run, task, batch, config) for batch in batches
-                    ]
-                    underway.put((chunk, batches, outputs))
-                underway.put(None)
-            except BaseException as error:  # raised again in the consumer's thread
-                underway.put(error)
+    def score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
+        """Score the targets of a batch as `Engine.score` does; raises as `search` does."""
+        return self._run(_score, batch, config)
 
-        threading.Thread(target=read, daemon=True).start()
-        while (item := underway.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            chunk, batches, outputs = item
-            yield chunk, by_line(batches, (output.result() for output in outputs))
-
-    def _run(self, task: Task[Output], batch: SentenceBatch, config: SearchConfig) -> list[Output]:
+    def _run(
+        self,
+        compute: Callable[[SentenceBatch, SearchConfig], WithMessages[list[Output]]],
+        batch: SentenceBatch,
+        config: SearchConfig,
+    ) -> list[Output]:
+        lines = batch.line_numbers
+        work = f"it computed {len(lines):,} of the lines {min(lines):,} to {max(lines):,}"
         worker = self._idle.get()
         try:
-            return worker.run(task, batch, config)
+            with worker.named(work):
+                return self._unwrap(worker.pool.submit(compute, batch, config).result())
         finally:
             self._idle.put(worker)
 
+    def _unwrap(self, result: WithMessages[Output]) -> Output:
+        """Return the output, and print the messages that no other process has sent before."""
+        output, messages = result
+        for message in messages:
+            if message not in self._printed:
+                self._printed.add(message)
+                say(message)
+        return output
+
+
+def compute_ahead(
+    compute: Callable[[SentenceBatch], list[Output]],
+    batched: Iterable[tuple[Chunk, list[SentenceBatch]]],
+    *,
+    num_workers: int,
+) -> Iterator[tuple[Chunk, list[SentenceBatch], list[list[Output]]]]:
+    """Compute the batches of chunks, `num_workers` at a time, while a thread reads ahead.
+
+    An error in reading is raised after the outputs of the chunks before it.
+
+    Yields:
+        Each chunk, in order, with its batches and their outputs.
+    """
+    underway: queue.Queue[
+        tuple[Chunk, list[SentenceBatch], list[Future[list[Output]]]] | BaseException | None
+    ]
+    underway = queue.Queue(maxsize=_NUM_AHEAD * num_workers)
+    waiting = threading.Semaphore(_NUM_AHEAD * num_workers)
+    threads = ThreadPoolExecutor(num_workers)  # each thread waits for one worker
+
+    def submit(batch: SentenceBatch) -> Future[list[Output]]:
+        waiting.acquire()
+        future = threads.submit(compute, batch)
+        future.add_done_callback(lambda _: waiting.release())
+        return future
+
+    def read() -> None:
+        try:
+            for chunk, batches in batched:
+                underway.put((chunk, batches, list(map(submit, batches))))
+            underway.put(None)
+        except BaseException as error:  # raised again in the consumer's thread
+            underway.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        while (item := underway.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            chunk, batches, futures = item
+            yield chunk, batches, [future.result() for future in futures]
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
 
 class _Worker:
-    """A process with an engine on GPU `index`, and the connection to it.
-
-    `printed` holds the messages of all workers, so that each is printed once.
-    """
+    """A process with an engine on GPU `index`."""
 
     def __init__(
-        self,
-        index: int,
-        num_workers: int,
-        folders: Sequence[Path],
-        inference: InferenceConfig,
-        *,
-        printed: set[str],
+        self, index: int, num_workers: int, folders: Sequence[Path], inference: InferenceConfig
     ) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, child_end = context.Pipe()
-        self.process = context.Process(
-            target=_serve, args=(child_end, folders, inference, index, num_workers), daemon=True
+        others = multiprocessing.active_children()
+        # A pool of one process: so its batch and its exit code are known when it ends.
+        self.pool = ProcessPoolExecutor(
+            1, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
         )
-        self.process.start()
-        child_end.close()  # so that reading fails when the process has ended
-        self._name = f"process {index + 1} of {num_workers}"
-        self._printed = printed
+        self._limits = self.pool.submit(_load, folders, inference, index, num_workers)
+        [self.process] = set(multiprocessing.active_children()).difference(others)
+        self._name = f"process {index + 1} of {num_workers} (pid {self.process.pid})"
 
-    def limits(self) -> BatchLimits:
+    def limits(self) -> WithMessages[BatchLimits]:
         """Wait until the engine is loaded, and return its limits or raise its error."""
-        limits: BatchLimits = self._answer("it loaded the model")
-        return limits
+        with self.named("it loaded the model"):
+            return self._limits.result()
 
-    def run(self, task: Task[Output], batch: SentenceBatch, config: SearchConfig) -> list[Output]:
-        """Run a task in the process, and return its outputs or raise its error."""
-        lines = batch.line_numbers
-        work = f"it computed {len(lines):,} of the lines {min(lines):,} to {max(lines):,}"
-        outputs: list[Output] = self._answer(work, (task, batch, config))
-        return outputs
-
-    def _answer(self, work: str, request: Any = None) -> Any:
+    @contextlib.contextmanager
+    def named(self, work: str) -> Iterator[None]:
+        """Name this process and its work in the error if it ends in this block."""
         try:
-            if request is not None:
-                self.connection.send(request)
-            while True:
-                kind, value = self.connection.recv()
-                match kind:
-                    case "done":
-                        return value
-                    case "failed":
-                        raise value
-                    case "message" if value not in self._printed:
-                        self._printed.add(value)
-                        say(value)
-        except (EOFError, ConnectionError):
-            self.process.join(_JOIN_SECONDS)
-            ending = _describe_exit(self.process.exitcode)
-            raise LostProcessError(
-                f"{self._name} (pid {self.process.pid}) {ending} while {work}"
-            ) from None
+            yield
+        except BrokenProcessPool:
+            ending = _describe_exit(self._exit_code())
+            raise LostProcessError(f"{self._name} {ending} while {work}") from None
+
+    def _exit_code(self) -> int | None:
+        # The pool waits for the process too, and may be the first to learn its exit code.
+        end = time.monotonic() + _EXIT_SECONDS
+        while self.process.exitcode is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.process.exitcode
 
 
 @contextlib.contextmanager
@@ -184,8 +208,11 @@ def _blocked_sigint() -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    # The resource tracker would unblock it when it starts, so it is started first.
+    # The resource tracker would unblock it when it starts, so it is started first. It frees the
+    # locks of the pools if this process is killed, which needs no warning.
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
     resource_tracker.ensure_running()
+    sys.warnoptions.pop()
     blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -201,41 +228,42 @@ def _describe_exit(exit_code: int | None) -> str:
     return f"was killed by signal {-exit_code} ({signal.strsignal(-exit_code)})"
 
 
-def _serve(
-    connection: Connection,
-    folders: Sequence[Path],
-    inference: InferenceConfig,
-    index: int,
-    num_workers: int,
-) -> None:
-    """Load an engine and run tasks until the connection closes: the worker process."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+# --- in the worker process
 
-    def notify(text: str) -> None:
-        connection.send(("message", text))
-
-    with contextlib.suppress(EOFError, ConnectionError):
-        try:
-            engine = load_engine(
-                folders, inference, index=index, num_processes=num_workers, notify=notify
-            )
-        except (TfmError, OSError) as error:
-            connection.send(("failed", error))
-            return
-        connection.send(("done", engine.limits))
-        while True:
-            task, batch, config = connection.recv()
-            answer: tuple[str, Any]
-            try:
-                answer = "done", task(engine, batch, config)
-            except TfmError as error:
-                answer = "failed", error
-            connection.send(answer)
+_engine: Engine
+_messages: list[str] = []
 
 
 def _end_with_parent() -> None:
     """End this process as soon as its parent process has ended."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(1)
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _load(
+    folders: Sequence[Path], inference: InferenceConfig, index: int, num_workers: int
+) -> WithMessages[BatchLimits]:
+    global _engine
+    _engine = load_engine(
+        folders, inference, index=index, num_processes=num_workers, notify=_messages.append
+    )
+    return _engine.limits, _take_messages()
+
+
+def _search(batch: SentenceBatch, config: SearchConfig) -> WithMessages[list[list[Hypothesis]]]:
+    return _engine.search(batch, config), _take_messages()
+
+
+def _score(batch: SentenceBatch, config: SearchConfig) -> WithMessages[list[ForcedOutput]]:
+    return _engine.score(batch, config), _take_messages()
+
+
+def _take_messages() -> list[str]:
+    messages, _messages[:] = list(_messages), []
+    return messages

@@ -55,5 +55,5 @@ def finish(
     for sentence, hypothesis in hypotheses.finished(chosen, ends):
         keep_best(finished[sentence], hypothesis, n_best)
     to_beat = [nth_score(finished[sentence], n_best) for sentence in hypotheses.sentences]
-    can_improve: Array = chosen.totals > hypotheses.min_log_probs(to_beat)[:, None]
-    return can_improve & ~ends
+    can_improve: Array = ~ends & (chosen.totals > hypotheses.min_log_probs(to_beat)[:, None])
+    return can_improve

@@ -11,7 +11,6 @@ from tfm.config import InferenceDevice, SearchConfig
 from tfm.data.subword import BOS, EOS, SubwordModel, Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import UsageError
-from tfm.inference.batches import clean_lines
 from tfm.inference.engine import load_vocabulary
 from tfm.model.build import load_model
 from tfm.model.weights import AttentionWeights, record_attention
@@ -76,9 +75,8 @@ def attend(
     vocabulary = load_vocabulary(folder, info)
     model = load_model(folder, info).to(compute.device).eval()
     max_pieces = min(_MAX_PIECES, model.max_positions or _MAX_PIECES)
-    normalizes = info.normalizes_space
     source_ids = _encode(
-        vocabulary.source, sentence, max_pieces, normalizes_space=normalizes, name="the sentence"
+        vocabulary.source, vocabulary.clean([sentence]), max_pieces, name="the sentence"
     )
     source = torch.tensor([[*source_ids, EOS]], device=compute.device)
     lengths = torch.tensor([source.size(1)], device=compute.device)
@@ -92,7 +90,7 @@ def attend(
         origin = f"translated with beam {search.beam_size}"
     else:
         target_ids = _encode(
-            vocabulary.target, target, max_pieces, normalizes_space=normalizes, name="--target"
+            vocabulary.target, vocabulary.clean([target]), max_pieces, name="--target"
         )
         origin = "target as given"
     target_input = torch.tensor([[BOS, *target_ids]], device=compute.device)
@@ -124,14 +122,11 @@ def attend(
     return AttendResult(model_dir=folder, target=target, paths=paths)
 
 
-def _encode(
-    model: SubwordModel, text: str, max_pieces: int, *, normalizes_space: bool, name: str
-) -> list[int]:
-    """Return the token ids of a sentence, without EOS; UsageError if it is empty or too long."""
-    [line] = clean_lines([text], normalizes_space=normalizes_space)
-    if not line:
+def _encode(model: SubwordModel, lines: list[str], max_pieces: int, *, name: str) -> list[int]:
+    """Return the token ids of a line, without EOS; UsageError if it is empty or too long."""
+    if lines == [""]:
         raise UsageError(f"{name} is empty: give a sentence with words")
-    [ids] = model.encode([line])
+    [ids] = model.encode(lines)
     _check_length(ids, max_pieces, name=name)
     return ids
 

@@ -17,8 +17,7 @@ from tfm.data.subword import Vocabulary
 from tfm.data.trees.brackets import bracketed
 from tfm.data.trees.symbols import Repairs, restore
 from tfm.errors import DataError, UsageError
-from tfm.inference.batches import clean_lines
-from tfm.inference.engine import load_engine
+from tfm.inference.engine import load_engine, load_vocabulary
 from tfm.inference.lines import LineEngine, ScoredTarget, Translation, score_lines, translate_lines
 from tfm.inference.reader import LineReader, count_lines
 from tfm.inference.workers import Workers
@@ -67,13 +66,6 @@ class Generation:
     data_dir: str
     search: Mapping[str, Any]  # settings of SearchConfig
     task: str = "translation"  # or "parsing"
-    normalizes_space: bool = True
-
-    def words(self, line: str) -> list[str]:
-        """Return the words of a line that the models read, as the user wrote them."""
-        words = line.split()
-        read = clean_lines(words, normalizes_space=self.normalizes_space)
-        return [word for word, text in zip(words, read, strict=True) if text]
 
 
 def plan_generation(
@@ -136,7 +128,6 @@ def plan_generation(
         data_dir=info.data_dir,
         search=info.search,
         task=info.task,
-        normalizes_space=info.normalizes_space,
     )
     if output is not None:
         _check_output(plan, output)
@@ -164,14 +155,13 @@ def generate(
     repairs = Repairs()
     opened = _open(plan, plan.prefixes, inference, num_processes)
     with opened as (engine, vocabulary, reader, bar):
-        for chunk, outputs in translate_lines(
-            engine, vocabulary, reader, config, normalizes_space=plan.normalizes_space
-        ):
+        for chunk, outputs in translate_lines(engine, vocabulary, reader, config):
             proofs.update(best.proven for best, *_ in outputs)
             if plan.task == "parsing":
+                words = (_words(line, vocabulary) for line in chunk.lines)
                 outputs = [
-                    [_restore_tree(output, words, repairs) for output in n_best]
-                    for words, n_best in zip(map(plan.words, chunk.lines), outputs, strict=True)
+                    [_restore_tree(output, each, repairs) for output in n_best]
+                    for each, n_best in zip(words, outputs, strict=True)
                 ]
             yield from zip(chunk.lines, outputs, strict=True)
             bar.update(len(chunk.lines))
@@ -183,6 +173,12 @@ def generate(
     if plan.task == "parsing":
         kinds = [f"{n:,} {kind.replace('_', ' ')}" for kind, n in vars(repairs).items() if n]
         say(f"generate: repairs to the trees: {', '.join(kinds) or 'none'}")
+
+
+def _words(line: str, vocabulary: Vocabulary) -> list[str]:
+    """Return the words of a line that the models read, as the user wrote them."""
+    words = line.split()
+    return [word for word, text in zip(words, vocabulary.clean(words), strict=True) if text]
 
 
 def _restore_tree(output: Translation, words: Sequence[str], repairs: Repairs) -> Translation:
@@ -206,9 +202,7 @@ def score_targets(
     log_prob = 0.0
     opened = _open(plan, plan.targets, inference, num_processes)
     with opened as (engine, vocabulary, reader, bar):
-        for chunk, targets in score_lines(
-            engine, vocabulary, reader, config, normalizes_space=plan.normalizes_space
-        ):
+        for chunk, targets in score_lines(engine, vocabulary, reader, config):
             for line, scored in zip(chunk.lines, targets, strict=True):
                 num_lines += 1
                 num_pieces += len(scored.pieces)
@@ -230,7 +224,7 @@ def _open(
     """Open the files of a plan and load its models, in this process or in worker processes."""
     path = plan.source.path
     total = count_lines(path) if path is not None and path.is_file() else None
-    vocabulary = Vocabulary.load(plan.models[0])
+    vocabulary = load_vocabulary(plan.models[0], load_info(plan.models[0]))
     engine: LineEngine
     with ExitStack() as stack:
         is_typed = path is None and sys.stdin.isatty()
@@ -242,7 +236,8 @@ def _open(
         else:
             workers = Workers(plan.models, inference=inference, num_workers=num_processes)
             engine = stack.enter_context(workers)
-        reader = stack.enter_context(LineReader(path, paired_path))
+        lines = LineReader(path, paired_path, chunk_lines=engine.limits.chunk_lines)
+        reader = stack.enter_context(lines)
         if is_typed:
             say("type a sentence, then Enter; Ctrl-D ends")
         yield engine, vocabulary, reader, bar

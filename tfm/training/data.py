@@ -61,7 +61,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
         UsageError: The settings do not fit the dataset.
     """
     manifest = Manifest.load(data_dir)
-    vocabulary = Vocabulary.load(data_dir)
+    vocabulary = Vocabulary.load(data_dir, normalizes_space=manifest.normalizes_space)
     index = DatasetIndex.load(data_dir / "bin")
     _check_binarized(manifest, index, vocabulary)
     if not vocabulary.is_joint and run.model.tied_embeddings == "three-way":

@@ -122,10 +122,7 @@ class Validator:
         engine = Engine([model], self.compute, backend=backend)
         outputs: list[str] = []
         self.heartbeat(f"translating for validation, 0 of {len(order):,}")
-        normalizes_space = self.info.normalizes_space
-        for _, found in translate_lines(
-            engine, self.vocabulary, chunks, config, normalizes_space=normalizes_space
-        ):
+        for _, found in translate_lines(engine, self.vocabulary, chunks, config):
             outputs += [best[0].text for best in found]
             self.heartbeat(f"translating for validation, {len(outputs):,} of {len(order):,}")
             if self.should_stop():

@@ -6,21 +6,20 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from tfm.config import InferenceConfig, SearchConfig, settings_to
-from tfm.data.subword import Vocabulary
 from tfm.errors import DataError, UsageError
-from tfm.inference.batches import Chunk, Output, SentenceBatch
-from tfm.inference.engine import Encode, Task, load_engine
-from tfm.inference.lines import LineEngine, translate_lines
+from tfm.inference.batches import Chunk, SentenceEncoder
+from tfm.inference.engine import load_engine, load_vocabulary
+from tfm.inference.lines import decode
 from tfm.inference.reader import LineReader
 from tfm.reporting import Progress, say
-from tfm.search.scoring import Hypothesis
 from tfm.stages.bench import measurement
 from tfm.stages.generate import Generation
+from tfm.storage.checkpoint.model_folder import load_info
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,31 +145,6 @@ class _Counts:
     target_tokens: int = 0
 
 
-class _CountingEngine:
-    """Counts the sentences and tokens that another engine translates."""
-
-    def __init__(self, engine: LineEngine) -> None:
-        self._engine, self.limits = engine, engine.limits
-        self.counts = _Counts()
-
-    def map(
-        self, task: Task[Output], chunks: Iterable[Chunk], encode: Encode, config: SearchConfig
-    ) -> Iterator[tuple[Chunk, dict[int, Output]]]:
-        """Let the other engine translate, and count."""
-
-        def encode_and_count(chunk: Chunk) -> list[SentenceBatch]:
-            batches = encode(chunk)
-            sources = [ids for batch in batches for ids in batch.sources]
-            self.counts.sentences += len(sources)
-            self.counts.source_tokens += sum(len(ids) + 1 for ids in sources)
-            return batches
-
-        for chunk, outputs in self._engine.map(task, chunks, encode_and_count, config):
-            n_best_lists = cast("Iterable[list[Hypothesis]]", outputs.values())
-            self.counts.target_tokens += sum(len(best.tokens) + 1 for best, *_ in n_best_lists)
-            yield chunk, outputs
-
-
 class _Bench:
     """Loads a model and translates a text once, untimed; then measures (counts, seconds)."""
 
@@ -183,9 +157,8 @@ class _Bench:
     ) -> None:
         folder = generation.models[0]
         self._config = config
-        self._normalizes_space = generation.normalizes_space
         started = time.perf_counter()
-        self._vocabulary = Vocabulary.load(folder)
+        self._vocabulary = load_vocabulary(folder, load_info(folder))
         self.engine = load_engine([folder], inference)
         measurement.synchronize(self.engine.compute.device)
         self.seconds_to_load = time.perf_counter() - started
@@ -221,18 +194,20 @@ class _Bench:
                 bar.update()
 
     def _open(self, path: Path) -> LineReader:
-        return LineReader(path, None)
+        return LineReader(path, None, chunk_lines=self.engine.limits.chunk_lines)
 
     def _translate(self, chunks: Iterable[Chunk], bar: Progress | None = None) -> _Counts:
         """Translate chunks of lines and return the numbers of sentences and tokens."""
-        engine = _CountingEngine(self.engine)
-        for chunk, _ in translate_lines(
-            engine,
-            self._vocabulary,
-            chunks,
-            self._config,
-            normalizes_space=self._normalizes_space,
-        ):
+        counts = _Counts()
+        encoder = SentenceEncoder(self._vocabulary, self.engine.limits, self._config)
+        for chunk in chunks:
+            batches = encoder.to_search(chunk)
+            outputs = [self.engine.search(batch, self._config) for batch in batches]
+            decode(chunk, batches, outputs, self._vocabulary)
+            for batch, found in zip(batches, outputs, strict=True):
+                counts.sentences += len(batch)
+                counts.source_tokens += sum(len(ids) + 1 for ids in batch.sources)
+                counts.target_tokens += sum(len(best.tokens) + 1 for best, *_ in found)
             if bar is not None:
                 bar.update(len(chunk.lines))
-        return engine.counts
+        return counts

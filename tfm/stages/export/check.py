@@ -12,7 +12,7 @@ from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_lines
 from tfm.errors import CheckpointError, DataError
-from tfm.inference.batches import clean_lines
+from tfm.inference.engine import load_vocabulary
 from tfm.inference.translator import Translator
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
@@ -78,7 +78,7 @@ def compare(model_dir: Path, export_dir: Path, lines: Sequence[str]) -> Agreemen
     would renormalize the other probabilities; a trained model does not produce them.
     """
     info = load_info(model_dir)
-    cleaned = clean_lines(lines, normalizes_space=info.normalizes_space)
+    cleaned = load_vocabulary(model_dir, info).clean(lines)
     numbered = {number: line for number, line in enumerate(cleaned, start=1) if line}
     lines = list(numbered.values())
     equivalent = {"search": "beam", "length_penalty": 0.0, "num_groups": 1, "n_best": 1}
