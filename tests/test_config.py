@@ -1,6 +1,7 @@
 """Settings: precedence, limits, and conversion to TOML and back."""
 
 import dataclasses
+import re
 import tomllib
 import typing
 from pathlib import Path
@@ -33,6 +34,7 @@ from tfm.config import (
     settings_from,
     suitable_arch,
 )
+from tfm.config.schema import from_table
 from tfm.errors import DETAIL, UsageError
 
 GROUPS = [
@@ -439,3 +441,54 @@ def test_a_value_of_any_size_and_depth_is_shortened_in_messages():
     for _ in range(10_000):
         nested = [nested]
     assert len(problem("base", {"training": {"max_steps": nested, "x" * 100_000: 1}})) < 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """A record with a field of each type."""
+
+    name: typing.Annotated[str, re.compile("[a-z]+")]
+    size: int
+    sizes: tuple[int, int] = (0, 0)
+    steps: tuple[int, ...] = ()
+    figures: typing.Mapping[str, float] = dataclasses.field(default_factory=dict)
+    best: float | None = None
+    inner: "Record | None" = None
+
+
+def test_a_record_is_built_from_the_types_of_json():
+    inner = {"name": "b", "size": 2**63 - 1, "best": None}
+    values = {"name": "a", "size": 0, "sizes": [1, 2], "steps": [3], "figures": {"x": 1}}
+    assert from_table(Record, {**values, "inner": inner}) == Record(
+        name="a",
+        size=0,
+        sizes=(1, 2),
+        steps=(3,),
+        figures={"x": 1.0},
+        inner=Record(name="b", size=2**63 - 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "A"}, "name is 'A', but must be of the form [a-z]+"),
+        ({"name": 3}, "name is 3, but must be of the form [a-z]+"),
+        ({"size": -1}, f"size is -1, but must be from 0 to {2**63 - 1}"),
+        ({"size": 2.0}, "size is 2.0, but must be a whole number"),
+        ({"size": True}, "size is True, but must be a whole number"),
+        ({"size": None}, "size is None, but must be a whole number"),
+        ({"sizes": [1]}, "sizes is [1], but must be a list of 2"),
+        ({"steps": [1, "2"]}, "steps[1] is '2', but must be a whole number"),
+        ({"steps": 3}, "steps is 3, but must be a list"),
+        ({"figures": []}, "figures is [], but must be a table"),
+        ({"figures": {"x": "high"}}, "figures['x'] is 'high', but must be a number"),
+        ({"inner": {"name": "b"}}, "inner: size is missing"),
+        ({"inner": 3}, "inner is 3, but must be a table"),
+        ({"sise": 3, "best": "no"}, "unknown key 'sise': did you mean size?; best is 'no', but"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_of_a_record_is_named_with_what_it_must_be(change, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_table(Record, {"name": "a", "size": 1} | change)

@@ -165,7 +165,11 @@ def test_a_mistake_in_a_later_table_is_at_its_own_line(load):
         ('tiny.tgz"\n', 'tiny.tgz"\nsha256 = "12"\n', "64"),
         ("[[train]]", "[train]", r"\[\[train\]\]"),
         ("[[train]]", "[[test]]", "no .*train"),
-        ("[[archives]]", "subword = 3\n[[archives]]", "subword must be a table"),
+        (
+            "[[archives]]",
+            "subword = 3\n[[archives]]",
+            "subword in the recipe is 3, but must be a table",
+        ),
     ],
 )
 def test_a_mistake_in_a_recipe_is_explained(load, old, new, message):

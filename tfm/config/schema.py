@@ -217,9 +217,9 @@ def check_table(
 ) -> tuple[dict[str, Any], list[str]]:
     """Convert the values of a table to the types of the fields of a dataclass.
 
-    Fields may be text, numbers, flags, a Literal, tuples of one type, mappings and dataclasses.
-    Text may have a pattern: `Annotated[str, re.compile("[a-z]+")]`. Integers other than settings,
-    which have limits of their own, are counts from 0 on.
+    Fields may be text, numbers, flags, a Literal, a tuple of any length or a pair, a mapping, or a
+    dataclass. Text may have a pattern: `Annotated[str, re.compile("[a-z]+")]`. Integers are counts
+    from 0 on, except in settings, which have limits of their own.
 
     Args:
         kind: The dataclass.
@@ -275,30 +275,31 @@ def _convert(value: Any, hint: Any, label: str, *, is_count: bool) -> Any:
         case types.UnionType | typing.Union:
             return None if value is None else _convert(value, kinds[0], label, is_count=is_count)
         case typing.Annotated:
-            text, pattern = _convert(value, kinds[0], label, is_count=is_count), kinds[1]
-            if pattern.fullmatch(text):
-                return text
-            raise _wrong(label, value, f"of the form {pattern.pattern}")
+            is_valid = isinstance(value, str) and kinds[1].fullmatch(value)
+            expected = f"of the form {kinds[1].pattern}"
         case typing.Literal:
-            if value in kinds:
-                return value
-            raise _wrong(label, value, f"one of {', '.join(kinds)}")
-    return _convert_items(value, hint, label, is_count=is_count)
+            is_valid, expected = value in kinds, f"one of {', '.join(kinds)}"
+        case _:
+            return _convert_items(value, hint, label, is_count=is_count)
+    if not is_valid:
+        raise _wrong(label, value, expected)
+    return value
 
 
 def _convert_items(value: Any, hint: Any, label: str, *, is_count: bool) -> Any:
     """Convert a list to a tuple, or the values of a table."""
-    kinds = typing.get_args(hint)
+    first, last = typing.get_args(hint)
+
+    def convert(key: object, item: Any, kind: Any) -> Any:
+        return _convert(item, kind, f"{label}[{shown(key)}]", is_count=is_count)
+
     if typing.get_origin(hint) is not tuple:
-        if not isinstance(value, Mapping):
-            raise _wrong(label, value, "a table")
-        items = [(key, f"{label}[{shown(key)}]", item) for key, item in value.items()]
-        return {key: _convert(item, kinds[1], each, is_count=is_count) for key, each, item in items}
-    size = None if kinds[-1] is ... else len(kinds)
-    if not isinstance(value, list | tuple) or size not in (None, len(value)):
-        raise _wrong(label, value, "a list" if size is None else f"a list of {size}")
-    named = [(f"{label}[{number}]", item) for number, item in enumerate(value)]
-    return tuple(_convert(item, kinds[0], each, is_count=is_count) for each, item in named)
+        if isinstance(value, Mapping):
+            return {key: convert(key, item, last) for key, item in value.items()}
+        raise _wrong(label, value, "a table")
+    if isinstance(value, list | tuple) and (last is ... or len(value) == 2):
+        return tuple(convert(number, item, first) for number, item in enumerate(value))
+    raise _wrong(label, value, "a list" if last is ... else "a list of 2")
 
 
 def _convert_plain(value: Any, hint: type[Any], label: str, *, is_count: bool) -> Any:
