@@ -83,6 +83,7 @@ def test_a_run_that_was_stopped_and_resumed_has_the_average_of_an_uninterrupted_
     shutil.rmtree(newest)
     result = average(long_run, AverageConfig())
     assert (result.steps, load_info(result.model_dir).step) == ([104, 108], 110)
+    assert "steps 104, 108; step 110 is left out" in result.summary
 
 
 def test_checkpoints_of_a_run_without_validation_are_averaged(long_run):

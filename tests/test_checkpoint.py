@@ -199,7 +199,7 @@ for _ in range(400):
         {"source": 1}, {"target": None}, {"fingerprint": []}, {"data_dir": {}},
         {"task": "cooking"}, {"task": []},
         {"metrics": []}, {"metrics": {"loss": "low"}}, {"metrics": {"loss": None}},
-        {"search": []}, {"search": None}, {"more": 1},
+        {"search": []}, {"search": None}, {"search": {"max_extra_length": 2**62}}, {"more": 1},
         {"normalizes_space": None}, {"normalizes_space": 1},
         {"run": None}, {"run": []}, {"run": "base"}, {"run": {"model": 5}}, {"run": {"model": []}},
         {"run": {"arch": []}}, {"run": {"arch": "no"}}, {"run": {"model": {"d_ff": "x"}}},

@@ -120,16 +120,17 @@ def generate(
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
     config = merged(plan.search, overrides.get("search", {}))
     names, text = ", ".join(map(str, plan.models)), str(plan.source)
+    ending = "s" if len(plan.models) == 1 else ""  # of the verb
     if split is None and plan.source.split is not None:
         names = f"no input was given (--input or a pipe), so {names}"
         text = f"the test set {text}"
     if score_target is not None:
-        say(f"generate: {names} scores {score_target} as translation of {text}")
+        say(f"generate: {names} score{ending} {score_target} as translation of {text}")
         scored = score_targets(plan, config, inference=inference, num_processes=num_processes)
         with redirect_output(output):
             print_scored_targets(scored, as_json=json, per_token=per_token)
         return
-    say(f"generate: {names} translates {text}")
+    say(f"generate: {names} translate{ending} {text}")
     translations = run_stage(
         plan, config, inference=inference, runs_dir=RUNS_ROOT, num_processes=num_processes
     )

@@ -26,17 +26,27 @@ _RECENT = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class AverageResult:
-    """The averaged model and the steps of its checkpoints."""
+    """The averaged model and the steps of its checkpoints.
+
+    Attributes:
+        model_dir: The folder of the averaged model.
+        steps: Steps of the checkpoints that it averages.
+        left_out: Step of a newer checkpoint, saved when the run was stopped; None if there is none.
+    """
 
     model_dir: Path
     steps: list[int]
+    left_out: int | None = None
 
     @property
     def summary(self) -> str:
         """A line that names the model and its checkpoints."""
         plural = "s" if len(self.steps) > 1 else ""
         steps = ", ".join(f"{step:,}" for step in self.steps)
-        return f"{self.model_dir} is the mean of step{plural} {steps}"
+        summary = f"{self.model_dir} is the mean of step{plural} {steps}"
+        if self.left_out is None:
+            return summary
+        return f"{summary}; step {self.left_out:,} is left out: saved at a stop, not validated"
 
 
 def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None) -> AverageResult:
@@ -92,4 +102,5 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         weights,
         subword_files=Vocabulary.load(chosen[-1]).files(),
     )
-    return AverageResult(model_dir=out_dir, steps=steps)
+    left_out = newest_step if config.best is None and present[-1] not in ranked else None
+    return AverageResult(model_dir=out_dir, steps=steps, left_out=left_out)

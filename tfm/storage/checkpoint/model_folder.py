@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tfm.config import RunConfig, Task, run_config, run_table
+from tfm.config import RunConfig, SearchConfig, Task, run_config, run_table
 from tfm.config.schema import from_table
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.checkpoint.tensor_file import read_state, write_state, write_tensors
@@ -230,7 +230,9 @@ def _parse_info(record: dict[str, Any]) -> ModelInfo:
     if isinstance(run := record.get("run"), dict):
         _remove_older_settings(run.get("training"))
         record = {**record, "run": run_config(None, run)}
-    return from_table(ModelInfo, record)
+    info = from_table(ModelInfo, record)
+    SearchConfig.for_model(info.search, {})  # raises UsageError if a value is out of range
+    return info
 
 
 def _remove_older_settings(training: Any) -> None:
