@@ -90,7 +90,7 @@ def test_each_map_shows_its_layer_and_head(svg_of):
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_the_same_weights_give_the_same_file(tmp_path, ending):
     for name in ("one", "other"):
-        write_figure(tmp_path / f"{name}.{ending}", new_maps(), layers=[1, 2], heads=[1, 2, 3])
+        write_figure(tmp_path / f"{name}.{ending}", new_maps(), layers=[1], heads=[1, 2])
     one, other = ((tmp_path / f"{name}.{ending}").read_bytes() for name in ("one", "other"))
     assert one == other
 

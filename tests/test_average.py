@@ -86,12 +86,6 @@ def test_a_run_that_was_stopped_and_resumed_has_the_average_of_an_uninterrupted_
     assert "steps 104, 108; step 110 is left out" in result.summary
 
 
-def test_checkpoints_of_a_run_without_validation_are_averaged(long_run):
-    for path in checkpoints(long_run):
-        save_again(path, load_info(path).step, metrics={})
-    assert average(long_run, AverageConfig()).steps == [108, 112]
-
-
 def test_the_average_of_one_checkpoint_is_the_checkpoint(run_dir, tmp_path):
     result = average(run_dir, AverageConfig(last=1), out_dir=tmp_path / "one")
     newest = checkpoints(run_dir)[-1]
@@ -119,27 +113,9 @@ def test_an_average_is_a_complete_model_without_training_state(run_dir):
     assert len(Translator.load(run_dir, device="cpu").translate(["seven"])) == 1
 
 
-def test_averaging_again_replaces_the_average(run_dir):
-    average(run_dir, AverageConfig(last=3))
-    assert load_info(average(run_dir, AverageConfig(last=1)).model_dir).averaged == (12,)
-
-
 def test_more_checkpoints_than_exist_are_refused(run_dir):
     with pytest.raises(UsageError, match=r"--(last|best) 4 is more than the checkpoints in .*: 3"):
         average(run_dir, AverageConfig(last=4))
-
-
-def test_a_folder_without_checkpoints_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="has no checkpoints: train"):
-        average(tmp_path, AverageConfig())
-
-
-def test_a_folder_that_is_no_model_is_never_replaced(run_dir, tmp_path):
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis.tex").touch()
-    with pytest.raises(UsageError, match="is no average: choose another folder with --out"):
-        average(run_dir, AverageConfig(), out_dir=tmp_path / "precious")
-    assert (tmp_path / "precious" / "thesis.tex").exists()
 
 
 def test_a_checkpoint_is_never_replaced_but_an_older_average_is(run_dir, tmp_path):

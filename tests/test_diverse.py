@@ -137,24 +137,6 @@ def test_outputs_are_distinct_sorted_and_scored_without_penalties(seed):
             assert hypothesis.score == pytest.approx(output.hypothesis.score, abs=1e-4)
 
 
-def test_the_first_outputs_are_the_best_of_each_group():
-    model = transformer(0)
-    search = {"num_groups": 2, "beam_size": 6, "diversity_strength": 5.0}
-    for best, source in zip(find(model, n_best=2, **search), SOURCES, strict=True):
-        groups = slow_search(model, source, num_groups=2, size=3, strength=5.0, alpha=0.6,
-                             max_length=len(source) + 4)  # fmt: skip
-        assert {h.tokens for h in best} == {group[0][0] for group in groups}
-
-
-def test_n_best_does_not_change_the_outputs_of_groups():
-    search = {"num_groups": 3, "beam_size": 6, "diversity_strength": 1.0}
-    all_found = find(transformer(1), n_best=6, **search)
-    for n_best in range(1, 6):
-        found = find(transformer(1), n_best=n_best, **search)
-        for best, all_best in zip(found, all_found, strict=True):
-            assert set(best) <= set(all_best)
-
-
 def test_results_depend_on_neither_the_order_nor_the_rest_of_the_batch():
     search = {"num_groups": 2, "beam_size": 4, "n_best": 4, "diversity_strength": 1.0}
     together = find(transformer(2), **search)

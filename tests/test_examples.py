@@ -165,7 +165,8 @@ echo "$*" >> "$CALLS"
 case $1 in
     prepare) while [ "$1" != --out ]; do shift; done; mkdir -p "$2"
              for f in train valid test; do
-                 seq 3003 | sed 's/$/ ÄPFEL, no?/' | tee "$2"/$f.en "$2"/$f.de > "$2"/$f.fr; done ;;
+                 seq ${NUM_LINES:-3003} | sed 's/$/ ÄPFEL, no?/' \\
+                     | tee "$2"/$f.en "$2"/$f.de > "$2"/$f.fr; done ;;
     train) while [ "$1" != --run ]; do shift; done; mkdir -p "$2" ;;
     generate) seq 3003 ;;
     score) wc -l ;;
@@ -244,7 +245,7 @@ def test_multi30k_is_scored_cased_and_on_tokens_without_case(run_script):
 
 
 def test_multi30k_is_trained_and_scored_on_tokenized_lowercased_text(run_script, tmp_path):
-    calls = run_script("lowercased", MULTI30K)
+    calls = run_script("lowercased", MULTI30K, NUM_LINES="5")
     assert "prepare --train data/multi30k-en-de-lowercased/tokenized/train.en" in calls[1]
     assert calls[2].startswith("train data/multi30k-en-de-lowercased ")
     assert "--tokenize none" in "".join(calls[-2:])

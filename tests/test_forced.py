@@ -9,7 +9,6 @@ from small_models import batch_of
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS
-from tfm.search import forced
 from tfm.search.beam import beam_search
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
@@ -92,17 +91,3 @@ def test_results_depend_on_neither_the_order_nor_the_rest_of_the_batch(models):
     for one, *others in zip(together, backwards, single, strict=True):
         for other in others:
             assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-5)
-
-
-def test_max_rows_does_not_change_the_result(monkeypatch):
-    targets = [[5, 5, 6], [], [7], [4, 11, 4, 4, 4, 9]]
-    expected = force(MODELS["transformer"], SOURCES, targets)
-    monkeypatch.setattr(forced, "_MAX_ROWS", 3)
-    for one, other in zip(force(MODELS["transformer"], SOURCES, targets), expected, strict=True):
-        assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-6)
-
-
-def test_the_probabilities_of_all_next_tokens_add_up_to_one():
-    outputs = force(MODELS["recurrent"], [SOURCES[0]] * V, [[5, token] for token in range(V)])
-    total = sum(torch.tensor(output.token_log_probs[1]).exp() for output in outputs)
-    assert float(total) == pytest.approx(1, abs=1e-5)

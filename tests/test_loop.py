@@ -150,12 +150,6 @@ def test_validated_checkpoints_are_good_though_steps_are_skipped(
 # --- models that have not learned
 
 
-def test_a_run_that_learns_ends_without_a_warning(data_dir, tiny_run, tmp_path, capsys):
-    settings = {"optimizer": {"learning_rate": 0.01, "warmup_steps": 4}}
-    assert train(data_dir, tmp_path / "run", tiny_run(**settings)).has_learned
-    assert "warning" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("max_steps", [3, 7])
 def test_a_loss_that_is_not_better_than_a_guess_is_reported(
     no_valid_dir, data_dir, tiny_run, tmp_path, capsys, max_steps
@@ -202,13 +196,6 @@ def test_the_last_steps_are_logged_although_they_do_not_fill_a_line(data_dir, ti
     train(data_dir, tmp_path / "run", settings(16))
     assert [step for step, _ in losses(tmp_path / "run")] == [5, 10, 15, 16]
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-
-
-def test_a_run_shorter_than_a_line_of_metrics_ends_well(no_valid_dir, tiny_run, tmp_path):
-    run = tiny_run(training={"max_steps": 2, "log_steps": 50, "average": True})
-    assert train(no_valid_dir, tmp_path / "run", run).step == 2
-    assert [line["step"] for line in records(tmp_path / "run", "train")] == [2]
-    assert load_info(tmp_path / "run" / "averaged").averaged == (2,)
 
 
 # --- messages

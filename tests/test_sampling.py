@@ -59,16 +59,6 @@ def test_more_samples_include_fewer_samples():
         assert not Counter(h.tokens for h in few) - Counter(h.tokens for h in more)
 
 
-def test_a_higher_maximum_length_does_not_change_shorter_samples():
-    for [short], [long] in zip(draw(), draw(max_extra_length=30), strict=True):
-        assert long.tokens[: len(short.tokens)] == short.tokens
-
-
-def test_the_same_sentence_on_other_lines_has_other_samples():
-    found = draw([SOURCES[0]] * 8, lines=range(8))
-    assert len({best.tokens for [best] in found}) > 1
-
-
 # --- the distribution
 
 

@@ -62,10 +62,6 @@ def test_archives_in_a_mirror_folder_are_not_copied_and_may_be_smaller(tmp_path)
     assert 50 < size.unpacked == size.text <= 250
 
 
-def test_files_of_a_mirror_url_are_downloaded(tmp_path):
-    assert sources(tmp_path, mirror="http://unreachable.invalid/").size().missing == 1000
-
-
 @pytest.mark.parametrize(("known", "missing"), [({}, 0), ({"approximate_size": 80}, 80)])
 def test_an_archive_of_unknown_size_makes_the_estimate_a_lower_bound(tmp_path, known, missing):
     archives = (Archive(url="http://unreachable.invalid/a.tgz", **known),)
@@ -81,13 +77,6 @@ def test_local_files_are_read_in_place_or_unpacked_if_compressed(tmp_path):
     assert size.missing == 0
     assert size.text == 5000 + size.unpacked
     assert size.unpacked > (tmp_path / "t.de.gz").stat().st_size
-
-
-def test_a_file_with_both_sides_counts_once(tmp_path):
-    write(tmp_path / "t.tsv", 5000)
-    both = str(tmp_path / "t.tsv")
-    size = sources(tmp_path, archives=(), train=(TextFiles(source=both, target=both),)).size()
-    assert size.text == 5000
 
 
 def test_the_size_of_generated_text_is_estimated_from_the_number_of_pairs(tmp_path):

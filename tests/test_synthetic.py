@@ -189,7 +189,7 @@ def test_known_sentences_have_the_expected_translation(corpus):
 def test_every_sentence_has_one_translation(corpus):
     translations = dict(pair for pairs in corpus.values() for pair in pairs)
     for split in SPLITS:
-        for english, german in generate_pairs(split, num_pairs=4_000, seed=2):
+        for english, german in generate_pairs(split, num_pairs=1_000, seed=2):
             assert translations.setdefault(english, german) == german
 
 

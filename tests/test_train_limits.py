@@ -90,15 +90,6 @@ def test_checkpoints_can_be_saved_by_minutes(data_dir, tiny_run, tmp_path, monke
     assert 2 <= len(steps(tmp_path / "run")) < 20
 
 
-def test_the_signature_of_validation_scores_is_printed_once(data_dir, tiny_run, tmp_path, capsys):
-    training = {"validation_beam": 1, "max_steps": 3, "checkpoint_steps": 1}
-    train(data_dir, tmp_path / "run", tiny_run(training=training))
-    first, *lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("valid: ")]
-    assert first.startswith("valid: BLEU has the signature nrefs:1|case:mixed|eff:no|tok:13a")
-    assert len(lines) == 3
-    assert all(len(line) < 80 and "nrefs" not in line for line in lines)
-
-
 def test_bleu_is_measured_with_its_signature_and_selects_the_best(data_dir, tiny_run, tmp_path):
     run = tiny_run(
         training={"validation_beam": 2, "best_metric": "score", "max_steps": 2,
