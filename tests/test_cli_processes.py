@@ -48,7 +48,7 @@ def trained(monkeypatch):
         ("--gpus auto", Layout(local_size=None, device="cuda")),
         (
             "--nodes 2 --node-rank 1 --rendezvous a:1",
-            Layout(nodes=2, node_rank=1, host="a", port=1),
+            Layout(nodes=2, node_rank=1, rendezvous="a:1"),
         ),
     ],
 )
@@ -171,4 +171,5 @@ def test_processes_that_stop_cleanly_report_it_once(run, monkeypatch, one_of_two
     error_file = one_of_two(rank)
     monkeypatch.setattr("tfm.stages.train.train", stop)
     assert run("train", ".", "--arch", "tiny") == (0, "", err)
-    assert not error_file.exists()
+    message = json.loads(error_file.read_text())["message"]
+    assert (message["message"], message["extraInfo"]["exit_code"]) == ("", 130)

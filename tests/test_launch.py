@@ -1,48 +1,68 @@
 """Launching several processes that end together; tiny programs take the place of a training."""
 
+import itertools
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 
 import pytest
 import torch
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tfm.device.cpu import num_cores
-from tfm.distributed.failures import FailedProcessError
+from tfm.distributed.failures import report_failure
+from tfm.distributed.launch import _root_cause
+from tfm.distributed.layout import Layout
+from tfm.errors import UsageError
+
+RESUME = "run the same command again to resume from the last checkpoint"
+
+# The command line, with another command in the processes.
+LAUNCHER = """
+import sys
+from tfm.cli import main
 from tfm.distributed.launch import launch
 from tfm.distributed.layout import Layout
-from tfm.errors import InterruptedRunError, UsageError
-
-pytestmark = pytest.mark.usefixtures("handles_sighup")
-
+size, nodes, rank, rendezvous, join_seconds, *command = sys.argv[1:]
+layout = Layout(
+    local_size=int(size), nodes=int(nodes), node_rank=int(rank), rendezvous=rendezvous
+)
+main.app = lambda **_: sys.exit(launch(layout, command, join_seconds=int(join_seconds)))
+main.main()
+"""
 # The start of all programs. `ready` waits until both processes have called it.
-_START = """
+START = """
 import json, os, signal, sys, time
 from pathlib import Path
-from tfm.distributed.failures import report_failure
+from tfm.distributed.failures import end_process, report_failure
 rank, here = int(os.environ["RANK"]), Path.cwd()
 def ready():
     (here / f"ready{rank}").write_text(str(os.getpid()))
     while not all((here / f"ready{other}").exists() for other in (0, 1)):
         time.sleep(0.01)
     time.sleep(0.05)
-    return [int((here / f"ready{other}").read_text()) for other in (0, 1)]
 """
-# Saves and ends normally after a signal, as a training does.
-_SAVE_AND_STOP = """
+# Saves and stops after a signal, as a training does.
+SAVE_AND_STOP = """
+from tfm.cli import main
 from tfm.distributed.interruption import StopRequests
-with StopRequests() as stop:
-    ready()
-    while stop.received is None:
-        time.sleep(0.01)
-    (here / f"saved{rank}").write_text(str(stop.received))
+from tfm.errors import InterruptedRunError
+def train(**_):
+    with StopRequests("stopping") as stop:
+        ready()
+        while stop.received is None:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        (here / f"saved{rank}").write_text(str(stop.received))
+        raise InterruptedRunError("saved", exit_code=stop.exit_code)
+main.app = train
+main.main()
 """
 
 
@@ -51,18 +71,48 @@ def work_dir(tmp_path, monkeypatch):
     """Return a working directory, and check that no temporary file is left."""
     (tmp_path / "temporary").mkdir()
     (tmp_path / "work").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.chdir(tmp_path / "work")
     yield tmp_path / "work"
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def program(text):
-    return [sys.executable, "-c", _START + text]
+@pytest.fixture
+def start(work_dir, fork_python):
+    """Start a launcher in the working directory."""
+
+    def start_launcher(
+        text,
+        *,
+        processes=2,
+        nodes=1,
+        rank=0,
+        rendezvous="",
+        join_seconds=60,
+        before="signal.signal(signal.SIGHUP, signal.SIG_DFL)",
+    ):
+        command = [sys.executable, "-c", START + text]
+        return fork_python(
+            f"import os, signal, tempfile\nos.chdir({str(work_dir)!r})\n"
+            f"tempfile.tempdir = {str(work_dir.parent / 'temporary')!r}\n{before}\n{LAUNCHER}",
+            *(processes, nodes, rank, rendezvous, join_seconds, *command),
+        )
+
+    return start_launcher
 
 
-def run(text, *, processes=2):
-    return launch(Layout(local_size=processes), program(text))
+def end(launcher):
+    """Wait for a launcher; return its exit code and the lines on stderr."""
+    out, err = launcher.communicate(timeout=60)
+    assert out == ""
+    return launcher.returncode, err.splitlines()
+
+
+def wait_for(folder, pattern, count=2):
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob(pattern))) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return list(folder.glob(pattern))
 
 
 def assert_all_gone(folder):
@@ -77,39 +127,30 @@ def assert_all_gone(folder):
 # --- environment
 
 
-def test_each_process_knows_its_rank(work_dir, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    before = dict(os.environ)
-    assert (
-        run('(here / f"environment{rank}").write_text(json.dumps(dict(os.environ)))', processes=3)
-        == 0
+def test_each_process_knows_its_rank(start, work_dir):
+    launcher = start(
+        '(here / f"environment{rank}").write_text(json.dumps(dict(os.environ)))', processes=3
     )
+    assert end(launcher) == (0, [])
     environments = [json.loads((work_dir / f"environment{rank}").read_text()) for rank in range(3)]
     assert [variables["LOCAL_RANK"] for variables in environments] == ["0", "1", "2"]
     assert {variables["WORLD_SIZE"] for variables in environments} == {"3"}
     assert {variables["MASTER_ADDR"] for variables in environments} == {"127.0.0.1"}
-    num_threads = str(max(1, num_cores() // 3))
-    assert {variables["OMP_NUM_THREADS"] for variables in environments} == {num_threads}
-    assert dict(os.environ) == before
 
 
-def test_the_number_of_threads_that_the_user_sets_is_kept(work_dir, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    run('(here / f"threads{rank}").write_text(os.environ["OMP_NUM_THREADS"])')
-    assert [path.read_text() for path in work_dir.iterdir()] == ["5", "5"]
-
-
-def test_the_processes_can_communicate(capfd):
-    text = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-ranks = torch.tensor([float(rank)])
-dist.all_reduce(ranks)
-assert ranks == 1
-dist.destroy_process_group()
-"""
-    assert run(text) == 0
-    assert capfd.readouterr() == ("", "")
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ("os.environ.pop('OMP_NUM_THREADS', None)", str(max(1, num_cores() // 2))),
+        ("os.environ['OMP_NUM_THREADS'] = '5'", "5"),
+    ],
+)
+def test_the_processes_share_the_cores_unless_the_user_sets_threads(
+    start, work_dir, before, expected
+):
+    text = '(here / f"threads{rank}").write_text(os.environ["OMP_NUM_THREADS"])'
+    assert end(start(text, before=before)) == (0, [])
+    assert [path.read_text() for path in work_dir.iterdir()] == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -124,196 +165,184 @@ def test_each_gpu_has_a_process(monkeypatch, local_size, num_gpus, expected):
 def test_more_processes_than_gpus_are_refused(monkeypatch, local_size, num_gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     with pytest.raises(UsageError, match="torch sees"):
-        launch(Layout(local_size=local_size, device="cuda"), program("ready()"))
+        Layout(local_size=local_size, device="cuda").num_local_processes()
 
 
 # --- failures
 
 
-def test_a_killed_process_is_named_and_ends_the_others(work_dir, capfd):
-    text = """
-pids = ready()
-if rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(60)
-"""
-    with pytest.raises(FailedProcessError) as failed:
-        run(text)
+def test_a_killed_process_is_named_and_ends_the_others(start, work_dir):
+    launcher = start("ready()\nif rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(60)")
+    code, lines = end(launcher)
     pid = (work_dir / "ready1").read_text()
-    assert str(failed.value) == (
-        f"rank 1 (process {pid}) was killed by SIGKILL (out of memory?); "
-        "run the same command again to resume from the last checkpoint"
-    )
-    assert failed.value.exit_code == 1
+    assert code == 1
+    name = f"rank 1 (host {socket.gethostname()}, process {pid})"
+    assert lines == [f"tfm: {name} was killed by SIGKILL (out of memory?); {RESUME}"]
     assert_all_gone(work_dir)
-    assert capfd.readouterr() == ("", "")
 
 
-def test_an_error_of_all_processes_is_shown_once(work_dir, capfd):
-    text = """
-ready()
-report_failure("what and where: what to do", exit_code=2)
-sys.exit(2)
-"""
-    with pytest.raises(FailedProcessError, match=r"^what and where: what to do$") as failed:
-        run(text)
-    assert failed.value.exit_code == 2
-    assert capfd.readouterr() == ("", "")
+def test_an_error_of_all_processes_is_shown_once(start):
+    text = 'ready()\nreport_failure("what and where: what to do", exit_code=2)\nsys.exit(2)'
+    assert end(start(text)) == (2, ["tfm: what and where: what to do"])
 
 
-def test_the_root_cause_is_shown_though_a_consequence_was_reported_first(work_dir):
+def test_the_root_cause_is_shown_though_a_consequence_was_reported_first(start):
     text = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ready()
 if rank == 0:
-    report_failure("rank 0 lost the others", is_consequence=True)
-    sys.exit(1)
+    end_process("rank 0 lost the others", is_consequence=True)
 time.sleep(0.3)
-report_failure("rank 1 is the cause")
-sys.exit(1)
+end_process("rank 1 is the cause")
 """
-    with pytest.raises(FailedProcessError, match=r"^rank 1 is the cause$"):
-        run(text)
+    assert end(start(text)) == (1, ["tfm: rank 1 is the cause"])
 
 
-def test_the_traceback_of_a_bug_is_shown_once(work_dir, capfd, monkeypatch):
-    (work_dir / "bug.py").write_text(
-        "import sys\n"
-        "import tfm.stages.quickstart\n"
-        "from tfm.cli.main import main\n"
-        "def fail(*args):\n"
-        "    raise ZeroDivisionError('by 0')\n"
-        "tfm.stages.quickstart.quickstart = fail\n"
-        "sys.argv = ['tfm', 'quickstart']\n"
-        "main()\n"
+def test_the_traceback_of_a_bug_is_shown_once(start):
+    text = """
+from tfm.cli import main
+def fail(**_):
+    ready()
+    raise ZeroDivisionError("by 0")
+main.app = fail
+main.main()
+"""
+    code, lines = end(start(text))
+    assert code == 1
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-2] == "ZeroDivisionError: by 0"
+    assert re.fullmatch(
+        rf"tfm: rank . \(host .*, process .*\) hit a bug: ZeroDivisionError: by 0; {RESUME}",
+        lines[-1],
     )
-    with pytest.raises(FailedProcessError, match=r"rank . .* a bug: ZeroDivisionError: by 0;"):
-        launch(Layout(local_size=2), [sys.executable, "bug.py"])
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert err.count("Traceback") == err.count("ZeroDivisionError: by 0") == 1
+    assert "\n".join(lines).count("Traceback") == 1
+
+
+@pytest.fixture
+def failure(tmp_path, monkeypatch):
+    """Make the failure of a process as torch reads it."""
+
+    numbers = itertools.count()
+
+    def make(rank, *, exit_code=1, at=100, message="", **facts):
+        path = tmp_path / f"{next(numbers)}.json"
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+        monkeypatch.setattr(time, "time", lambda: at)
+        if message:
+            report_failure(message, exit_code=exit_code, **facts)
+        return ProcessFailure(rank, pid=77, exitcode=exit_code, error_file=str(path))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("cause", "others"),
+    [
+        # Killed; another rank lost its peers, and one was ended before it had a handler.
+        (
+            {"exit_code": -9},
+            [{"message": "lost", "is_consequence": True}, {"exit_code": -15}],
+        ),
+        ({"message": "what", "at": 102}, [{"message": "lost", "is_consequence": True}]),
+        ({"message": "first"}, [{"message": "second", "at": 101}]),
+        ({"message": "what"}, [{"exit_code": 1}]),
+        # torch kills what does not end within 30 s of SIGTERM.
+        ({"exit_code": -11}, [{"exit_code": -9, "at": 130}]),
+        ({"exit_code": 1}, [{"exit_code": -9, "at": 130}]),
+        ({"exit_code": -15}, [{"exit_code": -15, "at": 101}]),
+    ],
+)
+def test_the_root_cause_is_found_among_its_consequences(failure, cause, others):
+    expected = str(_root_cause({0: failure(0, **cause)})).replace("rank 0", "rank R")
+    for rank in range(len(others) + 1):
+        facts = [*others[:rank], cause, *others[rank:]]
+        failures = {number: failure(number, **each) for number, each in enumerate(facts)}
+        assert str(_root_cause(failures)).replace(f"rank {rank}", "rank R") == expected
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"),
+    [(-11, "was killed by SIGSEGV"), (7, "exited with code 7 without an error message")],
+)
+def test_a_process_without_a_report_is_named_with_its_signal_or_exit_code(
+    failure, exit_code, words
+):
+    error = _root_cause({3: failure(3, exit_code=exit_code)})
+    assert re.fullmatch(rf"rank 3 \(host .*, process 77\) {words}; {RESUME}", str(error))
+    assert error.exit_code == 1
 
 
 # --- signals
-
-
-def ask_to_stop(folder, *numbers):
-    """Send signals to this process, one after the other, once both processes are ready."""
-
-    def send():
-        while len(list(folder.glob("ready*"))) < 2:
-            time.sleep(0.01)
-        for number in numbers:
-            time.sleep(0.2)
-            os.kill(os.getpid(), number)
-
-    threading.Thread(target=send, daemon=True).start()
-
-
-def test_the_agent_of_torch_2_11_runs_the_processes(work_dir, monkeypatch):
-    class Agent(LocalElasticAgent):
-        def __init__(self, spec, logs_specs, exit_barrier_timeout=300):
-            super().__init__(spec, logs_specs, exit_barrier_timeout=exit_barrier_timeout)
-
-    monkeypatch.setattr("tfm.distributed.launch.LocalElasticAgent", Agent)
-    assert run("ready()") == 0
-    assert_all_gone(work_dir)
 
 
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGTERM, 0), (signal.SIGUSR1, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)],
 )
-def test_a_signal_makes_all_processes_save(work_dir, capfd, number, code):
-    ask_to_stop(work_dir, number)
-    assert run(_SAVE_AND_STOP) == code
+def test_a_signal_makes_all_processes_save(start, work_dir, number, code):
+    launcher = start(SAVE_AND_STOP)
+    wait_for(work_dir, "ready*")
+    time.sleep(0.2)
+    launcher.send_signal(number)
+    assert end(launcher) == (code, ["stopping", "tfm: saved"])
     saved = [(work_dir / f"saved{rank}").read_text() for rank in (0, 1)]
     assert saved == [str(int(number))] * 2
-    assert capfd.readouterr() == ("", "")
+    assert_all_gone(work_dir)
 
 
-def test_ctrl_c_is_forwarded_once(work_dir):
-    """A second Ctrl-C would stop a process before it has saved."""
-    text = """
-count = 0
-def note(number, frame):
-    global count
-    count += 1
-signal.signal(signal.SIGINT, note)
-ready()
-time.sleep(1)
-(here / f"saved{rank}").write_text(str(count))
-"""
-    ask_to_stop(work_dir, signal.SIGINT)
-    assert run(text) == 130
-    assert [(work_dir / f"saved{rank}").read_text() for rank in (0, 1)] == ["1", "1"]
+def test_a_signal_that_was_ignored_stays_ignored(start, work_dir):
+    nohup = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    launcher = start("ready()\ntime.sleep(1)", before=nohup)
+    wait_for(work_dir, "ready*")
+    launcher.send_signal(signal.SIGHUP)
+    assert end(launcher) == (0, [])
 
 
-def test_a_second_ctrl_c_stops_at_once(work_dir):
-    text = """
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-ready()
-time.sleep(60)
-"""
-    ask_to_stop(work_dir, signal.SIGINT, signal.SIGINT)
-    with pytest.raises(InterruptedRunError, match="stopped without saving") as stopped:
-        run(text)
-    assert stopped.value.exit_code == 130
+def test_a_second_ctrl_c_stops_at_once(start, work_dir):
+    launcher = start(SAVE_AND_STOP)
+    wait_for(work_dir, "ready*")
+    for _ in range(2):
+        time.sleep(0.2)
+        launcher.send_signal(signal.SIGINT)
+    code, lines = end(launcher)
+    assert code == 130
+    assert lines[0] == "stopping"
+    assert re.match("tfm: stopped without saving", lines[1])
+    assert not list(work_dir.glob("saved*"))
     assert_all_gone(work_dir)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
-def test_a_signal_before_the_processes_handle_it_stops_them(work_dir, capfd, number, code):
-    text = """
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-ready()
-time.sleep(60)
-"""
-    ask_to_stop(work_dir, number)
-    with pytest.raises(InterruptedRunError, match="stopped before the run could save") as stopped:
-        run(text)
-    assert stopped.value.exit_code == code
+def test_a_signal_before_the_processes_handle_it_stops_them(start, work_dir, number, code):
+    launcher = start("signal.signal(signal.SIGINT, signal.SIG_DFL)\nready()\ntime.sleep(60)")
+    wait_for(work_dir, "ready*")
+    launcher.send_signal(number)
+    assert end(launcher) == (code, [f"tfm: stopped before the run could save: {RESUME}"])
     assert_all_gone(work_dir)
-    assert capfd.readouterr() == ("", "")
 
 
-def test_a_failure_while_saving_is_shown(work_dir):
+def test_a_failure_while_saving_is_shown(start, work_dir):
     text = """
 signals = []
 signal.signal(signal.SIGTERM, lambda *_: signals.append(True))
 ready()
 while not signals:
     time.sleep(0.01)
-if rank == 0:
-    report_failure("disk full")
-sys.exit(1)
+end_process(["lost the others", "disk full"][rank], is_consequence=rank == 0)
 """
-    ask_to_stop(work_dir, signal.SIGTERM)
-    with pytest.raises(FailedProcessError, match=r"^disk full$"):
-        run(text)
+    launcher = start(text)
+    wait_for(work_dir, "ready*")
+    launcher.send_signal(signal.SIGTERM)
+    assert end(launcher) == (1, ["tfm: disk full"])
 
 
-_LAUNCH = """
-import sys
-from tfm.distributed.launch import launch
-from tfm.device.cpu import num_cores
-from tfm.distributed.layout import Layout
-launch(Layout(local_size=2), [sys.executable, "-c", sys.argv[1]])
-"""
-
-
-def test_the_processes_save_and_end_if_their_launcher_is_killed(work_dir):
-    text = "from tfm.distributed.interruption import stop_with_launcher\nstop_with_launcher()\n"
-    command = [sys.executable, "-c", _LAUNCH, _START + text + _SAVE_AND_STOP]
-    environment = os.environ | {"TMPDIR": str(work_dir)}
-    with subprocess.Popen(command, env=environment) as launcher:
-        deadline = time.monotonic() + 120
-        while len(list(work_dir.glob("ready*"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        launcher.kill()
-    while len(list(work_dir.glob("saved*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(list(work_dir.glob("saved*"))) == 2
+def test_the_processes_save_and_end_if_their_launcher_is_killed(start, work_dir):
+    launcher = start(SAVE_AND_STOP)
+    wait_for(work_dir, "ready*")
+    launcher.kill()
+    wait_for(work_dir, "saved*")
+    shutil.rmtree(work_dir.parent / "temporary")
+    (work_dir.parent / "temporary").mkdir()
 
 
 def test_torchrun_shows_a_failure_of_the_command_line_once(work_dir):
@@ -327,3 +356,72 @@ def test_torchrun_shows_a_failure_of_the_command_line_once(work_dir):
     [root_cause] = re.findall(r"Root Cause.*", done.stderr, re.DOTALL)
     assert root_cause.count("torchrun has started 2 processes") == 1
     assert "tfm: " not in done.stderr
+
+
+# --- several nodes
+
+
+def has_ipv6():
+    """Whether this machine can connect to itself by IPv6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", pytest.param("[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="IPv6"))],
+)
+def test_the_processes_of_two_nodes_compute_together(start, work_dir, port, host):
+    text = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+ranks = torch.tensor([rank])
+dist.all_reduce(ranks)
+(here / f"sum{rank}").write_text(f"{os.environ['LOCAL_RANK']} {int(ranks)}")
+dist.destroy_process_group()
+"""
+    nodes = [start(text, nodes=2, rank=rank, rendezvous=f"{host}:{port}") for rank in (1, 0)]
+    for rank, node in zip((1, 0), nodes, strict=True):
+        waits = f"node {rank} waits for the other nodes at {host}:{port}"
+        assert end(node) == (0, [waits])
+    sums = [path.read_text() for path in sorted(work_dir.glob("sum*"))]
+    assert sums == ["0 6", "1 6", "0 6", "1 6"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "reason"), [(0, "1/2 clients joined"), (1, "client socket has timed out")]
+)
+def test_a_node_does_not_wait_forever(start, port, rank, reason):
+    launcher = start("", nodes=2, rank=rank, rendezvous=f"127.0.0.1:{port}", join_seconds=1)
+    code, [*_, line] = end(launcher)
+    assert code == 1
+    assert re.match(rf"tfm: the nodes did not meet at 127.0.0.1:{port} within 1 s \(", line)
+    assert reason in line
+    assert "--node-rank" in line
+
+
+def test_ctrl_c_ends_the_wait_for_other_nodes(start, work_dir, port):
+    launcher = start("", nodes=2, rendezvous=f"127.0.0.1:{port}")
+    [log_dir] = wait_for(work_dir.parent / "temporary", "tfm-*", count=1)
+    time.sleep(0.2)
+    launcher.send_signal(signal.SIGINT)
+    code, lines = end(launcher)
+    assert (code, len(lines)) == (-signal.SIGINT, 1)  # a shell shows 130
+    log_dir.rmdir()
+
+
+def test_a_port_in_use_is_refused(start, port):
+    with socket.create_server(("", port)):
+        code, [_, line] = end(start("", nodes=2, rendezvous=f"127.0.0.1:{port}", join_seconds=5))
+    assert code == 1
+    assert "EADDRINUSE" in line

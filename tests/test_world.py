@@ -147,11 +147,11 @@ def test_the_current_world_is_that_of_the_launcher(set_variables):
         ({"processes": 2, "device": "auto"}, Layout(local_size=2, device="cpu")),
         (
             {"nodes": 2, "node_rank": 1, "rendezvous": "host.example.org:29500"},
-            Layout(nodes=2, node_rank=1, host="host.example.org", port=29500),
+            Layout(nodes=2, node_rank=1, rendezvous="host.example.org:29500"),
         ),
         (
             {"nodes": 2, "node_rank": 0, "rendezvous": "[fe80::1]:1"},
-            Layout(nodes=2, node_rank=0, host="fe80::1", port=1),
+            Layout(nodes=2, node_rank=0, rendezvous="[fe80::1]:1"),
         ),
         ({"nodes": 1, "node_rank": 0}, Layout()),
     ],

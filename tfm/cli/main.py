@@ -16,7 +16,7 @@ from tfm.cli import text, models, translations, bench  # noqa: F401
 # isort: on
 from tfm.cli.app import app
 from tfm.cli.unknown_names import explain_unknown_option
-from tfm.distributed.failures import has_launcher, report_failure
+from tfm.distributed.failures import report_failure
 from tfm.distributed.interruption import stop_with_launcher
 from tfm.errors import InterruptedRunError, LostPeersError, TfmError, UsageError
 from tfm.reporting import best_effort, printable
@@ -87,7 +87,7 @@ def _report_stop(stop: InterruptedRunError) -> int:
     if current_world().is_first:
         _print_error(f"tfm: {stop}")
     # A launcher takes any other code for a failure and kills the other processes while they save.
-    return 0 if has_launcher() else stop.exit_code
+    return 0 if report_failure("", exit_code=stop.exit_code) else stop.exit_code
 
 
 def _format_usage_error(error: typer.TyperException) -> str:

@@ -14,7 +14,7 @@ from tfm.distributed.failures import end_process, has_launcher
 from tfm.world import current_world
 
 # A process that was asked to stop is killed if it has not saved and ended within this time.
-SAVING_SECONDS = 120.0
+SAVING_SECONDS = 120
 _POLL_SECONDS = 1.0
 UNSAVED = "stopped without saving; the same command resumes from the last checkpoint, if any"
 
@@ -87,18 +87,23 @@ class StopRequests:
 
     def _answer(self, reader: socket.socket, notice: str) -> None:
         """Answer the signals whose numbers Python writes to a socket as soon as they come."""
-        has_answered = False
+        first = None
         while signals := reader.recv(1):
-            if signals[0] not in self._previous:
+            number = signals[0]
+            if number not in self._previous:
                 continue
-            if has_answered and signals[0] == signal.SIGINT:
+            # torch's launcher forwards the first Ctrl-C as SIGINT, and the second one as SIGTERM.
+            second_ctrl_c = {signal.SIGINT}
+            if first == signal.SIGINT and has_launcher():
+                second_ctrl_c.add(signal.SIGTERM)
+            if first is not None and number in second_ctrl_c:
                 end_process(UNSAVED, exit_code=self.EXIT_CODES[signal.SIGINT])
-            if not has_answered and current_world().is_first:
+            if first is None and current_world().is_first:
                 # Not through Python's streams, whose locks the main thread may hold.
                 start = "\n" if os.isatty(2) else ""  # below a progress bar
                 with contextlib.suppress(OSError):  # a closed terminal
                     os.write(2, f"{start}{notice}\n".encode())
-            has_answered = True
+            first = first or number
         reader.close()
 
 

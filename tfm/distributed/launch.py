@@ -1,119 +1,180 @@
-"""Run one command in several processes, on one node or more, with torch's elastic agent."""
+"""Start the processes of a run with torch's launcher, and report their failure as one error."""
 
 import contextlib
+import json
 import logging
 import os
+import signal
+import socket
+import struct
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from inspect import signature
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.utils.distributed import get_free_port
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tfm.device.cpu import num_cores
-from tfm.distributed.failures import RESUME, Failure, root_cause
-from tfm.distributed.interruption import UNSAVED, StopRequests
+from tfm.distributed.failures import RESUME
+from tfm.distributed.interruption import SAVING_SECONDS, StopRequests
 from tfm.distributed.layout import Layout
-from tfm.distributed.rendezvous import POLL_SECONDS, Rendezvous
-from tfm.errors import InterruptedRunError
+from tfm.errors import InterruptedRunError, TrainingError
 from tfm.reporting import say
 
 _JOIN_SECONDS = 600
-# How long a node whose processes have ended waits for the other nodes to end.
-_EXIT_BARRIER_SECONDS = 60
-# How long processes that the agent ends have to react before they are killed.
-_SHUTDOWN_SECONDS = 1
 
 
 def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_SECONDS) -> int:
-    """Run a command in several processes, with torchrun's environment, until all have ended.
+    """Run a command in several processes, as torchrun does, until all have ended.
 
-    Signals to stop are forwarded to the processes. `join_seconds` limits the wait for other nodes.
+    torch forwards signals to the processes, and ends all of them if one fails. It changes the
+    environment and the signal handlers of this process, which should do nothing else.
+    `join_seconds` limits the wait for other nodes.
 
     Returns:
         The exit code: 0, or that of Ctrl-C if the processes have saved and stopped for it.
 
     Raises:
-        UsageError: There are too few GPUs, or nodes contradict each other.
-        FailedProcessError: A process has failed, or the nodes do not find each other.
+        UsageError: There are too few GPUs.
+        TrainingError: A process has failed, or the nodes do not find each other.
         InterruptedRunError: A signal has stopped the processes before they could save.
     """
-    size = layout.num_local_processes()
-    # Silence elastic's logs, which would repeat each failure and signal.
+    num_processes = layout.num_local_processes()
+    endpoint = layout.rendezvous or f"127.0.0.1:{get_free_port()}"
+    _set_environment(layout, num_processes)
+    # These logs repeat each failure and signal for each process.
     logger = logging.getLogger("torch.distributed.elastic")
     logger.propagate = False
     logger.addHandler(logging.NullHandler())
-    with (
-        StopRequests() as stop,
-        tempfile.TemporaryDirectory(prefix="tfm-") as log_dir,
-        _environment_for(size),
-    ):
-        rendezvous = Rendezvous(layout, stop, join_seconds=join_seconds)
-        spec = WorkerSpec(
-            role="tfm",
-            local_world_size=size,
-            rdzv_handler=rendezvous,
-            entrypoint=command[0],
-            args=tuple(command[1:]),
+    # torch waits for the other nodes in C++, where Python does not see Ctrl-C; torch handles it
+    # as soon as it has started the processes.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if layout.nodes > 1:
+        say(f"node {layout.node_rank} waits for the other nodes at {endpoint}")
+    with tempfile.TemporaryDirectory(prefix="tfm-") as log_dir:
+        config = LaunchConfig(
+            min_nodes=layout.nodes,
+            max_nodes=layout.nodes,
+            nproc_per_node=num_processes,
+            run_id="tfm",
+            # Unlike c10d, this backend unpickles nothing that comes over the network, and needs
+            # no answer from node 0 to notice that a local process has failed.
+            rdzv_backend="static",
+            rdzv_endpoint=endpoint,
+            rdzv_configs={"rank": layout.node_rank, "timeout": join_seconds},
             max_restarts=0,
-            monitor_interval=POLL_SECONDS,
+            logs_specs=DefaultLogsSpecs(log_dir),
+            signals_to_handle=",".join(_signals_to_handle()),
         )
-        agent = LocalElasticAgent(
-            spec,
-            DefaultLogsSpecs(log_dir),
-            exit_barrier_timeout=_EXIT_BARRIER_SECONDS,
-            **_shutdown_timeout(),
-        )
-        rendezvous.worker_group = agent.get_worker_group()
         try:
-            _raise_root_cause(agent.run(), rendezvous, stop)
-        except KeyboardInterrupt:
-            raise InterruptedRunError(UNSAVED, exit_code=130) from None
-        finally:
-            rendezvous.leave()
-    return stop.exit_code or 0
+            elastic_launch(config, command[0])(*command[1:])
+        except ChildFailedError as failed:
+            raise _root_cause(failed.failures) from None
+        except SignalException as stopped:
+            return _exit_code_after(stopped.sigval, Path(log_dir))
+        except dist.DistError as error:
+            reason = str(error).partition("\n")[0]
+            raise TrainingError(
+                f"the nodes did not meet at {endpoint} within {join_seconds} s ({reason}): start "
+                "the same command on each node, with its own --node-rank from 0, and check that "
+                "--rendezvous is an address of node 0 with a free port, which the others can reach"
+            ) from None
+    return 0
 
 
-def _shutdown_timeout() -> dict[str, Any]:
-    """Return the agent's limit for ending processes; torch 2.11 has a fixed one of 30 seconds."""
-    name = "shutdown_timeout"
-    return {name: _SHUTDOWN_SECONDS} if name in signature(LocalElasticAgent).parameters else {}
-
-
-def _raise_root_cause(result: RunResult, rendezvous: Rendezvous, stop: StopRequests) -> None:
-    """Raise the root cause if processes have failed."""
-    if not result.is_failed():
-        return
-    failures = [Failure.from_elastic(rank, each) for rank, each in result.failures.items()]
-    failure = root_cause(failures)
-    # The signal came before the process had a handler: it was killed, or Python exited for Ctrl-C.
-    if stop.received is not None and failure.exit_code in (-stop.received, 128 + stop.received):
-        raise InterruptedRunError(
-            f"stopped before the run could save: {RESUME}", exit_code=stop.exit_code or 1
-        )
-    if failure.trace:
-        say(failure.trace.rstrip())
-    raise rendezvous.share_failure(failure.error, is_consequence=failure.is_consequence)
-
-
-@contextlib.contextmanager
-def _environment_for(local_size: int) -> Iterator[None]:
-    """Set the variables that processes inherit, besides those that elastic sets for each."""
-    before = dict(os.environ)
+def _set_environment(layout: Layout, num_processes: int) -> None:
+    """Set the variables that the processes inherit, besides those that torch sets for each."""
     # All processes together use as many threads as there are cores.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // local_size)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_processes)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
     # "python -m" puts the working directory on sys.path, where files may shadow modules; the tfm
     # script does not.
     if not {"", str(Path.cwd())} & set(sys.path):
         os.environ["PYTHONSAFEPATH"] = "1"
-    # Elastic's own handlers would raise an error at any point of its code.
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    if layout.nodes > 1 and (interface := _interface_towards(layout.rendezvous)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def _interface_towards(endpoint: str) -> str | None:
+    """Return the network interface towards HOST:PORT; None if it is not found, as with IPv6.
+
+    By default, gloo uses the address of the host name, which is often that of the loopback.
+    """
+    import fcntl  # not part of Python on Windows
+
+    get_address = 0x8915  # SIOCGIFADDR of Linux
+    host, _, port = endpoint.rpartition(":")
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))  # a datagram socket sends nothing here
+        own_address = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(probe, get_address, struct.pack("256s", name.encode()))
+                if answer[20:24] == own_address:
+                    return name
+    return None
+
+
+def _signals_to_handle() -> list[str]:
+    """Return the signals to forward; those that are ignored, as under nohup, stay ignored."""
+    numbers = map(signal.Signals, StopRequests.EXIT_CODES)
+    return [number.name for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def _root_cause(failures: Mapping[int, ProcessFailure]) -> TrainingError:
+    """Return the error of the process that most likely failed first, by rank of its processes."""
+
+    def sort_key(rank: int) -> tuple[bool, int, bool]:
+        failure = failures[rank]
+        message, facts = _report_in(failure.error_file_data)
+        # torch sends SIGTERM to the others after the first failure.
+        is_terminated = not message and failure.exitcode == -signal.SIGTERM
+        return facts.get("is_consequence", is_terminated), failure.timestamp, not message
+
+    rank = min(failures, key=sort_key)
+    failure = failures[rank]
+    message, facts = _report_in(failure.error_file_data)
+    if message and not facts.get("py_callstack"):
+        return TrainingError(message, exit_code=facts.get("exit_code", 1))
+    if message:
+        sys.stderr.write(facts["py_callstack"])
+        problem = f"hit a bug: {message}"
+    elif failure.exitcode == -signal.SIGKILL:
+        problem = "was killed by SIGKILL (out of memory?)"
+    elif failure.exitcode < 0:
+        problem = f"was killed by {failure.signal_name()}"
+    else:
+        problem = f"exited with code {failure.exitcode} without an error message"
+    host = os.uname().nodename
+    return TrainingError(f"rank {rank} (host {host}, process {failure.pid}) {problem}; {RESUME}")
+
+
+def _exit_code_after(number: signal.Signals, log_dir: Path) -> int:
+    """Return the exit code after a signal for which the processes have saved and stopped.
+
+    Raises TrainingError if one has failed to save, and InterruptedRunError if none has saved.
+    """
+    files = [json.loads(path.read_bytes()) for path in log_dir.rglob("error.json")]
+    reports = sorted(map(_report_in, files), key=lambda report: report[1]["is_consequence"])
+    for message, facts in reports:
+        if message:
+            raise TrainingError(message, exit_code=facts["exit_code"])
+    exit_code = StopRequests.EXIT_CODES[number]
+    if not reports:
+        raise InterruptedRunError(
+            f"stopped before the run could save: {RESUME}", exit_code=exit_code or 1
+        )
+    return exit_code
+
+
+def _report_in(error_file: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the message and the facts that a process has reported; empty without a report."""
+    report = error_file["message"]
+    if isinstance(report, dict):
+        return report["message"], report["extraInfo"]
+    return "", {}

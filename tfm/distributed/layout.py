@@ -10,7 +10,7 @@ from tfm.device.cpu import MAX_PER_CORE, num_cores
 from tfm.errors import UsageError
 from tfm.world import World
 
-_ENDPOINT = re.compile(r"(?:\[([^\]]+)\]|([^:\s/\[\]]+)):([0-9]{1,5})")
+_ENDPOINT = re.compile(r"(?:\[[\w.:]+\]|[\w.-]+):([0-9]{1,5})")
 _MAX_PORT = 65_535
 _MAX_NODES = 100_000
 _GPUS = re.compile(r"auto|0*[1-9][0-9]{0,3}")
@@ -24,8 +24,7 @@ class Layout:
     device: Literal["cpu", "cuda"] | None = None  # None leaves it to the settings
     nodes: int = 1
     node_rank: int = 0
-    host: str = ""  # name or address of node 0, where the nodes meet
-    port: int = 0
+    rendezvous: str = ""  # HOST:PORT of node 0, where several nodes meet
 
     @classmethod
     def from_flags(
@@ -47,14 +46,12 @@ class Layout:
         problems = [*device_problems, *_node_problems(nodes, node_rank, rendezvous)]
         if problems:
             raise UsageError("; ".join(problems))
-        host, port = _parse_endpoint(rendezvous or "") or ("", 0)
         return cls(
             local_size=None if gpus == "auto" else int(gpus or processes or 1),
             device="cuda" if gpus is not None else "cpu" if processes is not None else None,
             nodes=nodes or 1,
             node_rank=node_rank or 0,
-            host=host,
-            port=port,
+            rendezvous=rendezvous or "",
         )
 
     def num_local_processes(self) -> int:
@@ -128,13 +125,6 @@ def _node_problems(
         )
     elif not 0 <= (node_rank or 0) < nodes:
         yield f"--node-rank is {shown(node_rank)}, but must be from 0 to {nodes - 1}"
-    if rendezvous is not None and _parse_endpoint(rendezvous) is None:
+    match = _ENDPOINT.fullmatch(rendezvous or "")
+    if rendezvous is not None and not (match and 0 < int(match[1]) <= _MAX_PORT):
         yield f"--rendezvous is {rendezvous}, but must be HOST:PORT, such as 10.0.0.1:29500"
-
-
-def _parse_endpoint(rendezvous: str) -> tuple[str, int] | None:
-    """Return host and port of HOST:PORT; None if the text has another form."""
-    match = _ENDPOINT.fullmatch(rendezvous)
-    if match is None or not 0 < int(match[3]) <= _MAX_PORT:
-        return None
-    return match[1] or match[2], int(match[3])
