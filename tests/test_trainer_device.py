@@ -102,12 +102,13 @@ def test_a_batch_is_built_again_after_memory_ran_out(new_trainer):
 )
 def test_a_gpu_computes_larger_microbatches(device, changes, expected):
     run = run_config("base", {"batching": changes})
-    assert max_microbatch_tokens(run, device) == expected
+    assert max_microbatch_tokens(run, device, num_processes=1) == expected
 
 
-def test_sharded_weights_limit_microbatches_as_memory_that_ran_out_cannot_be_recovered():
-    run = run_config("base", {"training": {"shard": True}})
-    assert max_microbatch_tokens(run, GPU) == DEFAULT_MAX_TOKENS
+def test_several_processes_limit_microbatches_as_memory_that_ran_out_cannot_be_recovered():
+    run = run_config("base", {})
+    found = max_microbatch_tokens(run, GPU, num_processes=2)
+    assert found == DEFAULT_MAX_TOKENS
 
 
 @pytest.mark.parametrize(("setting", "expected"), [(None, 30_000), (50, 50)])

@@ -111,7 +111,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     compute = verified_compute(run.training.device, run.training.precision, trains=True)
     set_num_threads(run.training.threads, num_processes=num_processes)
     source, target = data.info.vocab_sizes
-    max_tokens = max_microbatch_tokens(run, compute.device)
+    max_tokens = max_microbatch_tokens(run, compute.device, num_processes=num_processes)
     cost = model_cost(
         run.model,
         source_vocab_size=source,

@@ -1,6 +1,5 @@
 """Gradients of microbatches, summed over the processes that compute them."""
 
-import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
@@ -26,10 +25,10 @@ class Gradients:
             its target tokens.
 
     Attributes:
-        can_recover: Whether a step can be repeated after a process has run out of memory.
+        always_waits: Whether each microbatch waits for the other ranks, not only the last one.
     """
 
-    can_recover = True
+    always_waits = False
 
     def __init__(self, module: nn.Module) -> None:
         self._loss: Callable[[Batch], tuple[Tensor, Tensor]] = module  # or its DDP wrapper
@@ -53,12 +52,6 @@ class Gradients:
         """
         return nullcontext()
 
-    def release_peers(self) -> None:
-        """Unblock the all-reduces of the other ranks after a failure in the last microbatch."""
-
-    def reset(self) -> None:
-        """Start anew after such a failure; all ranks must call this together."""
-
 
 def build_gradients(module: nn.Module, group: Group, example: Batch, *, shard: bool) -> Gradients:
     """Prepare a module for processes that sum its gradients, with FSDP if `shard`, else with DDP.
@@ -75,65 +68,39 @@ def build_gradients(module: nn.Module, group: Group, example: Batch, *, shard: b
 class ReplicatedGradients(Gradients):
     """Gradients of processes that each hold all weights; summed during the last backward (DDP).
 
-    A rank that runs out of memory in the last microbatch adds zeros to the all-reduces that the
-    other ranks wait for. DDP cannot be used after an interrupted step, so it is built anew then.
     All processes start with the weights of rank 0.
     """
 
     def __init__(self, module: nn.Module, group: Group, example: Batch) -> None:
-        self._module = module
         self._group = group
-        self._example = example
-        self._bucket_sizes: dict[int, int] = {}
-        self._num_reduced_buckets = 0
-        self.reset()
+        with group.detect_lost_peers():
+            self._ddp = DistributedDataParallel(
+                module, static_graph=True, gradient_as_bucket_view=True
+            )
+        # Position tables differ in size: they grow with the sentences that a rank has seen.
+        self._ddp.broadcast_buffers = False
+        self._ddp.register_comm_hook(None, _sum_bucket)
+        super().__init__(self._ddp)
+        # All ranks take part in building the buckets, which a rank that stops would not.
+        with group.detect_lost_peers():
+            for _ in range(_STEPS_TO_BUILD_BUCKETS):
+                self.add(example, 0.0, before_backward=lambda: None)
+        module.zero_grad()
 
     @override
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        self._num_reduced_buckets = 0
         return self._group.detect_lost_peers() if is_last else self._ddp.no_sync()
 
-    @override
-    def release_peers(self) -> None:
-        like = next(self._module.parameters())
-        with self._group.detect_lost_peers():
-            for index in range(self._num_reduced_buckets, len(self._bucket_sizes)):
-                dist.all_reduce(like.new_zeros(self._bucket_sizes[index]))
 
-    @override
-    def reset(self) -> None:
-        self._ddp: Any = None
-        self._loss = self._module  # drops the last reference to the old DDP and its hooks
-        gc.collect()
-        self._module.zero_grad()
-        with self._group.detect_lost_peers():
-            self._ddp = DistributedDataParallel(
-                self._module,
-                static_graph=True,
-                gradient_as_bucket_view=True,
-                init_sync=not self._bucket_sizes,  # only the first time
-            )
-            # Position tables differ in size: they grow with the sentences that a rank has seen.
-            self._ddp.broadcast_buffers = False
-            self._ddp.register_comm_hook(None, self._all_reduce_bucket)
-            self._loss = self._ddp
-            for _ in range(_STEPS_TO_BUILD_BUCKETS):
-                loss, _ = self._loss(self._example)
-                (loss * 0).backward()  # type: ignore[no-untyped-call]
-        self._module.zero_grad()
-
-    def _all_reduce_bucket(
-        self,
-        _: None,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]  # not in its stub
-    ) -> torch.futures.Future[Tensor]:
-        buffer = bucket.buffer()
-        self._bucket_sizes[bucket.index()] = buffer.numel()
-        self._num_reduced_buckets += 1
-        future: torch.futures.Future[list[Tensor]] = dist.all_reduce(
-            buffer, async_op=True
-        ).get_future()
-        return future.then(lambda done: done.value()[0])
+def _sum_bucket(
+    _: None,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # not in its stub
+) -> torch.futures.Future[Tensor]:
+    """Sum gradients over ranks: the loss is already divided by the tokens of all of them."""
+    summed: torch.futures.Future[list[Tensor]] = dist.all_reduce(
+        bucket.buffer(), async_op=True
+    ).get_future()
+    return summed.then(lambda done: done.value()[0])
 
 
 class ShardedGradients(Gradients):
@@ -142,7 +109,7 @@ class ShardedGradients(Gradients):
     Weights are gathered layer by layer when they are needed (FSDP).
     """
 
-    can_recover = False  # the other ranks need this rank's weights in each microbatch
+    always_waits = True  # for their weights
 
     def __init__(self, module: nn.Module, group: Group) -> None:
         from torch.distributed.device_mesh import init_device_mesh

@@ -51,16 +51,16 @@ class StepBatch:
     own: list[tuple[int, Batch]]  # by index among all, on the device
 
 
-def max_microbatch_tokens(run: RunConfig, device: torch.device) -> int:
+def max_microbatch_tokens(run: RunConfig, device: torch.device, *, num_processes: int) -> int:
     """Return the maximum number of tokens per side of a microbatch of a new run, with padding.
 
-    If it is not set, a GPU computes large microbatches, until it runs out of memory. With sharding
-    it could not recover from that.
+    If it is not set, a GPU computes large microbatches, until it runs out of memory. Several
+    processes could not recover from that.
     """
     batching = run.batching
     if batching.max_tokens is not None:
         return batching.max_tokens
-    if device.type == "cpu" or run.training.shard:
+    if device.type == "cpu" or num_processes > 1:
         return DEFAULT_MAX_TOKENS
     return max(DEFAULT_MAX_TOKENS, batching.batch_tokens)
 
@@ -112,9 +112,10 @@ class Trainer:
         self._optimizer = Adam(loss.parameters(), run.optimizer)
         is_fp16 = compute.dtype == torch.float16
         self._loss_scale = LossScale(compute.device, is_fp16=is_fp16)
-        self.max_tokens = max_microbatch_tokens(run, compute.device)
+        num_processes = self._group.world.size
+        self.max_tokens = max_microbatch_tokens(run, compute.device, num_processes=num_processes)
         # A multiple of the processes, so that all compute equally many microbatches.
-        self._num_dropout_shards = math.lcm(run.batching.num_dropout_shards, self._group.world.size)
+        self._num_dropout_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
 
     def batches(self) -> Iterator[StepBatch]:
         """Yield the batches after the current position, epoch after epoch, without end."""
@@ -157,18 +158,19 @@ class Trainer:
             epoch, examples = epoch + 1, 0
 
     def step(self, batch: StepBatch, *, poll: Poll = ControlFlags) -> StepResult:
-        """Train on one batch; compute it again in smaller microbatches if memory runs out.
+        """Train on one batch.
 
-        A single process launches everything without waiting for its device, which alone decides
-        whether the update is skipped. `poll` returns the control flags of this process; it is
-        called several times.
+        A single process computes it again in smaller microbatches if memory runs out. It launches
+        everything without waiting for its device, which alone decides whether the update is
+        skipped. `poll` returns the control flags of this process; it is called several times.
 
         Returns:
             The step, or None if a stop came in time to leave everything unchanged; and the flags,
             combined over all processes.
 
         Raises:
-            TrainingError: There is too little memory for a single sentence pair.
+            TrainingError: There is too little memory: for a single sentence pair, or for a
+                microbatch of one of several processes.
             LostPeersError: Other processes cannot be reached.
         """
         clock = DeviceClock(self._compute.device)
@@ -182,12 +184,17 @@ class Trainer:
         while True:
             if batch.max_tokens != self.max_tokens:
                 batch = self.build(batch.rows, epoch=batch.epoch)
-            sums, flags = self._accumulate_gradient(batch, weight, poll)
-            if sums is not None:
+            try:
+                sums, flags = self._accumulate_gradient(batch, weight, poll)
                 break
-            if flags.stop:
-                return None, flags
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if not self._group.is_alone:
+                    raise self._too_large(batch) from error
             self._use_smaller_microbatches(batch)
+        if sums is None:
+            return None, flags
         loss, nll = (sums / num_tokens).unbind()
         scale = self._loss_scale.value
         gradients = self._optimizer.gradients()
@@ -222,70 +229,47 @@ class Trainer:
         """Compute the gradient of a batch's weighted loss; each rank takes some microbatches.
 
         Ranks sum their gradients in the last microbatch, so all must take part in it: before it,
-        they exchange their flags, and whether one has run out of memory. Return the [2] sums of
-        loss and negative log-likelihood over all ranks, or None after a stop or if a rank ran out
-        of memory; and the combined flags.
+        they exchange their flags. Return the [2] sums of loss and negative log-likelihood over all
+        ranks, or None after a stop; and the combined flags.
         """
         self._optimizer.zero_grad()  # of an attempt that failed
         group, step = self._group, self.position.step + 1
         sums = torch.zeros(2, dtype=torch.float64, device=self._compute.device)
         *others, last = range(len(batch.own))
-        ran_out = False
         for number in others:
-            if self._gradients.can_recover and poll().stop:
+            if poll().stop and not self._gradients.always_waits:
                 break
-            losses = self._forward_backward(batch, number, weight)
-            if losses is None:
-                ran_out = True
-                break
-            sums += losses
+            sums += self._forward_backward(batch, number, weight)
         self._heartbeat("the exchange of control flags", waits=True)
-        *values, any_ran_out = group.largest([*map(int, astuple(poll())), int(ran_out)])
-        flags = ControlFlags(values[0], *map(bool, values[1:]))
-        if flags.stop or any_ran_out:
+        stop, *requests = group.largest([*map(int, astuple(poll()))])
+        flags = ControlFlags(stop, *map(bool, requests))
+        if flags.stop:
             return None, flags
-        losses = self._forward_backward(batch, last, weight)
-        if losses is None:
-            self._gradients.release_peers()
-        else:
-            sums += losses
-        self._heartbeat(f"step {step}, whether all had enough memory", waits=True)
-        if group.largest([int(losses is None)])[0]:
-            self._gradients.reset()
-            return None, flags
+        sums += self._forward_backward(batch, last, weight)
         self._heartbeat(f"step {step}, sums of losses", waits=True)
         return group.sum(sums), flags
 
-    def _forward_backward(
-        self, batch: StepBatch, number: int, weight: float | Tensor
-    ) -> Tensor | None:
+    def _forward_backward(self, batch: StepBatch, number: int, weight: float | Tensor) -> Tensor:
         """Add the gradient of a microbatch's weighted loss to that of the batch.
 
-        Return [2] sums of loss and negative log-likelihood; None if this rank ran out of memory.
+        Return [2] sums of loss and negative log-likelihood.
         """
         index, microbatch = batch.own[number]
         is_real, is_last = index < len(batch.microbatches), number == len(batch.own) - 1
-        can_recover, step = self._gradients.can_recover, self.position.step + 1
+        always_waits, step = self._gradients.always_waits, self.position.step + 1
         phase = f"microbatch {index + 1} of {len(batch.microbatches)}"
-        self._heartbeat(f"step {step}, {phase}", waits=not can_recover)
-        try:
-            with self._gradients.accumulate(is_last=is_last):
-                self._backend.seed(_derive_seed(self._run.training.seed, step, index))
-                losses = self._gradients.add(
-                    microbatch,
-                    weight if is_real else 0.0,
-                    before_backward=partial(
-                        self._heartbeat,
-                        f"step {step}, gradient of {phase}",
-                        waits=is_last or not can_recover,
-                    ),
-                )
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if not can_recover:
-                raise self._too_large(batch) from error
-            return None
+        self._heartbeat(f"step {step}, {phase}", waits=always_waits)
+        with self._gradients.accumulate(is_last=is_last):
+            self._backend.seed(_derive_seed(self._run.training.seed, step, index))
+            losses = self._gradients.add(
+                microbatch,
+                weight if is_real else 0.0,
+                before_backward=partial(
+                    self._heartbeat,
+                    f"step {step}, gradient of {phase}",
+                    waits=is_last or always_waits,
+                ),
+            )
         return losses if is_real else torch.zeros_like(losses)
 
     def _batch(self, rows: Rows) -> Batch:
@@ -302,8 +286,9 @@ class Trainer:
         torch.cuda.empty_cache()  # so that blocks of other sizes fit
 
     def _too_large(self, batch: StepBatch) -> TrainingError:
+        rank = "" if self._group.is_alone else f"rank {self._group.world.rank}, "
         return TrainingError(
-            f"step {self.position.step + 1}: out of memory with a microbatch of "
+            f"{rank}step {self.position.step + 1}: out of memory with a microbatch of "
             f"{max(map(self._num_padded, batch.microbatches)):,} tokens per side: use a smaller "
             "--max-tokens, or a smaller model"
         )
