@@ -153,7 +153,7 @@ def test_a_run_without_a_step_names_no_next_command(run, data_dir, tmp_path, mon
     flags = ("--arch", "tiny", "--device", "cpu", "--max-minutes", 1)
     code, _, err = run("train", data_dir, "--run", tmp_path / "new", *flags)
     assert code == 0, err
-    assert (
-        err.splitlines()[-1]
-        == f"train: {tmp_path / 'new'} has reached its limits before its first step"
+    assert err.splitlines()[-1] == (
+        f"train: {tmp_path / 'new'} has reached --max-minutes 1, counted over the whole run before "
+        "its first step: set more to continue"
     )

@@ -104,8 +104,7 @@ class TrainingRun:
             self.heartbeat("waiting for all processes to start", waits=True)
             is_over = self.is_finished() or bool(self.group.largest([self._is_out_of_time()])[0])
             if is_over:
-                when = "" if self.trainer.position.step else " before its first step"
-                say(f"train: {self.run_dir} has reached its limits{when}")
+                self._say_which_limit()
             batches = self.trainer.batches()
             while not is_over:
                 step, flags = self.trainer.step(next(batches), poll=self._poll)
@@ -138,6 +137,13 @@ class TrainingRun:
             or epochs_done >= (limits.max_epochs or math.inf)
             or since_best >= (limits.patience or math.inf)
         )
+
+    def _say_which_limit(self) -> None:
+        when = "" if self.trainer.position.step else " before its first step"
+        limit = f"--patience {self._run.training.patience}"
+        if not self.is_finished():
+            limit = f"--max-minutes {self._run.training.max_minutes:g}, counted over the whole run"
+        say(f"train: {self.run_dir} has reached {limit}{when}: set more to continue")
 
     def _is_out_of_time(self) -> bool:
         limit = self._run.training.max_minutes
