@@ -49,7 +49,7 @@ class RunState:
     skipped_in_a_row: int = 0  # steps, without overflows of fp16
     skipped_steps: int = 0  # in total
     nll: float | None = None  # in the newest full line of training, in nats per target token
-    owes_validation: bool = False  # a signal interrupted the last validation
+    is_validation_due: bool = False  # a signal interrupted the last validation
     minutes: float = 0.0  # wall time before the run was last resumed
     capacity_flops: float = 0.0  # time × peak FLOP/s of the devices (the paper's estimate, §6.1)
 
@@ -99,7 +99,7 @@ class TrainingRun:
         interval = self._run.training.checkpoint_steps
         with closing(self._saver), self._new_bar() as self._bar:
             self._record.open(self.trainer.position.step)
-            if self._state.owes_validation:
+            if self._state.is_validation_due:
                 self._validate_and_save()
             self.heartbeat("waiting for all processes to start", waits=True)
             is_over = self.is_finished() or bool(self.group.largest([self._is_out_of_time()])[0])
@@ -132,7 +132,7 @@ class TrainingRun:
         limits, position = self._run.training, self.trainer.position
         epochs_done = position.epoch - (position.examples < len(self.data.train))
         since_best = self._state.validations_since_best
-        return not self._state.owes_validation and (
+        return not self._state.is_validation_due and (
             position.step >= limits.max_steps
             or epochs_done >= (limits.max_epochs or math.inf)
             or since_best >= (limits.patience or math.inf)
@@ -337,9 +337,9 @@ class TrainingRun:
     def _validate_and_save(self) -> None:
         """Validate and save; after a signal, save at once and validate when the run is resumed."""
         self._read_reports()
-        self._state.owes_validation = True
+        self._state.is_validation_due = True
         validation = None if self.data.valid is None else self._validate(self.data.valid)
-        self._state.owes_validation = False
+        self._state.is_validation_due = False
         self._save(self.metrics)
         self._validated_at = time.monotonic()
         if validation is not None:

@@ -92,7 +92,7 @@ def normalize(tree: Tree) -> Tree | None:
 
 
 def bare_label(label: str) -> str:
-    """Remove function tags and indices from a label; one such as -LRB- has none."""
+    """Remove function tags and indices from a label; a token such as -LRB- has neither."""
     match = _BARE_LABEL.match(label)
     return match[0] if match else label
 
