@@ -52,7 +52,9 @@ def trained(data_dir, tiny_run, tmp_path_factory):
         )
         for norm in ("post", "pre")
     }
-    return {norm: train(data_dir, runs_dir / norm, run).run_dir for norm, run in runs.items()}
+    with pytest.MonkeyPatch.context() as patch:  # drawing takes longer than training here
+        patch.setattr("tfm.visualization.report.write_report", lambda _: None)
+        return {norm: train(data_dir, runs_dir / norm, run).run_dir for norm, run in runs.items()}
 
 
 def pieces(subword_model, lines):
