@@ -9,7 +9,7 @@ from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.search import continuations
 from tfm.search.continuations import NextTokens, block_max_and_logsumexp
 
-EXCLUDED = [PAD, BOS, UNK]
+EXCLUDED = (PAD, BOS, UNK)
 # Less than one block, exactly one or two, and sizes that do not fill the last block.
 VOCAB_SIZES = [5, 7, 63, 64, 65, 128, 131, 200, 1_001]
 ROUNDING = 1e-4
@@ -53,7 +53,7 @@ def every_total(logits, log_probs, rows, forced=()):
     totals = torch.full((log_probs.numel(), logits.size(1)), -math.inf, dtype=torch.float64)
     totals[rows] = logits.double().log_softmax(dim=1) + log_probs.flatten()[rows, None]
     kept = [(row, token, float(totals[rows[row], token])) for row, token in forced]
-    totals[:, EXCLUDED] = -math.inf
+    totals[:, list(EXCLUDED)] = -math.inf
     for row, token, total in kept:
         totals[rows[row]] = -math.inf
         totals[rows[row], token] = total

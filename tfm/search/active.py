@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
-from tfm.search.continuations import NextTokens
+from tfm.search.continuations import NextTokens, indices_on
 from tfm.search.model import SearchableModel
 from tfm.search.scoring import Hypothesis, length_penalty
 
@@ -20,7 +20,7 @@ from tfm.search.scoring import Hypothesis, length_penalty
 Prefixes: TypeAlias = Sequence[Sequence[int]]
 Array: TypeAlias = npt.NDArray[Any]
 
-_NEVER_PRODUCED = [PAD, BOS, UNK]
+_NEVER_PRODUCED = (PAD, BOS, UNK)
 _ANY = -1  # no token is forced
 # Compact the batch when at most this fraction of its sentences is active: the caches are copied.
 _COMPACTION_THRESHOLD = 0.75
@@ -104,13 +104,15 @@ class ActiveHypotheses:
 
     def next_log_probs(self) -> Tensor:
         """Run the model: return [B, K, V] log probabilities of the next token, -inf if excluded."""
-        logits = self._model.step(self.to_device(self.tokens[:, :, -1]), self.state)
-        log_probs = logits.float().log_softmax(dim=-1)
         forced = self._forced_tokens()
         is_forced = forced != _ANY
-        sentences, tokens = map(self.to_device, (is_forced.nonzero()[0], forced[is_forced]))
+        # Copied before the model computes, because copies to a GPU may wait for it.
+        newest, sentences, tokens = map(
+            self.to_device, (self.tokens[:, :, -1], is_forced.nonzero()[0], forced[is_forced])
+        )
+        log_probs = self._model.step(newest, self.state).float().log_softmax(dim=-1)
         forced_log_probs = log_probs[sentences, :, tokens]
-        log_probs[:, :, _NEVER_PRODUCED] = -math.inf
+        log_probs.index_fill_(2, indices_on(log_probs.device, _NEVER_PRODUCED), -math.inf)
         if self.length <= self._min_length:
             log_probs[:, :, EOS] = -math.inf
         if len(sentences):

@@ -5,7 +5,6 @@ The n best tokens are in the n blocks of the vocabulary with the greatest maxima
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +42,7 @@ class NextTokens:
     excluded_logits: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, excluded: Sequence[int]) -> "NextTokens":
+    def of(cls, logits: Tensor, excluded: tuple[int, ...]) -> "NextTokens":
         """Prepare the distributions of logits [R, V], which may be overwritten.
 
         Excluded tokens must not be produced, but keep their share of the probability.
@@ -52,7 +51,7 @@ class NextTokens:
         is_dense = logits.numel() <= _MAX_DENSE_ELEMENTS
         if is_dense:
             logits = logits.float().log_softmax(dim=1)
-        columns = _on_device(tuple(excluded), logits.device)
+        columns = indices_on(logits.device, excluded)
         excluded_logits = logits.index_select(1, columns)
         logits.index_fill_(1, columns, -math.inf)
         block_size = _block_size(vocab_size)
@@ -186,7 +185,8 @@ def block_max_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @functools.cache
-def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+def indices_on(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
+    """Return a tensor of numbers, which is copied to a device only once."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, device=device)
 

@@ -41,10 +41,12 @@ def diverse_beam_search(
         for group, group_finished in zip(groups, finished, strict=True):
             if not group.num_open:
                 continue
+            sentences, past = map(group.to_device, (group.sentences, group.log_probs))
             log_probs = group.next_log_probs()
             if times_chosen is None:
                 times_chosen = log_probs.new_zeros(len(lengths), log_probs.size(2))
-            chosen = _choose(group, log_probs, times_chosen, config.diversity_strength, size)
+            totals = past[:, :, None] + log_probs
+            chosen = _choose(totals, times_chosen, sentences, config.diversity_strength, size)
             can_improve = finish(group, chosen, group_finished, size)
             is_open = can_improve.any(axis=1, keepdims=True)
             group.advance(chosen, is_open & (chosen.tokens != EOS) & np.isfinite(chosen.totals))
@@ -52,19 +54,17 @@ def diverse_beam_search(
 
 
 def _choose(
-    group: ActiveHypotheses, log_probs: Tensor, times_chosen: Tensor, strength: float, size: int
+    totals: Tensor, times_chosen: Tensor, sentences: Tensor, strength: float, size: int
 ) -> Continuations:
     """Return the best continuations of a group's hypotheses, and count their tokens.
 
     Args:
-        group: The hypotheses of a group.
-        log_probs: [B, K, V] log probabilities of the next token.
+        totals: [B, K, V] log probabilities of all continuations.
         times_chosen: [all sentences, V] how often earlier groups chose a token.
+        sentences: [B] indices of the sentences among all.
         strength: Nats by which a token ranks lower for each time.
         size: Maximum number of continuations of a sentence.
     """
-    sentences = group.to_device(group.sentences)
-    totals = group.to_device(group.log_probs)[:, :, None] + log_probs
     penalties = strength * times_chosen[sentences]
     ranked = (totals - penalties[:, None, :]).flatten(1)
     index = ranked.topk(min(size, ranked.size(1)), dim=1).indices

@@ -37,12 +37,13 @@ def sample(
     numbers = _random_numbers(config, line_numbers, size=active.max_length)
     drawn_on = lengths.device if has_float64(lengths.device) else torch.device("cpu")
     while active.num_open:
+        step_numbers = torch.from_numpy(numbers[active.sentences, :, active.length - 1])
+        step_numbers = step_numbers.to(drawn_on)
         log_probs = active.next_log_probs()
         if log_probs.size(1) != config.n_best:  # all samples start from one hypothesis
             log_probs = log_probs.expand(-1, config.n_best, -1)
-        step_numbers = torch.from_numpy(numbers[active.sentences, :, active.length - 1])
         distribution = _distribution(log_probs.to(drawn_on), config)
-        drawn = _draw(distribution, step_numbers.to(drawn_on)).to(log_probs.device)
+        drawn = _draw(distribution, step_numbers).to(log_probs.device)
         chosen_log_probs, tokens = to_host(log_probs.gather(2, drawn[:, :, None])[:, :, 0], drawn)
         parents = np.arange(config.n_best) % active.tokens.shape[1]
         chosen = Continuations(
