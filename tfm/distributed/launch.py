@@ -45,7 +45,8 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
         InterruptedRunError: A signal has stopped the processes before they could save.
     """
     num_processes = layout.num_local_processes()
-    endpoint = layout.rendezvous or f"127.0.0.1:{get_free_port()}"
+    port = get_free_port()  # type: ignore[no-untyped-call]
+    endpoint = layout.rendezvous or f"127.0.0.1:{port}"
     _set_environment(layout, num_processes)
     # These logs repeat each failure and signal for each process.
     logger = logging.getLogger("torch.distributed.elastic")
