@@ -99,7 +99,7 @@ class ActiveHypotheses:
         return clone
 
     def to_device(self, x: Array) -> Tensor:
-        """Copy an array to the model's device."""
+        """Copy an array of any shape to the model's device."""
         return torch.from_numpy(x).to(self.device, non_blocking=self.device.type == "cuda")
 
     def next_log_probs(self) -> Tensor:

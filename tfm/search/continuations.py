@@ -186,7 +186,7 @@ def block_max_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def indices_on(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
-    """Return a tensor of numbers, which is copied to a device only once."""
+    """Return N numbers as a tensor [N], which is copied to a device only once."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, device=device)
 
