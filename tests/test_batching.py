@@ -167,6 +167,35 @@ def test_rounding_adds_few_rows_and_gives_few_distinct_sizes(num_tokens):
     assert rows % (1 << max(0, rows.bit_length() - 7)) == 0
 
 
+def lengths_like(name, num_pairs):
+    """Draw source and target lengths as those of a corpus."""
+    mean, spread, longest = {"multi30k": (14, 0.35, 60), "wmt": (27, 0.65, 250)}[name]
+    random = np.random.default_rng(0)
+    targets = mean * np.exp(random.normal(-(spread**2) / 2, spread, num_pairs))
+    sources = targets * np.exp(random.normal(0, 0.15, num_pairs))
+    return [tuple(map(int, pair)) for pair in np.clip([sources, targets], 1, longest).T]
+
+
+@pytest.mark.parametrize("num_processes", [1, 8])
+@pytest.mark.parametrize("corpus", ["multi30k", "wmt"])
+def test_batches_for_compiled_layers_have_few_sizes_and_little_padding(corpus, num_processes):
+    config = BatchingConfig(batch_tokens=25_000)
+    batcher = Batcher(Pairs(lengths_like(corpus, 30_000)), config, seed=1, coarse_rows=True)
+    real = computed = num_batches = 0
+    sizes = set()
+    for epoch in range(1, 5):
+        for rows in batcher.epoch(epoch):
+            num_batches += 1
+            for pairs in batcher.split(rows, max_tokens=1 << 30, multiple_of=num_processes):
+                tokens = [int(lengths.sum()) for lengths in batcher.lengths(pairs)]
+                size = tuple(round_up_rows(each, coarse=True) for each in tokens)
+                sizes.add(size)
+                real, computed = real + sum(tokens), computed + sum(size)
+    assert num_batches > 60
+    assert len(sizes) <= 64
+    assert real >= 0.9 * computed
+
+
 def test_a_batch_has_the_sentences_of_its_rows(data_dir):
     dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
     sources, targets = list(dataset.source), list(dataset.target)

@@ -74,6 +74,30 @@ def test_merging_heads_inverts_splitting_them(lengths, num_heads, num_projection
         assert torch.equal(projection, padded + offsets)
 
 
+@pytest.mark.parametrize("lengths", [[3], [2, 5, 1]])
+def test_pad_and_pack_have_the_gradients_of_a_gather(lengths):
+    packing = new_packing(lengths)
+    rows = torch.randn(packing.num_rows, 2, dtype=torch.float64, requires_grad=True)
+    is_token = packing.pad(torch.arange(packing.num_rows)[:, None] < packing.num_tokens)
+
+    def pad(rows):
+        return packing.pad(rows) * is_token
+
+    def pack(rows):
+        return packing.pack(pad(rows).sin())[: packing.num_tokens]
+
+    assert torch.autograd.gradcheck(pad, rows)
+    assert torch.autograd.gradcheck(pack, rows)
+
+
+def test_parts_are_packings_of_their_sentences():
+    packing = Packing(torch.tensor([9, 8, 4, 3, 1]), 30, part_starts=[2, 4])
+    assert [part.lengths.tolist() for part in packing.parts] == [[9, 8], [4, 3], [1]]
+    assert [part.num_rows for part in packing.parts] == [18, 8, 2]
+    assert packing.offsets.tolist() == [0, 9, 17, 21, 24, 25, 30]
+    assert packing.offsets.dtype == torch.int32
+
+
 def test_a_packing_without_a_spare_row_is_refused():
     with pytest.raises(ValueError, match="5 tokens need more than 5 rows"):
         new_packing([2, 3], spare=0)

@@ -7,6 +7,7 @@ from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.inference_gpu import GpuInference
 from tfm.backends.plain import PLAIN_INFERENCE, PLAIN_TRAINING
 from tfm.backends.selection import inference_backend, training_backend
+from tfm.backends.training_compiled import CompiledTraining
 from tfm.backends.training_cpu import CpuTraining
 from tfm.device.compute import Compute
 from tfm.errors import UsageError
@@ -36,7 +37,26 @@ def test_plain_int8_is_refused():
 
 def test_a_gpu_casts_the_weights_of_half_precision_once():
     half, full = (Compute(GPU, dtype) for dtype in (torch.bfloat16, torch.float32))
-    assert training_backend(half, "auto") is PLAIN_TRAINING
     assert isinstance(inference_backend(half, "auto"), GpuInference)
     assert inference_backend(half, "plain") is PLAIN_INFERENCE
     assert inference_backend(full, "auto") is PLAIN_INFERENCE
+
+
+def test_a_gpu_compiles_training_unless_that_is_refused(monkeypatch):
+    monkeypatch.setattr("tfm.backends.selection.compilation_problem", lambda _: None)
+    compute = Compute(GPU, torch.bfloat16)
+    assert isinstance(training_backend(compute, "auto"), CompiledTraining)
+    assert training_backend(compute, "auto", compiles=False) is PLAIN_TRAINING
+    assert training_backend(compute, "plain") is PLAIN_TRAINING
+
+
+def test_a_gpu_that_cannot_compile_trains_without_and_says_so(monkeypatch):
+    monkeypatch.setattr("tfm.backends.selection.compilation_problem", lambda _: "no C compiler")
+    reported = []
+    compute = Compute(GPU, torch.bfloat16)
+    assert training_backend(compute, "auto", notify=reported.append) is PLAIN_TRAINING
+    [line] = reported
+    assert line == (
+        "warning: torch cannot compile on this machine (no C compiler): training without, more "
+        "slowly; install a C compiler, or set --no-compile"
+    )

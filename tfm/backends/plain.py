@@ -43,6 +43,8 @@ class Cast(nn.Dropout):
 class TrainingBackend:
     """Trains a model with its own modules."""
 
+    compiles = False  # whether code is compiled for each size of a batch
+
     def install(self, model: Model) -> Replacements:
         """Replace submodules of a model by faster ones."""
         return Replacements()

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from tfm.backends import inference_cpu
+from tfm.backends.compilation import compilation_problem
 from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.inference_gpu import GpuInference
 from tfm.backends.plain import (
@@ -14,6 +15,7 @@ from tfm.backends.plain import (
     InferenceBackend,
     TrainingBackend,
 )
+from tfm.backends.training_compiled import CompiledTraining
 from tfm.backends.training_cpu import CpuTraining
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
 from tfm.config import InferenceDevice, InferencePrecision, Kernels
@@ -75,11 +77,20 @@ def _wrong_products(dtype: torch.dtype, error: float, *, fallback: str) -> str:
 
 
 def training_backend(
-    compute: Compute, kernels: Kernels, *, notify: Callable[[str], None] = say
+    compute: Compute,
+    kernels: Kernels,
+    *,
+    compiles: bool = True,
+    notify: Callable[[str], None] = say,
 ) -> TrainingBackend:
-    """Choose the backend for training; `notify` receives warnings."""
+    """Choose the backend for training; `compiles` allows compilation on a GPU.
+
+    `notify` receives warnings.
+    """
     if kernels == "auto" and compute.device.type == "cpu" and compute.dtype in _CPU_TRAINING_DTYPES:
         return _cpu_training(compute.dtype, notify)
+    if kernels == "auto" and compute.device.type == "cuda" and compiles:
+        return _compiled_training(compute.device, notify)
     return PLAIN_TRAINING
 
 
@@ -105,6 +116,17 @@ def _cpu_training(dtype: torch.dtype, notify: Callable[[str], None]) -> Training
     if error <= MAX_ERRORS[dtype]:
         return CpuTraining(dtype)
     notify(_wrong_products(dtype, error, fallback="with plain kernels"))
+    return PLAIN_TRAINING
+
+
+def _compiled_training(device: torch.device, notify: Callable[[str], None]) -> TrainingBackend:
+    problem = compilation_problem(device)
+    if problem is None:
+        return CompiledTraining()
+    notify(
+        f"warning: torch cannot compile on this machine ({problem}): training without, more "
+        "slowly; install a C compiler, or set --no-compile"
+    )
     return PLAIN_TRAINING
 
 

@@ -165,7 +165,10 @@ class TrainingConfig(Settings, section="training"):
     )
     kernels: Kernels = setting(
         "auto",
-        "Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.",
+        "Layers: auto for those that are fast on the device, or torch's own (plain).",
+    )
+    compile: bool = setting(
+        True, "On a GPU with --kernels auto, compile the layers: slow first steps, faster others."
     )
     device: DeviceName = setting("auto", "Device to compute on; auto is a GPU if there is one.")
     precision: Precision = setting(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tfm.config import BatchingConfig
-from tfm.data.dataset import ParallelDataset, Rows, TokenSequences
+from tfm.data.dataset import ParallelDataset, Rows
 from tfm.data.packing import Packing, copy_to_device
 from tfm.data.subword import BOS, PAD
 
@@ -61,11 +61,20 @@ class Batcher:
     """Plans and builds the batches of each epoch.
 
     The content and order of batches depend only on data, settings, seed and epoch: not on devices,
-    nor on the step at which a run was resumed.
+    nor on the step at which a run was resumed. `coarse_rows` makes the sizes of token axes few,
+    because compiled layers are compiled for each.
     """
 
-    def __init__(self, dataset: ParallelDataset, config: BatchingConfig, *, seed: int) -> None:
+    def __init__(
+        self,
+        dataset: ParallelDataset,
+        config: BatchingConfig,
+        *,
+        seed: int,
+        coarse_rows: bool = False,
+    ) -> None:
         self._dataset = dataset
+        self._coarse_rows = coarse_rows
         self._config = config
         self._seed = seed
         # EOS is added to every sentence.
@@ -143,7 +152,7 @@ class Batcher:
 
     def batch(self, rows: Rows) -> Batch:
         """Build the batch or microbatch of pairs [B], on the CPU."""
-        return build_batch(self._dataset, rows)
+        return build_batch(self._dataset, rows, coarse_rows=self._coarse_rows)
 
     def _find_bucket_starts(self) -> Rows:
         """Return where all buckets but the first start among the pairs sorted by length."""
@@ -170,10 +179,13 @@ def _find_starts(lengths: Rows, max_tokens: int) -> list[int]:
     return starts
 
 
-def build_batch(dataset: ParallelDataset, rows: Rows) -> Batch:
+def build_batch(dataset: ParallelDataset, rows: Rows, *, coarse_rows: bool = False) -> Batch:
     """Pack sentence pairs [B] and add BOS and EOS."""
-    source, sources = _pack(dataset.source, rows)
-    target_output, targets = _pack(dataset.target, rows)
+    source_ids, source_lengths = dataset.source.concatenate(rows)
+    target_ids, target_lengths = dataset.target.concatenate(rows)
+    starts = _part_starts(np.maximum(source_lengths, target_lengths))
+    source, sources = _pack(source_ids, source_lengths, starts, coarse_rows)
+    target_output, targets = _pack(target_ids, target_lengths, starts, coarse_rows)
     target_input = torch.full_like(target_output, PAD)
     target_input[1 : targets.num_tokens] = target_output[: targets.num_tokens - 1]
     target_output[targets.num_tokens :] = PADDING
@@ -187,14 +199,32 @@ def build_batch(dataset: ParallelDataset, rows: Rows) -> Batch:
     )
 
 
-def _pack(sequences: TokenSequences, rows: Rows) -> tuple[Tensor, Packing]:
+def _part_starts(lengths: Rows) -> list[int]:
+    """Return where parts of sentences of similar lengths start, except for the first part.
+
+    The lengths [B] of the sentences descend: each part starts at half the length of the one before.
+    """
+    starts, first = [], int(lengths[0]) if len(lengths) else 0
+    for index, length in enumerate(lengths.tolist()):
+        if 2 * length <= first:
+            starts.append(index)
+            first = length
+    return starts
+
+
+def _pack(
+    ids: Rows, lengths: Rows, part_starts: list[int], coarse_rows: bool
+) -> tuple[Tensor, Packing]:
     """Return the ids [N] of sentences, each followed by EOS, and their packing."""
-    ids, lengths = sequences.concatenate(rows)
-    ids = np.pad(ids, (0, round_up_rows(len(ids)) - len(ids)))
-    return torch.from_numpy(ids), Packing(torch.from_numpy(lengths), len(ids))
+    ids = np.pad(ids, (0, round_up_rows(len(ids), coarse=coarse_rows) - len(ids)))
+    packing = Packing(torch.from_numpy(lengths), len(ids), part_starts=part_starts)
+    return torch.from_numpy(ids), packing
 
 
-def round_up_rows(num_tokens: int) -> int:
-    """Round a number of tokens up to a larger number of six significant bits."""
-    step = 1 << max(0, num_tokens.bit_length() - 6)
+def round_up_rows(num_tokens: int, *, coarse: bool = False) -> int:
+    """Round a number of tokens up to a larger number with six significant bits.
+
+    If `coarse`, with four, and to a multiple of 512.
+    """
+    step = 1 << max(9 if coarse else 0, num_tokens.bit_length() - (4 if coarse else 6))
     return (num_tokens // step + 1) * step

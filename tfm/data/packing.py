@@ -1,9 +1,12 @@
 """The layouts of a batch: padded, or packed on one axis without padding."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _CPU = torch.device("cpu")
@@ -50,10 +53,19 @@ class Packing:
         lengths: [B] numbers of tokens, on the CPU.
         num_rows: Size of the axis, greater than the number of tokens.
         device: Device of the rows.
+        part_starts: Where parts of sentences of similar length start, from the second part on.
     """
 
-    def __init__(self, lengths: Tensor, num_rows: int, device: torch.device = _CPU) -> None:
+    def __init__(
+        self,
+        lengths: Tensor,
+        num_rows: int,
+        device: torch.device = _CPU,
+        *,
+        part_starts: Sequence[int] = (),
+    ) -> None:
         self.lengths = lengths
+        self.part_starts = part_starts
         self.num_rows = num_rows
         self.num_tokens = int(lengths.sum())
         self.longest = int(lengths.max()) if len(lengths) else 0
@@ -65,15 +77,28 @@ class Packing:
 
     def to(self, device: torch.device) -> "Packing":
         """Return the same packing with its indices on a device, computed at once."""
-        packing = Packing(self.lengths, self.num_rows, device)
-        for name in ("device_lengths", "positions", "pack_indices", "pad_indices"):
-            getattr(packing, name)
+        packing = Packing(self.lengths, self.num_rows, device, part_starts=self.part_starts)
+        for each in (packing, *packing.parts):
+            for name in ("device_lengths", "positions", "offsets", "pack_indices", "pad_indices"):
+                getattr(each, name)
         return packing
 
     @cached_property
     def device_lengths(self) -> Tensor:
         """[B] numbers of tokens, on the device."""
         return self._to_device(self.lengths)
+
+    @cached_property
+    def parts(self) -> "list[Packing]":
+        """The packings of the parts, each with one spare row."""
+        lengths = torch.tensor_split(self.lengths, list(self.part_starts))
+        return [Packing(each, int(each.sum()) + 1, self._device) for each in lengths]
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """[B + 2] int32 first row of each sentence, of the spare rows, and the number of rows."""
+        ends = [self.lengths.cumsum(0), torch.tensor([self.num_rows])]
+        return self._to_device(F.pad(torch.cat(ends), (1, 0)).int())
 
     @cached_property
     def positions(self) -> Tensor:
@@ -145,11 +170,21 @@ class Packing:
 
     def pad(self, x: Tensor) -> Tensor:
         """Pad packed rows: [num_rows, …] → [B, T, …], with undefined content at padding."""
-        padded = x.index_select(0, self.pad_indices)
-        return padded.view(len(self.lengths), self.longest, *x.shape[1:])
+        padded: Tensor = _Pad.apply(x, self)  # type: ignore[no-untyped-call]
+        return padded
 
     def pack(self, x: Tensor) -> Tensor:
         """Pack a padded batch: [B, T, …] → [num_rows, …], with zeros in spare rows."""
+        packed: Tensor = _Pack.apply(x, self)  # type: ignore[no-untyped-call]
+        return packed
+
+    def gather_padded(self, x: Tensor) -> Tensor:
+        """Pad rows [num_rows, …] to [B, T, …], as `pad` does, without a gradient."""
+        padded = x.index_select(0, self.pad_indices)
+        return padded.view(len(self.lengths), self.longest, *x.shape[1:])
+
+    def gather_packed(self, x: Tensor) -> Tensor:
+        """Pack [B, T, …] to [num_rows, …], as `pack` does, without a gradient."""
         packed = x.flatten(0, 1).index_select(0, self.pack_indices)
         spare = packed.new_zeros(self.num_rows - self.num_tokens, *packed.shape[1:])
         return torch.cat([packed, spare])
@@ -173,6 +208,33 @@ class Packing:
 
     def _to_device(self, x: Tensor) -> Tensor:
         return copy_to_device(x, self._device)
+
+
+class _Pad(torch.autograd.Function):
+    """The gradient of a gather is the other gather: no sums of rows, which a GPU orders freely.
+
+    Padding has no gradient, and so have spare rows, from which it is read.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packing: Packing) -> Tensor:
+        ctx.packing = packing
+        return packing.gather_padded(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.packing.gather_packed(grad), None
+
+
+class _Pack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packing: Packing) -> Tensor:
+        ctx.packing = packing
+        return packing.gather_packed(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.packing.gather_padded(grad), None
 
 
 # How the sentences of a batch lie in its tensors.

@@ -26,10 +26,17 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Map […, d_model] to the same shape."""
-        if self.norm_first:
-            return self.add(x, sublayer(self.norm(x)))
-        out: Tensor = self.norm(self.add(x, sublayer(x)))
+        return self.after(x, sublayer(self.before(x)))
+
+    def before(self, x: Tensor) -> Tensor:
+        """Return the input of the sub-layer, […, d_model], given x […, d_model]."""
+        out: Tensor = self.norm(x) if self.norm_first else x
         return out
+
+    def after(self, x: Tensor, out: Tensor) -> Tensor:
+        """Return the result […, d_model] for x and the output of the sub-layer, […, d_model]."""
+        summed = self.add(x, out)
+        return summed if self.norm_first else self.norm(summed)
 
     def add(self, x: Tensor, out: Tensor) -> Tensor:
         """Add the output of the sub-layer to its input, both […, d_model]."""

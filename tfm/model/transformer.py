@@ -22,6 +22,10 @@ class Encoder(nn.ModuleList):
             x = layer(x, layout)
         return x
 
+    def layers(self) -> Iterator[EncoderLayer]:
+        """Yield the layers."""
+        return cast("Iterator[EncoderLayer]", iter(self))
+
 
 class Decoder(nn.ModuleList):
     """A stack of N decoder layers."""

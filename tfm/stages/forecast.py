@@ -111,7 +111,11 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     compute = verified_compute(run.training.device, run.training.precision, trains=True)
     set_num_threads(run.training.threads, num_processes=num_processes)
     source, target = data.info.vocab_sizes
-    max_tokens = max_microbatch_tokens(run, compute.device, num_processes=num_processes)
+    training = run.training
+    compiles = compute.device.type == "cuda" and training.kernels == "auto" and training.compile
+    max_tokens = max_microbatch_tokens(
+        run, compute.device, num_processes=num_processes, compiles=compiles
+    )
     cost = model_cost(
         run.model,
         source_vocab_size=source,

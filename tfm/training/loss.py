@@ -10,16 +10,20 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tfm.data.batching import Batch
+from tfm.backends.compilation import compile_for_sizes
+from tfm.data.batching import PADDING, Batch
 from tfm.model.build import Model
 
 # (hidden_states, weight, gradients of both or None) → loss, negative log-likelihood.
 ComputeLoss = Callable[[Tensor, Tensor, tuple[Tensor, Tensor] | None], tuple[Tensor, Tensor]]
+# [2] sums of loss and negative log-likelihood, gradient of the states, and of the matrix.
+ChunkLoss = tuple[Tensor, Tensor, Tensor]
 
 # Logits per chunk: few enough to stay in a CPU's cache; on a GPU half a gigabyte in bf16, which has
 # not been measured.
 _CPU_CHUNK_ELEMENTS, _GPU_CHUNK_ELEMENTS = 1 << 22, 1 << 28
 _CHUNK_MULTIPLE = 64
+_COMPILED_CHUNK_ROWS = 2_048  # a multiple of the sizes that `round_up_rows` gives to most batches
 _MIN_PROBABILITY = 1e-30
 
 
@@ -32,6 +36,7 @@ class BatchLoss(nn.Module):
         model: The model.
         label_smoothing: ε, the probability that the wrong classes share.
         autocast: Returns the context of a forward pass.
+        compiles: Whether to compile the loss.
     """
 
     def __init__(
@@ -40,11 +45,13 @@ class BatchLoss(nn.Module):
         *,
         label_smoothing: float,
         autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
+        compiles: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
         self._label_smoothing = label_smoothing
         self._autocast = autocast
+        self._compiled = compile_for_sizes(_chunk_loss) if compiles else None
 
     @override
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -58,6 +65,7 @@ class BatchLoss(nn.Module):
                 batch.target_output,
                 smoothing=self._label_smoothing,
                 num_tokens=batch.num_tokens,
+                compiled=self._compiled,
             )
 
 
@@ -67,7 +75,13 @@ def perplexity(nll: float) -> float:
 
 
 def label_smoothed_cross_entropy(
-    hidden_states: Tensor, weight: Tensor, targets: Tensor, *, smoothing: float, num_tokens: int
+    hidden_states: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    smoothing: float,
+    num_tokens: int,
+    compiled: Callable[..., ChunkLoss] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss against targets with 1 - ε for the right class and ε for the others (§5.4).
 
@@ -77,13 +91,17 @@ def label_smoothed_cross_entropy(
         targets: [N] token ids, then `PADDING` in spare rows.
         smoothing: ε.
         num_tokens: The number of rows before the spare ones.
+        compiled: `_chunk_loss`, compiled; None to compute without.
 
     Returns:
         The smoothed loss and the negative log-likelihood: scalars, each summed over rows, in nats.
     """
     if not torch.is_grad_enabled():  # an autograd.Function does not see this
         hidden_states, weight = hidden_states.detach(), weight.detach()
-    compute = partial(_compute, targets=targets, num_tokens=num_tokens, smoothing=smoothing)
+    if compiled is not None:
+        compute = partial(_compute_compiled, compiled, targets=targets, smoothing=smoothing)
+    else:
+        compute = partial(_compute, targets=targets, num_tokens=num_tokens, smoothing=smoothing)
     loss, nll = _LossWithGradients.apply(compute, hidden_states, weight)  # type: ignore[no-untyped-call]
     return loss, nll
 
@@ -175,6 +193,54 @@ def _compute(
             grad_weight += (grad.T @ states).to(grad_weight.dtype)
             grad_weight -= other * states[:num_real].sum(0, dtype=precision)
     return loss, nll
+
+
+def _compute_compiled(
+    chunk_loss: Callable[..., ChunkLoss],
+    hidden_states: Tensor,
+    weight: Tensor,
+    gradients: tuple[Tensor, Tensor] | None,
+    *,
+    targets: Tensor,
+    smoothing: float,
+) -> tuple[Tensor, Tensor]:
+    """Compute the loss as `_compute` does, in chunks of a fixed size."""
+    dtype = autocast_dtype(hidden_states)
+    precision = torch.promote_types(hidden_states.dtype, torch.float32)
+    sums = hidden_states.new_zeros(2, dtype=precision)
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        matrix = weight.to(dtype)
+        start = 0
+        for states in torch.split(hidden_states, _COMPILED_CHUNK_ROWS):
+            rows = slice(start, start + len(states))
+            loss, grad_states, grad_matrix = chunk_loss(
+                states.to(dtype), matrix, targets[rows], smoothing
+            )
+            start = rows.stop
+            sums += loss
+            if gradients is not None:
+                gradients[0][rows] = grad_states
+                gradients[1].add_(grad_matrix)
+    loss, nll = sums.unbind()
+    return loss, nll
+
+
+def _chunk_loss(states: Tensor, matrix: Tensor, targets: Tensor, smoothing: float) -> ChunkLoss:
+    """Return the [2] sums of loss and negative log-likelihood, and the gradients of the loss."""
+    precision = torch.promote_types(states.dtype, torch.float32)
+    other = smoothing / (len(matrix) - 1)
+    gold = 1.0 - smoothing - other
+    logits = (states @ matrix.T).to(precision)
+    is_real = (targets != PADDING)[:, None]
+    index = targets.clamp(min=0)[:, None]
+    log_normalizer = logits.logsumexp(-1, keepdim=True)
+    nll = (log_normalizer - logits.gather(1, index)) * is_real
+    all_nll = (len(matrix) * log_normalizer - logits.sum(-1, keepdim=True)) * is_real
+    is_gold = index == torch.arange(len(matrix), device=index.device)
+    grad = ((logits - log_normalizer).exp() - other - gold * is_gold) * is_real
+    grad = grad.to(states.dtype)
+    loss = gold * nll.sum() + other * all_nll.sum()
+    return torch.stack([loss, nll.sum()]), grad @ matrix, grad.T @ states
 
 
 def _chunks(num_rows: int, num_chunks: int) -> list[slice]:

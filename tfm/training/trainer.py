@@ -37,6 +37,7 @@ from tfm.training.progress import ControlFlags, Heartbeat, PendingStep, Position
 Poll = Callable[[], ControlFlags]
 StepResult = tuple[PendingStep | None, ControlFlags]
 
+_UNLIMITED = 1 << 30  # tokens of a microbatch
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # names in checkpoints, as in torch
 
 
@@ -51,18 +52,20 @@ class StepBatch:
     own: list[tuple[int, Batch]]  # by index among all, on the device
 
 
-def max_microbatch_tokens(run: RunConfig, device: torch.device, *, num_processes: int) -> int:
+def max_microbatch_tokens(
+    run: RunConfig, device: torch.device, *, num_processes: int, compiles: bool = False
+) -> int:
     """Return the maximum number of tokens per side of a microbatch of a new run, with padding.
 
-    If it is not set, a GPU computes large microbatches, until it runs out of memory. Several
-    processes could not recover from that.
+    If it is not set, a GPU computes large microbatches, and all of its packed batch at once if the
+    layers are compiled, until it runs out of memory. Several processes could not recover from that.
     """
     batching = run.batching
     if batching.max_tokens is not None:
         return batching.max_tokens
     if device.type == "cpu" or num_processes > 1:
         return DEFAULT_MAX_TOKENS
-    return max(DEFAULT_MAX_TOKENS, batching.batch_tokens)
+    return _UNLIMITED if compiles else max(DEFAULT_MAX_TOKENS, batching.batch_tokens)
 
 
 class Trainer:
@@ -93,7 +96,6 @@ class Trainer:
         threads: ComputeThreads | None = None,
     ) -> None:
         self.model = model
-        self.batcher = Batcher(dataset, run.batching, seed=run.training.seed)
         self.position = Position()
         self.out_of_memory = 0
         self._run = run
@@ -102,10 +104,18 @@ class Trainer:
         self._group = group or Group()
         self._heartbeat = heartbeat
         self._threads = threads
-        self._backend = training_backend(compute, run.training.kernels)
-        self._backend.install(model)
+        self._backend = backend = training_backend(
+            compute, run.training.kernels, compiles=run.training.compile
+        )
+        backend.install(model)
+        self.batcher = Batcher(
+            dataset, run.batching, seed=run.training.seed, coarse_rows=backend.compiles
+        )
         loss = BatchLoss(
-            model, label_smoothing=run.optimizer.label_smoothing, autocast=compute.autocast
+            model,
+            label_smoothing=run.optimizer.label_smoothing,
+            autocast=compute.autocast,
+            compiles=backend.compiles,
         )
         example = self._batch(np.zeros(1, dtype=np.int64))
         self._gradients = build_gradients(loss, self._group, example, shard=run.training.shard)
@@ -113,7 +123,12 @@ class Trainer:
         is_fp16 = compute.dtype == torch.float16
         self._loss_scale = LossScale(compute.device, is_fp16=is_fp16)
         num_processes = self._group.world.size
-        self.max_tokens = max_microbatch_tokens(run, compute.device, num_processes=num_processes)
+        self.max_tokens = max_microbatch_tokens(
+            run,
+            compute.device,
+            num_processes=num_processes,
+            compiles=backend.compiles and model.packs,
+        )
         # A multiple of the processes, so that all compute equally many microbatches.
         self._num_dropout_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
 
