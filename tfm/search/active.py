@@ -74,7 +74,7 @@ class ActiveHypotheses:
         self._max_lengths: Array = np.maximum(max_lengths, (self._forced != _ANY).sum(axis=1) + 1)
         self._min_length = config.min_length
         # Tokens are forced up to the longest prefix, and from the smallest maximum length.
-        self._unforced = self._forced.shape[1] - 1, self._max_lengths.min(initial=2**31)
+        self._unforced = self._forced.shape[1] - 1, int(self._max_lengths.min(initial=2**31))
         longest = self._max_lengths.max(initial=0)
         # By length.
         self._penalties: Array = np.array(
@@ -100,7 +100,10 @@ class ActiveHypotheses:
 
     def to_device(self, x: Array) -> Tensor:
         """Copy an array of any shape to the model's device."""
-        return torch.from_numpy(x).to(self.device, non_blocking=self.device.type == "cuda")
+        on_host = torch.from_numpy(x)
+        if self.device.type == "cpu":
+            return on_host
+        return on_host.to(self.device, non_blocking=self.device.type == "cuda")
 
     def next_log_probs(self) -> Tensor:
         """Run the model: return [B, K, V] log probabilities of the next token, -inf if excluded."""
@@ -126,11 +129,11 @@ class ActiveHypotheses:
             self.to_device, (self.log_probs, self._rows, self.tokens[:, :, -1])
         )
         next_tokens = NextTokens.of(self._model.step(newest, self.state, rows), _NEVER_PRODUCED)
-        forced = self._forced_tokens()[self._rows // self.tokens.shape[1]]  # [R]
-        is_forced = forced != _ANY
-        if self.length <= self._min_length:
-            next_tokens.rule_out(EOS, self.to_device(~is_forced))
-        if is_forced.any():
+        if self._may_force or self.length <= self._min_length:
+            forced = self._forced_tokens()[self._rows // self.tokens.shape[1]]  # [R]
+            is_forced = forced != _ANY
+            if self.length <= self._min_length:
+                next_tokens.rule_out(EOS, self.to_device(~is_forced))
             next_tokens.force(*map(self.to_device, (is_forced.nonzero()[0], forced[is_forced])))
         return Continuations(*to_host(*next_tokens.best(log_probs, rows, size)))
 
@@ -182,10 +185,13 @@ class ActiveHypotheses:
         if self.num_open:
             self.state.reorder(self.to_device(rows))
 
+    @property
+    def _may_force(self) -> bool:
+        """Whether a token may be forced next."""
+        return not self._unforced[0] < self.length < self._unforced[1]
+
     def _forced_tokens(self) -> Array:
         """Return the [B] tokens that are forced next: the prefix's, EOS at the limit, or `_ANY`."""
-        if self._unforced[0] < self.length < self._unforced[1]:
-            return np.full(len(self.tokens), _ANY)
         forced = self._forced[:, min(self.length, self._forced.shape[1]) - 1]
         is_at_limit = self.length >= self._max_lengths
         return np.where((forced == _ANY) & is_at_limit, EOS, forced)
@@ -193,6 +199,8 @@ class ActiveHypotheses:
 
 def to_host(*tensors: Tensor) -> list[Array]:
     """Copy tensors to the host, waiting for a GPU only once."""
+    if tensors[0].is_cpu:
+        return [x.numpy() for x in tensors]
     is_cuda = tensors[0].is_cuda
     copies = [x.to("cpu", non_blocking=is_cuda) for x in tensors]
     if is_cuda:
