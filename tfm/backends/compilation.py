@@ -21,5 +21,5 @@ def compilation_problem(device: torch.device) -> str | None:
     try:
         compile_for_sizes(torch.relu)(torch.ones(8, device=device))
     except (RuntimeError, ImportError, OSError) as error:
-        return str(error).strip().splitlines()[0]
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
     return None

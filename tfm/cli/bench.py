@@ -26,7 +26,7 @@ from tfm.storage.paths import existing_file, existing_folder
 SPEED_PANEL = "Speed"
 
 # Settings of [training] that affect a training step, and those that affect the loop around it.
-_STEP_SETTINGS = ("seed", "kernels", "device", "precision", "threads")
+_STEP_SETTINGS = ("seed", "kernels", "compile", "device", "precision", "threads")
 _LOOP_SETTINGS = ("log_steps", "background_saving")
 _ROUNDS = typer.Option(3, min=1, max=1000, help="Rounds of measurements; medians are reported.")
 
