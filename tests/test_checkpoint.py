@@ -115,7 +115,9 @@ def test_any_flipped_bit_is_detected(model_dir, name, data):
     path.write_bytes(flip_bit(content, position, bit))
     try:
         for check in (check_model, load_all):
-            with pytest.raises(CheckpointError, match=rf"cannot read .*{name}: it is damaged"):
+            # Without the name of the checksum, nothing says more than that a key is unknown.
+            damage = rf"cannot read .*{name}: (it is damaged|unknown key)"
+            with pytest.raises(CheckpointError, match=damage):
                 check(model_dir)
     except pytest.fail.Exception:  # white space, or the exponent's letter in 1e-09
         assert name == "config.json"
