@@ -115,7 +115,7 @@ def test_any_flipped_bit_is_detected(model_dir, name, data):
     path.write_bytes(flip_bit(content, position, bit))
     try:
         for check in (check_model, load_all):
-            # Without the name of the checksum, nothing says more than that a key is unknown.
+            # A flip in the key "checksum" makes it an unknown key.
             damage = rf"cannot read .*{name}: (it is damaged|unknown key)"
             with pytest.raises(CheckpointError, match=damage):
                 check(model_dir)
