@@ -1,5 +1,7 @@
 """Prepacked linear layers against float64, and whole models against the plain backend."""
 
+import math
+
 import pytest
 import torch
 
@@ -192,9 +194,9 @@ def step_log_probs(model, backend, num_sentences=4):
         tokens = torch.full((num_sentences, 1), BOS)
         for step in range(5):
             rows = torch.randperm(tokens.numel())[:6].sort().values if step > 2 else None
-            log_probs.append(
-                model.step(tokens, state, rows).float().log_softmax(dim=-1).view(-1, V)
-            )
+            logits = model.step(tokens, state, rows).float()
+            assert logits[..., V:].eq(-math.inf).all()  # of a padded vocabulary
+            log_probs.append(logits.log_softmax(dim=-1)[..., :V].reshape(-1, V))
             if rows is None:
                 parents = torch.randint(tokens.size(1), (num_sentences, 5))
                 state.reorder(torch.arange(num_sentences)[:, None] * tokens.size(1) + parents)

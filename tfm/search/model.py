@@ -35,6 +35,8 @@ class SearchableModel(Protocol):
     def step(self, tokens: Tensor, state: Any, rows: Tensor | None = None) -> Tensor:
         """Decode the position after tokens [B, K] to logits [B, K, V], and update the state.
 
+        V may exceed the vocabulary: the logits of further tokens are -inf.
+
         With `rows`, [R] indices among the B·K hypotheses, only their logits [R, V] are returned;
         the others will not be continued.
         """
@@ -58,7 +60,9 @@ class Ensemble(SearchableModel):
             model.step(tokens, model_state, rows).float().log_softmax(dim=-1)
             for model, model_state in zip(self._models, state.states, strict=True)
         ]
-        return mean_probability(torch.stack(log_probs))
+        # A model may pad its vocabulary.
+        vocab_size = min(each.size(-1) for each in log_probs)
+        return mean_probability(torch.stack([each[..., :vocab_size] for each in log_probs]))
 
 
 class EnsembleState(DecoderState):
