@@ -8,6 +8,7 @@ import torch
 from tfm.backends.inference_cpu import CpuDecoder, CpuInference, prepack_plain
 from tfm.backends.single_sentence import SingleSentenceCache
 from tfm.config import TransformerConfig
+from tfm.model import cache
 from tfm.model.build import new_model
 from tfm.model.cache import DecoderCache
 
@@ -79,14 +80,14 @@ class Decoding:
             self.lengths.repeat_interleave(size),
             self.tokens.flatten(0, 1),
         )
-        return self.model.logits(hidden_states[:, -1])
+        return self.model.logits(hidden_states[:, -1])[:, :V]  # a backend pads the vocabulary
 
     def step(self, rows=None):
         """Compare the next logits of all hypotheses, or of some rows."""
         found = self.model.step(self.tokens[:, :, -1], self.state, rows)
         expected = self.teacher_forced()
         expected = expected.view(*self.tokens.shape[:2], V) if rows is None else expected[rows]
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found[..., :V], expected, rtol=1e-9, atol=1e-9)
 
     def random_rows(self, fraction):
         """Select about this fraction of the hypotheses, at least one per sentence."""
@@ -192,6 +193,30 @@ def test_reordering_hypotheses_does_not_copy_a_shared_cache():
         assert [tensor.data_ptr() for layer in decoding.state.past for tensor in layer] == before
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("padded", [True, False])
+def test_columns_that_no_hypothesis_sees_are_dropped(padded):
+    decoding = Decoding(transformer(), [5, 2, 6] if padded else [4, 4, 4])
+    decoding.step()
+    for _ in range(30):  # all hypotheses continue one
+        decoding.extend(4, parents=torch.randint(decoding.tokens.size(1), (3, 1)).expand(3, 4))
+        decoding.step()
+    assert decoding.state.offsets[-1] < 31 + 4 * 8  # without: 121
+
+
+@torch.inference_mode()
+@EVERY_BEAM
+@EVERY_MODEL
+def test_dropping_columns_at_every_step_does_not_change_logits(changes, beam, monkeypatch):
+    monkeypatch.setattr(cache, "_DROP_INTERVAL", 1)
+    monkeypatch.setattr(cache, "_DROP_THRESHOLD", 1.0)
+    decoding = Decoding(transformer(**changes), [5, 2, 6, 1])
+    for step, size in enumerate(beam):
+        decoding.step()
+        decoding.extend(size, sentences=some_sentences(len(decoding.tokens)) if step == 2 else None)
+    decoding.step()
+
+
 @pytest.mark.parametrize("multiple", [1, 4, 100])
 def test_computed_rows_are_scattered_to_their_hypotheses(multiple):
     def round_up(needed):
@@ -273,7 +298,7 @@ def test_spare_rows_are_finite():
 
     def prepack(weight, bias):
         product = prepack_plain(weight, bias)
-        if len(weight) == V:  # logits of hypotheses only
+        if bias is None:  # logits of hypotheses only
             return product
         return lambda x, relu: seen.append(x) or product(x, relu)
 

@@ -2,7 +2,8 @@
 
 The hypotheses of a sentence share a cache, to which each adds a column of keys and values at each
 step; a mask hides the columns of the others. So reordering hypotheses reorders the mask and leaves
-the cache in place. To attention, they are queries over the same keys.
+the cache in place. To attention, they are queries over the same keys. Most of the past is common to
+all hypotheses of a sentence: every few steps, columns that none of them sees are dropped.
 """
 
 import math
@@ -19,6 +20,9 @@ KeysValues = tuple[Tensor, Tensor]
 # Above this beam size, one cache per hypothesis is faster than a shared, masked one.
 _MAX_SHARING = 8
 _FIRST_CAPACITY = 64
+# Drop columns every few positions, and only if at most this fraction remains.
+_DROP_INTERVAL = 8
+_DROP_THRESHOLD = 0.75
 
 
 class DecodingState(Protocol):
@@ -82,17 +86,20 @@ class DecoderCache:
     memory: list[KeysValues]
     memory_bias: Tensor | None  # [B, 1, S] added to scores: -inf at padding; None if there is none
     num_sentences: int  # B
+    window: int | None = None  # positions that a hypothesis sees, its newest included; None for all
     # Each layer's keys [G, h, capacity, d_k] and values [G, h, capacity, d_v].
     past: list[KeysValues] = field(default_factory=list)
     # [B, K, C] added to scores: -inf where a column is another hypothesis' past.
     bias: Tensor | None = None
     num_hypotheses: int = 1  # K
     position: int = 0  # number of tokens so far
-    # The first column of each position, and the number of columns C.
+    # The first column of each position, as long as none is dropped, and the number of columns C.
     offsets: list[int] = field(default_factory=lambda: [0])
 
     @classmethod
-    def for_sources(cls, memory: list[KeysValues], lengths: Tensor) -> "DecoderCache":
+    def for_sources(
+        cls, memory: list[KeysValues], lengths: Tensor, *, window: int | None = None
+    ) -> "DecoderCache":
         """Create the cache of sources of [B] lengths, before their first token.
 
         `memory` is each layer's keys [B, h, S, d_k] and values [B, h, S, d_v] of the sources.
@@ -104,7 +111,7 @@ class DecoderCache:
         cached = [
             (key.mT.to(dtype).contiguous(), value.to(dtype).contiguous()) for key, value in memory
         ]
-        return cls(memory=cached, memory_bias=bias, num_sentences=len(lengths))
+        return cls(cached, bias, num_sentences=len(lengths), window=window)
 
     @property
     def num_groups(self) -> int:
@@ -136,8 +143,7 @@ class DecoderCache:
         keys, values = self.past[index]
         keys[:, :, start:end] = key
         values[:, :, start:end] = value
-        num_positions = len(self.offsets) - 1
-        first = self.offsets[max(0, num_positions - (heads.window or num_positions))]
+        first = 0 if self.window is None else self.offsets[max(0, self.position + 1 - self.window)]
         attended = heads.attend_cached(
             query,
             keys[:, :, first:end].mT,
@@ -170,6 +176,8 @@ class DecoderCache:
         if self.bias is not None:
             if share:
                 self.bias = self.bias.flatten(0, 1)[rows]
+                if self.window is None and self.position % _DROP_INTERVAL == 0:
+                    self._drop_columns(self.bias)
             else:
                 self._unshare(rows.flatten())
         elif share and self.num_hypotheses == 1 and rows.size(1) > 1:
@@ -178,6 +186,25 @@ class DecoderCache:
         elif rows.numel() != self.num_groups or self.num_hypotheses > 1:
             self._select_groups(rows.flatten())
         self.num_hypotheses = rows.size(1)
+
+    def _drop_columns(self, bias: Tensor) -> None:
+        """Drop columns that no hypothesis sees, if all sentences have many: copies cost, too."""
+        is_seen = bias.isfinite().any(dim=1)  # [B, C]
+        num_kept = int(is_seen.sum(dim=1).max())
+        if num_kept > _DROP_THRESHOLD * self.offsets[-1]:
+            return
+        # [B, C'] the columns that are seen, in order, and others up to the same number.
+        columns = is_seen.byte().argsort(dim=1, descending=True, stable=True)[:, :num_kept]
+        self.bias = bias.gather(2, columns[:, None].expand(-1, bias.size(1), -1))
+        groups = torch.arange(len(bias), device=bias.device)[:, None]
+
+        def select(cache: Tensor) -> Tensor:
+            selected = torch.empty_like(cache)
+            selected[:, :, :num_kept] = cache.transpose(1, 2)[groups, columns].transpose(1, 2)
+            return selected
+
+        self.past = [(select(keys), select(values)) for keys, values in self.past]
+        self.offsets[-1] = num_kept
 
     def _keep_sentences(self, sentences: Tensor) -> None:
         groups = sentences

@@ -42,8 +42,10 @@ class Decoder(nn.ModuleList):
 
     def start(self, encoded: Tensor, lengths: Tensor) -> DecodingState:
         """Return the cache of one hypothesis for each encoded source [B, S, d_model]."""
-        memory = [layer.cross_attention.keys_values(encoded) for layer in self.layers()]
-        return DecoderCache.for_sources(memory, lengths)
+        layers = list(self.layers())
+        memory = [layer.cross_attention.keys_values(encoded) for layer in layers]
+        window = layers[0].self_attention.heads.window
+        return DecoderCache.for_sources(memory, lengths, window=window)
 
     def step(self, x: Tensor, cache: DecoderCache, outputs: Tensor | None) -> Tensor:
         """Decode the next position of the B·K hypotheses: [B·K, d_model] to the same shape.
