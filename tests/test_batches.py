@@ -103,3 +103,13 @@ def test_batches_keep_the_limit_and_hold_each_line_once(batches, max_tokens, num
     assert len(found) >= num_workers
     longest = [max(map(len, batch.sources)) for batch in found]
     assert longest == sorted(longest, reverse=True)
+
+
+def test_wide_beams_have_smaller_batches_unless_the_tokens_are_given(batches):
+    def largest(**search):
+        limits = {"max_tokens": 10**6, "max_hypotheses": 40}
+        return max(map(len, batches(SearchConfig(**search), **limits)))
+
+    assert [largest(beam_size=size) for size in (1, 4, 10, 50)] == [40, 10, 4, 1]
+    assert largest(search="sample", n_best=8) == 5
+    assert largest(beam_size=4, max_tokens=10**6) == NUM_LINES

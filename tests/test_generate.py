@@ -16,6 +16,8 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import DataError, UsageError
 from tfm.inference import engine
 from tfm.inference.translator import Translator
+from tfm.inference.workers import Workers
+from tfm.stages import generate as stage
 from tfm.stages.generate import generate, plan_generation, score_targets
 from tfm.storage.checkpoint.run_folder import checkpoints, record_dataset
 
@@ -283,6 +285,31 @@ def test_the_number_of_processes_does_not_change_the_output(
         scored = [pieces.pieces for _, pieces in score_targets(plan, CONFIG, **how)]
         each.append([found, scored, capsys.readouterr().err])
     assert each[0] == each[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks processes")
+@pytest.mark.parametrize(
+    ("num_lines", "num_processes", "num_threads", "is_divided"),
+    [(9, None, 2, False), (10, None, 2, True), (10, 1, 2, False), (10, None, 1, False)],
+)
+def test_a_long_text_is_divided_among_the_threads_of_a_cpu(
+    trained_run, tmp_path, monkeypatch, num_lines, num_processes, num_threads, is_divided
+):
+    monkeypatch.setattr(stage, "MIN_LINES_TO_FORK", 10)
+    started: list[Workers] = []
+    monkeypatch.setattr(Workers, "__exit__", lambda self, *_: started.append(self) or self._end())
+    inference = InferenceConfig(device="cpu", precision="fp32", threads=num_threads)
+    plan = plan_generation(
+        [trained_run],
+        input_path=write(tmp_path / "in", b"seven\n" * num_lines),
+        split=None,
+        runs_dir=tmp_path,
+    )
+    how = {"inference": inference, "runs_dir": tmp_path, "num_processes": num_processes}
+    found = [best[0].text for _, best in generate(plan, CONFIG, **how)]
+    assert len(found) == num_lines
+    assert len(set(found)) == 1
+    assert bool(started) == is_divided
 
 
 def test_exact_search_reports_the_number_of_proven_translations(run, tmp_path, capsys):

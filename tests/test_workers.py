@@ -22,7 +22,7 @@ from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError
 from tfm.inference.batches import Chunk, SentenceBatch
-from tfm.inference.engine import CHUNK_LINES, Engine, load_models
+from tfm.inference.engine import CHUNK_LINES, Engine, load_engine, load_models
 from tfm.inference.lines import score_lines, translate_lines
 from tfm.inference.workers import LostProcessError, Workers, _Worker, compute_ahead
 from tfm.storage.checkpoint.run_folder import checkpoints
@@ -63,9 +63,14 @@ def two_workers(folder):
     return Workers([folder], inference=CPU, num_workers=2)
 
 
-@pytest.fixture(scope="module")
-def workers(trained_run):
-    with two_workers(checkpoints(trained_run)[-1]) as started:
+NEEDS_FORK = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks processes")
+
+
+@pytest.fixture(scope="module", params=["spawned", pytest.param("forked", marks=NEEDS_FORK)])
+def workers(request, trained_run):
+    folder = checkpoints(trained_run)[-1]
+    models = [folder] if request.param == "spawned" else load_engine([folder], CPU)
+    with Workers(models, inference=CPU, num_workers=2) as started:
         yield started
 
 

@@ -1,5 +1,6 @@
 """Batches of token ids from lines of text, for search and for forced decoding."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -25,6 +26,8 @@ class BatchLimits:
     # Maximum number of source or target tokens, EOS included; None if unlimited.
     max_positions: int | None
     max_tokens: int  # source tokens per batch unless the user sets them
+    # Hypotheses per batch of a search, unless the user sets the tokens.
+    max_hypotheses: int = sys.maxsize
     chunk_lines: int = CHUNK_LINES  # lines to sort by length together
     num_workers: int = 1  # number of batches that are computed at the same time
 
@@ -80,7 +83,11 @@ class SentenceEncoder:
             prefixes = self._targets(chunk, "prefix")
             _check_same_number(len(sources), len(prefixes), "prefixes")
         indices = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
-        batched = self._cut(indices, list(map(len, sources)))
+        most = None
+        if self._config.max_tokens is None:
+            size = max(self._config.beam_size, self._config.n_best)
+            most = max(1, self._limits.max_hypotheses // size)
+        batched = self._cut(indices, list(map(len, sources)), most)
         return [_batch(rows, chunk.line_numbers, sources, prefixes) for rows in batched]
 
     def to_score(self, chunk: Chunk) -> list[SentenceBatch]:
@@ -146,7 +153,9 @@ class SentenceEncoder:
                 f"{limit - 1:,} and EOS: {remedy}"
             )
 
-    def _cut(self, indices: Sequence[int], lengths: Sequence[int]) -> list[Sequence[int]]:
+    def _cut(
+        self, indices: Sequence[int], lengths: Sequence[int], max_sentences: int | None = None
+    ) -> list[Sequence[int]]:
         """Group sentences into batches of at most `max_tokens`, padding and EOS included.
 
         The longest sentences come first, so the first batch needs the most memory. Each worker gets
@@ -161,7 +170,8 @@ class SentenceEncoder:
         batches: list[Sequence[int]] = []
         start = 0
         while start < len(order):
-            end = start + max(1, limit // (lengths[order[start]] + 1))
+            size = max(1, limit // (lengths[order[start]] + 1))
+            end = start + min(size, max_sentences or size)
             batches.append(order[start:end])
             start = end
         return batches

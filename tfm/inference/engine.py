@@ -23,9 +23,11 @@ from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.scoring import Hypothesis
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
-# Elements of a batch's hidden states: enough for fast matrix products, few enough for the memory of
-# a laptop, or for this much memory of a GPU.
+# Elements of a batch's hidden states, and of the logits of a step: enough for fast matrix products,
+# few enough for the memory of a laptop, or for this much memory of a GPU. Larger tensors of logits
+# are slower: the memory of each is new to the process.
 _BATCH_ELEMENTS = 1 << 22
+_LOGITS_ELEMENTS = 1 << 23
 _GPU_BYTES = 16 << 30
 
 
@@ -60,9 +62,11 @@ class Engine:
         self._notify = notify
         self._has_warned_of_memory = False
         scale = _batch_scale(compute.device)
+        vocab_size, width = models[0].output_weight.shape
         self.limits = BatchLimits(
             max_positions=self._model.max_positions,
-            max_tokens=max(1, scale * _BATCH_ELEMENTS // models[0].output_weight.size(1)),
+            max_tokens=max(1, scale * _BATCH_ELEMENTS // width),
+            max_hypotheses=max(1, scale * _LOGITS_ELEMENTS // vocab_size),
             chunk_lines=scale * CHUNK_LINES,
         )
 
@@ -70,6 +74,11 @@ class Engine:
     def num_parameters(self) -> int:
         """The number of parameters of all models together."""
         return sum(each.numel() for model in self._models for each in model.parameters())
+
+    def adopt(self, notify: Callable[[str], None]) -> None:
+        """Compute in a forked process, with one thread: others do not survive a fork."""
+        torch.set_num_threads(1)
+        self._threads, self._notify = None, notify
 
     def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
         """Return the `n_best` hypotheses of each sentence, best first.

@@ -36,7 +36,7 @@ class LineReader:
         self._paths = [path] if paired_path is None else [path, paired_path]
         self._names = [str(each or "standard input") for each in self._paths]
         self._columns: list[_ArrivingLines] = []
-        self._chunk_lines = chunk_lines
+        self.chunk_lines = chunk_lines
         self._opened = ExitStack()
 
     def __enter__(self) -> "LineReader":
@@ -50,6 +50,10 @@ class LineReader:
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
+
+    def num_waiting(self) -> int:
+        """Return the number of lines of the text that have arrived, up to those of a block."""
+        return self._columns[0].num_waiting()
 
     def __iter__(self) -> Iterator[Chunk]:
         """Yield chunks of all lines; lines that have arrived never wait for later ones.
@@ -81,7 +85,7 @@ class LineReader:
         paired_lines: list[str] = []
         size = 0
         while not lines or (
-            len(lines) < self._chunk_lines
+            len(lines) < self.chunk_lines
             and size < _CHUNK_CHARACTERS
             and all(column.has_line() for column in self._columns)
         ):
@@ -136,6 +140,11 @@ class _ArrivingLines:
                 return False
             self._read()
         return bool(self._lines) or self._has_ended
+
+    def num_waiting(self) -> int:
+        """Return the number of lines that have been read ahead, after trying to read some."""
+        self.has_line()
+        return len(self._lines)
 
     def readline(self, limit: int, /) -> bytes:
         """Return the next line, or the start of a line beyond the limit; block until it arrives."""

@@ -1,4 +1,8 @@
-"""Engines in several processes, each on its own GPU or with its share of the CPU cores."""
+"""Engines in several processes, each on its own GPU or with its share of the CPU cores.
+
+On CPUs, processes are forked from one that has loaded the models: they start at once and share the
+weights. With one thread each they need no barriers, and Python's own work is divided, too.
+"""
 
 import contextlib
 import multiprocessing
@@ -8,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -26,6 +31,8 @@ from tfm.search.scoring import Hypothesis
 # Chunks that are read ahead, and batches that wait, per worker.
 _NUM_AHEAD = 2
 _EXIT_SECONDS = 10.0
+# With fewer lines, starting processes takes longer than they save.
+MIN_LINES_TO_FORK = 100
 
 # What a function returns in a worker process, and the messages for the user since the last one.
 WithMessages = tuple[Output, list[str]]
@@ -39,15 +46,16 @@ class Workers:
     """Several engines, which compute a batch each at the same time; a context manager.
 
     Args:
-        folders: Model folders; several form an ensemble.
+        models: Model folders, which each process loads; or an engine on the CPU, which processes
+            of one thread each, forked from this one, share (see `can_fork`).
         inference: Device and arithmetic.
         num_workers: Number of processes to start.
     """
 
     def __init__(
-        self, folders: Sequence[Path], *, inference: InferenceConfig, num_workers: int
+        self, models: Sequence[Path] | Engine, *, inference: InferenceConfig, num_workers: int
     ) -> None:
-        self._load = folders, inference
+        self._models, self._inference = models, inference
         self._num_workers = num_workers
         self._workers: list[_Worker] = []
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
@@ -55,9 +63,13 @@ class Workers:
 
     def __enter__(self) -> "Workers":
         try:
-            with _blocked_sigint():
+            with _blocked_sigint(), warnings.catch_warnings():
+                # Python 3.12 warns of every fork beside threads. Those of torch are not used here.
+                warnings.filterwarnings("ignore", message=".*multi-threaded.*fork")
                 for index in range(self._num_workers):
-                    self._workers.append(_Worker(index, self._num_workers, *self._load))
+                    self._workers.append(
+                        _Worker(index, self._num_workers, self._models, self._inference)
+                    )
             limits, *_ = [self._unwrap(worker.limits()) for worker in self._workers]
         except BaseException:
             self._end()
@@ -162,18 +174,34 @@ def compute_ahead(
         threads.shutdown(wait=False, cancel_futures=True)
 
 
+def can_fork(engine: Engine) -> bool:
+    """Return whether forked processes can share an engine: GPUs and macOS's libraries forbid it."""
+    return engine.compute.device.type == "cpu" and sys.platform == "linux"
+
+
 class _Worker:
-    """A process with an engine on GPU `index`."""
+    """A process with an engine, on GPU `index` or on the CPU."""
 
     def __init__(
-        self, index: int, num_workers: int, folders: Sequence[Path], inference: InferenceConfig
+        self,
+        index: int,
+        num_workers: int,
+        models: Sequence[Path] | Engine,
+        inference: InferenceConfig,
     ) -> None:
         others = multiprocessing.active_children()
+        engine = models if isinstance(models, Engine) else None
         # A pool of one process: so its batch and its exit code are known when it ends.
         self.pool = ProcessPoolExecutor(
-            1, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
+            1,
+            mp_context=multiprocessing.get_context("spawn" if engine is None else "fork"),
+            initializer=_initialize,
+            initargs=(engine,),  # a forked process inherits it
         )
-        self._limits = self.pool.submit(_load, folders, inference, index, num_workers)
+        if isinstance(models, Engine):
+            self._limits = self.pool.submit(_limits)
+        else:
+            self._limits = self.pool.submit(_load, models, inference, index, num_workers)
         [self.process] = set(multiprocessing.active_children()).difference(others)
         self._name = f"process {index + 1} of {num_workers} (pid {self.process.pid})"
 
@@ -234,6 +262,15 @@ _engine: Engine
 _messages: list[str] = []
 
 
+def _initialize(engine: Engine | None) -> None:
+    """Start a process with the engine of the process that it was forked from, if it was."""
+    global _engine
+    _end_with_parent()
+    if engine is not None:
+        _engine = engine
+        _engine.adopt(_messages.append)
+
+
 def _end_with_parent() -> None:
     """End this process as soon as its parent process has ended."""
 
@@ -253,6 +290,10 @@ def _load(
     _engine = load_engine(
         folders, inference, index=index, num_processes=num_workers, notify=_messages.append
     )
+    return _limits()
+
+
+def _limits() -> WithMessages[BatchLimits]:
     return _engine.limits, _take_messages()
 
 

@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.manifest import SPLITS, Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.trees.brackets import bracketed
 from tfm.data.trees.symbols import Repairs, restore
 from tfm.errors import DataError, UsageError
-from tfm.inference.engine import load_engine, load_vocabulary
+from tfm.inference.engine import Engine, load_engine, load_vocabulary
 from tfm.inference.lines import LineEngine, ScoredTarget, Translation, score_lines, translate_lines
 from tfm.inference.reader import LineReader, count_lines
-from tfm.inference.workers import Workers
+from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
 from tfm.reporting import Progress, format_figure, say
 from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT
 from tfm.storage.checkpoint.model_folder import CONFIG, ModelInfo, load_info
@@ -140,12 +142,13 @@ def generate(
     *,
     inference: InferenceConfig,
     runs_dir: Path,
-    num_processes: int = 1,
+    num_processes: int | None = None,
 ) -> Iterator[tuple[str, list[Translation]]]:
     """Translate a text, or parse it if the model is a parser.
 
     The output does not depend on the number of worker processes, each of which has its own GPU if
-    the device is cuda. What is translated is recorded in `runs_dir`, for `tfm score`.
+    the device is cuda; by default, a long text is divided among the cores of a CPU. What is
+    translated is recorded in `runs_dir`, for `tfm score`.
 
     Yields:
         Each line of the text, in order, with its `n_best` translations or trees in brackets.
@@ -191,7 +194,11 @@ def _restore_tree(output: Translation, words: Sequence[str], repairs: Repairs) -
 
 
 def score_targets(
-    plan: Generation, config: SearchConfig, *, inference: InferenceConfig, num_processes: int = 1
+    plan: Generation,
+    config: SearchConfig,
+    *,
+    inference: InferenceConfig,
+    num_processes: int | None = None,
 ) -> Iterator[tuple[str, ScoredTarget]]:
     """Score the targets of a plan with forced decoding, and print their perplexity.
 
@@ -219,28 +226,51 @@ def score_targets(
 
 @contextmanager
 def _open(
-    plan: Generation, paired_path: Path | None, inference: InferenceConfig, num_processes: int
+    plan: Generation,
+    paired_path: Path | None,
+    inference: InferenceConfig,
+    num_processes: int | None,
 ) -> Iterator[tuple[LineEngine, Vocabulary, LineReader, Progress]]:
     """Open the files of a plan and load its models, in this process or in worker processes."""
     path = plan.source.path
     total = count_lines(path) if path is not None and path.is_file() else None
     vocabulary = load_vocabulary(plan.models[0], load_info(plan.models[0]))
-    engine: LineEngine
     with ExitStack() as stack:
+        reader = stack.enter_context(LineReader(path, paired_path))
+        engine = _start_engine(plan.models, inference, num_processes, reader, total)
+        if isinstance(engine, Workers):
+            stack.enter_context(engine)
+        reader.chunk_lines = engine.limits.chunk_lines
         is_typed = path is None and sys.stdin.isatty()
         # Translations or typed sentences on the terminal would run into a bar.
         shown = not (is_typed or sys.stdout.isatty())
         bar = stack.enter_context(Progress("generate", total=total, unit="lines", shown=shown))
-        if num_processes == 1:
-            engine = load_engine(plan.models, inference)
-        else:
-            workers = Workers(plan.models, inference=inference, num_workers=num_processes)
-            engine = stack.enter_context(workers)
-        lines = LineReader(path, paired_path, chunk_lines=engine.limits.chunk_lines)
-        reader = stack.enter_context(lines)
         if is_typed:
             say("type a sentence, then Enter; Ctrl-D ends")
         yield engine, vocabulary, reader, bar
+
+
+def _start_engine(
+    models: Sequence[Path],
+    inference: InferenceConfig,
+    num_processes: int | None,
+    reader: LineReader,
+    num_lines: int | None,
+) -> Engine | Workers:
+    """Load models, and choose between this process and others, which are not started yet.
+
+    By default, there is a process for each thread of a CPU if the text is long, as far as it is
+    known: of a pipe, the lines that have arrived when the models are loaded.
+    """
+    if num_processes is not None and num_processes > 1:
+        return Workers(models, inference=inference, num_workers=num_processes)
+    engine = load_engine(models, inference)
+    num_threads = torch.get_num_threads()
+    if num_processes == 1 or num_threads == 1 or not can_fork(engine):
+        return engine
+    if (reader.num_waiting() if num_lines is None else num_lines) < MIN_LINES_TO_FORK:
+        return engine
+    return Workers(engine, inference=inference, num_workers=num_threads)
 
 
 def _standard_input_has_text() -> bool:
