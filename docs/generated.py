@@ -29,6 +29,7 @@ from tfm.stages.average import AverageResult
 from tfm.stages.prepare import PrepareResult
 from tfm.stages.score import ScoreResult
 from tfm.stages.train import TrainResult
+from tfm.storage import partial_output
 from tfm.storage.checkpoint import model_folder, run_folder
 
 # The line of a page before its generated part.
@@ -45,6 +46,7 @@ _FORMATS = {
     "`config.json` of a model folder or checkpoint": model_folder.FORMAT,
     "`data.json` of a run": run_folder.DATA_FORMAT,
     "`last-generation.json` in `runs/`": score.LAST_GENERATION_FORMAT,
+    "`FILE.partial.json` of `tfm generate --output FILE`": partial_output.FORMAT,
 }
 _RESULTS = (
     Translation,

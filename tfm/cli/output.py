@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
+from tfm.storage.partial_output import PartialOutput
 
 if TYPE_CHECKING:
     from tfm.data.corpus.recipe import Recipe
@@ -36,6 +37,30 @@ def redirect_output(path: Path | None) -> Iterator[None]:
         with redirect_stdout(text):
             yield
         text.detach()  # which flushes it; `atomic_write` closes the file
+
+
+@contextmanager
+def continued_output(
+    path: Path | None, settings: Mapping[str, Any]
+) -> Iterator[PartialOutput | None]:
+    """Print to a file in this block, after what an earlier call that was stopped has printed.
+
+    Yields:
+        The output until then, which is None for standard output.
+    """
+    if path is None:
+        yield None
+        return
+    with PartialOutput(path, settings) as output:
+        if num_before := output.num_lines:
+            say(f"generate: continuing {output.path} at line {num_before + 1:,}")
+        try:
+            with redirect_stdout(output.stream):
+                yield output
+        except BaseException:
+            if output.num_lines > num_before:
+                say(f"generate: {output.path} is kept: the same command continues it")
+            raise
 
 
 def print_rows(rows: Mapping[str, str], *, bold: str = "") -> None:
@@ -105,13 +130,17 @@ def print_forecast(forecast: "Forecast") -> None:
 
 
 def print_translations(
-    translations: "Iterable[tuple[str, list[Translation]]]", *, as_json: bool, number: bool
+    translations: "Iterable[tuple[str, list[Translation]]]",
+    *,
+    as_json: bool,
+    number: bool,
+    first_line: int = 1,
 ) -> None:
     """Print the translations of each line, best first, as soon as they are found.
 
     In plain text, `number` prepends line number and score to each translation, separated by tabs.
     """
-    for index, (line, found) in enumerate(translations, start=1):
+    for index, (line, found) in enumerate(translations, start=first_line):
         if as_json:
             # `proven` is None unless the search is exact.
             fields = [{k: v for k, v in asdict(each).items() if v is not None} for each in found]

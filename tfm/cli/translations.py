@@ -51,7 +51,7 @@ def generate(
     output: Path | None = typer.Option(
         None,
         callback=new_file,
-        help="File to write, which appears when it is complete; - is standard output.",
+        help="File to write when complete; repeat a stopped command to continue; - is stdout.",
     ),
     split: Literal["test", "valid"] | None = typer.Option(
         None, help="Translate this split of the model's dataset."
@@ -97,9 +97,14 @@ def generate(
       tfm generate --search sample --top-p 0.9 --n-best 5 --input in.en
       tfm generate --gpus 8 --input in.en --output out.de
     """
-    from tfm.cli.output import print_scored_targets, print_translations, redirect_output
+    from tfm.cli.output import (
+        continued_output,
+        print_scored_targets,
+        print_translations,
+        redirect_output,
+    )
     from tfm.stages.generate import generate as run_stage
-    from tfm.stages.generate import plan_generation, score_targets
+    from tfm.stages.generate import output_settings, plan_generation, score_targets
 
     if output == STANDARD_STREAM:
         output = None
@@ -131,11 +136,21 @@ def generate(
             print_scored_targets(scored, as_json=json, per_token=per_token)
         return
     say(f"generate: {names} translate{ending} {text}")
-    translations = run_stage(
-        plan, config, inference=inference, runs_dir=RUNS_ROOT, num_processes=num_processes
-    )
-    with redirect_output(output):
-        print_translations(translations, as_json=json, number=config.n_best > 1)
+    form = "json" if json else "text" if config.n_best == 1 else "numbered text"
+    fingerprint = output_settings(plan, config, inference, form=form)
+    with continued_output(output, fingerprint) as partial:
+        translations = run_stage(
+            plan,
+            config,
+            inference=inference,
+            runs_dir=RUNS_ROOT,
+            num_processes=num_processes,
+            output=partial,
+        )
+        first_line = 1 if partial is None else partial.num_lines + 1
+        print_translations(
+            translations, as_json=json, number=config.n_best > 1, first_line=first_line
+        )
     if output is not None and plan.source.reference is not None and config.n_best == 1:
         say(f"next: {tfm_command('score', '--hypotheses', output)}")
 

@@ -41,6 +41,17 @@ class Chunk:
     # The forced prefix or the target of each line; None without either.
     paired_lines: Sequence[str] | None = None
 
+    def __getitem__(self, rows: slice) -> "Chunk":
+        paired_lines = None if self.paired_lines is None else self.paired_lines[rows]
+        return Chunk(
+            line_numbers=self.line_numbers[rows], lines=self.lines[rows], paired_lines=paired_lines
+        )
+
+    @property
+    def columns(self) -> list[Sequence[str]]:
+        """The lines and, if there are any, those that are paired with them."""
+        return [self.lines] if self.paired_lines is None else [self.lines, self.paired_lines]
+
 
 @dataclass(frozen=True)
 class SentenceBatch:

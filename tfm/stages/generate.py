@@ -5,7 +5,7 @@ import re
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import Any, Literal
 
 import torch
 
-from tfm.config import InferenceConfig, SearchConfig
+from tfm import __version__
+from tfm.config import InferenceConfig, SearchConfig, settings_to
 from tfm.data.manifest import SPLITS, Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.trees.brackets import bracketed
 from tfm.data.trees.symbols import Repairs, restore
 from tfm.errors import DataError, UsageError
+from tfm.inference.batches import Chunk
 from tfm.inference.engine import Engine, load_engine, load_vocabulary
 from tfm.inference.lines import LineEngine, ScoredTarget, Translation, score_lines, translate_lines
 from tfm.inference.reader import LineReader, count_lines
@@ -27,10 +29,12 @@ from tfm.reporting import Progress, format_figure, say
 from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT
 from tfm.storage.checkpoint.model_folder import CONFIG, ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import find_model, newest_run
-from tfm.storage.files import STDIN_FILE, is_same_file, write_json
+from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of, write_json
+from tfm.storage.partial_output import PartialOutput
 from tfm.training.loss import perplexity
 
 STANDARD_INPUT = Path("-")
+_DIGITS = 16  # of a checksum that is shown
 
 # The paths of the files that belong to a folder, by a file that shows the kind of the folder.
 _OWN_FILES = {
@@ -143,6 +147,7 @@ def generate(
     inference: InferenceConfig,
     runs_dir: Path,
     num_processes: int | None = None,
+    output: PartialOutput | None = None,
 ) -> Iterator[tuple[str, list[Translation]]]:
     """Translate a text, or parse it if the model is a parser.
 
@@ -150,15 +155,23 @@ def generate(
     the device is cuda; by default, a long text is divided among the cores of a CPU. What is
     translated is recorded in `runs_dir`, for `tfm score`.
 
+    Lines whose translations an earlier call has written to `output` are left out; the caller writes
+    the others to it.
+
     Yields:
         Each line of the text, in order, with its `n_best` translations or trees in brackets.
+
+    Raises:
+        DataError: The text does not begin with the lines that an earlier call has translated.
     """
     _record_generation(plan, runs_dir)
     proofs: Counter[bool | None] = Counter()
     repairs = Repairs()
-    opened = _open(plan, plan.prefixes, inference, num_processes)
+    num_done = 0 if output is None else output.num_lines
+    opened = _open(plan, plan.prefixes, inference, num_processes, num_done=num_done)
     with opened as (engine, vocabulary, reader, bar):
-        for chunk, outputs in translate_lines(engine, vocabulary, reader, config):
+        chunks = reader if output is None else _remaining(reader, output)
+        for chunk, outputs in translate_lines(engine, vocabulary, chunks, config):
             proofs.update(best.proven for best, *_ in outputs)
             if plan.task == "parsing":
                 words = (_words(line, vocabulary) for line in chunk.lines)
@@ -167,15 +180,53 @@ def generate(
                     for each, n_best in zip(words, outputs, strict=True)
                 ]
             yield from zip(chunk.lines, outputs, strict=True)
+            if output is not None:  # the caller has written them
+                output.commit(*chunk.columns)
             bar.update(len(chunk.lines))
+    since = f", from line {num_done + 1:,}" if num_done else ""
     if config.search == "exact":
         say(
             f"generate: {proofs[True]:,} of {proofs[True] + proofs[False]:,} translations are "
-            f"proven optimal; {proofs[False]:,} are not, within --node-limit {config.node_limit:,}"
+            f"proven optimal; {proofs[False]:,} are not, within --node-limit "
+            f"{config.node_limit:,}{since}"
         )
     if plan.task == "parsing":
         kinds = [f"{n:,} {kind.replace('_', ' ')}" for kind, n in vars(repairs).items() if n]
-        say(f"generate: repairs to the trees: {', '.join(kinds) or 'none'}")
+        say(f"generate: repairs to the trees{since}: {', '.join(kinds) or 'none'}")
+
+
+def output_settings(
+    plan: Generation, config: SearchConfig, inference: InferenceConfig, *, form: str
+) -> dict[str, Any]:
+    """Return what decides the output besides the text, so that only the same output is continued.
+
+    `form` is that of the output lines. The number of threads and processes has no effect.
+    """
+    arithmetic = settings_to(inference)
+    arithmetic.pop("threads", None)
+    digests = [sha256_of(folder / CONFIG)[:_DIGITS] for folder in plan.models]
+    return {
+        "version": __version__,
+        "models": " ".join(digests),  # config.json has the checksums of the other files
+        "form": form,
+        "prefixes": plan.prefixes is not None,
+        **settings_to(config),
+        **arithmetic,
+    }
+
+
+def _remaining(chunks: Iterable[Chunk], output: PartialOutput) -> Iterator[Chunk]:
+    """Yield the lines whose translations are not in the output, after verifying the others."""
+    num_left = output.num_lines
+    for chunk in chunks:
+        if num_left:
+            done, chunk = chunk[:num_left], chunk[num_left:]
+            output.verify(*done.columns)
+            num_left -= len(done.lines)
+        if chunk.lines:
+            yield chunk
+    if num_left:
+        raise output.mismatch("is shorter")
 
 
 def _words(line: str, vocabulary: Vocabulary) -> list[str]:
@@ -230,6 +281,8 @@ def _open(
     paired_path: Path | None,
     inference: InferenceConfig,
     num_processes: int | None,
+    *,
+    num_done: int = 0,
 ) -> Iterator[tuple[LineEngine, Vocabulary, LineReader, Progress]]:
     """Open the files of a plan and load its models, in this process or in worker processes."""
     path = plan.source.path
@@ -244,7 +297,9 @@ def _open(
         is_typed = path is None and sys.stdin.isatty()
         # Translations or typed sentences on the terminal would run into a bar.
         shown = not (is_typed or sys.stdout.isatty())
-        bar = stack.enter_context(Progress("generate", total=total, unit="lines", shown=shown))
+        bar = stack.enter_context(
+            Progress("generate", total=total, unit="lines", initial=num_done, shown=shown)
+        )
         if is_typed:
             say("type a sentence, then Enter; Ctrl-D ends")
         yield engine, vocabulary, reader, bar
@@ -319,8 +374,9 @@ def _record_generation(plan: Generation, runs_dir: Path) -> None:
 def _check_output(plan: Generation, output: Path) -> None:
     """Raise UsageError if the output is a file that is read, or one of a dataset, model or run."""
     source = plan.source
+    partial = PartialOutput(output, {}).path
     for path in (source.path or STDIN_FILE, source.reference, plan.prefixes, plan.targets):
-        if path is not None and is_same_file(output, path):
+        if path is not None and (is_same_file(output, path) or is_same_file(partial, path)):
             raise UsageError(
                 f"{output} would be both read and overwritten: choose another name with --output"
             )

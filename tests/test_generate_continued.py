@@ -1,0 +1,162 @@
+"""tfm generate --output, stopped and repeated."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tfm
+from tfm.cli import main as cli
+from tfm.inference import engine
+from tfm.storage.checkpoint.run_folder import checkpoints
+
+LINES = ["seven", "", "on Monday", "today is the third of May", "8", "eight cars", "I am", "nine"]
+TEXT = "".join(f"{line}\n" for line in LINES).encode()
+
+
+@pytest.fixture
+def folder(trained_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(tfm.__file__).parent.parent))
+    (tmp_path / "model").symlink_to(checkpoints(trained_run)[-1])
+    (tmp_path / "in.en").write_bytes(TEXT)
+    (tmp_path / "prefixes").write_text("am\n" * len(LINES))
+    return tmp_path
+
+
+@pytest.fixture
+def command(folder, monkeypatch, capfd):
+    """Run tfm generate on in.en in chunks of two lines; return exit code and stderr."""
+    monkeypatch.setattr(engine, "CHUNK_LINES", 2)
+
+    def call(arguments):
+        words = f"generate model --input in.en --device cpu --max-extra-length 3 {arguments}"
+        monkeypatch.setattr(sys, "argv", ["tfm", *words.split()])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code, capfd.readouterr().err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["", "--json", "--n-best 3", "--search sample --n-best 2 --seed 5 --json", "--prefix prefixes"],
+)
+def test_a_stopped_output_is_continued_and_becomes_the_same_file(folder, command, arguments):
+    assert command(f"{arguments} --output whole")[0] == 0
+    (folder / "in.en").write_bytes(TEXT.replace(b"eight", b"\xff"))
+    code, err = command(f"{arguments} --output out")
+    assert code == 1
+    assert "generate: out.partial is kept: the same command continues it" in err
+    (folder / "in.en").write_bytes(TEXT)
+    code, err = command(f"{arguments} --output out")
+    assert (code, err.splitlines()[1]) == (0, "generate: continuing out.partial at line 5")
+    assert (folder / "out").read_bytes() == (folder / "whole").read_bytes()
+    assert not [*folder.glob("out.partial*")]
+
+
+def test_what_does_not_fit_the_partial_file_is_refused_in_one_line(folder, command):
+    (folder / "in.en").write_bytes(TEXT.replace(b"eight", b"\xff"))
+    assert command("--output out")[0] == 1
+    (folder / "in.en").write_bytes(TEXT)
+    for arguments, change in (
+        ("--beam 2", "beam_size 4, now 2"),
+        ("--json", "form text, now json"),
+        ("--precision int8", "precision auto, now int8"),
+        ("--prefix prefixes", "prefixes False, now True"),
+        ("model", "models "),  # an ensemble
+    ):
+        code, err = command(f"{arguments} --output out")
+        assert code == 2
+        assert err.splitlines()[-1].startswith(
+            f"tfm: cannot continue out.partial: it was written with other settings ({change}"
+        )
+    for text, mistake in ((TEXT.replace(b"seven", b"7"), "is other text"), (b"seven\n", "is shor")):
+        (folder / "in.en").write_bytes(text)
+        code, err = command("--output out")
+        assert code == 1
+        assert err.splitlines()[-1].startswith(f"tfm: the input {mistake}")
+    (folder / "in.en").write_bytes(TEXT)
+    assert command("--threads 1 --output out")[0] == 0
+
+
+def test_the_partial_file_is_not_read_and_overwritten(folder, command):
+    (folder / "in.en").rename(folder / "out.partial")
+    (folder / "in.en").symlink_to("out.partial")
+    code, err = command("--output out")
+    assert (code, err) == (
+        2, "tfm: out would be both read and overwritten: choose another name with --output\n"
+    )  # fmt: skip
+    assert (folder / "out.partial").read_bytes() == TEXT
+
+
+def start(*flags, **options):
+    arguments = ["generate", "model", "--device", "cpu", "--output", "out", "--input", "-", *flags]
+    return subprocess.Popen([sys.executable, "-m", "tfm", *arguments], **options)
+
+
+def wait_for_lines(path, number, process):
+    end = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < number:
+        assert time.monotonic() < end, "no lines"
+        assert process.poll() is None
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("number", "flags"),
+    [(signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGKILL, ["--processes", "2"])],
+)
+def test_a_pipe_is_continued_after_any_signal(folder, command, number, flags):
+    assert command("--output whole --max-extra-length 50")[0] == 0
+    with start(*flags, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        process.stdin.write(b"".join(TEXT.splitlines(keepends=True)[:3]))
+        process.stdin.flush()
+        wait_for_lines(folder / "out.partial", 3, process)
+        time.sleep(0.1)
+        process.send_signal(number)
+        process.wait(30)
+        process.stdin.close()
+    assert not (folder / "out").exists()
+    with start(*flags, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        _, err = process.communicate(TEXT, timeout=60)
+    assert process.returncode == 0, err
+    assert (folder / "out").read_bytes() == (folder / "whole").read_bytes()
+
+
+def texts(path):
+    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [(record["source"], record["translations"][0]["text"]) for record in records]
+
+
+def test_a_full_disk_is_one_line_and_the_output_is_continued(folder, command):
+    assert command("--output whole --json")[0] == 0
+
+    def allow_small_files_only():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (900, 900))  # smaller than the output
+
+    assert (folder / "whole").stat().st_size > 900
+    arguments = "--json --max-extra-length 3 --max-tokens 9"
+    process = start(
+        *arguments.split(), stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=allow_small_files_only, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    with process:
+        for line in TEXT.splitlines(keepends=True):
+            process.stdin.write(line)
+            process.stdin.flush()
+            time.sleep(0.2)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.decode().splitlines()[-1] == "tfm: out.partial: File too large"
+    with start(*arguments.split(), stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        _, err = process.communicate(TEXT, timeout=60)
+    assert process.returncode == 0, err
+    assert texts(folder / "out") == texts(folder / "whole")

@@ -1,0 +1,180 @@
+"""Output files that are continued after their process was stopped."""
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from tfm.errors import DataError, UsageError
+from tfm.storage import partial_output
+from tfm.storage.partial_output import PartialOutput
+
+LINES = ["one", "two", "", "four", "fünf", "six"]
+SETTINGS = {"beam_size": 4, "form": "text"}
+
+
+class StoppedError(Exception):
+    """What stops a call."""
+
+
+def copy_lines(path, lines=LINES, *, stop_after=None, size=2, settings=SETTINGS, torn=""):
+    """Write lines in blocks of two outputs a line; return the number that was found there."""
+    with PartialOutput(path, settings) as output:
+        num_found = output.num_lines
+        if num_found:
+            output.verify(lines[:1])
+            output.verify(lines[1:num_found])
+        for start in range(num_found, len(lines), size):
+            if start == stop_after:
+                output.stream.write(torn)
+                raise StoppedError
+            block = lines[start : start + size]
+            output.stream.write("".join(f"{line}\n{line}!\n" for line in block))
+            output.commit(block)
+    return num_found
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def stopped(path):
+    """A file of which four lines were written before the process was stopped."""
+    with pytest.raises(StoppedError):
+        copy_lines(path, stop_after=4, torn="fünf\nfü")
+    return path
+
+
+def names(path):
+    return sorted(each.name for each in path.parent.iterdir())
+
+
+def test_a_stopped_output_is_continued_after_its_last_whole_line(stopped, tmp_path):
+    assert names(stopped) == ["out.partial", "out.partial.json"]
+    assert copy_lines(stopped) == 4
+    assert names(stopped) == ["out"]
+    copy_lines(tmp_path / "whole")
+    assert stopped.read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_an_output_is_continued_twice(path):
+    for stop_after, found in ((2, 0), (4, 2)):
+        with pytest.raises(StoppedError):
+            copy_lines(path, stop_after=stop_after)
+        assert json.loads((path.parent / "out.partial.json").read_text())["num_lines"] > found
+    assert copy_lines(path) == 4
+
+
+def test_an_output_is_continued_after_a_call_that_only_verified_it(stopped):
+    with suppress(StoppedError), PartialOutput(stopped, SETTINGS) as output:
+        output.verify(LINES[:1])
+        raise StoppedError
+    assert copy_lines(stopped) == 4
+
+
+def test_lines_after_the_last_record_are_written_again(path, monkeypatch):
+    monkeypatch.setattr(partial_output, "_RECORD_SECONDS", 1e9)
+    monkeypatch.setattr(PartialOutput, "_stop", lambda self, _: self.stream.close())  # a kill
+    with pytest.raises(StoppedError):
+        copy_lines(path, stop_after=4)
+    monkeypatch.undo()
+    assert (path.parent / "out.partial").stat().st_size > 0
+    assert copy_lines(path) == 0
+    assert path.read_text().splitlines()[::2] == LINES
+
+
+def test_a_call_that_completes_no_line_leaves_nothing(path):
+    path.write_text("older")
+    with pytest.raises(StoppedError):
+        copy_lines(path, stop_after=0, torn="on")
+    assert names(path) == ["out"]
+    assert path.read_text() == "older"
+
+
+def test_the_rest_of_a_text_may_change_or_grow(stopped):
+    lines = [*LINES[:4], "5", "6", "7"]
+    assert copy_lines(stopped, lines) == 4
+    assert stopped.read_text().splitlines()[::2] == lines
+
+
+@pytest.mark.parametrize("settings", [{**SETTINGS, "beam_size": 5}, {**SETTINGS, "seed": 2}])
+def test_an_output_of_other_settings_is_refused_and_kept(stopped, settings):
+    with pytest.raises(
+        UsageError, match=r"(beam_size 4, now 5|seed unset, now 2).*; delete it, or"
+    ):
+        copy_lines(stopped, settings=settings)
+    assert copy_lines(stopped) == 4
+
+
+@pytest.mark.parametrize("lines", [["1", *LINES[1:]], [*LINES[:3], "vier", *LINES[4:]]])
+def test_an_output_of_another_text_is_refused_and_kept(stopped, lines):
+    with pytest.raises(DataError, match="the input is other text than the 4 lines"):
+        copy_lines(stopped, lines)
+    assert copy_lines(stopped) == 4
+
+
+def test_lines_and_paired_lines_are_not_interchangeable(path):
+    with suppress(StoppedError), PartialOutput(path, {}) as output:
+        output.stream.write("x\n")
+        output.commit(["a", "b"], ["c", "d"])
+        raise StoppedError
+    for columns in ((["a", "c"], ["b", "d"]), (["c", "d"], ["a", "b"])):
+        with pytest.raises(DataError), PartialOutput(path, {}) as output:
+            output.verify(*columns)
+    with PartialOutput(path, {}) as output:
+        output.verify(["a", "b"], ["c", "d"])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("out.partial.json", None, "its record .* is missing or damaged"),
+        ("out.partial.json", "[]", "its record .* is missing or damaged"),
+        ("out.partial.json", '{"format": 1}', "its record .* is missing or damaged"),
+        ("out.partial.json", '{"format": 2}', "its record has format 2, not 1"),
+        ("out.partial", "one\n", "it is shorter than"),
+    ],
+)
+def test_files_that_do_not_belong_together_are_refused(stopped, file, content, reason):
+    changed = stopped.with_name(file)
+    changed.unlink()
+    if content is not None:
+        changed.write_text(content)
+    with pytest.raises(UsageError, match=f"cannot continue .*out.partial: {reason}"):
+        copy_lines(stopped)
+
+
+def test_a_deleted_partial_file_starts_the_output_anew(stopped):
+    (stopped.parent / "out.partial").unlink()
+    assert copy_lines(stopped, ["other"]) == 0
+    assert stopped.read_text() == "other\nother!\n"
+
+
+def test_a_link_is_followed(path, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    path.symlink_to("elsewhere/target")
+    copy_lines(path)
+    assert path.is_symlink()
+    assert (tmp_path / "elsewhere" / "target").read_text().startswith("one\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_two_processes_never_write_to_one_output(path):
+    source = f"""
+import pathlib
+from tfm.errors import TfmError
+from tfm.storage.partial_output import PartialOutput
+try:
+    PartialOutput(pathlib.Path({str(path)!r}), {{}}).__enter__()
+except TfmError as error:
+    print(error)
+"""
+    with PartialOutput(path, {}):
+        out = subprocess.run(
+            [sys.executable, "-c", source], capture_output=True, text=True, check=True
+        ).stdout
+    assert "out.partial is being written to by another process" in out

@@ -1,0 +1,215 @@
+"""An output file that is written line by line, and continued if its process was stopped."""
+
+import contextlib
+import errno
+import hashlib
+import io
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tfm.config.schema import from_table
+from tfm.errors import DataError, TfmError, UsageError
+from tfm.storage.files import make_directory, read_json, size_of, sync_directory, write_json
+
+FORMAT = 1
+_RECORD_SECONDS = 1.0  # between two records
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """What FILE.partial contains.
+
+    Attributes:
+        format: Version of this format.
+        settings: What decides the output besides the text.
+        num_lines: Number of lines of text whose output is complete.
+        num_bytes: Size of their output.
+        sha256: Digest of these lines of text.
+    """
+
+    format: int
+    settings: Mapping[str, Any]
+    num_lines: int
+    num_bytes: int
+    sha256: str
+
+
+class PartialOutput:
+    """The output for the first lines of a text, which becomes a file when it is complete.
+
+    The output is in FILE.partial, and its record in FILE.partial.json. A later call continues after
+    the lines of the last record, which is at most `_RECORD_SECONDS` older than the output. As a
+    context manager, it renames FILE.partial to FILE if the block ends without an error.
+
+    Args:
+        path: FILE.
+        settings: What decides the output besides the text: numbers, text and flags by name.
+
+    Attributes:
+        path: FILE.partial.
+        stream: Where to write.
+        num_lines: Number of lines of text whose output is complete.
+    """
+
+    stream: io.TextIOWrapper
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self._final_path = path.resolve() if path.is_symlink() else path
+        name = self._final_path.name
+        self.path = self._final_path.with_name(f"{name}.partial")
+        self._record_path = self._final_path.with_name(f"{name}.partial.json")
+        self._settings = settings
+        self._digest = hashlib.sha256()
+        self.num_lines = self._num_bytes = self._num_verified = 0
+        self._committed = self._digest.hexdigest()  # of the lines whose output is complete
+        self._recorded_at = 0.0
+
+    def __enter__(self) -> "PartialOutput":
+        make_directory(self.path.parent)
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(self.path.open("ab"))
+            _lock(file.fileno(), self.path)
+            if size_of(self.path):
+                self._continue()
+            file.truncate(self._num_bytes)
+            file.seek(0, os.SEEK_END)
+            self._write_record()
+            self.stream = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
+            stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._stop(error)
+            return
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        self.stream.close()
+        os.replace(self.path, self._final_path)
+        self._record_path.unlink()
+        sync_directory(self.path.parent)
+
+    def verify(self, *columns: Sequence[str]) -> None:
+        """Check that these are the next of the `num_lines` lines of text; arguments as in `commit`.
+
+        Raises:
+            DataError: The lines are not those whose output has been written.
+        """
+        self._digest.update(_encoded(columns))
+        self._num_verified += len(columns[0])
+        if self._num_verified == self.num_lines and self._digest.hexdigest() != self._committed:
+            raise self.mismatch("is other text")
+
+    def mismatch(self, mistake: str) -> DataError:
+        """Return the error that the text "is" not the one whose output has been written."""
+        return DataError(
+            f"the input {mistake} than the {self.num_lines:,} lines whose output is in "
+            f"{self.path}: give the same input, delete {self.path}, or choose another name with "
+            "--output"
+        )
+
+    def commit(self, *columns: Sequence[str]) -> None:
+        """Count lines of text whose output has been written to the stream.
+
+        Each column is a list of lines: those of the text, and those of a file that belongs to it.
+        """
+        self.stream.flush()
+        self._digest.update(_encoded(columns))
+        self._committed = self._digest.hexdigest()
+        self.num_lines += len(columns[0])
+        self._num_bytes = os.fstat(self.stream.fileno()).st_size
+        if time.monotonic() - self._recorded_at >= _RECORD_SECONDS:
+            os.fsync(self.stream.fileno())
+            self._write_record()
+
+    def _continue(self) -> None:
+        """Read the record of a call that was stopped.
+
+        Raises:
+            UsageError: Its settings are others, or the record does not belong to FILE.partial.
+        """
+        try:
+            table = read_json(self._record_path)
+            if (written := table.get("format")) != FORMAT:
+                raise self._refusal(f"its record has format {written}, not {FORMAT}")
+            record = from_table(_Record, table)
+        except (OSError, ValueError, DataError) as error:
+            raise self._refusal(f"its record {self._record_path} is missing or damaged") from error
+        if not record.num_lines:
+            return
+        if record.num_bytes > size_of(self.path):
+            raise self._refusal(f"it is shorter than {self._record_path} says")
+        names = dict.fromkeys([*record.settings, *self._settings])
+        then, now = record.settings, self._settings
+        different = [
+            f"{name} {then.get(name, 'unset')}, now {now.get(name, 'unset')}"
+            for name in names
+            if then.get(name) != now.get(name)
+        ]
+        if different:
+            raise self._refusal(f"it was written with other settings ({'; '.join(different)})")
+        self.num_lines, self._num_bytes = record.num_lines, record.num_bytes
+        self._committed = record.sha256
+
+    def _refusal(self, reason: str) -> UsageError:
+        return UsageError(
+            f"cannot continue {self.path}: {reason}; delete it, or choose another name with "
+            "--output"
+        )
+
+    def _stop(self, error: BaseException) -> None:
+        """Keep what is complete, for a later call."""
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(self.path)  # errors of `write` do not name it
+        # On a full disk, an older record remains, and the end of the output may be missing.
+        with contextlib.suppress(OSError):
+            self.stream.close()
+        with contextlib.suppress(OSError):
+            if self.num_lines:
+                self._write_record()
+            else:
+                self.path.unlink()
+                self._record_path.unlink()
+
+    def _write_record(self) -> None:
+        record = _Record(
+            format=FORMAT,
+            settings=self._settings,
+            num_lines=self.num_lines,
+            num_bytes=self._num_bytes,
+            sha256=self._committed,
+        )
+        write_json(self._record_path, asdict(record))
+        self._recorded_at = time.monotonic()
+
+
+def _encoded(columns: Sequence[Sequence[str]]) -> bytes:
+    return "".join(f"{text}\n" for row in zip(*columns, strict=True) for text in row).encode()
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Refuse a file that another process is writing to, where the file system has such locks."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        # Unlike those of `flock`, these locks are not inherited by forked processes.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise TfmError(
+                f"{path} is being written to by another process: wait for it, or choose another "
+                "name with --output"
+            ) from None
