@@ -558,3 +558,39 @@ def test_an_impossible_output_is_refused_before_the_model_is_read(command, path,
     got, out, err = command(f"--output {path}")
     assert (got, out) == (2, "")
     assert re.fullmatch(f"tfm: cannot write to {path}: {reason}: choose another name\n", err)
+
+
+def test_no_translation_contains_the_words_of_a_file(command, tmp_path):
+    words = set(command("")[1].split())
+    write(tmp_path / "ban.txt", "\n".join(words).encode())
+    for flags in ("", "--processes 2"):
+        code, out, err = command(f"--ban ban.txt --no-repeat-ngram 1 {flags}")
+        assert code == 0, err
+        assert out.strip()
+        assert not words.intersection(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "pattern"),
+    [
+        ("--ban nowhere", 2, "nowhere does not exist: check its name"),
+        ("--ban empty", 1, "empty has no text to ban: .*"),
+        ("--ban out.de --score-target out.de", 2, "no effect on the scores of given targets: ban;"),
+        ("--no-repeat-ngram 0", 2, "no_repeat_ngram is 0, but must be at least 1"),
+    ],
+)
+def test_wrong_constraints_are_one_line(command, tmp_path, arguments, code, pattern):
+    write(tmp_path / "empty", b"\n")
+    got, out, err = command(arguments)
+    assert (got, out) == (code, "")
+    [line] = err.splitlines()
+    assert re.match(f"tfm: {pattern}", line), line
+
+
+def test_constraints_on_the_words_of_trees_are_refused(command, make_model, tmp_path):
+    (tmp_path / "model").unlink()
+    make_model(task="parsing")
+    for arguments in ("--ban out.de", "--no-repeat-ngram 2"):
+        code, _, err = command(arguments)
+        assert (code, err.count("\n")) == (2, 1)
+        assert err.startswith("tfm: model is a parser")

@@ -103,8 +103,13 @@ def generate(
         print_translations,
         redirect_output,
     )
+    from tfm.stages.generate import (
+        check_constraints,
+        output_settings,
+        plan_generation,
+        score_targets,
+    )
     from tfm.stages.generate import generate as run_stage
-    from tfm.stages.generate import output_settings, plan_generation, score_targets
 
     if output == STANDARD_STREAM:
         output = None
@@ -124,6 +129,7 @@ def generate(
     )
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
     config = merged(plan.search, overrides.get("search", {}))
+    check_constraints(plan, config)
     names, text = ", ".join(map(str, plan.models)), str(plan.source)
     ending = "s" if len(plan.models) == 1 else ""  # of the verb
     if split is None and plan.source.split is not None:

@@ -260,6 +260,15 @@ class SearchConfig(Settings, section="search"):
         ge=0,
         le=_MAX_LENGTH,
     )
+    no_repeat_ngram: int | None = setting(
+        None,
+        "No translation has the same N tokens in a row twice; any number if unset.",
+        ge=1,
+        le=_MAX_LENGTH,
+    )
+    ban: str | None = setting(
+        None, "File of words and phrases, one per line, that no translation contains."
+    )
     n_best: int = setting(
         1, "Number of translations per sentence, best first.", ge=1, le=1024, common=True
     )

@@ -127,6 +127,25 @@ class SubwordModel:
         """Return the pieces of token ids, as they are in the vocabulary."""
         return [self._processor.IdToPiece(token_id) for token_id in token_ids]
 
+    def surfaces(self) -> list[bytes]:
+        """Return what each token adds to the text, in UTF-8 as of `surface`.
+
+        Bytes of several tokens may form one character. A space before the text is not in it.
+        """
+        model = self._processor
+        return [
+            b""
+            if model.IsControl(i)
+            else bytes([int(piece[3:5], 16)]).replace(b"\n", b" ")  # <0x0A>; lines have no ends
+            if model.IsByte(i)
+            else piece.replace(_SPACE_MARK, " ").encode()
+            for i, piece in enumerate(self.pieces(range(len(self))))
+        ]
+
+    def surface(self, text: str) -> bytes:
+        """Return a text as the tokens spell it, in UTF-8."""
+        return _escape(text).encode()
+
     def vocab_text(self) -> str:
         """Return one line per piece, with its score, like a .vocab file of SentencePiece."""
         piece, score = self._processor.IdToPiece, self._processor.GetScore

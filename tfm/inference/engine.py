@@ -18,6 +18,7 @@ from tfm.inference.batches import CHUNK_LINES, BatchLimits, Output, SentenceBatc
 from tfm.model.build import Model, load_model
 from tfm.reporting import say
 from tfm.search import search
+from tfm.search.constraints import constraints_of
 from tfm.search.forced import ForcedOutput, forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.scoring import Hypothesis
@@ -41,6 +42,7 @@ class Engine:
             afterwards. By default the device's inference backend.
         threads: Adapts torch's number of threads before each batch; None leaves it unchanged.
         notify: Receives messages for the user.
+        vocabulary: Returns the models' vocabulary, for searches that ban text.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Engine:
         backend: InferenceBackend | None = None,
         threads: ComputeThreads | None = None,
         notify: Callable[[str], None] = say,
+        vocabulary: Callable[[], Vocabulary] | None = None,
     ) -> None:
         self.compute = compute
         self._threads = threads
@@ -60,6 +63,7 @@ class Engine:
             self._models[0] if len(models) == 1 else Ensemble(self._models)
         )
         self._notify = notify
+        self._vocabulary = vocabulary
         self._has_warned_of_memory = False
         scale = _batch_scale(compute.device)
         vocab_size, width = models[0].output_weight.shape
@@ -102,6 +106,7 @@ class Engine:
             config,
             line_numbers=batch.line_numbers,
             prefixes=batch.targets,
+            constraints=constraints_of(config, self._vocabulary),
         )
 
     def _score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
@@ -171,6 +176,7 @@ def load_engine(
         backend=inference_backend(compute, inference.kernels, notify=notify),
         threads=threads if compute.device.type == "cpu" else None,
         notify=notify,
+        vocabulary=lambda: load_vocabulary(folders[0], load_info(folders[0])),
     )
 
 

@@ -43,7 +43,7 @@ class Translator:
         default_search: SearchConfig | None = None,
         backend: InferenceBackend | None = None,
     ) -> None:
-        self._engine = Engine(models, compute, backend=backend)
+        self._engine = Engine(models, compute, backend=backend, vocabulary=lambda: vocabulary)
         self._vocabulary = vocabulary
         self._default_search = default_search or SearchConfig()
 

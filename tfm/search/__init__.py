@@ -7,6 +7,7 @@ from torch import Tensor
 from tfm.config import SearchConfig
 from tfm.search.active import Prefixes
 from tfm.search.beam import beam_search
+from tfm.search.constraints import Constraints
 from tfm.search.diverse import diverse_beam_search
 from tfm.search.exact import exact_search
 from tfm.search.model import SearchableModel
@@ -22,6 +23,7 @@ def search(
     *,
     line_numbers: Sequence[int],
     prefixes: Prefixes | None = None,
+    constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
     """Search for outputs with the algorithm that is configured.
 
@@ -32,6 +34,7 @@ def search(
         config: Algorithm and limits.
         line_numbers: [B] a number for each source, which seeds its samples.
         prefixes: [B] token ids that each output must start with.
+        constraints: What outputs may not contain, unless a prefix does.
 
     Returns:
         The `n_best` hypotheses of each source, best first.
@@ -41,15 +44,27 @@ def search(
     """
     match config.search:
         case "beam" if config.num_groups > 1:
-            found = diverse_beam_search(model, source, lengths, config, prefixes=prefixes)
+            found = diverse_beam_search(
+                model, source, lengths, config, prefixes=prefixes, constraints=constraints
+            )
         case "beam":
-            found = beam_search(model, source, lengths, config, prefixes=prefixes)
+            found = beam_search(
+                model, source, lengths, config, prefixes=prefixes, constraints=constraints
+            )
         case "sample":
             found = sample(
-                model, source, lengths, config, line_numbers=line_numbers, prefixes=prefixes
+                model,
+                source,
+                lengths,
+                config,
+                line_numbers=line_numbers,
+                prefixes=prefixes,
+                constraints=constraints,
             )
         case "exact":
-            results = exact_search(model, source, lengths, config, prefixes=prefixes)
+            results = exact_search(
+                model, source, lengths, config, prefixes=prefixes, constraints=constraints
+            )
             found = [result.hypotheses for result in results]
     check_finite(all(found))
     return found

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.search.constraints import Constraints
 from tfm.search.continuations import NextTokens, indices_on
 from tfm.search.model import SearchableModel
 from tfm.search.scoring import Hypothesis, length_penalty
@@ -51,9 +52,12 @@ class ActiveHypotheses:
         lengths: Tensor,
         config: SearchConfig,
         prefixes: Prefixes | None,
+        constraints: Constraints | None = None,
     ) -> None:
         self.device, num_sentences = lengths.device, len(lengths)
         self._model = model
+        self._constraints = constraints
+        self._excluded = _NEVER_PRODUCED + (constraints.never if constraints else ())
         self.state = model.start(source, lengths)
         self.num_open = num_sentences  # number of sentences with an active hypothesis
         self.sentences: Array = np.arange(num_sentences)  # [B] indices in the batch
@@ -115,8 +119,11 @@ class ActiveHypotheses:
         )
         log_probs = self._model.step(newest, self.state).float().log_softmax(dim=-1)
         forced_log_probs = log_probs[sentences, :, tokens]
-        log_probs.index_fill_(2, indices_on(log_probs.device, _NEVER_PRODUCED), -math.inf)
-        if self.length <= self._min_length:
+        log_probs.index_fill_(2, indices_on(log_probs.device, self._excluded), -math.inf)
+        if self._constraints is not None:
+            rows, ruled_out = self._ruled_out(self._constraints, slice(None), log_probs.size(2))
+            log_probs.flatten(0, 1)[tuple(map(self.to_device, (rows, ruled_out)))] = -math.inf
+        elif self.length <= self._min_length:
             log_probs[:, :, EOS] = -math.inf
         if len(sentences):
             log_probs[sentences] = -math.inf
@@ -128,11 +135,15 @@ class ActiveHypotheses:
         log_probs, rows, newest = map(
             self.to_device, (self.log_probs, self._rows, self.tokens[:, :, -1])
         )
-        next_tokens = NextTokens.of(self._model.step(newest, self.state, rows), _NEVER_PRODUCED)
-        if self._may_force or self.length <= self._min_length:
+        next_tokens = NextTokens.of(self._model.step(newest, self.state, rows), self._excluded)
+        if self._may_force or self.length <= self._min_length or self._constraints is not None:
             forced = self._forced_tokens()[self._rows // self.tokens.shape[1]]  # [R]
             is_forced = forced != _ANY
-            if self.length <= self._min_length:
+            if self._constraints is not None:
+                pairs = self._ruled_out(self._constraints, self._rows, next_tokens.vocab_size)
+                is_free = ~is_forced[pairs[0]]
+                next_tokens.rule_out_pairs(*(self.to_device(each[is_free]) for each in pairs))
+            elif self.length <= self._min_length:
                 next_tokens.rule_out(EOS, self.to_device(~is_forced))
             next_tokens.force(*map(self.to_device, (is_forced.nonzero()[0], forced[is_forced])))
         return Continuations(*to_host(*next_tokens.best(log_probs, rows, size)))
@@ -184,6 +195,24 @@ class ActiveHypotheses:
         self._rows = is_active.reshape(-1).nonzero()[0]
         if self.num_open:
             self.state.reorder(self.to_device(rows))
+
+    def _ruled_out(
+        self, constraints: Constraints, selected: Array | slice, vocab_size: int
+    ) -> tuple[Array, Array]:
+        """Return rows [N] among the selected hypotheses, and the token that each rules out.
+
+        EOS is among them up to the minimum length, unless nothing else remains.
+        """
+        tokens = self.tokens.reshape(-1, self.length)[selected]
+        rows, ruled_out = constraints.ruled_out(tokens[:, 1:])
+        if self.length <= self._min_length:
+            pairs = np.unique(rows * vocab_size + ruled_out)
+            num_ruled_out = np.bincount(pairs // vocab_size, minlength=len(tokens))
+            num_left = vocab_size - len(set(self._excluded)) - num_ruled_out
+            early = (num_left > 1).nonzero()[0]
+            rows = np.concatenate([rows, early])
+            ruled_out = np.concatenate([ruled_out, np.full_like(early, EOS)])
+        return rows, ruled_out
 
     @property
     def _may_force(self) -> bool:

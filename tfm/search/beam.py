@@ -5,6 +5,7 @@ from torch import Tensor
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
 from tfm.search.active import ActiveHypotheses, Array, Continuations, Prefixes
+from tfm.search.constraints import Constraints
 from tfm.search.model import SearchableModel
 from tfm.search.scoring import Hypothesis, keep_best, nth_score
 
@@ -16,6 +17,7 @@ def beam_search(
     config: SearchConfig,
     *,
     prefixes: Prefixes | None = None,
+    constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
     """Find the n best outputs of sources [B, S] of [B] lengths; arguments as in `search`.
 
@@ -24,7 +26,7 @@ def beam_search(
     of one is greedy search). A sentence is finished only if no active hypothesis can still enter
     its n best.
     """
-    hypotheses = ActiveHypotheses(model, source, lengths, config, prefixes)
+    hypotheses = ActiveHypotheses(model, source, lengths, config, prefixes, constraints)
     finished: list[list[Hypothesis]] = [[] for _ in lengths]
     while hypotheses.num_open:
         chosen = hypotheses.best_continuations(config.beam_size)

@@ -61,6 +61,13 @@ class NextTokens:
         self.log_probs[:, block, index] = kept
         self.block_max[:, block] = self.log_probs[:, block].amax(dim=1)
 
+    def rule_out_pairs(self, rows: Tensor, tokens: Tensor) -> None:
+        """Rule out [N] tokens of [N] rows."""
+        block_size = self.logits.size(2)
+        blocks = tokens // block_size
+        self.logits[rows, blocks, tokens % block_size] = -math.inf
+        self.block_max[rows, blocks] = self.logits[rows, blocks].amax(dim=1).float()
+
     def force(self, rows: Tensor, tokens: Tensor) -> None:
         """Exclude all tokens but [N] tokens of [N] rows, which keep their probability."""
         block_size = self.log_probs.size(2)

@@ -9,6 +9,7 @@ from tfm.config import SearchConfig
 from tfm.data.subword import EOS
 from tfm.search.active import ActiveHypotheses, Continuations, Prefixes, to_host
 from tfm.search.beam import finish
+from tfm.search.constraints import Constraints
 from tfm.search.model import SearchableModel
 from tfm.search.scoring import Hypothesis, keep_best
 
@@ -20,6 +21,7 @@ def diverse_beam_search(
     config: SearchConfig,
     *,
     prefixes: Prefixes | None = None,
+    constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
     """Find diverse outputs of sources [B, S] of [B] lengths; arguments as in `search`.
 
@@ -31,7 +33,7 @@ def diverse_beam_search(
         At most `n_best` distinct hypotheses of each source: the best of each group, then the second
         best of each, and so on; all sorted by score, best first.
     """
-    start = ActiveHypotheses(model, source, lengths, config, prefixes)
+    start = ActiveHypotheses(model, source, lengths, config, prefixes, constraints)
     groups = [start.copy() for _ in range(config.num_groups)]
     finished: list[list[list[Hypothesis]]] = [[[] for _ in lengths] for _ in groups]
     # Each group keeps as many as its beam holds, so that `n_best` does not change the search.

@@ -10,6 +10,7 @@ from tfm.config import SearchConfig
 from tfm.data.subword import EOS
 from tfm.search.active import ActiveHypotheses, Continuations, Prefixes, to_host
 from tfm.search.beam import beam_search
+from tfm.search.constraints import Constraints
 from tfm.search.model import SearchableModel
 from tfm.search.scoring import Hypothesis, keep_best, nth_score
 
@@ -32,6 +33,7 @@ def exact_search(
     config: SearchConfig,
     *,
     prefixes: Prefixes | None = None,
+    constraints: Constraints | None = None,
 ) -> list[ExactResult]:
     """Find the provably best outputs of sources [B, S] of [B] lengths; arguments as in `search`.
 
@@ -42,12 +44,14 @@ def exact_search(
     A proof holds up to the rounding of the model's arithmetic, for outputs within the maximum
     length. At the limit of nodes, the best outputs so far are returned, unproven.
     """
-    beams = beam_search(model, source, lengths, config, prefixes=prefixes)
+    beams = beam_search(model, source, lengths, config, prefixes=prefixes, constraints=constraints)
     results = []
     for index, best in enumerate(beams):
         one, size = slice(index, index + 1), int(lengths[index])
         prefix = None if prefixes is None else prefixes[one]
-        start = ActiveHypotheses(model, source[one, :size], lengths[one], config, prefix)
+        start = ActiveHypotheses(
+            model, source[one, :size], lengths[one], config, prefix, constraints
+        )
         results.append(_Search(best, config).run(start))
     return results
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
 from tfm.search.active import ActiveHypotheses, Array, Continuations, Prefixes, to_host
+from tfm.search.constraints import Constraints
 from tfm.search.model import SearchableModel
 from tfm.search.scoring import Hypothesis
 
@@ -22,6 +23,7 @@ def sample(
     *,
     line_numbers: Sequence[int],
     prefixes: Prefixes | None = None,
+    constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
     """Draw outputs of sources [B, S] of [B] lengths at random; arguments as in `search`.
 
@@ -32,7 +34,7 @@ def sample(
     Returns:
         `n_best` hypotheses of each source, best first, possibly with duplicates.
     """
-    active = ActiveHypotheses(model, source, lengths, config, prefixes)
+    active = ActiveHypotheses(model, source, lengths, config, prefixes, constraints)
     finished: list[list[Hypothesis]] = [[] for _ in line_numbers]
     numbers = _random_numbers(config, line_numbers, size=active.max_length)
     drawn_on = lengths.device if has_float64(lengths.device) else torch.device("cpu")

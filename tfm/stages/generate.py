@@ -26,11 +26,13 @@ from tfm.inference.lines import LineEngine, ScoredTarget, Translation, score_lin
 from tfm.inference.reader import LineReader, count_lines
 from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
 from tfm.reporting import Progress, format_figure, say
+from tfm.search.constraints import read_phrases
 from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT
 from tfm.storage.checkpoint.model_folder import CONFIG, ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import find_model, newest_run
 from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of, write_json
 from tfm.storage.partial_output import PartialOutput
+from tfm.storage.paths import existing_file
 from tfm.training.loss import perplexity
 
 STANDARD_INPUT = Path("-")
@@ -195,6 +197,22 @@ def generate(
         say(f"generate: repairs to the trees{since}: {', '.join(kinds) or 'none'}")
 
 
+def check_constraints(plan: Generation, config: SearchConfig) -> None:
+    """Check the constraints on translations before anything is loaded.
+
+    Raises:
+        UsageError: The file of banned text does not exist, or the model is a parser.
+        DataError: The file of banned text is not usable.
+    """
+    if plan.task == "parsing" and (config.ban is not None or config.no_repeat_ngram is not None):
+        raise UsageError(
+            f"{plan.models[0]} is a parser, whose trees have the words of their sentences: leave "
+            "ban and no_repeat_ngram out"
+        )
+    if config.ban is not None:
+        read_phrases(existing_file(Path(config.ban)))
+
+
 def output_settings(
     plan: Generation, config: SearchConfig, inference: InferenceConfig, *, form: str
 ) -> dict[str, Any]:
@@ -211,6 +229,7 @@ def output_settings(
         "form": form,
         "prefixes": plan.prefixes is not None,
         **settings_to(config),
+        **({} if config.ban is None else {"ban": sha256_of(Path(config.ban))[:_DIGITS]}),
         **arithmetic,
     }
 
