@@ -9,7 +9,7 @@ import torch
 
 from tfm.config import AverageConfig
 from tfm.data.subword import Vocabulary
-from tfm.errors import CheckpointError, UsageError
+from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.inference.translator import Translator
 from tfm.stages import average as average_module
 from tfm.stages.average import average
@@ -116,6 +116,65 @@ def test_an_average_is_a_complete_model_without_training_state(run_dir):
 def test_more_checkpoints_than_exist_are_refused(run_dir):
     with pytest.raises(UsageError, match=r"--(last|best) 4 is more than the checkpoints in .*: 3"):
         average(run_dir, AverageConfig(last=4))
+
+
+@pytest.fixture
+def with_validation_text(run_dir, data_dir, tmp_path):
+    """The run, with a validation split of 100 lines."""
+    folder = shutil.copytree(data_dir, tmp_path / "data")
+    for language in ("en", "de"):
+        lines = (data_dir / f"train.{language}").read_text().splitlines(keepends=True)[:100]
+        (folder / f"valid.{language}").write_text("".join(lines) + "\n")
+    for path in checkpoints(run_dir):
+        save_again(path, load_info(path).step, data_dir=str(folder), search={"beam_size": 2})
+    return run_dir
+
+
+def test_a_calibrated_average_has_a_confidence_that_grows_with_the_probability(
+    with_validation_text,
+):
+    plain = average(with_validation_text, AverageConfig())
+    weights = {name: each.clone() for name, each in load_weights(plain.model_dir).items()}
+    translator = Translator.load(plain.model_dir, device="cpu")
+    assert [best.confidence for [best] in translator.search(["seven"])] == [None]
+
+    result = average(with_validation_text, AverageConfig(calibrate=True))
+    assert result.calibrated_on == load_info(result.model_dir).calibration.num_lines == 100
+    assert result.summary.endswith(", calibrated on 100 lines")
+    calibrated = load_weights(result.model_dir)
+    assert all(torch.equal(calibrated[name], each) for name, each in weights.items())
+    translator = Translator.load(result.model_dir, device="cpu")
+    lines = ["seven", "on Monday", "today is the third of May", ""]
+    found = [best for [best] in translator.search(lines, length_penalty=1.0)]
+    assert found[-1].confidence is None  # an empty line
+    ranked = sorted(found[:-1], key=log_prob_per_token)
+    confidences = [each.confidence for each in ranked]
+    assert confidences == sorted(confidences)
+    assert 0 <= confidences[0] <= confidences[-1] <= 1
+    [[sample]] = translator.search(["seven"], search="sample")
+    assert sample.confidence is None
+    ensemble = Translator.load(result.model_dir, result.model_dir, device="cpu")
+    [[together]] = ensemble.search(["seven"])
+    assert together.confidence is None
+
+
+def log_prob_per_token(found):
+    """Return the log probability per token of a translation with length penalty 1."""
+    return found.log_prob / (6 * found.log_prob / found.score - 5)
+
+
+def test_calibrating_is_refused_before_anything_is_written(run_dir, with_validation_text):
+    for path in checkpoints(run_dir):
+        save_again(path, load_info(path).step, task="parsing")
+    with pytest.raises(UsageError, match="trains a parser"):
+        average(run_dir, AverageConfig(calibrate=True))
+    assert not (run_dir / "averaged").exists()
+
+
+def test_calibrating_on_a_few_lines_is_refused(run_dir):
+    with pytest.raises(DataError, match="has 12 lines, but calibrating takes at least 100"):
+        average(run_dir, AverageConfig(calibrate=True))
+    assert not (run_dir / "averaged").exists()
 
 
 def test_a_checkpoint_is_never_replaced_but_an_older_average_is(run_dir, tmp_path):

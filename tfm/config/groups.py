@@ -460,7 +460,7 @@ class BinarizeConfig(Settings, section="binarize"):
 
 @dataclass(frozen=True, kw_only=True)
 class AverageConfig(Settings, section="average"):
-    """Which checkpoints to average (§6.1)."""
+    """Which checkpoints to average (§6.1), and what to do with the average."""
 
     last: int | None = setting(
         None,
@@ -470,6 +470,10 @@ class AverageConfig(Settings, section="average"):
     )
     best: int | None = setting(
         None, "Average the N best checkpoints by best_metric of the run.", ge=1, le=_MAX_COUNT
+    )
+    calibrate: bool = setting(
+        False,
+        "Translate the validation text to calibrate the confidence of `tfm generate --json`.",
     )
 
     def _conflicts(self) -> Iterator[str]:

@@ -18,6 +18,7 @@ from tfm.inference.batches import (
 from tfm.inference.workers import compute_ahead
 from tfm.search.forced import ForcedOutput
 from tfm.search.scoring import Hypothesis
+from tfm.storage.checkpoint.calibration import Calibration
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,15 @@ class Translation:
         score: Length-normalized log probability, which ranks translations.
         log_prob: Log probability in nats.
         proven: Whether exact search proved that no text scores better; None for other searches.
+        confidence: Expected chrF, from 0 to 1, of a calibrated model; otherwise, and for samples
+            and ensembles, None.
     """
 
     text: str
     score: float
     log_prob: float
     proven: bool | None = None
+    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,17 @@ class LineEngine(Protocol):
 
 
 def translate_lines(
-    engine: LineEngine, vocabulary: Vocabulary, chunks: Iterable[Chunk], config: SearchConfig
+    engine: LineEngine,
+    vocabulary: Vocabulary,
+    chunks: Iterable[Chunk],
+    config: SearchConfig,
+    *,
+    calibration: Calibration | None = None,
 ) -> Iterator[tuple[Chunk, list[list[Translation]]]]:
     """Translate chunks of lines.
+
+    The calibration is that of the only model, for the confidence in translations; samples have
+    none.
 
     Yields:
         Each chunk, in order, and for each of its lines the `n_best` translations, best first.
@@ -81,8 +93,10 @@ def translate_lines(
     encoder = SentenceEncoder(vocabulary, engine.limits, config)
     batched = ((chunk, encoder.to_search(chunk)) for chunk in chunks)
     search = partial(engine.search, config=config)
+    if config.search == "sample":
+        calibration = None
     for chunk, batches, outputs in _compute(search, batched, engine.limits):
-        yield chunk, decode(chunk, batches, outputs, vocabulary)
+        yield chunk, decode(chunk, batches, outputs, vocabulary, calibration)
 
 
 def score_lines(
@@ -107,12 +121,13 @@ def decode(
     batches: Sequence[SentenceBatch],
     outputs: Sequence[list[list[Hypothesis]]],
     vocabulary: Vocabulary,
+    calibration: Calibration | None = None,
 ) -> list[list[Translation]]:
     """Return the translations of each line of a chunk, from the outputs of its batches."""
     found = by_line(batches, outputs)
     nothing = [Translation("", score=0.0, log_prob=0.0)]
     return [
-        _translations(found[number], vocabulary.target) if number in found else nothing
+        _translations(found[number], vocabulary.target, calibration) if number in found else nothing
         for number in chunk.line_numbers
     ]
 
@@ -130,11 +145,21 @@ def _compute(
         yield chunk, batches, [compute(batch) for batch in batches]
 
 
-def _translations(hypotheses: list[Hypothesis], subword_model: SubwordModel) -> list[Translation]:
+def _translations(
+    hypotheses: list[Hypothesis], subword_model: SubwordModel, calibration: Calibration | None
+) -> list[Translation]:
     texts = subword_model.decode([found.tokens for found in hypotheses])
     return [
         # A model with byte pieces can generate a line end.
-        Translation(text.replace("\n", " "), found.score, found.log_prob, found.proven)
+        Translation(
+            text.replace("\n", " "),
+            found.score,
+            found.log_prob,
+            found.proven,
+            None
+            if calibration is None
+            else calibration.confidence(found.log_prob, len(found.tokens) + 1),
+        )
         for text, found in zip(texts, hypotheses, strict=True)
     ]
 

@@ -15,6 +15,7 @@ from tfm.inference.batches import Chunk
 from tfm.inference.engine import Engine, load_models, load_vocabulary
 from tfm.inference.lines import ScoredTarget, Translation, score_lines, translate_lines
 from tfm.model.build import Model
+from tfm.storage.checkpoint.calibration import Calibration
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
 
@@ -32,6 +33,7 @@ class Translator:
         compute: Device and arithmetic.
         default_search: Search settings of calls without their own.
         backend: Optimizes copies of the models; by default the device's inference backend.
+        calibration: That of the only model, for the confidence in its translations.
     """
 
     def __init__(
@@ -42,9 +44,11 @@ class Translator:
         *,
         default_search: SearchConfig | None = None,
         backend: InferenceBackend | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         self._engine = Engine(models, compute, backend=backend, vocabulary=lambda: vocabulary)
         self._vocabulary = vocabulary
+        self._calibration = calibration
         self._default_search = default_search or SearchConfig()
 
     @classmethod
@@ -78,6 +82,7 @@ class Translator:
             compute,
             default_search=SearchConfig.for_model(info.search, {}),
             backend=backend,
+            calibration=info.calibration if len(folders) == 1 else None,
         )
 
     @overload
@@ -141,7 +146,9 @@ class Translator:
         """
         chunk = _chunk(lines, prefixes, first_line)
         config = self._merge(config, settings, SearchConfig.for_model)
-        [(_, found)] = translate_lines(self._engine, self._vocabulary, [chunk], config)
+        [(_, found)] = translate_lines(
+            self._engine, self._vocabulary, [chunk], config, calibration=self._calibration
+        )
         return found
 
     def score_targets(

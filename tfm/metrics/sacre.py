@@ -46,6 +46,15 @@ def sacrebleu_score(
     return score_metric(metric, hypotheses, config, name=name, baseline=baseline)
 
 
+def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """Return the chrF of each sentence, from 0 to 100, with sacreBLEU's defaults."""
+    metric = CHRF()
+    return [
+        float(metric.sentence_score(hypothesis, [reference]).score)
+        for hypothesis, reference in zip(hypotheses, references, strict=True)
+    ]
+
+
 def score_metric(
     metric: Metric,
     hypotheses: Sequence[str],

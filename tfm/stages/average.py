@@ -1,13 +1,20 @@
 """tfm average: checkpoints of a run → one model with their mean weights (§6.1)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tfm.config import AverageConfig
+from tfm.config import AverageConfig, InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
-from tfm.errors import CheckpointError, UsageError
+from tfm.data.text import read_pairs
+from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.inference.calibration import calibrate
+from tfm.inference.engine import load_engine, load_vocabulary
+from tfm.stages.generate import split_paths
+from tfm.storage.checkpoint.calibration import MIN_LINES, Calibration
 from tfm.storage.checkpoint.model_folder import (
     CONFIG,
+    ModelInfo,
     average_weights,
     load_info,
     save_checkpoint,
@@ -32,11 +39,13 @@ class AverageResult:
         model_dir: The folder of the averaged model.
         steps: Steps of the checkpoints that it averages.
         left_out: Step of a newer checkpoint, saved when the run was stopped; None if there is none.
+        calibrated_on: Number of lines that its confidence was calibrated on; None without.
     """
 
     model_dir: Path
     steps: list[int]
     left_out: int | None = None
+    calibrated_on: int | None = None
 
     @property
     def summary(self) -> str:
@@ -44,6 +53,8 @@ class AverageResult:
         plural = "s" if len(self.steps) > 1 else ""
         steps = ", ".join(f"{step:,}" for step in self.steps)
         summary = f"{self.model_dir} is the mean of step{plural} {steps}"
+        if self.calibrated_on is not None:
+            summary += f", calibrated on {self.calibrated_on:,} lines"
         if self.left_out is None:
             return summary
         return f"{summary}; step {self.left_out:,} is left out: saved at a stop, not validated"
@@ -52,12 +63,14 @@ class AverageResult:
 def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None) -> AverageResult:
     """Average the newest or the best checkpoints of a run, which may still be training.
 
-    The model is written to `out_dir`, by default "averaged" in the run folder.
+    The model is written to `out_dir`, by default "averaged" in the run folder. Calibrating it takes
+    as long as translating the validation text; until then, the folder has the model without.
 
     Raises:
         CheckpointError: The run has no checkpoints, or a damaged one; or training has diverged.
         UsageError: There are fewer checkpoints than requested, or `out_dir` holds something else
             than an average.
+        DataError: The validation text is gone, or too short to calibrate on.
     """
     is_chosen, out_dir = out_dir is not None, out_dir or run_dir / "averaged"
     if out_dir.exists():
@@ -74,6 +87,7 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         )
     newest = load_info(present[-1])
     training, newest_step = newest.run.training, newest.step
+    validation_text = _validation_text(newest, run_dir) if config.calibrate else None
     if config.best is not None:
         number, ranked = config.best, best_checkpoints(run_dir, training.best_metric)
     else:
@@ -95,12 +109,47 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
             f"the mean of {', '.join(map(str, chosen))} is not finite: training diverged; remove "
             "the bad checkpoints, or train in another --run"
         )
-    save_checkpoint(
-        out_dir,
-        # The step says how far the run was, so that an outdated average can be recognized.
-        replace(infos[-1], step=newest_step, metrics={}, averaged=tuple(steps)),
-        weights,
-        subword_files=Vocabulary.load(chosen[-1]).files(),
-    )
+    # The step says how far the run was, so that an outdated average can be recognized.
+    info = replace(infos[-1], step=newest_step, metrics={}, averaged=tuple(steps))
+    subword_files = Vocabulary.load(chosen[-1]).files()
+    save_checkpoint(out_dir, info, weights, subword_files=subword_files)
+    if validation_text is not None:
+        info = replace(info, calibration=_calibration(out_dir, info, *validation_text))
+        save_checkpoint(out_dir, info, weights, subword_files=subword_files)
     left_out = newest_step if config.best is None and present[-1] not in ranked else None
-    return AverageResult(model_dir=out_dir, steps=steps, left_out=left_out)
+    return AverageResult(
+        model_dir=out_dir,
+        steps=steps,
+        left_out=left_out,
+        calibrated_on=None if info.calibration is None else info.calibration.num_lines,
+    )
+
+
+def _validation_text(info: ModelInfo, run_dir: Path) -> tuple[list[str], list[str]]:
+    """Return the source and target lines of the validation split, without empty ones."""
+    if info.task == "parsing":
+        raise UsageError(
+            f"{run_dir} trains a parser, but confidence is the expected chrF of translations: "
+            "leave --calibrate out"
+        )
+    source, target = split_paths(info, "valid", run_dir)
+    pairs = [
+        (line.decode(), reference.decode())
+        for line, reference in read_pairs(source, target, strict=True)
+        if line.strip() and reference.strip()
+    ]
+    if len(pairs) < MIN_LINES:
+        raise DataError(
+            f"{source} has {len(pairs)} lines, but calibrating takes at least {MIN_LINES}: leave "
+            "--calibrate out, or prepare more validation text"
+        )
+    return [line for line, _ in pairs], [reference for _, reference in pairs]
+
+
+def _calibration(
+    model_dir: Path, info: ModelInfo, lines: Sequence[str], references: Sequence[str]
+) -> Calibration:
+    """Return the calibration of a model with its own search settings."""
+    config = SearchConfig.for_model(info.search, {})
+    engine = load_engine([model_dir], InferenceConfig())
+    return calibrate(engine, load_vocabulary(model_dir, info), lines, references, config)

@@ -28,6 +28,7 @@ from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
 from tfm.reporting import Progress, format_figure, say
 from tfm.search.constraints import read_phrases
 from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT
+from tfm.storage.checkpoint.calibration import Calibration
 from tfm.storage.checkpoint.model_folder import CONFIG, ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import find_model, newest_run
 from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of, write_json
@@ -74,6 +75,7 @@ class Generation:
     data_dir: str
     search: Mapping[str, Any]  # settings of SearchConfig
     task: str = "translation"  # or "parsing"
+    calibration: Calibration | None = None  # of the only model
 
 
 def plan_generation(
@@ -121,11 +123,13 @@ def plan_generation(
     elif split is None and _standard_input_has_text():
         source = Source(path=None)
     else:
-        source = _split_source(info, split or "test", folders[0])
+        split = split or "test"
+        path, reference = split_paths(info, split, folders[0])
+        source = Source(path=path, split=split, reference=reference)
     paired = prefixes or targets
-    for path in (source.path, paired):
-        if path is not None and not path.exists():
-            raise DataError(f"{path} does not exist: check its name")
+    for given in (source.path, paired):
+        if given is not None and not given.exists():
+            raise DataError(f"{given} does not exist: check its name")
     if paired is not None:
         _check_alignment(source, paired)
     plan = Generation(
@@ -136,6 +140,7 @@ def plan_generation(
         data_dir=info.data_dir,
         search=info.search,
         task=info.task,
+        calibration=info.calibration if len(folders) == 1 else None,
     )
     if output is not None:
         _check_output(plan, output)
@@ -173,7 +178,9 @@ def generate(
     opened = _open(plan, plan.prefixes, inference, num_processes, num_done=num_done)
     with opened as (engine, vocabulary, reader, bar):
         chunks = reader if output is None else _remaining(reader, output)
-        for chunk, outputs in translate_lines(engine, vocabulary, chunks, config):
+        for chunk, outputs in translate_lines(
+            engine, vocabulary, chunks, config, calibration=plan.calibration
+        ):
             proofs.update(best.proven for best, *_ in outputs)
             if plan.task == "parsing":
                 words = (_words(line, vocabulary) for line in chunk.lines)
@@ -352,7 +359,12 @@ def _standard_input_has_text() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def _split_source(info: ModelInfo, split: Split, model: Path) -> Source:
+def split_paths(info: ModelInfo, split: Split, model: Path) -> tuple[Path, Path]:
+    """Return the text and the references of a split of a model's dataset.
+
+    Raises:
+        DataError: The dataset is gone, or is now another one.
+    """
     data_dir = Path(info.data_dir)
     if not data_dir.is_dir():
         raise DataError(
@@ -368,7 +380,7 @@ def _split_source(info: ModelInfo, split: Split, model: Path) -> Source:
     path = manifest.text_path(split, manifest.source)
     if not path.is_file():
         raise DataError(f"{data_dir} has no {split} split: give text with --input or a pipe")
-    return Source(path=path, split=split, reference=manifest.reference_path(split))
+    return path, manifest.reference_path(split)
 
 
 def _record_generation(plan: Generation, runs_dir: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from tfm.config import RunConfig, SearchConfig, Task, run_config, run_table
 from tfm.config.schema import from_table
 from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.storage.checkpoint.calibration import Calibration
 from tfm.storage.checkpoint.tensor_file import read_state, write_state, write_tensors
 from tfm.storage.files import atomic_directory, read_json, sha256_of, write_json
 
@@ -54,6 +55,7 @@ class ModelInfo:
         search: Values of SearchConfig that suit its dataset better than the defaults.
         normalizes_space: Whether the white space of its training text was normalized, so that text
             to translate must be, too. Folders of older versions lack it and get prepare's default.
+        calibration: The confidence in its translations; None if it was not calibrated.
     """
 
     run: RunConfig
@@ -68,6 +70,7 @@ class ModelInfo:
     task: Task = "translation"
     search: Mapping[str, Any] = field(default_factory=dict)
     normalizes_space: bool = True
+    calibration: Calibration | None = None
 
     def quality(self, metric: Metric) -> float | None:
         """Return its validation score or negated loss; None if it was not measured."""
