@@ -142,7 +142,7 @@ def print_translations(
     """
     for index, (line, found) in enumerate(translations, start=first_line):
         if as_json:
-            # `proven` is None unless the search is exact.
+            # `proven` and `utility` are None unless they were requested.
             fields = [{k: v for k, v in asdict(each).items() if v is not None} for each in found]
             record = {"source": line, "translations": fields}
             print(json.dumps(record, ensure_ascii=False), flush=True)  # noqa: T201

@@ -142,7 +142,7 @@ def generate(
             print_scored_targets(scored, as_json=json, per_token=per_token)
         return
     say(f"generate: {names} translate{ending} {text}")
-    form = "json" if json else "text" if config.n_best == 1 else "numbered text"
+    form = "json" if json else "text" if config.num_outputs == 1 else "numbered text"
     fingerprint = output_settings(plan, config, inference, form=form)
     with continued_output(output, fingerprint) as partial:
         translations = run_stage(
@@ -155,9 +155,9 @@ def generate(
         )
         first_line = 1 if partial is None else partial.num_lines + 1
         print_translations(
-            translations, as_json=json, number=config.n_best > 1, first_line=first_line
+            translations, as_json=json, number=config.num_outputs > 1, first_line=first_line
         )
-    if output is not None and plan.source.reference is not None and config.n_best == 1:
+    if output is not None and plan.source.reference is not None and config.num_outputs == 1:
         say(f"next: {tfm_command('score', '--hypotheses', output)}")
 
 

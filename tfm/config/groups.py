@@ -223,6 +223,7 @@ class SearchConfig(Settings, section="search"):
         "top_p": ("sample",),
         "seed": ("sample",),
         "node_limit": ("exact",),
+        "mbr": ("beam", "sample"),
     }
     # The settings with an effect on forced decoding.
     _FORCED_DECODING: ClassVar[tuple[str, ...]] = (
@@ -272,6 +273,10 @@ class SearchConfig(Settings, section="search"):
     n_best: int = setting(
         1, "Number of translations per sentence, best first.", ge=1, le=1024, common=True
     )
+    mbr: Literal["chrf", "bleu"] | None = setting(
+        None,
+        "Minimum Bayes risk: of n_best candidates, choose the most similar to all by chrF or BLEU.",
+    )
     num_groups: int = setting(
         1, "Diverse beam search: number of groups that the beam is divided into.", ge=1, le=1024
     )
@@ -310,6 +315,11 @@ class SearchConfig(Settings, section="search"):
         le=_MAX_COUNT,
     )
 
+    @property
+    def num_outputs(self) -> int:
+        """The number of translations per sentence that a search returns."""
+        return 1 if self.mbr is not None else self.n_best
+
     @classmethod
     def for_model(cls, defaults: Table, given: Table) -> "SearchConfig":
         """Merge the user's settings over a model's own, both by name.
@@ -346,6 +356,8 @@ class SearchConfig(Settings, section="search"):
             yield f"n_best is {self.n_best}, but must be at most the beam size {self.beam_size}"
         if self.num_groups > 0 and self.beam_size % self.num_groups:
             yield f"num_groups is {self.num_groups}, but must divide the beam size {self.beam_size}"
+        if self.mbr is not None and self.n_best == 1:
+            yield f"mbr {self.mbr} needs several candidates: set n_best, such as --n-best 50"
         if self.num_groups == 1 and "diversity_strength" in changed:
             yield "diversity_strength has no effect on a single group: set num_groups, too"
 

@@ -32,6 +32,7 @@ class Translation:
         proven: Whether exact search proved that no text scores better; None for other searches.
         confidence: Expected chrF, from 0 to 1, of a calibrated model; otherwise, and for samples
             and ensembles, None.
+        utility: Mean chrF or BLEU to all candidates, if it was chosen by that (`mbr`).
     """
 
     text: str
@@ -39,6 +40,7 @@ class Translation:
     log_prob: float
     proven: bool | None = None
     confidence: float | None = None
+    utility: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def translate_lines(
     none.
 
     Yields:
-        Each chunk, in order, and for each of its lines the `n_best` translations, best first.
+        Each chunk, in order, and for each of its lines the `n_best` translations, best first, or
+        the one that `mbr` chooses among them.
     """
     encoder = SentenceEncoder(vocabulary, engine.limits, config)
     batched = ((chunk, encoder.to_search(chunk)) for chunk in chunks)
@@ -96,7 +99,13 @@ def translate_lines(
     if config.search == "sample":
         calibration = None
     for chunk, batches, outputs in _compute(search, batched, engine.limits):
-        yield chunk, decode(chunk, batches, outputs, vocabulary, calibration)
+        found = decode(chunk, batches, outputs, vocabulary, calibration)
+        if config.mbr is not None:
+            from tfm.inference.mbr import most_useful  # here, because it loads sacreBLEU
+
+            are_samples = config.search == "sample"
+            found = [[most_useful(each, config.mbr, are_samples=are_samples)] for each in found]
+        yield chunk, found
 
 
 def score_lines(

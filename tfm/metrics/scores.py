@@ -6,7 +6,6 @@ from typing import get_args
 from tfm.config import ScoreConfig
 from tfm.errors import DataError, UsageError
 from tfm.metrics.metric import Comparison, MetricName, MetricScore
-from tfm.metrics.sacre import sacrebleu_score
 
 
 def corpus_scores(
@@ -38,6 +37,9 @@ def corpus_scores(
     def score(name: MetricName) -> MetricScore:
         match name:
             case "bleu" | "chrf" | "ter":
+                # Imported late: tfm generate imports this module, but needs no sacreBLEU.
+                from tfm.metrics.sacre import sacrebleu_score
+
                 return sacrebleu_score(name, hypotheses, references, config, baseline=baseline)
             case "exact":
                 return _exact_score(hypotheses, references, config, baseline=baseline)

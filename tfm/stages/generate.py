@@ -170,7 +170,10 @@ def generate(
 
     Raises:
         DataError: The text does not begin with the lines that an earlier call has translated.
+        UsageError: Minimum Bayes risk decoding of a parser.
     """
+    if plan.task == "parsing" and config.mbr is not None:
+        raise UsageError(f"mbr compares texts, but {plan.models[0]} writes trees: leave it out")
     _record_generation(plan, runs_dir)
     proofs: Counter[bool | None] = Counter()
     repairs = Repairs()

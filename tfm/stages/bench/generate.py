@@ -94,6 +94,8 @@ def bench_generate(
     text = generation.source.path
     if text is None:
         raise UsageError("standard input cannot be read twice: give the text with --input")
+    if config.mbr is not None:
+        raise UsageError("the time of a search does not include --mbr: leave it out")
     with tempfile.TemporaryDirectory(prefix="tfm-bench-") as scratch:
         repeated, content = Path(scratch) / "repeated", text.read_bytes()
         with repeated.open("wb") as file:

@@ -1,0 +1,99 @@
+"""Minimum Bayes risk decoding."""
+
+import pytest
+
+from tfm.config import SearchConfig, settings_from
+from tfm.errors import UsageError
+from tfm.inference.lines import Translation
+from tfm.inference.mbr import most_useful
+from tfm.inference.translator import Translator
+from tfm.metrics.utility import pairwise_utilities
+
+LINES = ["I am buying a red hat", "", "seven", "on Monday"]
+
+
+def translations(*texts, log_probs=None):
+    log_probs = log_probs or [-1.0] * len(texts)
+    return [Translation(t, score=p, log_prob=p) for t, p in zip(texts, log_probs, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def translator(trained_run):
+    return Translator.load(trained_run, device="cpu")
+
+
+def test_the_candidate_that_is_most_similar_to_all_is_chosen():
+    texts = ["ganz anderes", "ein roter Hut", "ein roter Mantel", "ein rotes Hemd"]
+    utilities = pairwise_utilities(texts, "chrf")
+    chosen = most_useful(translations(*texts), "chrf", are_samples=True)
+    assert chosen.text == texts[int(utilities.mean(axis=1).argmax())] != texts[0]
+    assert chosen.utility == pytest.approx(utilities.mean(axis=1).max())
+
+
+def test_equal_samples_count_as_often_as_they_were_drawn():
+    one, other = "ein roter Hut", "ein blauer Mantel"
+    assert most_useful(translations(one, other, other), "chrf", are_samples=True).text == other
+    assert most_useful(translations(other, one, one), "chrf", are_samples=True).text == one
+
+
+def test_translations_of_a_beam_count_by_their_probabilities():
+    texts, log_probs = ("ein roter Hut", "zwei Uhr", "zwei Uhr."), [-0.1, -5.0, -6.0]
+    found = translations(*texts, log_probs=log_probs)
+    assert most_useful(found, "chrf", are_samples=False).text == texts[0]
+    assert most_useful(found, "chrf", are_samples=True).text != texts[0]
+
+
+def test_improbable_candidates_do_not_underflow():
+    found = translations("ein Hut", "ein Mantel", log_probs=[-2_000.0, -2_001.0])
+    assert most_useful(found, "chrf", are_samples=False).text == "ein Hut"
+
+
+def test_of_equally_useful_candidates_the_first_is_chosen():
+    assert most_useful(translations("ab", "xy"), "chrf", are_samples=True).text == "ab"
+    assert most_useful(translations("xy", "ab"), "chrf", are_samples=True).text == "xy"
+    assert most_useful(translations("", ""), "bleu", are_samples=True).utility == 100
+
+
+@pytest.mark.parametrize("utility", ["chrf", "bleu"])
+@pytest.mark.parametrize("search", [{"search": "sample"}, {"beam": 6}])
+def test_a_search_returns_one_of_its_candidates(translator, utility, search):
+    settings = {**search, "n_best": 6, "max_extra_length": 5}
+    candidates = translator.search(LINES, **settings)
+    chosen = translator.search(LINES, **settings, mbr=utility)
+    for found, [best] in zip(candidates, chosen, strict=True):
+        assert best.text in [each.text for each in found]
+        assert 0 <= best.utility <= 100
+    assert translator.translate(LINES, **settings, mbr=utility) == [b.text for [b] in chosen]
+
+
+def test_an_ensemble_is_searched_as_one_model(trained_run):
+    ensemble = Translator.load(trained_run, trained_run, device="cpu")
+    settings = {"search": "sample", "n_best": 5, "mbr": "chrf", "max_extra_length": 5}
+    single = Translator.load(trained_run, device="cpu")
+    assert ensemble.translate(LINES, **settings) == single.translate(LINES, **settings)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"mbr": "chrf"}, "mbr chrf needs several candidates: set n_best"),
+        ({"mbr": "ter", "n_best": 4}, "mbr"),
+        ({"mbr": "chrf", "n_best": 2, "search": "exact"}, "no effect on search exact"),
+    ],
+)
+def test_settings_without_effect_are_refused(table, message):
+    with pytest.raises(UsageError, match=message):
+        settings_from(SearchConfig, table)
+
+
+def test_scores_of_given_targets_take_no_utility():
+    with pytest.raises(UsageError, match="no effect on the scores of given targets: mbr"):
+        SearchConfig.for_targets({}, {"mbr": "chrf"})
+
+
+def test_a_benchmark_of_the_search_refuses_it(run, trained_run, elsewhere):
+    (elsewhere / "in.en").write_text("seven\n", encoding="utf-8")
+    flags = ("--input", "in.en", "--mbr", "chrf", "--n-best", "2")
+    code, _, err = run("bench", "generate", trained_run, *flags)
+    assert code == 2
+    assert "does not include --mbr" in err
