@@ -18,6 +18,7 @@ from tfm.storage.partial_output import PartialOutput
 
 if TYPE_CHECKING:
     from tfm.data.corpus.recipe import Recipe
+    from tfm.inference.alignment import Alignment
     from tfm.inference.lines import ScoredTarget, Translation
     from tfm.metrics.metric import Comparison
     from tfm.stages.forecast import Forecast
@@ -138,18 +139,26 @@ def print_translations(
 ) -> None:
     """Print the translations of each line, best first, as soon as they are found.
 
-    In plain text, `number` prepends line number and score to each translation, separated by tabs.
+    In plain text, `number` prepends line number and score to each translation, and a word alignment
+    follows it, separated by tabs.
     """
     for index, (line, found) in enumerate(translations, start=first_line):
         if as_json:
-            # `proven` and `utility` are None unless they were requested.
+            # `proven`, `utility` and `alignment` are None unless they were requested.
             fields = [{k: v for k, v in asdict(each).items() if v is not None} for each in found]
             record = {"source": line, "translations": fields}
             print(json.dumps(record, ensure_ascii=False), flush=True)  # noqa: T201
             continue
         for each in found:
             text = f"{index}\t{each.score:.4f}\t{each.text}" if number else each.text
-            print(text, flush=True)  # noqa: T201
+            print(text + _column(each.alignment), flush=True)  # noqa: T201
+
+
+def _column(alignment: "Alignment | None") -> str:
+    """Return a last column with a word alignment in Pharaoh's format; nothing without one."""
+    if alignment is None:
+        return ""
+    return "\t" + " ".join(f"{source}-{target}" for source, target in alignment)
 
 
 def print_scored_targets(
@@ -159,7 +168,7 @@ def print_scored_targets(
 
     In plain text, a line for each target has score, log probability, number of tokens and text;
     with `per_token`, a line for each token has line number, log probability and piece. Tabs
-    separate them.
+    separate them, and a word alignment from the text.
     """
     for index, (line, target) in enumerate(scored, start=1):
         tokens = list(zip(target.pieces, target.piece_log_probs, strict=True))
@@ -171,13 +180,16 @@ def print_scored_targets(
                 "log_prob": target.log_prob,
                 "tokens": [{"piece": piece, "log_prob": value} for piece, value in tokens],
             }
+            if target.alignment is not None:
+                record["alignment"] = target.alignment
             print(json.dumps(record, ensure_ascii=False), flush=True)  # noqa: T201
         elif per_token:
             for piece, value in tokens:
                 print(f"{index}\t{value:.4f}\t{piece}", flush=True)  # noqa: T201
         else:
             figures = f"{target.score:.4f}\t{target.log_prob:.4f}\t{len(tokens)}"
-            print(f"{figures}\t{target.text}", flush=True)  # noqa: T201
+            text = f"{figures}\t{target.text}{_column(target.alignment)}"
+            print(text, flush=True)  # noqa: T201
 
 
 def print_scores(result: "ScoreResult", *, as_json: bool) -> None:

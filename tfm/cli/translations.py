@@ -82,6 +82,19 @@ def generate(
         hidden=True,
         help="With --score-target: print a line per token: line number, log probability, piece.",
     ),
+    align: bool = typer.Option(
+        False,
+        "--align",
+        hidden=True,
+        help="Add the word alignment of each translation, such as 0-0 1-2, in a last column.",
+    ),
+    align_reverse: Path | None = typer.Option(
+        None,
+        callback=existing_folder,
+        hidden=True,
+        metavar="MODEL",
+        help="With --align: a model of the reverse direction, to combine both alignments.",
+    ),
     json: bool = typer.Option(False, "--json", help="Print one JSON object per line, with scores."),
     *,
     overrides: Overrides,
@@ -113,7 +126,9 @@ def generate(
 
     if output == STANDARD_STREAM:
         output = None
-    _check_per_token(per_token, is_forced=score_target is not None, json=json)
+    _check_per_token(per_token, is_forced=score_target is not None, json=json, align=align)
+    if align_reverse is not None and not align:
+        raise UsageError("--align-reverse has no effect without --align")
     inference = settings_from(InferenceConfig, overrides.get("inference", {}))
     layout = Layout.from_flags(gpus=gpus, processes=processes, device=inference.device)
     inference = replace(inference, device=layout.device or inference.device)
@@ -125,6 +140,8 @@ def generate(
         runs_dir=RUNS_ROOT,
         prefixes=prefix,
         targets=score_target,
+        align=align,
+        align_reverse=align_reverse,
         output=output,
     )
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
@@ -161,12 +178,14 @@ def generate(
         say(f"next: {tfm_command('score', '--hypotheses', output)}")
 
 
-def _check_per_token(per_token: bool, *, is_forced: bool, json: bool) -> None:
+def _check_per_token(per_token: bool, *, is_forced: bool, json: bool, align: bool) -> None:
     """Refuse --per-token where it has no effect."""
     if per_token and not is_forced:
         raise UsageError("--per-token has no effect without --score-target")
     if per_token and json:
         raise UsageError("--json prints every token anyway: leave --per-token out")
+    if per_token and align:
+        raise UsageError("--align adds a column for each target, --per-token lines: give one")
 
 
 class _ScoreCommand(Command):

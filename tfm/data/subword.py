@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,14 @@ class SubwordModel:
     def surface(self, text: str) -> bytes:
         """Return a text as the tokens spell it, in UTF-8."""
         return _escape(text).encode()
+
+    def word_numbers(self, token_ids: Iterable[int]) -> list[int]:
+        """Return to which word, counted from 0, each piece of a text belongs.
+
+        The text has single spaces between words, and none at its ends.
+        """
+        starts = (piece.startswith(_SPACE_MARK) for piece in self.pieces(token_ids))
+        return [number - 1 for number in accumulate(starts)]
 
     def vocab_text(self) -> str:
         """Return one line per piece, with its score, like a .vocab file of SentencePiece."""

@@ -33,6 +33,7 @@ class Translation:
         confidence: Expected chrF, from 0 to 1, of a calibrated model; otherwise, and for samples
             and ensembles, None.
         utility: Mean chrF or BLEU to all candidates, if it was chosen by that (`mbr`).
+        alignment: Links of source and target words, counted from 0, if they were requested.
     """
 
     text: str
@@ -41,6 +42,7 @@ class Translation:
     proven: bool | None = None
     confidence: float | None = None
     utility: float | None = None
+    alignment: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class ScoredTarget:
         log_prob: Log probability in nats, EOS included.
         pieces: The subword pieces of the text, and EOS.
         piece_log_probs: Log probability of each piece given the previous ones, in nats.
+        alignment: Links of source and target words, counted from 0, if they were requested.
     """
 
     text: str
@@ -60,6 +63,7 @@ class ScoredTarget:
     log_prob: float
     pieces: tuple[str, ...]
     piece_log_probs: tuple[float, ...]
+    alignment: tuple[tuple[int, int], ...] | None = None
 
 
 class LineEngine(Protocol):

@@ -49,6 +49,18 @@ def record_attention(
     )
 
 
+def cross_attention(model: Model, source: Tensor, lengths: Tensor, target_input: Tensor) -> Tensor:
+    """Return only the cross-attention [L, B, h, T, S] of `record_attention`."""
+    if isinstance(model, Recurrent):
+        return record_attention(model, source, lengths, target_input).cross
+    model = evaluation_copy(model)
+    layers = cast("Sequence[DecoderLayer]", model.decoder)
+    recorded = _record([layer.cross_attention for layer in layers])
+    with torch.no_grad():
+        model(source, lengths, target_input)
+    return torch.stack(recorded)
+
+
 def _record(modules: Sequence[MultiHeadAttention]) -> list[Tensor]:
     """Replace the heads of modules; return a list to which each of them appends its weights."""
     recorded: list[Tensor] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -35,6 +35,11 @@ from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of, write_json
 from tfm.storage.partial_output import PartialOutput
 from tfm.storage.paths import existing_file
 from tfm.training.loss import perplexity
+
+if TYPE_CHECKING:
+    from tfm.inference.alignment import Aligner
+
+Aligned = TypeVar("Aligned", Translation, ScoredTarget)
 
 STANDARD_INPUT = Path("-")
 _DIGITS = 16  # of a checksum that is shown
@@ -76,6 +81,7 @@ class Generation:
     search: Mapping[str, Any]  # settings of SearchConfig
     task: str = "translation"  # or "parsing"
     calibration: Calibration | None = None  # of the only model
+    aligners: Sequence[Path] = ()  # the model to align words with, and one for the reverse
 
 
 def plan_generation(
@@ -86,6 +92,8 @@ def plan_generation(
     runs_dir: Path,
     prefixes: Path | None = None,
     targets: Path | None = None,
+    align: bool = False,
+    align_reverse: Path | None = None,
     output: Path | None = None,
 ) -> Generation:
     """Check models and text, with the newest run and standard input or test set as defaults.
@@ -97,12 +105,15 @@ def plan_generation(
         runs_dir: The folder of all runs.
         prefixes: File with the beginning of each translation.
         targets: File with a translation per line to score instead of searching.
+        align: Whether to align the words of each line and its translations.
+        align_reverse: Model or run folder for the opposite direction, to align with both.
         output: File to write; None for standard output.
 
     Raises:
         UsageError: Both text and split are given, or both prefixes and targets; standard input
-            would be read, but is closed; or the output would overwrite a file that is read, or one
-            of a dataset, model or run.
+            would be read, but is closed; there are no words to align, or the reverse model has
+            other languages; or the output would overwrite a file that is read, or one of a dataset,
+            model or run.
         CheckpointError: There is no such model.
         DataError: A file does not exist, or differs from the text in its number of lines; or the
             dataset of the model now has other languages.
@@ -137,6 +148,7 @@ def plan_generation(
         source=source,
         prefixes=prefixes,
         targets=targets,
+        aligners=_aligners(folders[0], info, align_reverse) if align else [],
         data_dir=info.data_dir,
         search=info.search,
         task=info.task,
@@ -180,6 +192,7 @@ def generate(
     num_done = 0 if output is None else output.num_lines
     opened = _open(plan, plan.prefixes, inference, num_processes, num_done=num_done)
     with opened as (engine, vocabulary, reader, bar):
+        aligner = _load_aligner(plan, inference)
         chunks = reader if output is None else _remaining(reader, output)
         for chunk, outputs in translate_lines(
             engine, vocabulary, chunks, config, calibration=plan.calibration
@@ -191,6 +204,8 @@ def generate(
                     [_restore_tree(output, each, repairs) for output in n_best]
                     for each, n_best in zip(words, outputs, strict=True)
                 ]
+            if aligner is not None:
+                outputs = list(_with_alignments(aligner, chunk.lines, outputs))
             yield from zip(chunk.lines, outputs, strict=True)
             if output is not None:  # the caller has written them
                 output.commit(*chunk.columns)
@@ -232,10 +247,14 @@ def output_settings(
     """
     arithmetic = settings_to(inference)
     arithmetic.pop("threads", None)
-    digests = [sha256_of(folder / CONFIG)[:_DIGITS] for folder in plan.models]
+    models, aligners = (
+        " ".join(sha256_of(folder / CONFIG)[:_DIGITS] for folder in folders)
+        for folders in (plan.models, plan.aligners)
+    )
     return {
         "version": __version__,
-        "models": " ".join(digests),  # config.json has the checksums of the other files
+        "models": models,  # config.json has the checksums of the other files
+        "aligners": aligners,
         "form": form,
         "prefixes": plan.prefixes is not None,
         **settings_to(config),
@@ -289,7 +308,11 @@ def score_targets(
     log_prob = 0.0
     opened = _open(plan, plan.targets, inference, num_processes)
     with opened as (engine, vocabulary, reader, bar):
+        aligner = _load_aligner(plan, inference)
         for chunk, targets in score_lines(engine, vocabulary, reader, config):
+            if aligner is not None:
+                found = _with_alignments(aligner, chunk.lines, [[target] for target in targets])
+                targets = [target for [target] in found]
             for line, scored in zip(chunk.lines, targets, strict=True):
                 num_lines += 1
                 num_pieces += len(scored.pieces)
@@ -355,6 +378,46 @@ def _start_engine(
     if (reader.num_waiting() if num_lines is None else num_lines) < MIN_LINES_TO_FORK:
         return engine
     return Workers(engine, inference=inference, num_workers=num_threads)
+
+
+def _aligners(model: Path, info: ModelInfo, reverse: Path | None) -> list[Path]:
+    """Return the model to align with, and the reverse model if there is one, after checks."""
+    if info.task == "parsing":
+        raise UsageError(
+            f"{model} is a parser, and a tree has no words to align: leave out --align"
+        )
+    if reverse is None:
+        return [model]
+    folder = find_model(reverse)
+    other = load_info(folder)
+    if (other.task, other.source, other.target) != ("translation", info.target, info.source):
+        raise UsageError(
+            f"{folder} is for {other.task} from {other.source} to {other.target}, but "
+            f"--align-reverse needs a model from {info.target} to {info.source}"
+        )
+    return [model, folder]
+
+
+def _load_aligner(plan: Generation, inference: InferenceConfig) -> "Aligner | None":
+    """Load the models to align with; None without."""
+    if not plan.aligners:
+        return None
+    from tfm.inference.alignment_heads import load_aligner
+
+    aligner, *reverse = [load_aligner(folder, inference.device) for folder in plan.aligners]
+    return replace(aligner, reverse=reverse[0]) if reverse else aligner
+
+
+def _with_alignments(
+    aligner: "Aligner", lines: Sequence[str], outputs: Sequence[list[Aligned]]
+) -> Iterator[list[Aligned]]:
+    """Yield the outputs of each line with their word alignments."""
+    pairs = [
+        (line, each.text) for line, found in zip(lines, outputs, strict=True) for each in found
+    ]
+    alignments = iter(aligner.align(*zip(*pairs, strict=True)))
+    for found in outputs:
+        yield [replace(each, alignment=next(alignments)) for each in found]
 
 
 def _standard_input_has_text() -> bool:

@@ -1,0 +1,208 @@
+"""Word alignments from attention, and the choice of heads."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tfm.config import RecurrentConfig
+from tfm.data.subword import BOS, EOS
+from tfm.inference import alignment, alignment_heads
+from tfm.inference.alignment import Side, grow_diagonal
+from tfm.inference.alignment_heads import choose_heads, load_aligner, predictability
+from tfm.model.build import new_model
+from tfm.model.weights import cross_attention, record_attention
+from tfm.storage.checkpoint.run_folder import find_model
+
+SOURCES = ["I am buying a red hat", "", "seven", "on Monday the third of May", "seven"]
+TARGETS = ["ich kaufe einen roten Hut", "nichts", "", "am Montag, dem dritten Mai", "sieben"]
+
+
+@pytest.fixture
+def aligner(trained_run):
+    return load_aligner(find_model(trained_run), "cpu")
+
+
+def test_links_are_the_greatest_weights_of_the_chosen_heads(aligner):
+    [found] = replace(aligner, heads=[1]).align(SOURCES[:1], TARGETS[:1])
+    vocabulary = aligner.vocabulary
+    [source], [target] = (
+        model.encode(texts[:1])
+        for model, texts in ((vocabulary.source, SOURCES), (vocabulary.target, TARGETS))
+    )
+    weights = cross_attention(
+        aligner.model,
+        torch.tensor([[*source, EOS]]),
+        torch.tensor([len(source) + 1]),
+        torch.tensor([[BOS, *target]]),
+    )[0, 0, 1]
+    expected = set()
+    for row in range(len(target)):
+        at = int(weights[row].argmax())
+        if at < len(source):
+            pieces = vocabulary.source.pieces(source[: at + 1])
+            target_pieces = vocabulary.target.pieces(target[: row + 1])
+            word, target_word = (
+                sum(piece.startswith("▁") for piece in each) - 1 for each in (pieces, target_pieces)
+            )
+            expected.add((word, target_word))
+    assert set(found) == expected
+
+
+def test_cross_attention_is_that_of_all_recorded_attention(aligner):
+    source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7]])
+    arguments = (aligner.model, source, torch.tensor([3]), target)
+    assert torch.equal(cross_attention(*arguments), record_attention(*arguments).cross)
+
+
+def test_recurrent_models_align_too(aligner):
+    sizes = len(aligner.vocabulary.source), len(aligner.vocabulary.target)
+    config = RecurrentConfig(d_model=8, num_encoder_layers=1, num_decoder_layers=1)
+    model = new_model(config, source_vocab_size=sizes[0], target_vocab_size=sizes[1])
+    found = replace(aligner, model=model.eval(), heads=[0]).align(SOURCES, TARGETS)
+    assert len(found) == len(SOURCES)
+    assert {target for _, target in found[0]} <= {0, 1, 2, 3, 4}
+
+
+def test_alignments_do_not_depend_on_the_batch(aligner, monkeypatch):
+    expected = [aligner.align([s], [t])[0] for s, t in zip(SOURCES, TARGETS, strict=True)]
+    assert aligner.align(SOURCES, TARGETS) == expected
+    assert aligner.align(SOURCES[::-1], TARGETS[::-1]) == expected[::-1]
+    monkeypatch.setattr(alignment, "_BATCH_POSITIONS", 1)
+    assert aligner.align(SOURCES, TARGETS) == expected
+    assert expected[1:3] == [(), ()]  # an empty side
+
+
+def test_words_are_those_that_white_space_separates_in_the_text(aligner):
+    spaced, invisible = "on \t Monday  ", "on \N{ZERO WIDTH SPACE} Mon\N{SOFT HYPHEN}day"
+    [(plain, _), (other, _), (extra, _)] = aligner.encode(
+        ["on Monday", spaced, invisible], ["am", "am", "am"]
+    )
+    assert plain == other
+    assert extra.ids == plain.ids
+    assert [*dict.fromkeys(plain.words)] == [0, 1]
+    assert [*dict.fromkeys(extra.words)] == [0, 2]  # the second word is invisible
+
+
+def test_words_after_the_longest_text_have_no_links(aligner, monkeypatch):
+    monkeypatch.setattr(alignment, "_MAX_PIECES", 3)
+    [found] = aligner.align(SOURCES[:1], TARGETS[:1])
+    [(source, target)] = aligner.encode(SOURCES[:1], TARGETS[:1])
+    assert len(source.ids) == len(target.ids) == 3
+    assert {s for s, _ in found} <= set(source.words)
+    assert {t for _, t in found} <= set(target.words)
+
+
+def test_growing_adds_neighbors_that_align_new_words():
+    one = {(0, 0), (1, 1), (2, 1), (5, 3)}
+    other = {(0, 0), (1, 1), (1, 2), (4, 0)}
+    # (2, 1) and (1, 2) are next to (1, 1); (5, 3) and (4, 0) are next to no link.
+    assert grow_diagonal(one, other) == {(0, 0), (1, 1), (2, 1), (1, 2)}
+    assert grow_diagonal(other, one) == grow_diagonal(one, other)
+    assert grow_diagonal({(0, 1)}, {(1, 0)}) == set()
+
+
+def test_growing_leaves_out_links_of_words_that_are_aligned():
+    both = {(0, 0), (1, 1)}
+    assert grow_diagonal({*both, (0, 1)}, {*both, (1, 0)}) == both
+
+
+def test_two_directions_agree_more_than_one(aligner):
+    swapped = replace(aligner, heads=[0])
+    combined = replace(aligner, reverse=swapped).align(SOURCES, TARGETS)
+    forward = aligner.links(SOURCES, TARGETS)
+    backward = [{(s, t) for t, s in links} for links in swapped.links(TARGETS, SOURCES)]
+    for links, one, other in zip(combined, forward, backward, strict=True):
+        assert one & other <= set(links) <= one | other
+
+
+def test_links_to_the_same_pieces_in_both_halves_predict_best():
+    random = np.random.default_rng(1)
+    sources = random.integers(4, 24, size=2_000)
+    half = np.arange(2_000) % 2
+    translated = (sources * 7) % 50
+    exact = predictability(sources, translated, half)
+    shuffled = predictability(random.permutation(sources), translated, half)
+    assert shuffled < np.log(1 / 20) < -0.2 < exact < 0
+
+
+class PlantedHeads:
+    """Attention of which head 2 links each target piece to its source piece, in reverse order."""
+
+    def attention(self, pairs):
+        for index, (source, target) in enumerate(pairs):
+            generator = torch.Generator().manual_seed(index)
+            weights = torch.rand(4, len(target.ids), len(source.ids) + 1, generator=generator)
+            weights[2] = 0.0
+            for row in range(len(target.ids)):
+                weights[2, row, len(source.ids) - 1 - row] = 4.0
+            yield index, weights.softmax(dim=-1)
+
+
+def test_the_head_that_aligns_is_chosen():
+    random = np.random.default_rng(2)
+    texts = [random.integers(4, 40, size=6).tolist() for _ in range(60)]
+    pairs = [(Side(ids, [*range(6)]), Side([i + 100 for i in ids[::-1]], [])) for ids in texts]
+    assert 2 in choose_heads(PlantedHeads(), pairs)
+    assert choose_heads(PlantedHeads(), pairs) == choose_heads(PlantedHeads(), pairs)
+
+
+def test_without_validation_text_the_last_layer_but_one_is_used(make_model, monkeypatch, capsys):
+    monkeypatch.setattr(alignment_heads, "_validation_text", lambda info: ([], []))
+    assert load_aligner(make_model(), "cpu").heads == [0, 1]  # of two layers of two heads
+    assert "1.1, 1.2 (layer.head), the default" in capsys.readouterr().err
+
+
+def test_a_column_or_field_has_the_alignment(run, trained_run, elsewhere):
+    (elsewhere / "in.en").write_text("I am buying a red hat\n\nseven\n", encoding="utf-8")
+    command = ("generate", trained_run, "--input", "in.en", "--device", "cpu")
+    _, plain, _ = run(*command)
+    code, aligned, _ = run(*command, "--align")
+    assert code == 0
+    columns = [line.split("\t") for line in aligned.split("\n")[:-1]]
+    assert [text for text, _ in columns] == plain.split("\n")[:-1]
+    assert columns[1] == ["", ""]
+    _, listed, _ = run(*command, "--align", "--json")
+    records = [json.loads(line)["translations"][0] for line in listed.splitlines()]
+    for (_, column), record in zip(columns, records, strict=True):
+        assert column == " ".join(f"{s}-{t}" for s, t in record["alignment"])
+    _, unaligned, _ = run(*command, "--json")
+    assert "alignment" not in unaligned
+
+
+def test_given_targets_are_aligned(run, trained_run, elsewhere):
+    (elsewhere / "in.en").write_text("\n".join(SOURCES) + "\n", encoding="utf-8")
+    (elsewhere / "in.de").write_text("\n".join(TARGETS) + "\n", encoding="utf-8")
+    command = ("generate", trained_run, "--input", "in.en", "--score-target", "in.de")
+    code, out, _ = run(*command, "--device", "cpu", "--align")
+    assert code == 0
+    expected = load_aligner(find_model(trained_run), "cpu").align(SOURCES, TARGETS)
+    found = [line.split("\t")[-1] for line in out.split("\n")[:-1]]
+    assert found == [" ".join(f"{s}-{t}" for s, t in links) for links in expected]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--align-reverse", "MODEL"], "--align-reverse has no effect without --align"),
+        (["--align", "--align-reverse", "MODEL"], "needs a model from de to en"),
+        (["--align", "--score-target", "in.en", "--per-token"], "give one"),
+    ],
+)
+def test_flags_without_effect_are_refused(run, trained_run, elsewhere, flags, message):
+    (elsewhere / "in.en").write_text("seven\n", encoding="utf-8")
+    flags = [str(trained_run) if flag == "MODEL" else flag for flag in flags]
+    code, out, err = run("generate", trained_run, "--input", "in.en", *flags)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [["--align"], ["--mbr", "chrf", "--n-best", "2"]])
+def test_parsers_have_no_texts_to_compare_or_align(run, make_model, elsewhere, flags):
+    (elsewhere / "in.en").write_text("seven\n", encoding="utf-8")
+    code, out, err = run("generate", make_model(task="parsing"), "--input", "in.en", *flags)
+    assert (code, out) == (2, "")
+    assert "pars" in err or "trees" in err

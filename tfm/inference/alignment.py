@@ -1,0 +1,150 @@
+"""Word alignments of sentence pairs, from the cross-attention of translation models."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from tfm.data.subword import BOS, EOS, PAD, SubwordModel, Vocabulary
+from tfm.device.compute import Compute
+from tfm.model.build import Model
+from tfm.model.weights import cross_attention
+from tfm.search.scoring import check_finite
+
+# Links of a sentence pair, sorted: (source word, target word), counted from 0.
+Alignment = tuple[tuple[int, int], ...]
+
+_MAX_PIECES = 1024  # per side; later words have no links
+_BATCH_POSITIONS = 1 << 18  # pairs of source and target positions in a batch, padding included
+
+
+class Side(NamedTuple):
+    """One sentence of a pair."""
+
+    ids: list[int]  # its pieces, without EOS
+    words: list[int]  # the number of the word to which each piece belongs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aligner:
+    """Aligns sentence pairs by the attention of one model, or of two for opposite directions.
+
+    Attributes:
+        model: The model, which reads the source and predicts the target.
+        vocabulary: Its vocabulary.
+        compute: Where to compute.
+        heads: The attention heads whose weights are averaged, as numbers among those of all layers
+            in order.
+        reverse: An aligner by a model from target to source.
+    """
+
+    model: Model
+    vocabulary: Vocabulary
+    compute: Compute
+    heads: Sequence[int]
+    reverse: "Aligner | None" = None
+
+    def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Alignment]:
+        """Align the words of sentence pairs, split at white space.
+
+        Each target piece is linked to the source piece, or to none if it is EOS, with the greatest
+        weight when the model predicts it. Two words are aligned if any of their pieces are linked.
+        With a reverse aligner, its links and these are combined by `grow_diagonal`.
+
+        Raises:
+            CheckpointError: The weights are not finite: the model has diverged.
+        """
+        found = self.links(sources, targets)
+        if self.reverse is None:
+            return [tuple(sorted(links)) for links in found]
+        swapped = self.reverse.links(targets, sources)
+        opposite = [{(source, target) for target, source in links} for links in swapped]
+        return [tuple(sorted(grow_diagonal(*each))) for each in zip(found, opposite, strict=True)]
+
+    def links(self, sources: Sequence[str], targets: Sequence[str]) -> list[set[tuple[int, int]]]:
+        """Return the links of `align` by this model alone."""
+        pairs = self.encode(sources, targets)
+        found: list[set[tuple[int, int]]] = [set() for _ in pairs]
+        for index, weights in self.attention(pairs):
+            source, target = pairs[index]
+            linked = weights[self.heads].mean(dim=0).argmax(dim=-1).tolist()
+            found[index] = {
+                (source.words[at], word)
+                for at, word in zip(linked, target.words, strict=True)
+                if at < len(source.words)
+            }
+        return found
+
+    def encode(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[Side, Side]]:
+        """Return the pieces of sentence pairs and the words that they belong to."""
+        limit = min(_MAX_PIECES, (self.model.max_positions or _MAX_PIECES + 1) - 1)
+        source_sides = [self._side(self.vocabulary.source, text, limit) for text in sources]
+        target_sides = [self._side(self.vocabulary.target, text, limit) for text in targets]
+        return list(zip(source_sides, target_sides, strict=True))
+
+    def _side(self, subword_model: SubwordModel, text: str, limit: int) -> Side:
+        words = text.split()
+        # A word of invisible characters is nothing for the model, but still counts as a word.
+        cleaned = {i: clean for i, clean in enumerate(self.vocabulary.clean(words)) if clean}
+        [ids] = subword_model.encode([" ".join(cleaned.values())])
+        numbers = list(cleaned)
+        return Side(ids[:limit], [numbers[n] for n in subword_model.word_numbers(ids[:limit])])
+
+    def attention(self, pairs: Sequence[tuple[Side, Side]]) -> Iterator[tuple[int, Tensor]]:
+        """Compute the attention of a forced pass over pairs; skip those with an empty side.
+
+        Yields:
+            The index of each pair, in any order, and the weights [L · h, T, S + 1] with which its
+            T target pieces attended to its S source pieces and EOS when they were predicted.
+        """
+        indices = [i for i, (source, target) in enumerate(pairs) if source.ids and target.ids]
+        indices.sort(key=lambda i: -max(map(len, (pairs[i][0].ids, pairs[i][1].ids))))
+        while indices:
+            longest = max(map(len, (side.ids for side in pairs[indices[0]]))) + 1
+            size = max(1, _BATCH_POSITIONS // longest**2)
+            batch, indices = indices[:size], indices[size:]
+            weights = self._batch_attention([pairs[i] for i in batch])
+            check_finite(bool(weights.isfinite().all()))
+            for row, index in enumerate(batch):
+                source, target = pairs[index]
+                each = weights[:, row, :, : len(target.ids), : len(source.ids) + 1]
+                yield index, each.flatten(0, 1)
+
+    def _batch_attention(self, pairs: Sequence[tuple[Side, Side]]) -> Tensor:
+        """Return the weights [L, B, h, T, S + 1] of padded pairs."""
+        sources = [torch.tensor([*source.ids, EOS]) for source, _ in pairs]
+        target_inputs = [torch.tensor([BOS, *target.ids[:-1]]) for _, target in pairs]
+        lengths = torch.tensor(list(map(len, sources)))
+        source, target_input = (
+            pad_sequence(rows, batch_first=True, padding_value=PAD)
+            for rows in (sources, target_inputs)
+        )
+        inputs = (each.to(self.compute.device) for each in (source, lengths, target_input))
+        return cross_attention(self.model, *inputs).cpu()
+
+
+def grow_diagonal(one: set[tuple[int, int]], other: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Combine the links of two directions by the heuristic grow-diag (Koehn et al. 2005, §2).
+
+    It starts from their intersection, and adds links of their union that are next to a link, also
+    diagonally, and align a word that has no link yet.
+    """
+    union, found = one | other, one & other
+    sources, targets = {source for source, _ in found}, {target for _, target in found}
+    waiting = deque(sorted(found))
+    while waiting:
+        source, target = waiting.popleft()
+        for row, column in product((-1, 0, 1), repeat=2):
+            link = (source + row, target + column)
+            is_new = link[0] not in sources or link[1] not in targets
+            if is_new and link in union:
+                found.add(link)
+                sources.add(link[0])
+                targets.add(link[1])
+                waiting.append(link)
+    return found
