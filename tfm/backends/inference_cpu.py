@@ -219,12 +219,18 @@ class PrepackedToLogits(ToLogits):
         self._vocab_size = len(weight)
         spare = -len(weight) % _VOCAB_MULTIPLE
         self._prepacked = prepack(F.pad(weight, (0, 0, 0, spare)) if spare else weight, None)
+        self._prepack = prepack
 
     @override
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         logits = self._prepacked(x, False)
         logits[..., self._vocab_size :] = -math.inf
         return logits
+
+    @override
+    def projection(self, weight: Tensor) -> Callable[[Tensor], Tensor]:
+        prepacked = self._prepack(weight, None)
+        return lambda x: prepacked(x, False)
 
 
 class ResidualInPlace(Residual):

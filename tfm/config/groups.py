@@ -305,6 +305,10 @@ class SearchConfig(Settings, section="search"):
     node_limit: int = setting(
         10_000, "Exact search: give up a sentence after extending N prefixes.", ge=1, le=_MAX_COUNT
     )
+    shortlist: bool = setting(
+        False,
+        "Only produce the target pieces that the model's shortlist has for the source: faster.",
+    )
     max_source_length: int = setting(
         1024, "Truncate longer sources to N tokens, with a warning.", ge=1, le=_MAX_LENGTH
     )
@@ -468,6 +472,31 @@ class BinarizeConfig(Settings, section="binarize"):
     threads: int | None = setting(
         None, "Number of CPU threads; if unset, one per core.", ge=1, le=_MAX_THREADS
     )
+    shortlist: bool = setting(
+        False,
+        "Also learn which target pieces each source piece can become, for generate --shortlist.",
+    )
+    shortlist_size: int = setting(
+        50, "Shortlist: number of target pieces for each source piece.", ge=1, le=10_000
+    )
+    shortlist_frequent: int = setting(
+        100,
+        "Shortlist: number of most frequent target pieces that every sentence may use.",
+        ge=0,
+        le=1_000_000,
+    )
+    shortlist_pairs: int = setting(
+        500_000,
+        "Shortlist: learn from a random sample of N pairs; a million take about 10 minutes.",
+        ge=1,
+        le=_MAX_COUNT,
+    )
+
+    def _conflicts(self) -> Iterator[str]:
+        for item in fields(self):
+            is_changed = getattr(self, item.name) != item.default
+            if item.name.startswith("shortlist_") and is_changed and not self.shortlist:
+                yield f"{item.name} has no effect without shortlist: set it, too"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,6 +69,14 @@ PRESETS: Mapping[str, Mapping[str, Table]] = {
         "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
         "training": {"max_steps": 4_500, "checkpoint_steps": 500},
     },
+    # A student of the same width: a deep encoder with a shallow decoder (Kasai et al. 2021), for
+    # sequence-level distillation (Kim and Rush 2016).
+    "student": {
+        "model": {**_NARROW, "num_encoder_layers": 6, "num_decoder_layers": 1},
+        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
+        "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
+        "training": {"max_steps": 4_500, "checkpoint_steps": 500},
+    },
     # The recurrent baseline on the same data and CPU: one layer per side learns fastest.
     "rnn": {
         "model": {

@@ -10,10 +10,12 @@ from torch import Tensor
 from tfm.backends.plain import InferenceBackend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig
+from tfm.data.shortlist import FILE as SHORTLIST
+from tfm.data.shortlist import Shortlist
 from tfm.data.subword import EOS, PAD, Vocabulary
 from tfm.device.compute import Compute, device_memory_bytes, is_out_of_memory
 from tfm.device.threads import ComputeThreads
-from tfm.errors import CheckpointError, DataError
+from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.inference.batches import CHUNK_LINES, BatchLimits, Output, SentenceBatch
 from tfm.model.build import Model, load_model
 from tfm.reporting import say
@@ -22,6 +24,7 @@ from tfm.search.constraints import constraints_of
 from tfm.search.forced import ForcedOutput, forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.scoring import Hypothesis
+from tfm.search.shortlist import search_shortlist
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 # Elements of a batch's hidden states, and of the logits of a step: enough for fast matrix products,
@@ -30,6 +33,11 @@ from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 _BATCH_ELEMENTS = 1 << 22
 _LOGITS_ELEMENTS = 1 << 23
 _GPU_BYTES = 16 << 30
+
+_NO_SHORTLIST = (
+    f"the model has no {SHORTLIST}: learn one with tfm binarize DATA --shortlist and copy it from "
+    "the dataset into the model folder, or leave out --shortlist"
+)
 
 
 class Engine:
@@ -40,6 +48,7 @@ class Engine:
         compute: Device and arithmetic.
         backend: Optimizes copies of the models, which share their weights: these must not change
             afterwards. By default the device's inference backend.
+        shortlist: The target pieces that source pieces can become, if one was learned.
         threads: Adapts torch's number of threads before each batch; None leaves it unchanged.
         notify: Receives messages for the user.
         vocabulary: Returns the models' vocabulary, for searches that ban text.
@@ -51,12 +60,14 @@ class Engine:
         compute: Compute,
         *,
         backend: InferenceBackend | None = None,
+        shortlist: Shortlist | None = None,
         threads: ComputeThreads | None = None,
         notify: Callable[[str], None] = say,
         vocabulary: Callable[[], Vocabulary] | None = None,
     ) -> None:
         self.compute = compute
         self._threads = threads
+        self._shortlist = shortlist
         self._backend = backend or inference_backend(compute)
         self._models = [self._backend.optimized(model) for model in models]
         self._model: SearchableModel = (
@@ -89,6 +100,7 @@ class Engine:
 
         Raises:
             DataError: The device has too little memory for a single sentence.
+            UsageError: The config asks for a shortlist, but there is none.
         """
         return self._in_halves(self._search, batch, config)
 
@@ -99,6 +111,18 @@ class Engine:
     def _search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = _pad(batch.sources)
         device = self.compute.device
+        if config.shortlist:
+            if self._shortlist is None:
+                raise UsageError(_NO_SHORTLIST)
+            return search_shortlist(
+                self._models,
+                self._shortlist,
+                source.to(device),
+                lengths.to(device),
+                config,
+                line_numbers=batch.line_numbers,
+                prefixes=batch.targets,
+            )
         return search(
             self._model,
             source.to(device),
@@ -174,6 +198,7 @@ def load_engine(
         load_models(folders, compute),
         compute,
         backend=inference_backend(compute, inference.kernels, notify=notify),
+        shortlist=Shortlist.load(folders[0], load_info(folders[0]).fingerprint),
         threads=threads if compute.device.type == "cpu" else None,
         notify=notify,
         vocabulary=lambda: load_vocabulary(folders[0], load_info(folders[0])),

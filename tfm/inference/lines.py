@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS, SubwordModel, Vocabulary
@@ -34,6 +34,8 @@ class Translation:
             and ensembles, None.
         utility: Mean chrF or BLEU to all candidates, if it was chosen by that (`mbr`).
         alignment: Links of source and target words, counted from 0, if they were requested.
+        vocabulary: "shortlist" if probabilities are normalized over the pieces of a shortlist; None
+            for the whole vocabulary.
     """
 
     text: str
@@ -43,6 +45,7 @@ class Translation:
     confidence: float | None = None
     utility: float | None = None
     alignment: tuple[tuple[int, int], ...] | None = None
+    vocabulary: Literal["shortlist"] | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ def _translations(
             None
             if calibration is None
             else calibration.confidence(found.log_prob, len(found.tokens) + 1),
+            vocabulary=found.vocabulary,
         )
         for text, found in zip(texts, hypotheses, strict=True)
     ]

@@ -7,6 +7,7 @@ from typing import Any, overload
 from tfm.backends.plain import InferenceBackend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig, Table, by_section, settings_from, settings_to
+from tfm.data.shortlist import Shortlist
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import Compute
 from tfm.device.threads import set_num_threads
@@ -34,6 +35,7 @@ class Translator:
         default_search: Search settings of calls without their own.
         backend: Optimizes copies of the models; by default the device's inference backend.
         calibration: That of the only model, for the confidence in its translations.
+        shortlist: The target pieces that source pieces can become, for searches with `shortlist`.
     """
 
     def __init__(
@@ -45,8 +47,11 @@ class Translator:
         default_search: SearchConfig | None = None,
         backend: InferenceBackend | None = None,
         calibration: Calibration | None = None,
+        shortlist: Shortlist | None = None,
     ) -> None:
-        self._engine = Engine(models, compute, backend=backend, vocabulary=lambda: vocabulary)
+        self._engine = Engine(
+            models, compute, backend=backend, vocabulary=lambda: vocabulary, shortlist=shortlist
+        )
         self._vocabulary = vocabulary
         self._calibration = calibration
         self._default_search = default_search or SearchConfig()
@@ -83,6 +88,7 @@ class Translator:
             default_search=SearchConfig.for_model(info.search, {}),
             backend=backend,
             calibration=info.calibration if len(folders) == 1 else None,
+            shortlist=Shortlist.load(folders[0], info.fingerprint),
         )
 
     @overload

@@ -4,8 +4,9 @@ A bidirectional recurrent encoder (Bahdanau et al. 2015, §3.2) and a recurrent 
 layer attends to the source (Luong et al. 2015, §3).
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -314,10 +315,21 @@ class Recurrent(nn.Module):
 
     def step(self, tokens: Tensor, state: RecurrentState, rows: Tensor | None = None) -> Tensor:
         """Decode the position after tokens [B, K] to logits, as `tfm.search.model` describes."""
+        logits = self.logits(self.step_hidden(tokens, state, rows))
+        return logits.view(*tokens.shape, -1) if rows is None else logits
+
+    def step_hidden(
+        self, tokens: Tensor, state: RecurrentState, rows: Tensor | None = None
+    ) -> Tensor:
+        """Decode as `step` does to the hidden states [B·K or R, d_model], without projection."""
         x = self.target_embedding(tokens)
         outputs, state.layers = self.decoder.step(x, state.output, state.layers, state.memory)
         state.output = outputs.flatten(0, 1)
-        return self.logits(outputs if rows is None else state.output[rows])
+        return state.output if rows is None else state.output[rows]
+
+    def projection(self, pieces: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the map from hidden states […, d_model] to the logits […, V'] of pieces [V']."""
+        return functools.partial(F.linear, weight=self.output_weight[pieces])
 
     def _decode(
         self, source: Tensor, lengths: Tensor, target_input: Tensor

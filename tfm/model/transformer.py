@@ -1,6 +1,7 @@
 """The Transformer (Vaswani et al. 2017, §3.1)."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch.nn.functional as F
@@ -70,6 +71,10 @@ class ToLogits(nn.Module):
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """Project […, d_model] by [V, d_model] to […, V]."""
         return F.linear(x, weight)
+
+    def projection(self, weight: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the projection by another weight, which must not change afterwards."""
+        return functools.partial(F.linear, weight=weight)
 
 
 class Transformer(nn.Module):
@@ -142,9 +147,18 @@ class Transformer(nn.Module):
         With `rows`, [R] indices among the B·K hypotheses, only their logits [R, V] are returned.
         The others may be left out of the computation, and must not be continued.
         """
+        logits = self.logits(self.step_hidden(tokens, state, rows))
+        return logits.view(*tokens.shape, -1) if rows is None else logits
+
+    def step_hidden(self, tokens: Tensor, state: Any, rows: Tensor | None = None) -> Tensor:
+        """Decode as `step` does to the hidden states [B·K or R, d_model], without projection."""
         position = Padded(1, first_position=state.position)
         x = self.target_embedding(tokens.flatten(), position)
         x = self.decoder.step(x, state, rows)
         state.position += 1
-        logits = self.logits(self.decoder_norm(x))
-        return logits.view(*tokens.shape, -1) if rows is None else logits
+        out: Tensor = self.decoder_norm(x)
+        return out
+
+    def projection(self, pieces: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the map from hidden states […, d_model] to the logits […, V'] of pieces [V']."""
+        return self.to_logits.projection(self.output_weight[pieces])

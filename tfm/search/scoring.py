@@ -1,6 +1,7 @@
 """Scores of hypotheses: the length penalty, and lists of the n best."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tfm.errors import CheckpointError
 
@@ -14,6 +15,8 @@ class Hypothesis:
     score: float  # log_prob divided by the length penalty; hypotheses are ranked by it
     # In exact search, whether this is proven to be one of the best; otherwise None.
     proven: bool | None = None
+    # "shortlist" if probabilities are normalized over the pieces of a shortlist; otherwise None.
+    vocabulary: Literal["shortlist"] | None = None
 
 
 def check_finite(is_finite: bool) -> None:

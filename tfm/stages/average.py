@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfm.config import AverageConfig, InferenceConfig, SearchConfig
+from tfm.data.shortlist import shortlist_files
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
 from tfm.errors import CheckpointError, DataError, UsageError
@@ -111,11 +112,12 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         )
     # The step says how far the run was, so that an outdated average can be recognized.
     info = replace(infos[-1], step=newest_step, metrics={}, averaged=tuple(steps))
-    subword_files = Vocabulary.load(chosen[-1]).files()
-    save_checkpoint(out_dir, info, weights, subword_files=subword_files)
+    vocabulary = Vocabulary.load(chosen[-1])
+    files = vocabulary.files() | shortlist_files(chosen[-1], vocabulary)
+    save_checkpoint(out_dir, info, weights, subword_files=files)
     if validation_text is not None:
         info = replace(info, calibration=_calibration(out_dir, info, *validation_text))
-        save_checkpoint(out_dir, info, weights, subword_files=subword_files)
+        save_checkpoint(out_dir, info, weights, subword_files=files)
     left_out = newest_step if config.best is None and present[-1] not in ranked else None
     return AverageResult(
         model_dir=out_dir,

@@ -12,8 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import BinarizeConfig
-from tfm.data.dataset import FORMAT, ArrayWriter, DatasetIndex, id_dtype
+from tfm.data.dataset import FORMAT, ArrayWriter, DatasetIndex, ParallelDataset, id_dtype
 from tfm.data.manifest import BINARIZE, Manifest
+from tfm.data.shortlist import FILE as SHORTLIST
+from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
+from tfm.data.shortlist import learn_shortlist
 from tfm.data.subword import UNK, Vocabulary
 from tfm.data.text import Block, read_blocks
 from tfm.device.cpu import chosen_threads
@@ -64,10 +67,23 @@ def update_token_ids(data_dir: Path, config: BinarizeConfig, *, force: bool) -> 
     """Do the work of `binarize` for a caller that holds the lock of the folder."""
     manifest = Manifest.load(data_dir)
     vocabulary = Vocabulary.load(data_dir)
+    is_new = _update_splits(manifest, vocabulary, config, force=force)
+    if config.shortlist:
+        return _update_shortlist(manifest, vocabulary, config, force=force) or is_new
+    if is_new and (shortlist := data_dir / SHORTLIST).exists():
+        shortlist.unlink()
+        say(f"binarize: removed {shortlist}, which is for older data: --shortlist learns it again")
+    return is_new
+
+
+def _update_splits(
+    manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig, *, force: bool
+) -> bool:
+    """Encode all splits; return False if they were up to date."""
     splits = manifest.splits()
     if not splits:
-        raise DataError(f"{data_dir} has no text: run tfm prepare first")
-    bin_dir = data_dir / "bin"
+        raise DataError(f"{manifest.data_dir} has no text: run tfm prepare first")
+    bin_dir = manifest.data_dir / "bin"
     inputs = {
         "text": manifest.text_fingerprints(splits),
         "subword": vocabulary.fingerprint,
@@ -92,6 +108,40 @@ def update_token_ids(data_dir: Path, config: BinarizeConfig, *, force: bool) -> 
     manifest.save()
     for split, count in counts.items():
         _report(split, count)
+    return True
+
+
+def _update_shortlist(
+    manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig, *, force: bool
+) -> bool:
+    """Learn the shortlist from the training pairs; return False if it was up to date."""
+    data_dir = manifest.data_dir
+    inputs = {
+        "binarize": manifest.inputs(BINARIZE),
+        "size": config.shortlist_size,
+        "frequent": config.shortlist_frequent,
+        "pairs": config.shortlist_pairs,
+        "format": SHORTLIST_FORMAT,
+    }
+    if not force and manifest.is_current("shortlist", inputs):
+        say(f"binarize: {data_dir / SHORTLIST} unchanged")
+        return False
+    sizes = (len(vocabulary.source), len(vocabulary.target))
+    dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=sizes)
+    if not len(dataset):
+        raise DataError(f"{data_dir} has no training pairs to learn a shortlist from")
+    num_pairs = min(len(dataset), config.shortlist_pairs)
+    learn_shortlist(
+        dataset,
+        vocabulary,
+        size=config.shortlist_size,
+        num_frequent=config.shortlist_frequent,
+        max_pairs=num_pairs,
+    ).save(data_dir)
+    result = {"pairs": num_pairs}
+    manifest.record("shortlist", inputs=inputs, outputs=[data_dir / SHORTLIST], result=result)
+    manifest.save()
+    say(f"binarize: {data_dir / SHORTLIST} learned from {num_pairs:,} pairs")
     return True
 
 

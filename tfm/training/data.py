@@ -1,5 +1,6 @@
 """Open a binarized dataset for training, and check that the settings fit it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from tfm.config import DeviceName, Precision, RunConfig, TransformerConfig, suitable_arch
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import BINARIZE, Manifest
+from tfm.data.shortlist import shortlist_files
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
 from tfm.device.compute import choose_compute
@@ -33,6 +35,7 @@ class TrainingData:
     vocabulary: Vocabulary
     train: ParallelDataset
     valid: ValidationSplit | None
+    model_files: Mapping[str, bytes]  # subword models, and shortlist if there is one, by file name
     info: ModelInfo  # of a model trained on this dataset, at step 0
     checksum: str  # depends on the training pairs and their order
 
@@ -94,6 +97,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
         vocabulary=vocabulary,
         train=train,
         valid=valid,
+        model_files=vocabulary.files() | shortlist_files(data_dir, vocabulary),
         info=ModelInfo(
             run=run,
             source=manifest.source,

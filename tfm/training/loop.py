@@ -406,7 +406,7 @@ class TrainingRun:
         }
         info = replace(self.data.info, step=self.trainer.position.step, metrics=metrics)
         self.heartbeat("writing a checkpoint")
-        self._saver.save(info, weights, state, self.data.vocabulary.files())
+        self._saver.save(info, weights, state, self.data.model_files)
 
     def _save_and_stop(self, signal_number: int) -> NoReturn:
         """Save unless this step is saved already, then raise InterruptedRunError."""

@@ -1,0 +1,141 @@
+"""Search among the target pieces of a shortlist: a small vocabulary for each batch.
+
+The vocabulary of a batch is the union of its sentences' shortlists. Each sentence can only use its
+own pieces, and its probabilities are normalized over them: so its outputs do not depend on the rest
+of the batch.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tfm.config import SearchConfig
+from tfm.data.shortlist import Shortlist
+from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.model.build import Model
+from tfm.search import search
+from tfm.search.active import Array, Prefixes
+from tfm.search.model import DecoderState, Ensemble, SearchableModel
+from tfm.search.scoring import Hypothesis
+
+# Sizes of vocabularies are multiples of this: libraries prepare for each size.
+_SIZE_STEP = 128
+
+
+def search_shortlist(
+    models: Sequence[Model],
+    shortlist: Shortlist,
+    source: Tensor,
+    lengths: Tensor,
+    config: SearchConfig,
+    *,
+    line_numbers: Sequence[int],
+    prefixes: Prefixes,
+) -> list[list[Hypothesis]]:
+    """Search for outputs of pieces in the shortlist; other arguments and errors as in `search`.
+
+    Forced tokens may be any pieces.
+    """
+    if config.search == "exact" and len(lengths) > 1:  # which searches each sentence by itself
+        return [
+            found
+            for row in range(len(lengths))
+            for found in search_shortlist(
+                models,
+                shortlist,
+                source[row : row + 1, : int(lengths[row])],
+                lengths[row : row + 1],
+                config,
+                line_numbers=line_numbers[row : row + 1],
+                prefixes=prefixes[row : row + 1],
+            )
+        ]
+    pieces, allowed = _vocabulary(shortlist, source, prefixes, len(models[0].output_weight))
+    on_device = torch.from_numpy(pieces).to(source.device)
+    excluded = torch.from_numpy(~allowed).to(source.device)
+    restricted = [ShortlistedModel(model, on_device, excluded) for model in models]
+    short_ids = {piece: index for index, piece in enumerate(pieces.tolist()) if piece != PAD}
+    found = search(
+        restricted[0] if len(restricted) == 1 else Ensemble(restricted),
+        source,
+        lengths,
+        config,
+        line_numbers=line_numbers,
+        prefixes=[[short_ids[token] for token in prefix] for prefix in prefixes],
+    )
+    return [[_with_ids(each, pieces) for each in n_best] for n_best in found]
+
+
+class ShortlistedModel(SearchableModel):
+    """A model with a vocabulary of V' pieces; ids of special tokens are those of the model.
+
+    Args:
+        model: A model in evaluation mode.
+        pieces: [V'] the ids of the pieces in the model's vocabulary.
+        excluded: [B, V'] whether each sentence of the batch must not use them.
+    """
+
+    def __init__(self, model: Model, pieces: Tensor, excluded: Tensor) -> None:
+        self.max_positions = model.max_positions
+        self._model = model
+        self._project = model.projection(pieces)
+        self._pieces, self._excluded = pieces, excluded
+
+    @override
+    def start(self, source: Tensor, lengths: Tensor) -> "ShortlistedState":
+        return ShortlistedState(self._model.start(source, lengths), self._excluded)
+
+    @override
+    def step(self, tokens: Tensor, state: "ShortlistedState", rows: Tensor | None = None) -> Tensor:
+        hidden = self._model.step_hidden(self._pieces[tokens], state.state, rows)
+        logits = self._project(hidden)
+        if rows is None:
+            logits = logits.view(*tokens.shape, -1)
+            return logits.masked_fill_(state.excluded[:, None], -math.inf)
+        sentences = rows // tokens.size(1)
+        return logits.masked_fill_(state.excluded.index_select(0, sentences), -math.inf)
+
+
+class ShortlistedState(DecoderState):
+    """The state of a model, and the pieces that each of its sentences must not use [B, V']."""
+
+    def __init__(self, state: Any, excluded: Tensor) -> None:
+        self.state = state
+        self.excluded = excluded
+        self._num_hypotheses = 1
+
+    @override
+    def reorder(self, rows: Tensor) -> None:
+        if len(rows) < len(self.excluded):
+            self.excluded = self.excluded.index_select(0, rows[:, 0] // self._num_hypotheses)
+        self._num_hypotheses = rows.size(1)
+        self.state.reorder(rows)
+
+
+def _vocabulary(
+    shortlist: Shortlist, source: Tensor, prefixes: Prefixes, vocab_size: int
+) -> tuple[Array, Array]:
+    """Return the ids [V'] of a batch's pieces, and which of them its sentences may use [B, V'].
+
+    Special tokens come first, so that their ids stay; PAD fills the end.
+    """
+    allowed = shortlist.allowed(source.cpu().numpy(), vocab_size)
+    allowed[:, [PAD, BOS, EOS, UNK]] = True
+    for row, prefix in zip(allowed, prefixes, strict=True):
+        row[list(prefix)] = True
+    pieces = np.flatnonzero(allowed.any(axis=0))
+    num_spare = -len(pieces) % _SIZE_STEP
+    allowed = np.pad(allowed[:, pieces], ((0, 0), (0, num_spare)))
+    return np.pad(pieces, (0, num_spare), constant_values=PAD), allowed
+
+
+def _with_ids(found: Hypothesis, pieces: Array) -> Hypothesis:
+    """Replace the tokens of a batch's vocabulary by those of the model's."""
+    tokens = tuple(pieces[list(found.tokens)].tolist())
+    return replace(found, tokens=tokens, vocabulary="shortlist")
