@@ -165,18 +165,19 @@ class _CoOccurrences(NamedTuple):
     """All pairs of a source and a target token of some sentence pairs, by target token."""
 
     keys: npt.NDArray[np.int64]  # [K] distinct keys, ascending
-    index: Rows  # [N] the key of each co-occurrence
+    places: Rows  # [N] the key of each co-occurrence
     lengths: Rows  # [T] number of co-occurrences of each target token
 
     def expected_counts(self, probabilities: Floats) -> Floats:
         """Return the expected counts [K] of alignments, given probabilities [K] (the E step)."""
-        probability = probabilities[self.index]
+        probability = probabilities[self.places]
         starts = np.cumsum(self.lengths) - self.lengths
         totals = np.add.reduceat(probability, starts)
         # A target token whose pairs were all dropped is not counted.
         weights = np.divide(1.0, totals, out=np.zeros_like(totals), where=totals > 0)
         probability *= np.repeat(weights, self.lengths)
-        return np.bincount(self.index, probability, minlength=len(self.keys))
+        counts = np.bincount(self.places, probability, minlength=len(self.keys))
+        return counts.astype(np.float64, copy=False)
 
 
 def _learn(dataset: ParallelDataset, rows: Rows, num_source: int, num_target: int) -> _Table:
@@ -216,7 +217,9 @@ def _initial_counts(dataset: ParallelDataset, rows: Rows, num_target: int, bar: 
 def _merge(parts: list[_Table]) -> _Table:
     """Add tables up; of too many entries, keep the greatest."""
     keys, index = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
-    values = np.bincount(index, np.concatenate([part.values for part in parts]), len(keys))
+    values = np.bincount(index, np.concatenate([part.values for part in parts]), len(keys)).astype(
+        np.float64, copy=False
+    )
     if len(keys) > _MAX_ENTRIES:
         is_kept = values > np.partition(values, -_MAX_ENTRIES)[-_MAX_ENTRIES]
         keys, values = keys[is_kept], values[is_kept]
