@@ -73,7 +73,7 @@ class ToLogits(nn.Module):
         return F.linear(x, weight)
 
     def projection(self, weight: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the projection by another weight, which must not change afterwards."""
+        """Return the projection by another weight [V', d_model], which must not change."""
         return functools.partial(F.linear, weight=weight)
 
 

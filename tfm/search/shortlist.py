@@ -38,9 +38,9 @@ def search_shortlist(
     line_numbers: Sequence[int],
     prefixes: Prefixes,
 ) -> list[list[Hypothesis]]:
-    """Search for outputs of pieces in the shortlist; other arguments and errors as in `search`.
+    """Search for outputs of sources [B, S] of [B] lengths, of pieces in a shortlist.
 
-    Forced tokens may be any pieces.
+    Other arguments, the result and errors are those of `search`. Forced tokens may be any pieces.
     """
     if config.search == "exact" and len(lengths) > 1:  # which searches each sentence by itself
         return [
