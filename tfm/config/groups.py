@@ -486,8 +486,8 @@ class BinarizeConfig(Settings, section="binarize"):
         le=1_000_000,
     )
     shortlist_pairs: int = setting(
-        500_000,
-        "Shortlist: learn from a random sample of N pairs; a million take about 10 minutes.",
+        200_000,
+        "Shortlist: learn from a random sample of N pairs.",
         ge=1,
         le=_MAX_COUNT,
     )
