@@ -1,8 +1,10 @@
 """Shortlists: learned from aligned text, and searched within."""
 
+import itertools
 import json
 import math
 import shutil
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +21,7 @@ from tfm.data.subword import EOS, PAD, Vocabulary, learn_word_model
 from tfm.errors import DataError, UsageError
 from tfm.inference.translator import Translator
 from tfm.search import search
+from tfm.search.constraints import Constraints
 from tfm.search.model import Ensemble
 from tfm.search.shortlist import search_shortlist
 from tfm.stages.average import average
@@ -118,7 +121,9 @@ def some():
     return Shortlist(candidates, np.array([30, 31], dtype=np.uint16), "")
 
 
-def found_in(shortlist, models, sources=SOURCES, config=CONFIG, prefixes=None, first_line=1):
+def found_in(
+    shortlist, models, sources=SOURCES, config=CONFIG, prefixes=None, first_line=1, constraints=None
+):
     with torch.inference_mode():
         return search_shortlist(
             models,
@@ -127,6 +132,7 @@ def found_in(shortlist, models, sources=SOURCES, config=CONFIG, prefixes=None, f
             config,
             line_numbers=range(first_line, first_line + len(sources)),
             prefixes=prefixes or [[]] * len(sources),
+            constraints=constraints,
         )
 
 
@@ -200,6 +206,32 @@ def test_forced_prefixes_may_have_any_pieces(config):
     found = found_in(some(), models("transformer"), config=config, prefixes=prefixes)
     for prefix, n_best in zip(prefixes, found, strict=True):
         assert all(list(each.tokens[: len(prefix)]) == prefix for each in n_best)
+
+
+class RuledOut(Constraints):
+    """Rules out some tokens always, and the newest token of each hypothesis next."""
+
+    def __init__(self, never):
+        self.never = tuple(never)
+
+    def ruled_out(self, tokens):
+        rows = np.arange(len(tokens) if tokens.shape[1] else 0)
+        return rows, tokens[rows, -1] if len(rows) else rows
+
+
+@pytest.mark.parametrize("config", SEARCHES, ids=str)
+def test_constraints_hold_for_the_pieces_of_the_model(config):
+    shortlist = some()
+    plain = found_in(shortlist, models("transformer"), config=config)
+    usual = Counter(token for n_best in plain for each in n_best for token in each.tokens)
+    never = [token for token, _ in usual.most_common(2)]
+    absent = [*{*range(FIRST, V)}.difference(shortlist.candidates.flat)][:1]
+    found = found_in(
+        shortlist, models("transformer"), config=config, constraints=RuledOut([*never, *absent])
+    )
+    for each in (each for n_best in found for each in n_best):
+        assert not set(never) & set(each.tokens)
+        assert all(one != other for one, other in itertools.pairwise(each.tokens))
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def generate(
     inference = settings_from(InferenceConfig, overrides.get("inference", {}))
     layout = Layout.from_flags(gpus=gpus, processes=processes, device=inference.device)
     inference = replace(inference, device=layout.device or inference.device)
-    num_processes = None if gpus is processes is None else layout.num_local_processes()
+    num_processes = None if gpus is None and processes is None else layout.num_local_processes()
     plan = plan_generation(
         models or [],
         input_path=input_,

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -109,24 +110,15 @@ class Engine:
         return self._in_halves(self._score, batch, config)
 
     def _search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
-        source, lengths = _pad(batch.sources)
-        device = self.compute.device
+        source, lengths = (x.to(self.compute.device) for x in _pad(batch.sources))
+        search_with = partial(search, self._model)
         if config.shortlist:
             if self._shortlist is None:
                 raise UsageError(_NO_SHORTLIST)
-            return search_shortlist(
-                self._models,
-                self._shortlist,
-                source.to(device),
-                lengths.to(device),
-                config,
-                line_numbers=batch.line_numbers,
-                prefixes=batch.targets,
-            )
-        return search(
-            self._model,
-            source.to(device),
-            lengths.to(device),
+            search_with = partial(search_shortlist, self._models, self._shortlist)
+        return search_with(
+            source,
+            lengths,
             config,
             line_numbers=batch.line_numbers,
             prefixes=batch.targets,

@@ -63,10 +63,10 @@ class NextTokens:
 
     def rule_out_pairs(self, rows: Tensor, tokens: Tensor) -> None:
         """Rule out [N] tokens of [N] rows."""
-        block_size = self.logits.size(2)
+        block_size = self.log_probs.size(2)
         blocks = tokens // block_size
-        self.logits[rows, blocks, tokens % block_size] = -math.inf
-        self.block_max[rows, blocks] = self.logits[rows, blocks].amax(dim=1).float()
+        self.log_probs[rows, blocks, tokens % block_size] = -math.inf
+        self.block_max[rows, blocks] = self.log_probs[rows, blocks].amax(dim=1)
 
     def force(self, rows: Tensor, tokens: Tensor) -> None:
         """Exclude all tokens but [N] tokens of [N] rows, which keep their probability."""

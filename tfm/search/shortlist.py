@@ -21,11 +21,13 @@ from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.model.build import Model
 from tfm.search import search
 from tfm.search.active import Array, Prefixes
+from tfm.search.constraints import Constraints
 from tfm.search.model import DecoderState, Ensemble, SearchableModel
 from tfm.search.scoring import Hypothesis
 
 # Sizes of vocabularies are multiples of this: libraries prepare for each size.
 _SIZE_STEP = 128
+_ABSENT = -1
 
 
 def search_shortlist(
@@ -37,6 +39,7 @@ def search_shortlist(
     *,
     line_numbers: Sequence[int],
     prefixes: Prefixes,
+    constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
     """Search for outputs of sources [B, S] of [B] lengths, of pieces in a shortlist.
 
@@ -54,22 +57,47 @@ def search_shortlist(
                 config,
                 line_numbers=line_numbers[row : row + 1],
                 prefixes=prefixes[row : row + 1],
+                constraints=constraints,
             )
         ]
-    pieces, allowed = _vocabulary(shortlist, source, prefixes, len(models[0].output_weight))
+    vocab_size = len(models[0].output_weight)
+    pieces, allowed = _vocabulary(shortlist, source, prefixes, vocab_size)
     on_device = torch.from_numpy(pieces).to(source.device)
     excluded = torch.from_numpy(~allowed).to(source.device)
     restricted = [ShortlistedModel(model, on_device, excluded) for model in models]
-    short_ids = {piece: index for index, piece in enumerate(pieces.tolist()) if piece != PAD}
+    short_ids = np.full(vocab_size, _ABSENT)
+    short_ids[pieces] = np.where(pieces == PAD, PAD, np.arange(len(pieces)))
     found = search(
         restricted[0] if len(restricted) == 1 else Ensemble(restricted),
         source,
         lengths,
         config,
         line_numbers=line_numbers,
-        prefixes=[[short_ids[token] for token in prefix] for prefix in prefixes],
+        prefixes=[short_ids[list(prefix)].tolist() for prefix in prefixes],
+        constraints=constraints and ShortlistConstraints(constraints, pieces, short_ids),
     )
     return [[_with_ids(each, pieces) for each in n_best] for n_best in found]
+
+
+class ShortlistConstraints(Constraints):
+    """Constraints on the ids of a small vocabulary.
+
+    Args:
+        constraints: Those on the ids of the model's vocabulary.
+        pieces: [V'] the ids of the pieces in the model's vocabulary.
+        short_ids: [V] the ids of the model's pieces in the small vocabulary, or `_ABSENT`.
+    """
+
+    def __init__(self, constraints: Constraints, pieces: Array, short_ids: Array) -> None:
+        self._constraints, self._pieces, self._short_ids = constraints, pieces, short_ids
+        never = short_ids[list(constraints.never)]
+        self.never = tuple(never[never != _ABSENT].tolist())
+
+    @override
+    def ruled_out(self, tokens: Array) -> tuple[Array, Array]:
+        rows, ruled_out = self._constraints.ruled_out(self._pieces[tokens])
+        short = self._short_ids[ruled_out]
+        return rows[short != _ABSENT], short[short != _ABSENT]
 
 
 class ShortlistedModel(SearchableModel):
