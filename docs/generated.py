@@ -10,7 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tfm import config, errors
 from tfm.cli.main import app
 from tfm.data import dataset, manifest
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
-from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, TextFiles, TreeFile
+from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, TextFiles, TextOptions, TreeFile
 from tfm.inference.lines import ScoredTarget, Translation
 from tfm.metrics.metric import Comparison, MetricScore
 from tfm.stages import score
@@ -65,6 +65,7 @@ _RECIPE_TABLES = {
     "`[[train]]`, `[[valid]]`, `[[test]]`: parallel text": TextFiles,
     "`[[train]]`, `[[valid]]`, `[[test]]`: trees": TreeFile,
     "`[[train]]`, `[[valid]]`, `[[test]]`: generated text": GeneratedText,
+    "`[[train]]`, `[[valid]]`, `[[test]]`: further keys of all": TextOptions,
 }
 
 
@@ -236,8 +237,13 @@ def _keys(kind: type) -> str:
     """Return a table of the keys that a dataclass declares, described by its docstring."""
     described = dict(_ATTRIBUTE.findall(inspect.getdoc(kind) or ""))
     hints = typing.get_type_hints(kind)
+    inherited = {
+        item.name for base in kind.__bases__ if is_dataclass(base) for item in fields(base)
+    }
     rows = []
     for item in fields(kind):
+        if item.name in inherited:
+            continue
         required = item.default is MISSING and item.default_factory is MISSING
         values = _values(item, hints[item.name]) + ", required" * required
         rows.append((f"`{item.name}`", values, " ".join(described[item.name].split())))

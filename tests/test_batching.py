@@ -36,6 +36,8 @@ class Sentences:
 
 
 class Pairs:
+    texts = ()
+
     def __init__(self, lengths):
         self.source = Sentences([source for source, _ in lengths])
         self.target = Sentences([target for _, target in lengths])

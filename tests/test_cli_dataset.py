@@ -39,6 +39,17 @@ def dataset(elsewhere, run):
     return elsewhere / "data" / "mine"
 
 
+def test_training_text_may_be_several_texts(dataset, elsewhere, run):
+    lines = {name: (elsewhere / name).read_text() for name in ("my.en", "my.de")}
+    rows = zip(*(text.splitlines() for text in lines.values()), strict=True)
+    (elsewhere / "my.tsv").write_text("".join(f"{s} again\t{t} wieder\n" for s, t in rows))
+    texts = ("--train=my.en", "my.de", "--train", "my.tsv", "--languages", "en", "de")
+    code, _, err = run("prepare", *texts, "--out", "data/two", "--text-only")
+    assert code == 0, err
+    train = (elsewhere / "data" / "two" / "train.de").read_text()
+    assert train == lines["my.de"] + lines["my.de"].replace("\n", " wieder\n")
+
+
 def test_settings_of_a_recipe_apply_to_later_commands_unless_flags_change_them(dataset, run):
     assert json.loads((dataset / "manifest.json").read_text())["settings"]["subword"] == {
         "vocab_size": 330

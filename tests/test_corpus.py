@@ -15,7 +15,7 @@ from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.data.corpus.recipe import TextFiles, TreeFile
 from tfm.data.corpus.user_files import recipe_from_files, recipe_from_trees
 from tfm.data.manifest import SPLITS
-from tfm.errors import UsageError
+from tfm.errors import DETAIL, UsageError
 
 MINIMAL = """
 name = "tiny"
@@ -90,6 +90,36 @@ def test_a_minimal_recipe_file_is_valid(load):
     assert recipe.train == (TextFiles(archive="tiny.tgz", source="a.en", target="a.de"),)
     assert [file.name for file in recipe.downloads()] == ["tiny.tgz"]
     assert recipe.valid == recipe.test == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("weight = 0", "weight is 0, but must be from 0.000001"),
+        ("weight = -1", "weight is -1, but must be"),
+        ("weight = nan", "weight is nan, but must be"),
+        ('tag = "bt"', "tag is 'bt', but must be a name in angle brackets, such as <bt>"),
+        ('tag = "</s>"', "tag is '</s>', but must be a name in angle brackets"),
+        ('tag = "<s>"', "tag is <s>, but must not be a piece that every vocabulary has"),
+        ("cleaning = { max_chars = 1 }", "'max_chars' in [cleaning]: did you mean max_characters"),
+        ("cleaning = { max_characters = -1 }", "max_characters is -1, but must be at least 0"),
+        ("cleaning = { normalize_space = true }", "normalize_space holds for all texts"),
+        ("[[train]]\ngenerator = 'numbers'\nnum_pairs = 1\nweight = 1", "1 has no weight, but"),
+        ("[[valid]]\ngenerator = 'numbers'\nnum_pairs = 1\nweight = 1", "only [[train]] texts"),
+        ('[search]\ntag = "<bt>"', "tag is no setting of [search] in a recipe"),
+        ('[subword]\nsymbols = "<bt> bt"', "symbols in [subword] is 'bt', but must be a name"),
+    ],
+)
+def test_a_mistake_in_the_options_of_a_text_is_one_line(load, text, message):
+    with pytest.raises(UsageError) as error:
+        load(MINIMAL + text)
+    assert message in str(error.value)
+    assert DETAIL not in str(error.value)
+
+
+def test_a_side_may_hold_several_languages(load):
+    recipe = load(MINIMAL.replace('target = "de"', 'target = "de+fr-CA"'))
+    assert recipe.target == "de+fr-CA"
 
 
 def test_all_mistakes_in_a_recipe_are_reported_together(load):

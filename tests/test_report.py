@@ -63,6 +63,15 @@ def report_of(tmp_path):
     return write
 
 
+def texts():
+    text = {"kept": 30, "read": 40, "dropped": {"empty": 7, "duplicate": 3}, "in_held_out": 2}
+    both = [
+        {"name": "1 a.en", "weight": 3.0, "tag": None, **text},
+        {"name": "2 <b>$.en", "weight": 1.0, "tag": "<bt>", **text},
+    ]
+    return {"kind": "texts", "step": 0, "texts": both}
+
+
 def svgs(page):
     return [ET.fromstring(svg) for svg in re.findall(r"<svg .*?</svg>", page, re.DOTALL)]
 
@@ -221,3 +230,40 @@ def test_a_report_of_a_parser_shows_f1_instead_of_bleu(report_of):
     assert "Bracket F1" in titles(page)
     assert "BLEU" not in titles(page)
     assert figures(page)["Bracket F1"] == "91.2"
+
+
+def test_training_texts_have_a_row_each_and_a_chart_of_their_losses(report_of):
+    page = report_of(
+        texts(),
+        training(50, text_pairs=[70, 30]),
+        validation(50, text_losses=[4.0, 3.0]),
+        training(100, text_pairs=[80, 20]),
+        validation(100, text_losses=[2.5, None]),
+    )
+    rows = [
+        re.findall(r"<t[hd]>(.*?)</t[hd]>", row)
+        for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
+    ]
+    assert rows == [
+        [
+            *("text", "share asked", "share seen", "pairs", "read", "dropped", "duplicates"),
+            *("also held out", "first loss", "newest loss"),
+        ],
+        ["1 a.en", "75.00%", "75.00%", "30", "40", "7", "3", "2", "4.000", "2.500"],
+        [
+            *("2 &lt;b&gt;$.en &lt;bt&gt;", "25.00%", "25.00%", "30", "40", "7", "3", "2"),
+            *("3.000", "3.000"),
+        ],
+    ]
+    assert "Loss by training text" in titles(page)
+    assert svgs(page)
+
+
+def test_a_run_on_one_text_has_no_table_of_texts(report_of):
+    assert "<table>" not in report_of(training(50), validation(50))
+
+
+def test_texts_are_shown_before_the_first_validation(report_of):
+    page = report_of(texts(), training(50, text_pairs=[70, 30]))
+    assert "70.00%" in page
+    assert "Loss by training text" not in titles(page)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tfm.config import (
     RUN_SETTINGS,
@@ -49,12 +49,13 @@ if TYPE_CHECKING:
 
 StrPath = str | os.PathLike[str]
 Paths = StrPath | Sequence[StrPath]
+PathPairs = Paths | Sequence[Sequence[StrPath]]
 
 
 def prepare(
     recipe: StrPath | None = None,
     *,
-    train: Paths | None = None,
+    train: PathPairs | None = None,
     valid: Paths | None = None,
     test: Paths | None = None,
     languages: tuple[str, str] | None = None,
@@ -73,7 +74,8 @@ def prepare(
 
     Args:
         recipe: Name of a built-in recipe, or path of a recipe's TOML file.
-        train: Training text: source and target file, or one .tsv file with both columns.
+        train: Training text: source and target file, or one .tsv file with both columns; or a
+            list of several such texts.
         valid: Validation text, in the same forms.
         test: Test text, in the same forms.
         languages: Codes of both languages, if they are not the suffixes of the files.
@@ -101,7 +103,7 @@ def prepare(
     out_dir = new_folder(_path(out))
     selected_recipe = requested_recipe(
         None if recipe is None else str(recipe),
-        text={"train": _pair(train), "valid": _pair(valid), "test": _pair(test)},
+        text={"train": _pairs(train), "valid": _pairs(valid), "test": _pairs(test)},
         languages=languages,
         trees={
             "train": existing_path(_paths(train_trees)),
@@ -260,6 +262,15 @@ def _pair(text: Paths | None) -> tuple[Path, Path] | None:
             f"{', '.join(map(str, paths))}"
         )
     return (paths[0], paths[-1]) if paths else None
+
+
+def _pairs(texts: PathPairs | None) -> list[tuple[Path, Path]]:
+    """Return source and target file of one text or of each in a list."""
+    if not texts:
+        return []
+    is_one = isinstance(texts, str | os.PathLike) or isinstance(texts[0], str | os.PathLike)
+    pairs = map(_pair, [cast("Paths", texts)] if is_one else cast("Sequence[Paths]", texts))
+    return [pair for pair in pairs if pair is not None]
 
 
 def _by_section(

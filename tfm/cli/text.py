@@ -23,7 +23,14 @@ class _PrepareCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Give a .tsv file as source and target, which the flags take."""
-        return super().parse_args(ctx, _with_both_sides(args))
+        words = [word for arg in args for word in _flag_and_value(arg)]
+        return super().parse_args(ctx, _one_file_each(_with_both_sides(words)))
+
+
+def _flag_and_value(arg: str) -> list[str]:
+    """Return a flag of text and its first file, written as --train=FILE, as two words."""
+    flag, equals, value = arg.partition("=")
+    return [flag, value] if equals and flag in _TEXT_FLAGS else [arg]
 
 
 def _with_both_sides(args: Sequence[str]) -> list[str]:
@@ -47,17 +54,29 @@ def _with_both_sides(args: Sequence[str]) -> list[str]:
     return paired
 
 
+def _one_file_each(args: Sequence[str]) -> list[str]:
+    """Return command-line arguments in which --train takes one file, and is given twice.
+
+    typer has no flags that are repeatable and take two values.
+    """
+    words: list[str] = []
+    for index, arg in enumerate(args):
+        is_target = index >= 2 and args[index - 2] == "--train"
+        words += ["--train", arg] if is_target else [arg]
+    return words
+
+
 @app.command(rich_help_panel=TEXT_PANEL, cls=_PrepareCommand)
 @with_settings(CleaningConfig, SubwordConfig, BinarizeConfig, help_all=True)
 def prepare(
     recipe: str | None = typer.Argument(
         None, metavar="RECIPE", help="Name of a built-in recipe, or path of a recipe's TOML file."
     ),
-    train: tuple[Path, Path] | None = typer.Option(
+    train: list[Path] | None = typer.Option(
         None,
         metavar="SRC TGT",
         callback=existing_file,
-        help="Training text: source and target file, or one .tsv file with both columns.",
+        help="Training text: source and target file, or one .tsv file with both; repeatable.",
     ),
     valid: tuple[Path, Path] | None = typer.Option(
         None,
@@ -138,7 +157,7 @@ def prepare(
         return
     api.prepare(
         recipe,
-        train=train,
+        train=None if not train else list(zip(train[::2], train[1::2], strict=True)),
         valid=valid,
         test=test,
         languages=languages,

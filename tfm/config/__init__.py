@@ -19,6 +19,7 @@ from tfm.config.groups import (
     SubwordConfig,
     Task,
     TrainingConfig,
+    tag_problem,
 )
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.config.presets import PRESETS, run_config, run_table, suitable_arch

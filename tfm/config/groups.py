@@ -4,12 +4,13 @@ Command-line flags, TOML keys and the settings in checkpoints are generated from
 The defaults are the paper's base model and its training (Vaswani et al. 2017, §3 and §5).
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.config.schema import Settings, Table, setting, settings_from
+from tfm.config.schema import Settings, Table, setting, settings_from, shown
 from tfm.errors import UsageError
 
 Task = Literal["translation", "parsing"]
@@ -28,6 +29,18 @@ _MAX_LENGTH = 10_000  # tokens of a sentence; attention needs memory for its squ
 _MAX_MINUTES = 10 * 366 * 24 * 60  # ten years
 _MAX_THREADS = 1024
 _MAX_SEED = 2**63 - 1
+
+_TAG = re.compile(r"<[A-Za-z0-9_-]{1,30}>")
+_RESERVED_PIECES = re.compile(r"<(pad|s|unk|0x..)>")  # of SentencePiece
+
+
+def tag_problem(tag: str) -> str | None:
+    """Return why text cannot be a tag before source sentences, after its name; None if it can."""
+    if not _TAG.fullmatch(tag):
+        return f"is {shown(tag)}, but must be a name in angle brackets, such as <bt>"
+    if _RESERVED_PIECES.fullmatch(tag):
+        return f"is {tag}, but must not be a piece that every vocabulary has"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +241,7 @@ class SearchConfig(Settings, section="search"):
     # The settings with an effect on forced decoding.
     _FORCED_DECODING: ClassVar[tuple[str, ...]] = (
         "length_penalty",
+        "tag",
         "max_source_length",
         "max_tokens",
     )
@@ -309,6 +323,9 @@ class SearchConfig(Settings, section="search"):
         False,
         "Only produce the target pieces that the model's shortlist has for the source: faster.",
     )
+    tag: str | None = setting(
+        None, "Put this tag of the vocabulary, such as <2fr>, before each line that is not empty."
+    )
     max_source_length: int = setting(
         1024, "Truncate longer sources to N tokens, with a warning.", ge=1, le=_MAX_LENGTH
     )
@@ -364,6 +381,8 @@ class SearchConfig(Settings, section="search"):
             yield f"mbr {self.mbr} needs several candidates: set n_best, such as --n-best 50"
         if self.num_groups == 1 and "diversity_strength" in changed:
             yield "diversity_strength has no effect on a single group: set num_groups, too"
+        if self.tag is not None and (problem := tag_problem(self.tag)) is not None:
+            yield f"tag in [search] {problem}"
 
     @classmethod
     def _without_effect(cls, search: str, names: Iterable[str]) -> Iterator[str]:
@@ -440,6 +459,9 @@ class SubwordConfig(Settings, section="subword"):
     byte_fallback: bool = setting(
         True, "Spell uncovered characters in UTF-8 bytes instead of an unknown token."
     )
+    symbols: str | None = setting(
+        None, "Tags such as '<bt> <2fr>' to reserve a piece for, besides those of the recipe."
+    )
     sample_sentences: int = setting(
         5_000_000,
         "Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.",
@@ -456,6 +478,9 @@ class SubwordConfig(Settings, section="subword"):
     def _conflicts(self) -> Iterator[str]:
         if self.target_words and not self.separate:
             yield "target_words has no effect on a joint vocabulary: set separate, too"
+        problems = map(tag_problem, (self.symbols or "").split())
+        if problem := next(filter(None, problems), None):
+            yield f"symbols in [subword] {problem}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ WORDS = {
     "top-p": "sampling-topp random-sampling-topp",
     "train": "trainpref train-src train-sets",
     "valid": "validpref valid-src valid-sets dev",
-    "vocab-size": "nwordssrc nwordstgt bpe-size bpe-tokens num-merges num-symbols symbols vocab",
+    "vocab-size": "nwordssrc nwordstgt bpe-size bpe-tokens num-merges num-symbols vocab",
     "warmup-steps": "warmup warmup-updates lr-warmup num-warmup-steps",
 }
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tfm.config import BatchingConfig
 from tfm.data.dataset import ParallelDataset, Rows
+from tfm.data.mixing import Mixture
 from tfm.data.packing import Packing, copy_to_device
 from tfm.data.subword import BOS, PAD
 
@@ -80,12 +81,15 @@ class Batcher:
         # EOS is added to every sentence.
         self._source_lengths = dataset.source.lengths() + 1
         self._target_lengths = dataset.target.lengths() + 1
-        self._bucket_starts = self._find_bucket_starts()
+        self._text_ends = np.cumsum([text.kept for text in dataset.texts])
+        is_weighted = any(text.weight for text in dataset.texts)
+        self._mixture = Mixture(dataset.texts, seed=seed) if is_weighted else None
+        self._bucket_starts = self._find_bucket_starts(self._drawn(1))
 
     @property
     def num_tokens(self) -> int:
-        """The number of target tokens in an epoch."""
-        return int(self._target_lengths.sum())
+        """The number of target tokens in an epoch; with weights, that of the first."""
+        return int(self._target_lengths[self._drawn(1)].sum())
 
     def lengths(self, rows: Rows) -> tuple[Rows, Rows]:
         """Return the source and target lengths [B] of pairs [B], EOS included."""
@@ -96,7 +100,7 @@ class Batcher:
         return int(np.maximum(*self.lengths(rows)).max(initial=0))
 
     def num_batches(self) -> int:
-        """Return the number of batches in an epoch; it is the same in all epochs."""
+        """Return the number of batches in the first epoch; with weights, others differ slightly."""
         return -(-(len(self._bucket_starts) + 1) // self._buckets_per_batch())
 
     def epoch(self, epoch: int) -> list[Rows]:
@@ -107,10 +111,14 @@ class Batcher:
         """
         random = np.random.default_rng([self._seed, epoch])
         order = random.permutation(len(self._dataset))
+        bucket_starts = self._bucket_starts
+        if self._mixture is not None:
+            order = self._mixture.rows(epoch)[order]
+            bucket_starts = self._find_bucket_starts(order)
         # Stable sorts keep pairs of equal lengths in random order.
         order = order[np.argsort(self._source_lengths[order], kind="stable")]
         order = order[np.argsort(self._target_lengths[order], kind="stable")]
-        buckets = np.split(order, self._bucket_starts)
+        buckets = np.split(order, bucket_starts)
         shuffled = [buckets[index] for index in random.permutation(len(buckets))]
         size = self._buckets_per_batch()
         groups = (shuffled[start : start + size] for start in range(0, len(buckets), size))
@@ -154,9 +162,30 @@ class Batcher:
         """Build the batch or microbatch of pairs [B], on the CPU."""
         return build_batch(self._dataset, rows, coarse_rows=self._coarse_rows)
 
-    def _find_bucket_starts(self) -> Rows:
-        """Return where all buckets but the first start among the pairs sorted by length."""
-        ends = np.cumsum(np.sort(self._target_lengths))
+    def num_pairs_by_text(self, rows: Rows) -> tuple[int, ...]:
+        """Return how many of the pairs [B] are from each text; empty if there is one text."""
+        if len(self._text_ends) < 2:
+            return ()
+        texts = np.searchsorted(self._text_ends, rows, side="right")
+        return tuple(np.bincount(texts, minlength=len(self._text_ends)).tolist())
+
+    def text_samples(self, num_pairs: int) -> list[Rows]:
+        """Return at most N random pairs of each text; none if there is one text."""
+        if len(self._text_ends) < 2:
+            return []
+        random, samples = np.random.default_rng(self._seed), []
+        for end, text in zip(self._text_ends, self._dataset.texts, strict=True):
+            sample = random.choice(text.kept, min(num_pairs, text.kept), replace=False)
+            samples.append(end - text.kept + sample)
+        return samples
+
+    def _drawn(self, epoch: int) -> Rows | slice:
+        """Return the rows of all pairs of an epoch, in any order."""
+        return slice(None) if self._mixture is None else self._mixture.rows(epoch)
+
+    def _find_bucket_starts(self, rows: Rows | slice) -> Rows:
+        """Return where all buckets but the first start among pairs sorted by length."""
+        ends = np.cumsum(np.sort(self._target_lengths[rows]))
         bucket_tokens = min(self._config.bucket_tokens, self._config.batch_tokens)
         num_buckets = max(1, round(ends[-1] / bucket_tokens))
         bucket_ends = np.arange(1, num_buckets) * (ends[-1] / num_buckets)

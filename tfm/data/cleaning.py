@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import compress
@@ -26,18 +27,23 @@ _RATIO_MARGIN = 10
 
 @dataclass(kw_only=True)
 class PairCounts:
-    """Counts of the pairs of a text: `read` is the sum of `kept` and `dropped`."""
+    """Counts of the pairs of a text: `read` is the sum of `kept` and `dropped`.
+
+    `in_held_out` counts the training pairs that are also in the validation or test text.
+    """
 
     read: int = 0
     normalized: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
     kept: int = 0
+    in_held_out: int = 0
 
     def add(self, other: "PairCounts") -> None:
         """Add the counts of another text."""
         self.read += other.read
         self.normalized += other.normalized
         self.kept += other.kept
+        self.in_held_out += other.in_held_out
         for rule, count in other.dropped.items():
             self.dropped[rule] += count
 
@@ -54,65 +60,81 @@ class Cleaner:
     5. length_ratio: One side is more than `max_length_ratio` times as long as the other, after 10
        characters are added to both, so that short sentences may differ more.
     6. copy: Both sides are the same.
-    7. duplicate: The pair occurred before, in any text that this object has cleaned.
+    7. duplicate: The pair occurred before, in any text with the same tag that this object has
+       cleaned.
     """
 
     def __init__(self, config: CleaningConfig) -> None:
         self._config = config
-        self._seen = SeenHashes()
+        self._seen: defaultdict[str | None, SeenHashes] = defaultdict(SeenHashes)  # by tag
         self.held_out = HeldOutPairs(config)
 
-    def clean(self, pairs: Iterable[BytesPair], counts: PairCounts) -> Iterator[BytesPair]:
+    def clean(
+        self,
+        pairs: Iterable[BytesPair],
+        counts: PairCounts,
+        *,
+        config: CleaningConfig | None = None,
+        tag: str | None = None,
+    ) -> Iterator[BytesPair]:
         """Yield the pairs that remain of a text, cleaned and in order.
 
-        `counts` is increased, and complete when the iterator has ended.
+        Args:
+            pairs: Source and target of each pair, without tags.
+            counts: Increased, and complete when the iterator has ended.
+            config: Settings of this text; by default those of all texts.
+            tag: The tag that all sources of this text will have.
         """
-        for chunk in in_chunks(self._passing(pairs, counts)):
+        config = config or self._config
+        for chunk in in_chunks(_passing(pairs, counts, config)):
             hashes = _pair_hashes(chunk)
-            self.held_out.find(hashes)
-            if self._config.drop_duplicates:
+            counts.in_held_out += self.held_out.find(hashes)
+            if config.drop_duplicates:
                 num_read = len(chunk)
-                chunk = list(compress(chunk, self._seen.add(hashes).tolist()))
+                chunk = list(compress(chunk, self._seen[tag].add(hashes).tolist()))
                 counts.dropped["duplicate"] += num_read - len(chunk)
             counts.kept += len(chunk)
             yield from chunk
 
-    def _passing(self, pairs: Iterable[BytesPair], counts: PairCounts) -> Iterator[BytesPair]:
-        """Apply all rules but that of duplicates."""
-        normalize = self._config.normalize_space
-        for pair in pairs:
-            counts.read += 1
-            try:
-                source, target = before = pair[0].decode(), pair[1].decode()
-            except UnicodeDecodeError:
-                counts.dropped["not_utf8"] += 1
-                continue
-            if normalize:
-                source, target = normalize_space(source), normalize_space(target)
-                if (source, target) != before:
-                    counts.normalized += 1
-                    pair = source.encode(), target.encode()
-            rule = self._first_broken_rule(source, target)
-            if rule is None:
-                yield pair
-            else:
-                counts.dropped[rule] += 1
 
-    def _first_broken_rule(self, source: str, target: str) -> str | None:
-        config = self._config
-        if config.drop_empty and not (source.strip() and target.strip()):
-            return "empty"
-        short, long = len(source), len(target)
-        if short > long:
-            short, long = long, short
-        if config.max_characters and long > config.max_characters:
-            return "too_long"
-        ratio = config.max_length_ratio
-        if ratio and long + _RATIO_MARGIN > ratio * (short + _RATIO_MARGIN):
-            return "length_ratio"
-        if config.drop_copies and source == target:
-            return "copy"
-        return None
+def _passing(
+    pairs: Iterable[BytesPair], counts: PairCounts, config: CleaningConfig
+) -> Iterator[BytesPair]:
+    """Apply all rules but that of duplicates."""
+    normalize = config.normalize_space
+    for pair in pairs:
+        counts.read += 1
+        try:
+            source, target = before = pair[0].decode(), pair[1].decode()
+        except UnicodeDecodeError:
+            counts.dropped["not_utf8"] += 1
+            continue
+        if normalize:
+            source, target = normalize_space(source), normalize_space(target)
+            if (source, target) != before:
+                counts.normalized += 1
+                pair = source.encode(), target.encode()
+        rule = _first_broken_rule(source, target, config)
+        if rule is None:
+            yield pair
+        else:
+            counts.dropped[rule] += 1
+
+
+def _first_broken_rule(source: str, target: str, config: CleaningConfig) -> str | None:
+    if config.drop_empty and not (source.strip() and target.strip()):
+        return "empty"
+    short, long = len(source), len(target)
+    if short > long:
+        short, long = long, short
+    if config.max_characters and long > config.max_characters:
+        return "too_long"
+    ratio = config.max_length_ratio
+    if ratio and long + _RATIO_MARGIN > ratio * (short + _RATIO_MARGIN):
+        return "length_ratio"
+    if config.drop_copies and source == target:
+        return "copy"
+    return None
 
 
 def normalize_space(text: str) -> str:
@@ -147,13 +169,16 @@ class HeldOutPairs:
         self._hashes[split] = np.sort(np.concatenate((known, _pair_hashes(pairs))))
         self._found[split] = np.zeros(len(self._hashes[split]), dtype=np.bool_)
 
-    def find(self, hashes: npt.NDArray[np.uint64]) -> None:
-        """Look for [N] hashes of training pairs in all splits."""
+    def find(self, hashes: npt.NDArray[np.uint64]) -> int:
+        """Look for [N] hashes of training pairs; return how many of them are in any split."""
+        is_found = np.zeros(len(hashes), dtype=np.bool_)
         for split, held_out in self._hashes.items():
             first = np.searchsorted(held_out, hashes, side="left")
             end = np.searchsorted(held_out, hashes, side="right")
+            is_found |= first < end
             for start, stop in zip(first[first < end], end[first < end], strict=True):
                 self._found[split][start:stop] = True
+        return int(is_found.sum())
 
     def counts(self) -> dict[str, int]:
         """Return the number of pairs of each split that are in the training text."""

@@ -9,7 +9,7 @@ fingerprint of the vocabulary and file checksums, which are verified when a spli
 import hashlib
 import tokenize
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config.schema import from_table
-from tfm.data.manifest import Language
+from tfm.data.manifest import Language, TrainingText
 from tfm.data.subword import EOS
 from tfm.errors import DataError, tfm_command
 from tfm.storage.files import read_json, sha256_of, write_json
@@ -42,6 +42,7 @@ class DatasetIndex:
         fingerprint: Fingerprint of the vocabulary.
         num_pairs: {split: number of sentence pairs}.
         sha256: {file name: checksum} of the .npy files; `save` computes them.
+        texts: The texts that the training pairs come from, in order; empty if unknown.
     """
 
     source: Language
@@ -49,6 +50,7 @@ class DatasetIndex:
     fingerprint: str
     num_pairs: Mapping[str, int]
     sha256: Mapping[str, str] = field(default_factory=dict)
+    texts: tuple[TrainingText, ...] = ()
 
     @classmethod
     def load(cls, bin_dir: Path) -> "DatasetIndex":
@@ -74,6 +76,8 @@ class DatasetIndex:
             name for split in index.num_pairs for name in index.files(split)
         }:
             raise _needs_binarizing(bin_dir, f"{path} is damaged (sha256 is of other files)")
+        if index.texts and sum(each.kept for each in index.texts) != index.num_pairs.get("train"):
+            raise _needs_binarizing(bin_dir, f"{path} is damaged (texts are of other pairs)")
         return index
 
     def files(self, split: str) -> list[str]:
@@ -82,15 +86,17 @@ class DatasetIndex:
         return [f"{split}.{language}.{kind}.npy" for language in languages for kind in _KINDS]
 
     def checksum(self, split: str) -> str:
-        """Return a hexadecimal digest of the pairs of a split and their order."""
+        """Return a hexadecimal digest of the pairs of a split, their order and their weights."""
         digests = "".join(self.sha256[name] for name in self.files(split))
+        if split == "train" and any(text.weight for text in self.texts):
+            digests += "".join(f" {text.kept}:{text.weight}" for text in self.texts)
         return hashlib.sha256(digests.encode()).hexdigest()
 
     def save(self, bin_dir: Path) -> None:
         """Compute the checksums of the .npy files and write the index."""
         names = [name for split in self.num_pairs for name in self.files(split)]
         sha256 = {name: sha256_of(bin_dir / name) for name in names}
-        write_json(bin_dir / "dataset.json", {"format": FORMAT, **self.__dict__, "sha256": sha256})
+        write_json(bin_dir / "dataset.json", {"format": FORMAT, **asdict(self), "sha256": sha256})
 
 
 class TokenSequences:
@@ -145,6 +151,11 @@ class TokenSequences:
 class ParallelDataset:
     """One split of a binarized dataset; `vocab_sizes` are those of source and target.
 
+    Attributes:
+        source: The source sentences.
+        target: The target sentences.
+        texts: The texts that training pairs come from, in order; empty for other splits.
+
     Raises:
         DataError: The split is missing or damaged.
     """
@@ -162,6 +173,7 @@ class ParallelDataset:
                     path.parent,
                     f"{path} is damaged (its checksum differs from that in dataset.json)",
                 )
+        self.texts = index.texts if split == "train" else ()
         self.source, self.target = (
             TokenSequences(bin_dir, f"{split}.{language}", vocab_size=size)
             for language, size in zip((index.source, index.target), vocab_sizes, strict=True)

@@ -3,7 +3,7 @@
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,11 +18,35 @@ GOLD = "gold"  # suffix of the reference trees of a parser
 BINARIZE = "binarize"  # the step that turns text into token ids
 
 # Languages are suffixes of file names.
-LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+# Several languages on one side are joined by +, as in de+fr.
+LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(\+[A-Za-z][A-Za-z0-9_-]*)*")
 Language = Annotated[str, LANGUAGE]
 
 # Settings in manifests of older versions, and their present names.
 _OLDER_NAMES = {"jobs": "threads", "num_threads": "threads"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingText:
+    """One of the texts that the training pairs come from.
+
+    Attributes:
+        name: Its number in the recipe, and the name of its source file.
+        kept: Number of its pairs; those of the first text come first.
+        read: Number of pairs in its files.
+        dropped: {rule: number of pairs that it dropped}.
+        in_held_out: Number of pairs that are also in the validation or test text.
+        weight: Its share of an epoch, relative to the other texts; None: each pair comes once.
+        tag: The tag before each of its source sentences.
+    """
+
+    name: str
+    kept: int
+    read: int
+    dropped: Mapping[str, int]
+    in_held_out: int = 0
+    weight: float | None = None
+    tag: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +198,24 @@ class Manifest:
         """Return the recorded result of a step; empty if it was not done."""
         done = self._content.steps.get(step)
         return {} if done is None else dict(done.result)
+
+    def training_texts(self) -> list[TrainingText]:
+        """Return the texts of the training split; empty if an older version prepared it.
+
+        Raises:
+            DataError: Their record is damaged.
+        """
+        names = [item.name for item in fields(TrainingText)]
+        try:
+            entries = [dict(entry) for entry in self.result("clean")["train"]["texts"]]
+            tables = [{name: each[name] for name in names if name in each} for each in entries]
+            return [from_table(TrainingText, table) for table in tables if "name" in table]
+        except KeyError:  # not prepared by a recipe
+            return []
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.data_dir / 'manifest.json'} is damaged ({error}): prepare the dataset again"
+            ) from error
 
     def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
         """Return {name: SHA-256} of the text files of the splits.

@@ -91,7 +91,7 @@ class TextSources:
             "downloads": [
                 asdict(replace(file, approximate_size=None)) for file in self._recipe.downloads()
             ],
-            "texts": {s: [asdict(text) for text in self._recipe.texts(s)] for s in SPLITS},
+            "texts": {s: [_location(text) for text in self._recipe.texts(s)] for s in SPLITS},
             "contents": contents,
             "verify": self._verify,
         }
@@ -209,6 +209,11 @@ class TextSources:
     def _locate(self, archive: str | None, side: str) -> Path:
         """Return the path from which a side of a text is read."""
         return self._unpacked.get((archive, side), Path(side))
+
+
+def _location(text: Text) -> dict[str, Any]:
+    """Return where a text comes from, without the options that only later steps read."""
+    return {name: value for name, value in asdict(text).items() if name not in text.options()}
 
 
 def _sgml_suffix(side: str) -> str:

@@ -154,6 +154,11 @@ class SubwordModel:
         starts = (piece.startswith(_SPACE_MARK) for piece in self.pieces(token_ids))
         return [number - 1 for number in accumulate(starts)]
 
+    def has_tag(self, tag: str) -> bool:
+        """Return whether a tag at the start of a line is one piece, or one after a space."""
+        *space, piece = self.pieces(self._processor.EncodeAsIds(tag))
+        return piece.removeprefix(_SPACE_MARK) == tag and space in ([], [_SPACE_MARK])
+
     def vocab_text(self) -> str:
         """Return one line per piece, with its score, like a .vocab file of SentencePiece."""
         piece, score = self._processor.IdToPiece, self._processor.GetScore
@@ -243,6 +248,8 @@ def learn_subword_model(
         vocab_size=vocab_size,
         character_coverage=config.character_coverage,
         byte_fallback=config.byte_fallback,
+        # With the space that SentencePiece puts before each line, a tag is a single piece.
+        user_defined_symbols=[_SPACE_MARK + tag for tag in (config.symbols or "").split()],
         input_sentence_size=config.sample_sentences,
         shuffle_input_sentence=True,
         num_threads=chosen_threads(config.threads),

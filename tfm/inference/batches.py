@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tfm.config import SearchConfig
+from tfm.config import SearchConfig, tag_problem
 from tfm.data.subword import Vocabulary
-from tfm.errors import DataError
+from tfm.errors import DataError, UsageError
 from tfm.reporting import say
 
 Output = TypeVar("Output")
@@ -73,6 +73,9 @@ class SentenceEncoder:
     """Encodes chunks of text as batches of token ids, within the limits of engine and search.
 
     Of several sources in an unknown script, only the first is reported.
+
+    Raises:
+        UsageError: The tag of the config is not in the vocabulary.
     """
 
     def __init__(self, vocabulary: Vocabulary, limits: BatchLimits, config: SearchConfig) -> None:
@@ -80,6 +83,11 @@ class SentenceEncoder:
         self._limits = limits
         self._config = config
         self._has_warned_of_unknown = False
+        if config.tag is not None and not vocabulary.source.has_tag(config.tag):
+            raise UsageError(
+                f"the model's vocabulary has no tag {config.tag}: it can only use tags of the "
+                "recipe that its dataset was prepared with"
+            )
 
     def to_search(self, chunk: Chunk) -> list[SentenceBatch]:
         """Return batches of the lines that are not empty or have a prefix.
@@ -117,6 +125,9 @@ class SentenceEncoder:
 
     def _sources(self, chunk: Chunk) -> list[list[int]]:
         lines = self._vocabulary.clean(chunk.lines)
+        if (tag := self._config.tag) is not None:
+            self._check_untagged(chunk.line_numbers, lines)
+            lines = [f"{tag} {line}" if line else "" for line in lines]
         sources = self._vocabulary.source.encode(lines)
         limit = self._config.max_source_length
         for number, line, ids in zip(chunk.line_numbers, lines, sources, strict=True):
@@ -131,6 +142,13 @@ class SentenceEncoder:
                 ids, f"line {number:,}", "shorten it, or set max_source_length to truncate it"
             )
         return sources
+
+    def _check_untagged(self, line_numbers: Sequence[int], lines: Sequence[str]) -> None:
+        """Raise DataError if a line has a tag before another is put there."""
+        for number, line in zip(line_numbers, lines, strict=True):
+            word = line.partition(" ")[0]
+            if tag_problem(word) is None and self._vocabulary.source.has_tag(word):
+                raise DataError(f"line {number:,} begins with the tag {word}: leave --tag out")
 
     def _warn_of_unknown(self, number: int, line: str, ids: Sequence[int]) -> None:
         """Warn once of a line in a script that the models have not been trained on."""

@@ -4,7 +4,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import BinarizeConfig
-from tfm.data.dataset import FORMAT, ArrayWriter, DatasetIndex, ParallelDataset, id_dtype
-from tfm.data.manifest import BINARIZE, Manifest
+from tfm.data.dataset import FORMAT, ArrayWriter, DatasetIndex, ParallelDataset, Rows, id_dtype
+from tfm.data.manifest import BINARIZE, Manifest, TrainingText
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
@@ -55,8 +55,8 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
         Whether they were encoded; False if they were up to date.
 
     Raises:
-        DataError: Text or subword model are missing, a line is not UTF-8, or the sides differ in
-            their numbers of lines.
+        DataError: Text or subword model are missing, a line is not UTF-8, the sides differ in
+            their numbers of lines, or a tag of the text is not in the vocabulary.
         LockedFolderError: Another process writes to the dataset.
     """
     with lock_folder(data_dir):
@@ -84,8 +84,10 @@ def _update_splits(
     if not splits:
         raise DataError(f"{manifest.data_dir} has no text: run tfm prepare first")
     bin_dir = manifest.data_dir / "bin"
+    texts = manifest.training_texts()
     inputs = {
         "text": manifest.text_fingerprints(splits),
+        "texts": [asdict(text) for text in texts],
         "subword": vocabulary.fingerprint,
         "max_length": config.max_length,
         "format": FORMAT,
@@ -94,13 +96,19 @@ def _update_splits(
         say(f"binarize: {bin_dir} unchanged")
         return False
     _warn_of_replaced_model(manifest, vocabulary)
+    _check_tags(manifest, vocabulary)
     (bin_dir / "dataset.json").unlink(missing_ok=True)
-    counts = {split: _binarize_split(manifest, split, vocabulary, config) for split in splits}
+    counts = {}
+    for split in splits:
+        counts[split], too_long = _binarize_split(manifest, split, vocabulary, config)
+        if split == "train" and texts:
+            texts = _without(texts, too_long, num_lines=counts[split].read, manifest=manifest)
     DatasetIndex(
         source=manifest.source,
         target=manifest.target,
         fingerprint=vocabulary.fingerprint,
         num_pairs={split: count.kept for split, count in counts.items()},
+        texts=tuple(texts),
     ).save(bin_dir)
     outputs = [path for path in bin_dir.iterdir() if path.suffix in (".npy", ".json")]
     result = {split: asdict(count) for split, count in counts.items()}
@@ -157,22 +165,62 @@ def _warn_of_replaced_model(manifest: Manifest, vocabulary: Vocabulary) -> None:
         )
 
 
+def _check_tags(manifest: Manifest, vocabulary: Vocabulary) -> None:
+    """Raise DataError if a tag of the text is not a piece of the vocabulary."""
+    for tag in (manifest.settings("subword").get("symbols") or "").split():
+        if not vocabulary.source.has_tag(tag):
+            raise DataError(
+                f"the subword model in {manifest.data_dir} has no piece for the tag {tag}: learn "
+                f"it with {tfm_command('learn-bpe', manifest.data_dir, '--force')}, or bring one "
+                "that has it among its user_defined_symbols"
+            )
+
+
+def _without(
+    texts: list[TrainingText], too_long: Rows, *, num_lines: int, manifest: Manifest
+) -> list[TrainingText]:
+    """Return the training texts without the pairs on some lines [N], counted from 0.
+
+    There are none if the text was edited, so that the texts of its pairs are unknown.
+    """
+    ends = np.cumsum([text.kept for text in texts])
+    if ends[-1] != num_lines:
+        if any(text.weight for text in texts):
+            raise DataError(
+                f"the training text in {manifest.data_dir} has {num_lines:,} pairs, but tfm "
+                f"prepare wrote {ends[-1]:,}: prepare it again, so that weights fit the pairs"
+            )
+        return []
+    counts = np.bincount(np.searchsorted(ends, too_long, side="right"), minlength=len(texts))
+    for text, count in zip(texts, counts.tolist(), strict=True):
+        if len(texts) > 1 and count == text.kept:
+            raise DataError(
+                f"all {count:,} pairs of the training text {text.name} are longer than max_length: "
+                "raise --max-length, or remove the text from the recipe"
+            )
+    return [
+        replace(text, kept=text.kept - count, dropped={**text.dropped, "max_length": count})
+        for text, count in zip(texts, counts.tolist(), strict=True)
+    ]
+
+
 def _binarize_split(
     manifest: Manifest, split: str, vocabulary: Vocabulary, config: BinarizeConfig
-) -> SplitCounts:
+) -> tuple[SplitCounts, Rows]:
+    """Encode a split; return its counts, and the [N] lines from 0 on that are too long."""
     languages = (manifest.source, manifest.target)
     models = (vocabulary.source, vocabulary.target)
     texts = [manifest.text_path(split, language) for language in languages]
     num_threads = chosen_threads(config.threads)
 
-    def encode(block: Block) -> tuple[int, list[Side]]:
+    def encode(block: Block) -> tuple[int, Rows, list[Side]]:
         sides = [model.encode_block(side) for model, side in zip(models, block, strict=True)]
         # Other splits keep every sentence, so that scores stay comparable.
-        if split == "train":
-            sides = _drop_long_pairs(sides, config.max_length)
-        return len(block[0]), sides
+        limit = config.max_length if split == "train" else None
+        return len(block[0]), *_drop_long_pairs(sides, limit)
 
     num_read = 0
+    too_long: list[Rows] = []
     with contextlib.ExitStack() as stack:
         writers = [
             _TokenWriter(stack, manifest.data_dir / "bin" / f"{split}.{language}", len(model))
@@ -184,7 +232,8 @@ def _binarize_split(
         # On an error or Ctrl-C, wait only for the blocks that are being encoded.
         stack.callback(threads.shutdown, cancel_futures=True)
         blocks = read_blocks(*texts, strict=True)
-        for size, sides in map_in_order(threads, encode, blocks, num_ahead=2 * num_threads):
+        for size, long, sides in map_in_order(threads, encode, blocks, num_ahead=2 * num_threads):
+            too_long.append(num_read + long)
             for writer, side in zip(writers, sides, strict=True):
                 writer.append(side)
             num_read += size
@@ -192,13 +241,14 @@ def _binarize_split(
         for writer in writers:
             writer.finish()
     num_kept = writers[0].num_sentences
-    return SplitCounts(
+    counts = SplitCounts(
         read=num_read,
         too_long=num_read - num_kept,
         kept=num_kept,
         tokens=[writer.num_tokens for writer in writers],
         unknown=[writer.num_unknown for writer in writers],
     )
+    return counts, np.concatenate([np.zeros(0, dtype=np.int64), *too_long])
 
 
 def map_in_order(
@@ -242,12 +292,13 @@ class _TokenWriter:
         self._offsets.finish()
 
 
-def _drop_long_pairs(sides: list[Side], max_length: int) -> list[Side]:
-    """Drop the pairs with more than `max_length` tokens on either side."""
-    is_kept = np.logical_and(*(lengths <= max_length for _, lengths in sides))
-    if is_kept.all():
-        return sides
-    return [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
+def _drop_long_pairs(sides: list[Side], max_length: int | None) -> tuple[Rows, list[Side]]:
+    """Drop the pairs with more than `max_length` tokens on either side; return their [N] rows."""
+    limit = np.inf if max_length is None else max_length
+    is_kept = np.logical_and(*(lengths <= limit for _, lengths in sides))
+    if not is_kept.all():
+        sides = [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
+    return np.flatnonzero(~is_kept), sides
 
 
 def _report(split: str, counts: SplitCounts) -> None:

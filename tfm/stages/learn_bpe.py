@@ -1,6 +1,6 @@
 """tfm learn-bpe: training text of a dataset → its subword model."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tfm.config import SubwordConfig
@@ -50,7 +50,7 @@ def update_subword_models(data_dir: Path, config: SubwordConfig, *, force: bool)
     elif config.target_words:
         models = [_learn([source], config), subword.learn_word_model(target)]
     else:
-        models = [_learn([source], config), _learn([target], config)]
+        models = [_learn([source], config), _learn([target], replace(config, symbols=None))]
     outputs = []
     for path, model in zip(paths, models, strict=True):
         vocab_path = path.with_suffix(".vocab")  # the pieces as text

@@ -18,7 +18,7 @@ from tfm.config import (
 )
 from tfm.data.cleaning import Cleaner, PairCounts
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
-from tfm.data.corpus.recipe import Recipe, TextFiles
+from tfm.data.corpus.recipe import Recipe, TextFiles, text_name
 from tfm.data.corpus.user_files import PathPair, recipe_from_files, recipe_from_trees
 from tfm.data.disk import DiskNeed, check_disks
 from tfm.data.encoding import iconv_command, likely_encoding
@@ -59,7 +59,7 @@ class PrepareResult:
 def requested_recipe(
     name_or_path: str | None,
     *,
-    text: Mapping[str, PathPair | None],
+    text: Mapping[str, Sequence[PathPair]],
     trees: Mapping[str, Sequence[Path]],
     languages: tuple[str, str] | None,
     out_dir: Path | None,
@@ -68,7 +68,7 @@ def requested_recipe(
 
     Args:
         name_or_path: A built-in recipe or a TOML file; None for the user's own files.
-        text: Source and target file of each split.
+        text: Source and target files of each split.
         trees: Files or folders of each split.
         languages: Codes of both languages; by default the suffixes of the files.
         out_dir: The dataset folder, which names a recipe for the user's own files.
@@ -91,9 +91,8 @@ def requested_recipe(
         raise UsageError("name the folder of the new dataset, such as --out data/mine")
     if trees["train"]:
         return recipe_from_trees(name=out_dir.name, **trees)
-    pairs = {split: [pair] if pair else [] for split, pair in text.items()}
     source, target = languages or (None, None)
-    return recipe_from_files(name=out_dir.name, source=source, target=target, **pairs)
+    return recipe_from_files(name=out_dir.name, source=source, target=target, **text)
 
 
 def prepare(
@@ -134,6 +133,9 @@ def prepare(
         section: {**recipe.settings(section), **overrides.get(section, {})}
         for section in ("cleaning", "subword", "binarize")
     }
+    if tags := recipe.tags():
+        known = (settings["subword"].get("symbols") or "").split()
+        settings["subword"]["symbols"] = " ".join(dict.fromkeys([*known, *tags]))
     cleaning = settings_from(CleaningConfig, settings["cleaning"])
     subword = settings_from(SubwordConfig, settings["subword"])
     binarization = settings_from(BinarizeConfig, settings["binarize"])
@@ -218,7 +220,13 @@ class _TextWriter:
         """Write the text of all splits; return False if it was up to date."""
         out_dir, raw_dir = self.manifest.data_dir, self.manifest.data_dir / "raw"
         inputs = self.sources.fingerprint()
+        texts = (text for split in SPLITS for text in self.recipe.texts(split))
+        options = [
+            {name: value for name, value in text.options().items() if value} for text in texts
+        ]
         clean_inputs = inputs | {"cleaning": settings_to(self.cleaning)}
+        if any(options):
+            clean_inputs["options"] = options
         is_current = self.manifest.is_current("clean", clean_inputs)
         for folder in (out_dir, raw_dir, out_dir / "bin", self.downloads_dir):
             remove_leftovers(folder)
@@ -329,13 +337,15 @@ class _TextWriter:
         total = PairCounts()
         entries = []
         with Progress(f"clean {split}", total=None, unit="pairs") as bar:
-            for text in self.recipe.texts(split):
+            for number, text in enumerate(self.recipe.texts(split), 1):
                 counts = PairCounts()
                 pairs = self.sources.pairs(text, split)
                 if split == "train":
-                    pairs = cleaner.clean(pairs, counts)
+                    table = {**settings_to(self.cleaning), **text.cleaning}
+                    config = settings_from(CleaningConfig, table)
+                    pairs = cleaner.clean(pairs, counts, config=config, tag=text.tag)
                 for block in in_chunks(pairs):
-                    source_file.writelines(source + b"\n" for source, _ in block)
+                    source_file.writelines(_tagged(source, text.tag) + b"\n" for source, _ in block)
                     target_file.writelines(target + b"\n" for _, target in block)
                     bar.update(len(block))
                     if split != "train":
@@ -344,7 +354,13 @@ class _TextWriter:
                 if split == "train" and isinstance(text, TextFiles):
                     self._check_encoding(text, counts)
                 total.add(counts)
-                entries.append(asdict(text) | asdict(counts))
+                name = f"{number} {text_name(text)}"
+                if split == "train" and not counts.kept and len(self.recipe.train) > 1:
+                    raise DataError(
+                        f"no pairs are left of [[train]] {name} ({_summary(counts)}): remove it "
+                        "from the recipe, or correct it"
+                    )
+                entries.append(asdict(text) | asdict(counts) | {"name": name})
             if not total.read:
                 texts = self.recipe.texts(split)
                 sides = (side for text in texts for side in getattr(text, "sides", ()))
@@ -377,6 +393,11 @@ class _TextWriter:
             if not isinstance(text, TextFiles):
                 trees = self.sources.trees(text, split)
                 file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
+
+
+def _tagged(source: bytes, tag: str | None) -> bytes:
+    """Return a source sentence after its tag; an empty one stays empty."""
+    return source if tag is None or not source.strip() else f"{tag} ".encode() + source
 
 
 def _summary(counts: PairCounts) -> str:

@@ -83,4 +83,6 @@ def _is_before(line: bytes, step: int, train_step: int) -> bool:
 
 
 def _finite(value: object) -> object:
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -99,6 +99,8 @@ class TrainingRun:
         interval = self._run.training.checkpoint_steps
         with closing(self._saver), self._new_bar() as self._bar:
             self._record.open(self.trainer.position.step)
+            if self.trainer.position.step == 0 and len(self.data.train.texts) > 1:
+                self._record.write_texts(self.data.train.texts)
             if self._state.is_validation_due:
                 self._validate_and_save()
             self.heartbeat("waiting for all processes to start", waits=True)
@@ -350,6 +352,7 @@ class TrainingRun:
         """Validate and log the metrics; after a signal or without a finite loss, end the run."""
         validator = Validator(
             split=split,
+            train=self.trainer.batcher,
             vocabulary=self.data.vocabulary,
             info=self.data.info,
             compute=self.compute,

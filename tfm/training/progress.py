@@ -29,6 +29,7 @@ class StepReport:
     seconds: float  # wall time
     skipped: bool = False  # weights stayed unchanged, because loss or gradient was not finite
     loss_scale: float = 1.0  # of fp16
+    text_pairs: tuple[int, ...] = ()  # pairs of each training text, if there are several
 
     @property
     def overflowed(self) -> bool:
@@ -126,6 +127,8 @@ def shown_figures(reports: Sequence[StepReport]) -> list[str]:
 def metrics_record(reports: Sequence[StepReport]) -> dict[str, Any]:
     """Return the record of these steps for metrics.jsonl."""
     newest = reports[-1]
+    # A step of an older version has none.
+    by_text = zip(*(report.text_pairs for report in reports), strict=False)
     return {
         "kind": "train",
         "step": newest.step,
@@ -138,6 +141,7 @@ def metrics_record(reports: Sequence[StepReport]) -> dict[str, Any]:
         "target_tokens_per_second": _rate(reports, "num_tokens"),
         "flops_per_step": sum(report.flops for report in reports) / len(reports),
         "flops_per_second": _rate(reports, "flops"),
+        **({"text_pairs": [sum(pairs) for pairs in by_text]} if newest.text_pairs else {}),
     }
 
 

@@ -1,9 +1,11 @@
 """The record of a run: lines of metrics.jsonl, messages on stderr, report.html."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tfm.data.manifest import TrainingText
 from tfm.reporting import say
 from tfm.storage.metrics_log import MetricsLog
 from tfm.training.progress import PendingStep, StepReport, metrics_record
@@ -41,6 +43,10 @@ class RunRecord:
             logged_step = self.window[0].step - 1 if self.window else step
             self._log = MetricsLog(self._run_dir, step=step, logged_step=logged_step)
 
+    def write_texts(self, texts: Sequence[TrainingText]) -> None:
+        """Write which texts the training pairs come from, in the order of other lines."""
+        self._write({"kind": "texts", "step": 0, "texts": [asdict(text) for text in texts]})
+
     def write_window(self, totals: Mapping[str, Any]) -> None:
         """Write a line about the steps since the last one, if any, beside totals of the run."""
         if self.window:
@@ -64,7 +70,8 @@ class RunRecord:
         """Write the metrics of a validation."""
         record = {"kind": "validation", "step": step, "epoch": epoch, "minutes": minutes}
         signature = {"signature": validation.score.signature} if validation.score else {}
-        self._write(record | signature | validation.metrics)
+        text_losses = {"text_losses": validation.text_losses} if validation.text_losses else {}
+        self._write(record | signature | validation.metrics | text_losses)
 
     def print_validation(self, validation: Validation, *, step: int, minutes: float) -> None:
         """Print the metrics of a validation, the first time with the signature of the score."""

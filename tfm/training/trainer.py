@@ -233,7 +233,12 @@ class Trainer:
             position=self.position,
             clock=clock,
             figures=[loss, nll, norm, skipped, scale],
-            known={"num_tokens": num_tokens, "flops": flops, "learning_rate": rate},
+            known={
+                "num_tokens": num_tokens,
+                "flops": flops,
+                "learning_rate": rate,
+                "text_pairs": self.batcher.num_pairs_by_text(batch.rows),
+            },
         )
         self._loss_scale.update(skipped)
         return pending, flags

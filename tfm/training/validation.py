@@ -9,6 +9,7 @@ import torch
 from tfm.backends.selection import inference_backend
 from tfm.config import ScoreConfig, SearchConfig
 from tfm.data.batching import Batcher
+from tfm.data.dataset import Rows
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import Compute
 from tfm.distributed.group import Group
@@ -26,6 +27,7 @@ from tfm.training.progress import Heartbeat, no_heartbeat
 
 # Translation checks whether to stop after this many sentences.
 _CHUNK = 128
+_PAIRS_PER_TEXT = 200  # of each training text, of which the loss is computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class Validation:
 
     metrics: dict[str, float]  # loss in nats per target token, perplexity, score if computed
     score: MetricScore | None = None
+    text_losses: list[float] = field(default_factory=list)  # of samples of the training texts
 
     def __str__(self) -> str:
         loss = format_figure(self.metrics["loss"], decimals=3)
@@ -45,9 +48,13 @@ class Validation:
 
 @dataclass(frozen=True, kw_only=True)
 class Validator:
-    """Validates models on one split, which is divided among the processes of a group."""
+    """Validates models on one split, which is divided among the processes of a group.
+
+    If `train` batches several training texts, the loss of a sample of each is computed, too.
+    """
 
     split: ValidationSplit
+    train: Batcher | None = None
     vocabulary: Vocabulary
     info: ModelInfo
     compute: Compute
@@ -57,12 +64,13 @@ class Validator:
 
     def validate(self, model: Model) -> Validation | None:
         """Validate a model with full weights, equal on all processes; None if interrupted."""
-        loss = self._loss(model)
-        if loss is None:
+        losses = self._losses(model)
+        if losses is None:
             return None
+        loss, *text_losses = losses
         metrics = {"loss": loss, "perplexity": perplexity(loss)}
         if not self.info.run.training.validation_beam or not math.isfinite(loss):
-            return Validation(metrics=metrics)
+            return Validation(metrics=metrics, text_losses=text_losses)
         outputs = self._translate(model)
         if outputs is None:
             return None
@@ -73,13 +81,30 @@ class Validator:
             ["bracket-f1" if self.info.task == "parsing" else "bleu"],
             ScoreConfig(),
         )
-        return Validation(metrics={**metrics, SCORES[self.info.task]: score.value}, score=score)
+        metrics[SCORES[self.info.task]] = score.value
+        return Validation(metrics=metrics, score=score, text_losses=text_losses)
 
-    def _loss(self, model: Model) -> float | None:
-        """Return the negative log-likelihood in nats per target token, EOS included."""
+    def _losses(self, model: Model) -> list[float] | None:
+        """Return the loss of the split, and of a sample of each training text if several.
+
+        They are in nats per target token, EOS included. None is returned if interrupted.
+        """
         loss = BatchLoss(evaluation_copy(model), label_smoothing=0.0)
-        world, batcher = self.group.world, Batcher(self.split.pairs, self.info.run.batching, seed=0)
-        microbatches = [each for rows in batcher.epoch(1) for each in batcher.split(rows)]
+        valid = Batcher(self.split.pairs, self.info.run.batching, seed=0)
+        parts = [(valid, valid.epoch(1))]
+        if self.train is not None:
+            parts += [(self.train, [rows]) for rows in self.train.text_samples(_PAIRS_PER_TEXT)]
+        losses = []
+        for batcher, batches in parts:
+            if (nll := self._mean_nll(loss, batcher, batches)) is None:
+                return None
+            losses.append(nll)
+        return losses
+
+    def _mean_nll(self, loss: BatchLoss, batcher: Batcher, batches: list[Rows]) -> float | None:
+        """Return the negative log-likelihood of batches per target token; None if interrupted."""
+        world = self.group.world
+        microbatches = [each for rows in batches for each in batcher.split(rows)]
         sums = torch.zeros(3, dtype=torch.float64)  # NLL, tokens, interrupted processes
         with torch.inference_mode():
             for rows in microbatches[world.rank :: world.size]:

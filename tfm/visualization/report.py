@@ -22,8 +22,11 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from tfm.reporting import format_figure
 from tfm.storage.files import write_text
+from tfm.visualization.texts_table import texts_table
 
 _MAX_POINTS = 1000
+_TEXT_COLORS = ("training", "validation", "best", "muted")
+_TEXT_DASHES = ("-", "--", ":", "-.")
 _FIGURE_INCHES = (4.2, 2.8)
 _AXES_BOX = (0.1, 0.17, 0.88, 0.73)
 _FONT_POINTS = 10
@@ -65,6 +68,8 @@ _OTHER_CHARTS = (
     _Chart("flops_per_second", "Throughput", "FLOP/s of the model, without padding"),
 )
 
+_TEXTS = _Chart("loss", "Loss by training text", "nats/token, of a sample of each", best=min)
+
 
 def write_report(run_dir: Path) -> None:
     """Write report.html of a run, from its metrics.jsonl and, if present, its config.toml.
@@ -73,7 +78,7 @@ def write_report(run_dir: Path) -> None:
     no metrics could be written, as on a full disk, has a report without figures.
     """
     path = run_dir / "metrics.jsonl"
-    training, validation = _read_metrics(path)
+    training, validation, texts = _read_metrics(path)
     records = {"training": training, "validation": validation}
     latest = max([{"step": 0}, *validation[-1:], *training[-1:]], key=itemgetter("step"))
     updated = datetime.fromtimestamp(path.stat().st_mtime, UTC) if path.is_file() else None
@@ -84,6 +89,7 @@ def write_report(run_dir: Path) -> None:
         title=html.escape(run_dir.resolve().name),
         state=_render_state(latest, validation, updated),
         charts=_render_charts(_MAIN_CHARTS, records, latest["step"]),
+        texts=_fold("Training texts", _render_texts(texts, training, validation)),
         others=_fold("More curves", _render_charts(_OTHER_CHARTS, records, latest["step"])),
         figures=_fold("Newest metrics", _render_figures(training, validation)),
         settings=_fold("Settings", f"<pre>{settings}</pre>" if settings else ""),
@@ -96,15 +102,16 @@ def _fold(summary: str, content: str) -> str:
     return content and f"<details>\n<summary>{summary}</summary>\n{content}\n</details>"
 
 
-def _read_metrics(path: Path) -> tuple[list[Record], list[Record]]:
-    """Return at most about _MAX_POINTS training records, and all validation records."""
+def _read_metrics(path: Path) -> tuple[list[Record], list[Record], list[Record]]:
+    """Return at most about _MAX_POINTS training records, all validation records, and the texts."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
     validation = [line for line in lines if b'"validation"' in line]
     training = [line for line in lines if b'"train"' in line]
     stride = math.ceil(len(training) / _MAX_POINTS) or 1
     # The last line of a killed run may be truncated; the one before it is complete.
     kept = training[:-2:stride] + training[-2:]
-    return [*_parse(kept)], [*_parse(validation)]
+    texts = [*_parse(line for line in lines if b'"texts"' in line)]
+    return [*_parse(kept)], [*_parse(validation)], texts[-1]["texts"] if texts else []
 
 
 def _parse(lines: Iterable[bytes]) -> Iterator[Record]:
@@ -164,11 +171,13 @@ def _render_chart(chart: _Chart, curves: Mapping[str, Points], last_step: int) -
 
 def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> None:
     """Draw lines, with dots if there are few points, and a ring around the best value."""
-    for label, points in curves.items():
+    for number, (label, points) in enumerate(curves.items()):
+        is_text = label not in _COLORS
         axes.plot(
             *zip(*points, strict=True),
-            color=_COLORS[label],
-            label=label,
+            color=_COLORS[_TEXT_COLORS[number % len(_TEXT_COLORS)] if is_text else label],
+            linestyle=_TEXT_DASHES[number % len(_TEXT_DASHES)] if is_text else "-",
+            label=label.replace("$", r"\$"),  # which would start a formula
             linewidth=1.1 if label == "training" else 1.8,
             marker="o" if len(points) <= 40 else "",
             markersize=3,
@@ -259,6 +268,25 @@ def _render_figures(training: Sequence[Record], validation: Sequence[Record]) ->
         ("FLOPs by the paper (time × peak)", newest.get("paper_estimate_flops"), flop),
         ("Signature", validated.get("signature"), str),
     )
+
+
+def _render_texts(
+    texts: Sequence[Record], training: Sequence[Record], validation: Sequence[Record]
+) -> str:
+    """Return the shares, counts and losses of the training texts as HTML; nothing without any."""
+    if not texts:
+        return ""
+    names = [" ".join(filter(None, (text["name"], text["tag"]))) for text in texts]
+    validated = [record for record in validation if "text_losses" in record]
+    losses = {
+        name: _points(({"step": v["step"], "loss": v["text_losses"][i]} for v in validated), _TEXTS)
+        for i, name in enumerate(names)
+    }
+    last_step = max((record["step"] for record in validated), default=0)
+    table = texts_table(texts, [r["text_pairs"] for r in training if "text_pairs" in r], losses)
+    if not all(losses.values()):
+        return table
+    return f'{table}<div class="charts">\n{_render_chart(_TEXTS, losses, last_step)}\n</div>'
 
 
 def _render_list(*figures: tuple[str, Any, Callable[[Any], str]]) -> str:

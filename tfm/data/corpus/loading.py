@@ -21,6 +21,7 @@ from tfm.data.corpus.recipe import (
     Recipe,
     Text,
     TextFiles,
+    TextOptions,
     TreeFile,
     is_url,
 )
@@ -74,15 +75,26 @@ def _parse(table: TomlTable, folder: Path) -> Recipe:
             for number, entry in enumerate(entries, 1)
         ]
         values[name] = tuple(_locate(each, folder) for each in built if each is not None)
+        for number, text in enumerate(built, 1):
+            if isinstance(text, TextOptions):
+                keys = (name, str(number), "cleaning")
+                problems += _settings_problems(CleaningConfig, text.cleaning, table, keys)
     for section, kind in _SETTINGS.items():
         settings = table.get(section)
         if isinstance(settings, dict):
-            places = {key: table.place(section, key) for key in settings}
-            problems += settings_and_problems(kind, settings, places)[1]
+            problems += _settings_problems(kind, settings, table, (section,))
     recipe = _build(Recipe, values, table, (), problems)
     if recipe is None or problems:
         raise UsageError(list_problems(problems))
     return recipe
+
+
+def _settings_problems(
+    kind: type[Settings], settings: Table, table: TomlTable, keys: tuple[str, ...]
+) -> list[str]:
+    """Return the mistakes in settings that are a table under some keys."""
+    places = {key: table.place(*keys, key) for key in settings}
+    return settings_and_problems(kind, settings, places)[1]
 
 
 def _kind_of(entry: Table, name: str) -> type[Archive | Text]:

@@ -2,18 +2,19 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
 
-from tfm.config import Table, Task
+from tfm.config import Table, Task, tag_problem
 from tfm.data.manifest import LANGUAGE, SPLITS
 
 _FILE_NAME = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f]{1,200}")
 _HEX_DIGITS = {"sha256": 64, "md5": 32}
 # The name of a recipe may be used as that of a folder.
 _NAME = re.compile(r"[^\W_][^/\\\x00-\x1f\x7f\ud800-\udfff]{0,200}")
+_MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6
 _SURROGATE = re.compile("[\ud800-\udfff]")  # how Python represents bytes that are not UTF-8
 # Defaults of each task. Treebanks are clean, and the cleaning rules are for text: they would drop
 # good trees. Search is as in §6.3.
@@ -77,7 +78,38 @@ class Archive:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextFiles:
+class TextOptions:
+    """What every text may have besides its files.
+
+    Attributes:
+        tag: Tag such as <bt> or <2fr> that is put before each source sentence.
+        weight: Only in [[train]]: the share of the pairs of an epoch, relative to the weights of
+            the other texts. All of them have one, or none: then each pair comes once an epoch.
+        cleaning: Only in [[train]]: settings that differ from [cleaning] for this text.
+    """
+
+    tag: str | None = None
+    weight: float | None = None
+    cleaning: Table = field(default_factory=dict)
+
+    def options(self) -> dict[str, Any]:
+        """Return these options by name."""
+        return {item.name: getattr(self, item.name) for item in fields(TextOptions)}
+
+    def problems(self) -> Iterator[str]:
+        """Describe each invalid value."""
+        if self.tag is not None and (problem := tag_problem(self.tag)) is not None:
+            yield f"tag {problem}"
+        if self.weight is not None and not _MIN_WEIGHT <= self.weight <= _MAX_WEIGHT:
+            yield (
+                f"weight is {self.weight:g}, but must be from {_MIN_WEIGHT:f} to {_MAX_WEIGHT:,.0f}"
+            )
+        if "normalize_space" in self.cleaning:
+            yield "normalize_space holds for all texts: set it in [cleaning]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFiles(TextOptions):
     """One text of a split: two files with translations line by line.
 
     If both are the same file, it has two columns, source and target, separated by a tab. Names may
@@ -104,12 +136,13 @@ class TextFiles:
 
     def problems(self) -> Iterator[str]:
         """Describe each invalid value."""
+        yield from super().problems()
         if self.lines is not None and self.lines < 1:
             yield f"lines is {self.lines}, but must be at least 1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeFile:
+class TreeFile(TextOptions):
     """One text of a split: bracketed trees, whose words are the source.
 
     Attributes:
@@ -128,13 +161,9 @@ class TreeFile:
         """The file, as a tuple."""
         return (self.trees,)
 
-    def problems(self) -> Iterator[str]:
-        """Describe each invalid value; there are none."""
-        yield from ()
-
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratedText:
+class GeneratedText(TextOptions):
     """One text of a split that tfm generates.
 
     Attributes:
@@ -154,11 +183,17 @@ class GeneratedText:
 
     def problems(self) -> Iterator[str]:
         """Describe each invalid value."""
+        yield from super().problems()
         if self.num_pairs < 1:
             yield f"num_pairs is {self.num_pairs}, but must be at least 1"
 
 
 Text = TextFiles | TreeFile | GeneratedText
+
+
+def text_name(text: Text) -> str:
+    """Return a name for a text: that of its source file, or of its generator."""
+    return text.generator if isinstance(text, GeneratedText) else PurePosixPath(text.sides[0]).name
 
 
 def is_url(side: str) -> bool:
@@ -207,6 +242,11 @@ class Recipe:
         """Return the texts of a split."""
         return {"train": self.train, "valid": self.valid, "test": self.test}[split]
 
+    def tags(self) -> list[str]:
+        """Return the tags of the texts of all splits, each once."""
+        tags = (text.tag for split in SPLITS for text in self.texts(split))
+        return list(dict.fromkeys(tag for tag in tags if tag is not None))
+
     def text_files(self) -> list[TextFiles | TreeFile]:
         """Return the texts of all splits that are read from files."""
         texts = (text for split in SPLITS for text in self.texts(split))
@@ -241,12 +281,27 @@ class Recipe:
             for number, text in enumerate(self.texts(split), 1):
                 if text.task != self.task:
                     yield f'[[{split}]] {number} needs task = "{text.task}", not "{self.task}"'
+                if split != "train" and (text.weight is not None or text.cleaning):
+                    yield f"[[{split}]] {number} has a weight or cleaning: only [[train]] texts can"
+        yield from self._mixture_problems()
         yield from self._file_problems()
 
     def _loose_sides(self) -> list[str]:
         texts = (text for text in self.text_files() if text.archive is None)
         # A .tsv file is both sides.
         return [side for text in texts for side in dict.fromkeys(text.sides)]
+
+    def _mixture_problems(self) -> Iterator[str]:
+        weights = [text.weight for text in self.train]
+        if None in weights and any(weights):
+            yield (
+                f"[[train]] {weights.index(None) + 1} has no weight, but others have one: give all "
+                "of them a weight, or none"
+            )
+        if self.task == "parsing" and self.tags():
+            yield "tags are for translation: leave them out for a parser"
+        if "tag" in self.search:
+            yield "tag is no setting of [search] in a recipe: give it to [[valid]] and [[test]]"
 
     def _file_problems(self) -> Iterator[str]:
         urls: dict[str, str] = {}

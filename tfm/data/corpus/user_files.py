@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from tfm.data.corpus.recipe import Recipe, TextFiles, TreeFile
@@ -96,15 +97,15 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
     Only two-letter codes count as languages, with or without a region, besides the languages
     themselves: .src or .tok is not a language.
     """
-    expected = [language.partition("_")[0].partition("-")[0] for language in languages or ()]
+    expected = [[_base(each) for each in side.split("+")] for side in languages or ()]
     for pair in pairs:
         if languages is None or pair[0] == pair[1]:
             continue
-        for path, language in zip(pair, expected, strict=True):
-            found = _language_of(path).partition("_")[0].partition("-")[0]
-            if found != language and (len(found) == 2 or found in expected):
+        for path, side in zip(pair, expected, strict=True):
+            found = _base(_language_of(path))
+            if found not in side and (len(found) == 2 or found in chain(*expected)):
                 yield (
-                    f"{path} ends in .{found} where text in {language} is expected "
+                    f"{path} ends in .{found} where text in {' or '.join(side)} is expected "
                     f"({'-'.join(languages)}): give source and target in the same order "
                     "everywhere, or rename the file"
                 )
@@ -118,6 +119,11 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
             for path in (source, target):
                 if path.name.removesuffix(".gz").endswith(".tsv"):
                     yield f"{path} has source and target in one file: give it alone"
+
+
+def _base(language: str) -> str:
+    """Return a language without its region."""
+    return language.partition("_")[0].partition("-")[0]
 
 
 def _language_of(path: Path) -> str:

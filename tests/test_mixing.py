@@ -1,0 +1,278 @@
+"""Training texts in proportion: shares of an epoch, and how often each pair is drawn."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfm.config import BatchingConfig, BinarizeConfig, SubwordConfig
+from tfm.data.batching import Batcher
+from tfm.data.corpus.recipe import Recipe, TextFiles
+from tfm.data.dataset import DatasetIndex, ParallelDataset
+from tfm.data.manifest import Manifest, TrainingText
+from tfm.data.mixing import Mixture, apportion
+from tfm.data.subword import Vocabulary
+from tfm.data.synthetic.corpus import generate_pairs
+from tfm.errors import DataError, UsageError
+from tfm.inference.translator import Translator
+from tfm.stages.binarize import binarize
+from tfm.stages.learn_bpe import learn_bpe
+from tfm.stages.prepare import prepare
+from tfm.stages.train import train
+
+WEIGHTS = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6)
+
+
+def texts(*sizes_and_weights):
+    return [
+        TrainingText(name=str(number), kept=size, read=size, dropped={}, weight=weight)
+        for number, (size, weight) in enumerate(sizes_and_weights, 1)
+    ]
+
+
+@given(st.integers(1, 10_000_000), WEIGHTS)
+def test_an_apportioned_total_is_that_of_the_weights_to_less_than_one(total, weights):
+    counts = apportion(total, weights)
+    assert sum(counts) == total
+    for count, weight in zip(counts, weights, strict=True):
+        assert abs(count - total * weight / sum(weights)) <= 1 + 1e-9 * total
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(5, 60), st.floats(1, 4)), min_size=2, max_size=4),
+    st.integers(1, 9),
+)
+def test_no_pair_is_drawn_again_before_all_others_of_its_text(sizes_and_weights, num_epochs):
+    mixture = Mixture(texts(*sizes_and_weights), seed=3)
+    drawn = np.concatenate([mixture.rows(epoch) for epoch in range(1, num_epochs + 1)])
+    num_drawn = np.bincount(drawn, minlength=sum(size for size, _ in sizes_and_weights))
+    start = 0
+    for (size, _), count in zip(sizes_and_weights, mixture.counts, strict=True):
+        of_text = num_drawn[start : start + size]
+        assert of_text.sum() == num_epochs * count
+        assert of_text.max() - of_text.min() <= 1
+        start += size
+
+
+def test_an_epoch_has_the_pairs_of_all_texts_in_the_proportion_of_their_weights():
+    mixture = Mixture(texts((100, 5), (20, 2), (280, 1)), seed=1)
+    assert mixture.counts == [250, 100, 50]
+    rows = mixture.rows(1)
+    assert np.histogram(rows, [0, 100, 120, 400])[0].tolist() == [250, 100, 50]
+    assert (rows == Mixture(texts((100, 5), (20, 2), (280, 1)), seed=1).rows(1)).all()
+    assert (rows != mixture.rows(2)).any()
+    assert (rows != Mixture(texts((100, 5), (20, 2), (280, 1)), seed=2).rows(1)).any()
+
+
+def test_a_weight_without_a_single_pair_is_refused():
+    with pytest.raises(DataError, match=r"weight 1e-06 of the training text 2 is less than one"):
+        Mixture(texts((100, 1), (100, 1e-6)), seed=1)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """Two training texts of different sizes, of which the second has a tag."""
+    folder = tmp_path_factory.mktemp("texts")
+    for name, split, size in (("a", "train", 150), ("b", "test", 40), ("v", "valid", 12)):
+        pairs = list(generate_pairs(split, num_pairs=size, seed=1))
+        for side, language in enumerate(("en", "de")):
+            text = "".join(f"{pair[side]}\n" for pair in pairs)
+            (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+
+    def files(name, **options):
+        source, target = (str(folder / f"{name}.{language}") for language in ("en", "de"))
+        return TextFiles(source=source, target=target, **options)
+
+    return Recipe(
+        name="mixed",
+        source="en",
+        target="de",
+        train=(files("a", weight=1), files("b", weight=3, tag="<b>")),
+        valid=(files("v"),),
+        test=(files("b", tag="<b>"),),
+        subword={"vocab_size": 360},
+    )
+
+
+@pytest.fixture(scope="module")
+def mixed_dir(recipe, tmp_path_factory):
+    return prepare(recipe, tmp_path_factory.mktemp("data") / "mixed").data_dir
+
+
+def test_a_tag_is_one_piece_before_the_sources_of_its_text(mixed_dir):
+    [*plain, last] = (mixed_dir / "train.en").read_text(encoding="utf-8").splitlines()
+    assert not plain[0].startswith("<b>")
+    assert last.startswith("<b> ")
+    assert (mixed_dir / "test.en").read_text(encoding="utf-8").startswith("<b> ")
+    model = Vocabulary.load(mixed_dir).source
+    tagged, untagged = model.encode([last, last.removeprefix("<b> ")])
+    assert tagged[1:] == untagged
+    assert model.has_tag("<b>")
+    assert not model.has_tag("<c>")
+
+
+def test_the_index_says_which_pairs_are_of_which_text(mixed_dir):
+    one, other = DatasetIndex.load(mixed_dir / "bin").texts
+    assert (one.name, one.read, one.weight, one.tag) == ("1 a.en", 150, 1, None)
+    assert (other.name, other.read, other.weight, other.tag) == ("2 b.en", 40, 3, "<b>")
+    # Test text is in the training text here.
+    assert (one.in_held_out, other.in_held_out) == (0, 40)
+    source = (mixed_dir / "train.en").read_text(encoding="utf-8").splitlines()
+    assert [line.startswith("<b>") for line in source] == one.kept * [False] + other.kept * [True]
+
+
+def test_pairs_that_are_too_long_are_taken_from_their_text(mixed_dir, tmp_path, recipe):
+    short = dataclasses.replace(recipe, binarize={"max_length": 12})
+    folder = prepare(short, tmp_path / "short").data_dir
+    index = DatasetIndex.load(folder / "bin")
+    before = DatasetIndex.load(mixed_dir / "bin").texts
+    dropped = [text.dropped["max_length"] for text in index.texts]
+    assert all(dropped)
+    kept = [text.kept - count for text, count in zip(before, dropped, strict=True)]
+    assert [text.kept for text in index.texts] == kept
+    assert sum(kept) == index.num_pairs["train"]
+    with pytest.raises(DataError, match=r"pairs of the training text 1 a\.en are longer"):
+        binarize(folder, BinarizeConfig(max_length=1))
+
+
+def test_cleaning_of_its_own_drops_pairs_of_one_text(recipe, tmp_path):
+    first, second = recipe.train
+    strict = dataclasses.replace(second, cleaning={"max_characters": 20})
+    folder = prepare(dataclasses.replace(recipe, train=(first, strict)), tmp_path / "d").data_dir
+    one, other = DatasetIndex.load(folder / "bin").texts
+    assert one.dropped["too_long"] == 0 < other.dropped["too_long"]
+
+
+def test_equal_pairs_of_texts_with_different_tags_are_no_duplicates(recipe, tmp_path):
+    first, _ = recipe.train
+    tagged, again = (dataclasses.replace(first, tag="<c>", weight=1) for _ in range(2))
+    prepared = prepare(
+        dataclasses.replace(recipe, train=(first, tagged)), tmp_path / "d", text_only=True
+    )
+    counts = Manifest.load(prepared.data_dir).result("clean")["train"]
+    assert counts["dropped"]["duplicate"] == 0
+    # A text of which all pairs are in the one before has none of its own.
+    with pytest.raises(DataError, match=r"3 a\.en \(0 of 150 pairs; dropped 150 duplicate\)"):
+        prepare(dataclasses.replace(recipe, train=(first, tagged, again)), tmp_path / "e")
+
+
+def test_a_text_of_which_nothing_is_left_is_named(recipe, tmp_path):
+    first, second = recipe.train
+    empty = dataclasses.replace(second, cleaning={"max_characters": 1})
+    with pytest.raises(DataError, match=r"no pairs are left of \[\[train\]\] 2 b\.en"):
+        prepare(dataclasses.replace(recipe, train=(first, empty)), tmp_path / "d")
+    assert not list((tmp_path / "d").glob("train.*"))
+
+
+def test_a_tag_that_the_subword_model_does_not_have_is_refused(recipe, tmp_path):
+    folder = prepare(recipe, tmp_path / "d", text_only=True).data_dir
+    learn_bpe(folder, SubwordConfig(vocab_size=350))
+    with pytest.raises(DataError, match="has no piece for the tag <b>"):
+        binarize(folder, BinarizeConfig())
+    assert not (folder / "bin").exists()
+
+
+def test_weights_need_the_text_that_was_prepared(recipe, tmp_path):
+    folder = prepare(recipe, tmp_path / "d").data_dir
+    for language in ("en", "de"):
+        path = folder / f"train.{language}"
+        path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]))
+    with pytest.raises(DataError, match="prepare it again, so that weights fit the pairs"):
+        binarize(folder, BinarizeConfig())
+
+
+def test_batches_of_each_epoch_have_the_proportions(mixed_dir):
+    dataset = ParallelDataset(mixed_dir / "bin", "train", vocab_sizes=(360, 360))
+    batcher = Batcher(dataset, BatchingConfig(batch_tokens=200, bucket_tokens=50), seed=1)
+    for epoch in (1, 2):
+        batches = batcher.epoch(epoch)
+        by_text = np.sum([batcher.num_pairs_by_text(rows) for rows in batches], axis=0)
+        assert by_text.tolist() == apportion(len(dataset), [1, 3])
+        assert abs(len(batches) - batcher.num_batches()) <= 1
+    sizes = [text.kept for text in dataset.texts]
+    one, other = batcher.text_samples(30)
+    assert batcher.num_pairs_by_text(one) == (30, 0)
+    assert batcher.num_pairs_by_text(other) == (0, 30)
+    assert [len(set(rows)) for rows in batcher.text_samples(1000)] == sizes
+
+
+def records(run_dir):
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_weighted_run_logs_shares_and_losses_and_resumes_to_the_bit(
+    mixed_dir, tiny_run, tmp_path
+):
+    def run(max_steps):
+        return tiny_run(training={"max_steps": max_steps, "checkpoint_steps": 4, "log_steps": 2})
+
+    train(mixed_dir, tmp_path / "at-once", run(16))
+    for max_steps in (7, 16):
+        train(mixed_dir, tmp_path / "resumed", run(max_steps))
+    lines, resumed = (records(tmp_path / name) for name in ("at-once", "resumed"))
+    assert [text["name"] for text in lines[0]["texts"]] == ["1 a.en", "2 b.en"]
+    shares, resumed_shares = (
+        [line["text_pairs"] for line in each if line["kind"] == "train"]
+        for each in (lines, resumed)
+    )
+    assert sum(shares[-1]) > 0
+    assert shares == resumed_shares
+    losses, resumed_losses = (
+        {line["step"]: line["text_losses"] for line in each if line["kind"] == "validation"}
+        for each in (lines, resumed)
+    )
+    assert losses.items() <= resumed_losses.items()
+    assert all(len(each) == 2 for each in losses.values())
+
+
+def test_another_weight_is_other_data(mixed_dir, recipe, tmp_path):
+    first, second = recipe.train
+    other = dataclasses.replace(recipe, train=(dataclasses.replace(first, weight=2), second))
+    folder = prepare(other, tmp_path / "d").data_dir
+    one, two = (DatasetIndex.load(each / "bin") for each in (mixed_dir, folder))
+    assert one.sha256 == two.sha256
+    assert one.checksum("train") != two.checksum("train")
+    assert one.checksum("test") == two.checksum("test")
+
+
+@pytest.fixture(scope="module")
+def translator(mixed_dir, tiny_run, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "mixed"
+    train(mixed_dir, run_dir, tiny_run(training={"max_steps": 4}))
+    return Translator.load(run_dir, device="cpu")
+
+
+def test_a_tag_by_name_is_one_that_is_typed(translator):
+    lines = ["seven", "", "on Monday"]
+    typed = [f"<b> {line}" if line else "" for line in lines]
+    settings = {"max_extra_length": 5}
+    assert translator.search(lines, tag="<b>", **settings) == translator.search(typed, **settings)
+    targets = ["sieben", "", "am Montag"]
+    by_name, by_hand = (
+        translator.score_targets(lines, targets, tag="<b>"),
+        translator.score_targets(typed, targets),
+    )
+    assert by_name == by_hand
+    assert by_name != translator.score_targets(lines, targets)
+
+
+@pytest.mark.parametrize(
+    ("tag", "message"),
+    [
+        ("<c>", "the model's vocabulary has no tag <c>"),
+        ("b", r"tag in \[search\] is 'b', but must be a name in angle brackets"),
+        ("<unk>", "is <unk>, but must not be a piece that every vocabulary has"),
+    ],
+)
+def test_a_tag_that_the_model_does_not_know_is_refused(translator, tag, message):
+    with pytest.raises(UsageError, match=message):
+        translator.translate("seven", tag=tag)
+
+
+def test_a_line_with_a_tag_gets_no_second_one(translator):
+    with pytest.raises(DataError, match="line 2 begins with the tag <b>: leave --tag out"):
+        translator.translate(["seven", "<b> seven"], tag="<b>")
