@@ -222,6 +222,8 @@ def _values(item: Field[Any], hint: Any) -> str:
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) is typing.Literal:
         return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
+    if metavar := item.metadata.get("metavar"):
+        return f"list of `{metavar}`" if typing.get_origin(hint) is tuple else f"`{metavar}`"
     if typing.get_origin(hint) is not None:
         return "list of tables" if typing.get_origin(hint) is tuple else "table"
     low, high = item.metadata.get("at_least"), item.metadata.get("at_most")

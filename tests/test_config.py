@@ -247,7 +247,8 @@ def test_a_value_beyond_its_limits_is_refused_with_the_limit(group, item):
 @pytest.mark.parametrize(("group", "item"), SETTINGS, ids=named)
 def test_a_value_of_another_type_is_refused(group, item):
     is_text = typing.get_type_hints(group)[item.name] == str | None
-    for value in ([], {}, object(), 1 if is_text else "no such choice", b"x"):
+    wrong = [{}, object(), 1 if is_text else "no such choice", b"x"]
+    for value in wrong if item.default == () else [*wrong, []]:
         with pytest.raises(
             UsageError, match=rf"{item.name} in \[{group.section}\] is .*, but must"
         ):

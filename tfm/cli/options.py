@@ -76,9 +76,12 @@ def _flag(
     if hint is bool:
         name = f"{name}/--no-{name.removeprefix('--')}"
         default = "yes" if default else "no"
+    if typing.get_origin(hint) is tuple:  # a repeatable flag
+        hint, default = list[str], None
     option = typer.Option(
         None,
         name,
+        metavar=item.metadata["metavar"],
         help=item.metadata["help"] + ("" if default is None else f" (default: {default})"),
         show_default=False,
         hidden=is_short and not item.metadata["common"],

@@ -179,13 +179,18 @@ def prepare(
 def learn_bpe(data: Path | None = DATA, force: bool = FORCE, *, overrides: Overrides) -> None:
     """Learn the subword vocabulary of a dataset.
 
-    Example: tfm learn-bpe data/mine --vocab-size 8000
+    \b
+    Examples:
+      tfm learn-bpe data/mine --vocab-size 8000
+      tfm learn-bpe data/mine --subwords my.model
     """
     from tfm.data.manifest import Manifest
     from tfm.stages.learn_bpe import learn_bpe as run_stage
+    from tfm.stages.learn_bpe import merged_table
 
     folder = dataset(data)
-    table = {**Manifest.load(folder).settings("subword"), **overrides.get("subword", {})}
+    defaults = Manifest.load(folder).settings("subword")
+    table = merged_table(defaults, overrides.get("subword", {}))
     run_stage(folder, settings_from(SubwordConfig, table), force=force)
 
 

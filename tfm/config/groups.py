@@ -474,10 +474,28 @@ class SubwordConfig(Settings, section="subword"):
         ge=1,
         le=_MAX_THREADS,
     )
+    subwords: tuple[str, ...] = setting(
+        (),
+        "Folder or file of a subword model to use; given twice: of source and target.",
+        common=True,
+        metavar="PATH",
+    )
 
     def _conflicts(self) -> Iterator[str]:
         if self.target_words and not self.separate:
             yield "target_words has no effect on a joint vocabulary: set separate, too"
+        if len(self.subwords) > 2:
+            yield (
+                f"subwords has {len(self.subwords)} models, but must have one, or one of the "
+                "source and one of the target language"
+            )
+        if self.subwords:
+            yield from (
+                f"{item.name} has no effect on subwords, which are not learned: leave it out"
+                for item in fields(self)
+                if item.name not in ("subwords", "symbols", "threads")
+                and getattr(self, item.name) != item.default
+            )
         problems = map(tag_problem, (self.symbols or "").split())
         if problem := next(filter(None, problems), None):
             yield f"symbols in [subword] {problem}"

@@ -51,11 +51,13 @@ def setting(
     ge: float | None = None,
     le: float | None = None,
     common: bool = False,
+    metavar: str | None = None,
 ) -> T:
     """Declare one setting: its default, a line of help with its unit, and its limits.
 
     The command-line flag is the name with dashes unless `flag` is given. Commands with many
-    settings show in --help those that are common, and the others in --help-all.
+    settings show in --help those that are common, and the others in --help-all. The help names the
+    value `metavar`, by default after its type.
     """
     metadata = {
         "help": help_text,
@@ -63,6 +65,7 @@ def setting(
         "at_least": ge,
         "at_most": le,
         "common": common,
+        "metavar": metavar,
     }
     return field(default=default, metadata=metadata)
 

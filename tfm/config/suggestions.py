@@ -55,8 +55,10 @@ WORDS = {
     "precision": "fp16 bf16 fp32 amp mixed-precision dtype",
     "processes": "num-processes cpu-threads world-size nproc-per-node",
     "reference": "ref references",
-    "run": "save-dir output-dir save-model checkpoint-dir restore-file train-from resume "
-    "resume-from-checkpoint continue model inputs",
+    "run": "save-dir output-dir save-model checkpoint-dir resume resume-from-checkpoint model "
+    "inputs",
+    "subwords": "vocab vocabs srcdict tgtdict src-vocab tgt-vocab joined-dictionary spm-model "
+    "sentencepiece-model",
     "search": "sampling do-sample strategy",
     "separate": "no-share-vocab separate-vocab",
     "shard": "fsdp use-fsdp ddp-backend",

@@ -57,7 +57,8 @@ class SubwordModel:
         if ids != [PAD, BOS, EOS, UNK]:
             raise DataError(
                 f"{origin} has pad, bos, eos, unk at {ids}, not {[PAD, BOS, EOS, UNK]}: "
-                f"learn it with {tfm_command('learn-bpe', origin.parent, '--force')}"
+                f"move it elsewhere, and use it with "
+                + tfm_command("learn-bpe", origin.parent, "--subwords", f"FOLDER/{origin.name}")
             )
 
     def __len__(self) -> int:

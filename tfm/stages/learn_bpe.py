@@ -2,9 +2,11 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from tfm.config import SubwordConfig
+from tfm.config import SubwordConfig, Table
 from tfm.data import subword
+from tfm.data.foreign_subword import load_subword_models
 from tfm.data.manifest import Manifest
 from tfm.data.text import read_lines
 from tfm.errors import DataError
@@ -13,6 +15,20 @@ from tfm.storage.files import atomic_write, write_text
 from tfm.storage.lock import lock_folder
 
 STEP = "learn-bpe"
+_UNUSED = ("threads", "subwords")  # settings without effect on a model that is learned
+_NOT_LEARNED = ("threads", "symbols")  # settings that may accompany a model that is not learned
+
+
+def merged_table(defaults: Table, given: Table) -> dict[str, Any]:
+    """Merge the user's settings over a dataset's own, both by name.
+
+    Settings of learning replace a subword model that the dataset names, and the other way round.
+    """
+    if given.get("subwords"):
+        defaults = {name: value for name, value in defaults.items() if name in _NOT_LEARNED}
+    elif given.keys() - {*_NOT_LEARNED}:
+        defaults = {name: value for name, value in defaults.items() if name != "subwords"}
+    return {**defaults, **given}
 
 
 def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> bool:
@@ -37,20 +53,18 @@ def update_subword_models(data_dir: Path, config: SubwordConfig, *, force: bool)
     for path in texts:
         if not path.is_file():
             raise DataError(f"{path} does not exist: run tfm prepare first")
-    paths = subword.model_paths(data_dir, separate=config.separate)
-    settings = {name: value for name, value in asdict(config).items() if name != "threads"}
-    inputs = {"text": manifest.text_fingerprints(["train"]), "settings": settings}
+    models = load_subword_models([Path(each) for each in config.subwords])
+    inputs: Table
+    if models:
+        inputs = {"subwords": [model.fingerprint for model in models]}
+    else:
+        settings = {name: value for name, value in asdict(config).items() if name not in _UNUSED}
+        inputs = {"text": manifest.text_fingerprints(["train"]), "settings": settings}
     if not force and manifest.is_current(STEP, inputs):
         say(f"learn-bpe: {data_dir} unchanged")
         return False
-    say(f"learn-bpe: learning from {' and '.join(map(str, texts))}")
-    source, target = texts
-    if not config.separate:
-        models = [_learn(texts, config)]
-    elif config.target_words:
-        models = [_learn([source], config), subword.learn_word_model(target)]
-    else:
-        models = [_learn([source], config), _learn([target], replace(config, symbols=None))]
+    models = models or _learn_models(texts, config)
+    paths = subword.model_paths(data_dir, separate=len(models) > 1)
     outputs = []
     for path, model in zip(paths, models, strict=True):
         vocab_path = path.with_suffix(".vocab")  # the pieces as text
@@ -58,16 +72,28 @@ def update_subword_models(data_dir: Path, config: SubwordConfig, *, force: bool)
         with atomic_write(path) as file:
             file.write(model.content)
         outputs += [path, vocab_path]
-    for stale in subword.model_paths(data_dir, separate=not config.separate):
+    for stale in subword.model_paths(data_dir, separate=len(models) == 1):
         stale.unlink(missing_ok=True)
         stale.with_suffix(".vocab").unlink(missing_ok=True)
     sizes = [len(model) for model in models]
     result = {"vocab_sizes": sizes, "fingerprints": [model.fingerprint for model in models]}
     manifest.record(STEP, inputs=inputs, outputs=outputs, result=result)
     manifest.save()
+    origin = f" of {' and '.join(config.subwords)}" if config.subwords else ""
     for path, size in zip(paths, sizes, strict=True):
-        say(f"learn-bpe: {path} with {size:,} pieces")
+        say(f"learn-bpe: {path} with {size:,} pieces{origin}")
     return True
+
+
+def _learn_models(texts: list[Path], config: SubwordConfig) -> list[subword.SubwordModel]:
+    """Learn a joint model, or those of source and target."""
+    say(f"learn-bpe: learning from {' and '.join(map(str, texts))}")
+    source, target = texts
+    if not config.separate:
+        return [_learn(texts, config)]
+    if config.target_words:
+        return [_learn([source], config), subword.learn_word_model(target)]
+    return [_learn([source], config), _learn([target], replace(config, symbols=None))]
 
 
 def _learn(texts: list[Path], config: SubwordConfig) -> subword.SubwordModel:

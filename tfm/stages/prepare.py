@@ -22,6 +22,7 @@ from tfm.data.corpus.recipe import Recipe, TextFiles, text_name
 from tfm.data.corpus.user_files import PathPair, recipe_from_files, recipe_from_trees
 from tfm.data.disk import DiskNeed, check_disks
 from tfm.data.encoding import iconv_command, likely_encoding
+from tfm.data.foreign_subword import load_subword_models
 from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.sources import TextSources
 from tfm.data.subword import model_paths
@@ -30,7 +31,7 @@ from tfm.data.trees.brackets import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
 from tfm.stages.binarize import update_token_ids
-from tfm.stages.learn_bpe import update_subword_models
+from tfm.stages.learn_bpe import merged_table, update_subword_models
 from tfm.storage.files import atomic_write, remove_leftovers
 from tfm.storage.lock import lock_folder
 
@@ -131,13 +132,15 @@ def prepare(
     """
     settings = {
         section: {**recipe.settings(section), **overrides.get(section, {})}
-        for section in ("cleaning", "subword", "binarize")
+        for section in ("cleaning", "binarize")
     }
+    settings["subword"] = merged_table(recipe.settings("subword"), overrides.get("subword", {}))
     if tags := recipe.tags():
         known = (settings["subword"].get("symbols") or "").split()
         settings["subword"]["symbols"] = " ".join(dict.fromkeys([*known, *tags]))
     cleaning = settings_from(CleaningConfig, settings["cleaning"])
     subword = settings_from(SubwordConfig, settings["subword"])
+    load_subword_models([Path(each) for each in subword.subwords])  # finds mistakes at once
     binarization = settings_from(BinarizeConfig, settings["binarize"])
     downloads_dir = downloads_dir or out_dir / "downloads"
     sources = TextSources(

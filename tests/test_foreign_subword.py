@@ -1,0 +1,183 @@
+"""SentencePiece models of other programs, and of other datasets, models and runs."""
+
+import io
+
+import pytest
+import sentencepiece
+
+from tfm.config import BinarizeConfig, SubwordConfig
+from tfm.data.dataset import ParallelDataset
+from tfm.data.foreign_subword import load_subword_models, with_fixed_ids
+from tfm.data.manifest import Manifest
+from tfm.data.subword import SubwordModel, Vocabulary
+from tfm.data.synthetic.corpus import generate_pairs
+from tfm.errors import DataError, UsageError
+from tfm.stages.binarize import binarize
+from tfm.stages.learn_bpe import learn_bpe
+
+LINES = [line for pair in generate_pairs("train", num_pairs=150, seed=3) for line in pair]
+UNSEEN = [line for pair in generate_pairs("valid", num_pairs=20, seed=3) for line in pair]
+
+
+def sentencepiece_model(path, *, vocab_size=300, **options):
+    """Train a model with SentencePiece's own defaults, or other options; return its path."""
+    content = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(LINES),
+        model_writer=content,
+        minloglevel=2,
+        vocab_size=vocab_size,
+        hard_vocab_limit=False,
+        **options,
+    )
+    path.write_bytes(content.getvalue())
+    return path
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram", "char", "word"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},  # <unk> 0, <s> 1, </s> 2, no <pad>
+        {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},  # as T5
+        {"pad_id": 3, "pad_piece": "[PAD]", "bos_piece": "[BOS]"},
+        {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 7},
+        {"bos_id": -1, "eos_id": -1},
+        {"user_defined_symbols": ["<bt>"]},
+        {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3},  # those of tfm
+    ],
+    ids=str,
+)
+def test_a_mapped_model_encodes_and_decodes_all_text_as_before(tmp_path, model_type, options):
+    path = sentencepiece_model(tmp_path / "x.model", model_type=model_type, **options)
+    original = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    [mapped] = load_subword_models([path])  # refuses other special ids
+    expected = [[original.IdToPiece(i) for i in original.EncodeAsIds(line)] for line in UNSEEN]
+    found = mapped.encode(UNSEEN)
+    assert [mapped.pieces(ids) for ids in found] == expected
+    assert mapped.decode(found) == [original.Decode(original.EncodeAsIds(each)) for each in UNSEEN]
+
+
+def test_byte_fallback_survives_the_mapping(tmp_path):
+    path = sentencepiece_model(tmp_path / "x.model", vocab_size=600, byte_fallback=True)
+    [mapped] = load_subword_models([path])
+    assert mapped.decode(mapped.encode(["🦊 Łódź"])) == ["🦊 Łódź"]
+
+
+def test_a_model_with_the_ids_of_tfm_is_not_changed(data_dir):
+    content = (data_dir / "bpe.model").read_bytes()
+    assert with_fixed_ids(content, origin=data_dir) is content
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "message"),
+    [
+        ({"user_defined_symbols": ["<pad>"]}, b"", r"x\.model has <pad> as a piece of text"),
+        # A second message of training settings, with the field pad_piece.
+        ({}, b"\x12\x07\x82\x03\x04</s>", "one piece for several of pad, bos, eos and unk"),
+    ],
+)
+def test_ids_that_cannot_be_mapped_are_refused_in_one_line(tmp_path, options, more, message):
+    path = sentencepiece_model(tmp_path / "x.model", **options)
+    path.write_bytes(path.read_bytes() + more)
+    with pytest.raises(DataError, match=message) as refused:
+        load_subword_models([path])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path):
+    (tmp_path / "x.model").write_bytes(b"\x0a\x03abc nonsense")
+    with pytest.raises(DataError, match="is not a SentencePiece model"):
+        load_subword_models([tmp_path / "x.model"])
+
+
+def test_a_dataset_a_model_and_a_run_name_the_same_pieces(data_dir, trained_run):
+    [expected] = load_subword_models([data_dir / "bpe.model"])
+    checkpoint = next((trained_run / "checkpoints").iterdir())
+    for folder in (data_dir, trained_run, checkpoint):
+        [found] = load_subword_models([folder])
+        assert found.fingerprint == expected.fingerprint
+    with pytest.raises(UsageError, match="has no subword model"):
+        load_subword_models([data_dir.parent])
+    with pytest.raises(UsageError, match="does not exist"):
+        load_subword_models([data_dir / "nothing"])
+
+
+@pytest.fixture
+def text_dir(tmp_path):
+    """A dataset with text only."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number, language in enumerate(("en", "de")):
+        (folder / f"train.{language}").write_text("".join(f"{x}\n" for x in LINES[number::2]))
+    settings = {"task": "translation", "subword": {}, "binarize": {}, "search": {}}
+    Manifest.create(folder, name="data", source="en", target="de", settings=settings)
+    return folder
+
+
+def encode(folder, *paths):
+    """Use subword models; return whether the ids were written again."""
+    learn_bpe(folder, SubwordConfig(subwords=tuple(map(str, paths))))
+    return binarize(folder, BinarizeConfig())
+
+
+def test_a_changed_subword_file_is_noticed(text_dir, tmp_path):
+    path = sentencepiece_model(tmp_path / "x.model")
+    assert encode(text_dir, path)
+    before = Vocabulary.load(text_dir).fingerprint
+    assert not encode(text_dir, path)
+    sentencepiece_model(path, vocab_size=200)
+    assert encode(text_dir, path)
+    assert Vocabulary.load(text_dir).fingerprint != before
+
+
+def test_two_files_are_the_models_of_source_and_target(text_dir, tmp_path):
+    one = sentencepiece_model(tmp_path / "one.model", model_type="unigram")
+    other = sentencepiece_model(tmp_path / "other.model", vocab_size=200)
+    encode(text_dir, one)  # a joint model, which is replaced
+    encode(text_dir, one, other)
+    vocabulary = Vocabulary.load(text_dir)
+    assert not vocabulary.is_joint
+    assert vocabulary.source.content == with_fixed_ids(one.read_bytes(), origin=one)
+    sizes = (len(vocabulary.source), len(vocabulary.target))
+    pairs = ParallelDataset(text_dir / "bin", "train", vocab_sizes=sizes)
+    assert vocabulary.source.decode([next(iter(pairs.source))]) == [LINES[0]]
+
+
+def test_a_folder_beside_another_model_is_refused(data_dir):
+    with pytest.raises(UsageError, match="is a folder, which has all subword models"):
+        load_subword_models([data_dir, data_dir / "bpe.model"])
+
+
+@pytest.mark.parametrize("setting", [{"vocab_size": 4000}, {"separate": True}])
+def test_settings_of_learning_have_no_effect_on_given_subwords(setting):
+    problems = list(SubwordConfig(subwords=("x.model",), **setting).problems())
+    assert problems == [
+        f"{next(iter(setting))} has no effect on subwords, which are not learned: leave it out"
+    ]
+
+
+def test_prepare_takes_the_pieces_of_another_dataset(run, data_dir, tmp_path, elsewhere):
+    for number, language in enumerate(("en", "de")):
+        (elsewhere / f"t.{language}").write_text("".join(f"{x}\n" for x in LINES[number::2]))
+    command = ["prepare", "--train", "t.en", "t.de", "--out", "mine", "--subwords", data_dir]
+    assert run(*command)[0] == 0
+    assert (elsewhere / "mine/bpe.model").read_bytes() == (data_dir / "bpe.model").read_bytes()
+    recorded = Manifest.load(elsewhere / "mine")
+    assert recorded.settings("subword") == {"subwords": [str(data_dir)]}
+    assert "unchanged" in run(*command)[2]
+    # A later step keeps them, unless a setting of learning is given.
+    assert "learn-bpe: mine unchanged" in run("learn-bpe", "mine")[2]
+    assert run("learn-bpe", "mine", "--vocab-size", "400")[0] == 0
+    assert len(SubwordModel((elsewhere / "mine/bpe.model").read_bytes(), origin=tmp_path)) == 400
+
+
+def test_prepare_refuses_a_wrong_subword_model_before_it_writes(run, elsewhere):
+    for language in ("en", "de"):
+        (elsewhere / f"t.{language}").write_text("a\n")
+    (elsewhere / "x.model").write_text("no model")
+    command = ["prepare", "--train", "t.en", "t.de", "--out", "mine", "--subwords", "x.model"]
+    code, _, err = run(*command)
+    assert code == 1
+    assert err.startswith("tfm: x.model is not a SentencePiece model")
+    assert not (elsewhere / "mine").exists()

@@ -1,0 +1,201 @@
+"""SentencePiece models of other programs, mapped onto the special ids of `tfm.data.subword`.
+
+A model is a protobuf message (sentencepiece_model.proto): its field 1 repeats the pieces, whose
+order gives the ids, and its field 2 holds the settings that it was trained with.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from tfm.data.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
+from tfm.errors import DataError, UsageError
+
+_SPECIAL = {"pad": PAD, "bos": BOS, "eos": EOS, "unk": UNK}
+_MISSING_PIECES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}  # SentencePiece's own names
+# Numbers of fields of a model, a piece and the settings of training.
+_PIECES, _TRAINER_SPEC = 1, 2
+_PIECE, _SCORE, _TYPE, _CONTROL = 1, 2, 3, 3
+_ID_FIELDS = {"unk": 40, "bos": 41, "eos": 42, "pad": 43}
+_PIECE_FIELDS = {"bos": 46, "eos": 47, "pad": 48}
+_VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
+
+_SAMPLE_LINES, _PIECES_PER_LINE = 200, 20
+
+
+def load_subword_models(paths: Sequence[Path]) -> list[SubwordModel]:
+    """Read the joint model, or those of source and target, that a user names.
+
+    Args:
+        paths: A folder of a dataset, model or run; or one or two SentencePiece files; or nothing.
+
+    Raises:
+        UsageError: A path does not exist, or is a folder where two files are needed.
+        DataError: A file is not a SentencePiece model, or its ids cannot be mapped.
+    """
+    if not paths:
+        return []
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"{path} does not exist: check the path of the subword model")
+        if path.is_dir() and len(paths) > 1:
+            raise UsageError(f"{path} is a folder, which has all subword models: give it alone")
+    if paths[0].is_dir():
+        vocabulary = Vocabulary.load(_folder_of_models(paths[0]))
+        models = [vocabulary.source, vocabulary.target]
+        return models[:1] if vocabulary.is_joint else models
+    return [
+        SubwordModel(with_fixed_ids(path.read_bytes(), origin=path), origin=path) for path in paths
+    ]
+
+
+def _folder_of_models(path: Path) -> Path:
+    """Return the folder itself, or a model of a run: all models of a run share their pieces."""
+    folders = [path, path / "averaged", *sorted((path / "checkpoints").glob("step-*"))]
+    found = next((folder for folder in folders if any(folder.glob("bpe*.model"))), None)
+    if found is None:
+        raise UsageError(
+            f"{path} has no subword model: name a dataset, model or run folder, or a SentencePiece "
+            "file"
+        )
+    return found
+
+
+def with_fixed_ids(content: bytes, *, origin: Path) -> bytes:
+    """Return a SentencePiece model with pad, bos, eos and unk at the ids of tfm.
+
+    Special pieces that the model lacks are added. The other pieces keep their order, and all lines
+    their encoding. A model that has these ids is returned unchanged.
+
+    Raises:
+        DataError: It is not a SentencePiece model, or its ids cannot be mapped.
+    """
+    original = _load(content, origin)
+    ids = {name: getattr(original, f"{name}_id")() for name in _SPECIAL}
+    if ids == _SPECIAL:
+        return content
+    present = [number for number in ids.values() if number >= 0]
+    if len(set(present)) < len(present):
+        raise DataError(
+            f"{origin} has one piece for several of pad, bos, eos and unk (ids "
+            f"{', '.join(map(str, ids.values()))}): train a SentencePiece model with different ones"
+        )
+    missing = {name: piece for name, piece in _MISSING_PIECES.items() if ids[name] < 0}
+    for name, piece in missing.items():
+        if original.PieceToId(piece) != original.unk_id():
+            raise DataError(
+                f"{origin} has {piece} as a piece of text, so it cannot be {name}: train a "
+                f"SentencePiece model with {name}_id, or without this piece"
+            )
+    fields = list(_split(content, origin))
+    pieces = [value for number, value in fields if number == _PIECES]
+    special = [
+        _new_piece(missing[name]) if name in missing else pieces[ids[name]] for name in _SPECIAL
+    ]
+    ordinary = [number for number in range(len(pieces)) if number not in present]
+    settings = b"".join(_number(field, _SPECIAL[name]) for name, field in _ID_FIELDS.items())
+    settings += b"".join(_text(_PIECE_FIELDS[name], piece) for name, piece in missing.items())
+    mapped = b"".join(
+        [
+            *(_field(_PIECES, piece) for piece in [*special, *(pieces[i] for i in ordinary)]),
+            # Of a field that a message has twice, the last one counts.
+            *(
+                _field(number, value + settings if number == _TRAINER_SPEC else value)
+                for number, value in fields
+                if number != _PIECES
+            ),
+        ]
+    )
+    new_ids = {old: new for new, old in enumerate(ordinary, len(_SPECIAL))}
+    new_ids |= {ids[name]: number for name, number in _SPECIAL.items() if name not in missing}
+    _check_equal(original, _load(mapped, origin), new_ids, origin)
+    return mapped
+
+
+def _check_equal(
+    original: sentencepiece.SentencePieceProcessor,
+    mapped: sentencepiece.SentencePieceProcessor,
+    new_ids: dict[int, int],
+    origin: Path,
+) -> None:
+    """Raise DataError unless both models encode a sample of text made of pieces alike."""
+    special = [getattr(mapped, f"{name}_id")() for name in _SPECIAL]
+    is_equal = special == list(_SPECIAL.values())
+    for line in _sample(original):
+        is_equal &= [new_ids[i] for i in original.EncodeAsIds(line)] == mapped.EncodeAsIds(line)
+    if not is_equal:
+        raise DataError(
+            f"{origin} has special ids that cannot be mapped without changing how text is encoded: "
+            f"train a SentencePiece model with pad_id={PAD}, bos_id={BOS}, eos_id={EOS}, "
+            f"unk_id={UNK}"
+        )
+
+
+def _sample(model: sentencepiece.SentencePieceProcessor) -> Iterator[str]:
+    """Yield lines of text that together hold pieces of the whole vocabulary."""
+    is_text = [not (model.IsControl(i) or model.IsUnknown(i)) for i in range(len(model))]
+    pieces = [model.IdToPiece(i) for i, is_kept in enumerate(is_text) if is_kept]
+    stride = max(1, len(pieces) // (_SAMPLE_LINES * _PIECES_PER_LINE))
+    chosen = pieces[::stride]
+    for start in range(0, len(chosen), _PIECES_PER_LINE):
+        yield "".join(chosen[start : start + _PIECES_PER_LINE]).replace("\u2581", " ")
+
+
+def _load(content: bytes, origin: Path) -> sentencepiece.SentencePieceProcessor:
+    model = sentencepiece.SentencePieceProcessor()
+    try:
+        model.LoadFromSerializedProto(content)
+    except RuntimeError as error:
+        raise DataError(f"{origin} is not a SentencePiece model: name another file") from error
+    return model
+
+
+def _split(message: bytes, origin: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield number and content of each field of a message whose fields are all messages."""
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = message[position]
+            value |= (byte & 0x7F) << shift
+            position, shift = position + 1, shift + 7
+            if byte < 0x80:
+                return value
+
+    while position < len(message):
+        number, wire_type = divmod(varint(), 8)
+        if wire_type != _BYTES:
+            raise DataError(f"{origin} is a SentencePiece model of an unknown format")
+        size = varint()
+        yield number, message[position : position + size]
+        position += size
+
+
+def _new_piece(piece: str) -> bytes:
+    """Return a control piece, which text is never encoded to."""
+    score = _varint(8 * _SCORE + _FLOAT) + bytes(4)
+    return _text(_PIECE, piece) + score + _number(_TYPE, _CONTROL)
+
+
+def _text(number: int, text: str) -> bytes:
+    return _field(number, text.encode())
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(8 * number + _BYTES) + _varint(len(content)) + content
+
+
+def _number(number: int, value: int) -> bytes:
+    return _varint(8 * number + _VARINT) + _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    groups: list[int] = []
+    while True:
+        groups.append(value & 0x7F | (0x80 if value > 0x7F else 0))
+        value >>= 7
+        if not value:
+            return bytes(groups)
