@@ -129,6 +129,7 @@ def train(
     *,
     run: StrPath | None = None,
     arch: str | None = None,
+    from_model: StrPath | None = None,
     config: StrPath | None = None,
     **settings: Any,
 ) -> "TrainResult":
@@ -143,6 +144,7 @@ def train(
         data: Dataset folder; that of an existing `run`, or else the newest in data/, if None.
         run: Run folder, runs/DATA-ARCH if None; an existing one keeps its settings.
         arch: Preset; the one that suits the size of the dataset and the device if None.
+        from_model: Model or run folder to start from, as with `tfm train --from`.
         config: TOML file of settings.
         **settings: Settings of [model], [optimizer], [batching] and [training].
 
@@ -163,6 +165,7 @@ def train(
         arch=arch,
         config=existing_file(_path(config)),
         overrides=overrides,
+        from_model=existing_folder(_path(from_model)),
     )
     settings_for(None)  # finds mistakes before the dataset is opened
     data_dir = dataset_to_train_on(existing_folder(_path(data)), run_dir)

@@ -34,9 +34,16 @@ def train(
     run: Path | None = typer.Option(
         None,
         callback=new_folder,
-        help="Run folder (default: runs/DATA-ARCH); an existing one keeps its settings.",
+        help="Run folder (default: runs/DATA-ARCH); keeps its settings.",
     ),
     arch: str | None = arch_option("by size of DATA and device"),
+    from_: Path | None = typer.Option(
+        None,
+        "--from",
+        metavar="MODEL",
+        callback=existing_folder,
+        help="Model or run folder to start from, to adapt it to DATA.",
+    ),
     config: Path | None = CONFIG,
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Print parameters, memory, time and disk, and exit."
@@ -81,14 +88,15 @@ def train(
     """Train a model, or resume from the last checkpoint of the run folder.
 
     Without --config and --arch, an existing --run resumes with its own settings and dataset, and a
-    new run takes the preset that suits the number of pairs and the device. Flags take precedence.
-    Defaults are those of --arch base; other presets change them.
+    new run takes the preset that suits the number of pairs and the device. Defaults are those of
+    --arch base; presets and --from differ.
 
     \b
     Examples:
       tfm train --arch tiny
       tfm train --run runs/wmt14-en-de-base --max-steps 200000
       tfm train data/wmt14-en-de --arch big --gpus 8
+      tfm train data/legal --from runs/wmt14-en-de-base
       tfm train --gpus 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500
     """
     training = overrides.get("training", {})
@@ -102,7 +110,9 @@ def train(
     )
     if layout.device is not None:  # --gpus and --processes imply it
         overrides = {**overrides, "training": {**training, "device": layout.device}}
-    settings_for = partial(run_settings, run=run, arch=arch, config=config, overrides=overrides)
+    settings_for = partial(
+        run_settings, run=run, arch=arch, config=config, overrides=overrides, from_model=from_
+    )
     # Without data, only to find mistakes before the dataset is opened and processes are started.
     settings = settings_for(data if print_config else None)
     if print_config:

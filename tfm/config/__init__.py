@@ -11,6 +11,7 @@ from tfm.config.groups import (
     InferenceDevice,
     InferencePrecision,
     Kernels,
+    ModelPart,
     OptimizerConfig,
     Precision,
     RunConfig,
@@ -22,7 +23,13 @@ from tfm.config.groups import (
     tag_problem,
 )
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.config.presets import PRESETS, run_config, run_table, suitable_arch
+from tfm.config.presets import (
+    PRESETS,
+    adapting_table,
+    run_config,
+    run_table,
+    suitable_arch,
+)
 from tfm.config.schema import (
     Settings,
     Table,

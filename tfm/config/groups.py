@@ -7,7 +7,7 @@ The defaults are the paper's base model and its training (Vaswani et al. 2017, Â
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.config.schema import Settings, Table, setting, settings_from, shown
@@ -19,6 +19,11 @@ InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Kernels = Literal["auto", "plain"]
+ModelPart = Literal["encoder", "decoder", "embeddings"]
+
+_SET_NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of a further validation set
+BestMetric = Annotated[str, re.compile(rf"({_SET_NAME}:)?(loss|score)")]
+AlsoValid = Annotated[str, re.compile(rf"{_SET_NAME}=.+")]
 
 _THREADS = "Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core."
 
@@ -67,6 +72,15 @@ class OptimizerConfig(Settings, section="optimizer"):
         ge=0,
         le=1_000_000,
     )
+    freeze: tuple[ModelPart, ...] = setting(
+        (),
+        "With --from: keep a part unchanged; embeddings include the output matrix; repeatable.",
+        metavar="encoder|decoder|embeddings",
+    )
+
+    def _conflicts(self) -> Iterator[str]:
+        if set(self.freeze) == set(get_args(ModelPart)):
+            yield "freeze has all parts of the model, so that nothing is trained: leave one out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +153,15 @@ class TrainingConfig(Settings, section="training"):
     keep_best: int = setting(
         1, "Number of best checkpoints to keep besides the newest.", ge=0, le=_MAX_COUNT
     )
-    best_metric: Literal["loss", "score"] = setting(
-        "score", "Rank checkpoints by validation loss or by score: BLEU, or a parser's bracket F1."
+    best_metric: BestMetric = setting(
+        "score",
+        "Rank checkpoints by validation loss or score (BLEU, bracket F1), or by NAME:score.",
+        metavar="[NAME:]loss|score",
+    )
+    also_valid: tuple[AlsoValid, ...] = setting(
+        (),
+        "Also validate on another dataset, NAME=DATA, to see what is forgotten; repeatable.",
+        metavar="NAME=DATA",
     )
     average_last: int = setting(
         5,
@@ -191,10 +212,21 @@ class TrainingConfig(Settings, section="training"):
     threads: int | None = setting(None, _THREADS, ge=1, le=_MAX_THREADS)
 
     def _conflicts(self) -> Iterator[str]:
-        if self.best_metric == "score" and not self.validation_beam:
+        if self.best_metric.endswith("score") and not self.validation_beam:
             yield (
-                "best_metric is score, but validation_beam 0 computes none: "
+                f"best_metric is {self.best_metric}, but validation_beam 0 computes none: "
                 "raise validation_beam, or set best_metric to loss"
+            )
+        names = [each.partition("=")[0] for each in self.also_valid]
+        yield from (
+            f"also_valid has two sets of the name {name}: rename one"
+            for name in sorted({name for name in names if names.count(name) > 1})
+        )
+        set_name, colon, _ = self.best_metric.rpartition(":")
+        if colon and set_name not in names:
+            yield (
+                f"best_metric is {self.best_metric}, but also_valid has no set {set_name}: add "
+                f"--also-valid {set_name}=DATA"
             )
         # The default minutes are no mistake: files of runs have a value for every setting.
         has_minutes = self.checkpoint_minutes != TrainingConfig.checkpoint_minutes
@@ -212,6 +244,7 @@ class RunConfig:
     """All settings of `tfm train`, one field per section of its TOML file."""
 
     arch: str = "base"
+    from_model: str | None = None  # folder of the model that training starts from
     model: ModelConfig = field(default_factory=TransformerConfig)
     optimizer: OptimizerConfig = OptimizerConfig()
     batching: BatchingConfig = BatchingConfig()
@@ -456,6 +489,12 @@ class SubwordConfig(Settings, section="subword"):
     character_coverage: float = setting(
         0.9999, "Fraction of the text's characters that the vocabulary covers.", ge=0.9, le=1
     )
+    subwords: tuple[str, ...] = setting(
+        (),
+        "Folder or file of a subword model to use; given twice: of source and target.",
+        common=True,
+        metavar="PATH",
+    )
     byte_fallback: bool = setting(
         True, "Spell uncovered characters in UTF-8 bytes instead of an unknown token."
     )
@@ -473,12 +512,6 @@ class SubwordConfig(Settings, section="subword"):
         "Number of CPU threads; if unset, one per core; merging BPE pieces uses a single one.",
         ge=1,
         le=_MAX_THREADS,
-    )
-    subwords: tuple[str, ...] = setting(
-        (),
-        "Folder or file of a subword model to use; given twice: of source and target.",
-        common=True,
-        metavar="PATH",
     )
 
     def _conflicts(self) -> Iterator[str]:

@@ -118,12 +118,29 @@ def suitable_arch(num_pairs: int, *, on_gpu: bool, task: str) -> tuple[str, str]
     return arch, f"{num_pairs:,} pairs on a {'GPU' if on_gpu else 'CPU'}"
 
 
+def adapting_table(run: RunConfig) -> dict[str, Any]:
+    """Return what replaces a preset's settings when training starts from a model of a run.
+
+    The model is that of the run. Continued training takes a few passes over the new text (Luong and
+    Manning 2015; Freitag and Al-Onaizan 2016), with a low learning rate: here at most a tenth of
+    the preset's, after a short warmup for Adam's moments, which start from zero.
+    """
+    preset = run_config(run.arch).optimizer
+    peak = preset.learning_rate or (run.model.d_model * preset.warmup_steps) ** -0.5
+    return {
+        "arch": run.arch,
+        "model": settings_to(run.model),
+        "optimizer": {"learning_rate": float(f"{peak / 10:.1e}"), "warmup_steps": 50},
+        "training": {"max_epochs": 12, "checkpoint_steps": 50},
+    }
+
+
 def run_config(arch: str | None, *tables: Table) -> RunConfig:
     """Merge tables of settings over a preset.
 
     Args:
         arch: Name of the preset; if None, that of the last table with an "arch" key, else base.
-        *tables: {section: {name: value}}; later tables take precedence.
+        *tables: {section: {name: value}}, and "from_model"; later tables take precedence.
 
     Raises:
         UsageError: Names are unknown or values out of range; one message lists all of them.
@@ -140,7 +157,14 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
             f"{_place(named, 'arch')}unknown arch {shown(arch)}: choose one of {', '.join(PRESETS)}"
         )
     kinds = typing.get_type_hints(RunConfig)
-    del kinds["arch"]
+    del kinds["arch"], kinds["from_model"]
+    starts = [table for table in tables if table.get("from_model") is not None]
+    from_model = starts[-1]["from_model"] if starts else None
+    if not isinstance(from_model, str | None):
+        raise UsageError(
+            f"{_place(starts[-1], 'from_model')}from_model is {shown(from_model)}, but must be the "
+            "folder of a model"
+        )
     kinds["model"] = RecurrentConfig if arch == "rnn" else TransformerConfig
     merged, places, problems = _merge(kinds, (PRESETS[arch], *tables))
     groups = {}
@@ -150,7 +174,7 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
         problems += more
     if problems:
         raise UsageError(list_problems(problems))
-    return RunConfig(arch=arch, **groups)
+    return RunConfig(arch=arch, from_model=from_model, **groups)
 
 
 def _merge(
@@ -172,7 +196,7 @@ def _merge(
                     merged[name].pop(_ALTERNATIVES.get(key, ""), None)
                 merged[name].update(values)
                 places[name].update({key: _place(table, name, key) for key in values})
-            elif name != "arch" and len(problems) < MAX_UNKNOWN:
+            elif name not in ("arch", "from_model") and len(problems) < MAX_UNKNOWN:
                 advice = (
                     f"write its settings under [{name}]"
                     if name in kinds
@@ -199,4 +223,8 @@ def _place(table: Table, *keys: str) -> str:
 def run_table(run: RunConfig) -> dict[str, Any]:
     """Return the table from which `run_config` builds the same run."""
     groups = ((item.name, getattr(run, item.name)) for item in fields(run))
-    return {name: settings_to(g) if isinstance(g, Settings) else g for name, g in groups}
+    return {
+        name: settings_to(value) if isinstance(value, Settings) else value
+        for name, value in groups
+        if value is not None
+    }

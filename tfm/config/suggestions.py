@@ -28,6 +28,8 @@ WORDS = {
     "device": "cpu cuda gpu no-cuda use-cpu",
     "dropout": "dropout-rate dropout-prob transformer-dropout",
     "force": "overwrite",
+    "from": "finetune fine-tune finetune-from-model restore-file train-from continue init-from "
+    "pretrained pretrained-model load-model",
     "gpus": "devices ngpu num-gpus gpu-ranks world-size nproc-per-node",
     "hypotheses": "hyp hypothesis sys system",
     "input": "src in input-file",

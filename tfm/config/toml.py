@@ -19,6 +19,8 @@ _MAX_DOTS = 100  # per line: tomllib takes minutes for a key of thousands of par
 def run_toml(run: RunConfig) -> str:
     """Return all settings of a run as the text of a TOML file, each with its help."""
     lines = [f'arch = "{run.arch}"']
+    if run.from_model is not None:
+        lines.append(f"from_model = {json.dumps(run.from_model)}")
     for section in fields(run):
         group = getattr(run, section.name)
         if isinstance(group, Settings):

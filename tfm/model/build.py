@@ -1,7 +1,7 @@
 """Build models from configurations or model folders."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
+from tfm.config import ModelConfig, ModelPart, RecurrentConfig, TransformerConfig
 from tfm.errors import CheckpointError
 from tfm.model.recurrent import Recurrent
 from tfm.model.transformer import Transformer
@@ -92,6 +92,15 @@ def part_of_model(name: str) -> str:
     if name.startswith(("source_embedding", "target_embedding", "output_weight")):
         return "embeddings and output"
     return "encoder" if name.startswith("encoder") else "decoder"
+
+
+def freeze(model: Model, parts: Collection[ModelPart]) -> None:
+    """Exclude the parameters of some parts of a model from training.
+
+    Embeddings are frozen together with the output matrix, whether they share it or not.
+    """
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not part_of_model(name).startswith(tuple(parts)))
 
 
 def _count_by_part(model: Model) -> dict[str, int]:

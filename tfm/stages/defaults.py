@@ -1,10 +1,12 @@
 """What a stage uses where the user names nothing: the newest dataset or run, a preset, a folder."""
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from tfm.config import RunConfig, Table, read_toml, run_config
-from tfm.errors import DataError, tfm_command
+from tfm.config import RunConfig, Table, adapting_table, read_toml, run_config, settings_to
+from tfm.errors import DataError, UsageError, tfm_command
 
 DATA_ROOT = Path("data")
 RUNS_ROOT = Path("runs")
@@ -52,11 +54,13 @@ def run_settings(
     arch: str | None,
     config: Path | None,
     overrides: Mapping[str, Table],
+    from_model: Path | None = None,
 ) -> RunConfig:
     """Merge the user's settings over the file over the preset, and print a preset that was chosen.
 
     Without a preset and a file, an existing run keeps its settings, and a new one takes the preset
-    that suits the dataset and the device, if the dataset is given.
+    that suits the dataset and the device, if the dataset is given. A run that starts from a model
+    takes this model's settings, and defaults that suit adapting.
 
     Args:
         data: The dataset folder; None to only find mistakes in the other arguments.
@@ -64,13 +68,24 @@ def run_settings(
         arch: Name of the preset.
         config: TOML file of settings.
         overrides: The user's settings, {section: {name: value}}.
+        from_model: Model or run folder that a new run starts from.
 
     Raises:
-        UsageError: Names are unknown or values out of range; one message lists all of them.
+        UsageError: Names are unknown or values out of range; one message lists all of them. Or the
+            settings are those of another model than `from_model`.
         DataError: The dataset is damaged or not binarized.
+        CheckpointError: `from_model` is no model, or a damaged one.
     """
-    if arch is None and config is None and run is not None and (run / "config.toml").exists():
-        config = run / "config.toml"
+    own_config = None if run is None else run / "config.toml"
+    if arch is None and config is None and own_config is not None and own_config.exists():
+        recorded = read_toml(own_config)
+        _check_same_start(run, recorded.get("from_model"), from_model)
+        return run_config(None, recorded, overrides)
+    table: Table = {} if config is None else read_toml(config)
+    if from_model is None and isinstance(table.get("from_model"), str):
+        from_model = Path(table["from_model"])
+    if from_model is not None:
+        return _adapting_settings(from_model, arch, table, overrides)
     if arch is None and config is None and data is not None:
         from tfm.reporting import say
         from tfm.training.data import arch_for_data
@@ -80,9 +95,58 @@ def run_settings(
             data, training.get("device", "auto"), training.get("precision", "auto")
         )
         say(f"train: --arch {arch}, for {reason} (choose another with --arch)")
-    return run_config(arch, {} if config is None else read_toml(config), overrides)
+    return run_config(arch, table, overrides)
+
+
+def _adapting_settings(
+    from_model: Path, arch: str | None, table: Table, overrides: Mapping[str, Table]
+) -> RunConfig:
+    """Return the settings of a run that starts from a model, which must be those of the model."""
+    from tfm.storage.checkpoint.model_folder import load_info
+    from tfm.storage.checkpoint.run_folder import find_model
+
+    folder = find_model(from_model)
+    start = load_info(folder).run
+    given_arch = table.get("arch", start.arch) if arch in (None, start.arch) else arch
+    if given_arch != start.arch:
+        raise UsageError(f"{folder} has arch {start.arch}, not {given_arch}: leave the latter out")
+    defaults = adapting_table(start)
+    # The number of epochs is only a default, which no other limit has to fit.
+    if any("max_steps" in given.get("training", {}) for given in (table, overrides)):
+        del defaults["training"]["max_epochs"]
+    run = run_config(None, defaults, table, overrides)
+    before, after = settings_to(start.model), settings_to(run.model)
+    changes = [
+        f"{name} {before.get(name, 'unset')}, not {value}"
+        for name, value in after.items()
+        if value != before.get(name) and not name.endswith("dropout")
+    ]
+    if changes:
+        raise UsageError(
+            f"{folder} has {'; '.join(changes)}: only dropout may differ from the model that "
+            "training starts from"
+        )
+    return replace(run, from_model=str(folder))
+
+
+def _check_same_start(run: Path | None, recorded: object, given: Path | None) -> None:
+    """Raise UsageError if a run that exists was started from another model than the given one."""
+    if given is None:
+        return
+    if recorded is None:
+        raise UsageError(
+            f"{run} was started from scratch, not from {given}: choose another folder with --run"
+        )
+    # A run folder stands for the model in it that was chosen when the run was started.
+    start = Path(os.path.realpath(str(recorded)))
+    if Path(os.path.realpath(given)) not in (start, *start.parents[:2]):
+        raise UsageError(
+            f"{run} was started from {recorded}, not from {given}: leave out --from, or choose "
+            "another folder with --run"
+        )
 
 
 def run_folder(run: Path | None, data: Path, settings: RunConfig) -> Path:
     """Return the given run folder, or the one that belongs to a dataset and a preset."""
-    return run or RUNS_ROOT / f"{data.name}-{settings.arch}"
+    suffix = "" if settings.from_model is None else "-adapted"
+    return run or RUNS_ROOT / f"{data.name}-{settings.arch}{suffix}"

@@ -1,7 +1,7 @@
 """tfm train: a binarized dataset → a run folder with checkpoints, metrics and a report."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tfm.errors import DETAIL, CheckpointError, UsageError
 from tfm.reporting import say
 from tfm.stages.average import average
 from tfm.stages.forecast import estimate_run
-from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
+from tfm.storage.checkpoint.model_folder import Ancestor, ModelInfo, as_ancestor, load_info
 from tfm.storage.checkpoint.run_folder import (
     has_current_average,
     newest_intact_checkpoint,
@@ -26,7 +26,7 @@ from tfm.storage.checkpoint.run_folder import (
 )
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
-from tfm.training.data import open_data
+from tfm.training.data import check_start, open_data
 from tfm.training.loop import TrainingRun
 from tfm.world import World
 
@@ -78,6 +78,11 @@ def train(
     gpu = 0 if world.launcher == "Slurm" and torch.cuda.device_count() == 1 else world.local_rank
     compute = verified_compute(device, precision, local_rank=gpu, trains=True)
     data = open_data(data_dir, run)
+    has_started = any((run_dir / "checkpoints").glob("step-*"))
+    if run.from_model is None and run.optimizer.freeze:
+        raise UsageError("freeze has an effect only on a model to start from: name it with --from")
+    if run.from_model is not None and not has_started:
+        check_start(Path(run.from_model), data)
     timeout = timedelta(minutes=run.training.stall_minutes)
     with (
         joined(world, compute.device, timeout=_COLLECTIVE_TIMEOUT_FACTOR * timeout) as group,
@@ -97,9 +102,10 @@ def train(
         )
         watchdog.heartbeat("checking the newest checkpoint", waits=not world.is_first)
         checkpoint = _checkpoint_to_resume(run_dir, data.info, group)
+        ancestors = _ancestors(run, checkpoint)
         training = TrainingRun(
             run_dir,
-            data,
+            replace(data, info=replace(data.info, ancestors=ancestors)),
             compute,
             group=group,
             heartbeat=watchdog.heartbeat,
@@ -139,6 +145,16 @@ def train(
         metrics=training.metrics,
         has_learned=failure is None,
     )
+
+
+def _ancestors(run: RunConfig, checkpoint: Path | None) -> tuple[Ancestor, ...]:
+    """Return the models that training started from, oldest first."""
+    if checkpoint is not None:
+        return load_info(checkpoint).ancestors
+    if run.from_model is None:
+        return ()
+    start = Path(run.from_model)
+    return (*load_info(start).ancestors, as_ancestor(start))
 
 
 def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> Path | None:
@@ -192,6 +208,7 @@ def _fixed_values(info: ModelInfo) -> dict[str, Any]:
         "source language": info.source,
         "target language": info.target,
         "arch": info.run.arch,
+        "from": info.run.from_model or "scratch",
         **settings,
         "training.seed": info.run.training.seed,
         "subword model": info.fingerprint[:8],

@@ -1,20 +1,20 @@
 """Open a binarized dataset for training, and check that the settings fit it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from tfm.config import DeviceName, Precision, RunConfig, TransformerConfig, suitable_arch
+from tfm.config import DeviceName, Precision, RunConfig, Task, TransformerConfig, suitable_arch
 from tfm.data.dataset import DatasetIndex, ParallelDataset
-from tfm.data.manifest import BINARIZE, Manifest
+from tfm.data.manifest import BINARIZE, SPLITS, Manifest
 from tfm.data.shortlist import shortlist_files
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
 from tfm.device.compute import choose_compute
 from tfm.errors import DataError, UsageError, tfm_command
-from tfm.storage.checkpoint.model_folder import ModelInfo
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 from tfm.storage.files import sha256_of
 
 
@@ -36,6 +36,7 @@ class TrainingData:
     train: ParallelDataset
     valid: ValidationSplit | None
     model_files: Mapping[str, bytes]  # subword models, and shortlist if there is one, by file name
+    also_valid: dict[str, ValidationSplit]  # further sets by name
     info: ModelInfo  # of a model trained on this dataset, at step 0
     checksum: str  # depends on the training pairs and their order
 
@@ -78,26 +79,29 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
         raise DataError(f"{data_dir} has no training pairs: see its manifest.json for the reason")
     valid = None
     if index.num_pairs.get("valid"):
-        pairs = ParallelDataset(data_dir / "bin", "valid", vocab_sizes=vocab_sizes)
-        paths = manifest.text_path("valid", manifest.source), manifest.reference_path("valid")
-        text = list(read_pairs(*paths, strict=True, num_lines=len(pairs)))
-        valid = ValidationSplit(
-            pairs=pairs,
-            sources=[source.decode() for source, _ in text],
-            references=[reference.decode() for _, reference in text],
+        valid = _open_valid(manifest, vocab_sizes)
+    elif run.training.also_valid:
+        raise UsageError(
+            f"also_valid needs validation text in {data_dir}, too: prepare it with --valid"
         )
     elif run.training.patience is not None:
         raise UsageError(
             f"patience has no effect: {data_dir} has no validation split; leave it out, or prepare "
             "the data with one"
         )
-    _check_lengths(data_dir, [train] if valid is None else [train, valid.pairs], run)
+    also_valid = {
+        name: _open_also_valid(Path(folder), manifest.task, vocabulary)
+        for name, _, folder in (each.partition("=") for each in run.training.also_valid)
+    }
+    validation = [each.pairs for each in (valid, *also_valid.values()) if each is not None]
+    _check_lengths(data_dir, [train, *validation], run)
     return TrainingData(
         data_dir=data_dir,
         vocabulary=vocabulary,
         train=train,
         valid=valid,
         model_files=vocabulary.files() | shortlist_files(data_dir, vocabulary),
+        also_valid=also_valid,
         info=ModelInfo(
             run=run,
             source=manifest.source,
@@ -114,7 +118,54 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
     )
 
 
-def _check_binarized(manifest: Manifest, index: DatasetIndex, vocabulary: Vocabulary) -> None:
+def _open_valid(manifest: Manifest, vocab_sizes: tuple[int, int]) -> ValidationSplit:
+    pairs = ParallelDataset(manifest.data_dir / "bin", "valid", vocab_sizes=vocab_sizes)
+    paths = manifest.text_path("valid", manifest.source), manifest.reference_path("valid")
+    text = list(read_pairs(*paths, strict=True, num_lines=len(pairs)))
+    return ValidationSplit(
+        pairs=pairs,
+        sources=[source.decode() for source, _ in text],
+        references=[reference.decode() for _, reference in text],
+    )
+
+
+def _open_also_valid(data_dir: Path, task: Task, vocabulary: Vocabulary) -> ValidationSplit:
+    """Open the validation split of another dataset for the same task, with the same subwords."""
+    if not data_dir.is_dir():
+        raise UsageError(f"also_valid: {data_dir} does not exist or is not a folder")
+    manifest, index = Manifest.load(data_dir), DatasetIndex.load(data_dir / "bin")
+    if manifest.task != task:
+        raise UsageError(f"also_valid: {data_dir} is a dataset for {manifest.task}, not for {task}")
+    if index.fingerprint != vocabulary.fingerprint:
+        raise UsageError(
+            f"also_valid: {data_dir} has other subwords ({index.fingerprint[:8]}) than the dataset "
+            f"to train on ({vocabulary.fingerprint[:8]}): prepare one of them with the --subwords "
+            "of the other"
+        )
+    if not index.num_pairs.get("valid"):
+        raise UsageError(f"also_valid: {data_dir} has no validation text: prepare it with --valid")
+    _check_binarized(manifest, index, vocabulary, splits=["valid"])
+    return _open_valid(manifest, (len(vocabulary.source), len(vocabulary.target)))
+
+
+def check_start(from_model: Path, data: TrainingData) -> None:
+    """Raise UsageError unless training on a dataset can start from a model."""
+    start, info = load_info(from_model), data.info
+    if start.task != info.task:
+        raise UsageError(
+            f"{from_model} is a model for {start.task}, but {data.data_dir} is a dataset for "
+            f"{info.task}: start from another model"
+        )
+    if start.fingerprint != info.fingerprint:
+        raise UsageError(
+            f"{data.data_dir} has other subwords ({info.fingerprint[:8]}) than {from_model} "
+            f"({start.fingerprint[:8]}): prepare it with --subwords {from_model}"
+        )
+
+
+def _check_binarized(
+    manifest: Manifest, index: DatasetIndex, vocabulary: Vocabulary, splits: Sequence[str] = SPLITS
+) -> None:
     """Raise DataError unless the token ids are those of the text, with the subword model.
 
     Text that was deleted after it was binarized is not compared.
@@ -137,7 +188,8 @@ def _check_binarized(manifest: Manifest, index: DatasetIndex, vocabulary: Vocabu
     languages = (manifest.source, manifest.target)
     texts = {manifest.text_path(split, lang) for split in manifest.splits() for lang in languages}
     for path in sorted(texts | {data_dir / name for name in recorded}):
-        if path.is_file() and sha256_of(path) != recorded.get(path.name):
+        is_used = path.name.partition(".")[0] in splits and path.is_file()
+        if is_used and sha256_of(path) != recorded.get(path.name):
             raise DataError(f"{path} has changed since {data_dir}/bin was binarized: {remedy}")
 
 

@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from tfm.training.progress import (
     no_heartbeat,
     shown_figures,
 )
-from tfm.training.record import RunRecord, describe_pairs, describe_skip
+from tfm.training.record import RunRecord, all_metrics, describe_pairs, describe_skip
 from tfm.training.trainer import Trainer
 from tfm.training.validation import Validation, Validator
 
@@ -80,8 +81,7 @@ class TrainingRun:
         self._run = self.data.info.run
         self.cost = self._check_memory()
         self.heartbeat("building the model")
-        model = self._new_model() if checkpoint is None else load_model(checkpoint, self.data.info)
-        self._model = model.to(self.compute.device)
+        self._model = self._first_model(checkpoint).to(self.compute.device)
         self.trainer = self._new_trainer()
         self.heartbeat("measuring the speed of the device")
         self._capacity = self.group.world.size * measure_fp32_flops(self.compute.device)
@@ -103,6 +103,8 @@ class TrainingRun:
                 self._record.write_texts(self.data.train.texts)
             if self._state.is_validation_due:
                 self._validate_and_save()
+            elif self._run.from_model and self.data.valid and not self.trainer.position.step:
+                self._print(self._validate(self.data.valid))  # what adapting changes
             self.heartbeat("waiting for all processes to start", waits=True)
             is_over = self.is_finished() or bool(self.group.largest([self._is_out_of_time()])[0])
             if is_over:
@@ -200,6 +202,11 @@ class TrainingRun:
 
     def _minutes(self) -> float:
         return self._state.minutes + (time.monotonic() - self._started) / 60
+
+    def _first_model(self, checkpoint: Path | None) -> Model:
+        """Return the model of a checkpoint, or for a new run that to start from, or a new one."""
+        start = checkpoint or (self._run.from_model and Path(self._run.from_model))
+        return load_model(start, self.data.info) if start else self._new_model()
 
     def _new_model(self) -> Model:
         torch.manual_seed(self._run.training.seed)
@@ -340,33 +347,29 @@ class TrainingRun:
         """Validate and save; after a signal, save at once and validate when the run is resumed."""
         self._read_reports()
         self._state.is_validation_due = True
-        validation = None if self.data.valid is None else self._validate(self.data.valid)
+        validations = {} if self.data.valid is None else self._validate(self.data.valid)
         self._state.is_validation_due = False
         self._save(self.metrics)
         self._validated_at = time.monotonic()
-        if validation is not None:
-            step = self.trainer.position.step
-            self._record.print_validation(validation, step=step, minutes=self._minutes())
+        self._print(validations)
 
-    def _validate(self, split: ValidationSplit) -> Validation:
-        """Validate and log the metrics; after a signal or without a finite loss, end the run."""
-        validator = Validator(
-            split=split,
-            train=self.trainer.batcher,
-            vocabulary=self.data.vocabulary,
-            info=self.data.info,
-            compute=self.compute,
-            group=self.group,
-            heartbeat=self.heartbeat,
-            should_stop=lambda: self.stop.received is not None,
-        )
-        validation, position = validator.validate(self._full_model()), self.trainer.position
-        if validation is None:
-            self._save_and_stop(self.group.largest([self.stop.received or 0])[0])
-        loss = validation.metrics["loss"]
+    def _print(self, validations: Mapping[str, Validation]) -> None:
+        step, minutes = self.trainer.position.step, self._minutes()
+        for name, validation in validations.items():
+            self._record.print_validation(validation, step=step, minutes=minutes, name=name)
+
+    def _validate(self, split: ValidationSplit) -> dict[str, Validation]:
+        """Validate on all sets and log the metrics; the set of the dataset has the name "".
+
+        After a signal, or without a finite loss, this ends the run.
+        """
+        model, position = self._full_model(), self.trainer.position
+        splits = {"": split, **self.data.also_valid}
+        validations = {name: self._validate_on(each, model) for name, each in splits.items()}
+        loss = validations[""].metrics["loss"]
         if not math.isfinite(loss):
             self._fail(position, f"the validation loss is {loss}")
-        self.metrics = validation.metrics
+        self.metrics = all_metrics(validations)
         info = replace(self.data.info, metrics=self.metrics)
         quality, best = info.quality(self._run.training.best_metric), self._state.best
         self._state.validations_since_best += 1
@@ -374,8 +377,25 @@ class TrainingRun:
             self._state.best, self._state.validations_since_best = quality, 0
         # Before the checkpoint: if the process is killed in between, the line is written again.
         self._record.write_validation(
-            validation, step=position.step, epoch=position.epoch, minutes=self._minutes()
+            validations, step=position.step, epoch=position.epoch, minutes=self._minutes()
         )
+        return validations
+
+    def _validate_on(self, split: ValidationSplit, model: Model) -> Validation:
+        """Validate a model with full weights on one set; after a signal, end the run."""
+        validator = Validator(
+            split=split,
+            train=self.trainer.batcher if split is self.data.valid else None,
+            vocabulary=self.data.vocabulary,
+            info=self.data.info,
+            compute=self.compute,
+            group=self.group,
+            heartbeat=self.heartbeat,
+            should_stop=lambda: self.stop.received is not None,
+        )
+        validation = validator.validate(model)
+        if validation is None:
+            self._save_and_stop(self.group.largest([self.stop.received or 0])[0])
         return validation
 
     def _full_model(self) -> Model:

@@ -40,6 +40,7 @@ class RunRecord:
             DataError: metrics.jsonl is not a file.
         """
         if self._is_first:
+            step = step or -1  # a run that starts again validates again before its first step
             logged_step = self.window[0].step - 1 if self.window else step
             self._log = MetricsLog(self._run_dir, step=step, logged_step=logged_step)
 
@@ -65,20 +66,24 @@ class RunRecord:
         say(f"train: step {report.step:,} was skipped: {reason}")
 
     def write_validation(
-        self, validation: Validation, *, step: int, epoch: int, minutes: float
+        self, validations: Mapping[str, Validation], *, step: int, epoch: int, minutes: float
     ) -> None:
-        """Write the metrics of a validation."""
+        """Write the metrics of a validation on sets by name."""
         record = {"kind": "validation", "step": step, "epoch": epoch, "minutes": minutes}
-        signature = {"signature": validation.score.signature} if validation.score else {}
-        text_losses = {"text_losses": validation.text_losses} if validation.text_losses else {}
-        self._write(record | signature | validation.metrics | text_losses)
+        main = validations[""]
+        signature = {"signature": main.score.signature} if main.score else {}
+        text_losses = {"text_losses": main.text_losses} if main.text_losses else {}
+        self._write(record | signature | all_metrics(validations) | text_losses)
 
-    def print_validation(self, validation: Validation, *, step: int, minutes: float) -> None:
+    def print_validation(
+        self, validation: Validation, *, step: int, minutes: float, name: str
+    ) -> None:
         """Print the metrics of a validation, the first time with the signature of the score."""
         if validation.score and not self._has_printed_signature:
             say(f"valid: {validation.score.label} has the signature {validation.score.signature}")
             self._has_printed_signature = True
-        say(f"valid: step {step:,} · {minutes:.1f} min · {validation}")
+        label = f"valid {name}" if name else "valid"
+        say(f"{label}: step {step:,} · {minutes:.1f} min · {validation}")
 
     def write_report(self) -> None:
         """Draw report.html; a full disk costs only the report."""
@@ -99,6 +104,15 @@ class RunRecord:
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._log is not None:
             self._log.append(record)
+
+
+def all_metrics(validations: Mapping[str, Validation]) -> dict[str, float]:
+    """Return the metrics of all sets, those of a set with a name as "NAME:loss"."""
+    return {
+        f"{name}:{metric}" if name else metric: value
+        for name, validation in validations.items()
+        for metric, value in validation.metrics.items()
+    }
 
 
 def describe_skip(report: StepReport) -> str:

@@ -20,7 +20,7 @@ from tfm.device.compute import Compute, is_out_of_memory
 from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
 from tfm.errors import TrainingError
-from tfm.model.build import Model
+from tfm.model.build import Model, freeze
 from tfm.model.cost import Cost
 from tfm.storage.checkpoint.tensor_file import count, record_from
 from tfm.training.gradients import (
@@ -108,6 +108,7 @@ class Trainer:
             compute, run.training.kernels, compiles=run.training.compile
         )
         backend.install(model)
+        freeze(model, run.optimizer.freeze)
         self.batcher = Batcher(
             dataset, run.batching, seed=run.training.seed, coarse_rows=backend.compiles
         )
@@ -119,7 +120,7 @@ class Trainer:
         )
         example = self._batch(np.zeros(1, dtype=np.int64))
         self._gradients = build_gradients(loss, self._group, example, shard=run.training.shard)
-        self._optimizer = Adam(loss.parameters(), run.optimizer)
+        self._optimizer = Adam(filter(_is_trained, loss.parameters()), run.optimizer)
         is_fp16 = compute.dtype == torch.float16
         self._loss_scale = LossScale(compute.device, is_fp16=is_fp16)
         num_processes = self._group.world.size
@@ -365,7 +366,7 @@ class Trainer:
         Raises:
             LookupError, TypeError, ValueError, ArithmeticError: It is not the state of this model.
         """
-        parameters = dict(self.model.named_parameters())
+        parameters = {name: p for name, p in self.model.named_parameters() if _is_trained(p)}
         if set(state["moments"]) not in (set(), set(parameters)):  # none before the first step
             raise ValueError("the moments are those of other parameters")
         for name in state["moments"]:
@@ -384,6 +385,10 @@ class Trainer:
             self.max_tokens = min(self._run.batching.max_tokens or max_tokens, max_tokens)
         self._loss_scale.load_state(gradient["loss_scale"])
         self.out_of_memory = count(gradient["out_of_memory"])
+
+
+def _is_trained(parameter: Tensor) -> bool:
+    return parameter.requires_grad
 
 
 def _derive_seed(*numbers: int) -> int:

@@ -25,7 +25,8 @@ from tfm.storage.files import write_text
 from tfm.visualization.texts_table import texts_table
 
 _MAX_POINTS = 1000
-_TEXT_COLORS = ("training", "validation", "best", "muted")
+# Of training texts and further validation sets, in turn.
+_TEXT_COLORS = ("set-1", "set-2", "set-3", "muted")
 _TEXT_DASHES = ("-", "--", ":", "-.")
 _FIGURE_INCHES = (4.2, 2.8)
 _AXES_BOX = (0.1, 0.17, 0.88, 0.73)
@@ -39,7 +40,11 @@ _COLORS = {
     "training": "#000004",
     "validation": "#000005",
     "best": "#000006",
+    "set-1": "#000007",
+    "set-2": "#000008",
+    "set-3": "#000009",
 }
+_OF_SET = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(loss|bleu|f1)")  # a metric of such a set
 
 Record = dict[str, Any]
 Points = Sequence[tuple[int, float]]
@@ -131,6 +136,12 @@ def _points(records: Iterable[Record], chart: _Chart) -> Points:
     ]
 
 
+def _names_of_sets(validation: Sequence[Record]) -> list[str]:
+    """Return the names of the validation sets besides that of the dataset."""
+    matches = (_OF_SET.fullmatch(key) for record in validation for key in record)
+    return list(dict.fromkeys(match[1] for match in matches if match))
+
+
 def _render_charts(
     charts: Iterable[_Chart], records: Mapping[str, Sequence[Record]], last_step: int
 ) -> str:
@@ -138,6 +149,9 @@ def _render_charts(
     figures = []
     for chart in charts:
         curves = {name: _points(each, chart) for name, each in records.items()}
+        for name in _names_of_sets(records["validation"]):
+            of_set = chart._replace(name=f"{name}:{chart.name}")
+            curves[f"valid {name}"] = _points(records["validation"], of_set)
         if curves := {name: points for name, points in curves.items() if points}:
             figures.append(_render_chart(chart, curves, last_step))
     return '<div class="charts">\n{}\n</div>'.format("\n".join(figures)) if figures else ""
@@ -226,6 +240,12 @@ def _label(axes: Axes, chart: _Chart, last_step: int) -> None:
 def _render_state(latest: Record, validation: Sequence[Record], updated: datetime | None) -> str:
     """Return how far the run is, its best validations and the time of the newest metrics."""
     points = ((chart, _points(validation, chart)) for chart in _MAIN_CHARTS)
+    of_sets = (
+        (f"{chart.title} on {name}, first and last", _points(validation, of_set))
+        for name in _names_of_sets(validation)
+        for chart in _MAIN_CHARTS
+        for of_set in [chart._replace(name=f"{name}:{chart.name}")]
+    )
     return _render_list(
         ("Step", latest["step"], "{:,}".format),
         ("Epoch", latest.get("epoch"), str),
@@ -235,6 +255,7 @@ def _render_state(latest: Record, validation: Sequence[Record], updated: datetim
             for chart, each in points
             if chart.best and each
         ),
+        *((title, (each[0], each[-1]), _from_to) for title, each in of_sets if each),
         ("Updated", updated and updated.astimezone(), "{:%Y-%m-%d %H:%M %Z}".format),
     )
 
@@ -242,6 +263,10 @@ def _render_state(latest: Record, validation: Sequence[Record], updated: datetim
 def _at_step(point: tuple[int, float]) -> str:
     step, value = point
     return f"{value:.4g} at step {step:,}"
+
+
+def _from_to(points: tuple[tuple[int, float], tuple[int, float]]) -> str:
+    return " → ".join(map(_at_step, points))
 
 
 def _render_figures(training: Sequence[Record], validation: Sequence[Record]) -> str:

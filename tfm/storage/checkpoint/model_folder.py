@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -24,7 +24,6 @@ from tfm.storage.files import atomic_directory, read_json, sha256_of, write_json
 FORMAT = 2
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 
-Metric = Literal["loss", "score"]
 # The metric of each task, by its name in validation.
 SCORES: Mapping[Task, str] = {"translation": "bleu", "parsing": "f1"}
 
@@ -35,6 +34,23 @@ _INVALID = (LookupError, TypeError, RecursionError)
 
 class DamagedCheckpointError(CheckpointError):
     """A model folder whose files have changed since they were written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ancestor:
+    """A model that the training of another one started from.
+
+    Attributes:
+        path: Its folder, as the user gave it.
+        data_dir: Its training dataset.
+        step: Number of its training steps.
+        sha256: Checksum of its weights.
+    """
+
+    path: str
+    data_dir: str
+    step: int
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +72,7 @@ class ModelInfo:
         normalizes_space: Whether the white space of its training text was normalized, so that text
             to translate must be, too. Folders of older versions lack it and get prepare's default.
         calibration: The confidence in its translations; None if it was not calibrated.
+        ancestors: The models that its training started from, oldest first; empty if from scratch.
     """
 
     run: RunConfig
@@ -71,11 +88,16 @@ class ModelInfo:
     search: Mapping[str, Any] = field(default_factory=dict)
     normalizes_space: bool = True
     calibration: Calibration | None = None
+    ancestors: tuple[Ancestor, ...] = ()
 
-    def quality(self, metric: Metric) -> float | None:
-        """Return its validation score or negated loss; None if it was not measured."""
-        name, sign = (SCORES[self.task], 1) if metric == "score" else ("loss", -1)
-        figure = self.metrics.get(name)
+    def quality(self, metric: str) -> float | None:
+        """Return its validation score or negated loss; None if it was not measured.
+
+        The metric is "loss" or "score", or that of a further validation set: "NAME:loss".
+        """
+        prefix, colon, kind = metric.rpartition(":")
+        name, sign = (SCORES[self.task], 1) if kind == "score" else ("loss", -1)
+        figure = self.metrics.get(f"{prefix}{colon}{name}")
         return None if figure is None or math.isnan(figure) else sign * figure
 
 
@@ -135,6 +157,21 @@ def check_model(path: Path, *, needs_state: bool = False) -> ModelInfo:
     if needs_state or (path / STATE).exists():
         _verify(path, STATE)
     return info
+
+
+def as_ancestor(path: Path) -> Ancestor:
+    """Describe the model of a folder for the models that start from it.
+
+    Raises:
+        CheckpointError: The folder holds no model, or a damaged one.
+    """
+    info, record = load_info(path), _read_record(path)
+    return Ancestor(
+        path=str(path),
+        data_dir=info.data_dir,
+        step=info.step,
+        sha256=str(record["sha256"].get(WEIGHTS)),
+    )
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

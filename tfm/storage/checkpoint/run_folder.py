@@ -14,7 +14,6 @@ from tfm.storage.checkpoint.model_folder import (
     CONFIG,
     STATE,
     DamagedCheckpointError,
-    Metric,
     ModelInfo,
     check_model,
     load_info,
@@ -139,7 +138,7 @@ def last_good_checkpoint(run_dir: Path, *, before: int) -> Path | None:
     return None
 
 
-def best_checkpoints(run_dir: Path, metric: Metric) -> list[Path]:
+def best_checkpoints(run_dir: Path, metric: str) -> list[Path]:
     """Return the validated checkpoints of a run, best first; of equals, the newer first.
 
     Raises:
