@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from timing import Sentence, Settings, measure, read_settings
@@ -10,7 +11,7 @@ from tfm import __version__
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.inference.batches import BatchLimits, Chunk, SentenceBatch
-from tfm.inference.engine import load_engine
+from tfm.inference.engine import Engine, load_engine
 from tfm.inference.lines import LineEngine, translate_lines
 from tfm.inference.reader import LineReader
 from tfm.inference.workers import Workers
@@ -80,11 +81,14 @@ def open_engine(settings: Settings) -> Iterator[LineEngine]:
     """Load the model, in this process or in several."""
     device: Any = settings.device
     precision: Any = settings.precision
-    inference = InferenceConfig(device=device, precision=precision, kernels="fast")
-    if settings.processes == 1:
-        yield load_engine([settings.model], inference)
+    inference = InferenceConfig(device=device, precision=precision)
+    models: list[Path] | Engine = [settings.model]
+    if settings.processes == 1 or settings.threads == 1:
+        models = load_engine([settings.model], inference)
+    if isinstance(models, Engine) and settings.processes == 1:
+        yield models
         return
-    with Workers([settings.model], inference=inference, num_workers=settings.processes) as workers:
+    with Workers(models, inference=inference, num_workers=settings.processes) as workers:
         yield workers
 
 
