@@ -146,6 +146,8 @@ def generate(
     )
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
     config = merged(plan.search, overrides.get("search", {}))
+    if align and config.tag is not None:
+        raise UsageError("--align aligns lines as they are, and not with --tag: give one")
     check_constraints(plan, config)
     names, text = ", ".join(map(str, plan.models)), str(plan.source)
     ending = "s" if len(plan.models) == 1 else ""  # of the verb
