@@ -214,10 +214,12 @@ def test_frozen_embeddings_include_all_three_uses_of_a_tied_matrix(start, other_
     assert len(names) == 1  # one matrix
 
 
-def test_a_frozen_run_resumed_equals_an_uninterrupted_one(start, other_data, tmp_path):
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_a_frozen_run_resumed_equals_an_uninterrupted_one(start, other_data, tmp_path, ema):
     for name, stops in (("one", [6]), ("two", [3, 6])):
         for stop in stops:
-            run = settings(start, optimizer={"freeze": ["decoder"]}, training={"max_steps": stop})
+            optimizer = {"freeze": ["decoder"]} | ({} if ema is None else {"ema": ema})
+            run = settings(start, optimizer=optimizer, training={"max_steps": stop})
             train(other_data, tmp_path / name, run)
     one, two = (load_weights(checkpoints(tmp_path / name)[-1]) for name in ("one", "two"))
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -23,6 +23,7 @@ from tfm.config import (
     RunConfig,
     TrainingConfig,
     TransformerConfig,
+    flag_of,
 )
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.storage.checkpoint.model_folder import load_info
@@ -180,8 +181,11 @@ def different_value(group, item):
 @pytest.mark.parametrize(("group", "item"), RUN_SETTINGS, ids=lambda x: getattr(x, "name", ""))
 def test_every_flag_of_train_reaches_its_setting(run, group, item):
     value = different_value(group, item)
-    flags = {"average_last": ["--keep-last", 64]}.get(item.name, [])
-    name = item.name.replace("_", "-")
+    flags = {
+        "average_last": ["--keep-last", 64],
+        "weight_decay": ["--optimizer", "adamw"],
+    }.get(item.name, [])
+    name = flag_of(item).removeprefix("--")
     given = [f"--{name}", value]
     if isinstance(value, bool):
         given = [f"--{name}" if value else f"--no-{name}"]

@@ -126,6 +126,10 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run, elsewhere, arguments, patt
         ("prepare --jobs 2", "--threads"),
         ("prepare --num-threads 2", "--threads"),
         ("average --num-epoch-checkpoints 5", "--last"),
+        ("train --lr-scheduler cosine", "--lr-schedule"),
+        ("train --optim adamw", "--optimizer"),
+        ("train --exponential-smoothing 1e-4", "--ema"),
+        ("train --activation-fn gelu", "--activation"),
         ("evaluate", "tfm score"),
         ("--verison", "--version"),
         ("trian", "tfm train"),
@@ -138,7 +142,7 @@ def test_typos_and_words_of_other_toolkits_get_a_suggestion(run, arguments, mean
     assert_complaint(run(*arguments.split()), 2, f"no such .*: did you mean {meant}[?]")
 
 
-@pytest.mark.parametrize("flag", ["generate --remove-bpe", "train --optimizer=adam"])
+@pytest.mark.parametrize("flag", ["generate --remove-bpe", "train --criterion=loss"])
 def test_a_flag_for_what_always_happens_is_said_to_be_needless(run, flag):
     assert_complaint(run(*flag.split()), 2, "no such option --.*: leave it out, .*")
 

@@ -286,6 +286,7 @@ def test_integers_are_accepted_for_floats_but_not_the_reverse():
         (TransformerConfig, {"num_heads": 7, "d_k": 64}, "is not a multiple of num_heads 7"),
         (TransformerConfig, {"num_heads": 0}, "num_heads is 0, but must be at least 1"),
         (TrainingConfig, {"validation_beam": 0}, "validation_beam 0 computes none"),
+        (OptimizerConfig, {"weight_decay": 0.1}, "weight_decay has no effect on adam"),
         (TrainingConfig, {"keep_last": 2}, "average_last is 5, but only keep_last 2 checkpoints"),
         (SearchConfig, {"n_best": 5}, "n_best is 5, but must be at most the beam size"),
         (AverageConfig, {"last": 3, "best": 3}, "exclude each other"),
@@ -294,6 +295,17 @@ def test_integers_are_accepted_for_floats_but_not_the_reverse():
 def test_values_that_contradict_each_other_are_refused(group, table, message):
     with pytest.raises(UsageError, match=message):
         settings_from(group, table)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_that_ends_before_its_warmup_is_refused(schedule):
+    table = {
+        "optimizer": {"lr_schedule": schedule, "warmup_steps": 11},
+        "training": {"max_steps": 10},
+    }
+    assert problem("tiny", table).startswith("warmup_steps is 11, but must be at most max_steps 10")
+    table["training"]["max_steps"] = 11
+    assert run_config("tiny", table).optimizer.lr_schedule == schedule
 
 
 def test_with_given_head_widths_num_heads_need_not_divide_d_model():

@@ -139,3 +139,17 @@ def test_a_model_that_no_memory_can_hold_is_a_problem(monkeypatch):
     assert problem is not None
     assert f"need {16 * large.num_parameters / 1e9:,.0f} GB, but this machine has 8 GB" in problem
     assert memory_problem(large, cpu, num_copies=1 / 64) is None
+
+
+def test_a_moving_average_takes_the_memory_of_the_weights(monkeypatch):
+    config, sizes = TransformerConfig(), {"source_vocab_size": 9, "target_vocab_size": 9}
+    plain, averaged = (
+        model_cost(config, **sizes, max_tokens=10, averages_weights=averages)
+        for averages in (False, True)
+    )
+    assert averaged == replace(plain, average_bytes=4 * plain.num_parameters)
+    needed = 20 * plain.num_parameters
+    monkeypatch.setattr("tfm.model.cost.device_memory_bytes", lambda _: needed)
+    assert memory_problem(averaged, torch.device("cpu")) is None
+    monkeypatch.setattr("tfm.model.cost.device_memory_bytes", lambda _: needed - 1)
+    assert memory_problem(averaged, torch.device("cpu")) is not None

@@ -34,6 +34,8 @@ SHAPES = {
     "untied": {"tied_embeddings": "none"},
     "learned positions": {"learned_positions": 60},
     "odd sizes": {"d_model": 15, "d_ff": 7, "num_heads": 3, "learned_positions": 60},
+    "gelu": {"activation": "gelu"},
+    "silu": {"activation": "silu"},
     "deeper decoder": {"num_encoder_layers": 1, "num_decoder_layers": 3},
 }
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -117,7 +117,7 @@ def scored_run(tiny_run):
         training = {"log_steps": 1, "validation_beam": 2, "best_metric": "score"}
         training |= changes.pop("training", {})
         # With a small ε, Adam would amplify rounding errors of gradients that are zero.
-        optimizer = {"adam_epsilon": 1e-4}
+        optimizer = {"adam_epsilon": 1e-4, **changes.pop("optimizer", {})}
         changes = {"batching": {"num_dropout_shards": 2}, "optimizer": optimizer, **changes}
         return tiny_run(**changes, training=training)
 
@@ -182,6 +182,18 @@ def test_a_sharded_run_that_is_resumed_is_the_same_run(
         codes, errors = run_processes(tmp_path / "run", settings)
         assert codes == [0, 0], errors
     assert_same_run(tmp_path / "run", single_process_run)
+
+
+def test_a_sharded_run_that_is_resumed_has_the_moving_average_of_a_single_process(
+    run_processes, scored_run, data_dir, tmp_path
+):
+    changes = {"optimizer": {"ema": 0.9, "algorithm": "adamw"}}
+    train(data_dir, tmp_path / "single", scored_run(**changes))
+    for max_steps in (8, 12):
+        settings = scored_run(training={"shard": True, "max_steps": max_steps}, **changes)
+        codes, errors = run_processes(tmp_path / "run", settings)
+        assert codes == [0, 0], errors
+    assert_same_run(tmp_path / "run", tmp_path / "single")
 
 
 def test_a_signal_to_one_process_stops_and_saves_both(run_processes, scored_run, tmp_path):

@@ -40,6 +40,8 @@ MODELS = [
     {"learned_positions": 20},
     {"d_k": 8, "d_v": 24},
     {"tied_embeddings": "none"},
+    {"activation": "gelu"},
+    {"activation": "silu", "norm": "pre"},
 ]
 
 

@@ -1,4 +1,4 @@
-"""Adam and its learning rate schedule, computed by hand (§5.3)."""
+"""Adam, AdamW, learning rate schedules and the average of weights, computed by hand (§5.3)."""
 
 import math
 
@@ -8,28 +8,70 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tfm.config import OptimizerConfig
+from tfm.config import OptimizerConfig, RunConfig, TrainingConfig, TransformerConfig
 from tfm.training import optimizer
-from tfm.training.optimizer import Adam, LossScale, learning_rate
+from tfm.training.optimizer import Adam, LossScale, WeightAverage, learning_rate
+
+
+def rate_of(step, *, d_model=512, max_steps=100_000, **settings):
+    run = RunConfig(
+        model=TransformerConfig(d_model=d_model),
+        optimizer=OptimizerConfig(**settings),
+        training=TrainingConfig(max_steps=max_steps),
+    )
+    return learning_rate(step, run)
 
 
 @given(st.integers(1, 1_000_000), st.integers(1, 10_000), st.sampled_from([16, 512, 1024]))
 def test_the_learning_rate_follows_the_paper(step, warmup_steps, d_model):
-    found = learning_rate(step, OptimizerConfig(warmup_steps=warmup_steps), d_model)
+    found = rate_of(step, d_model=d_model, warmup_steps=warmup_steps)
     expected = d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
     assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_paper_base_model_peaks_at_seven_ten_thousandths():
-    config = OptimizerConfig()
-    peak = learning_rate(4000, config, 512)
+    peak = rate_of(4000)
     assert peak == pytest.approx(6.9877e-4, rel=1e-4)
-    assert learning_rate(3999, config, 512) < peak > learning_rate(4001, config, 512)
+    assert rate_of(3999) < peak > rate_of(4001)
 
 
 def test_the_learning_rate_of_the_settings_is_the_peak():
-    config = OptimizerConfig(learning_rate=0.5, warmup_steps=20)
-    assert [learning_rate(step, config, 512) for step in (10, 20, 80)] == [0.25, 0.5, 0.25]
+    settings = {"learning_rate": 0.5, "warmup_steps": 20}
+    assert [rate_of(step, **settings) for step in (10, 20, 80)] == [0.25, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("inverse-sqrt", [0.25, 0.5, 0.5 * (2 / 3) ** 0.5, 0.5 * 0.5**0.5, 0.5 * (2 / 5) ** 0.5]),
+        ("linear", [0.25, 0.5, 0.375, 0.25, 0.125]),
+        (
+            "cosine",
+            [0.25, 0.5, 0.25 * (1 + math.cos(math.pi / 4)), 0.25, 0.25 * (1 - 0.5**0.5)],
+        ),
+        ("constant", [0.25, 0.5, 0.5, 0.5, 0.5]),
+    ],
+)
+def test_schedules_follow_their_formulas_after_a_linear_warmup(schedule, expected):
+    settings = {"learning_rate": 0.5, "warmup_steps": 2, "lr_schedule": schedule}
+    found = [rate_of(step, max_steps=5, **settings) for step in range(1, 6)]
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@given(
+    st.sampled_from(["linear", "cosine"]), st.integers(1, 50), st.integers(0, 50), st.integers(1, 9)
+)
+def test_linear_and_cosine_fall_steadily_and_stay_positive_to_the_last_step(
+    schedule, warmup_steps, more_steps, steps_beyond
+):
+    max_steps = warmup_steps + more_steps
+    rates = [
+        rate_of(step, max_steps=max_steps, warmup_steps=warmup_steps, lr_schedule=schedule)
+        for step in range(warmup_steps, max_steps + 1 + steps_beyond)
+    ]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[more_steps] > 0
+    assert rates[more_steps + 1 :] == pytest.approx([0.0] * steps_beyond, abs=1e-12)
 
 
 @pytest.fixture(params=["fused", "each"])
@@ -37,6 +79,7 @@ def _each_implementation(request, monkeypatch):
     """Update parameters together, and one after another if torch has no fused operation."""
     if request.param == "each":
         monkeypatch.setattr(optimizer, "_FUSED_ADAM", None)
+        monkeypatch.setattr(optimizer, "_FUSED_ADAMW", None)
 
 
 @pytest.mark.usefixtures("_each_implementation")
@@ -55,6 +98,70 @@ def test_adam_updates_a_parameter_by_the_formulas():
         parameter.grad = torch.tensor([gradient])
         adam.step(adam.gradients(), rate)
         assert parameter.item() == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.usefixtures("_each_implementation")
+def test_adamw_decays_matrices_by_the_formula_and_leaves_vectors_to_adam():
+    config = OptimizerConfig(algorithm="adamw", weight_decay=0.1, adam_epsilon=1e-2)
+    matrix, vector = nn.Parameter(torch.tensor([[1.0]])), nn.Parameter(torch.tensor([1.0]))
+    adam = Adam([matrix, vector], config)
+    values, first, second = [1.0, 1.0], 0.0, 0.0
+    for step, gradient in enumerate((0.5, -0.25, 2.0), start=1):
+        rate = 0.1 / step
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.98 * second + 0.02 * gradient**2
+        unbiased_first, unbiased_second = first / (1 - 0.9**step), second / (1 - 0.98**step)
+        change = rate * unbiased_first / (math.sqrt(unbiased_second) + 1e-2)
+        values = [values[0] - rate * 0.1 * values[0] - change, values[1] - change]
+
+        gradients = {each: torch.full_like(each, gradient) for each in (matrix, vector)}
+        adam.step(gradients, rate)
+        assert [matrix.item(), vector.item()] == pytest.approx(values, rel=1e-5)
+
+
+@pytest.mark.usefixtures("_each_implementation")
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, 0.0), ({"algorithm": "adamw"}, 0.01), ({"algorithm": "adamw", "weight_decay": 0.0}, 0.0)],
+)
+def test_weights_decay_only_with_adamw_and_by_default_as_in_torch(settings, expected):
+    matrix = nn.Parameter(torch.ones(1, 1))
+    adam = Adam([matrix], OptimizerConfig(**settings))
+    adam.step({matrix: torch.zeros(1, 1)}, 0.5)
+    assert matrix.item() == pytest.approx(1 - 0.5 * expected, rel=1e-6)
+
+
+def test_adamw_equals_torchs_adamw():
+    torch.manual_seed(0)
+    ours, theirs = ([nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(5))] for _ in "ab")
+    adam = Adam(ours, OptimizerConfig(algorithm="adamw", weight_decay=0.1))
+    groups = [{"params": theirs[:1], "weight_decay": 0.1}, {"params": theirs[1:]}]
+    reference = torch.optim.AdamW(
+        groups, lr=1e-2, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0, fused=True
+    )
+    for _ in range(4):
+        for parameter, copy in zip(ours, theirs, strict=True):
+            parameter.grad = torch.randn_like(parameter)
+            copy.grad = parameter.grad.clone()
+        adam.step(adam.gradients(), 1e-2)
+        reference.step()
+    assert all(map(torch.equal, ours, theirs))
+
+
+def test_the_average_of_weights_follows_the_formula_and_ignores_skipped_updates():
+    parameter = nn.Parameter(torch.tensor([4.0]))
+    average, expected = WeightAverage([parameter], decay=0.25), 4.0
+    # The fraction (1 + t) / (10 + t) of the old average is 2/11 and 3/12; then the decay is less.
+    for num_updates, value, is_skipped, kept in [
+        (1, 1.0, 0, 2 / 11),
+        (2, 2.0, 0, 3 / 12),
+        (2, 9.0, 1, 1.0),
+        (3, 8.0, 0, 0.25),
+    ]:
+        nn.init.constant_(parameter, value)
+        average.update(torch.tensor(float(num_updates)), torch.tensor(float(is_skipped)))
+        expected = kept * expected + (1 - kept) * value
+        assert average.averages[parameter].item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_adam_equals_torchs_adam_with_the_defaults_of_the_paper():

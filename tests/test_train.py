@@ -11,10 +11,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tfm.config import BinarizeConfig, read_toml, run_config
+from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config
 from tfm.data.synthetic.corpus import generate_pairs
+from tfm.device.compute import choose_compute
 from tfm.errors import DETAIL, CheckpointError, DataError, InterruptedRunError, UsageError
 from tfm.inference.translator import Translator
+from tfm.model.build import load_model
 from tfm.stages.binarize import binarize
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
@@ -25,11 +27,12 @@ from tfm.storage.checkpoint.model_folder import (
     load_weights,
     save_checkpoint,
 )
-from tfm.storage.checkpoint.run_folder import checkpoints
+from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 from tfm.storage.lock import LockedFolderError, lock_folder
 from tfm.training.data import open_data
 from tfm.training.loop import TrainingRun
 from tfm.training.trainer import Trainer
+from tfm.training.validation import Validator
 
 _TIMES = (
     "minutes",
@@ -145,6 +148,91 @@ def test_a_run_may_be_made_longer(uninterrupted, data_dir, tiny_run, tmp_path):
     train(data_dir, tmp_path / "run", run)
     assert records(tmp_path / "run") == records(run_dir)
     assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
+
+
+AVERAGED = {"ema": 0.9, "algorithm": "adamw", "lr_schedule": "cosine", "warmup_steps": 4}
+
+
+@pytest.fixture(scope="module")
+def averaged(data_dir, tiny_run, tmp_path_factory):
+    """A run of 12 steps with a moving average of the weights."""
+    run_dir = tmp_path_factory.mktemp("runs") / "averaged"
+    training = {"max_steps": 12, "checkpoint_steps": 6, "average": True}
+    run = tiny_run(optimizer=AVERAGED, training=training)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tfm.visualization.report.write_report", lambda _: None)
+        train(data_dir, run_dir, run)
+    return run, run_dir
+
+
+def test_a_resumed_run_with_a_moving_average_equals_an_uninterrupted_one(
+    averaged, data_dir, tmp_path, signal_after
+):
+    run, run_dir = averaged
+    signal_after(signal.SIGTERM, 7)
+    with pytest.raises(InterruptedRunError):
+        train(data_dir, tmp_path / "run", run)
+    train(data_dir, tmp_path / "run", run)
+    assert records(tmp_path / "run") == records(run_dir)
+    newest = [checkpoints(each)[-1] for each in (run_dir, tmp_path / "run")]
+    assert same_weights(*newest)
+    one, other = (load_training_state(each)["trainer"]["trained_weights"] for each in newest)
+    assert all(torch.equal(weight, other[name]) for name, weight in one.items())
+
+
+def test_the_model_of_a_checkpoint_is_the_moving_average_which_was_validated(averaged, data_dir):
+    run, run_dir = averaged
+    newest = checkpoints(run_dir)[-1]
+    average, trained = load_weights(newest), load_training_state(newest)["trainer"]
+    assert not any(
+        torch.equal(average[name], weight) for name, weight in trained["trained_weights"].items()
+    )
+    assert not (run_dir / "averaged").exists()
+    assert find_model(run_dir) in checkpoints(run_dir)
+    data = open_data(data_dir, run)
+    validator = Validator(
+        split=data.valid,
+        vocabulary=data.vocabulary,
+        info=replace(data.info, run=replace(run, training=TrainingConfig(validation_beam=0))),
+        compute=choose_compute("cpu", "fp32"),
+    )
+    found = validator.validate(load_model(newest, load_info(newest)))
+    assert found.metrics["loss"] == pytest.approx(load_info(newest).metrics["loss"], rel=1e-5)
+
+
+def test_the_trained_weights_are_those_of_a_run_without_a_moving_average(
+    averaged, data_dir, tmp_path
+):
+    run, run_dir = averaged
+    plain = replace(run, optimizer=replace(run.optimizer, ema=None))
+    train(data_dir, tmp_path / "run", plain)
+    trained = load_training_state(checkpoints(run_dir)[-1])["trainer"]["trained_weights"]
+    expected = load_weights(checkpoints(tmp_path / "run")[-1])
+    assert trained.keys() == expected.keys()
+    assert all(torch.equal(trained[name], weight) for name, weight in expected.items())
+    assert (tmp_path / "run" / "averaged").exists()
+
+
+def test_the_steps_of_a_schedule_that_ends_with_them_may_not_change(averaged, data_dir):
+    run, run_dir = averaged
+    longer = replace(run, training=replace(run.training, max_steps=13))
+    with pytest.raises(UsageError, match=r"training\.max_steps was 12, not 13"):
+        train(data_dir, run_dir, longer)
+
+
+def test_a_run_that_was_saved_without_newer_settings_resumes(uninterrupted, data_dir, tmp_path):
+    run, run_dir, _ = uninterrupted
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    shutil.rmtree(checkpoints(copy)[-1])
+    for path in checkpoints(copy):
+        config = json.loads((path / "config.json").read_text())
+        del config["run"]["model"]["activation"]
+        for name in ("lr_schedule", "algorithm"):
+            del config["run"]["optimizer"][name]
+        del config["checksum"]
+        (path / "config.json").write_text(json.dumps(config))
+    train(data_dir, copy, run)
+    assert same_weights(checkpoints(copy)[-1], checkpoints(run_dir)[-1])
 
 
 def test_a_killed_run_resumes_from_its_newest_checkpoint(uninterrupted, data_dir, tmp_path):

@@ -32,7 +32,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
     with pytest.raises(UsageError, match=r"need .* GB, but this machine has .* GB: set a smaller"):
         train(data_dir, tmp_path / "run", run)
     [warning] = forecast(data_dir, run).warnings[1:]
-    assert warning.startswith("warning: weights, gradients and Adam's moments of the model need")
+    assert warning.startswith("warning: weights, gradients and optimizer state of the model need")
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from tfm.backends.dropout import RandomMasks, keep_scale
 from tfm.backends.training_cpu import (
     CastDropout,
     CpuTraining,
+    FusedFeedForward,
     add_masked,
     fused_linear,
     fused_linear_relu_dropout,
@@ -16,6 +17,7 @@ from tfm.backends.training_cpu import (
 from tfm.config import TransformerConfig
 from tfm.data.packing import Packing
 from tfm.model.build import new_model
+from tfm.model.layers import FeedForward
 
 N, IN, OUT = 6, 5, 7
 NO_DROPOUT = {"dropout": 0, "embedding_dropout": 0, "attention_dropout": 0, "relu_dropout": 0}
@@ -28,6 +30,8 @@ MODELS = [
     {"learned_positions": 12},
     {"d_k": 3, "d_v": 5},
     {"tied_embeddings": "none"},
+    {"activation": "gelu"},
+    {"activation": "silu"},
 ]
 
 
@@ -160,6 +164,19 @@ def test_packed_and_padded_batches_give_the_same_outputs_and_gradients(changes):
     for *ours, theirs in zip(*gradients, strict=True):
         for gradient in ours:
             torch.testing.assert_close(gradient, theirs, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_dropout_after_each_activation_scales_kept_elements_up(activation):
+    torch.manual_seed(0)
+    config = TransformerConfig(d_model=8, d_ff=8, activation=activation, relu_dropout=0.3)
+    plain = FeedForward(config).double()
+    nn.init.eye_(plain.outer.weight)  # the output is the hidden layer
+    fused, x = FusedFeedForward(plain, new_masks(), dropout=0.0), torch.randn(50, 8).double()
+    found, kept = fused(x), plain.eval()(x)
+    is_kept = found.abs() > 1e-12
+    torch.testing.assert_close(found, torch.where(is_kept, kept * keep_scale(0.3), 0.0))
+    assert 0 < int(is_kept.sum()) < int((kept != 0).sum())
 
 
 def test_fast_modules_have_the_same_parameters_and_can_be_taken_off():

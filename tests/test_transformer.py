@@ -15,6 +15,7 @@ from tfm.data.packing import Padded
 from tfm.errors import UsageError
 from tfm.model.attention import Heads
 from tfm.model.embedding import sinusoidal_encoding
+from tfm.model.layers import FeedForward
 from tfm.model.transformer import Transformer
 
 V = 13
@@ -64,6 +65,25 @@ def new_batch(seed=0):
 
 def logits_of(model, source, lengths, target_input):
     return model.logits(model(source, lengths, target_input))
+
+
+@pytest.mark.parametrize(
+    ("activation", "formula"),
+    [
+        ("relu", lambda x: max(0.0, x)),
+        ("gelu", lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2),
+        ("silu", lambda x: x / (1 + math.exp(-x))),
+    ],
+)
+def test_the_feed_forward_network_follows_the_formula_of_its_activation(activation, formula):
+    layer = FeedForward(TransformerConfig(d_model=2, num_heads=1, d_ff=3, activation=activation))
+    layer = layer.double()
+    nn.init.uniform_(layer.inner.bias, -1, 1)
+    x = torch.tensor([0.7, -1.3]).double()
+    hidden = torch.tensor(
+        [formula(value) for value in layer.inner(x).tolist()], dtype=torch.float64
+    )
+    torch.testing.assert_close(layer(x), layer.outer(hidden))
 
 
 class Reference(nn.Module):

@@ -59,7 +59,8 @@ HAS_INT8 = "onednn" in torch.backends.quantized.supported_engines and None not i
 # products with 8-bit activations in 16 bits, which 7-bit weights keep from overflowing.
 _MAX_QUANTIZED_WEIGHT = {True: 127, False: 63}
 
-# (x, relu) → x Wᵀ + b of a prepacked weight and bias, followed by ReLU if `relu`.
+# (x, relu) → x Wᵀ + b of a prepacked weight and bias, followed by ReLU if `relu`,
+# or in a feed-forward network by its activation.
 Linear = Callable[[Tensor, bool], Tensor]
 Prepack = Callable[[Tensor, Tensor | None], Linear]
 RoundUp = Callable[[int], int]
@@ -193,7 +194,7 @@ class PrepackedProjection(InputProjection):
 
 
 class PrepackedFeedForward(FeedForward):
-    """A feed-forward network with prepacked weights, and ReLU fused with the first."""
+    """A feed-forward network with prepacked weights, and its activation joined with the first."""
 
     inner: PrepackedLinear
     outer: PrepackedLinear
@@ -201,11 +202,18 @@ class PrepackedFeedForward(FeedForward):
     def __init__(self, feed_forward: FeedForward, prepack: Prepack) -> None:
         nn.Module.__init__(self)
         self.inner = PrepackedLinear(feed_forward.inner, prepack)
+        if feed_forward.activation is not torch.relu:
+            self.inner.prepacked = _activated(self.inner.prepacked, feed_forward.activation)
         self.outer = PrepackedLinear(feed_forward.outer, prepack)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
         return self.outer.prepacked(self.inner.prepacked(x, True), False)
+
+
+def _activated(linear: Linear, activation: Callable[[Tensor], Tensor]) -> Linear:
+    """Return a linear layer with another activation in the place of ReLU."""
+    return lambda x, activates: activation(linear(x, False)) if activates else linear(x, False)
 
 
 class PrepackedToLogits(ToLogits):

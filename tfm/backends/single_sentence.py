@@ -24,7 +24,8 @@ _FIRST_CAPACITY = 64
 
 # LayerNorm of rows [R, d_model].
 Norm = Callable[[Tensor], Tensor]
-# (x, relu) → x Wᵀ + b of a prepacked weight and bias, followed by ReLU if `relu`.
+# (x, relu) → x Wᵀ + b of a prepacked weight and bias, followed by ReLU if `relu`,
+# or in a feed-forward network by its activation.
 Linear = Callable[[Tensor, bool], Tensor]
 
 

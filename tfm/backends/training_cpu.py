@@ -82,10 +82,7 @@ class CastDropout(nn.Dropout):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self._dtype)
-        if not self.p or not self.training:
-            return x
-        return x * self._masks.draw(x, self.p).mul_(keep_scale(self.p))
+        return _dropped(x.to(self._dtype), self.p if self.training else 0.0, self._masks)
 
 
 class FusedLinear(nn.Linear):
@@ -125,20 +122,24 @@ class FusedProjection(InputProjection):
 
 
 class FusedFeedForward(FeedForward):
-    """Fuses the first linear layer with ReLU and dropout."""
+    """Fuses the first linear layer with ReLU and dropout; other activations follow it."""
 
     def __init__(self, feed_forward: FeedForward, masks: RandomMasks, *, dropout: float) -> None:
         nn.Module.__init__(self)
         self.inner = feed_forward.inner
         self.outer = FusedLinear(feed_forward.outer, dropout=dropout)
-        self.dropout = feed_forward.dropout
+        self.activation, self.dropout = feed_forward.activation, feed_forward.dropout
         self._masks = masks
 
     @override
     def forward(self, x: Tensor) -> Tensor:
         dropout = self.dropout.p if self.training else 0.0
         weight, bias = self.inner.weight, self.inner.bias
-        hidden = fused_linear_relu_dropout(x, weight, bias, dropout, self._masks)
+        if self.activation is torch.relu:
+            hidden = fused_linear_relu_dropout(x, weight, bias, dropout, self._masks)
+        else:
+            activated = self.activation(fused_linear(x, weight, bias))
+            hidden = _dropped(activated, dropout, self._masks)
         out: Tensor = self.outer(hidden)
         return out
 
@@ -173,6 +174,11 @@ def fused_linear_relu_dropout(
 def add_masked(residual: Tensor, out: Tensor, dropout: float, masks: RandomMasks) -> Tensor:
     """Drop elements of `out` […, d], which is scaled up already, and add the residual […, d]."""
     return _apply(_AddMasked, residual, out, dropout, masks)
+
+
+def _dropped(x: Tensor, dropout: float, masks: RandomMasks) -> Tensor:
+    """Drop elements of x […], and scale up the others."""
+    return x * masks.draw(x, dropout).mul_(keep_scale(dropout)) if dropout else x
 
 
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:

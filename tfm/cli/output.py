@@ -108,6 +108,9 @@ def print_forecast(forecast: "Forecast") -> None:
     devices = f"each of {forecast.num_processes} devices"
     if forecast.num_processes == 1:
         devices = "one device"
+    average = ""
+    if cost.average_bytes:
+        average = f"{cost.average_bytes / 2**30:.2f} GiB for the moving average of weights, "
     print_rows(
         {f"parameters, {part}": f"{count:,}" for part, count in cost.parameters.items()}
         | {
@@ -122,7 +125,7 @@ def print_forecast(forecast: "Forecast") -> None:
             "training FLOPs": f"{forecast.flops_per_step:.3g} per step, "
             f"{forecast.flops_per_step * forecast.max_steps:.3g} in total",
             "memory, about": f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimizer, "
-            f"{cost.activation_bytes / 2**30:.2f} GiB for a microbatch",
+            f"{average}{cost.activation_bytes / 2**30:.2f} GiB for a microbatch",
             "time, about": f"{estimate.seconds_per_step:.3g} s per step, "
             f"{estimate.hours:,.1f} hours for {estimate.num_steps:,} steps",
             "disk, about": f"{estimate.checkpoint_bytes / 1e9:.2g} GB for checkpoints",

@@ -29,9 +29,7 @@ _COMMAND_WORDS = {
 # Words for what tfm does without a flag.
 _NEEDLESS = {
     "remove-bpe post-process detokenize": "translations are plain text without it",
-    "optimizer optim": "training always uses Adam, as in the paper",
     "criterion loss": "the loss is always label-smoothed cross-entropy (--label-smoothing)",
-    "lr-scheduler lr-decay": "the schedule is the paper's (--warmup-steps, --learning-rate)",
     "tensorboard-logdir tensorboard wandb-project": "each run has metrics.jsonl and report.html",
 }
 # Words for commands that tfm does without.

@@ -50,7 +50,7 @@ def tag_problem(tag: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Settings, section="optimizer"):
-    """Adam, the learning rate schedule (§5.3) and the loss (§5.4)."""
+    """Adam, the learning rate schedule (§5.3), averaging of weights and the loss (§5.4)."""
 
     learning_rate: float | None = setting(
         None,
@@ -60,6 +60,19 @@ class OptimizerConfig(Settings, section="optimizer"):
         common=True,
     )
     warmup_steps: int = setting(4000, "Number of linear warmup steps.", ge=1, le=_MAX_COUNT)
+    lr_schedule: Literal["inverse-sqrt", "linear", "cosine", "constant"] = setting(
+        "inverse-sqrt",
+        "Learning rate after warmup; linear and cosine fall to 0 at max_steps, then fixed.",
+    )
+    algorithm: Literal["adam", "adamw"] = setting(
+        "adam", "Adam (§5.3), or AdamW, which decays weights.", flag="--optimizer"
+    )
+    weight_decay: float | None = setting(
+        None,
+        "AdamW: decay of matrices, as a multiple of the learning rate; 0.01 if unset.",
+        ge=0,
+        le=10,
+    )
     adam_beta1: float = setting(0.9, "Adam's β1.", ge=0, le=0.9999)
     adam_beta2: float = setting(0.98, "Adam's β2.", ge=0, le=0.99999)
     adam_epsilon: float = setting(1e-9, "Adam's ε.", ge=1e-20, le=1)
@@ -72,6 +85,12 @@ class OptimizerConfig(Settings, section="optimizer"):
         ge=0,
         le=1_000_000,
     )
+    ema: float | None = setting(
+        None,
+        "Validate and save a moving average of the weights with this decay, such as 0.999.",
+        ge=0,
+        le=0.999999,
+    )
     freeze: tuple[ModelPart, ...] = setting(
         (),
         "With --from: keep a part unchanged; embeddings include the output matrix; repeatable.",
@@ -79,8 +98,15 @@ class OptimizerConfig(Settings, section="optimizer"):
     )
 
     def _conflicts(self) -> Iterator[str]:
+        if self.weight_decay is not None and self.algorithm == "adam":
+            yield "weight_decay has no effect on adam: leave it out, or use adamw"
         if set(self.freeze) == set(get_args(ModelPart)):
             yield "freeze has all parts of the model, so that nothing is trained: leave one out"
+
+    @property
+    def depends_on_max_steps(self) -> bool:
+        """Whether the learning rate falls to 0 at max_steps."""
+        return self.lr_schedule in ("linear", "cosine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +196,8 @@ class TrainingConfig(Settings, section="training"):
         le=_MAX_COUNT,
     )
     average: bool = setting(
-        True, "Average the newest checkpoints when training ends, as `tfm average` does."
+        True,
+        "Average the newest checkpoints when training ends, as `tfm average` does; not with ema.",
     )
     validation_beam: int = setting(
         1, "Beam size for the validation score; 0 computes no score.", ge=0, le=64
@@ -249,6 +276,15 @@ class RunConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     batching: BatchingConfig = BatchingConfig()
     training: TrainingConfig = TrainingConfig()
+
+    def problems(self) -> Iterator[str]:
+        """Yield a message for each conflict between settings of different groups."""
+        warmup_steps, max_steps = self.optimizer.warmup_steps, self.training.max_steps
+        if self.optimizer.depends_on_max_steps and warmup_steps > max_steps:
+            yield (
+                f"warmup_steps is {warmup_steps}, but must be at most max_steps {max_steps}, at "
+                f"which lr_schedule {self.optimizer.lr_schedule} ends"
+            )
 
 
 # The groups of settings of a run, with those of both kinds of models.

@@ -47,7 +47,12 @@ class TransformerConfig(ModelConfig):
     d_v: int | None = setting(
         None, "Width of values per head; d_model / num_heads if unset.", ge=1, le=_MAX_WIDTH
     )
-    relu_dropout: float = setting(0.0, "Dropout after the ReLU.", ge=0, le=0.9)
+    activation: Literal["relu", "gelu", "silu"] = setting(
+        "relu", "Activation function of feed-forward sub-layers; ReLU in the paper."
+    )
+    relu_dropout: float = setting(
+        0.0, "Dropout after the activation of feed-forward sub-layers.", ge=0, le=0.9
+    )
     norm: Literal["post", "pre"] = setting(
         "post",
         "Layer norm after each residual sum (post, as in the paper) or before sub-layers (pre).",

@@ -172,9 +172,11 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
     for name, kind in kinds.items():
         groups[name], more = settings_and_problems(kind, merged[name], places[name], elsewhere)
         problems += more
+    run = RunConfig(arch=arch, from_model=from_model, **groups)
+    problems += run.problems()
     if problems:
         raise UsageError(list_problems(problems))
-    return RunConfig(arch=arch, from_model=from_model, **groups)
+    return run
 
 
 def _merge(

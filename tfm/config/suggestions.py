@@ -10,6 +10,8 @@ WORDS = {
     "data": "data-dir data-bin data-path dataset",
     "model": "models model-path path checkpoint ckpt run",
     "recipe": "dataset config",
+    "activation": "activation-fn activation-function hidden-act pos-ffn-activation-fn "
+    "transformer-ffn-activation feed-forward-activation",
     "adam-beta1": "adam-betas optimizer-betas",
     "adam-beta2": "adam-betas optimizer-betas",
     "adam-epsilon": "adam-eps",
@@ -27,6 +29,7 @@ WORDS = {
     "d-model": "hidden-size rnn-size dim-emb embed-dim encoder-embed-dim decoder-embed-dim",
     "device": "cpu cuda gpu no-cuda use-cpu",
     "dropout": "dropout-rate dropout-prob transformer-dropout",
+    "ema": "exponential-smoothing ema-decay average-decay moving-average-decay store-ema",
     "force": "overwrite",
     "from": "finetune fine-tune finetune-from-model restore-file train-from continue init-from "
     "pretrained pretrained-model load-model",
@@ -40,6 +43,8 @@ WORDS = {
     "learning-rate": "lr",
     "length-penalty": "lenpen lp normalize alpha length-penalty-alpha",
     "log-steps": "log-interval logging-steps report-every disp-freq",
+    "lr-schedule": "lr-scheduler lr-scheduler-type learning-rate-scheduler-type scheduler "
+    "lr-decay decay-method lr-decay-strategy",
     "max-epochs": "epochs num-epochs num-train-epochs after-epochs",
     "max-extra-length": "max-len-b max-len max-length max-new-tokens",
     "max-steps": "max-update max-updates train-steps num-steps steps after-batches",
@@ -52,6 +57,7 @@ WORDS = {
     "num-encoder-layers": "encoder-layers enc-layers enc-depth layers num-layers",
     "num-heads": "heads nhead attention-heads encoder-attention-heads "
     "decoder-attention-heads transformer-heads",
+    "optimizer": "optim algorithm",
     "out": "destdir output output-dir save-data",
     "patience": "early-stopping early-stopping-patience",
     "precision": "fp16 bf16 fp32 amp mixed-precision dtype",

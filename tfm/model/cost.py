@@ -14,6 +14,7 @@ from tfm.model.build import Model, parameters_by_part, part_of_model, shallow_mo
 
 # fp32 weight, gradient and Adam's two moments.
 _BYTES_PER_PARAMETER = 4 * 4
+_BYTES_OF_AVERAGE = 4  # per parameter
 # Forward, gradient of the input, gradient of the weight; a multiply-add is two operations.
 _TRAINING_FLOPS_PER_MAC = 3 * 2
 
@@ -41,6 +42,7 @@ class Cost:
     parameters: Mapping[str, int]
     products: Products  # multiply-adds of a forward pass
     state_bytes: int  # memory of weights, gradients and optimizer state
+    average_bytes: int  # memory of the moving average of the weights; 0 without one
     activation_bytes: int  # estimated memory of activations, for `max_tokens` tokens on each side
 
     @property
@@ -69,9 +71,22 @@ class Cost:
 
 
 def model_cost(
-    config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int, max_tokens: int
+    config: ModelConfig,
+    *,
+    source_vocab_size: int,
+    target_vocab_size: int,
+    max_tokens: int,
+    averages_weights: bool = False,
 ) -> Cost:
-    """Compute the cost of a model, without building it, for `max_tokens` tokens on each side."""
+    """Compute the cost of a model, without building it.
+
+    Args:
+        config: The model.
+        source_vocab_size: Number of source pieces.
+        target_vocab_size: Number of target pieces.
+        max_tokens: Number of tokens of a microbatch on each side.
+        averages_weights: Whether training keeps a moving average of the weights.
+    """
     sizes = {"source_vocab_size": source_vocab_size, "target_vocab_size": target_vocab_size}
     parameters = parameters_by_part(config, **sizes)
     output = config.d_model * target_vocab_size
@@ -84,6 +99,7 @@ def model_cost(
         parameters=parameters,
         products=products,
         state_bytes=_BYTES_PER_PARAMETER * sum(parameters.values()),
+        average_bytes=_BYTES_OF_AVERAGE * sum(parameters.values()) if averages_weights else 0,
         activation_bytes=4 * max_tokens * activations,
     )
 
@@ -94,14 +110,15 @@ def memory_problem(cost: Cost, device: torch.device, *, num_copies: float = 1) -
     Activations are not counted. `num_copies` is the number of models in the memory of the device; a
     fraction if it is sharded.
     """
-    needed, present = num_copies * cost.state_bytes, device_memory_bytes(device)
+    needed = num_copies * (cost.state_bytes + cost.average_bytes)
+    present = device_memory_bytes(device)
     if present is None or needed <= present:
         return None
     copies = f"{num_copies:g} copies of the" if num_copies > 1 else "the"
     return (
-        f"weights, gradients and Adam's moments of {copies} model need {needed / 1e9:,.0f} GB, but "
-        f"{'this machine' if device.type == 'cpu' else 'the GPU'} has {present / 1e9:,.0f} GB: set "
-        "a smaller --arch, --d-model, --d-ff or number of layers"
+        f"weights, gradients and optimizer state of {copies} model need {needed / 1e9:,.0f} GB, "
+        f"but {'this machine' if device.type == 'cpu' else 'the GPU'} has {present / 1e9:,.0f} GB: "
+        "set a smaller --arch, --d-model, --d-ff or number of layers"
     )
 
 
@@ -123,7 +140,8 @@ def _transformer_products(config: TransformerConfig, output: int) -> tuple[Produ
     )
     # Inputs of each matrix product and norm, and dropout masks.
     layers = (8 * encoders + 13 * decoders) * config.d_model
-    return products, layers + 2 * config.d_ff * (encoders + decoders)
+    num_inner = 2 if config.activation == "relu" else 3  # the gradient of others needs their input
+    return products, layers + num_inner * config.d_ff * (encoders + decoders)
 
 
 def _recurrent_products(

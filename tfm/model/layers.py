@@ -3,12 +3,19 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
 from tfm.data.packing import Layout
 from tfm.model.attention import MultiHeadAttention
 from tfm.model.cache import DecoderCache
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "gelu": F.gelu,  # x · Φ(x), without approximation
+    "silu": F.silu,  # x · σ(x)
+}
 
 
 class Residual(nn.Module):
@@ -45,12 +52,13 @@ class Residual(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """max(0, x W₁ + b₁) W₂ + b₂ at each position (§3.3)."""
+    """f(x W₁ + b₁) W₂ + b₂ at each position; the paper's f is ReLU (§3.3)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.inner = nn.Linear(config.d_model, config.d_ff)
         self.outer = nn.Linear(config.d_ff, config.d_model)
+        self.activation = _ACTIVATIONS[config.activation]
         self.dropout = nn.Dropout(config.relu_dropout)
         # Weights keep torch's initialization, ±1/√fan_in: with Glorot's, learning starts later.
         for linear in (self.inner, self.outer):
@@ -58,7 +66,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map […, d_model] to the same shape."""
-        out: Tensor = self.outer(self.dropout(torch.relu(self.inner(x))))
+        out: Tensor = self.outer(self.dropout(self.activation(self.inner(x))))
         return out
 
 

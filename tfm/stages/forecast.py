@@ -71,13 +71,15 @@ def estimate_run(
     # One more is written before an old one is removed.
     num_weights = min(num_saved, limits.keep_last + limits.keep_best + 1)
     num_states = min(num_saved, NUM_STATES_KEPT + 1)
+    averages = data.info.run.optimizer.ema is not None  # then the state has the trained weights
+    state_bytes = _STATE_BYTES + (_WEIGHT_BYTES if averages else 0)
     return Estimate(
         num_steps=num_steps,
         epochs=num_steps / steps_per_epoch,
         flops_per_step=flops,
         seconds_per_step=seconds,
         checkpoint_bytes=cost.num_parameters
-        * (_WEIGHT_BYTES * num_weights + _STATE_BYTES * num_states),
+        * (_WEIGHT_BYTES * num_weights + state_bytes * num_states),
     )
 
 
@@ -123,6 +125,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         source_vocab_size=source,
         target_vocab_size=target,
         max_tokens=min(max_tokens, run.batching.batch_tokens),
+        averages_weights=run.optimizer.ema is not None,
     )
     batcher = Batcher(data.train, run.batching, seed=run.training.seed)
     steps = batcher.num_batches()

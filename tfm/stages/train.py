@@ -130,7 +130,7 @@ def train(
                 if estimate.warning is not None:
                     say(estimate.warning)
             training.loop()
-    averages = run.training.average and position.step > 0
+    averages = run.training.average and run.optimizer.ema is None and position.step > 0
     if world.is_first and averages and not has_current_average(run_dir):
         say(f"train: {average(run_dir, AverageConfig()).summary}")
     failure = training.failure_to_learn()
@@ -203,6 +203,8 @@ def _fixed_values(info: ModelInfo) -> dict[str, Any]:
         for name, value in settings_to(getattr(info.run, section)).items()
         if name != "max_tokens"
     }
+    if info.run.optimizer.depends_on_max_steps:
+        settings["training.max_steps"] = info.run.training.max_steps
     return {
         "task": info.task,
         "source language": info.source,

@@ -221,6 +221,7 @@ class TrainingRun:
             source_vocab_size=source,
             target_vocab_size=target,
             max_tokens=self._run.batching.batch_tokens,
+            averages_weights=self._run.optimizer.ema is not None,
         )
         world, device = self.group.world, self.compute.device
         num_copies = world.local_size if device.type == "cpu" else 1.0
@@ -399,8 +400,9 @@ class TrainingRun:
         return validation
 
     def _full_model(self) -> Model:
-        """Return the model with full, not sharded, weights in this process."""
-        if not self._run.training.shard or self.group.is_alone:
+        """Return the model to validate in this process, with full, not sharded, weights."""
+        is_sharded = self._run.training.shard and not self.group.is_alone
+        if not is_sharded and self._run.optimizer.ema is None:
             return self._model
         model = self._new_model().to(self.compute.device)
         self.heartbeat("gathering the weights", waits=True)

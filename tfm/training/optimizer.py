@@ -1,36 +1,61 @@
-"""Adam, its learning rate schedule (Vaswani et al. 2017, §5.3), and loss scaling for fp16."""
+"""Adam and AdamW, the learning rate (§5.3), the average of weights, and loss scaling for fp16."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tfm.config import OptimizerConfig
+from tfm.config import OptimizerConfig, RunConfig
+from tfm.training.gradients import local_part
 
 _FIRST_LOSS_SCALE, _MAX_LOSS_SCALE = 2.0**16, 2.0**24
 _STEPS_TO_GROW = 2_000
-# An operation without a public name: a version of torch may lack it.
+_DEFAULT_WEIGHT_DECAY = 0.01  # that of torch.optim.AdamW
+# Operations without a public name: a version of torch may lack them.
 _FUSED_ADAM: Any = getattr(torch, "_fused_adam_", None)
+_FUSED_ADAMW: Any = getattr(torch, "_fused_adamw_", None)
 
 
-def learning_rate(step: int, config: OptimizerConfig, d_model: int) -> float:
-    """Return a rate that rises linearly to the peak, then falls with the step's inverse root.
+def learning_rate(step: int, run: RunConfig) -> float:
+    """Return a rate that rises linearly to the peak, then follows the schedule.
 
-    Steps count from 1. Unless it is set, the peak is (d_model · warmup)^-0.5, which gives the
-    paper's d_model^-0.5 · min(step^-0.5, step · warmup^-1.5).
+    Steps count from 1. Unless it is set, the peak is (d_model · warmup)^-0.5, with which the
+    inverse root gives the paper's d_model^-0.5 · min(step^-0.5, step · warmup^-1.5) (§5.3). The
+    linear and the cosine schedule would be 0 at the step after the last.
     """
-    warmup, peak = config.warmup_steps, config.learning_rate
+    warmup, peak = run.optimizer.warmup_steps, run.optimizer.learning_rate
     if peak is None:
-        peak = (d_model * warmup) ** -0.5
-    return float(peak * min(step / warmup, (warmup / step) ** 0.5))
+        peak = (run.model.d_model * warmup) ** -0.5
+    if step <= warmup:
+        return float(peak * (step / warmup))
+    max_steps = run.training.max_steps
+    match run.optimizer.lr_schedule:
+        case "inverse-sqrt":
+            factor = (warmup / step) ** 0.5
+        case "linear":
+            factor = 1 - _elapsed(step, warmup, max_steps)
+        case "cosine":
+            factor = (1 + math.cos(math.pi * _elapsed(step, warmup, max_steps))) / 2
+        case "constant":
+            factor = 1.0
+    return float(peak * factor)
+
+
+def _elapsed(step: int, warmup: int, max_steps: int) -> float:
+    """Return the fraction of the decay that is done: 0 after warmup, 1 one step after the last."""
+    return min(1.0, (step - warmup) / (max_steps + 1 - warmup))
 
 
 class Adam:
-    """Adam (§5.3), if torch can as one fused operation over all parameters, on one device.
+    """Adam (§5.3) or AdamW, if torch can as one fused operation over all parameters.
+
+    AdamW (Loshchilov and Hutter 2019) first multiplies a parameter by 1 − rate · decay. Matrices
+    decay, embeddings included; vectors, which are biases and weights of layer norms, do not.
 
     torch.optim.Adam computes the same, but its constructor imports torch's compiler, which takes
-    two seconds.
+    two seconds. All parameters must be on one device.
 
     Args:
         parameters: All parameters.
@@ -44,6 +69,10 @@ class Adam:
     def __init__(self, parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> None:
         self._parameters = list(parameters)
         self._config = config
+        self._decay = 0.0
+        if config.algorithm == "adamw":
+            decay = config.weight_decay
+            self._decay = _DEFAULT_WEIGHT_DECAY if decay is None else decay
         self.moments: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
         self.num_updates = torch.zeros((), device=self._parameters[0].device)
 
@@ -73,33 +102,51 @@ class Adam:
             if parameter not in self.moments:
                 first, second = (torch.zeros_like(parameter) for _ in range(2))
                 self.moments[parameter] = first, second
-        if _FUSED_ADAM is None:
-            self._update_each(gradients, learning_rate, grad_scale, found_inf)
-        else:
-            _FUSED_ADAM(
-                list(gradients),
-                list(gradients.values()),
-                [self.moments[p][0] for p in gradients],
-                [self.moments[p][1] for p in gradients],
-                [],
-                [self.num_updates] * len(gradients),
-                lr=learning_rate,
-                beta1=self._config.adam_beta1,
-                beta2=self._config.adam_beta2,
-                eps=self._config.adam_epsilon,
-                weight_decay=0.0,
-                amsgrad=False,
-                maximize=False,
-                grad_scale=grad_scale,
-                found_inf=found_inf,
-            )
+        groups: dict[float, dict[nn.Parameter, Tensor]] = {}  # by weight decay
+        for parameter, gradient in gradients.items():
+            decay = self._decay if parameter.dim() > 1 else 0.0
+            groups.setdefault(decay, {})[parameter] = gradient
+        for decay, group in groups.items():
+            self._update(group, learning_rate, decay, grad_scale, found_inf)
         if found_inf is not None:
             self.num_updates -= found_inf
+
+    def _update(
+        self,
+        gradients: Mapping[nn.Parameter, Tensor],
+        learning_rate: float,
+        decay: float,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        """Update parameters that have the same weight decay."""
+        update = _FUSED_ADAMW if decay else _FUSED_ADAM
+        if update is None:
+            self._update_each(gradients, learning_rate, decay, grad_scale, found_inf)
+            return
+        update(
+            list(gradients),
+            list(gradients.values()),
+            [self.moments[p][0] for p in gradients],
+            [self.moments[p][1] for p in gradients],
+            [],
+            [self.num_updates] * len(gradients),
+            lr=learning_rate,
+            beta1=self._config.adam_beta1,
+            beta2=self._config.adam_beta2,
+            eps=self._config.adam_epsilon,
+            weight_decay=decay,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+        )
 
     def _update_each(
         self,
         gradients: Mapping[nn.Parameter, Tensor],
         learning_rate: float,
+        decay: float,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
@@ -113,7 +160,8 @@ class Adam:
             new_first = first.lerp(gradient, 1 - beta1)
             new_second = second.lerp(gradient.square(), 1 - beta2)
             step = rate * new_first / ((new_second / correction).sqrt() + self._config.adam_epsilon)
-            updated = {first: new_first, second: new_second, parameter: parameter - step}
+            decayed = parameter * (1 - learning_rate * decay)
+            updated = {first: new_first, second: new_second, parameter: decayed - step}
             for old, new in updated.items():
                 old.copy_(new if found_inf is None else torch.where(found_inf == 1, old, new))
 
@@ -121,6 +169,37 @@ class Adam:
         """Set all gradients to None."""
         for parameter in self._parameters:
             parameter.grad = None
+
+
+class WeightAverage:
+    """The exponential moving average of the weights.
+
+    After update t, average = d · average + (1 − d) · weight, with d = min(decay, (1 + t)/(10 + t)),
+    as in TensorFlow's ExponentialMovingAverage and in Marian: it soon forgets the first weights.
+
+    Args:
+        parameters: All parameters; the average begins as a copy of them.
+        decay: The largest d.
+
+    Attributes:
+        averages: The average of each parameter, of its shape and sharded like it.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], decay: float) -> None:
+        self._decay = decay
+        self.averages = {parameter: parameter.detach().clone() for parameter in parameters}
+
+    @torch.no_grad()
+    def update(self, num_updates: Tensor, skipped: Tensor) -> None:
+        """Average the newest weights, without waiting for the device.
+
+        Args:
+            num_updates: A scalar [], the number of updates t.
+            skipped: A scalar []; if it is 1, nothing changes.
+        """
+        rate = (9 / (10 + num_updates)).clamp(min=1 - self._decay) * (1 - skipped)
+        for parameter, average in self.averages.items():
+            local_part(average).lerp_(local_part(parameter), rate)
 
 
 class LossScale:

@@ -1,14 +1,14 @@
 """The training step: forward, backward and update of one batch."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfm.backends.selection import training_backend
 from tfm.config import RunConfig
@@ -31,7 +31,7 @@ from tfm.training.gradients import (
     shard_like,
 )
 from tfm.training.loss import BatchLoss
-from tfm.training.optimizer import Adam, LossScale, learning_rate
+from tfm.training.optimizer import Adam, LossScale, WeightAverage, learning_rate
 from tfm.training.progress import ControlFlags, Heartbeat, PendingStep, Position, no_heartbeat
 
 Poll = Callable[[], ControlFlags]
@@ -121,6 +121,10 @@ class Trainer:
         example = self._batch(np.zeros(1, dtype=np.int64))
         self._gradients = build_gradients(loss, self._group, example, shard=run.training.shard)
         self._optimizer = Adam(filter(_is_trained, loss.parameters()), run.optimizer)
+        self._average: WeightAverage | None = None
+        if run.optimizer.ema is not None:
+            trained = filter(_is_trained, model.parameters())
+            self._average = WeightAverage(trained, run.optimizer.ema)
         is_fp16 = compute.dtype == torch.float16
         self._loss_scale = LossScale(compute.device, is_fp16=is_fp16)
         num_processes = self._group.world.size
@@ -216,15 +220,16 @@ class Trainer:
         gradients = self._optimizer.gradients()
         norm = gradient_norm(gradients.values()) / scale
         skipped = (~(loss.isfinite() & norm.isfinite())).float()
-        settings, step = self._run.optimizer, self.position.step + 1
-        rate = learning_rate(step, settings, self._run.model.d_model)
-        limit = settings.clip_norm
+        rate = learning_rate(self.position.step + 1, self._run)
+        limit = self._run.optimizer.clip_norm
         grad_scale = scale * (norm / limit).clamp(min=1.0) if limit else scale
         is_scaled = limit or self._loss_scale.is_fp16
         self._optimizer.step(
             gradients, rate, grad_scale=grad_scale if is_scaled else None, found_inf=skipped
         )
         self._optimizer.zero_grad()
+        if self._average is not None:
+            self._average.update(self._optimizer.num_updates, skipped)
         flops = self._cost.training_flops(source_lengths, target_lengths)
         self.position.advance(
             epoch=batch.epoch, num_pairs=len(batch.rows), num_tokens=num_tokens, flops=flops
@@ -325,19 +330,26 @@ class Trainer:
         return not self._group.largest([int(not is_finite)])[0]
 
     def weights(self, *, keep: bool = True) -> dict[str, Tensor]:
-        """Return all fp32 weights by name, each once; all processes must call it together.
+        """Return the fp32 weights for validation and translation by name, each once.
 
-        Without `keep`, sharded ones have shape [0].
+        They are the moving average, if the run has one, or else the trained weights. All processes
+        must call it together. Without `keep`, sharded ones have shape [0].
         """
+        averages = self._averages
         return {
-            name: full_tensor(parameter, keep=keep)
+            name: full_tensor(averages.get(parameter, parameter), keep=keep)
             for name, parameter in self.model.named_parameters()
         }
+
+    @property
+    def _averages(self) -> Mapping[nn.Parameter, Tensor]:
+        """The moving averages of trained parameters; empty if the run has none."""
+        return {} if self._average is None else self._average.averages
 
     def state(self, *, keep: bool = True) -> dict[str, Any]:
         """Return the training state besides the weights; all processes must call it together.
 
-        Without `keep`, sharded moments are empty.
+        Without `keep`, sharded tensors are empty.
         """
         moments = {
             name: {
@@ -346,6 +358,11 @@ class Trainer:
             }
             for name, parameter in self.model.named_parameters()
             if parameter in self._optimizer.moments
+        }
+        trained_weights = {  # of which `weights` returns the average
+            name: full_tensor(parameter, keep=keep)
+            for name, parameter in self.model.named_parameters()
+            if parameter in self._averages
         }
         has_chosen = self.out_of_memory or self._run.batching.max_tokens is None
         return {
@@ -358,10 +375,11 @@ class Trainer:
                 "out_of_memory": self.out_of_memory,
             },
             "position": asdict(self.position),
+            "trained_weights": trained_weights,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Resume from a state that `state` returned.
+        """Resume from a state that `state` returned; the model has the weights of `weights`.
 
         Raises:
             LookupError, TypeError, ValueError, ArithmeticError: It is not the state of this model.
@@ -375,6 +393,8 @@ class Trainer:
                 raise ValueError(f"the moments of {name} have another shape or type")
             first, second = (shard_like(moment, parameter) for moment in moments)
             self._optimizer.moments[parameter] = first, second
+        if self._average is not None:
+            _load_weights(parameters, state["trained_weights"])
         self._optimizer.num_updates.fill_(count(state["updates"]))
         self.position = record_from(Position, state["position"])
         gradient = state["gradient"]
@@ -389,6 +409,17 @@ class Trainer:
 
 def _is_trained(parameter: Tensor) -> bool:
     return parameter.requires_grad
+
+
+@torch.no_grad()
+def _load_weights(parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
+    """Set parameters, sharded or not, to full weights of their shapes; ValueError for others."""
+    if set(weights) != set(parameters):
+        raise ValueError("the trained weights are those of other parameters")
+    for name, parameter in parameters.items():
+        if (weights[name].shape, weights[name].dtype) != (parameter.shape, torch.float32):
+            raise ValueError(f"the trained weight {name} has another shape or type")
+        parameter.copy_(shard_like(weights[name], parameter))
 
 
 def _derive_seed(*numbers: int) -> int:

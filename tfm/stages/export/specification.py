@@ -19,6 +19,11 @@ from tfm.model.embedding import sinusoidal_encoding
 
 # The number of exported sinusoidal positions: twice tfm's default maximum source length.
 _NUM_POSITIONS = 2_048
+_ACTIVATIONS = {
+    "relu": common_spec.Activation.RELU,
+    "gelu": common_spec.Activation.GELU,
+    "silu": common_spec.Activation.SWISH,
+}
 
 
 def check_supported(config: ModelConfig) -> TransformerConfig:
@@ -48,7 +53,7 @@ def transformer_spec(
         "num_heads": config.num_heads,
         "head_dim": weights.head_width,
         "pre_norm": config.norm == "pre",
-        "activation": common_spec.Activation.RELU,
+        "activation": _ACTIVATIONS[config.activation],
     }
     spec = TransformerSpec(
         TransformerEncoderSpec(config.num_encoder_layers, **shape),
