@@ -69,7 +69,8 @@ def test_each_rule_drops_and_counts_its_pair():
     ]
     kept, counts = clean(pairs, max_characters=100)
     assert kept == [(b"a dog", b"ein Hund")]
-    assert counts.dropped == dict.fromkeys(cleaning.RULES, 1)
+    by_default = ("not_utf8", "empty", "too_long", "length_ratio", "copy", "duplicate")
+    assert counts.dropped == {rule: int(rule in by_default) for rule in cleaning.RULES}
     assert (counts.read, counts.normalized, counts.kept) == (7, 3, 1)
 
 
@@ -106,6 +107,53 @@ def test_duplicates_are_found_across_texts_of_one_cleaner():
     assert len(list(cleaner.clean([(b"a", b"b"), (b"c", b"d")], first))) == 2
     assert list(cleaner.clean([(b"c", b"d"), (b"a", b"d")], second)) == [(b"a", b"d")]
     assert (first.dropped["duplicate"], second.dropped["duplicate"]) == (0, 1)
+
+
+def test_a_rule_that_is_not_named_drops_nothing():
+    pairs = [
+        (
+            b"f\xc3\x83\xc2\xbcr 3 dogs",
+            b"\xd0\x93\xd0\xb0\xd0\xb2, 4 \xd1\x80\xd0\xb0\xd0\xb7\xd0\xb0",
+        ),
+        (
+            b"Two dogs play in the deep snow of the mountains.",
+            b"?!?!?!?!?!?!?!?!?!?!?!?!?!?!?!?!?!",
+        ),
+    ]
+    assert clean(pairs)[0] == pairs
+
+
+@given(st.lists(st.floats(-9, 0), max_size=40), st.floats(-9, 0))
+def test_pairs_with_a_score_of_at_least_the_minimum_are_kept(scores, minimum):
+    pairs = [(str(number).encode(), str(score).encode()) for number, score in enumerate(scores)]
+    counts = PairCounts()
+    config = CleaningConfig(score_model="a", min_score=minimum, **KEEP_ALL)
+    kept = Cleaner(config).clean(
+        pairs, counts, score=lambda chunk: [float(target) for _, target in chunk]
+    )
+    assert list(kept) == [
+        pair for pair, score in zip(pairs, scores, strict=True) if score >= minimum
+    ]
+    assert counts.dropped["low_score"] == len(scores) - counts.kept
+
+
+def test_examples_are_some_of_the_pairs_that_a_rule_dropped_without_favorites():
+    pairs = [(b"copy %d" % number,) * 2 for number in range(1_000)]
+    _, counts = clean([*pairs, (b"one", b"eins"), (b"\xff" * 5_000, b"a\tb\r" * 5_000)])
+    assert set(counts.examples) == {"copy", "not_utf8"}
+    examples = counts.examples["copy"]
+    assert len(set(examples)) == 10
+    numbers = [int(source.removeprefix("copy ")) for source, _ in examples]
+    assert min(numbers) < 300 < 700 < max(numbers)
+    [(source, target)] = counts.examples["not_utf8"]
+    assert len(source) == len(target) == 300
+    assert not set("\t\r\n") & {*source, *target}
+
+
+def test_few_dropped_pairs_are_all_examples():
+    _, counts = clean([(b"a", b"a"), (b"b", b"b"), (b"c", b"d")])
+    assert counts.examples == {"copy": [("a", "a"), ("b", "b")]}
+    assert counts.examples == clean([(b"a", b"a"), (b"b", b"b")])[1].examples
 
 
 line = st.text(st.sampled_from("ab \u2028\u200b"), max_size=4).map(str.encode) | st.just(b"\xff")

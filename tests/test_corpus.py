@@ -117,6 +117,14 @@ def test_a_mistake_in_the_options_of_a_text_is_one_line(load, text, message):
     assert DETAIL not in str(error.value)
 
 
+def test_the_cleaning_of_a_text_completes_that_of_the_recipe(load):
+    text = f"{MINIMAL}cleaning = {{ min_identified_characters = 0 }}\n"
+    with pytest.raises(UsageError, match=r"min_identified_characters has no effect on its own"):
+        load(text)
+    recipe = load(f"{text}\n[cleaning]\ndrop_other_language = true\n")
+    assert recipe.train[0].cleaning == {"min_identified_characters": 0}
+
+
 def test_a_side_may_hold_several_languages(load):
     recipe = load(MINIMAL.replace('target = "de"', 'target = "de+fr-CA"'))
     assert recipe.target == "de+fr-CA"

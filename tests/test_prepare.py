@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import io
+import json
 import os
 import tarfile
 
@@ -135,6 +136,66 @@ def test_training_text_is_cleaned_and_each_line_is_accounted_for(data_dir, prepa
     for rule in ("empty", "copy", "duplicate", "too_long", "length_ratio"):
         assert report["dropped"][rule] == report["texts"][1]["dropped"][rule] == 1
     assert report["kept"] == len(kept)
+
+
+def test_examples_of_dropped_pairs_name_text_and_rule(data_dir, prepare_text, capsys):
+    prepare_text()
+    report = (data_dir / "dropped.txt").read_text(encoding="utf-8")
+    rules = ("empty", "copy", "duplicate", "too_long", "length_ratio")
+    for rule in rules:
+        assert f"# 2 noise.en.gz, {rule}: 1 of 6 pairs" in report
+    assert report.count("# ") == len(rules)
+    assert "\nSource line 3.\tZielzeile 3.\n" in report
+    assert "\nx" + "x" * 299 + "\ty" in report
+    printed = capsys.readouterr().err
+    assert "train 1 clean.en: 30 of 30 pairs\n" in printed
+    assert "train 2 noise.en.gz: 1 of 6 pairs; dropped 1 empty" in printed
+    assert str(data_dir / "dropped.txt") in printed
+
+
+def test_examples_of_an_older_cleaning_are_removed(data_dir, prepare_text):
+    prepare_text()
+    keep_all = {"drop_empty": False, "drop_copies": False, "drop_duplicates": False}
+    cleaning = {**keep_all, "max_characters": 0, "max_length_ratio": 0.0}
+    prepare_text(overrides={"cleaning": cleaning})
+    assert not (data_dir / "dropped.txt").exists()
+
+
+def test_rules_of_a_recipe_and_of_one_of_its_texts_are_applied(data_dir, recipe, prepare_text):
+    pairs = (("Source line 3.", "Zielzeile 4."), ("Ð¼Ð¸Ñ€", "Welt"))
+    first, second = recipe.train
+    texts = {"train_en": as_text(pairs, 0), "train_de": as_text(pairs, 1)}
+    [(source, target)] = write_files(data_dir.parent, **texts)["train"]
+    text = TextFiles(
+        source=str(source), target=str(target), cleaning={"drop_unequal_numbers": True}
+    )
+    changed = dataclasses.replace(
+        recipe, train=(first, second, text, first), cleaning={"drop_mojibake": True}
+    )
+    with pytest.raises(
+        DataError, match=r"no pairs are left of .*3 train\.en.*1 mojibake, 1 unequal"
+    ):
+        prepare_text(changed)
+
+
+def test_settings_of_a_check_are_refused_before_anything_is_written(data_dir, recipe, prepare_text):
+    changed = dataclasses.replace(recipe, target="xx")
+    with pytest.raises(UsageError, match="the script of the language 'xx' is not known"):
+        prepare_text(changed, overrides={"cleaning": {"drop_other_script": True}})
+    assert not data_dir.exists()
+
+
+def test_a_dataset_of_an_older_version_without_some_rules_is_up_to_date(data_dir, prepare_text):
+    prepare_text()
+    path = data_dir / "manifest.json"
+    record = json.loads(path.read_text())
+    cleaning = record["steps"]["clean"]["inputs"]["cleaning"]
+    older = ("normalize_space", "drop_empty", "max_characters", "max_length_ratio",
+             "drop_duplicates", "drop_copies")  # fmt: skip
+    record["steps"]["clean"]["inputs"]["cleaning"] = {name: cleaning[name] for name in older}
+    path.write_text(json.dumps(record))
+    assert not prepare_text().is_new
+    assert prepare_text(overrides={"cleaning": {"drop_mojibake": True}}).is_new
 
 
 def test_validation_and_test_text_keep_every_line_unchanged(data_dir, prepare_text):

@@ -504,6 +504,54 @@ class CleaningConfig(Settings, section="cleaning"):
     )
     drop_duplicates: bool = setting(True, "Keep only the first of identical pairs.")
     drop_copies: bool = setting(True, "Drop pairs whose two sides are the same text.")
+    drop_mojibake: bool = setting(
+        False, "Drop pairs with text decoded from the wrong encoding, such as fÃ¼r instead of für."
+    )
+    drop_other_script: bool = setting(
+        False, "Drop pairs with a side that is mostly not in the script of its language."
+    )
+    drop_unequal_numbers: bool = setting(
+        False, "Drop pairs whose sides differ in their numbers, as far as these are in digits."
+    )
+    drop_other_language: bool = setting(
+        False, "Drop pairs with a side that py3langid, an extra, identifies as another language."
+    )
+    min_identified_characters: int = setting(
+        40,
+        "Do not identify the language of sides of fewer than N characters, which is unreliable.",
+        ge=0,
+        le=_MAX_COUNT,
+    )
+    max_length_deviations: float = setting(
+        0.0,
+        "Drop pairs whose length ratio is over N deviations from the text's mean; 0 keeps all.",
+        ge=0,
+        le=1000,
+    )
+    max_punctuation_deviations: float = setting(
+        0.0,
+        "Drop pairs whose punctuation ratio is over N deviations from its mean; 0 keeps all.",
+        ge=0,
+        le=1000,
+    )
+    score_model: str | None = setting(
+        None, "Model or run folder that scores pairs for min_score; relative to the current folder."
+    )
+    min_score: float | None = setting(
+        None,
+        "Drop pairs with a mean log probability per target token below N, such as -5, in nats.",
+        ge=-1000,
+        le=0,
+    )
+
+    def _conflicts(self) -> Iterator[str]:
+        has_default = self.min_identified_characters == CleaningConfig.min_identified_characters
+        if not (has_default or self.drop_other_language):
+            yield (
+                "min_identified_characters has no effect on its own: set drop_other_language, too"
+            )
+        if (self.score_model is None) != (self.min_score is None):
+            yield "score_model and min_score need each other: give both"
 
 
 @dataclass(frozen=True, kw_only=True)

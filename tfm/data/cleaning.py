@@ -1,19 +1,38 @@
 """Clean training text by rules, and count the pairs that each rule drops."""
 
 import hashlib
+import random
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tfm.config import CleaningConfig
+from tfm.data.pair_checks import Check, is_mojibake
 from tfm.data.text import BytesPair, in_chunks
 
-RULES = ("not_utf8", "empty", "too_long", "length_ratio", "copy", "duplicate")
+RULES = (
+    "not_utf8",
+    "mojibake",
+    "empty",
+    "too_long",
+    "length_ratio",
+    "copy",
+    "other_script",
+    "unequal_numbers",
+    "other_language",
+    "odd_length",
+    "odd_punctuation",
+    "duplicate",
+    "low_score",
+)
+# Returns a score for each pair, higher for better ones.
+Score = Callable[[Sequence[BytesPair]], Sequence[float]]
 
 # All white space of Unicode and Python. U+2028 and U+2029 do not end lines here.
 _SPACES = re.compile("[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
@@ -23,13 +42,16 @@ _INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"
 )
 _RATIO_MARGIN = 10
+_NUM_EXAMPLES = 10  # of the pairs that a rule drops from a text
+_EXAMPLE_CHARACTERS = 300
 
 
 @dataclass(kw_only=True)
 class PairCounts:
     """Counts of the pairs of a text: `read` is the sum of `kept` and `dropped`.
 
-    `in_held_out` counts the training pairs that are also in the validation or test text.
+    `in_held_out` counts the training pairs that are also in the validation or test text. `examples`
+    are some of the pairs that each rule dropped, cut if they are long.
     """
 
     read: int = 0
@@ -37,6 +59,23 @@ class PairCounts:
     dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
     kept: int = 0
     in_held_out: int = 0
+    examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    _random: random.Random = field(default_factory=lambda: random.Random(1), repr=False)  # noqa: S311 - not for secrets
+
+    def drop(self, rule: str, pair: BytesPair) -> None:
+        """Count a pair that a rule drops, and keep a random sample of such pairs as examples."""
+        self.dropped[rule] += 1
+        examples = self.examples.setdefault(rule, [])
+        place = len(examples)
+        if place == _NUM_EXAMPLES:  # reservoir sampling: all pairs are equally probable
+            place = self._random.randrange(self.dropped[rule])
+        if place < _NUM_EXAMPLES:
+            examples[place : place + 1] = [(_excerpt(pair[0]), _excerpt(pair[1]))]
+
+    def record(self) -> dict[str, Any]:
+        """Return the counts as JSON values."""
+        names = ("read", "normalized", "dropped", "kept", "in_held_out")
+        return {name: getattr(self, name) for name in names}
 
     def add(self, other: "PairCounts") -> None:
         """Add the counts of another text."""
@@ -53,15 +92,18 @@ class Cleaner:
 
     The rules that are enabled apply in this order. A pair is counted for the first that drops it.
 
-    1. not_utf8: A side is not UTF-8.
-    2. `normalize_space` drops no pair, but changes the text that the next rules see.
-    3. empty: A side has no text.
-    4. too_long: A side has more than `max_characters`.
-    5. length_ratio: One side is more than `max_length_ratio` times as long as the other, after 10
+    1. mojibake: A side was decoded from the wrong encoding; see `is_mojibake`.
+    2. not_utf8: A side is not UTF-8.
+    3. `normalize_space` drops no pair, but changes the text that the next rules see.
+    4. empty: A side has no text.
+    5. too_long: A side has more than `max_characters`.
+    6. length_ratio: One side is more than `max_length_ratio` times as long as the other, after 10
        characters are added to both, so that short sentences may differ more.
-    6. copy: Both sides are the same.
-    7. duplicate: The pair occurred before, in any text with the same tag that this object has
+    7. copy: Both sides are the same.
+    8. The checks of the text, from `pair_checks` and `deviation_checks`.
+    9. duplicate: The pair occurred before, in any text with the same tag that this object has
        cleaned.
+    10. low_score: A model gives the pair less than `min_score`.
     """
 
     def __init__(self, config: CleaningConfig) -> None:
@@ -76,6 +118,8 @@ class Cleaner:
         *,
         config: CleaningConfig | None = None,
         tag: str | None = None,
+        checks: Sequence[Check] = (),
+        score: Score | None = None,
     ) -> Iterator[BytesPair]:
         """Yield the pairs that remain of a text, cleaned and in order.
 
@@ -84,30 +128,56 @@ class Cleaner:
             counts: Increased, and complete when the iterator has ended.
             config: Settings of this text; by default those of all texts.
             tag: The tag that all sources of this text will have.
+            checks: Further checks of single pairs.
+            score: Returns the scores of pairs, to compare them with `min_score`.
         """
         config = config or self._config
-        for chunk in in_chunks(_passing(pairs, counts, config)):
+        for chunk in in_chunks(passing(pairs, counts, config, checks)):
             hashes = _pair_hashes(chunk)
             counts.in_held_out += self.held_out.find(hashes)
             if config.drop_duplicates:
-                num_read = len(chunk)
-                chunk = list(compress(chunk, self._seen[tag].add(hashes).tolist()))
-                counts.dropped["duplicate"] += num_read - len(chunk)
+                chunk = _keep(chunk, self._seen[tag].add(hashes), "duplicate", counts)
+            if score is not None and config.min_score is not None:
+                is_likely = np.array(score(chunk)) >= config.min_score
+                chunk = _keep(chunk, is_likely, "low_score", counts)
             counts.kept += len(chunk)
             yield from chunk
 
 
-def _passing(
+def passing(
+    pairs: Iterable[BytesPair],
+    counts: PairCounts,
+    config: CleaningConfig,
+    checks: Sequence[Check] = (),
+) -> Iterator[BytesPair]:
+    """Return the pairs that pass the rules that look at a single pair; count the others."""
+    if config.drop_mojibake:
+        pairs = _without_mojibake(pairs, counts)
+    pairs = _well_formed(pairs, counts, config)
+    return _checked(pairs, counts, checks) if checks else pairs
+
+
+def _without_mojibake(pairs: Iterable[BytesPair], counts: PairCounts) -> Iterator[BytesPair]:
+    for pair in pairs:
+        # Later, the control characters of such text have been dropped.
+        if any(is_mojibake(side.decode(errors="ignore")) for side in pair):
+            counts.read += 1
+            counts.drop("mojibake", pair)
+        else:
+            yield pair
+
+
+def _well_formed(
     pairs: Iterable[BytesPair], counts: PairCounts, config: CleaningConfig
 ) -> Iterator[BytesPair]:
-    """Apply all rules but that of duplicates."""
+    """Yield pairs of UTF-8, with normalized white space, that break none of the basic rules."""
     normalize = config.normalize_space
     for pair in pairs:
         counts.read += 1
         try:
             source, target = before = pair[0].decode(), pair[1].decode()
         except UnicodeDecodeError:
-            counts.dropped["not_utf8"] += 1
+            counts.drop("not_utf8", pair)
             continue
         if normalize:
             source, target = normalize_space(source), normalize_space(target)
@@ -118,7 +188,19 @@ def _passing(
         if rule is None:
             yield pair
         else:
-            counts.dropped[rule] += 1
+            counts.drop(rule, pair)
+
+
+def _checked(
+    pairs: Iterable[BytesPair], counts: PairCounts, checks: Sequence[Check]
+) -> Iterator[BytesPair]:
+    for pair in pairs:
+        source, target = pair[0].decode(), pair[1].decode()
+        rule = next((rule for rule, is_broken in checks if is_broken(source, target)), None)
+        if rule is None:
+            yield pair
+        else:
+            counts.drop(rule, pair)
 
 
 def _first_broken_rule(source: str, target: str, config: CleaningConfig) -> str | None:
@@ -135,6 +217,21 @@ def _first_broken_rule(source: str, target: str, config: CleaningConfig) -> str 
     if config.drop_copies and source == target:
         return "copy"
     return None
+
+
+def _keep(
+    pairs: list[BytesPair], is_kept: npt.NDArray[np.bool_], rule: str, counts: PairCounts
+) -> list[BytesPair]:
+    """Return the pairs to keep; count the others as dropped by a rule."""
+    for pair in compress(pairs, (~is_kept).tolist()):
+        counts.drop(rule, pair)
+    return list(compress(pairs, is_kept.tolist()))
+
+
+def _excerpt(side: bytes) -> str:
+    """Return the beginning of a line as text without white space other than spaces."""
+    text = side[: 4 * _EXAMPLE_CHARACTERS].decode(errors="replace")  # up to 4 bytes a character
+    return normalize_space(text)[:_EXAMPLE_CHARACTERS]
 
 
 def normalize_space(text: str) -> str:

@@ -3,11 +3,11 @@
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from tfm.config import CleaningConfig, Table, Task
+from tfm.config import CleaningConfig, Table, Task, settings_to
 from tfm.config.schema import from_table
 from tfm.errors import DataError, UsageError
 from tfm.storage.files import read_json, sha256_of, write_json
@@ -255,7 +255,15 @@ def _read(data_dir: Path) -> _Content:
         raise DataError(
             f"{path} is damaged ({error}): delete it and prepare the dataset again"
         ) from error
-    return content
+    return replace(content, steps={name: _complete(step) for name, step in content.steps.items()})
+
+
+def _complete(step: _Step) -> _Step:
+    """Add the rules of cleaning that an older version did not have, which are off by default."""
+    if "cleaning" not in step.inputs:
+        return step
+    cleaning = {**settings_to(CleaningConfig()), **step.inputs["cleaning"]}
+    return replace(step, inputs={**step.inputs, "cleaning": cleaning})
 
 
 def newest_dataset(root: Path) -> Path:

@@ -48,7 +48,10 @@ _DIGITS = 16  # of a checksum that is shown
 _OWN_FILES = {
     "manifest.json": (
         "dataset",
-        rf"manifest\.json|shortlist\.safetensors|({'|'.join(SPLITS)})\.[^.]+|bpe\..+|(bin|raw|downloads)/.+",
+        (
+            r"manifest\.json|dropped\.txt|shortlist\.safetensors|bpe\..+|(bin|raw|downloads)/.+"
+            rf"|({'|'.join(SPLITS)})\.[^.]+"
+        ),
     ),
     CONFIG: ("model", r"config\.json|.+\.safetensors|model\.bin|bpe\..+"),
     "config.toml": ("run", r"config\.toml|data\.json|metrics\.jsonl|report\.html"),

@@ -16,17 +16,18 @@ from tfm.config import (
     settings_from,
     settings_to,
 )
-from tfm.data.cleaning import Cleaner, PairCounts
+from tfm.data.cleaning import Cleaner, PairCounts, passing
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
-from tfm.data.corpus.recipe import Recipe, TextFiles, text_name
+from tfm.data.corpus.recipe import Recipe, Text, TextFiles, text_name
 from tfm.data.corpus.user_files import PathPair, recipe_from_files, recipe_from_trees
 from tfm.data.disk import DiskNeed, check_disks
 from tfm.data.encoding import iconv_command, likely_encoding
 from tfm.data.foreign_subword import load_subword_models
 from tfm.data.manifest import GOLD, SPLITS, Manifest
+from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sources import TextSources
 from tfm.data.subword import model_paths
-from tfm.data.text import in_chunks
+from tfm.data.text import BytesPair, in_chunks
 from tfm.data.trees.brackets import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
@@ -37,6 +38,9 @@ from tfm.storage.lock import lock_folder
 
 if typing.TYPE_CHECKING:
     from tfm.data.synthetic.corpus import Split
+    from tfm.stages.pair_scores import PairScorer
+
+DROPPED = "dropped.txt"  # examples of dropped pairs
 
 # Training text comes last: a problem with the other splits shows before the long work.
 _SPLITS_TRAINING_LAST: tuple["Split", ...] = ("test", "valid", "train")
@@ -146,6 +150,7 @@ def prepare(
     sources = TextSources(
         recipe, raw_dir=out_dir / "raw", downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
+    scorers = _scorers(recipe, cleaning)
     with lock_folder(out_dir):
         _check_folder(recipe, out_dir, text_only=text_only, force=force)
         manifest = Manifest.draft(
@@ -161,7 +166,9 @@ def prepare(
             },
             keep_steps=not force,
         )
-        writer = _TextWriter(recipe, sources, cleaning, manifest, downloads_dir, text_only, force)
+        writer = _TextWriter(
+            recipe, sources, cleaning, scorers, manifest, downloads_dir, text_only, force
+        )
         is_new = writer.update()
         manifest.save()
         if not recipe.valid:
@@ -207,6 +214,26 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool
                 )
 
 
+def _cleaning_of(text: Text, cleaning: CleaningConfig) -> CleaningConfig:
+    """Return the settings of a training text, which may differ from those of all texts."""
+    return settings_from(CleaningConfig, {**settings_to(cleaning), **text.cleaning})
+
+
+def _scorers(recipe: Recipe, cleaning: CleaningConfig) -> dict[str, "PairScorer"]:
+    """Return the models that score training text, by path; check the settings of all texts."""
+    configs = [_cleaning_of(text, cleaning) for text in recipe.train]
+    for config in configs:
+        pair_checks(config, recipe.source, recipe.target)
+    paths = dict.fromkeys(config.score_model for config in configs if config.score_model)
+    if not paths:
+        return {}
+    from tfm.stages.pair_scores import PairScorer  # imports torch, which takes seconds
+
+    return {
+        path: PairScorer(Path(path), source=recipe.source, target=recipe.target) for path in paths
+    }
+
+
 @dataclass(frozen=True)
 class _TextWriter:
     """Extracts and cleans the text of a dataset."""
@@ -214,6 +241,7 @@ class _TextWriter:
     recipe: Recipe
     sources: TextSources
     cleaning: CleaningConfig
+    scorers: Mapping[str, "PairScorer"]
     manifest: Manifest
     downloads_dir: Path
     text_only: bool
@@ -230,6 +258,9 @@ class _TextWriter:
         clean_inputs = inputs | {"cleaning": settings_to(self.cleaning)}
         if any(options):
             clean_inputs["options"] = options
+        if self.scorers:
+            fingerprints = {path: each.fingerprint for path, each in self.scorers.items()}
+            clean_inputs["score_models"] = fingerprints
         is_current = self.manifest.is_current("clean", clean_inputs)
         for folder in (out_dir, raw_dir, out_dir / "bin", self.downloads_dir):
             remove_leftovers(folder)
@@ -301,7 +332,9 @@ class _TextWriter:
                     paths = self._text_paths(split)
                     files = [stack.enter_context(atomic_write(path)) for path in paths]
                     source_file, target_file, *gold_files = files
-                    result[split] = self._write_split(split, cleaner, source_file, target_file)
+                    result[split], counts_by_text = self._write_split(
+                        split, cleaner, source_file, target_file
+                    )
                     for gold_file in gold_files:
                         self._write_gold_trees(split, gold_file)
                     for file in files:  # a full disk shows before any older text is replaced
@@ -312,6 +345,7 @@ class _TextWriter:
         for removed in set(SPLITS) - result.keys():
             for suffix in (self.recipe.source, self.recipe.target, GOLD):
                 self.manifest.text_path(removed, suffix).unlink(missing_ok=True)
+        self._write_examples(counts_by_text)  # of the training text, the last split
         if (num_pairs := result["train"]["kept"]) < _MIN_TRAIN_PAIRS:
             say(
                 f"warning: a model cannot learn from {num_pairs:,} training pairs: it needs "
@@ -335,18 +369,18 @@ class _TextWriter:
 
     def _write_split(
         self, split: "Split", cleaner: Cleaner, source_file: IO[bytes], target_file: IO[bytes]
-    ) -> dict[str, Any]:
-        """Write both sides of a split; return the counts of its pairs, in total and by text."""
+    ) -> tuple[dict[str, Any], dict[str, PairCounts]]:
+        """Write both sides of a split; return the record of its pairs, and the counts by text."""
         total = PairCounts()
         entries = []
+        counts_by_text: dict[str, PairCounts] = {}
         with Progress(f"clean {split}", total=None, unit="pairs") as bar:
             for number, text in enumerate(self.recipe.texts(split), 1):
                 counts = PairCounts()
-                pairs = self.sources.pairs(text, split)
                 if split == "train":
-                    table = {**settings_to(self.cleaning), **text.cleaning}
-                    config = settings_from(CleaningConfig, table)
-                    pairs = cleaner.clean(pairs, counts, config=config, tag=text.tag)
+                    pairs = self._cleaned(text, cleaner, counts)
+                else:
+                    pairs = self.sources.pairs(text, split)
                 for block in in_chunks(pairs):
                     source_file.writelines(_tagged(source, text.tag) + b"\n" for source, _ in block)
                     target_file.writelines(target + b"\n" for _, target in block)
@@ -354,16 +388,12 @@ class _TextWriter:
                     if split != "train":
                         counts.add(PairCounts(read=len(block), kept=len(block)))
                         cleaner.held_out.add(split, block)
-                if split == "train" and isinstance(text, TextFiles):
-                    self._check_encoding(text, counts)
-                total.add(counts)
                 name = f"{number} {text_name(text)}"
-                if split == "train" and not counts.kept and len(self.recipe.train) > 1:
-                    raise DataError(
-                        f"no pairs are left of [[train]] {name} ({_summary(counts)}): remove it "
-                        "from the recipe, or correct it"
-                    )
-                entries.append(asdict(text) | asdict(counts) | {"name": name})
+                if split == "train":
+                    self._check_training_text(text, name, counts)
+                total.add(counts)
+                entries.append(asdict(text) | counts.record() | {"name": name})
+                counts_by_text[name] = counts
             if not total.read:
                 texts = self.recipe.texts(split)
                 sides = (side for text in texts for side in getattr(text, "sides", ()))
@@ -371,7 +401,54 @@ class _TextWriter:
             if not total.kept:
                 raise DataError(f"no pairs are left of the {split} text: {_summary(total)}")
         say(f"clean: {split} {_summary(total)}")
-        return asdict(total) | {"texts": entries}
+        return total.record() | {"texts": entries}, counts_by_text
+
+    def _cleaned(self, text: Text, cleaner: Cleaner, counts: PairCounts) -> Iterator[BytesPair]:
+        """Return the pairs of a training text that pass its rules."""
+        config = _cleaning_of(text, self.cleaning)
+        checks = pair_checks(config, self.recipe.source, self.recipe.target)
+        others = passing(self.sources.pairs(text, "train"), PairCounts(), config, checks)
+        score = None
+        if config.score_model is not None:
+            score = self.scorers[config.score_model].for_text(text.tag)
+        return cleaner.clean(
+            self.sources.pairs(text, "train"),
+            counts,
+            config=config,
+            tag=text.tag,
+            checks=[*checks, *deviation_checks(config, others)],
+            score=score,
+        )
+
+    def _write_examples(self, counts_by_text: Mapping[str, PairCounts]) -> None:
+        """Write examples of what each rule dropped from each training text, if anything."""
+        path = self.manifest.data_dir / DROPPED
+        lines = []
+        for name, counts in counts_by_text.items():
+            for rule, examples in counts.examples.items():
+                lines += [
+                    f"# {name}, {rule}: {counts.dropped[rule]:,} of {counts.read:,} pairs, such as",
+                    *("\t".join(pair) for pair in examples),
+                    "",
+                ]
+        if not lines:
+            path.unlink(missing_ok=True)
+            return
+        with atomic_write(path) as file:
+            file.write("\n".join(lines).encode())
+        say(f"clean: examples of dropped pairs are in {path}")
+
+    def _check_training_text(self, text: Text, name: str, counts: PairCounts) -> None:
+        """Report one of several texts; refuse one that cannot be used."""
+        if isinstance(text, TextFiles):
+            self._check_encoding(text, counts)
+        if len(self.recipe.train) > 1:
+            if not counts.kept:
+                raise DataError(
+                    f"no pairs are left of [[train]] {name} ({_summary(counts)}): remove it "
+                    "from the recipe, or correct it"
+                )
+            say(f"clean: train {name}: {_summary(counts)}")
 
     def _check_encoding(self, text: TextFiles, counts: PairCounts) -> None:
         """Refuse training text of which too many lines are not UTF-8; name its encoding."""

@@ -78,7 +78,8 @@ def _parse(table: TomlTable, folder: Path) -> Recipe:
         for number, text in enumerate(built, 1):
             if isinstance(text, TextOptions):
                 keys = (name, str(number), "cleaning")
-                problems += _settings_problems(CleaningConfig, text.cleaning, table, keys)
+                cleaning = {**_valid_cleaning(table), **text.cleaning}
+                problems += _settings_problems(CleaningConfig, cleaning, table, keys)
     for section, kind in _SETTINGS.items():
         settings = table.get(section)
         if isinstance(settings, dict):
@@ -87,6 +88,14 @@ def _parse(table: TomlTable, folder: Path) -> Recipe:
     if recipe is None or problems:
         raise UsageError(list_problems(problems))
     return recipe
+
+
+def _valid_cleaning(table: TomlTable) -> Table:
+    """Return the settings of [cleaning], which each text may change; none if they have mistakes."""
+    settings = table.get("cleaning")
+    if not isinstance(settings, dict) or _settings_problems(CleaningConfig, settings, table, ()):
+        return {}
+    return settings
 
 
 def _settings_problems(

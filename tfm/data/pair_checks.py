@@ -1,0 +1,241 @@
+"""Checks for suspicious sentence pairs: encoding, script, numbers, language, length, punctuation.
+
+None is on by default: each also drops good pairs.
+"""
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, TypeVar
+
+from tfm.config import CleaningConfig
+from tfm.data.text import BytesPair
+from tfm.errors import UsageError
+
+if TYPE_CHECKING:
+    from py3langid.langid import LanguageIdentifier
+
+Expected = TypeVar("Expected")
+
+# The name of a rule, and whether a source and a target break it.
+Check = tuple[str, Callable[[str, str], bool]]
+
+# Characters of Windows-1252, which differs from Latin-1 in 27 of the 32 bytes from 0x80 on.
+_BYTES_OF_WINDOWS_1252 = {
+    ord(char): byte
+    for byte in range(0x80, 0xA0)
+    if (char := bytes([byte]).decode("cp1252", errors="ignore"))
+}
+# Scripts, as in the first word of the names of Unicode's characters, and ISO 639 codes of the
+# languages that are written in them.
+_SCRIPTS = {
+    "LATIN": "af ast az br bs ca ceb co cs cy da de en eo es et eu fi fil fo fr fy ga gd gl ha hr "
+    "ht hu id ig is it jv kk la lb lg ln lt lv mg mi ms mt nb nl nn no ns oc om pl pt qu rm rn ro "
+    "rw se sk sl sm sn so sq sr ss st su sv sw tk tl tn to tr ts uz vi wo xh yo zu",
+    "CYRILLIC": "ba be bg cv kk ky mk mn ru sr tg tt uk uz",
+    "GREEK": "el grc",
+    "ARABIC": "ar ary arz ckb fa ps sd ug ur",
+    "HEBREW": "he iw yi",
+    "DEVANAGARI": "hi mr ne sa",
+    "BENGALI": "as bn",
+    "GUJARATI": "gu",
+    "GURMUKHI": "pa",
+    "ORIYA": "or",
+    "TAMIL": "ta",
+    "TELUGU": "te",
+    "KANNADA": "kn",
+    "MALAYALAM": "ml",
+    "SINHALA": "si",
+    "THAI": "th",
+    "LAO": "lo",
+    "TIBETAN": "bo dz",
+    "MYANMAR": "my",
+    "KHMER": "km",
+    "GEORGIAN": "ka",
+    "ARMENIAN": "hy",
+    "ETHIOPIC": "am ti",
+    "HANGUL": "ko",
+    "HIRAGANA": "ja",
+    "KATAKANA": "ja",
+    "CJK": "ja ko yue wuu zh",
+}
+_THOUSANDS_SEPARATOR = re.compile(r"(?<=\d)[.,'’ ](?=\d{3}(?!\d))")
+_DIGITS = re.compile(r"\d+")
+# Punctuation and symbols of ASCII, Latin-1, Arabic, Devanagari, and of all Unicode's own blocks.
+_PUNCTUATION = re.compile(
+    "[!-/:-@\\[-`{-~\xa1-\xa9\xab-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7\u060c\u061b\u061f\u06d4\u0964\u0965"
+    "\u2010-\u2027\u2030-\u205e\u20a0-\u20cf\u2100-\u2bff\u3001-\u3004\u3008-\u3020\u30fb\uff01-\uff0f"
+    "\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\U0001f300-\U0001faff]"
+)
+_LENGTH_MARGIN, _PUNCTUATION_MARGIN = 10, 1  # so that short sentences may differ more
+_MIN_CONFIDENCE = 0.5  # of an identified language
+_ROUNDING = 1e-9
+
+
+def pair_checks(config: CleaningConfig, source: str, target: str) -> list[Check]:
+    """Return the checks of single pairs that are enabled, in order.
+
+    Args:
+        config: Cleaning settings.
+        source: Code of the source language; those of several languages are joined by +.
+        target: The same for the target language.
+
+    Raises:
+        UsageError: A language is not known to an enabled check, or its library is not installed.
+    """
+    checks: list[Check] = []
+    sides = [_codes(source), _codes(target)]
+    if config.drop_other_script:
+        allowed = [frozenset[str]().union(*map(_scripts, codes)) for codes in sides]
+        checks.append(("other_script", partial(_any_side, _is_in_other_script, allowed)))
+    if config.drop_unequal_numbers:
+        checks.append(("unequal_numbers", lambda s, t: numbers(s) != numbers(t)))
+    if config.drop_other_language:
+        identifier = _identifier()
+        for code in (code for codes in sides for code in codes):
+            if code not in identifier.labels:
+                raise UsageError(
+                    f"drop_other_language: py3langid does not know the language {code!r}: use its "
+                    "ISO 639 code, or leave the rule out"
+                )
+        is_other = partial(_is_in_other_language, identifier, config.min_identified_characters)
+        checks.append(("other_language", partial(_any_side, is_other, sides)))
+    return checks
+
+
+def deviation_checks(config: CleaningConfig, pairs: Iterable[BytesPair]) -> list[Check]:
+    """Measure the pairs of a text, and return the checks for pairs that are far from its mean.
+
+    Lengths in characters and numbers of punctuation marks are compared as logarithms of the ratio
+    of both sides. `pairs` is not read unless a check needs it.
+    """
+    enabled = [
+        (rule, limit, measure)
+        for rule, limit, measure in (
+            ("odd_length", config.max_length_deviations, _length_ratio),
+            ("odd_punctuation", config.max_punctuation_deviations, _punctuation_ratio),
+        )
+        if limit
+    ]
+    if not enabled:
+        return []
+    sums = [[0, 0.0, 0.0] for _ in enabled]  # of values to the power of 0, 1 and 2
+    for source, target in ((s.decode(), t.decode()) for s, t in pairs):
+        for (_, _, measure), powers in zip(enabled, sums, strict=True):
+            value = measure(source, target)
+            powers[0] += 1
+            powers[1] += value
+            powers[2] += value * value
+    checks: list[Check] = []
+    for (rule, limit, measure), (count, total, squares) in zip(enabled, sums, strict=True):
+        mean = total / max(1, count)
+        deviation = math.sqrt(max(0.0, squares / max(1, count) - mean * mean))
+        margin = limit * deviation + _ROUNDING
+        checks.append((rule, partial(_is_far, measure, mean, margin)))
+    return checks
+
+
+def is_mojibake(text: str) -> bool:
+    """Return whether text is UTF-8 that was decoded as Windows-1252 or Latin-1, or lost characters.
+
+    Other text that has such an encoding is hardly ever valid UTF-8.
+    """
+    if text.isascii():
+        return False
+    if "\ufffd" in text:
+        return True
+    try:
+        text.translate(_BYTES_OF_WINDOWS_1252).encode("latin-1").decode()
+    except UnicodeError:
+        return False
+    return True
+
+
+def numbers(text: str) -> Counter[str]:
+    """Count the numbers in digits of a text, without separators of thousands and leading zeros.
+
+    1,000 and 1.000 are the same number; 3.5 and 3,5 are both the numbers 3 and 5.
+    """
+    if not _DIGITS.search(text):
+        return Counter()
+    found = _DIGITS.findall(_THOUSANDS_SEPARATOR.sub("", text))
+    # Decimal digits of all scripts are equal.
+    return Counter("".join(str(int(digit)) for digit in number).lstrip("0") for number in found)
+
+
+def _codes(languages: str) -> list[str]:
+    """Return the languages of a side without regions and scripts: pt for pt-BR."""
+    return [re.split("[-_]", code)[0].lower() for code in languages.split("+")]
+
+
+def _any_side(
+    is_wrong: Callable[[str, Expected], bool],
+    expected: Sequence[Expected],
+    source: str,
+    target: str,
+) -> bool:
+    return is_wrong(source, expected[0]) or is_wrong(target, expected[1])
+
+
+def _scripts(code: str) -> frozenset[str]:
+    scripts = frozenset(script for script, codes in _SCRIPTS.items() if code in codes.split())
+    if not scripts:
+        raise UsageError(
+            f"drop_other_script: the script of the language {code!r} is not known: use its ISO 639 "
+            "code, or leave the rule out"
+        )
+    return scripts
+
+
+def _is_in_other_script(text: str, allowed: frozenset[str]) -> bool:
+    """Return whether most letters of a text are in other scripts."""
+    if text.isascii() and "LATIN" in allowed:
+        return False
+    scripts = [_script(char) for char in text if char.isalpha()]
+    return 2 * sum(script in allowed for script in scripts) < len(scripts)
+
+
+@cache
+def _script(letter: str) -> str:
+    """Return the first word of a letter's name in Unicode, which is its script."""
+    compatible = unicodedata.normalize("NFKC", letter)[0]  # of full-width and half-width letters
+    return re.split("[ -]", unicodedata.name(compatible, ""))[0]
+
+
+@cache
+def _identifier() -> "LanguageIdentifier":
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError as error:
+        raise UsageError(
+            f"drop_other_language needs py3langid, which is not installed ({error}): "
+            'pip install ".[langid]"'
+        ) from error
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def _is_in_other_language(
+    identifier: "LanguageIdentifier", min_characters: int, text: str, codes: list[str]
+) -> bool:
+    if len(text) < min_characters:
+        return False
+    code, confidence = identifier.classify(text)
+    return code not in codes and confidence > _MIN_CONFIDENCE
+
+
+def _length_ratio(source: str, target: str) -> float:
+    return math.log((len(target) + _LENGTH_MARGIN) / (len(source) + _LENGTH_MARGIN))
+
+
+def _punctuation_ratio(source: str, target: str) -> float:
+    num_source, num_target = (len(_PUNCTUATION.findall(text)) for text in (source, target))
+    return math.log((num_target + _PUNCTUATION_MARGIN) / (num_source + _PUNCTUATION_MARGIN))
+
+
+def _is_far(
+    measure: Callable[[str, str], float], mean: float, margin: float, source: str, target: str
+) -> bool:
+    return abs(measure(source, target) - mean) > margin
