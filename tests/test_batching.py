@@ -24,8 +24,8 @@ class Sentences:
     def __len__(self):
         return len(self._ids)
 
-    def lengths(self):
-        return np.array([len(ids) for ids in self._ids], dtype=np.int64)
+    def lengths(self, rows=slice(None)):
+        return np.array([len(ids) for ids in self._ids], dtype=np.int64)[rows]
 
     def concatenate(self, rows):
         pieces = [ids for row in rows for ids in (self._ids[row], [EOS])]
@@ -37,6 +37,7 @@ class Sentences:
 
 class Pairs:
     texts = ()
+    num_variants = 0
 
     def __init__(self, lengths):
         self.source = Sentences([source for source, _ in lengths])

@@ -629,6 +629,28 @@ class BinarizeConfig(Settings, section="binarize"):
         le=_MAX_LENGTH,
         common=True,
     )
+    bpe_dropout: float = setting(
+        0.0,
+        "Store variants of the training pairs that each leave out BPE merges with probability p.",
+        ge=0,
+        le=0.9,
+    )
+    bpe_variants: int = setting(
+        8, "Number of variants with BPE-dropout; epochs take them in turn.", ge=1, le=1000
+    )
+    upper_copies: float = setting(
+        0.0, "Share of the training pairs to add a copy of in capitals.", ge=0, le=1
+    )
+    title_copies: float = setting(
+        0.0, "Share of the training pairs to add a copy of in title case.", ge=0, le=1
+    )
+    unpunctuated_copies: float = setting(
+        0.0, "Share of the training pairs to add a copy of without final punctuation.", ge=0, le=1
+    )
+    typo_copies: float = setting(
+        0.0, "Share of the training pairs to add a copy of with typos in the source.", ge=0, le=1
+    )
+    seed: int = setting(1, "Random seed of BPE-dropout and of copies.", ge=0, le=_MAX_SEED)
     threads: int | None = setting(
         None, "Number of CPU threads; if unset, one per core.", ge=1, le=_MAX_THREADS
     )
@@ -652,11 +674,25 @@ class BinarizeConfig(Settings, section="binarize"):
         le=_MAX_COUNT,
     )
 
+    @property
+    def copies(self) -> dict[str, float]:
+        """The share of training pairs by kind of copy."""
+        return {
+            "upper": self.upper_copies,
+            "title": self.title_copies,
+            "unpunctuated": self.unpunctuated_copies,
+            "typo": self.typo_copies,
+        }
+
     def _conflicts(self) -> Iterator[str]:
         for item in fields(self):
             is_changed = getattr(self, item.name) != item.default
             if item.name.startswith("shortlist_") and is_changed and not self.shortlist:
                 yield f"{item.name} has no effect without shortlist: set it, too"
+        if self.bpe_variants != BinarizeConfig.bpe_variants and not self.bpe_dropout:
+            yield "bpe_variants has no effect without BPE-dropout: set bpe_dropout, too"
+        if self.seed != BinarizeConfig.seed and not any((self.bpe_dropout, *self.copies.values())):
+            yield "seed has no effect without bpe_dropout or copies: set one, too"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ WORDS = {
     "beam": "beam-size num-beams",
     "best-metric": "best-checkpoint-metric early-stopping-metric optimized-metric",
     "bootstrap-samples": "num-samples paired-bs-n",
+    "bpe-dropout": "subword-dropout sentencepiece-alphas src-subword-alpha tgt-subword-alpha",
     "checkpoint-minutes": "save-interval-minutes",
     "checkpoint-steps": "save-interval save-interval-updates save-steps save-freq eval-steps "
     "valid-steps valid-freq validate-interval save-checkpoint-steps checkpoint-interval",

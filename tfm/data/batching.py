@@ -78,30 +78,42 @@ class Batcher:
         self._coarse_rows = coarse_rows
         self._config = config
         self._seed = seed
-        # EOS is added to every sentence.
-        self._source_lengths = dataset.source.lengths() + 1
-        self._target_lengths = dataset.target.lengths() + 1
         self._text_ends = np.cumsum([text.kept for text in dataset.texts])
         is_weighted = any(text.weight for text in dataset.texts)
         self._mixture = Mixture(dataset.texts, seed=seed) if is_weighted else None
-        self._bucket_starts = self._find_bucket_starts(self._drawn(1))
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of target tokens in an epoch; with weights, that of the first."""
-        return int(self._target_lengths[self._drawn(1)].sum())
+        _, target_lengths = self.lengths(self.rows(1))
+        self._num_buckets = len(self._find_bucket_starts(np.sort(target_lengths))) + 1
+        # The number of target tokens in the first epoch; others differ with weights or variants.
+        self.num_tokens = int(target_lengths.sum())
 
     def lengths(self, rows: Rows) -> tuple[Rows, Rows]:
         """Return the source and target lengths [B] of pairs [B], EOS included."""
-        return self._source_lengths[rows], self._target_lengths[rows]
+        source, target = self._dataset.source, self._dataset.target
+        return source.lengths(rows) + 1, target.lengths(rows) + 1
+
+    def pairs(self, rows: Rows) -> Rows:
+        """Return the numbers [B] of pairs [B], whatever the variant of their segmentation."""
+        return rows % len(self._dataset)
 
     def longest(self, rows: Rows) -> int:
         """Return the length of the longest side of pairs [B], EOS included; 0 without pairs."""
         return int(np.maximum(*self.lengths(rows)).max(initial=0))
 
     def num_batches(self) -> int:
-        """Return the number of batches in the first epoch; with weights, others differ slightly."""
-        return -(-(len(self._bucket_starts) + 1) // self._buckets_per_batch())
+        """Return the number of batches in the first epoch.
+
+        With weights or variants of the segmentation, others differ slightly.
+        """
+        return -(-self._num_buckets // self._buckets_per_batch())
+
+    def rows(self, epoch: int) -> Rows:
+        """Return the rows of all pairs of an epoch (from 1), in the order of the texts.
+
+        With K variants, epochs take the variants 1 to K in turn.
+        """
+        num_pairs, num_variants = len(self._dataset), self._dataset.num_variants
+        rows = np.arange(num_pairs) if self._mixture is None else self._mixture.rows(epoch)
+        return rows + num_pairs * (1 + (epoch - 1) % num_variants) if num_variants else rows
 
     def epoch(self, epoch: int) -> list[Rows]:
         """Return the rows [B] of each batch of an epoch (from 1), in training order.
@@ -110,15 +122,13 @@ class Batcher:
         tokens. Shuffled buckets are joined to batches of about `batch_tokens`.
         """
         random = np.random.default_rng([self._seed, epoch])
-        order = random.permutation(len(self._dataset))
-        bucket_starts = self._bucket_starts
-        if self._mixture is not None:
-            order = self._mixture.rows(epoch)[order]
-            bucket_starts = self._find_bucket_starts(order)
+        order = self.rows(epoch)[random.permutation(len(self._dataset))]
+        source_lengths, target_lengths = self.lengths(order)
         # Stable sorts keep pairs of equal lengths in random order.
-        order = order[np.argsort(self._source_lengths[order], kind="stable")]
-        order = order[np.argsort(self._target_lengths[order], kind="stable")]
-        buckets = np.split(order, bucket_starts)
+        by_length = np.argsort(source_lengths, kind="stable")
+        by_length = by_length[np.argsort(target_lengths[by_length], kind="stable")]
+        bucket_starts = self._find_bucket_starts(target_lengths[by_length])
+        buckets = np.split(order[by_length], bucket_starts)
         shuffled = [buckets[index] for index in random.permutation(len(buckets))]
         size = self._buckets_per_batch()
         groups = (shuffled[start : start + size] for start in range(0, len(buckets), size))
@@ -166,7 +176,7 @@ class Batcher:
         """Return how many of the pairs [B] are from each text; empty if there is one text."""
         if len(self._text_ends) < 2:
             return ()
-        texts = np.searchsorted(self._text_ends, rows, side="right")
+        texts = np.searchsorted(self._text_ends, self.pairs(rows), side="right")
         return tuple(np.bincount(texts, minlength=len(self._text_ends)).tolist())
 
     def text_samples(self, num_pairs: int) -> list[Rows]:
@@ -179,13 +189,9 @@ class Batcher:
             samples.append(end - text.kept + sample)
         return samples
 
-    def _drawn(self, epoch: int) -> Rows | slice:
-        """Return the rows of all pairs of an epoch, in any order."""
-        return slice(None) if self._mixture is None else self._mixture.rows(epoch)
-
-    def _find_bucket_starts(self, rows: Rows | slice) -> Rows:
-        """Return where all buckets but the first start among pairs sorted by length."""
-        ends = np.cumsum(np.sort(self._target_lengths[rows]))
+    def _find_bucket_starts(self, target_lengths: Rows) -> Rows:
+        """Return where all buckets but the first start, from the sorted lengths [N] of pairs."""
+        ends = np.cumsum(target_lengths)
         bucket_tokens = min(self._config.bucket_tokens, self._config.batch_tokens)
         num_buckets = max(1, round(ends[-1] / bucket_tokens))
         bucket_ends = np.arange(1, num_buckets) * (ends[-1] / num_buckets)

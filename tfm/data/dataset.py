@@ -2,8 +2,10 @@
 
 For each split and language, a folder holds `SPLIT.LANGUAGE.tokens.npy` (the concatenated ids, in
 the smallest integer type that fits the vocabulary) and `SPLIT.LANGUAGE.offsets.npy` (the start of
-each sentence, and the end). `dataset.json` is written last, with the format version, counts,
-fingerprint of the vocabulary and file checksums, which are verified when a split is opened.
+each sentence, and the end). With BPE-dropout, the training files go on with the variants: all pairs
+again, in the same order but in other pieces, for each variant. `dataset.json` is written last, with
+the format version, counts, fingerprint of the vocabulary and file checksums, which are verified
+when a split is opened.
 """
 
 import hashlib
@@ -43,6 +45,8 @@ class DatasetIndex:
         num_pairs: {split: number of sentence pairs}.
         sha256: {file name: checksum} of the .npy files; `save` computes them.
         texts: The texts that the training pairs come from, in order; empty if unknown.
+        num_variants: Number of segmentations of the training pairs with BPE-dropout, which follow
+            the one without.
     """
 
     source: Language
@@ -51,6 +55,7 @@ class DatasetIndex:
     num_pairs: Mapping[str, int]
     sha256: Mapping[str, str] = field(default_factory=dict)
     texts: tuple[TrainingText, ...] = ()
+    num_variants: int = 0
 
     @classmethod
     def load(cls, bin_dir: Path) -> "DatasetIndex":
@@ -122,9 +127,11 @@ class TokenSequences:
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    def lengths(self) -> Rows:
-        """Return the number of tokens of each sentence: [number of sentences]."""
-        return np.diff(self._offsets).astype(np.int64)
+    def lengths(self, rows: Rows | None = None) -> Rows:
+        """Return the numbers of tokens of sentences [B], or of all."""
+        if rows is None:
+            return np.diff(self._offsets).astype(np.int64)
+        return (self._offsets[rows + 1] - self._offsets[rows]).astype(np.int64)
 
     def concatenate(self, rows: Rows) -> tuple[Rows, Rows]:
         """Concatenate the sentences [B], each followed by EOS.
@@ -155,6 +162,8 @@ class ParallelDataset:
         source: The source sentences.
         target: The target sentences.
         texts: The texts that training pairs come from, in order; empty for other splits.
+        num_variants: Number of segmentations with BPE-dropout. Row r + v · N is pair r of N in
+            variant v from 1 on; rows below N have no dropout.
 
     Raises:
         DataError: The split is missing or damaged.
@@ -178,15 +187,18 @@ class ParallelDataset:
             TokenSequences(bin_dir, f"{split}.{language}", vocab_size=size)
             for language, size in zip((index.source, index.target), vocab_sizes, strict=True)
         )
-        if not len(self.source) == len(self.target) == index.num_pairs[split]:
+        self.num_variants = index.num_variants if split == "train" else 0
+        self._num_pairs = index.num_pairs[split]
+        num_rows = (1 + self.num_variants) * self._num_pairs
+        if not len(self.source) == len(self.target) == num_rows:
             raise _needs_binarizing(
                 bin_dir,
                 f"{split} in {bin_dir} has {len(self.source):,} source and {len(self.target):,} "
-                f"target sentences, but dataset.json says {index.num_pairs[split]:,}",
+                f"target sentences, but dataset.json says {num_rows:,}",
             )
 
     def __len__(self) -> int:
-        return len(self.source)
+        return self._num_pairs
 
 
 class ArrayWriter:

@@ -228,7 +228,7 @@ def _merge(parts: list[_Table]) -> _Table:
 
 def _chunks(dataset: ParallelDataset, rows: Rows) -> Iterator[Rows]:
     """Cut rows into chunks of about `_CHUNK_SIZE` co-occurrences."""
-    lengths = (dataset.source.lengths()[rows] + 1) * (dataset.target.lengths()[rows] + 1)
+    lengths = (dataset.source.lengths(rows) + 1) * (dataset.target.lengths(rows) + 1)
     chunks = np.cumsum(lengths) // _CHUNK_SIZE
     yield from np.split(rows, np.flatnonzero(np.diff(chunks)) + 1)
 

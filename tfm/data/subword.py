@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,21 @@ class SubwordModel:
             ) from error
         return ids
 
+    @property
+    def is_bpe(self) -> bool:
+        """Whether text is encoded by merges: only their scores are ranks, whole numbers."""
+        return all(self._processor.GetScore(i).is_integer() for i in range(len(self)))
+
     def encode_block(
-        self, lines: list[bytes]
+        self, lines: list[bytes], *, dropout: float = 0.0, max_length: int | None = None
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Encode lines of UTF-8 to arrays in one thread, without holding Python's GIL.
+
+        Args:
+            lines: Lines without their ends.
+            dropout: Probability of leaving out each merge of BPE (Provilkov et al. 2020). The
+                choices follow from the lines and from the seed that `seed_dropout` set.
+            max_length: Encode a line without dropout if it had more tokens than this with it.
 
         Returns:
             [number of tokens] the concatenated token ids, and [number of lines] their counts.
@@ -96,10 +107,26 @@ class SubwordModel:
         text = b"\n".join(lines)
         if _SPACE_MARK.encode() in text or _ESCAPE.encode() in text:
             lines = [_escape(line.decode()).encode() for line in lines]
-        token_ids = self._processor.EncodeAsIds(lines, num_threads=1)
+        token_ids = self._encode_in_one_thread(lines, dropout)
+        if dropout and max_length is not None:
+            is_long = [len(ids) > max_length for ids in token_ids]
+            without_dropout = iter(self._encode_in_one_thread(compress(lines, is_long)))
+            token_ids = [
+                next(without_dropout) if long else ids
+                for long, ids in zip(is_long, token_ids, strict=True)
+            ]
         lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
         ids = chain.from_iterable(token_ids)
         return np.fromiter(ids, dtype=np.int32, count=int(lengths.sum())), lengths
+
+    def _encode_in_one_thread(
+        self, lines: Iterable[bytes], dropout: float = 0.0
+    ) -> list[list[int]]:
+        # For each call with a list, SentencePiece starts a thread whose random generator gets the
+        # global seed, so that the result does not depend on other calls.
+        options = {"enable_sampling": True, "nbest_size": -1, "alpha": dropout} if dropout else {}
+        ids: list[list[int]] = self._processor.EncodeAsIds(list(lines), num_threads=1, **options)
+        return ids
 
     def decode(self, token_ids: Iterable[Sequence[int]]) -> list[str]:
         """Decode sequences of token ids to plain text, without special tokens.
@@ -212,6 +239,12 @@ class Vocabulary:
         paths = model_paths(Path(), separate=not self.is_joint)
         models = (self.source, self.target)
         return {path.name: model.content for path, model in zip(paths, models, strict=False)}
+
+
+def seed_dropout(*numbers: int) -> None:
+    """Set the seed of `SubwordModel.encode_block` with dropout, for all threads."""
+    [seed] = np.random.SeedSequence(numbers).generate_state(1)
+    sentencepiece.set_random_generator_seed(int(seed))
 
 
 def model_paths(folder: Path, *, separate: bool) -> list[Path]:

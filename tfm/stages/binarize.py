@@ -4,7 +4,8 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,15 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import BinarizeConfig
+from tfm.data.copies import Copier
 from tfm.data.dataset import FORMAT, ArrayWriter, DatasetIndex, ParallelDataset, Rows, id_dtype
 from tfm.data.manifest import BINARIZE, Manifest, TrainingText
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
-from tfm.data.subword import UNK, Vocabulary
+from tfm.data.subword import UNK, SubwordModel, Vocabulary, seed_dropout
 from tfm.data.text import Block, read_blocks
 from tfm.device.cpu import chosen_threads
-from tfm.errors import DataError, tfm_command
+from tfm.errors import DataError, UsageError, tfm_command
 from tfm.reporting import Progress, say
 from tfm.stages.learn_bpe import STEP as LEARNING
 from tfm.storage.files import atomic_write
@@ -37,13 +39,20 @@ Side = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class SplitCounts:
-    """Numbers of pairs and tokens of one split; `tokens` and `unknown` are [source, target]."""
+    """Numbers of pairs and tokens of one split.
+
+    `kept` is `read` and `copies` without `too_long`. Lists are [source, target]; `tokens` and
+    `unknown` are of the segmentation without dropout, and `variant_tokens` of all variants.
+    """
 
     read: int
+    copies: int
     too_long: int
     kept: int
     tokens: list[int]
     unknown: list[int]
+    variants: int = 0
+    variant_tokens: list[int] = field(default_factory=lambda: [0, 0])
 
 
 def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> bool:
@@ -57,6 +66,7 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
     Raises:
         DataError: Text or subword model are missing, a line is not UTF-8, the sides differ in
             their numbers of lines, or a tag of the text is not in the vocabulary.
+        UsageError: The settings do not fit the subword model or the task.
         LockedFolderError: Another process writes to the dataset.
     """
     with lock_folder(data_dir):
@@ -92,23 +102,30 @@ def _update_splits(
         "max_length": config.max_length,
         "format": FORMAT,
     }
+    num_variants = config.bpe_variants if config.bpe_dropout else 0
+    if num_variants:
+        inputs |= {"variants": [config.bpe_dropout, num_variants, config.seed]}
+    if any(config.copies.values()):
+        inputs |= {"copies": config.copies, "seed": config.seed}
     if not force and manifest.is_current(BINARIZE, inputs):
         say(f"binarize: {bin_dir} unchanged")
         return False
     _warn_of_replaced_model(manifest, vocabulary)
     _check_tags(manifest, vocabulary)
+    _check_settings(manifest, vocabulary, config)
     (bin_dir / "dataset.json").unlink(missing_ok=True)
     counts = {}
     for split in splits:
-        counts[split], too_long = _binarize_split(manifest, split, vocabulary, config)
+        counts[split], changes = _binarize_split(manifest, split, vocabulary, config)
         if split == "train" and texts:
-            texts = _without(texts, too_long, num_lines=counts[split].read, manifest=manifest)
+            texts = _changed(texts, changes, num_lines=counts[split].read, manifest=manifest)
     DatasetIndex(
         source=manifest.source,
         target=manifest.target,
         fingerprint=vocabulary.fingerprint,
         num_pairs={split: count.kept for split, count in counts.items()},
         texts=tuple(texts),
+        num_variants=num_variants,
     ).save(bin_dir)
     outputs = [path for path in bin_dir.iterdir() if path.suffix in (".npy", ".json")]
     result = {split: asdict(count) for split, count in counts.items()}
@@ -176,10 +193,21 @@ def _check_tags(manifest: Manifest, vocabulary: Vocabulary) -> None:
             )
 
 
-def _without(
-    texts: list[TrainingText], too_long: Rows, *, num_lines: int, manifest: Manifest
+def _check_settings(manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig) -> None:
+    """Raise UsageError if the data has no merges to leave out, or targets that are not text."""
+    if config.bpe_dropout and not (vocabulary.source.is_bpe and vocabulary.target.is_bpe):
+        raise UsageError(
+            f"bpe_dropout needs subword models that merge pieces, but {manifest.data_dir} has "
+            "others: learn them with --model-type bpe and without --target-words, or leave it out"
+        )
+    if manifest.task == "parsing" and any(config.copies.values()):
+        raise UsageError(f"copies need text on both sides, but {manifest.data_dir} has trees")
+
+
+def _changed(
+    texts: list[TrainingText], changes: "_Changes", *, num_lines: int, manifest: Manifest
 ) -> list[TrainingText]:
-    """Return the training texts without the pairs on some lines [N], counted from 0.
+    """Return the training texts with the numbers of pairs that are kept of them.
 
     There are none if the text was edited, so that the texts of its pairs are unknown.
     """
@@ -191,36 +219,85 @@ def _without(
                 f"prepare wrote {ends[-1]:,}: prepare it again, so that weights fit the pairs"
             )
         return []
-    counts = np.bincount(np.searchsorted(ends, too_long, side="right"), minlength=len(texts))
-    for text, count in zip(texts, counts.tolist(), strict=True):
-        if len(texts) > 1 and count == text.kept:
+    too_long, copied = (
+        np.bincount(np.searchsorted(ends, pairs, side="right"), minlength=len(texts)).tolist()
+        for pairs in (changes.too_long, changes.copied)
+    )
+    result = []
+    for text, num_long, num_copied in zip(texts, too_long, copied, strict=True):
+        kept = text.kept + num_copied - num_long
+        if len(texts) > 1 and not kept:
             raise DataError(
-                f"all {count:,} pairs of the training text {text.name} are longer than max_length: "
-                "raise --max-length, or remove the text from the recipe"
+                f"all {num_long:,} pairs of the training text {text.name} are longer than "
+                "max_length: raise --max-length, or remove the text from the recipe"
             )
-    return [
-        replace(text, kept=text.kept - count, dropped={**text.dropped, "max_length": count})
-        for text, count in zip(texts, counts.tolist(), strict=True)
-    ]
+        result.append(replace(text, kept=kept, dropped={**text.dropped, "max_length": num_long}))
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Changes:
+    """What binarizing changed in a block or split.
+
+    `read` is the number of its pairs in the text. `copied` and `too_long` are numbers of pairs in
+    the text, from 0: those of which a copy was added, and those of pairs or copies that are
+    dropped.
+    """
+
+    read: int
+    copied: Rows
+    too_long: Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Encoder:
+    """Encodes the blocks of a split, in any thread."""
+
+    models: tuple[SubwordModel, SubwordModel]
+    copier: Copier
+    max_length: int | None
+
+    def encode(
+        self, start_and_block: tuple[int, Block], *, dropout: float
+    ) -> tuple[_Changes, list[Side]]:
+        """Encode a block and its copies, after a number of pairs, without pairs that are too long.
+
+        Variants with dropout have the same pairs as the segmentation without it.
+        """
+        start, block = start_and_block
+        size = len(block[0])
+        block, numbers = self.copier.copy(block, start=start)
+        copied = numbers[1:][np.diff(numbers) == 0]
+        pairs = [*zip(self.models, block, strict=True)]
+        sides = [model.encode_block(side) for model, side in pairs]
+        limit = np.inf if self.max_length is None else self.max_length
+        is_kept = np.logical_and(*(lengths <= limit for _, lengths in sides))
+        if dropout:
+            sides = [
+                model.encode_block(side, dropout=dropout, max_length=self.max_length)
+                for model, side in pairs
+            ]
+        if not is_kept.all():
+            sides = [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
+        return _Changes(read=size, copied=copied, too_long=numbers[~is_kept]), sides
 
 
 def _binarize_split(
     manifest: Manifest, split: str, vocabulary: Vocabulary, config: BinarizeConfig
-) -> tuple[SplitCounts, Rows]:
-    """Encode a split; return its counts, and the [N] lines from 0 on that are too long."""
+) -> tuple[SplitCounts, _Changes]:
     languages = (manifest.source, manifest.target)
     models = (vocabulary.source, vocabulary.target)
     texts = [manifest.text_path(split, language) for language in languages]
     num_threads = chosen_threads(config.threads)
-
-    def encode(block: Block) -> tuple[int, Rows, list[Side]]:
-        sides = [model.encode_block(side) for model, side in zip(models, block, strict=True)]
-        # Other splits keep every sentence, so that scores stay comparable.
-        limit = config.max_length if split == "train" else None
-        return len(block[0]), *_drop_long_pairs(sides, limit)
-
-    num_read = 0
-    too_long: list[Rows] = []
+    # Other splits keep every sentence as it is, so that scores stay comparable.
+    is_train = split == "train"
+    tags = (manifest.settings("subword").get("symbols") or "").split()
+    encoder = _Encoder(
+        models=models,
+        copier=Copier(config.copies if is_train else {}, tags=tags, seed=config.seed),
+        max_length=config.max_length if is_train else None,
+    )
+    num_variants = config.bpe_variants if is_train and config.bpe_dropout else 0
     with contextlib.ExitStack() as stack:
         writers = [
             _TokenWriter(stack, manifest.data_dir / "bin" / f"{split}.{language}", len(model))
@@ -231,24 +308,53 @@ def _binarize_split(
         threads = ThreadPoolExecutor(num_threads, "binarize")
         # On an error or Ctrl-C, wait only for the blocks that are being encoded.
         stack.callback(threads.shutdown, cancel_futures=True)
-        blocks = read_blocks(*texts, strict=True)
-        for size, long, sides in map_in_order(threads, encode, blocks, num_ahead=2 * num_threads):
-            too_long.append(num_read + long)
-            for writer, side in zip(writers, sides, strict=True):
-                writer.append(side)
-            num_read += size
-            bar.update(size)
+
+        def write(dropout: float) -> list[_Changes]:
+            changes = []
+            blocks = _numbered(read_blocks(*texts, strict=True))
+            encode = partial(encoder.encode, dropout=dropout)
+            for changed, sides in map_in_order(threads, encode, blocks, num_ahead=2 * num_threads):
+                for writer, side in zip(writers, sides, strict=True):
+                    writer.append(side)
+                changes.append(changed)
+                bar.update(changed.read)
+            return changes
+
+        changes = _joined(write(dropout=0.0))
+        counts = SplitCounts(
+            read=changes.read,
+            copies=len(changes.copied),
+            too_long=len(changes.too_long),
+            kept=writers[0].num_sentences,
+            tokens=[writer.num_tokens for writer in writers],
+            unknown=[writer.num_unknown for writer in writers],
+            variants=num_variants,
+        )
+        for variant in range(1, num_variants + 1):
+            seed_dropout(config.seed, variant)
+            write(dropout=config.bpe_dropout)
         for writer in writers:
             writer.finish()
-    num_kept = writers[0].num_sentences
-    counts = SplitCounts(
-        read=num_read,
-        too_long=num_read - num_kept,
-        kept=num_kept,
-        tokens=[writer.num_tokens for writer in writers],
-        unknown=[writer.num_unknown for writer in writers],
+    all_tokens = zip(writers, counts.tokens, strict=True)
+    return replace(counts, variant_tokens=[w.num_tokens - n for w, n in all_tokens]), changes
+
+
+def _numbered(blocks: Iterable[Block]) -> Iterator[tuple[int, Block]]:
+    """Yield each block after the number of pairs in the blocks before."""
+    start = 0
+    for block in blocks:
+        yield start, block
+        start += len(block[0])
+
+
+def _joined(changes: list[_Changes]) -> _Changes:
+    """Return the changes of a split from those of its blocks."""
+    none = np.zeros(0, dtype=np.int64)
+    return _Changes(
+        read=sum(each.read for each in changes),
+        copied=np.concatenate([none, *(each.copied for each in changes)]),
+        too_long=np.concatenate([none, *(each.too_long for each in changes)]),
     )
-    return counts, np.concatenate([np.zeros(0, dtype=np.int64), *too_long])
 
 
 def map_in_order(
@@ -292,23 +398,21 @@ class _TokenWriter:
         self._offsets.finish()
 
 
-def _drop_long_pairs(sides: list[Side], max_length: int | None) -> tuple[Rows, list[Side]]:
-    """Drop the pairs with more than `max_length` tokens on either side; return their [N] rows."""
-    limit = np.inf if max_length is None else max_length
-    is_kept = np.logical_and(*(lengths <= limit for _, lengths in sides))
-    if not is_kept.all():
-        sides = [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
-    return np.flatnonzero(~is_kept), sides
-
-
 def _report(split: str, counts: SplitCounts) -> None:
     rate = sum(counts.unknown) / max(1, sum(counts.tokens))
+    copies = f" and {counts.copies:,} copies" if counts.copies else ""
     dropped = f", {counts.too_long:,} too long" if counts.too_long else ""
     say(
-        f"binarize: {split} {counts.kept:,} of {counts.read:,} pairs{dropped}, "
+        f"binarize: {split} {counts.kept:,} of {counts.read:,} pairs{copies}{dropped}, "
         f"{counts.tokens[0]:,} source and {counts.tokens[1]:,} target tokens, "
         f"<unk> {rate:.3%}"
     )
+    if counts.variants:
+        source, target = (count / counts.variants for count in counts.variant_tokens)
+        say(
+            f"binarize: {split} in {counts.variants:,} variants with BPE-dropout, each with about "
+            f"{source:,.0f} source and {target:,.0f} target tokens"
+        )
     if rate > _UNKNOWN_WARNING_RATE:
         say(
             f"warning: {split}: {rate:.2%} of the tokens are unknown to the subword model: "

@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig
 from tfm.data.batching import Batcher
@@ -60,7 +58,7 @@ def estimate_run(
 ) -> Estimate:
     """Estimate time and disk of a new run from a short measurement of the device."""
     limits, steps_per_epoch = data.info.run.training, batcher.num_batches()
-    flops = cost.training_flops(*batcher.lengths(np.arange(len(data.train)))) / steps_per_epoch
+    flops = cost.training_flops(*batcher.lengths(batcher.rows(1))) / steps_per_epoch
     width = min(data.info.run.model.d_model, _MAX_MEASURED_WIDTH)
     rate = num_processes * measure_product_flops(compute, d_in=width, d_out=4 * width)
     seconds = _TIME_PER_PRODUCT_TIME * flops / rate

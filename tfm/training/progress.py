@@ -63,7 +63,7 @@ class PendingStep:
     """A step that the device may still be computing.
 
     Args:
-        rows: [B] its sentence pairs.
+        pairs: [B] numbers of its sentence pairs.
         position: The run's position after the step.
         clock: With a mark at the beginning of the step; its end is marked here.
         figures: Loss, negative log-likelihood, norm of the gradient, whether the update was
@@ -74,13 +74,13 @@ class PendingStep:
     def __init__(
         self,
         *,
-        rows: Rows,
+        pairs: Rows,
         position: Position,
         clock: DeviceClock,
         figures: Sequence[Tensor],
         known: Mapping[str, Any],
     ) -> None:
-        self.rows = rows
+        self.pairs = pairs
         self.position = replace(position)
         self._clock = clock
         self._known = known

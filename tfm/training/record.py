@@ -57,7 +57,7 @@ class RunRecord:
         """Write that a step was skipped."""
         record = {"kind": "skipped", "step": report.step, "epoch": report.epoch}
         figures = {"loss": str(report.loss), "gradient_norm": str(report.gradient_norm)}
-        self._write(record | figures | {"pairs": step.rows.tolist()})
+        self._write(record | figures | {"pairs": step.pairs.tolist()})
 
     def print_skipped(self, report: StepReport) -> None:
         """Print that a step was skipped, and why."""
@@ -122,7 +122,7 @@ def describe_skip(report: StepReport) -> str:
 
 def describe_pairs(step: PendingStep) -> str:
     """Return the first training pairs of a step, counted from 0, in words."""
-    pairs: list[int] = step.rows.tolist()
+    pairs: list[int] = step.pairs.tolist()
     shown = ", ".join(map(str, sorted(pairs)[:_MAX_PAIRS_IN_MESSAGE]))
     num_hidden = len(pairs) - _MAX_PAIRS_IN_MESSAGE
     return f"{shown} and {num_hidden:,} more (see metrics.jsonl)" if num_hidden > 0 else shown

@@ -235,7 +235,7 @@ class Trainer:
             epoch=batch.epoch, num_pairs=len(batch.rows), num_tokens=num_tokens, flops=flops
         )
         pending = PendingStep(
-            rows=batch.rows,
+            pairs=self.batcher.pairs(batch.rows),
             position=self.position,
             clock=clock,
             figures=[loss, nll, norm, skipped, scale],
