@@ -1,26 +1,12 @@
 """All settings: declared once, read from flags and TOML files, merged over presets."""
 
-from tfm.config.groups import (
-    RUN_SETTINGS,
+from tfm.config.inference import (
     AverageConfig,
-    BatchingConfig,
-    BinarizeConfig,
-    CleaningConfig,
-    DeviceName,
     InferenceConfig,
     InferenceDevice,
     InferencePrecision,
-    Kernels,
-    ModelPart,
-    OptimizerConfig,
-    Precision,
-    RunConfig,
     ScoreConfig,
     SearchConfig,
-    SubwordConfig,
-    Task,
-    TrainingConfig,
-    tag_problem,
 )
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.config.presets import (
@@ -38,4 +24,22 @@ from tfm.config.schema import (
     settings_from,
     settings_to,
 )
+from tfm.config.text import (
+    BinarizeConfig,
+    CleaningConfig,
+    SubwordConfig,
+    tag_problem,
+)
 from tfm.config.toml import read_toml, run_toml
+from tfm.config.training import (
+    RUN_SETTINGS,
+    BatchingConfig,
+    DeviceName,
+    Kernels,
+    ModelPart,
+    OptimizerConfig,
+    Precision,
+    RunConfig,
+    Task,
+    TrainingConfig,
+)

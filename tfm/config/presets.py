@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from tfm.config.groups import RunConfig
 from tfm.config.model import RecurrentConfig, TransformerConfig
 from tfm.config.schema import (
     MAX_UNKNOWN,
@@ -17,6 +16,7 @@ from tfm.config.schema import (
     settings_to,
     shown,
 )
+from tfm.config.training import RunConfig
 from tfm.errors import UsageError, list_problems
 
 _NARROW = {"d_model": 128, "d_ff": 512, "num_heads": 4, "attention_dropout": 0.0, "norm": "pre"}

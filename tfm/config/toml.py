@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
-from tfm.config.groups import RunConfig
 from tfm.config.schema import Settings, TomlTable
+from tfm.config.training import RunConfig
 from tfm.errors import UsageError
 
 _HEADER_OR_KEY = re.compile(r"\s*(?:\[(\[?)([^]#]*)\]|([^=#]*)=)")

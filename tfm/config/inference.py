@@ -1,0 +1,253 @@
+"""The settings of translating, averaging and scoring: defaults, units, limits and help."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal
+
+from tfm.config.limits import MAX_COUNT, MAX_LENGTH, MAX_SEED, MAX_THREADS, THREADS_HELP
+from tfm.config.schema import Settings, Table, setting, settings_from
+from tfm.config.text import tag_problem
+from tfm.config.training import Kernels
+from tfm.errors import UsageError
+
+InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
+InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(Settings, section="search"):
+    """Decoding: beam search (§6.1), sampling or exact search."""
+
+    # The searches that a setting has an effect on; settings that are not listed affect all.
+    _SEARCHES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "beam_size": ("beam", "exact"),
+        "num_groups": ("beam",),
+        "diversity_strength": ("beam",),
+        "temperature": ("sample",),
+        "top_k": ("sample",),
+        "top_p": ("sample",),
+        "seed": ("sample",),
+        "node_limit": ("exact",),
+        "mbr": ("beam", "sample"),
+    }
+    # The settings with an effect on forced decoding.
+    _FORCED_DECODING: ClassVar[tuple[str, ...]] = (
+        "length_penalty",
+        "tag",
+        "max_source_length",
+        "max_tokens",
+    )
+
+    search: Literal["beam", "sample", "exact"] = setting(
+        "beam",
+        "Beam search, random sampling, or exact search, which proves that it found the best.",
+        common=True,
+    )
+    beam_size: int = setting(
+        4,
+        "Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.",
+        flag="--beam",
+        ge=1,
+        le=1024,
+        common=True,
+    )
+    length_penalty: float = setting(
+        0.6,
+        "Exponent α of the GNMT length penalty; 0 ranks by plain log probability.",
+        ge=-5,
+        le=10,
+        common=True,
+    )
+    max_extra_length: int = setting(
+        50, "Longest translation: the number of source tokens plus N.", ge=1, le=MAX_LENGTH
+    )
+    min_length: int = setting(
+        1,
+        "Fewest tokens in the translation of a non-empty line; 0 allows empty ones.",
+        ge=0,
+        le=MAX_LENGTH,
+    )
+    no_repeat_ngram: int | None = setting(
+        None,
+        "No translation has the same N tokens in a row twice; any number if unset.",
+        ge=1,
+        le=MAX_LENGTH,
+    )
+    ban: str | None = setting(
+        None, "File of words and phrases, one per line, that no translation contains."
+    )
+    n_best: int = setting(
+        1, "Number of translations per sentence, best first.", ge=1, le=1024, common=True
+    )
+    mbr: Literal["chrf", "bleu"] | None = setting(
+        None,
+        "Minimum Bayes risk: of n_best candidates, choose the most similar to all by chrF or BLEU.",
+    )
+    num_groups: int = setting(
+        1, "Diverse beam search: number of groups that the beam is divided into.", ge=1, le=1024
+    )
+    diversity_strength: float = setting(
+        0.5,
+        "Diverse beam search: penalty in nats per earlier group that chose the same token.",
+        ge=0,
+        le=1000,
+    )
+    temperature: float = setting(
+        1.0, "Sampling: divide logits by this; below 1 is less random.", ge=0.01, le=1000
+    )
+    top_k: int | None = setting(
+        None,
+        "Sampling: draw from the N most probable tokens; from all if unset.",
+        ge=1,
+        le=MAX_COUNT,
+    )
+    top_p: float | None = setting(
+        None,
+        "Sampling: draw from the fewest tokens whose probabilities sum to p; from all if unset.",
+        ge=0,
+        le=1,
+    )
+    seed: int = setting(1, "Random seed of sampling.", ge=0, le=MAX_SEED)
+    node_limit: int = setting(
+        10_000, "Exact search: give up a sentence after extending N prefixes.", ge=1, le=MAX_COUNT
+    )
+    shortlist: bool = setting(
+        False,
+        "Only produce the target pieces that the model's shortlist has for the source: faster.",
+    )
+    tag: str | None = setting(
+        None, "Put this tag of the vocabulary, such as <2fr>, before each line that is not empty."
+    )
+    max_source_length: int = setting(
+        1024, "Truncate longer sources to N tokens, with a warning.", ge=1, le=MAX_LENGTH
+    )
+    max_tokens: int | None = setting(
+        None,
+        "Source tokens per batch, padding included; if unset, it depends on model and GPU.",
+        ge=1,
+        le=MAX_COUNT,
+    )
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of translations per sentence that a search returns."""
+        return 1 if self.mbr is not None else self.n_best
+
+    @classmethod
+    def for_model(cls, defaults: Table, given: Table) -> "SearchConfig":
+        """Merge the user's settings over a model's own, both by name.
+
+        Defaults without effect on the chosen search are dropped.
+
+        Raises:
+            UsageError: A setting is unknown, out of range, or without effect on the search.
+        """
+        search = given.get("search", defaults.get("search", cls.search))
+        if problems := list(cls._without_effect(search, given)):
+            raise UsageError("; ".join(problems))
+        kept = {n: v for n, v in defaults.items() if search in cls._SEARCHES.get(n, (search,))}
+        return settings_from(cls, {**kept, **given})
+
+    @classmethod
+    def for_targets(cls, defaults: Table, given: Table) -> "SearchConfig":
+        """Merge the user's settings over a model's own, to compute the scores of given targets.
+
+        Raises:
+            UsageError: A setting is unknown, out of range, or without effect on forced decoding.
+        """
+        if unused := [name for name in given if name not in cls._FORCED_DECODING]:
+            raise UsageError(
+                f"no effect on the scores of given targets: {', '.join(unused)}; they only depend "
+                f"on {', '.join(cls._FORCED_DECODING)}"
+            )
+        return cls.for_model(defaults, given)
+
+    def _conflicts(self) -> Iterator[str]:
+        changed = [item.name for item in fields(self) if getattr(self, item.name) != item.default]
+        yield from self._without_effect(self.search, changed)
+        if self.search != "sample" and self.n_best > self.beam_size > 0:
+            yield f"n_best is {self.n_best}, but must be at most the beam size {self.beam_size}"
+        if self.num_groups > 0 and self.beam_size % self.num_groups:
+            yield f"num_groups is {self.num_groups}, but must divide the beam size {self.beam_size}"
+        if self.mbr is not None and self.n_best == 1:
+            yield f"mbr {self.mbr} needs several candidates: set n_best, such as --n-best 50"
+        if self.num_groups == 1 and "diversity_strength" in changed:
+            yield "diversity_strength has no effect on a single group: set num_groups, too"
+        if self.tag is not None and (problem := tag_problem(self.tag)) is not None:
+            yield f"tag in [search] {problem}"
+
+    @classmethod
+    def _without_effect(cls, search: str, names: Iterable[str]) -> Iterator[str]:
+        for name in names:
+            searches = cls._SEARCHES.get(name, (search,))
+            if search not in searches:
+                yield f"{name} has no effect on search {search}, only on {' and '.join(searches)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceConfig(Settings, section="inference"):
+    """Device and arithmetic of a trained model."""
+
+    device: InferenceDevice = setting(
+        "auto",
+        "Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, never tried.",
+    )
+    precision: InferencePrecision = setting(
+        "auto",
+        "Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.",
+        common=True,
+    )
+    kernels: Kernels = setting(
+        "auto",
+        "Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.",
+    )
+    threads: int | None = setting(None, THREADS_HELP, ge=1, le=MAX_THREADS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageConfig(Settings, section="average"):
+    """Which checkpoints to average (§6.1), and what to do with the average."""
+
+    last: int | None = setting(
+        None,
+        "Average the N newest checkpoints, whatever their steps (default: see average_last).",
+        ge=1,
+        le=MAX_COUNT,
+    )
+    best: int | None = setting(
+        None, "Average the N best checkpoints by best_metric of the run.", ge=1, le=MAX_COUNT
+    )
+    calibrate: bool = setting(
+        False,
+        "Translate the validation text to calibrate the confidence of `tfm generate --json`.",
+    )
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.last is not None and self.best is not None:
+            yield "last and best exclude each other: give one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig(Settings, section="score"):
+    """Settings of metrics; the defaults are sacreBLEU's and those of the paper's BLEU."""
+
+    lowercase: bool = setting(False, "Ignore case; TER always ignores it.")
+    tokenize: Literal["13a", "intl", "zh", "char", "none"] = setting(
+        "13a", "Tokenizer of BLEU; most papers use 13a, or zh for Chinese."
+    )
+    chrf_word_order: int = setting(0, "Longest word n-gram of chrF; 2 computes chrF++.", ge=0, le=4)
+    normalize_punctuation: bool = setting(
+        True, "With --paper: first replace typographic quotes and dashes, as Moses does."
+    )
+    split_compounds: Literal["auto", "yes", "no"] = setting(
+        "auto", "With --paper: split a-b into three tokens; auto does so for German only."
+    )
+    bootstrap_samples: int = setting(
+        1000,
+        "Number of samples of the paired bootstrap test with --baseline.",
+        ge=1,
+        le=100_000,
+    )
+    bootstrap_seed: int = setting(
+        12_345, "Random seed of the paired bootstrap test.", ge=1, le=2**32 - 1
+    )

@@ -1,0 +1,235 @@
+"""The settings of preparing text: defaults, units, limits and help."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from tfm.config.limits import MAX_COUNT, MAX_LENGTH, MAX_SEED, MAX_THREADS
+from tfm.config.schema import Settings, setting, shown
+
+_TAG = re.compile(r"<[A-Za-z0-9_-]{1,30}>")
+_RESERVED_PIECES = re.compile(r"<(pad|s|unk|0x..)>")  # of SentencePiece
+
+
+def tag_problem(tag: str) -> str | None:
+    """Return why text cannot be a tag before source sentences, after its name; None if it can."""
+    if not _TAG.fullmatch(tag):
+        return f"is {shown(tag)}, but must be a name in angle brackets, such as <bt>"
+    if _RESERVED_PIECES.fullmatch(tag):
+        return f"is {tag}, but must not be a piece that every vocabulary has"
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleaningConfig(Settings, section="cleaning"):
+    """Rules for training text; validation and test text are never cleaned."""
+
+    normalize_space: bool = setting(
+        True,
+        "Make runs of white space one space, drop control characters; also in text to translate.",
+    )
+    drop_empty: bool = setting(True, "Drop pairs with an empty side.")
+    max_characters: int = setting(
+        1_000,
+        "Drop pairs with a side of more than N characters; 0 keeps all.",
+        ge=0,
+        le=MAX_COUNT,
+    )
+    max_length_ratio: float = setting(
+        4.0,
+        "Drop pairs with a side over N times as long as the other (characters + 10); 0 keeps all.",
+        ge=0,
+        le=MAX_COUNT,
+    )
+    drop_duplicates: bool = setting(True, "Keep only the first of identical pairs.")
+    drop_copies: bool = setting(True, "Drop pairs whose two sides are the same text.")
+    drop_mojibake: bool = setting(
+        False, "Drop pairs with text decoded from the wrong encoding, such as fÃ¼r instead of für."
+    )
+    drop_other_script: bool = setting(
+        False, "Drop pairs with a side that is mostly not in the script of its language."
+    )
+    drop_unequal_numbers: bool = setting(
+        False, "Drop pairs whose sides differ in their numbers, as far as these are in digits."
+    )
+    drop_other_language: bool = setting(
+        False, "Drop pairs with a side that py3langid, an extra, identifies as another language."
+    )
+    min_identified_characters: int = setting(
+        40,
+        "Do not identify the language of sides of fewer than N characters, which is unreliable.",
+        ge=0,
+        le=MAX_COUNT,
+    )
+    max_length_deviations: float = setting(
+        0.0,
+        "Drop pairs whose length ratio is over N deviations from the text's mean; 0 keeps all.",
+        ge=0,
+        le=1000,
+    )
+    max_punctuation_deviations: float = setting(
+        0.0,
+        "Drop pairs whose punctuation ratio is over N deviations from its mean; 0 keeps all.",
+        ge=0,
+        le=1000,
+    )
+    score_model: str | None = setting(
+        None, "Model or run folder that scores pairs for min_score; relative to the current folder."
+    )
+    min_score: float | None = setting(
+        None,
+        "Drop pairs with a mean log probability per target token below N, such as -5, in nats.",
+        ge=-1000,
+        le=0,
+    )
+
+    def _conflicts(self) -> Iterator[str]:
+        has_default = self.min_identified_characters == CleaningConfig.min_identified_characters
+        if not (has_default or self.drop_other_language):
+            yield (
+                "min_identified_characters has no effect on its own: set drop_other_language, too"
+            )
+        if (self.score_model is None) != (self.min_score is None):
+            yield "score_model and min_score need each other: give both"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubwordConfig(Settings, section="subword"):
+    """The subword model, trained by SentencePiece."""
+
+    vocab_size: int | None = setting(
+        None,
+        "Number of pieces in the vocabulary; if unset, it depends on the size of the text.",
+        ge=8,
+        le=1_000_000,
+        common=True,
+    )
+    model_type: Literal["bpe", "unigram"] = setting("bpe", "Subword algorithm.")
+    separate: bool = setting(False, "Learn one vocabulary per language instead of a joint one.")
+    target_words: bool = setting(
+        False, "Make each target word one piece, as for symbols of trees; needs --separate."
+    )
+    character_coverage: float = setting(
+        0.9999, "Fraction of the text's characters that the vocabulary covers.", ge=0.9, le=1
+    )
+    subwords: tuple[str, ...] = setting(
+        (),
+        "Folder or file of a subword model to use; given twice: of source and target.",
+        common=True,
+        metavar="PATH",
+    )
+    byte_fallback: bool = setting(
+        True, "Spell uncovered characters in UTF-8 bytes instead of an unknown token."
+    )
+    symbols: str | None = setting(
+        None, "Tags such as '<bt> <2fr>' to reserve a piece for, besides those of the recipe."
+    )
+    sample_sentences: int = setting(
+        5_000_000,
+        "Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.",
+        ge=101,
+        le=MAX_COUNT,
+    )
+    threads: int | None = setting(
+        None,
+        "Number of CPU threads; if unset, one per core; merging BPE pieces uses a single one.",
+        ge=1,
+        le=MAX_THREADS,
+    )
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.target_words and not self.separate:
+            yield "target_words has no effect on a joint vocabulary: set separate, too"
+        if len(self.subwords) > 2:
+            yield (
+                f"subwords has {len(self.subwords)} models, but must have one, or one of the "
+                "source and one of the target language"
+            )
+        if self.subwords:
+            yield from (
+                f"{item.name} has no effect on subwords, which are not learned: leave it out"
+                for item in fields(self)
+                if item.name not in ("subwords", "symbols", "threads")
+                and getattr(self, item.name) != item.default
+            )
+        problems = map(tag_problem, (self.symbols or "").split())
+        if problem := next(filter(None, problems), None):
+            yield f"symbols in [subword] {problem}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinarizeConfig(Settings, section="binarize"):
+    """Conversion of text to token ids."""
+
+    max_length: int = setting(
+        250,
+        "Drop training pairs with a side of more than N subword tokens.",
+        ge=1,
+        le=MAX_LENGTH,
+        common=True,
+    )
+    bpe_dropout: float = setting(
+        0.0,
+        "Store variants of the training pairs that each leave out BPE merges with probability p.",
+        ge=0,
+        le=0.9,
+    )
+    bpe_variants: int = setting(
+        8, "Number of variants with BPE-dropout; epochs take them in turn.", ge=1, le=1000
+    )
+    upper_copies: float = setting(
+        0.0, "Share of the training pairs to add a copy of in capitals.", ge=0, le=1
+    )
+    title_copies: float = setting(
+        0.0, "Share of the training pairs to add a copy of in title case.", ge=0, le=1
+    )
+    unpunctuated_copies: float = setting(
+        0.0, "Share of the training pairs to add a copy of without final punctuation.", ge=0, le=1
+    )
+    typo_copies: float = setting(
+        0.0, "Share of the training pairs to add a copy of with typos in the source.", ge=0, le=1
+    )
+    seed: int = setting(1, "Random seed of BPE-dropout and of copies.", ge=0, le=MAX_SEED)
+    threads: int | None = setting(
+        None, "Number of CPU threads; if unset, one per core.", ge=1, le=MAX_THREADS
+    )
+    shortlist: bool = setting(
+        False,
+        "Also learn which target pieces each source piece can become, for generate --shortlist.",
+    )
+    shortlist_size: int = setting(
+        50, "Shortlist: number of target pieces for each source piece.", ge=1, le=10_000
+    )
+    shortlist_frequent: int = setting(
+        100,
+        "Shortlist: number of most frequent target pieces that every sentence may use.",
+        ge=0,
+        le=1_000_000,
+    )
+    shortlist_pairs: int = setting(
+        200_000,
+        "Shortlist: learn from a random sample of N pairs.",
+        ge=1,
+        le=MAX_COUNT,
+    )
+
+    @property
+    def copies(self) -> dict[str, float]:
+        """The share of training pairs by kind of copy."""
+        return {
+            "upper": self.upper_copies,
+            "title": self.title_copies,
+            "unpunctuated": self.unpunctuated_copies,
+            "typo": self.typo_copies,
+        }
+
+    def _conflicts(self) -> Iterator[str]:
+        for item in fields(self):
+            is_changed = getattr(self, item.name) != item.default
+            if item.name.startswith("shortlist_") and is_changed and not self.shortlist:
+                yield f"{item.name} has no effect without shortlist: set it, too"
+        if self.bpe_variants != BinarizeConfig.bpe_variants and not self.bpe_dropout:
+            yield "bpe_variants has no effect without BPE-dropout: set bpe_dropout, too"
+        if self.seed != BinarizeConfig.seed and not any((self.bpe_dropout, *self.copies.values())):
+            yield "seed has no effect without bpe_dropout or copies: set one, too"

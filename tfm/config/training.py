@@ -1,0 +1,264 @@
+"""The settings of training: defaults, units, limits and help.
+
+The defaults are the paper's base model and its training (Vaswani et al. 2017, §3 and §5).
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, get_args
+
+from tfm.config.limits import MAX_COUNT, MAX_MINUTES, MAX_SEED, MAX_THREADS, THREADS_HELP
+from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
+from tfm.config.schema import Settings, setting
+
+Task = Literal["translation", "parsing"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Kernels = Literal["auto", "plain"]
+ModelPart = Literal["encoder", "decoder", "embeddings"]
+
+_SET_NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of a further validation set
+BestMetric = Annotated[str, re.compile(rf"({_SET_NAME}:)?(loss|score)")]
+AlsoValid = Annotated[str, re.compile(rf"{_SET_NAME}=.+")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Settings, section="optimizer"):
+    """Adam, the learning rate schedule (§5.3), averaging of weights and the loss (§5.4)."""
+
+    learning_rate: float | None = setting(
+        None,
+        "Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).",
+        ge=0,
+        le=1000,
+        common=True,
+    )
+    warmup_steps: int = setting(4000, "Number of linear warmup steps.", ge=1, le=MAX_COUNT)
+    lr_schedule: Literal["inverse-sqrt", "linear", "cosine", "constant"] = setting(
+        "inverse-sqrt",
+        "Learning rate after warmup; linear and cosine fall to 0 at max_steps, then fixed.",
+    )
+    algorithm: Literal["adam", "adamw"] = setting(
+        "adam", "Adam (§5.3), or AdamW, which decays weights.", flag="--optimizer"
+    )
+    weight_decay: float | None = setting(
+        None,
+        "AdamW: decay of matrices, as a multiple of the learning rate; 0.01 if unset.",
+        ge=0,
+        le=10,
+    )
+    adam_beta1: float = setting(0.9, "Adam's β1.", ge=0, le=0.9999)
+    adam_beta2: float = setting(0.98, "Adam's β2.", ge=0, le=0.99999)
+    adam_epsilon: float = setting(1e-9, "Adam's ε.", ge=1e-20, le=1)
+    label_smoothing: float = setting(
+        0.1, "Probability spread over all tokens but the correct one.", ge=0, le=0.9
+    )
+    clip_norm: float = setting(
+        0.0,
+        "Clip gradients to this norm; 0 turns clipping off, as in the paper.",
+        ge=0,
+        le=1_000_000,
+    )
+    ema: float | None = setting(
+        None,
+        "Validate and save a moving average of the weights with this decay, such as 0.999.",
+        ge=0,
+        le=0.999999,
+    )
+    freeze: tuple[ModelPart, ...] = setting(
+        (),
+        "With --from: keep a part unchanged; embeddings include the output matrix; repeatable.",
+        metavar="encoder|decoder|embeddings",
+    )
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.weight_decay is not None and self.algorithm == "adam":
+            yield "weight_decay has no effect on adam: leave it out, or use adamw"
+        if set(self.freeze) == set(get_args(ModelPart)):
+            yield "freeze has all parts of the model, so that nothing is trained: leave one out"
+
+    @property
+    def depends_on_max_steps(self) -> bool:
+        """Whether the learning rate falls to 0 at max_steps."""
+        return self.lr_schedule in ("linear", "cosine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchingConfig(Settings, section="batching"):
+    """Batches of sentence pairs of similar length (§5.1)."""
+
+    batch_tokens: int = setting(
+        25_000,
+        "Target tokens per step, summed over all devices and their microbatches.",
+        ge=1,
+        le=MAX_COUNT,
+        common=True,
+    )
+    bucket_tokens: int = setting(
+        3_125,
+        "Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.",
+        ge=1,
+        le=MAX_COUNT,
+    )
+    max_tokens: int | None = setting(
+        None,
+        "Most source or target tokens per microbatch; if unset, 8,192 on CPUs, more on GPUs.",
+        ge=1,
+        le=MAX_COUNT,
+    )
+    num_dropout_shards: int = setting(
+        1,
+        "Draw the dropout masks of a run on N processes, to reproduce it on fewer.",
+        ge=1,
+        le=65_536,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(Settings, section="training"):
+    """When to stop, validate and save; devices and arithmetic."""
+
+    max_steps: int = setting(100_000, "Stop after N steps.", ge=1, le=MAX_COUNT, common=True)
+    max_epochs: int | None = setting(None, "Stop after N epochs.", ge=1, le=MAX_COUNT)
+    max_minutes: float | None = setting(
+        None,
+        "Stop after N minutes of wall time, validation included.",
+        ge=0.01,
+        le=MAX_MINUTES,
+        common=True,
+    )
+    patience: int | None = setting(
+        None,
+        "Stop after N validations in a row without improvement in best_metric.",
+        ge=1,
+        le=MAX_COUNT,
+    )
+    seed: int = setting(
+        1,
+        "Random seed of initial weights, data order and dropout.",
+        ge=0,
+        le=MAX_SEED,
+        common=True,
+    )
+    checkpoint_minutes: float = setting(
+        10.0,
+        "Validate and save a checkpoint every N minutes; replaces checkpoint_steps of a preset.",
+        ge=0.01,
+        le=MAX_MINUTES,
+    )
+    checkpoint_steps: int | None = setting(
+        None, "Validate and save every N steps, instead of every N minutes.", ge=1, le=MAX_COUNT
+    )
+    keep_last: int = setting(20, "Number of newest checkpoints to keep.", ge=1, le=MAX_COUNT)
+    keep_best: int = setting(
+        1, "Number of best checkpoints to keep besides the newest.", ge=0, le=MAX_COUNT
+    )
+    best_metric: BestMetric = setting(
+        "score",
+        "Rank checkpoints by validation loss or score (BLEU, bracket F1), or by NAME:score.",
+        metavar="[NAME:]loss|score",
+    )
+    also_valid: tuple[AlsoValid, ...] = setting(
+        (),
+        "Also validate on another dataset, NAME=DATA, to see what is forgotten; repeatable.",
+        metavar="NAME=DATA",
+    )
+    average_last: int = setting(
+        5,
+        "Average at most N of the newest checkpoints, of the last fifth of the steps.",
+        ge=1,
+        le=MAX_COUNT,
+    )
+    average: bool = setting(
+        True,
+        "Average the newest checkpoints when training ends, as `tfm average` does; not with ema.",
+    )
+    validation_beam: int = setting(
+        1, "Beam size for the validation score; 0 computes no score.", ge=0, le=64
+    )
+    log_steps: int = setting(50, "Write a line to metrics.jsonl every N steps.", ge=1, le=MAX_COUNT)
+    background_saving: bool = setting(
+        False, "Write checkpoints in the background, from a copy in memory."
+    )
+    max_skipped_steps: int = setting(
+        10,
+        "Stop after N skipped steps in a row; a loss or gradient that is not finite skips a step.",
+        ge=1,
+        le=MAX_COUNT,
+    )
+    stall_minutes: float = setting(
+        10.0,
+        "Abort if any process makes no progress for N minutes.",
+        ge=0.01,
+        le=MAX_MINUTES,
+    )
+    shard: bool = setting(
+        False,
+        "Shard weights and optimizer state over processes (FSDP), for models too large for one.",
+    )
+    kernels: Kernels = setting(
+        "auto",
+        "Layers: auto for those that are fast on the device, or torch's own (plain).",
+    )
+    compile: bool = setting(
+        True, "On a GPU with --kernels auto, compile the layers: slow first steps, faster others."
+    )
+    device: DeviceName = setting("auto", "Device to compute on; auto is a GPU if there is one.")
+    precision: Precision = setting(
+        "auto",
+        "Matrix product precision; auto: bf16 if the device has it, fp16 on old GPUs, else fp32.",
+    )
+    threads: int | None = setting(None, THREADS_HELP, ge=1, le=MAX_THREADS)
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.best_metric.endswith("score") and not self.validation_beam:
+            yield (
+                f"best_metric is {self.best_metric}, but validation_beam 0 computes none: "
+                "raise validation_beam, or set best_metric to loss"
+            )
+        names = [each.partition("=")[0] for each in self.also_valid]
+        yield from (
+            f"also_valid has two sets of the name {name}: rename one"
+            for name in sorted({name for name in names if names.count(name) > 1})
+        )
+        set_name, colon, _ = self.best_metric.rpartition(":")
+        if colon and set_name not in names:
+            yield (
+                f"best_metric is {self.best_metric}, but also_valid has no set {set_name}: add "
+                f"--also-valid {set_name}=DATA"
+            )
+        # The default minutes are no mistake: files of runs have a value for every setting.
+        has_minutes = self.checkpoint_minutes != TrainingConfig.checkpoint_minutes
+        if self.checkpoint_steps is not None and has_minutes:
+            yield "checkpoint_minutes and checkpoint_steps exclude each other: give one"
+        if self.average_last > self.keep_last:
+            yield (
+                f"average_last is {self.average_last}, but only keep_last {self.keep_last} "
+                "checkpoints are kept: raise keep_last"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All settings of `tfm train`, one field per section of its TOML file."""
+
+    arch: str = "base"
+    from_model: str | None = None  # folder of the model that training starts from
+    model: ModelConfig = field(default_factory=TransformerConfig)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batching: BatchingConfig = BatchingConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    def problems(self) -> Iterator[str]:
+        """Yield a message for each conflict between settings of different groups."""
+        warmup_steps, max_steps = self.optimizer.warmup_steps, self.training.max_steps
+        if self.optimizer.depends_on_max_steps and warmup_steps > max_steps:
+            yield (
+                f"warmup_steps is {warmup_steps}, but must be at most max_steps {max_steps}, at "
+                f"which lr_schedule {self.optimizer.lr_schedule} ends"
+            )
+
+
+# The groups of settings of a run, with those of both kinds of models.
+RUN_SETTINGS = (TransformerConfig, RecurrentConfig, OptimizerConfig, BatchingConfig, TrainingConfig)
