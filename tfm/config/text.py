@@ -224,6 +224,11 @@ class BinarizeConfig(Settings, section="binarize"):
             "typo": self.typo_copies,
         }
 
+    @property
+    def num_variants(self) -> int:
+        """The number of segmentations by BPE-dropout, besides the plain one."""
+        return self.bpe_variants if self.bpe_dropout else 0
+
     def _conflicts(self) -> Iterator[str]:
         for item in fields(self):
             is_changed = getattr(self, item.name) != item.default

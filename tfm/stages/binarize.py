@@ -102,7 +102,7 @@ def _update_splits(
         "max_length": config.max_length,
         "format": FORMAT,
     }
-    num_variants = config.bpe_variants if config.bpe_dropout else 0
+    num_variants = config.num_variants
     if num_variants:
         inputs |= {"variants": [config.bpe_dropout, num_variants, config.seed]}
     if any(config.copies.values()):
@@ -297,7 +297,7 @@ def _binarize_split(
         copier=Copier(config.copies if is_train else {}, tags=tags, seed=config.seed),
         max_length=config.max_length if is_train else None,
     )
-    num_variants = config.bpe_variants if is_train and config.bpe_dropout else 0
+    num_variants = config.num_variants if is_train else 0
     with contextlib.ExitStack() as stack:
         writers = [
             _TokenWriter(stack, manifest.data_dir / "bin" / f"{split}.{language}", len(model))
