@@ -155,7 +155,7 @@ def test_equal_pairs_of_texts_with_different_tags_are_no_duplicates(recipe, tmp_
     )
     counts = Manifest.load(prepared.data_dir).result("clean")["train"]
     assert counts["dropped"]["duplicate"] == 0
-    # A text of which all pairs are in the one before has none of its own.
+    # All pairs of the last text are duplicates of those of the text before it.
     with pytest.raises(DataError, match=r"3 a\.en \(0 of 150 pairs; dropped 150 duplicate\)"):
         prepare(dataclasses.replace(recipe, train=(first, tagged, again)), tmp_path / "e")
 

@@ -29,7 +29,7 @@ from tfm.model.transformer import Decoder, Encoder, ToLogits, Transformer
 # Up to the last of these, a product takes as long as reading the weight: round up to one of them.
 _SMALL_NUM_ROWS = (1, 4, 8)
 
-# Pad the vocabulary to a multiple of this: that of the blocks in which beam search reads it.
+# Pad the vocabulary to a multiple of the size of the blocks in which beam search reads it.
 _VOCAB_MULTIPLE = 64
 
 # Operations without a public name: a version or build of torch may lack them.

@@ -2,8 +2,8 @@
 
 For each split and language, a folder holds `SPLIT.LANGUAGE.tokens.npy` (the concatenated ids, in
 the smallest integer type that fits the vocabulary) and `SPLIT.LANGUAGE.offsets.npy` (the start of
-each sentence, and the end). With BPE-dropout, the training files go on with the variants: all pairs
-again, in the same order but in other pieces, for each variant. `dataset.json` is written last, with
+each sentence, and the end). With BPE-dropout, the K variants follow in the training files: each
+has all pairs in the same order, segmented into other pieces. `dataset.json` is written last, with
 the format version, counts, fingerprint of the vocabulary and file checksums, which are verified
 when a split is opened.
 """

@@ -102,11 +102,11 @@ class SentenceEncoder:
             prefixes = self._targets(chunk, "prefix")
             _check_same_number(len(sources), len(prefixes), "prefixes")
         indices = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
-        most = None
+        max_sentences = None
         if self._config.max_tokens is None:
-            size = max(self._config.beam_size, self._config.n_best)
-            most = max(1, self._limits.max_hypotheses // size)
-        batched = self._cut(indices, list(map(len, sources)), most)
+            num_hypotheses = max(self._config.beam_size, self._config.n_best)
+            max_sentences = max(1, self._limits.max_hypotheses // num_hypotheses)
+        batched = self._cut(indices, list(map(len, sources)), max_sentences)
         return [_batch(rows, chunk.line_numbers, sources, prefixes) for rows in batched]
 
     def to_score(self, chunk: Chunk) -> list[SentenceBatch]:

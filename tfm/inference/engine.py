@@ -30,7 +30,7 @@ from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 # Elements of a batch's hidden states, and of the logits of a step: enough for fast matrix products,
 # few enough for the memory of a laptop, or for this much memory of a GPU. Larger tensors of logits
-# are slower: the memory of each is new to the process.
+# are slower, because the C library requests new memory from the system for each.
 _BATCH_ELEMENTS = 1 << 22
 _LOGITS_ELEMENTS = 1 << 23
 _GPU_BYTES = 16 << 30
@@ -91,8 +91,8 @@ class Engine:
         """The number of parameters of all models together."""
         return sum(each.numel() for model in self._models for each in model.parameters())
 
-    def adopt(self, notify: Callable[[str], None]) -> None:
-        """Compute in a forked process, with one thread: others do not survive a fork."""
+    def enter_worker(self, notify: Callable[[str], None]) -> None:
+        """Use one thread in a forked worker process, which inherits no other threads."""
         torch.set_num_threads(1)
         self._threads, self._notify = None, notify
 

@@ -268,7 +268,7 @@ def _initialize(engine: Engine | None) -> None:
     _end_with_parent()
     if engine is not None:
         _engine = engine
-        _engine.adopt(_messages.append)
+        _engine.enter_worker(_messages.append)
 
 
 def _end_with_parent() -> None:

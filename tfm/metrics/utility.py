@@ -78,8 +78,8 @@ def _pairwise_bleu(texts: Sequence[str]) -> Matrix:
 def _common_counts(counted: Sequence[Counts]) -> Matrix:
     """Return the numbers [N, N] of n-grams that each two texts have in common.
 
-    If the k-th occurrence of an n-gram in a text is an element of its own, this is a product of
-    matrices of zeros and ones, which is exact.
+    The k-th occurrence of an n-gram in a text is the element (n-gram, k) of a set. The sizes of the
+    intersections of such sets are a product of matrices of zeros and ones.
     """
     columns: dict[Hashable, int] = {}
     rows_of: list[list[int]] = []

@@ -188,7 +188,7 @@ class DecoderCache:
         self.num_hypotheses = rows.size(1)
 
     def _drop_columns(self, bias: Tensor) -> None:
-        """Drop columns that no hypothesis sees, if all sentences have many: copies cost, too."""
+        """Drop columns that no hypothesis sees, if every sentence has enough of them."""
         is_seen = bias.isfinite().any(dim=1)  # [B, C]
         num_kept = int(is_seen.sum(dim=1).max())
         if num_kept > _DROP_THRESHOLD * self.offsets[-1]:
