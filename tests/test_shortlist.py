@@ -27,6 +27,7 @@ from tfm.search.shortlist import search_shortlist
 from tfm.stages.average import average
 from tfm.stages.binarize import binarize
 from tfm.stages.train import train
+from tfm.storage.checkpoint.calibration import Calibration
 
 NUM_WORDS, FIRST = 20, 4  # source pieces 4 to 23 become target pieces 24 to 43
 V = FIRST + 2 * NUM_WORDS
@@ -261,10 +262,13 @@ def test_checkpoints_and_averages_contain_it(dataset, tiny_run, tmp_path):
     folder = average(tmp_path / "run", AverageConfig()).model_dir
     assert (folder / FILE).read_bytes() == (dataset / FILE).read_bytes()
     translator = Translator.load(folder, device="cpu", precision="fp32")
+    translator._calibration = Calibration.fit([-1.0, -2.0] * 10, [0.9, 0.1] * 10)
     [[found]] = translator.search(["seven cars"], beam=1, shortlist=True)
     assert found.vocabulary == "shortlist"
+    assert found.confidence is None  # it is calibrated for probabilities of the whole vocabulary
     [[found]] = translator.search(["seven cars"], beam=1)
     assert found.vocabulary is None
+    assert found.confidence is not None
 
 
 def test_a_model_without_shortlist_says_how_to_get_one(trained_run, dataset, tmp_path, run):

@@ -30,8 +30,8 @@ class Translation:
         score: Length-normalized log probability, which ranks translations.
         log_prob: Log probability in nats.
         proven: Whether exact search proved that no text scores better; None for other searches.
-        confidence: Expected chrF, from 0 to 1, of a calibrated model; otherwise, and for samples
-            and ensembles, None.
+        confidence: Expected chrF, from 0 to 1, of a calibrated model; otherwise, and for samples,
+            ensembles and shortlists, None.
         utility: Mean chrF or BLEU to all candidates, if it was chosen by that (`mbr`).
         alignment: Links of source and target words, counted from 0, if they were requested.
         vocabulary: "shortlist" if probabilities are normalized over the pieces of a shortlist; None
@@ -93,8 +93,8 @@ def translate_lines(
 ) -> Iterator[tuple[Chunk, list[list[Translation]]]]:
     """Translate chunks of lines.
 
-    The calibration is that of the only model, for the confidence in translations; samples have
-    none.
+    The calibration is that of the only model, for the confidence in translations. Samples have
+    none, nor do searches with a shortlist, whose probabilities are those of fewer pieces.
 
     Yields:
         Each chunk, in order, and for each of its lines the `n_best` translations, best first, or
@@ -103,7 +103,7 @@ def translate_lines(
     encoder = SentenceEncoder(vocabulary, engine.limits, config)
     batched = ((chunk, encoder.to_search(chunk)) for chunk in chunks)
     search = partial(engine.search, config=config)
-    if config.search == "sample":
+    if config.search == "sample" or config.shortlist:
         calibration = None
     for chunk, batches, outputs in _compute(search, batched, engine.limits):
         found = decode(chunk, batches, outputs, vocabulary, calibration)
