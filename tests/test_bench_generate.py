@@ -16,7 +16,7 @@ from tfm.errors import DataError, UsageError
 from tfm.inference import engine as inference
 from tfm.stages.bench import generate as stage
 from tfm.stages.bench.generate import Milliseconds, Plan, bench_generate
-from tfm.stages.generate import Generation, Source, plan_generation
+from tfm.stages.generate_plan import Generation, Source, plan_generation
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 

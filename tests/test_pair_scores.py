@@ -7,7 +7,8 @@ import pytest
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
-from tfm.stages.generate import plan_generation, score_targets
+from tfm.stages.generate import score_targets
+from tfm.stages.generate_plan import plan_generation
 from tfm.stages.pair_scores import PairScorer
 from tfm.stages.prepare import prepare, requested_recipe
 

@@ -115,7 +115,7 @@ def generate(
     """
     from tfm.cli.bench_output import print_generate_bench
     from tfm.stages.bench.generate import Plan, bench_generate
-    from tfm.stages.generate import plan_generation
+    from tfm.stages.generate_plan import plan_generation
 
     if input_ is None and split is None:
         split = "test"  # not standard input, which cannot be read twice

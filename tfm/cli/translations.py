@@ -116,13 +116,9 @@ def generate(
         print_translations,
         redirect_output,
     )
-    from tfm.stages.generate import (
-        check_constraints,
-        output_settings,
-        plan_generation,
-        score_targets,
-    )
     from tfm.stages.generate import generate as run_stage
+    from tfm.stages.generate import score_targets
+    from tfm.stages.generate_plan import check_constraints, output_settings, plan_generation
 
     if output == STANDARD_STREAM:
         output = None

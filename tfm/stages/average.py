@@ -11,7 +11,7 @@ from tfm.data.text import read_pairs
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.inference.calibration import calibrate
 from tfm.inference.engine import load_engine, load_vocabulary
-from tfm.stages.generate import split_paths
+from tfm.stages.generate_plan import split_paths
 from tfm.storage.checkpoint.calibration import MIN_LINES, Calibration
 from tfm.storage.checkpoint.model_folder import (
     CONFIG,

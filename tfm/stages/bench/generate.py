@@ -18,7 +18,7 @@ from tfm.inference.lines import decode
 from tfm.inference.reader import LineReader
 from tfm.reporting import Progress, say
 from tfm.stages.bench import measurement
-from tfm.stages.generate import Generation
+from tfm.stages.generate_plan import Generation
 from tfm.storage.checkpoint.model_folder import load_info
 
 

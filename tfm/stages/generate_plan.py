@@ -1,0 +1,259 @@
+"""What tfm generate reads, with which models, and where it writes; checked before it starts."""
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tfm import __version__
+from tfm.config import InferenceConfig, SearchConfig, settings_to
+from tfm.data.manifest import SPLITS, Manifest
+from tfm.errors import DataError, UsageError
+from tfm.inference.reader import count_lines
+from tfm.search.constraints import read_phrases
+from tfm.storage.checkpoint.calibration import Calibration
+from tfm.storage.checkpoint.model_folder import CONFIG, ModelInfo, load_info
+from tfm.storage.checkpoint.run_folder import find_model, newest_run
+from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of
+from tfm.storage.partial_output import PartialOutput
+from tfm.storage.paths import existing_file
+
+STANDARD_INPUT = Path("-")
+_DIGITS = 16  # of a checksum that is shown
+
+# The paths of the files that belong to a folder, by a file that shows the kind of the folder.
+_OWN_FILES = {
+    "manifest.json": (
+        "dataset",
+        (
+            r"manifest\.json|dropped\.txt|shortlist\.safetensors|bpe\..+|(bin|raw|downloads)/.+"
+            rf"|({'|'.join(SPLITS)})\.[^.]+"
+        ),
+    ),
+    CONFIG: ("model", r"config\.json|.+\.safetensors|model\.bin|bpe\..+"),
+    "config.toml": ("run", r"config\.toml|data\.json|metrics\.jsonl|report\.html"),
+}
+
+Split = Literal["test", "valid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Text to translate."""
+
+    path: Path | None  # None for standard input
+    split: Split | None = None  # of the model's dataset; None for other text
+    reference: Path | None = None  # None if unknown
+
+    def __str__(self) -> str:
+        return "standard input" if self.path is None else str(self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """Checked models and text; fields of ModelInfo are those of the first model."""
+
+    models: Sequence[Path]
+    source: Source
+    prefixes: Path | None  # file with the beginning of each translation
+    targets: Path | None  # file with the translations to score
+    data_dir: str
+    search: Mapping[str, Any]  # settings of SearchConfig
+    task: str = "translation"  # or "parsing"
+    calibration: Calibration | None = None  # of the only model
+    aligners: Sequence[Path] = ()  # the model to align words with, and one for the reverse
+
+
+def plan_generation(
+    models: Sequence[Path],
+    *,
+    input_path: Path | None,
+    split: Split | None,
+    runs_dir: Path,
+    prefixes: Path | None = None,
+    targets: Path | None = None,
+    align: bool = False,
+    align_reverse: Path | None = None,
+    output: Path | None = None,
+) -> Generation:
+    """Check models and text, with the newest run and standard input or test set as defaults.
+
+    Args:
+        models: Model or run folders; the newest run in `runs_dir` if empty.
+        input_path: Text to translate; "-" is standard input, even a terminal.
+        split: A split of the model's dataset to translate instead.
+        runs_dir: The folder of all runs.
+        prefixes: File with the beginning of each translation.
+        targets: File with a translation per line to score instead of searching.
+        align: Whether to align the words of each line and its translations.
+        align_reverse: Model or run folder for the opposite direction, to align with both.
+        output: File to write; None for standard output.
+
+    Raises:
+        UsageError: Both text and split are given, or both prefixes and targets; standard input
+            would be read, but is closed; there are no words to align, or the reverse model has
+            other languages; or the output would overwrite a file that is read, or one of a dataset,
+            model or run.
+        CheckpointError: There is no such model.
+        DataError: A file does not exist, or differs from the text in its number of lines; or the
+            dataset of the model now has other languages.
+    """
+    if input_path is not None and split is not None:
+        raise UsageError("--input and --split exclude each other: give one")
+    if prefixes is not None and targets is not None:
+        raise UsageError("--prefix has no effect on --score-target: leave one out")
+    if sys.stdin is None and split is None and input_path in (None, STANDARD_INPUT):
+        raise UsageError(
+            "standard input is closed: give text with --input FILE, or translate the test set "
+            "with --split test"
+        )
+    folders = [find_model(path) for path in models or [newest_run(runs_dir)]]
+    info = load_info(folders[0])
+    if input_path is not None:
+        source = Source(path=None if input_path == STANDARD_INPUT else input_path)
+    elif split is None and _standard_input_has_text():
+        source = Source(path=None)
+    else:
+        split = split or "test"
+        path, reference = split_paths(info, split, folders[0])
+        source = Source(path=path, split=split, reference=reference)
+    paired = prefixes or targets
+    for given in (source.path, paired):
+        if given is not None and not given.exists():
+            raise DataError(f"{given} does not exist: check its name")
+    if paired is not None:
+        _check_alignment(source, paired)
+    plan = Generation(
+        models=folders,
+        source=source,
+        prefixes=prefixes,
+        targets=targets,
+        aligners=_aligners(folders[0], info, align_reverse) if align else [],
+        data_dir=info.data_dir,
+        search=info.search,
+        task=info.task,
+        calibration=info.calibration if len(folders) == 1 else None,
+    )
+    if output is not None:
+        _check_output(plan, output)
+    return plan
+
+
+def check_constraints(plan: Generation, config: SearchConfig) -> None:
+    """Check the constraints on translations before anything is loaded.
+
+    Raises:
+        UsageError: The file of banned text does not exist, or the model is a parser.
+        DataError: The file of banned text is not usable.
+    """
+    if plan.task == "parsing" and (config.ban is not None or config.no_repeat_ngram is not None):
+        raise UsageError(
+            f"{plan.models[0]} is a parser, whose trees have the words of their sentences: leave "
+            "ban and no_repeat_ngram out"
+        )
+    if config.ban is not None:
+        read_phrases(existing_file(Path(config.ban)))
+
+
+def output_settings(
+    plan: Generation, config: SearchConfig, inference: InferenceConfig, *, form: str
+) -> dict[str, Any]:
+    """Return what decides the output besides the text, so that only the same output is continued.
+
+    `form` is that of the output lines. The number of threads and processes has no effect.
+    """
+    arithmetic = settings_to(inference)
+    arithmetic.pop("threads", None)
+    models, aligners = (
+        " ".join(sha256_of(folder / CONFIG)[:_DIGITS] for folder in folders)
+        for folders in (plan.models, plan.aligners)
+    )
+    return {
+        "version": __version__,
+        "models": models,  # config.json has the checksums of the other files
+        "aligners": aligners,
+        "form": form,
+        "prefixes": plan.prefixes is not None,
+        **settings_to(config),
+        **({} if config.ban is None else {"ban": sha256_of(Path(config.ban))[:_DIGITS]}),
+        **arithmetic,
+    }
+
+
+def _standard_input_has_text() -> bool:
+    mode = os.fstat(sys.stdin.fileno()).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def split_paths(info: ModelInfo, split: Split, model: Path) -> tuple[Path, Path]:
+    """Return the text and the references of a split of a model's dataset.
+
+    Raises:
+        DataError: The dataset is gone, or is now another one.
+    """
+    data_dir = Path(info.data_dir)
+    if not data_dir.is_dir():
+        raise DataError(
+            f"{data_dir}, the dataset of {model}, does not exist: give text with --input or a pipe"
+        )
+    manifest = Manifest.load(data_dir)
+    if (manifest.task, manifest.source, manifest.target) != (info.task, info.source, info.target):
+        raise DataError(
+            f"{data_dir}, the dataset of {model}, is now for {manifest.task} from "
+            f"{manifest.source} to {manifest.target}, but the model is for {info.task} from "
+            f"{info.source} to {info.target}: give text with --input or a pipe"
+        )
+    path = manifest.text_path(split, manifest.source)
+    if not path.is_file():
+        raise DataError(f"{data_dir} has no {split} split: give text with --input or a pipe")
+    return path, manifest.reference_path(split)
+
+
+def _aligners(model: Path, info: ModelInfo, reverse: Path | None) -> list[Path]:
+    """Return the model to align with, and the reverse model if there is one, after checks."""
+    if info.task == "parsing":
+        raise UsageError(
+            f"{model} is a parser, and a tree has no words to align: leave out --align"
+        )
+    if reverse is None:
+        return [model]
+    folder = find_model(reverse)
+    other = load_info(folder)
+    if (other.task, other.source, other.target) != ("translation", info.target, info.source):
+        raise UsageError(
+            f"{folder} is for {other.task} from {other.source} to {other.target}, but "
+            f"--align-reverse needs a model from {info.target} to {info.source}"
+        )
+    return [model, folder]
+
+
+def _check_output(plan: Generation, output: Path) -> None:
+    """Raise UsageError if the output is a file that is read, or one of a dataset, model or run."""
+    source = plan.source
+    partial = PartialOutput(output, {}).path
+    for path in (source.path or STDIN_FILE, source.reference, plan.prefixes, plan.targets):
+        if path is not None and (is_same_file(output, path) or is_same_file(partial, path)):
+            raise UsageError(
+                f"{output} would be both read and overwritten: choose another name with --output"
+            )
+    real_path = Path(os.path.realpath(output))
+    for folder in real_path.parents[:2]:
+        name = real_path.relative_to(folder).as_posix()
+        for marker, (kind, own_names) in _OWN_FILES.items():
+            if re.fullmatch(own_names, name) and (folder / marker).is_file():
+                raise UsageError(f"{output} belongs to a {kind}: choose another name with --output")
+
+
+def _check_alignment(source: Source, paired_path: Path) -> None:
+    """Raise DataError if two regular files differ in their numbers of lines."""
+    if source.path is not None and source.path.is_file() and paired_path.is_file():
+        num_lines, num_paired = count_lines(source.path), count_lines(paired_path)
+        if num_lines != num_paired:
+            raise DataError(
+                f"{source} has {num_lines:,} lines, but {paired_path} has {num_paired:,}: "
+                "line N of one must belong to line N of the other"
+            )
