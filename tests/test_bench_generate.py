@@ -141,7 +141,13 @@ def test_a_text_without_words_is_refused(bench, tmp_path):
 
 def test_standard_input_is_refused():
     generation = Generation(
-        models=[], source=Source(path=None), prefixes=None, targets=None, data_dir="", search={}
+        models=[],
+        source=Source(path=None),
+        prefixes=None,
+        targets=None,
+        data_dir="",
+        languages=("en", "de"),
+        search={},
     )
     with pytest.raises(UsageError, match="give the text with --input"):
         bench_generate(generation, SearchConfig(), PLAN, CPU)

@@ -16,7 +16,7 @@ from tfm.cli import main as cli
 from tfm.inference import engine
 from tfm.storage.checkpoint.run_folder import checkpoints
 
-LINES = ["seven", "", "on Monday", "today is the third of May", "8", "eight cars", "I am", "nine"]
+LINES = ["seven", "", "on Monday. I am", "today is the third of May", "8", "eight", "I am", "nine"]
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
 
 
@@ -47,7 +47,14 @@ def command(folder, monkeypatch, capfd):
 
 @pytest.mark.parametrize(
     "arguments",
-    ["", "--json", "--n-best 3", "--search sample --n-best 2 --seed 5 --json", "--prefix prefixes"],
+    [
+        "",
+        "--json",
+        "--n-best 3",
+        "--search sample --n-best 2 --seed 5 --json",
+        "--prefix prefixes",
+        "--document --search sample --seed 5",
+    ],
 )
 def test_a_stopped_output_is_continued_and_becomes_the_same_file(folder, command, arguments):
     assert command(f"{arguments} --output whole")[0] == 0

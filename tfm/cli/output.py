@@ -157,6 +157,12 @@ def print_translations(
             print(text + _column(each.alignment), flush=True)  # noqa: T201
 
 
+def print_document(lines: Iterable[str]) -> None:
+    """Print the lines of a document, which have their line ends, as soon as they are found."""
+    for line in lines:
+        print(line, end="", flush=True)  # noqa: T201
+
+
 def _column(alignment: "Alignment | None") -> str:
     """Return a last column with a word alignment in Pharaoh's format; nothing without one."""
     if alignment is None:

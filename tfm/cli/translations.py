@@ -31,6 +31,7 @@ from tfm.storage.paths import (
 
 if TYPE_CHECKING:
     from tfm.metrics.metric import MetricName
+    from tfm.stages.generate_plan import Generation
 
 
 @app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=Command)
@@ -46,7 +47,7 @@ def generate(
         None,
         "--input",
         callback=existing_file_or_stream,
-        help="File to translate, one sentence per line; - is standard input.",
+        help="File to translate; - is standard input.",
     ),
     output: Path | None = typer.Option(
         None,
@@ -95,6 +96,11 @@ def generate(
         metavar="MODEL",
         help="With --align: a model of the reverse direction, to combine both alignments.",
     ),
+    document: bool = typer.Option(
+        False,
+        "--document",
+        help="Split paragraphs into sentences; keep white space.",
+    ),
     json: bool = typer.Option(False, "--json", help="Print one JSON object per line, with scores."),
     *,
     overrides: Overrides,
@@ -112,23 +118,25 @@ def generate(
     """
     from tfm.cli.output import (
         continued_output,
+        print_document,
         print_scored_targets,
         print_translations,
         redirect_output,
     )
-    from tfm.stages.generate import generate as run_stage
-    from tfm.stages.generate import score_targets
-    from tfm.stages.generate_plan import check_constraints, output_settings, plan_generation
+    from tfm.stages import generate as stage
+    from tfm.stages.generate_plan import (
+        check_constraints,
+        check_document,
+        output_settings,
+        plan_generation,
+    )
 
     if output == STANDARD_STREAM:
         output = None
     _check_per_token(per_token, is_forced=score_target is not None, json=json, align=align)
     if align_reverse is not None and not align:
         raise UsageError("--align-reverse has no effect without --align")
-    inference = settings_from(InferenceConfig, overrides.get("inference", {}))
-    layout = Layout.from_flags(gpus=gpus, processes=processes, device=inference.device)
-    inference = replace(inference, device=layout.device or inference.device)
-    num_processes = None if gpus is None and processes is None else layout.num_local_processes()
+    inference, num_processes = _where_to_compute(gpus, processes, overrides)
     plan = plan_generation(
         models or [],
         input_path=input_,
@@ -144,36 +152,58 @@ def generate(
     config = merged(plan.search, overrides.get("search", {}))
     if align and config.tag is not None:
         raise UsageError("--align aligns lines as they are, and not with --tag: give one")
+    if document:
+        check_document(plan, config, as_json=json)
     check_constraints(plan, config)
-    names, text = ", ".join(map(str, plan.models)), str(plan.source)
-    ending = "s" if len(plan.models) == 1 else ""  # of the verb
-    if split is None and plan.source.split is not None:
-        names = f"no input was given (--input or a pipe), so {names}"
-        text = f"the test set {text}"
+    _say_plan(plan, is_default_text=split is None and plan.source.split is not None)
     if score_target is not None:
-        say(f"generate: {names} score{ending} {score_target} as translation of {text}")
-        scored = score_targets(plan, config, inference=inference, num_processes=num_processes)
+        scored = stage.score_targets(plan, config, inference=inference, num_processes=num_processes)
         with redirect_output(output):
             print_scored_targets(scored, as_json=json, per_token=per_token)
         return
-    say(f"generate: {names} translate{ending} {text}")
     form = "json" if json else "text" if config.num_outputs == 1 else "numbered text"
-    fingerprint = output_settings(plan, config, inference, form=form)
+    fingerprint = output_settings(plan, config, inference, form="document" if document else form)
     with continued_output(output, fingerprint) as partial:
-        translations = run_stage(
-            plan,
-            config,
-            inference=inference,
-            runs_dir=RUNS_ROOT,
-            num_processes=num_processes,
-            output=partial,
-        )
-        first_line = 1 if partial is None else partial.num_lines + 1
-        print_translations(
-            translations, as_json=json, number=config.num_outputs > 1, first_line=first_line
-        )
+        where: dict[str, Any] = {
+            "inference": inference,
+            "runs_dir": RUNS_ROOT,
+            "num_processes": num_processes,
+            "output": partial,
+        }
+        if document:
+            print_document(stage.translate_document(plan, config, **where))
+        else:
+            print_translations(
+                stage.generate(plan, config, **where),
+                as_json=json,
+                number=config.num_outputs > 1,
+                first_line=1 if partial is None else partial.num_lines + 1,
+            )
     if output is not None and plan.source.reference is not None and config.num_outputs == 1:
         say(f"next: {tfm_command('score', '--hypotheses', output)}")
+
+
+def _where_to_compute(
+    gpus: str | None, processes: int | None, overrides: Overrides
+) -> tuple[InferenceConfig, int | None]:
+    """Return device and arithmetic, and the number of processes, None to choose it."""
+    inference = settings_from(InferenceConfig, overrides.get("inference", {}))
+    layout = Layout.from_flags(gpus=gpus, processes=processes, device=inference.device)
+    inference = replace(inference, device=layout.device or inference.device)
+    return inference, None if gpus is None and processes is None else layout.num_local_processes()
+
+
+def _say_plan(plan: "Generation", *, is_default_text: bool) -> None:
+    """Print which models translate which text, or score which translations of it."""
+    names, text = ", ".join(map(str, plan.models)), str(plan.source)
+    ending = "s" if len(plan.models) == 1 else ""  # of the verb
+    if is_default_text:
+        names = f"no input was given (--input or a pipe), so {names}"
+        text = f"the test set {text}"
+    if plan.targets is not None:
+        say(f"generate: {names} score{ending} {plan.targets} as translation of {text}")
+    else:
+        say(f"generate: {names} translate{ending} {text}")
 
 
 def _check_per_token(per_token: bool, *, is_forced: bool, json: bool, align: bool) -> None:

@@ -136,11 +136,14 @@ def in_chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:
         yield chunk
 
 
-def decode_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
-    """Decode the lines of a plain text as they arrive, with the line ends of `read_lines`.
+def decode_lines(
+    readline: Callable[[int], bytes], name: str, *, keep_ends: bool = False
+) -> Iterator[str]:
+    """Decode the lines of a plain text as they arrive; lines end as in `read_lines`.
 
     A byte order mark is text, unlike in `read_lines`. `readline` reads the next line, or at most
-    the given number of bytes. Error messages call the text by `name`.
+    the given number of bytes. Error messages call the text by `name`. Line ends are removed unless
+    `keep_ends`.
 
     Raises:
         DataError: A line is too long, or not UTF-8.
@@ -150,7 +153,7 @@ def decode_lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
         number += 1
         if len(line) == _MAX_LINE_BYTES:
             raise _too_long(name, number)
-        yield _decode(line.rstrip(b"\r\n"), name, number)
+        yield _decode(line if keep_ends else line.rstrip(b"\r\n"), name, number)
 
 
 def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:

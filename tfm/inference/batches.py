@@ -2,8 +2,8 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self, TypeVar
 
 from tfm.config import SearchConfig, tag_problem
 from tfm.data.subword import Vocabulary
@@ -11,6 +11,7 @@ from tfm.errors import DataError, UsageError
 from tfm.reporting import say
 
 Output = TypeVar("Output")
+ChunkT = TypeVar("ChunkT", bound="Chunk")
 
 # Lines that are sorted by length together: enough to fill batches, few enough for a quick answer.
 CHUNK_LINES = 1_000
@@ -36,15 +37,20 @@ class BatchLimits:
 class Chunk:
     """Lines that are sorted by length together."""
 
+    unit: ClassVar[str] = "line"  # what is numbered, for messages
+
     line_numbers: Sequence[int]  # in the text, for messages and the random seeds of sampling
     lines: Sequence[str]  # plain text, one sentence per line
     # The forced prefix or the target of each line; None without either.
     paired_lines: Sequence[str] | None = None
 
-    def __getitem__(self, rows: slice) -> "Chunk":
+    def __getitem__(self, rows: slice) -> Self:
         paired_lines = None if self.paired_lines is None else self.paired_lines[rows]
-        return Chunk(
-            line_numbers=self.line_numbers[rows], lines=self.lines[rows], paired_lines=paired_lines
+        return replace(
+            self,
+            line_numbers=self.line_numbers[rows],
+            lines=self.lines[rows],
+            paired_lines=paired_lines,
         )
 
     @property
@@ -131,16 +137,15 @@ class SentenceEncoder:
         sources = self._vocabulary.source.encode(lines)
         limit = self._config.max_source_length
         for number, line, ids in zip(chunk.line_numbers, lines, sources, strict=True):
-            self._warn_of_unknown(number, line, ids)
+            name = f"{chunk.unit} {number:,}"
+            self._warn_of_unknown(name, line, ids)
             if len(ids) > limit:
                 say(
-                    f"warning: line {number:,} ({_quoted(line)}) has {len(ids):,} tokens: "
+                    f"warning: {name} ({_quoted(line)}) has {len(ids):,} tokens: "
                     f"truncated to {limit:,}; to use all of it, set a larger max_source_length"
                 )
                 del ids[limit:]
-            self._check_positions(
-                ids, f"line {number:,}", "shorten it, or set max_source_length to truncate it"
-            )
+            self._check_positions(ids, name, "shorten it, or set max_source_length to truncate it")
         return sources
 
     def _check_untagged(self, line_numbers: Sequence[int], lines: Sequence[str]) -> None:
@@ -150,7 +155,7 @@ class SentenceEncoder:
             if tag_problem(word) is None and self._vocabulary.source.has_tag(word):
                 raise DataError(f"line {number:,} begins with the tag {word}: leave --tag out")
 
-    def _warn_of_unknown(self, number: int, line: str, ids: Sequence[int]) -> None:
+    def _warn_of_unknown(self, name: str, line: str, ids: Sequence[int]) -> None:
         """Warn once of a line in a script that the models have not been trained on."""
         if self._has_warned_of_unknown:
             return
@@ -158,8 +163,8 @@ class SentenceEncoder:
         if 2 * self._vocabulary.source.num_known_letters(ids) < num_letters:
             self._has_warned_of_unknown = True
             say(
-                f"warning: most letters of line {number:,} ({_quoted(line)}) are not in the "
-                "model's vocabulary: do not rely on its output; further such lines are not reported"
+                f"warning: most letters of {name} ({_quoted(line)}) are not in the "
+                "model's vocabulary: do not rely on its output; further such text is not reported"
             )
 
     def _targets(self, chunk: Chunk, name: str) -> list[list[int]]:

@@ -10,6 +10,7 @@ from tfm.data.subword import EOS, SubwordModel, Vocabulary
 from tfm.inference.batches import (
     BatchLimits,
     Chunk,
+    ChunkT,
     Output,
     SentenceBatch,
     SentenceEncoder,
@@ -86,11 +87,11 @@ class LineEngine(Protocol):
 def translate_lines(
     engine: LineEngine,
     vocabulary: Vocabulary,
-    chunks: Iterable[Chunk],
+    chunks: Iterable[ChunkT],
     config: SearchConfig,
     *,
     calibration: Calibration | None = None,
-) -> Iterator[tuple[Chunk, list[list[Translation]]]]:
+) -> Iterator[tuple[ChunkT, list[list[Translation]]]]:
     """Translate chunks of lines.
 
     The calibration is that of the only model, for the confidence in translations. Samples have
@@ -150,9 +151,9 @@ def decode(
 
 def _compute(
     compute: Callable[[SentenceBatch], list[Output]],
-    batched: Iterable[tuple[Chunk, list[SentenceBatch]]],
+    batched: Iterable[tuple[ChunkT, list[SentenceBatch]]],
     limits: BatchLimits,
-) -> Iterator[tuple[Chunk, list[SentenceBatch], list[list[Output]]]]:
+) -> Iterator[tuple[ChunkT, list[SentenceBatch], list[list[Output]]]]:
     """Yield each chunk, in order, with its batches and their outputs."""
     if limits.num_workers > 1:
         yield from compute_ahead(compute, batched, num_workers=limits.num_workers)

@@ -28,15 +28,22 @@ class LineReader:
         path: The text; None for standard input.
         paired_path: The second file, or None.
         chunk_lines: Maximum number of lines per chunk.
+        keep_ends: Whether lines keep their line ends.
     """
 
     def __init__(
-        self, path: Path | None, paired_path: Path | None, *, chunk_lines: int = CHUNK_LINES
+        self,
+        path: Path | None,
+        paired_path: Path | None,
+        *,
+        chunk_lines: int = CHUNK_LINES,
+        keep_ends: bool = False,
     ) -> None:
         self._paths = [path] if paired_path is None else [path, paired_path]
         self._names = [str(each or "standard input") for each in self._paths]
         self._columns: list[_ArrivingLines] = []
         self.chunk_lines = chunk_lines
+        self._keep_ends = keep_ends
         self._opened = ExitStack()
 
     def __enter__(self) -> "LineReader":
@@ -62,7 +69,7 @@ class LineReader:
             DataError: A line is not UTF-8 or too long, or the files differ in number of lines.
         """
         texts, *paired_texts = (
-            _without_mark(decode_lines(column.readline, name))
+            _without_mark(decode_lines(column.readline, name, keep_ends=self._keep_ends))
             for column, name in zip(self._columns, self._names, strict=True)
         )
         first_line = 1

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import TfmError
-from tfm.inference.batches import BatchLimits, Chunk, Output, SentenceBatch
+from tfm.inference.batches import BatchLimits, ChunkT, Output, SentenceBatch
 from tfm.inference.engine import Engine, load_engine
 from tfm.reporting import say
 from tfm.search.forced import ForcedOutput
@@ -131,10 +131,10 @@ class Workers:
 
 def compute_ahead(
     compute: Callable[[SentenceBatch], list[Output]],
-    batched: Iterable[tuple[Chunk, list[SentenceBatch]]],
+    batched: Iterable[tuple[ChunkT, list[SentenceBatch]]],
     *,
     num_workers: int,
-) -> Iterator[tuple[Chunk, list[SentenceBatch], list[list[Output]]]]:
+) -> Iterator[tuple[ChunkT, list[SentenceBatch], list[list[Output]]]]:
     """Compute the batches of chunks, `num_workers` at a time, while a thread reads ahead.
 
     An error in reading is raised after the outputs of the chunks before it.
@@ -143,7 +143,7 @@ def compute_ahead(
         Each chunk, in order, with its batches and their outputs.
     """
     underway: queue.Queue[
-        tuple[Chunk, list[SentenceBatch], list[Future[list[Output]]]] | BaseException | None
+        tuple[ChunkT, list[SentenceBatch], list[Future[list[Output]]]] | BaseException | None
     ]
     underway = queue.Queue(maxsize=_NUM_AHEAD * num_workers)
     waiting = threading.Semaphore(_NUM_AHEAD * num_workers)

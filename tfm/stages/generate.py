@@ -15,7 +15,8 @@ from tfm.data.subword import Vocabulary
 from tfm.data.trees.brackets import bracketed
 from tfm.data.trees.symbols import Repairs, restore
 from tfm.errors import UsageError
-from tfm.inference.batches import Chunk
+from tfm.inference.batches import ChunkT
+from tfm.inference.documents import paragraphs_of
 from tfm.inference.engine import Engine, load_engine, load_vocabulary
 from tfm.inference.lines import LineEngine, ScoredTarget, Translation, score_lines, translate_lines
 from tfm.inference.reader import LineReader, count_lines
@@ -30,6 +31,8 @@ from tfm.training.loss import perplexity
 
 if TYPE_CHECKING:
     from tfm.inference.alignment import Aligner
+
+_SENTENCE_BYTES = 100  # of a document, about
 
 Aligned = TypeVar("Aligned", Translation, ScoredTarget)
 
@@ -86,26 +89,64 @@ def generate(
                 output.commit(*chunk.columns)
             bar.update(len(chunk.lines))
     since = f", from line {num_done + 1:,}" if num_done else ""
+    _say_proofs(proofs, config, since)
+    if plan.task == "parsing":
+        kinds = [f"{n:,} {kind.replace('_', ' ')}" for kind, n in vars(repairs).items() if n]
+        say(f"generate: repairs to the trees{since}: {', '.join(kinds) or 'none'}")
+
+
+def translate_document(
+    plan: Generation,
+    config: SearchConfig,
+    *,
+    inference: InferenceConfig,
+    runs_dir: Path,
+    num_processes: int | None = None,
+    output: PartialOutput | None = None,
+) -> Iterator[str]:
+    """Translate the sentences of a document; arguments and errors as those of `generate`.
+
+    Yields:
+        Each line of the document, in order, with its sentences translated and its white space,
+        line end included.
+    """
+    _record_generation(plan, runs_dir)
+    source, target = plan.languages
+    proofs: Counter[bool | None] = Counter()
+    num_done = 0 if output is None else output.num_lines
+    opened = _open(plan, None, inference, num_processes, num_done=num_done, is_document=True)
+    with opened as (engine, vocabulary, reader, bar):
+        chunks = paragraphs_of(reader, source, max_sentences=engine.limits.chunk_lines)
+        chunks = chunks if output is None else _remaining(chunks, output)
+        for chunk, outputs in translate_lines(engine, vocabulary, chunks, config):
+            proofs.update(best.proven for best, *_ in outputs)
+            texts = [best.text for best, *_ in outputs]
+            yield from chunk.join(texts, source=source, target=target)
+            if output is not None:  # the caller has written them
+                output.commit(*chunk.columns)
+            bar.update(len(chunk.paragraphs))
+    _say_proofs(proofs, config, f", from line {num_done + 1:,}" if num_done else "")
+
+
+def _say_proofs(proofs: Counter[bool | None], config: SearchConfig, since: str) -> None:
+    """Print how many translations exact search has proven optimal."""
     if config.search == "exact":
         say(
             f"generate: {proofs[True]:,} of {proofs[True] + proofs[False]:,} translations are "
             f"proven optimal; {proofs[False]:,} are not, within --node-limit "
             f"{config.node_limit:,}{since}"
         )
-    if plan.task == "parsing":
-        kinds = [f"{n:,} {kind.replace('_', ' ')}" for kind, n in vars(repairs).items() if n]
-        say(f"generate: repairs to the trees{since}: {', '.join(kinds) or 'none'}")
 
 
-def _remaining(chunks: Iterable[Chunk], output: PartialOutput) -> Iterator[Chunk]:
+def _remaining(chunks: Iterable[ChunkT], output: PartialOutput) -> Iterator[ChunkT]:
     """Yield the lines whose translations are not in the output, after verifying the others."""
     num_left = output.num_lines
     for chunk in chunks:
         if num_left:
             done, chunk = chunk[:num_left], chunk[num_left:]
             output.verify(*done.columns)
-            num_left -= len(done.lines)
-        if chunk.lines:
+            num_left -= len(done.columns[0])
+        if chunk.columns[0]:
             yield chunk
     if num_left:
         raise output.mismatch("is shorter")
@@ -169,14 +210,17 @@ def _open(
     num_processes: int | None,
     *,
     num_done: int = 0,
+    is_document: bool = False,
 ) -> Iterator[tuple[LineEngine, Vocabulary, LineReader, Progress]]:
     """Open the files of a plan and load its models, in this process or in worker processes."""
     path = plan.source.path
-    total = count_lines(path) if path is not None and path.is_file() else None
+    total = num_sentences = count_lines(path) if path is not None and path.is_file() else None
+    if is_document and path is not None and total is not None:
+        num_sentences = path.stat().st_size // _SENTENCE_BYTES
     vocabulary = load_vocabulary(plan.models[0], load_info(plan.models[0]))
     with ExitStack() as stack:
-        reader = stack.enter_context(LineReader(path, paired_path))
-        engine = _start_engine(plan.models, inference, num_processes, reader, total)
+        reader = stack.enter_context(LineReader(path, paired_path, keep_ends=is_document))
+        engine = _start_engine(plan.models, inference, num_processes, reader, num_sentences)
         if isinstance(engine, Workers):
             stack.enter_context(engine)
         reader.chunk_lines = engine.limits.chunk_lines

@@ -62,6 +62,7 @@ class Generation:
     prefixes: Path | None  # file with the beginning of each translation
     targets: Path | None  # file with the translations to score
     data_dir: str
+    languages: tuple[str, str]  # source and target
     search: Mapping[str, Any]  # settings of SearchConfig
     task: str = "translation"  # or "parsing"
     calibration: Calibration | None = None  # of the only model
@@ -134,6 +135,7 @@ def plan_generation(
         targets=targets,
         aligners=_aligners(folders[0], info, align_reverse) if align else [],
         data_dir=info.data_dir,
+        languages=(info.source, info.target),
         search=info.search,
         task=info.task,
         calibration=info.calibration if len(folders) == 1 else None,
@@ -157,6 +159,29 @@ def check_constraints(plan: Generation, config: SearchConfig) -> None:
         )
     if config.ban is not None:
         read_phrases(existing_file(Path(config.ban)))
+
+
+def check_document(plan: Generation, config: SearchConfig, *, as_json: bool) -> None:
+    """Raise UsageError unless a plan is one to translate a document."""
+    if plan.source.split is not None:
+        raise UsageError(
+            "--document needs a text: give one with --input FILE or a pipe; the splits of a "
+            "dataset have one sentence per line"
+        )
+    if plan.task == "parsing":
+        raise UsageError(f"{plan.models[0]} is a parser, which reads lines: leave out --document")
+    flags = {
+        "--prefix": plan.prefixes,
+        "--score-target": plan.targets,
+        "--align": plan.aligners,
+        "--n-best": config.num_outputs > 1,
+        "--json": as_json,
+    }
+    if unsuitable := [flag for flag, value in flags.items() if value]:
+        raise UsageError(
+            f"--document translates a text as a whole, but {unsuitable[0]} is about single lines: "
+            "give one"
+        )
 
 
 def output_settings(

@@ -1,0 +1,170 @@
+"""Documents: sentences, white space, and tfm generate --document."""
+
+import time
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tfm.inference import engine
+from tfm.inference.batches import Chunk
+from tfm.inference.documents import join, paragraphs_of, split
+from tfm.inference.translator import Translator
+
+TEXTS = st.text() | st.text(
+    alphabet="aB1. !?…。「」“”»«()-\"'\n\r\t\x85\u2028\u3000 ,、", max_size=300
+)
+LANGUAGES = st.sampled_from(["en", "de", "ja", "zh_Hans", "unknown"])
+
+
+def sentences(text, language):
+    return [piece.text for piece in split(text, language) if piece.is_sentence]
+
+
+@given(TEXTS, LANGUAGES)
+@example("word " * 1000, "en")
+@example("x" * 1500 + ". Next", "ja")
+def test_the_pieces_of_any_text_are_the_text(text, language):
+    pieces = split(text, language)
+    assert "".join(piece.text for piece in pieces) == text
+    assert join(pieces, sentences(text, language), source=language, target=language) == text
+    for piece in pieces:
+        assert piece.text
+        if piece.is_sentence:
+            assert any(map(str.isalnum, piece.text))
+            assert piece.text == piece.text.strip()
+            assert len(piece.text) <= 600
+            assert len(piece.text.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("en", "Dr. Smith met J. R. Jones in the U.S. in Jan. 2020.| He left."),
+        ("en", "He said so, i.e. the boss (approx. 5 km away).| See Fig. 3, No. 5, etc.| OK!"),
+        ("en", 'It cost $5.50.| "Really?"| "Yes!" she said.| (It rained.)| Then?!| Well... no.'),
+        ("en", "We met at 5 p.m.| It was 1990.| Then it ended.[12]| See www.example.com.| Bye"),
+        ("de", "Am 3. Oktober kam z.B. Dr. Müller (vgl. Abb. 4).| »Ja.«| „Gut.“| 1990.| Er"),
+        ("fr", "« Bonjour ! » dit-il.| « Ça va ? »| Elle dit : « Oui. »| M. Dupont ?| Non !"),
+        ("es", "¿Qué tal?| ¡Hola!| El Sr. García llegó."),
+        ("hi", "यह एक वाक्य है।| यह दूसरा है।| हाँ।"),
+        ("ja", "これはペンです。|何ですか？|「行こう！」と言った。|「はい。」|次。|U.S.A.に。"),
+        ("zh", "他说：“我走了。”|然后离开了。|“你好！”他说。|好！|走……行。"),
+    ],
+)  # fmt: skip
+def test_sentences_end_where_a_reader_ends_them(language, text):
+    assert sentences(text.replace("|", ""), language) == [part.strip() for part in text.split("|")]
+
+
+def test_bullets_numbers_and_lines_without_words_are_kept():
+    text = "# Plan\n\n1. First. Second\n  • (a) third\n> > quoted\n-----\n3.5 is a number\n- \n"
+    assert [(piece.text, piece.is_sentence) for piece in split(text, "en")] == [
+        ("# ", False), ("Plan", True), ("\n", False), ("\n", False),
+        ("1. ", False), ("First.", True), (" ", False), ("Second", True), ("\n", False),
+        ("  • (a) ", False), ("third", True), ("\n", False),
+        ("> > ", False), ("quoted", True), ("\n", False),
+        ("-----\n", False),
+        ("3.5 is a number", True), ("\n", False),
+        ("- \n", False),
+    ]  # fmt: skip
+
+
+def test_a_long_sentence_is_cut_after_a_clause_or_a_word():
+    clause = "this clause goes on, " * 60
+    parts = sentences(clause, "en")
+    assert [part[-1] for part in parts] == [","] * len(parts)
+    words = sentences("word " * 500, "en")
+    assert {*" ".join(words).split()} == {"word"}
+    assert [len(part) for part in sentences("字" * 450, "zh")] == [200, 200, 50]
+
+
+@pytest.mark.parametrize(
+    "unit", [".", '".', "(.", ". - ", "a. ", "1.", "- ", ". «", " ", "A.B", "。“"]
+)
+def test_splitting_takes_linear_time(unit):
+    text = unit * (300_000 // len(unit))
+    start = time.process_time()
+    assert "".join(piece.text for piece in split(text, "en")) == text
+    assert time.process_time() - start < 10
+
+
+def test_spaces_between_sentences_are_those_of_the_target_language():
+    english, japanese = "  One. Two.\n\nThree. -- Four.\n", "\u3000一。二。\n\n三。四。\n"
+    numbers = ["1", "2", "3", "4"]
+
+    def translated(text, source, target):
+        return join(
+            split(text, source),
+            numbers[: len(sentences(text, source))],
+            source=source,
+            target=target,
+        )
+
+    assert translated(japanese, "ja", "en") == "\u30001 2\n\n3 4\n"
+    assert translated(japanese, "ja", "zh_Hans") == "\u300012\n\n34\n"
+    assert translated("  One. Two.\n\nThree. Four.\n", "en", "ja") == "  12\n\n34\n"
+    assert translated("  One. Two.\n\nThree. Four.\n", "en-GB", "de") == "  1 2\n\n3 4\n"
+    with pytest.raises(ValueError, match="shorter"):
+        join(split(english, "en"), ["1"], source="en", target="de")
+
+
+def test_lines_of_a_document_are_cut_off_with_their_sentences():
+    lines = ["One. Two.\n", "\n", "Three.\n", "Four. Five"]
+    chunk = Chunk(line_numbers=range(1, 5), lines=lines)
+    [whole] = paragraphs_of([chunk], "en", max_sentences=100)
+    done, rest = whole[:2], whole[2:]
+    assert (done.lines, rest.lines) == (["One.", "Two."], ["Three.", "Four.", "Five"])
+    assert [*rest.line_numbers] == [3, 4, 5]
+    assert (done.columns, rest.columns) == ([lines[:2]], [lines[2:]])
+    assert [*done.join("12", source="en", target="de")] == ["1 2\n", "\n"]
+    parts = [*paragraphs_of([chunk, chunk], "en", max_sentences=2)]
+    assert [part.paragraphs for part in parts] == [lines[:1], lines[1:]] * 2
+    assert [number for part in parts for number in part.line_numbers] == [*range(1, 11)]
+
+
+DOCUMENT = "  On Monday. I am!\r\n\r\n\t- seven\n* * *\n\n8. “Today is the third of May.” I am"
+
+
+@pytest.mark.parametrize("flags", [(), ("--output", "out"), ("--processes", 2)])
+def test_a_document_keeps_its_white_space(run, trained_run, tmp_path, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine, "CHUNK_LINES", 2)
+    (tmp_path / "in").write_bytes(f"\ufeff{DOCUMENT}".encode())
+    command = ["generate", trained_run, "--device", "cpu", "--input", "in", "--document"]
+    code, out, err = run(*command, "--max-extra-length", 3, *flags)
+    assert code == 0, err
+    translator = Translator.load(trained_run, device="cpu")
+    source = ["On Monday.", "I am!", "seven", "“Today is the third of May.”", "I am"]
+    first, second, third, fourth, fifth = translator.translate(source, max_extra_length=3)
+    expected = f"  {first} {second}\r\n\r\n\t- {third}\n* * *\n\n8. {fourth} {fifth}"
+    written = (tmp_path / "out").read_bytes().decode() if "--output" in flags else out
+    assert written == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "mistake"),
+    [
+        (("--n-best", 2), "--n-best is about single lines"),
+        (("--json",), "--json is about single lines"),
+        (("--align",), "--align is about single lines"),
+        (("--prefix", "in"), "--prefix is about single lines"),
+        (("--score-target", "in"), "--score-target is about single lines"),
+        (("--input", "-", "--split", "test"), "exclude each other"),
+    ],
+)
+def test_options_for_lines_are_refused(run, trained_run, tmp_path, monkeypatch, flags, mistake):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").write_text("seven\n")
+    code, out, err = run("generate", trained_run, "--input", "in", "--document", *flags)
+    assert (code, out) == (2, "")
+    assert mistake in err.splitlines()[-1]
+
+
+def test_a_split_or_a_parser_has_no_documents(run, trained_run, make_model, tmp_path):
+    code, _, err = run("generate", trained_run, "--document", "--split", "test")
+    assert (code, err.count("--document needs a text: give one with --input FILE")) == (2, 1)
+    (tmp_path / "in").write_text("seven\n")
+    parser = make_model(task="parsing")
+    code, _, err = run("generate", parser, "--document", "--input", tmp_path / "in")
+    assert code == 2
+    assert "is a parser, which reads lines: leave out --document" in err

@@ -1,0 +1,256 @@
+"""Documents: paragraphs are split into sentences, and put together with their white space.
+
+The rules for sentences follow split-sentences.perl of Moses, with its lists of abbreviations. A
+line break always ends a sentence. In doubt, sentences stay together: a model translates two in one
+line better than half of one.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import ClassVar, Self
+
+from tfm.inference.batches import Chunk
+
+# Longer sentences are cut: models are trained on few of them.
+_MAX_CHARACTERS = 600
+_MAX_IDEOGRAPHS = 200  # in languages without spaces, a character takes more tokens
+_LONGEST_ABBREVIATION = 40  # characters
+_WITHOUT_SPACES = ("ja", "yue", "zh")  # between sentences, too, unlike Thai
+
+# The start of a line that is no part of a sentence: bullets, "1." or "a)", and "> " or "# ".
+_LINE_START = re.compile(
+    r"\s*(?:(?:[-–—*+•◦▪·>#]+|\(?(?:\d{1,3}(?:\.\d{1,3})*[.)]|[a-zA-Z]\)|[ivxIVX]{1,5}\)))\s+)*"
+)
+_WIDE_MARKS = "。！？｡．"  # need no space after them
+_MARKS = ".!?…‽\u037e؟۔।॥։።፧။" + _WIDE_MARKS
+# Marks and what closes with them: quotes, brackets, and the numbers of footnotes. A guillemet
+# closes, after a space in French, unless a word follows; so do “ and ‘, as in German.
+_END = re.compile(
+    rf"[{_MARKS}]"
+    rf"(?:[{_MARKS}\"'”’)\]}}」』）】》〉]|[ \xa0\u202f]?[»›](?!\w)|[«‹“‘](?!\w)|\[\d{{1,3}}\])*"
+)
+# White space, what opens a sentence, and its first character.
+_NEXT = re.compile(r"(\s*)((?:[\"'“”‘’«»‹›„‚(\[{¿¡\-–—#@「『（【《〈]\s?)*)(\S?)")
+_CLAUSE_END = re.compile(r"[,;:–—،؛](?=\s)|[、，；：]")
+_ABBREVIATED_LETTERS = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}")  # U.S, z.B, e.g
+_MAX_LETTERS_BEFORE_NUMBER = 6  # such as "Fig. 3"; sentences rarely begin with a number
+_TIMES_OF_DAY = ("a.m", "p.m")
+_NUMERIC_ONLY = "#NUMERIC_ONLY#"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a text: a sentence to translate, or what is kept as it is.
+
+    White space around sentences is kept, and so are bullets and all text without a letter or digit.
+    """
+
+    text: str
+    is_sentence: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paragraphs(Chunk):
+    """The sentences of some lines of a document; rows and columns are these lines.
+
+    Attributes:
+        paragraphs: The lines of the document, with their ends.
+        pieces: The pieces of each.
+    """
+
+    unit: ClassVar[str] = "sentence"
+
+    paragraphs: Sequence[str]
+    pieces: Sequence[Sequence[Piece]]
+
+    def __getitem__(self, rows: slice) -> Self:
+        start = _num_sentences(self.pieces[: rows.start or 0])
+        sentences = slice(start, start + _num_sentences(self.pieces[rows]))
+        return replace(
+            self,
+            line_numbers=self.line_numbers[sentences],
+            lines=self.lines[sentences],
+            paragraphs=self.paragraphs[rows],
+            pieces=self.pieces[rows],
+        )
+
+    @property
+    def columns(self) -> list[Sequence[str]]:
+        """The lines of the document."""
+        return [self.paragraphs]
+
+    def join(self, translations: Iterable[str], *, source: str, target: str) -> Iterator[str]:
+        """Yield each line of the document with the translations of its sentences."""
+        remaining = iter(translations)
+        for pieces in self.pieces:
+            found = [next(remaining) for piece in pieces if piece.is_sentence]
+            yield join(pieces, found, source=source, target=target)
+
+
+def paragraphs_of(
+    chunks: Iterable[Chunk], language: str, *, max_sentences: int
+) -> Iterator[Paragraphs]:
+    """Split the lines of a document, with their ends, into numbered sentences.
+
+    Yields:
+        At most `max_sentences` sentences, or the longest line's; lines of different chunks are
+        never in one.
+    """
+    number = 1
+    for chunk in chunks:
+        paragraphs: list[str] = []
+        pieces: list[list[Piece]] = []
+        sentences: list[str] = []
+        for row, paragraph in enumerate(chunk.lines, start=1):
+            paragraphs.append(paragraph)
+            pieces.append(split(paragraph, language))
+            sentences += [piece.text for piece in pieces[-1] if piece.is_sentence]
+            if len(sentences) >= max_sentences or row == len(chunk.lines):
+                yield Paragraphs(
+                    line_numbers=range(number, number + len(sentences)),
+                    lines=sentences,
+                    paragraphs=paragraphs,
+                    pieces=pieces,
+                )
+                number += len(sentences)
+                paragraphs, pieces, sentences = [], [], []
+
+
+def split(text: str, language: str) -> list[Piece]:
+    """Split a text into sentences and what is between them; joined, the pieces are the text.
+
+    Args:
+        text: Any text, of any number of paragraphs.
+        language: Its language code, for abbreviations; those of English for unknown languages.
+    """
+    base = _base(language)
+    lines = text.splitlines(keepends=True)
+    return [piece for line in lines for piece in _split_line(line, base)]
+
+
+def join(pieces: Sequence[Piece], translations: Sequence[str], *, source: str, target: str) -> str:
+    """Return a text with translated sentences, with the white space of the target language.
+
+    Args:
+        pieces: The pieces of the text.
+        translations: The translation of each sentence.
+        source: Language code of the text.
+        target: Language code of the translations.
+    """
+    texts = [piece.text for piece in pieces]
+    sentences = [index for index, piece in enumerate(pieces) if piece.is_sentence]
+    for index, translation in zip(sentences, translations, strict=True):
+        texts[index] = translation
+    is_spaced, will_be_spaced = (_base(each) not in _WITHOUT_SPACES for each in (source, target))
+    if is_spaced != will_be_spaced:
+        for index, following in pairwise(sentences):
+            if will_be_spaced and following == index + 1:
+                texts[index] += " "
+            elif not will_be_spaced and following == index + 2:
+                texts[index + 1] = _without_spaces(texts[index + 1])
+    return "".join(texts)
+
+
+def _base(language: str) -> str:
+    """Return the language of a code such as pt-BR or zh_Hans."""
+    return re.split("[-_]", language)[0].lower()
+
+
+def _num_sentences(pieces: Iterable[Iterable[Piece]]) -> int:
+    return sum(piece.is_sentence for each in pieces for piece in each)
+
+
+def _without_spaces(text: str) -> str:
+    """Return nothing if the text is white space within a line, or else the text."""
+    return "" if text.isspace() and text.splitlines() == [text] else text
+
+
+def _pieces(part: str) -> Iterator[Piece]:
+    """Yield a sentence and the white space around it."""
+    sentence = part.strip()
+    start = len(part) - len(part.lstrip())
+    for text in (part[:start], sentence, part[start + len(sentence) :]):
+        if text:
+            yield Piece(text, any(map(str.isalnum, text)))
+
+
+def _split_line(line: str, language: str) -> Iterator[Piece]:
+    """Yield the pieces of a line; long sentences are cut."""
+    limit = _MAX_IDEOGRAPHS if language in _WITHOUT_SPACES else _MAX_CHARACTERS
+    start = _LINE_START.match(line).end()  # type: ignore[union-attr]  # it matches every line
+    if start:
+        yield Piece(line[:start], is_sentence=False)
+    for end in (*_sentence_ends(line, start, language), len(line)):
+        while end - start > limit:
+            cut = _cut(line[start : start + limit])
+            yield from _pieces(line[start : start + cut])
+            start += cut
+        yield from _pieces(line[start:end])
+        start = end
+
+
+def _cut(text: str) -> int:
+    """Return where to cut a part of a sentence: after a clause, between words, or at its end."""
+    half = len(text) // 2
+    clauses = [match.end() for match in _CLAUSE_END.finditer(text, half)]
+    spaces = [index for index in range(half, len(text)) if text[index].isspace()]
+    return (clauses or spaces or [len(text)])[-1]
+
+
+def _sentence_ends(line: str, start: int, language: str) -> Iterator[int]:
+    """Yield where sentences end that others follow."""
+    for mark in _END.finditer(line, start):
+        following = _NEXT.match(line, mark.end())
+        if following is not None and _is_end(line, mark, following, language):
+            yield mark.end()
+
+
+def _is_end(line: str, mark: re.Match[str], following: re.Match[str], language: str) -> bool:
+    """Test whether a sentence ends with a mark and the next one begins after it."""
+    space, opening, first = following.groups()
+    if not first or (not opening and unicodedata.category(first).startswith("P")):
+        return False  # the line ends, or the sentence goes on with a comma
+    marks = mark[0]
+    is_closed = marks[-1] not in _MARKS
+    if marks[0] in _WIDE_MARKS and not space:
+        # After a closing quotation mark, "he said" may follow.
+        return not is_closed or bool(opening) or ("。" in marks and not _is_hiragana(first))
+    if not space or first.islower():
+        return False
+    return is_closed or marks != "." or not _is_abbreviation(line, mark.start(), first, language)
+
+
+def _is_abbreviation(line: str, end: int, first: str, language: str) -> bool:
+    """Test whether the word before a period is an abbreviation or an ordinal number.
+
+    `first` is the first character of the next word.
+    """
+    words = re.split(r"[\s(\[{\"'“„‘«»]", line[max(0, end - _LONGEST_ABBREVIATION) : end])
+    word = words[-1]
+    is_letter = len(word) == 1 and word.isalpha()
+    if first.isdigit() and word.isalpha() and len(word) <= _MAX_LETTERS_BEFORE_NUMBER:
+        return True  # "Fig. 3"
+    if (is_letter and not word.islower()) or (
+        _ABBREVIATED_LETTERS.fullmatch(word) and word.lower() not in _TIMES_OF_DAY
+    ):
+        return True
+    prefixes = _nonbreaking_prefixes(language)
+    numeric_only = prefixes.get(word, prefixes.get(word[:1].lower() + word[1:]))
+    return numeric_only is not None and (first.isdigit() or not numeric_only)
+
+
+@cache
+def _nonbreaking_prefixes(language: str) -> dict[str, bool]:
+    """Map abbreviations of a language to whether they are some only before a number."""
+    from sacremoses.corpus import NonbreakingPrefixes  # here, because it loads joblib
+
+    words = (line.partition(_NUMERIC_ONLY) for line in NonbreakingPrefixes().words(language))
+    return {word.strip(): bool(marker) for word, marker, _ in words}
+
+
+def _is_hiragana(character: str) -> bool:
+    return "ぁ" <= character <= "ゟ"
