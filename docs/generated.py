@@ -21,7 +21,15 @@ from tfm import config, errors
 from tfm.cli.main import app
 from tfm.data import dataset, manifest
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
-from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, TextFiles, TextOptions, TreeFile
+from tfm.data.corpus.recipe import (
+    Archive,
+    GeneratedText,
+    OpusText,
+    Recipe,
+    TextFiles,
+    TextOptions,
+    TreeFile,
+)
 from tfm.inference.lines import ScoredTarget, Translation
 from tfm.metrics.metric import Comparison, MetricScore
 from tfm.stages import score
@@ -63,6 +71,7 @@ _RECIPE_TABLES = {
     "Top level": Recipe,
     "`[[archives]]`": Archive,
     "`[[train]]`, `[[valid]]`, `[[test]]`: parallel text": TextFiles,
+    "`[[train]]`, `[[valid]]`, `[[test]]`: a corpus of OPUS": OpusText,
     "`[[train]]`, `[[valid]]`, `[[test]]`: trees": TreeFile,
     "`[[train]]`, `[[valid]]`, `[[test]]`: generated text": GeneratedText,
     "`[[train]]`, `[[valid]]`, `[[test]]`: further keys of all": TextOptions,
@@ -224,6 +233,8 @@ def _values(item: Field[Any], hint: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
     if metavar := item.metadata.get("metavar"):
         return f"list of `{metavar}`" if typing.get_origin(hint) is tuple else f"`{metavar}`"
+    if hint == tuple[str, str]:
+        return "list of 2 texts"
     if typing.get_origin(hint) is not None:
         return "list of tables" if typing.get_origin(hint) is tuple else "table"
     low, high = item.metadata.get("at_least"), item.metadata.get("at_most")

@@ -5,8 +5,10 @@ import gzip
 import io
 import lzma
 import os
+import stat
 import tarfile
 import tracemalloc
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -282,3 +284,93 @@ def test_a_header_with_one_changed_byte_is_refused_or_read_the_same(tmp_path, pl
     damaged = bytearray(make([("a", b"x")]))
     damaged[place] = value
     assert read(tmp_path, damaged) in (b"x", None)
+
+
+# Zip archives
+
+
+def write_zip(path, members):
+    """Write members: (name or ZipInfo, bytes)."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in members:
+            packed.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x"])
+def test_members_of_a_zip_archive_are_extracted_and_never_name_paths(tmp_path, name):
+    members = [("../a.en", TEXT), ("README", b"x"), ("b.de.gz", gzip.compress(TEXT))]
+    packed = write_zip(tmp_path / name, members)
+    out = tmp_path / "out"
+    extract_members(packed, {"../a.en": out / "1.en", "b.de.gz": out / "1.de"})
+    assert (out / "1.en").read_bytes() == (out / "1.de").read_bytes() == TEXT
+    assert files_below(tmp_path) == {name, "out", "out/1.en", "out/1.de"}
+
+
+def test_the_error_for_a_member_that_a_zip_archive_lacks_lists_its_members(tmp_path):
+    packed = write_zip(tmp_path / "x.zip", [("X.de-en.de", TEXT)])
+    with pytest.raises(DataError, match=r"has no member X\.de-en\.en; it holds X\.de-en\.de:"):
+        extract_members(packed, {"X.de-en.en": tmp_path / "out"})
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFDIR, stat.S_IFIFO])
+def test_members_of_a_zip_archive_that_are_not_regular_files_are_refused(tmp_path, kind):
+    info = zipfile.ZipInfo("a.en" if kind != stat.S_IFDIR else "a.en/")
+    info.external_attr = (kind | 0o644) << 16
+    packed = write_zip(tmp_path / "x.zip", [(info, b"/etc/passwd")])
+    with pytest.raises(DataError, match=r"a\.en/? in .*x\.zip is a link"):
+        extract_members(packed, {info.filename: tmp_path / "out"})
+
+
+def test_a_member_of_a_zip_archive_that_expands_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "_ALWAYS_ALLOWED_BYTES", 10_000)
+    packed = write_zip(tmp_path / "x.zip", [("a", bytes(5_000_000))])
+    content = bytearray(packed.read_bytes())
+    # The directory may overstate the compressed size: the ratio to the archive counts, too.
+    place = content.index(b"PK\1\2") + 20
+    for size in (content[place : place + 4], b"\xff\xff\xff\x7f"):
+        content[place : place + 4] = size
+        packed.write_bytes(content)
+        with pytest.raises(DataError, match="100 times"):
+            extract_members(packed, {"a": tmp_path / "out"})
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_huge_directory_of_a_zip_archive_is_not_read(tmp_path):
+    size = 100_000_000
+    end = b"PK\5\6" + bytes(8) + size.to_bytes(4, "little") + bytes(6)
+    with (tmp_path / "x.zip").open("wb") as file:
+        file.truncate(size)  # a hole, which takes no space on the disk
+        file.seek(size)
+        file.write(end)
+    tracemalloc.start()
+    with pytest.raises(DataError, match="its directory has more than"):
+        extract_members(tmp_path / "x.zip", {"a": tmp_path / "out"})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10_000_000
+
+
+def test_an_encrypted_zip_archive_is_refused(tmp_path):
+    packed = write_zip(tmp_path / "x.zip", [("a", TEXT)])
+    content = bytearray(packed.read_bytes())
+    content[content.index(b"PK\1\2") + 8] |= 1
+    packed.write_bytes(content)
+    with pytest.raises(DataError, match="'a' is encrypted"):
+        extract_members(packed, {"a": tmp_path / "out"})
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>Not found</html>", b"PK\3\4" + bytes(100)])
+def test_a_file_that_is_no_zip_archive_is_named(tmp_path, content):
+    (tmp_path / "x.zip").write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.zip is truncated or damaged \(File is not a zip file"):
+        extract_members(tmp_path / "x.zip", {"a": tmp_path / "out"})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(place=st.integers(0, 299), value=st.integers(0, 255))
+def test_a_zip_archive_with_one_changed_byte_is_refused_or_read_the_same(tmp_path, place, value):
+    packed = write_zip(tmp_path / "x.tar", [("a", b"A line.\n"), ("b", TEXT)])
+    content = bytearray(packed.read_bytes())
+    content[place % len(content)] = value
+    assert read(tmp_path, content) in (b"A line.\n", None)

@@ -21,7 +21,7 @@ def sources(folder, *, mirror=None, **changes):
     }
     return TextSources(
         Recipe(**settings | changes),
-        raw_dir=folder / "raw",
+        data_dir=folder,
         downloads_dir=folder / "downloads",
         mirror=mirror,
     )
@@ -100,7 +100,7 @@ def test_an_approximate_size_does_not_change_the_fingerprint(tmp_path):
 
 @pytest.mark.parametrize(("name", "gigabytes"), [("wmt14-en-de", 1.7), ("wmt14-en-fr", 6.7)])
 def test_the_sizes_of_the_papers_corpora_are_known(tmp_path, name, gigabytes):
-    text_sources = TextSources(load_recipe(name), raw_dir=tmp_path, downloads_dir=tmp_path)
+    text_sources = TextSources(load_recipe(name), data_dir=tmp_path, downloads_dir=tmp_path)
     size = text_sources.size()
     assert not size.is_lower_bound
     assert size.missing == pytest.approx(gigabytes * 1e9, rel=0.02)

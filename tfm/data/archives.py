@@ -1,4 +1,4 @@
-"""Extract text from untrusted tar archives and compressed files, in bounded memory.
+"""Extract text from untrusted tar and zip archives and compressed files, in bounded memory.
 
 Only requested members are written, each to a path that the caller chooses: names in an archive are
 compared, but never become paths. Data that expands more than text can is refused.
@@ -10,11 +10,14 @@ import gzip
 import io
 import lzma
 import math
+import stat
+import struct
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfm.errors import DataError
 from tfm.reporting import Progress
@@ -22,7 +25,9 @@ from tfm.storage.files import atomic_write
 
 _BLOCK_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 1 << 18  # all headers of a member together
+_MAX_READ_BYTES = 1 << 22  # only the directory of a zip archive is read at once
 _GZIP_MAGIC = b"\x1f\x8b"
+_ZIP_MAGIC = b"PK"
 _OPENERS: Mapping[bytes, Callable[[Any], Any]] = {
     _GZIP_MAGIC: gzip.open,
     b"BZh": bz2.open,
@@ -34,13 +39,23 @@ _MAX_EXPANSION = 100
 _ALWAYS_ALLOWED_BYTES = 64 << 20
 # Damaged data may also make a decompressor ask for more memory than there is.
 _DAMAGE_ERRORS = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, MemoryError)
+_ZIP_DAMAGE_ERRORS = (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error)
+
+
+class _Member(NamedTuple):
+    """A member of an archive; `content` is read before the next member is asked for."""
+
+    name: str
+    is_file: bool
+    size: int
+    content: Any
 
 
 def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
-    """Extract members of a plain or compressed tar archive to {member: path}, in one pass.
+    """Extract members of a zip or tar archive, plain or compressed, to {member: path}.
 
     Members whose name ends in .gz are decompressed. If several members have one name, the last is
-    extracted, as tar does. The archive is read to its end, because compressed files have their
+    extracted, as tar does. A tar archive is read to its end, because compressed files have their
     checksum there.
 
     Raises:
@@ -50,12 +65,14 @@ def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
     missing = set(outputs)
     names: list[str] = []
     with _open_with_progress(archive) as packed:
-        for member, content in _members(packed, archive):
-            name = member.name.removeprefix("./")
+        is_zip = packed.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC or archive.suffix == ".zip"
+        packed.seek(0)
+        for member in (_zip_members if is_zip else _tar_members)(packed, archive):
+            name, content = member.name.removeprefix("./"), member.content
             if len(names) <= _MAX_NAMES_SHOWN:
                 names.append(name)
             if name in outputs:
-                if not member.isreg():
+                if not member.is_file:
                     raise DataError(
                         f"{name} in {archive} is a link, a folder or a device, not a file: use an "
                         "archive that holds the text itself"
@@ -94,13 +111,17 @@ def unpack_file(packed: Path, output: Path) -> None:
 
 
 class _ProgressFile(io.FileIO):
-    """A file that advances a progress bar as it is read."""
+    """A file that advances a progress bar as it is read, in blocks of bounded size."""
 
     def __init__(self, path: Path, bar: Progress) -> None:
         super().__init__(path)
         self._bar = bar
 
     def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:
+            size = _MAX_READ_BYTES
+        if size > _MAX_READ_BYTES:  # zipfile would read a directory of gigabytes into memory
+            raise zipfile.BadZipFile(f"its directory has more than {_MAX_READ_BYTES:,} bytes")
         block = super().read(size)
         self._bar.update(len(block))
         return block
@@ -177,15 +198,29 @@ def _open_with_progress(path: Path) -> Iterator[_ProgressFile]:
 def _report_damage(packed: Path) -> Iterator[None]:
     try:
         yield
-    except _DAMAGE_ERRORS as error:
+    except (*_DAMAGE_ERRORS, *_ZIP_DAMAGE_ERRORS) as error:
         raise DataError(
             f"{packed} is truncated or damaged ({error}): replace it by an intact copy; if tfm "
             "downloaded it, remove it to have it downloaded again"
         ) from error
 
 
-def _members(packed: _ProgressFile, archive: Path) -> Iterator[tuple[tarfile.TarInfo, Any]]:
-    """Yield the members of a plain or compressed archive; content is None if a member has none."""
+def _zip_members(packed: _ProgressFile, archive: Path) -> Iterator[_Member]:
+    """Yield the members of a zip archive, whose contents have checksums of their own."""
+    archive_bytes = archive.stat().st_size
+    with _report_damage(archive), zipfile.ZipFile(packed) as directory:
+        for info in directory.infolist():
+            if info.flag_bits & 1:
+                raise zipfile.BadZipFile(f"{info.filename!r} is encrypted")
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            is_file = not info.filename.endswith("/") and kind in (0, stat.S_IFREG)
+            packed_bytes = min(info.compress_size, archive_bytes)
+            content = _Decompressor(directory.open, info, archive, packed_bytes=packed_bytes)
+            yield _Member(info.filename, is_file, info.file_size, content)
+
+
+def _tar_members(packed: _ProgressFile, archive: Path) -> Iterator[_Member]:
+    """Yield the members of a plain or compressed tar archive."""
     magic_bytes = packed.read(max(map(len, _OPENERS)))
     packed.seek(0)
     content: Any = packed
@@ -208,7 +243,7 @@ def _members(packed: _ProgressFile, archive: Path) -> Iterator[tuple[tarfile.Tar
             stream.header_bytes_left = math.inf
             has_content = member.isreg() or member.type not in tarfile.SUPPORTED_TYPES
             file = tar.extractfile(member) if has_content else None
-            yield member, file
+            yield _Member(member.name, member.isreg(), member.size, file)
             while file is not None and file.read(_BLOCK_BYTES):
                 pass  # skip what the caller has not read
             stream.header_bytes_left = _MAX_HEADER_BYTES

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tfm.data.background import run_in_thread
@@ -20,6 +20,8 @@ from tfm.data.corpus.recipe import Archive, is_url
 from tfm.errors import DataError, DownloadError
 from tfm.reporting import Progress, say
 from tfm.storage.files import read_json, size_of, sync_directory, write_json
+
+CHECKSUMS = "checksums.json"  # {URL: SHA-256} of the first downloads of a dataset
 
 _READ_TIMEOUT_SECONDS = 60.0
 _RESPONSE_TIMEOUT_SECONDS = 240.0  # until the body starts, redirects included
@@ -48,12 +50,18 @@ class FetchedFile:
 
 
 def fetch(
-    archive: Archive, downloads_dir: Path, *, mirror: str | None = None, verify: bool = True
+    archive: Archive,
+    downloads_dir: Path,
+    *,
+    mirror: str | None = None,
+    verify: bool = True,
+    recorded: str | None = None,
 ) -> FetchedFile:
     """Download a file of a recipe to a folder, unless it exists there, and check it.
 
     A `mirror` is a folder or URL that holds the file by its name; a folder's file is used in place.
-    `verify` compares size and checksums with those in the recipe.
+    `verify` compares size and checksums with those in the recipe. If it has no checksum, `recorded`
+    is compared, the SHA-256 of the first download.
 
     Raises:
         DownloadError: The file cannot be downloaded, or does not match the recipe.
@@ -62,23 +70,23 @@ def fetch(
         path = Path(mirror) / archive.name
         if not path.is_file():
             raise DownloadError(f"the mirror {mirror} has no file {archive.name}: put it there")
-        return _check(path, archive, verify=verify, is_download=False)
+        return _check(path, archive, recorded, verify=verify, is_download=False)
     path = downloads_dir / archive.name
     partial = partial_path(path)
     if path.is_file():
         _discard(partial)
-        return _check(path, archive, verify=verify, is_download=True)
-    downloads_dir.mkdir(parents=True, exist_ok=True)
+        return _check(path, archive, recorded, verify=verify, is_download=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     url = archive.url
     if mirror is not None:
         url = f"{mirror.rstrip('/')}/{urllib.parse.quote(archive.name)}"
     size = archive.size or archive.approximate_size
     max_bytes = _MAX_UNKNOWN_SIZE_BYTES if size is None else 2 * size + _SIZE_MARGIN_BYTES
-    _download(url, partial, max_bytes=max_bytes)
-    fetched = _check(partial, archive, verify=verify, is_download=True)
+    _download(url, partial, name=archive.name, max_bytes=max_bytes)
+    fetched = _check(partial, archive, recorded, verify=verify, is_download=True)
     os.replace(partial, path)
     _state_path(partial).unlink(missing_ok=True)
-    sync_directory(downloads_dir)
+    sync_directory(path.parent)
     return replace(fetched, path=path)
 
 
@@ -87,8 +95,38 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def _check(path: Path, archive: Archive, *, verify: bool, is_download: bool) -> FetchedFile:
-    """Compute the checksums of a file and compare them with those in the recipe."""
+def _check(
+    path: Path, archive: Archive, recorded: str | None, *, verify: bool, is_download: bool
+) -> FetchedFile:
+    """Compare the checksums of a file with those in the recipe, or else of its first download."""
+    actual = _measure(path, archive)
+    is_recorded = not archive.has_checksum and recorded is not None
+    expected = {kind: getattr(archive, kind) for kind in actual}
+    if is_recorded:
+        expected["sha256"] = recorded
+    different = [kind for kind in actual if expected[kind] not in (None, actual[kind])]
+    if not verify:
+        say(f"warning: {archive.name}: its checksum was not verified")
+    elif different:
+        kind = different[0]
+        standard, acceptance = "the recipe", "accept it with --no-verify"
+        if is_recorded and kind == "sha256":
+            standard = f"its first download, which {CHECKSUMS} of the dataset records"
+            acceptance = f"accept it by removing its line from {CHECKSUMS}"
+        problem = f"does not match {standard} (its {kind} is {actual[kind]}, not {expected[kind]})"
+        raise _mismatch(path, archive, problem, acceptance, is_download=is_download)
+    elif not (archive.has_checksum or is_recorded):
+        say(f"{archive.name}: the recipe has no checksum; its sha256 is {actual['sha256']}")
+    return FetchedFile(
+        path=path,
+        size=path.stat().st_size,
+        sha256=str(actual["sha256"]),
+        verified=verify and archive.has_checksum,
+    )
+
+
+def _measure(path: Path, archive: Archive) -> dict[str, int | str]:
+    """Return the size and the checksums of a file, by their names in a recipe."""
     digests = {"sha256": hashlib.sha256()}
     if archive.md5 is not None:
         digests["md5"] = hashlib.md5(usedforsecurity=False)
@@ -98,30 +136,25 @@ def _check(path: Path, archive: Archive, *, verify: bool, is_download: bool) -> 
             for digest in digests.values():
                 digest.update(block)
             bar.update(len(block))
-    actual = {"size": size} | {kind: digest.hexdigest() for kind, digest in digests.items()}
-    expected = {kind: getattr(archive, kind) for kind in actual}
-    different = [kind for kind in actual if expected[kind] not in (None, actual[kind])]
-    if not verify:
-        say(f"warning: {archive.name}: its checksum was not verified")
-    elif different:
-        kind = different[0]
-        problem = f"does not match the recipe (its {kind} is {actual[kind]}, not {expected[kind]})"
-        if not is_download:
-            raise DownloadError(f"{path} {problem}: replace it, or accept it with --no-verify")
-        renamed = path.with_name(f"{archive.name}.bad")
-        os.replace(path, renamed)
-        raise DownloadError(
-            f"the download {problem} and was renamed to {renamed}: try again, use a --mirror, or "
-            f"rename it to {archive.name} and accept it with --no-verify"
-        )
-    elif not archive.has_checksum:
-        say(f"{archive.name}: the recipe has no checksum; its sha256 is {actual['sha256']}")
-    return FetchedFile(
-        path=path, size=size, sha256=str(actual["sha256"]), verified=verify and archive.has_checksum
+    return {"size": size} | {kind: digest.hexdigest() for kind, digest in digests.items()}
+
+
+def _mismatch(
+    path: Path, archive: Archive, problem: str, acceptance: str, *, is_download: bool
+) -> DownloadError:
+    """Return the error for a file that is not the expected one; rename it if it is a download."""
+    if not is_download:
+        return DownloadError(f"{path} {problem}: replace it, or {acceptance}")
+    name = PurePosixPath(archive.name).name
+    renamed = path.with_name(f"{name}.bad")
+    os.replace(path, renamed)
+    return DownloadError(
+        f"the download {problem} and was renamed to {renamed}: try again, use a --mirror, or "
+        f"rename it to {name} and {acceptance}"
     )
 
 
-def _download(url: str, partial: Path, *, max_bytes: int) -> None:
+def _download(url: str, partial: Path, *, name: str, max_bytes: int) -> None:
     """Download a URL to a file; resume after interruptions and retry failures that may pass."""
     num_failures = 0
     max_size = size_of(partial)
@@ -133,7 +166,7 @@ def _download(url: str, partial: Path, *, max_bytes: int) -> None:
                 host = urllib.parse.urlsplit(url).hostname
                 raise DownloadError(
                     f"could not fetch {url}: there is no address for {host}: check the connection "
-                    f"to the network, or give a folder that has {partial.stem} with --mirror"
+                    f"to the network, or give a folder that has {name} with --mirror"
                 ) from error
             reason = _printable(f"{type(error).__name__}: {error}")
             is_permanent = (
@@ -146,10 +179,10 @@ def _download(url: str, partial: Path, *, max_bytes: int) -> None:
         if is_permanent or num_failures > len(_RETRY_DELAYS_SECONDS):
             raise DownloadError(
                 f"could not fetch {url} ({reason}): run the same command later to resume, or pass "
-                f"a folder that holds {partial.stem} with --mirror"
+                f"a folder that holds {name} with --mirror"
             )
         delay = _RETRY_DELAYS_SECONDS[max(0, num_failures - 1)]
-        say(f"{partial.stem}: {reason}; trying again in {delay:g} s")
+        say(f"{name}: {reason}; trying again in {delay:g} s")
         time.sleep(delay)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from tfm.data.archives import extract_members, unpack_file
 from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, Text, TextFiles, TreeFile, is_url
-from tfm.data.download import FetchedFile, fetch, partial_path
+from tfm.data.download import CHECKSUMS, FetchedFile, fetch, partial_path
 from tfm.data.manifest import SPLITS
 from tfm.data.text import read_columns, read_pairs
 from tfm.data.trees.brackets import read_trees
 from tfm.data.trees.symbols import linearize
 from tfm.data.trees.tree import Tree, normalize, words_of
-from tfm.storage.files import sha256_of, size_of
+from tfm.storage.files import read_json, sha256_of, size_of, write_json
 
 if typing.TYPE_CHECKING:
     from tfm.data.synthetic.corpus import Split
@@ -41,17 +41,18 @@ class TextSize:
 
 
 class TextSources:
-    """All texts of a recipe, downloaded to `downloads_dir` and unpacked in `raw_dir`.
+    """All texts of a recipe, downloaded to `downloads_dir` and unpacked in `data_dir`/raw.
 
     A `mirror` is a folder or URL that holds the downloads by their file names. `verify` compares
-    them with the checksums in the recipe.
+    them with the checksums in the recipe, or else with those of their first download, which
+    checksums.json in `data_dir` records.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         *,
-        raw_dir: Path,
+        data_dir: Path,
         downloads_dir: Path,
         mirror: str | None = None,
         verify: bool = True,
@@ -60,6 +61,7 @@ class TextSources:
         self._downloads_dir = downloads_dir
         self._mirror = mirror
         self._verify = verify
+        self._checksums_path = data_dir / CHECKSUMS
         # {(archive or None, member or URL or path): where the text is unpacked}. Plain local files
         # are read in place. Names in an archive never become paths.
         self._unpacked: dict[tuple[str | None, str], Path] = {}
@@ -70,8 +72,8 @@ class TextSources:
                 languages = (recipe.source, recipe.target)[-len(text.sides) :]
                 for language, side in zip(languages, text.sides, strict=True):
                     if text.archive is not None or is_url(side) or side.endswith(".gz"):
-                        path = raw_dir / f"{split}-{number}.{language}{_sgml_suffix(side)}"
-                        self._unpacked.setdefault((text.archive, side), path)
+                        name = f"{split}-{number}.{language}{_sgml_suffix(side)}"
+                        self._unpacked.setdefault((text.archive, side), data_dir / "raw" / name)
 
     @property
     def unpacked_paths(self) -> list[Path]:
@@ -105,7 +107,7 @@ class TextSources:
             path = self._path(file)
             if path.is_file():
                 packed += path.stat().st_size
-            elif path.parent == self._downloads_dir:
+            elif self._downloads_dir in path.parents:
                 size = file.size or file.approximate_size
                 is_lower_bound |= size is None
                 packed += size or 0
@@ -142,13 +144,22 @@ class TextSources:
         Raises:
             DownloadError: A file cannot be downloaded, or does not match the recipe.
         """
+        recorded = self._recorded()
         return {
-            file.name: fetch(file, self._downloads_dir, mirror=self._mirror, verify=self._verify)
+            file.name: fetch(
+                file,
+                self._downloads_dir,
+                mirror=self._mirror,
+                verify=self._verify,
+                recorded=recorded.get(file.url),
+            )
             for file in self._recipe.downloads()
         }
 
     def unpack(self, fetched: dict[str, FetchedFile]) -> None:
         """Unpack all texts from the files that `fetch` returned, and from local .gz files.
+
+        The checksums of files that the recipe has none of are recorded once they prove intact.
 
         Raises:
             DataError: A member is missing, or an archive is damaged.
@@ -164,6 +175,14 @@ class TextSources:
                 is_download = is_url(side)
                 packed = fetched[Archive(url=side).name].path if is_download else Path(side)
                 unpack_file(packed, path)
+        unverified = [file for file in self._recipe.downloads() if not file.has_checksum]
+        if unverified and self._verify:
+            checksums = {file.url: fetched[file.name].sha256 for file in unverified}
+            write_json(self._checksums_path, self._recorded() | checksums)
+
+    def _recorded(self) -> dict[str, Any]:
+        """Return {URL: SHA-256} of first downloads."""
+        return read_json(self._checksums_path) if self._checksums_path.exists() else {}
 
     def pairs(self, text: Text, split: "Split") -> Iterator[tuple[bytes, bytes]]:
         """Read or generate the (source, target) pairs of a text; trees are linearized.

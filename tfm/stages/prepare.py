@@ -150,7 +150,7 @@ def prepare(
     binarization = settings_from(BinarizeConfig, settings["binarize"])
     downloads_dir = downloads_dir or out_dir / "downloads"
     sources = TextSources(
-        recipe, raw_dir=out_dir / "raw", downloads_dir=downloads_dir, mirror=mirror, verify=verify
+        recipe, data_dir=out_dir, downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
     scorers = _scorers(recipe, cleaning)
     with lock_folder(out_dir):

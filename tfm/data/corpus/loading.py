@@ -18,6 +18,7 @@ from tfm.config.schema import TomlTable, check_table, did_you_mean, settings_and
 from tfm.data.corpus.recipe import (
     Archive,
     GeneratedText,
+    OpusText,
     Recipe,
     Text,
     TextFiles,
@@ -28,7 +29,7 @@ from tfm.data.corpus.recipe import (
 from tfm.data.manifest import SPLITS
 from tfm.errors import UsageError, list_problems
 
-EntryT = TypeVar("EntryT", bound=Archive | Text | Recipe)
+EntryT = TypeVar("EntryT", bound=Archive | Text | OpusText | Recipe)
 
 _SETTINGS: dict[str, type[Settings]] = {
     kind.section: kind for kind in (CleaningConfig, SubwordConfig, BinarizeConfig, SearchConfig)
@@ -64,22 +65,30 @@ def _parse(table: TomlTable, folder: Path) -> Recipe:
     """Build a recipe from its TOML file in a folder, or raise an error with all mistakes."""
     problems: list[str] = []
     values: dict[str, Any] = dict(table)
+    languages = [table.get("source"), table.get("target")]
+    opus_archives: dict[Archive, None] = {}  # each once
     for name in ("archives", *SPLITS):
         entries = table.get(name, [])
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             place = table.place(name)
             problems.append(f"{place}{name} must be a list of tables, each under [[{name}]]")
             entries = []
+        entries = [
+            {"languages": languages, **entry} if "opus" in entry else entry for entry in entries
+        ]
         built = [
             _build(_kind_of(entry, name), entry, table, (name, str(number)), problems)
             for number, entry in enumerate(entries, 1)
         ]
-        values[name] = tuple(_locate(each, folder) for each in built if each is not None)
         for number, text in enumerate(built, 1):
             if isinstance(text, TextOptions):
                 keys = (name, str(number), "cleaning")
                 cleaning = {**_valid_cleaning(table), **text.cleaning}
                 problems += _settings_problems(CleaningConfig, cleaning, table, keys)
+        opus_archives |= {each.archive: None for each in built if isinstance(each, OpusText)}
+        texts = (each.files if isinstance(each, OpusText) else each for each in built)
+        values[name] = tuple(_locate(each, folder) for each in texts if each is not None)
+    values["archives"] += tuple(opus_archives)
     for section, kind in _SETTINGS.items():
         settings = table.get(section)
         if isinstance(settings, dict):
@@ -106,12 +115,14 @@ def _settings_problems(
     return settings_and_problems(kind, settings, places)[1]
 
 
-def _kind_of(entry: Table, name: str) -> type[Archive | Text]:
+def _kind_of(entry: Table, name: str) -> type[Archive | Text | OpusText]:
     """Return what a table under [[name]] describes."""
     if name == "archives":
         return Archive
     if "generator" in entry:
         return GeneratedText
+    if "opus" in entry:
+        return OpusText
     return TreeFile if "trees" in entry else TextFiles
 
 

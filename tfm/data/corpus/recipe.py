@@ -15,6 +15,9 @@ _HEX_DIGITS = {"sha256": 64, "md5": 32}
 # The name of a recipe may be used as that of a folder.
 _NAME = re.compile(r"[^\W_][^/\\\x00-\x1f\x7f\ud800-\udfff]{0,200}")
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6
+_OPUS_URL = "https://object.pouta.csc.fi"
+_OPUS_CORPUS = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_OPUS_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][A-Za-z0-9]+)*")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # how Python represents bytes that are not UTF-8
 # Defaults of each task. Treebanks are clean, and the cleaning rules are for text: they would drop
 # good trees. Search is as in §6.3.
@@ -77,6 +80,15 @@ class Archive:
                 yield f"{kind} of {self.name} must be {num_digits} hexadecimal digits in lower case"
 
 
+class OpusArchive(Archive):
+    """A file of OPUS. Its name has folders, because the files of all corpora have equal names."""
+
+    @property
+    def name(self) -> str:
+        """The path on OPUS's server, such as OPUS-Europarl/v8/moses/de-en.txt.zip."""
+        return urlsplit(self.url).path[1:]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """What every text may have besides its files.
@@ -118,7 +130,7 @@ class TextFiles(TextOptions):
     Attributes:
         source: Member of the archive; without an archive, a URL or the path of a file.
         target: The same for the target language.
-        archive: File name of the tar archive.
+        archive: File name of the tar or zip archive.
         lines: Expected number of lines.
     """
 
@@ -142,13 +154,60 @@ class TextFiles(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OpusText(TextOptions):
+    """One text of a split: a corpus of OPUS (opus.nlpl.eu) by its name.
+
+    Attributes:
+        opus: Name and version of the corpus, such as "Europarl/v8".
+        languages: OPUS's codes of source and target language; by default those of the recipe.
+        sha256: Checksum of the zip archive in hexadecimal.
+        lines: Expected number of lines.
+    """
+
+    opus: str
+    languages: tuple[str, str] = ("", "")
+    sha256: str | None = None
+    lines: int | None = None
+
+    def problems(self) -> Iterator[str]:
+        """Describe each invalid value."""
+        yield from super().problems()
+        if not _OPUS_CORPUS.fullmatch(self.opus):
+            yield f"opus is {self.opus!r}, but must be a corpus and its version, as in Europarl/v8"
+        if not all(map(_OPUS_LANGUAGE.fullmatch, self.languages)):
+            yield f"languages are {', '.join(self.languages)}, but must be two codes such as zh_CN"
+        yield from self.archive.problems()
+
+    @property
+    def archive(self) -> OpusArchive:
+        """The zip archive of both languages."""
+        corpus, _, version = self.opus.partition("/")
+        url = f"{_OPUS_URL}/OPUS-{corpus}/{version}/moses/{self._pair}.txt.zip"
+        return OpusArchive(url=url, sha256=self.sha256)
+
+    @property
+    def files(self) -> TextFiles:
+        """The members of the archive that are the text."""
+        corpus, _, _ = self.opus.partition("/")
+        source, target = (f"{corpus}.{self._pair}.{language}" for language in self.languages)
+        archive = self.archive.name
+        return TextFiles(
+            source=source, target=target, archive=archive, lines=self.lines, **self.options()
+        )
+
+    @property
+    def _pair(self) -> str:
+        return "-".join(sorted(self.languages))
+
+
+@dataclass(frozen=True, kw_only=True)
 class TreeFile(TextOptions):
     """One text of a split: bracketed trees, whose words are the source.
 
     Attributes:
         trees: Member of the archive; without an archive, a URL or the path of a file. A file whose
             name ends in .gz is decompressed.
-        archive: File name of the tar archive.
+        archive: File name of the tar or zip archive.
     """
 
     trees: str

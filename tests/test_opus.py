@@ -1,0 +1,230 @@
+"""Corpora of OPUS by name, from a folder in its layout: text, checksums, one line for mistakes."""
+
+import hashlib
+import json
+import zipfile
+from http.server import SimpleHTTPRequestHandler
+
+import pytest
+
+from tfm.data.corpus.loading import load_recipe
+from tfm.data.corpus.recipe import Archive, TextFiles
+from tfm.errors import UsageError
+from tfm.stages.prepare import prepare
+
+SOURCES = [f"line {number} of the text\n" for number in range(20)]
+TARGETS = [f"Zeile {number} des Textes\n" for number in range(20)]
+ZIP = "OPUS-Europarl/v8/moses/de-en.txt.zip"
+RECIPE = """
+name = "mine"
+source = "en"
+target = "de"
+
+[[train]]
+opus = "Europarl/v8"
+"""
+
+
+@pytest.fixture
+def mirror(tmp_path):
+    path = tmp_path / "mirror" / ZIP
+    path.parent.mkdir(parents=True)
+    write_corpus(path)
+    return tmp_path / "mirror"
+
+
+@pytest.fixture
+def recipe_path(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture
+def prepare_text(recipe_path, mirror, tmp_path):
+    """Prepare from the folder; return the sources of the training text."""
+
+    def run(**options):
+        recipe, out = load_recipe(str(recipe_path)), tmp_path / "data"
+        prepare(recipe, out, text_only=True, **{"mirror": str(mirror), **options})
+        return (out / "train.en").read_text()
+
+    return run
+
+
+@pytest.fixture
+def fail(run, recipe_path, mirror, tmp_path):
+    """Run tfm prepare, which fails; return its exit code and its last line."""
+
+    def fail():
+        out = ("--out", tmp_path / "data", "--mirror", mirror, "--text-only")
+        code, _, err = run("prepare", recipe_path, *out)
+        return code, err.splitlines()[-1]
+
+    return fail
+
+
+def write_corpus(path, *, name="Europarl.de-en", sources=SOURCES):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("README", "about")
+        packed.writestr(f"{name}.de", "".join(TARGETS))
+        packed.writestr(f"{name}.en", "".join(sources))
+
+
+def checksum(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_name_of_a_corpus_stands_for_an_archive_and_its_members(recipe_path):
+    recipe_path.write_text(
+        RECIPE + 'tag = "<ep>"\nweight = 2\nlines = 20\nsha256 = "%s"' % ("0" * 64)
+    )
+    recipe = load_recipe(str(recipe_path))
+    assert recipe.train == (
+        TextFiles(
+            archive=ZIP,
+            source="Europarl.de-en.en",
+            target="Europarl.de-en.de",
+            tag="<ep>",
+            weight=2.0,
+            lines=20,
+        ),
+    )
+    (archive,) = recipe.downloads()
+    assert archive.url == f"https://object.pouta.csc.fi/{ZIP}"
+    assert (archive.name, archive.sha256) == (ZIP, "0" * 64)
+
+
+def test_corpora_with_files_of_equal_names_and_other_languages_are_told_apart(recipe_path):
+    text = RECIPE.replace('"de"', '"de+zh"').replace("v8", 'v8"\nlanguages = ["en", "de"]#')
+    more = '[[train]]\nopus = "TED2020/v1"\nlanguages = ["en", "zh_CN"]\n'
+    again = '[[valid]]\nopus = "Europarl/v8"\nlanguages = ["en", "de"]\n'
+    recipe_path.write_text(text + more + again)
+    recipe = load_recipe(str(recipe_path))
+    names = [file.name for file in recipe.downloads()]
+    assert names == [ZIP, "OPUS-TED2020/v1/moses/en-zh_CN.txt.zip"]
+    assert recipe.train[1].target == "TED2020.en-zh_CN.zh_CN"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("Europarl/v8", "Europarl", "opus is 'Europarl', but must be a corpus and its version"),
+        ("Europarl/v8", "../v8", "opus is '../v8', but must be a corpus and its version"),
+        ("Europarl/v8", "a/b/c", "opus is 'a/b/c', but must be a corpus and its version"),
+        ('"de"', '"de+fr"', "languages are en, de+fr, but must be two codes"),
+        (
+            'v8"',
+            'v8"\nlanguages = ["en", "../de"]',
+            "languages are en, ../de, but must be two codes",
+        ),
+        (
+            'v8"',
+            'v8"\nlanguages = ["en"]',
+            "languages in [[train]] 1 is ['en'], but must be a list of 2",
+        ),
+        ('v8"', 'v8"\nsha256 = "12"', f"sha256 of {ZIP} must be 64 hexadecimal digits"),
+        ('v8"', 'v8"\nsource = "a.en"', "unknown key 'source' in [[train]] 1"),
+        ('v8"', 'v8"\nweight = 0', "weight is 0, but must be"),
+    ],
+)
+def test_a_mistake_in_a_corpus_by_name_is_explained(recipe_path, old, new, message):
+    recipe_path.write_text(RECIPE.replace(old, new, 1))
+    with pytest.raises(UsageError) as error:
+        load_recipe(str(recipe_path))
+    assert message in str(error.value)
+
+
+def test_a_corpus_is_read_from_a_folder_or_a_server_in_the_layout_of_opus(
+    prepare_text, mirror, serve, tmp_path, monkeypatch
+):
+    assert prepare_text() == "".join(SOURCES)
+    monkeypatch.setenv("no_proxy", "*")
+    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    url = serve(lambda *args: handler(*args, directory=str(mirror)))
+    assert prepare_text(mirror=url) == "".join(SOURCES)
+    assert (tmp_path / "data" / "downloads" / ZIP).is_file()
+
+
+def test_a_file_that_is_not_that_of_the_first_download_is_refused_also_with_force(
+    prepare_text, mirror, tmp_path, fail
+):
+    prepare_text()
+    first, record = checksum(mirror / ZIP), tmp_path / "data" / "checksums.json"
+    url = f"https://object.pouta.csc.fi/{ZIP}"
+    assert json.loads(record.read_text()) == {url: first}
+    write_corpus(mirror / ZIP, sources=[line.upper() for line in SOURCES])
+    code, line = fail()
+    assert code == 1
+    assert (
+        f"{ZIP} does not match its first download, which checksums.json of the dataset records"
+        in line
+    )
+    with pytest.raises(Exception, match=f"is {checksum(mirror / ZIP)}, not {first}"):
+        prepare_text(force=True)
+    assert "LINE" in prepare_text(verify=False)
+    record.unlink()
+    assert "LINE" in prepare_text()
+    assert json.loads(record.read_text()) == {url: checksum(mirror / ZIP)}
+
+
+def test_a_changed_download_is_kept_aside_so_that_the_next_call_may_fetch_it(
+    prepare_text, mirror, tmp_path, serve, monkeypatch
+):
+    monkeypatch.setenv("no_proxy", "*")
+    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    url = serve(lambda *args: handler(*args, directory=str(mirror)))
+    prepare_text(mirror=url)
+    path = tmp_path / "data" / "downloads" / ZIP
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(Exception, match=r"was renamed to .*de-en\.txt\.zip\.bad: try again"):
+        prepare_text(mirror=url, force=True)
+    assert prepare_text(mirror=url, force=True) == "".join(SOURCES)
+
+
+def test_the_checksum_of_a_recipe_counts_and_is_not_recorded(recipe_path, fail, mirror, tmp_path):
+    recipe_path.write_text(f'{RECIPE}sha256 = "{"0" * 64}"\n')
+    code, line = fail()
+    assert code == 1
+    assert f"does not match the recipe (its sha256 is {checksum(mirror / ZIP)}, not 000" in line
+    assert not (tmp_path / "data" / "checksums.json").exists()
+
+
+def test_a_damaged_archive_or_another_content_is_one_line(fail, mirror):
+    path = mirror / ZIP
+    write_corpus(path, name="Europarl.en-de")
+    assert fail()[0] == 1
+    line = fail()[1]
+    assert (
+        f"{ZIP} has no member Europarl.de-en.de and no Europarl.de-en.en; it holds README" in line
+    )
+    path.unlink()
+    code, line = fail()
+    assert code == 1
+    assert f"has no file {ZIP}: put it there" in line
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.99])
+def test_a_truncated_archive_is_one_line_and_may_be_replaced(
+    fail, mirror, keep, tmp_path, prepare_text
+):
+    path = mirror / ZIP
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep)])
+    code, line = fail()
+    assert code == 1
+    assert f"{ZIP} is truncated or damaged (File is not a zip file): replace it" in line
+    assert not (tmp_path / "data" / "train.en").exists()
+    path.write_bytes(content)
+    assert prepare_text() == "".join(SOURCES)
+
+
+def test_the_record_of_an_archive_is_as_in_older_versions():
+    """The fingerprint of a recipe with archives has the fields that older versions wrote."""
+    assert set(vars(Archive(url="http://x.org/a.tgz"))) == {
+        "url",
+        "sha256",
+        "md5",
+        "size",
+        "approximate_size",
+    }
