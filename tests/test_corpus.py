@@ -12,7 +12,7 @@ from tfm.config import (
     settings_from,
 )
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
-from tfm.data.corpus.recipe import TextFiles, TreeFile
+from tfm.data.corpus.recipe import OpusArchive, TextFiles, TreeFile
 from tfm.data.corpus.user_files import recipe_from_files, recipe_from_trees
 from tfm.data.manifest import SPLITS
 from tfm.errors import DETAIL, UsageError
@@ -66,7 +66,9 @@ def test_each_download_of_a_builtin_recipe_is_used(name):
 
 @pytest.mark.parametrize("name", builtin_recipes())
 def test_each_download_of_a_builtin_recipe_is_verified(name):
-    assert all(file.has_checksum for file in load_recipe(name).downloads())
+    # OPUS publishes no checksums: that of the first download is recorded.
+    files = load_recipe(name).downloads()
+    assert all(file.has_checksum or isinstance(file, OpusArchive) for file in files)
 
 
 @pytest.mark.parametrize(("name", "vocab_size"), [("wmt14-en-de", 37_000), ("wmt14-en-fr", 32_000)])
