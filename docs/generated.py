@@ -24,6 +24,7 @@ from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.data.corpus.recipe import (
     Archive,
     GeneratedText,
+    MonoText,
     OpusText,
     Recipe,
     TextFiles,
@@ -75,6 +76,7 @@ _RECIPE_TABLES = {
     "`[[train]]`, `[[valid]]`, `[[test]]`: trees": TreeFile,
     "`[[train]]`, `[[valid]]`, `[[test]]`: generated text": GeneratedText,
     "`[[train]]`, `[[valid]]`, `[[test]]`: further keys of all": TextOptions,
+    "`[[mono]]`": MonoText,
 }
 
 

@@ -1,5 +1,6 @@
 """Corpora of OPUS by name, from a folder in its layout: text, checksums, one line for mistakes."""
 
+import gzip
 import hashlib
 import json
 import zipfile
@@ -228,3 +229,46 @@ def test_the_record_of_an_archive_is_as_in_older_versions():
         "size",
         "approximate_size",
     }
+
+
+MONO = "OPUS-News-Commentary/v16/mono/de.txt.gz"
+
+
+def test_monolingual_text_is_downloaded_by_name_and_cleaned(
+    prepare_text, recipe_path, mirror, tmp_path
+):
+    (mirror / MONO).parent.mkdir(parents=True)
+    (mirror / MONO).write_bytes(gzip.compress(b"Ein  Satz.\n\nEin Satz.\nUnd noch einer.\n\xff\n"))
+    (tmp_path / "more.de").write_text("Und noch einer.\nDer letzte.\n")
+    mono = '[[mono]]\nlanguage = "de"\n'
+    recipe_path.write_text(f'{RECIPE}{mono}opus = "News-Commentary/v16"\n{mono}text = "more.de"\n')
+    prepare_text()
+    text = (tmp_path / "data" / "mono.de").read_text()
+    assert text == "Ein Satz.\nUnd noch einer.\nDer letzte.\n"
+    record = json.loads((tmp_path / "data" / "checksums.json").read_text())
+    assert record[f"https://object.pouta.csc.fi/{MONO}"] == checksum(mirror / MONO)
+    (tmp_path / "more.de").write_text("Ein anderer.\n")
+    prepare_text()
+    assert (tmp_path / "data" / "mono.de").read_text().endswith("Ein anderer.\n")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            'language = "fr"\nopus = "Europarl/v8"',
+            "[[mono]] 1 is in 'fr', no language to translate",
+        ),
+        ('language = "de"', "it needs either opus or text"),
+        ('language = "de"\nopus = "Europarl/v8"\ntext = "a.de"', "it needs either opus or text"),
+        ('language = "de"\nopus = "/v8"', "opus is '/v8', but must be a corpus and its version"),
+        ('language = "de"\ntext = "a.de"\nsha256 = "1"', "sha256 is for downloads"),
+        ('language = "de"\ntext = "a.de"', "a.de does not exist"),
+        ('language = "de"\nopus = "Europarl/v8"\nsha256 = "1"', "must be 64 hexadecimal digits"),
+    ],
+)
+def test_a_mistake_in_monolingual_text_is_explained(recipe_path, entry, message):
+    recipe_path.write_text(f"{RECIPE}[[mono]]\n{entry}\n")
+    with pytest.raises(UsageError) as error:
+        load_recipe(str(recipe_path))
+    assert message in str(error.value)

@@ -5,7 +5,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
 
@@ -142,6 +142,16 @@ class Cleaner:
                 chunk = _keep(chunk, is_likely, "low_score", counts)
             counts.kept += len(chunk)
             yield from chunk
+
+
+def clean_lines(
+    lines: Iterable[bytes], counts: PairCounts, config: CleaningConfig, checks: Sequence[Check]
+) -> Iterator[bytes]:
+    """Yield the lines of monolingual text that break no rule, as `Cleaner.clean` does for pairs."""
+    # A line and itself are a pair that breaks no rule about two sides, except that of copies.
+    cleaner = Cleaner(replace(config, drop_copies=False))
+    for line, _ in cleaner.clean(((line, line) for line in lines), counts, checks=checks):
+        yield line
 
 
 def passing(

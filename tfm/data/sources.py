@@ -10,7 +10,7 @@ from tfm.data.archives import extract_members, unpack_file
 from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, Text, TextFiles, TreeFile, is_url
 from tfm.data.download import CHECKSUMS, FetchedFile, fetch, partial_path
 from tfm.data.manifest import SPLITS
-from tfm.data.text import read_columns, read_pairs
+from tfm.data.text import read_columns, read_lines, read_pairs
 from tfm.data.trees.brackets import read_trees
 from tfm.data.trees.symbols import linearize
 from tfm.data.trees.tree import Tree, normalize, words_of
@@ -75,6 +75,11 @@ class TextSources:
                         name = f"{split}-{number}.{language}{_sgml_suffix(side)}"
                         self._unpacked.setdefault((text.archive, side), data_dir / "raw" / name)
 
+        for number, mono in enumerate(recipe.mono, 1):
+            if is_url(mono.side) or mono.side.endswith(".gz"):
+                path = data_dir / "raw" / f"mono-{number}.{mono.language}"
+                self._unpacked.setdefault((None, mono.side), path)
+
     @property
     def unpacked_paths(self) -> list[Path]:
         """The paths that `unpack` writes."""
@@ -89,7 +94,8 @@ class TextSources:
                 # A verified file is the same in every mirror.
                 if not (self._verify and file.has_checksum) and path.is_file():
                     contents[file.name] = sha256_of(path)
-        return {
+        mono = {"mono": [asdict(text) for text in self._recipe.mono]} if self._recipe.mono else {}
+        return mono | {
             "downloads": [
                 asdict(replace(file, approximate_size=None)) for file in self._recipe.downloads()
             ],
@@ -170,10 +176,10 @@ class TextSources:
             }
             if members:
                 extract_members(file.path, members)
+        names = {file.url: file.name for file in self._recipe.downloads()}
         for (archive, side), path in self._unpacked.items():
             if archive is None:
-                is_download = is_url(side)
-                packed = fetched[Archive(url=side).name].path if is_download else Path(side)
+                packed = fetched[names[side]].path if is_url(side) else Path(side)
                 unpack_file(packed, path)
         unverified = [file for file in self._recipe.downloads() if not file.has_checksum]
         if unverified and self._verify:
@@ -206,6 +212,12 @@ class TextSources:
 
         generated = generate_pairs(split, num_pairs=text.num_pairs, seed=text.seed)
         return ((source.encode(), target.encode()) for source, target in generated)
+
+    def lines(self, language: str) -> Iterator[bytes]:
+        """Read the lines of the monolingual texts in a language, some perhaps not UTF-8."""
+        for text in self._recipe.mono:
+            if text.language == language:
+                yield from read_lines(self._locate(None, text.side), strict=False)
 
     def trees(self, text: TreeFile | GeneratedText, split: "Split") -> Iterator[Tree]:
         """Read or generate the normalized trees of a text.

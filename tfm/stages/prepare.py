@@ -16,7 +16,7 @@ from tfm.config import (
     settings_from,
     settings_to,
 )
-from tfm.data.cleaning import Cleaner, PairCounts, passing
+from tfm.data.cleaning import Cleaner, PairCounts, clean_lines, passing
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.data.corpus.recipe import Recipe, Text, TextFiles, text_name
 from tfm.data.corpus.user_files import PathPair, recipe_from_files, recipe_from_trees
@@ -196,6 +196,7 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool
     languages = (recipe.source, recipe.target)
     suffixes = (*languages, GOLD) if recipe.task == "parsing" else languages
     outputs = [out_dir / f"{split}.{suffix}" for split in SPLITS for suffix in suffixes]
+    outputs += [out_dir / f"mono.{text.language}" for text in recipe.mono]
     # Path.resolve raises an error on a link to itself.
     inputs = {os.path.realpath(path) for path in recipe.local_paths()}
     for path in outputs:
@@ -353,6 +354,7 @@ class _TextWriter:
                         file.flush()
                         os.fsync(file.fileno())
                     outputs += paths
+            outputs += self._write_mono(stack)
             self._save_progress()
         for removed in set(SPLITS) - result.keys():
             for suffix in (self.recipe.source, self.recipe.target, GOLD):
@@ -414,6 +416,19 @@ class _TextWriter:
                 raise DataError(f"no pairs are left of the {split} text: {_summary(total)}")
         say(f"clean: {split} {_summary(total)}")
         return total.record() | {"texts": entries}, counts_by_text
+
+    def _write_mono(self, stack: ExitStack) -> list[Path]:
+        """Write the monolingual text; the files appear when the stack ends."""
+        paths = []
+        for language in dict.fromkeys(text.language for text in self.recipe.mono):
+            counts = PairCounts()
+            checks = pair_checks(self.cleaning, language, language)
+            lines = clean_lines(self.sources.lines(language), counts, self.cleaning, checks)
+            paths.append(self.manifest.text_path("mono", language))
+            file = stack.enter_context(atomic_write(paths[-1]))
+            file.writelines(line + b"\n" for line in lines)
+            say(f"clean: {paths[-1].name} {_summary(counts, unit='lines')}")
+        return paths
 
     def _cleaned(self, text: Text, cleaner: Cleaner, counts: PairCounts) -> Iterator[BytesPair]:
         """Return the pairs of a training text that pass its rules."""
@@ -492,7 +507,7 @@ def _tagged(source: bytes, tag: str | None) -> bytes:
     return source if tag is None or not source.strip() else f"{tag} ".encode() + source
 
 
-def _summary(counts: PairCounts) -> str:
+def _summary(counts: PairCounts, unit: str = "pairs") -> str:
     reasons = [f"{n:,} {rule.replace('_', ' ')}" for rule, n in counts.dropped.items() if n]
     dropped = f"; dropped {', '.join(reasons)}" if reasons else ""
-    return f"{counts.kept:,} of {counts.read:,} pairs{dropped}"
+    return f"{counts.kept:,} of {counts.read:,} {unit}{dropped}"

@@ -18,6 +18,7 @@ from tfm.config.schema import TomlTable, check_table, did_you_mean, settings_and
 from tfm.data.corpus.recipe import (
     Archive,
     GeneratedText,
+    MonoText,
     OpusText,
     Recipe,
     Text,
@@ -29,7 +30,7 @@ from tfm.data.corpus.recipe import (
 from tfm.data.manifest import SPLITS
 from tfm.errors import UsageError, list_problems
 
-EntryT = TypeVar("EntryT", bound=Archive | Text | OpusText | Recipe)
+EntryT = TypeVar("EntryT", bound=Archive | Text | OpusText | MonoText | Recipe)
 
 _SETTINGS: dict[str, type[Settings]] = {
     kind.section: kind for kind in (CleaningConfig, SubwordConfig, BinarizeConfig, SearchConfig)
@@ -67,14 +68,15 @@ def _parse(table: TomlTable, folder: Path) -> Recipe:
     values: dict[str, Any] = dict(table)
     languages = [table.get("source"), table.get("target")]
     opus_archives: dict[Archive, None] = {}  # each once
-    for name in ("archives", *SPLITS):
+    for name in ("archives", "mono", *SPLITS):
         entries = table.get(name, [])
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             place = table.place(name)
             problems.append(f"{place}{name} must be a list of tables, each under [[{name}]]")
             entries = []
         entries = [
-            {"languages": languages, **entry} if "opus" in entry else entry for entry in entries
+            {"languages": languages, **entry} if _kind_of(entry, name) is OpusText else entry
+            for entry in entries
         ]
         built = [
             _build(_kind_of(entry, name), entry, table, (name, str(number)), problems)
@@ -115,10 +117,12 @@ def _settings_problems(
     return settings_and_problems(kind, settings, places)[1]
 
 
-def _kind_of(entry: Table, name: str) -> type[Archive | Text | OpusText]:
+def _kind_of(entry: Table, name: str) -> type[Archive | Text | OpusText | MonoText]:
     """Return what a table under [[name]] describes."""
     if name == "archives":
         return Archive
+    if name == "mono":
+        return MonoText
     if "generator" in entry:
         return GeneratedText
     if "opus" in entry:
@@ -126,8 +130,11 @@ def _kind_of(entry: Table, name: str) -> type[Archive | Text | OpusText]:
     return TreeFile if "trees" in entry else TextFiles
 
 
-def _locate(entry: Archive | Text, folder: Path) -> Archive | Text:
+def _locate(entry: Archive | Text | MonoText, folder: Path) -> Archive | Text | MonoText:
     """Return a text with its paths, which are relative to the folder, as paths from here."""
+    if isinstance(entry, MonoText):
+        is_path = entry.text is not None and not is_url(entry.text)
+        return replace(entry, text=str(folder / entry.side)) if is_path else entry
     if isinstance(entry, Archive | GeneratedText) or entry.archive is not None:
         return entry
     paths = [side if is_url(side) else str(folder / side) for side in entry.sides]

@@ -247,6 +247,46 @@ class GeneratedText(TextOptions):
             yield f"num_pairs is {self.num_pairs}, but must be at least 1"
 
 
+@dataclass(frozen=True, kw_only=True)
+class MonoText:
+    """Text in one language, to translate it back: the dataset holds it in mono.LANGUAGE.
+
+    Attributes:
+        language: A language of the recipe, as OPUS calls it if the text is from there.
+        opus: Name and version of a corpus of OPUS, such as "News-Commentary/v16".
+        text: URL or path of a file instead, which is decompressed if its name ends in .gz.
+        sha256: Checksum of the download in hexadecimal.
+    """
+
+    language: str
+    opus: str | None = None
+    text: str | None = None
+    sha256: str | None = None
+
+    @property
+    def side(self) -> str:
+        """The URL or the path."""
+        if self.opus is None:
+            return self.text or ""
+        corpus, _, version = self.opus.partition("/")
+        return f"{_OPUS_URL}/OPUS-{corpus}/{version}/mono/{self.language}.txt.gz"
+
+    @property
+    def download(self) -> Archive:
+        """The file to download, if the side is a URL."""
+        kind = Archive if self.opus is None else OpusArchive
+        return kind(url=self.side, sha256=self.sha256)
+
+    def problems(self) -> Iterator[str]:
+        """Describe each invalid value."""
+        if (self.opus is None) == (self.text is None):
+            yield "it needs either opus or text"
+        if self.opus is not None and not _OPUS_CORPUS.fullmatch(self.opus):
+            yield f"opus is {self.opus!r}, but must be a corpus and its version, as in Europarl/v8"
+        if not is_url(self.side) and self.sha256 is not None:
+            yield "sha256 is for downloads: leave it out"
+
+
 Text = TextFiles | TreeFile | GeneratedText
 
 
@@ -276,6 +316,7 @@ class Recipe:
         train: Training texts, in the order in which they are concatenated.
         valid: Validation texts.
         test: Test texts.
+        mono: Texts in one language, to translate them back.
         cleaning: Settings of CleaningConfig that differ from the defaults.
         subword: Settings of SubwordConfig that differ from the defaults.
         binarize: Settings of BinarizeConfig that differ from the defaults.
@@ -292,6 +333,7 @@ class Recipe:
     train: tuple[Text, ...] = ()
     valid: tuple[Text, ...] = ()
     test: tuple[Text, ...] = ()
+    mono: tuple[MonoText, ...] = ()
     cleaning: Table = field(default_factory=dict)
     subword: Table = field(default_factory=dict)
     binarize: Table = field(default_factory=dict)
@@ -318,8 +360,9 @@ class Recipe:
     def downloads(self) -> list[Archive]:
         """Return all downloads: archives, then texts that are not in archives."""
         known = {archive.url for archive in self.archives}
-        urls = dict.fromkeys(side for side in self._loose_sides() if is_url(side))
-        return [*self.archives, *(Archive(url=url) for url in urls if url not in known)]
+        loose = {side: Archive(url=side) for side in self._loose_sides() if is_url(side)}
+        loose |= {text.side: text.download for text in self.mono if is_url(text.side)}
+        return [*self.archives, *(file for url, file in loose.items() if url not in known)]
 
     def local_paths(self) -> list[Path]:
         """Return the paths of texts on this machine."""
@@ -342,13 +385,21 @@ class Recipe:
                     yield f'[[{split}]] {number} needs task = "{text.task}", not "{self.task}"'
                 if split != "train" and (text.weight is not None or text.cleaning):
                     yield f"[[{split}]] {number} has a weight or cleaning: only [[train]] texts can"
+        yield from self._mono_problems()
         yield from self._mixture_problems()
         yield from self._file_problems()
 
     def _loose_sides(self) -> list[str]:
         texts = (text for text in self.text_files() if text.archive is None)
         # A .tsv file is both sides.
-        return [side for text in texts for side in dict.fromkeys(text.sides)]
+        sides = [side for text in texts for side in dict.fromkeys(text.sides)]
+        return sides + [text.side for text in self.mono]
+
+    def _mono_problems(self) -> Iterator[str]:
+        languages = f"{self.source}+{self.target}".split("+")
+        for number, text in enumerate(self.mono, 1):
+            if self.task == "parsing" or text.language not in languages:
+                yield f"[[mono]] {number} is in {text.language!r}, no language to translate here"
 
     def _mixture_problems(self) -> Iterator[str]:
         weights = [text.weight for text in self.train]
