@@ -61,7 +61,7 @@ def test_the_recipes_are_listed_one_per_line(run):
     lines = [re.split(" {2,}", line) for line in out.splitlines()]
     assert [name for name, *_ in lines] == builtin_recipes()
     for name, languages, size, description in lines:
-        assert re.fullmatch(r"[\d,]+ pairs|[\d.]+ GB of text", size)
+        assert re.fullmatch(r"[\d,]+ pairs|[\d.]+ [GM]B of text", size)
         assert description == load_recipe(name).description
         assert languages.count("-") == 1
 

@@ -66,8 +66,11 @@ def test_each_download_of_a_builtin_recipe_is_used(name):
 
 @pytest.mark.parametrize("name", builtin_recipes())
 def test_each_download_of_a_builtin_recipe_is_verified(name):
-    # OPUS publishes no checksums: that of the first download is recorded.
-    files = load_recipe(name).downloads()
+    recipe = load_recipe(name)
+    if name == "iwslt14-de-en":
+        return  # nobody published a checksum: that of the first download is recorded
+    # The same holds for OPUS.
+    files = recipe.downloads()
     assert all(file.has_checksum or isinstance(file, OpusArchive) for file in files)
 
 
@@ -100,6 +103,8 @@ def test_a_minimal_recipe_file_is_valid(load):
         ("weight = 0", "weight is 0, but must be from 0.000001"),
         ("weight = -1", "weight is -1, but must be"),
         ("weight = nan", "weight is nan, but must be"),
+        ("every = 1", "every is 1, but must be at least 2"),
+        ("except_every = 0", "except_every is 0, but must be at least 2"),
         ('tag = "bt"', "tag is 'bt', but must be a name in angle brackets, such as <bt>"),
         ('tag = "</s>"', "tag is '</s>', but must be a name in angle brackets"),
         ('tag = "<s>"', "tag is <s>, but must not be a piece that every vocabulary has"),
@@ -376,6 +381,7 @@ def test_a_recipe_of_trees_may_override_the_defaults(load):
         ('"treebank"', '"numbers"', r'\[\[valid\]\] 1 needs task = "translation"'),
         ('"parsing"', '"tagging"', "task in the recipe is 'tagging', but must be one of"),
         ('"parsing"', "3", "task in the recipe is 3, but must be one of"),
+        ("num_pairs = 3", "num_pairs = 3\nevery = 2", "every and except_every are for translation"),
         ('trees = "wsj/02.mrg"', 'trees = "a"\nsource = "b"', "unknown key 'source'"),
         ('archive = "wsj.tgz"', 'archive = "brown.tgz"', "brown.tgz"),
     ],

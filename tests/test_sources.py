@@ -1,6 +1,8 @@
 """The estimated size of a recipe's text before it is downloaded."""
 
 import gzip
+import io
+import tarfile
 
 import pytest
 
@@ -105,3 +107,38 @@ def test_the_sizes_of_the_papers_corpora_are_known(tmp_path, name, gigabytes):
     assert not size.is_lower_bound
     assert size.missing == pytest.approx(gigabytes * 1e9, rel=0.02)
     assert size.missing / 2 < size.unpacked < size.missing * 3
+
+
+def test_the_tags_of_iwslt_are_dropped_and_each_nth_pair_is_held_out(tmp_path):
+    about = "<url>http://x</url>\n<keywords>talks</keywords>\n<title>A title</title>\n"
+    sentences = [f"Sentence {number} < 9\n" for number in range(2, 6)]
+    text = about + " <b> is text\n" + "".join(sentences)
+    segments = '<mteval>\n<seg id="1"> One &amp; two </seg>\n</mteval>\n'
+    content = {
+        "d/train.tags.de-en.en": text,
+        "d/train.tags.de-en.de": f"<translator href='x'>who</translator>\n{text}",
+        "d/dev.en.xml": segments,
+        "d/dev.de.xml": segments,
+    }
+    with tarfile.open(tmp_path / "a.tgz", "w:gz") as tar:
+        for name, member in content.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(member)
+            tar.addfile(info, io.BytesIO(member.encode()))
+    files = {"archive": "a.tgz", "source": "d/train.tags.de-en.en"}
+    files["target"] = "d/train.tags.de-en.de"
+    train = TextFiles(**files, except_every=3)
+    valid = TextFiles(**files, every=3)
+    test = TextFiles(archive="a.tgz", source="d/dev.en.xml", target="d/dev.de.xml")
+    texts = {"train": (train,), "valid": (valid,), "test": (test,)}
+    archives = (Archive(url="http://unreachable.invalid/a.tgz"),)
+    text_sources = sources(tmp_path, mirror=str(tmp_path), archives=archives, **texts)
+    text_sources.unpack(text_sources.fetch())
+    read = {
+        split: [source.decode() for source, _ in text_sources.pairs(each, split)]
+        for split, (each,) in texts.items()
+    }
+    lines = ["A title", " <b> is text", *(line.rstrip("\n") for line in sentences)]
+    assert read["valid"] == lines[2::3]
+    assert read["train"] == [line for line in lines if line not in read["valid"]]
+    assert read["test"] == ["One & two"]

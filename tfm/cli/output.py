@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from tfm.data.disk import format_size
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
 from tfm.storage.partial_output import PartialOutput
@@ -98,7 +99,7 @@ def _training_size(recipe: "Recipe") -> str:
     known = [count for count in counts if count is not None]
     if len(known) == len(counts):
         return f"{sum(known):,} pairs"
-    return "" if recipe.text_size is None else f"{recipe.text_size / 1e9:.1f} GB of text"
+    return "" if recipe.text_size is None else f"{format_size(recipe.text_size)} of text"
 
 
 def print_forecast(forecast: "Forecast") -> None:

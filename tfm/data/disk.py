@@ -48,9 +48,9 @@ def check_disks(needs: Sequence[DiskNeed]) -> None:
         summary = f"{' and '.join(outermost)} will take {_format_needs(disk_needs)}"
         if total > free:
             remedy = _remedy(disk_needs, total - free)
-            problems.append(f"{summary}, but only {_format_size(free)} are free there: {remedy}")
+            problems.append(f"{summary}, but only {format_size(free)} are free there: {remedy}")
         else:
-            say(f"disk: {summary}; {_format_size(free)} are free there")
+            say(f"disk: {summary}; {format_size(free)} are free there")
     if problems:
         raise DataError("; ".join(problems))
 
@@ -64,7 +64,8 @@ def _remedy(needs: Sequence[DiskNeed], num_bytes: int) -> str:
     return ", or ".join(sufficient) or ", and ".join(freed)
 
 
-def _format_size(num_bytes: int) -> str:
+def format_size(num_bytes: int) -> str:
+    """Return a size with its unit, such as 1.5 GB."""
     for size, unit in _UNITS:
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
@@ -75,12 +76,12 @@ def _format_needs(needs: Sequence[DiskNeed]) -> str:
     total = sum(need.num_bytes for need in needs)
     prefix = "at least" if any(need.is_lower_bound for need in needs) else "about"
     contents = ", ".join(
-        f"{need.content} {'at least ' * need.is_lower_bound}{_format_size(need.num_bytes)}"
+        f"{need.content} {'at least ' * need.is_lower_bound}{format_size(need.num_bytes)}"
         if need.num_bytes
         else f"{need.content} of unknown size"
         for need in needs
     )
-    return f"{f'{prefix} {_format_size(total)}' if total else 'an unknown amount'} ({contents})"
+    return f"{f'{prefix} {format_size(total)}' if total else 'an unknown amount'} ({contents})"
 
 
 def _disk(folder: Path) -> int:

@@ -3,7 +3,8 @@
 import typing
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tfm.data.archives import extract_members, unpack_file
@@ -72,7 +73,7 @@ class TextSources:
                 languages = (recipe.source, recipe.target)[-len(text.sides) :]
                 for language, side in zip(languages, text.sides, strict=True):
                     if text.archive is not None or is_url(side) or side.endswith(".gz"):
-                        name = f"{split}-{number}.{language}{_sgml_suffix(side)}"
+                        name = f"{split}-{number}.{language}{_format_suffix(side)}"
                         self._unpacked.setdefault((text.archive, side), data_dir / "raw" / name)
 
         for number, mono in enumerate(recipe.mono, 1):
@@ -196,6 +197,14 @@ class TextSources:
         Raises:
             DataError: Sides have different numbers of lines, or a file is damaged.
         """
+        pairs = self._all_pairs(text, split)
+        if text.every is not None:
+            pairs = islice(pairs, text.every - 1, None, text.every)
+        if (step := text.except_every) is not None:
+            pairs = (pair for number, pair in enumerate(pairs, 1) if number % step)
+        return pairs
+
+    def _all_pairs(self, text: Text, split: "Split") -> Iterator[tuple[bytes, bytes]]:
         if isinstance(text, TextFiles):
             source_path, target_path = self.locate_sides(text)
             # Invalid lines may be dropped from training text, but not from test text.
@@ -247,6 +256,9 @@ def _location(text: Text) -> dict[str, Any]:
     return {name: value for name, value in asdict(text).items() if name not in text.options()}
 
 
-def _sgml_suffix(side: str) -> str:
-    name = Archive(url=side).name if is_url(side) else side
-    return ".sgm" if name.removesuffix(".gz").endswith((".sgm", ".sgml")) else ""
+def _format_suffix(side: str) -> str:
+    """Return the suffix that makes a reader of text parse SGML or the tags of IWSLT."""
+    name = Archive(url=side).name if is_url(side) else PurePosixPath(side).name
+    if name.startswith("train.tags."):
+        return ".iwslt"
+    return ".sgm" if name.removesuffix(".gz").endswith((".sgm", ".sgml", ".xml")) else ""

@@ -27,6 +27,8 @@ _PAIR_OVERHEAD_BYTES = 100
 _TAG = re.compile(rb"<(/?)seg\b[^<>]*(>?)", re.IGNORECASE)
 _ENTITY = re.compile(rb"&(?:(amp|lt|gt|quot|apos)|#([0-9]{1,7})|#x([0-9A-Fa-f]{1,6}));")
 _ENTITIES = {b"amp": b"&", b"lt": b"<", b"gt": b">", b"quot": b'"', b"apos": b"'"}
+_TALK_MARKUP = re.compile(rb"<[^<>]*>")
+_TALK_TEXT = (b"<title>", b"<description>")
 _LINE_ENDS = re.compile(rb"[\r\n]+")
 
 BytesPair = tuple[bytes, bytes]
@@ -110,11 +112,12 @@ def read_columns(path: Path, *, strict: bool, num_lines: int | None = None) -> I
 
 
 def read_lines(path: Path, *, strict: bool) -> Iterator[bytes]:
-    r"""Read the lines of a plain or SGML (.sgm) text, without line ends.
+    r"""Read the lines of a plain, SGML (.sgm, .xml) or IWSLT text, without line ends.
 
     Only "\n" ends a line, and carriage returns before it are removed. Other separators, such as
-    U+2028, are text. A byte order mark at the start is dropped. In SGML, each <seg> is a line. If
-    `strict`, a line that is not UTF-8 is an error; otherwise, it is yielded.
+    U+2028, are text. A byte order mark at the start is dropped. In SGML, each <seg> is a line. In
+    training text of IWSLT (.iwslt), the lines about talks are dropped but for their titles and
+    descriptions. If `strict`, a line that is not UTF-8 is an error; otherwise, it is yielded.
 
     Raises:
         DataError: A line is too long, the SGML is damaged, or the path is not a readable file.
@@ -168,8 +171,10 @@ def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
                 raise DataError(f"{path} is {encoding}, not UTF-8: convert it with {command}")
             file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
             blocks = _plain_blocks(file, str(path))
-            if path.suffix in (".sgm", ".sgml"):
+            if path.suffix in (".sgm", ".sgml", ".xml"):
                 blocks = ([segment] for segment in _segments(file, path))
+            elif path.suffix == ".iwslt":
+                blocks = filter(None, map(_without_talk_markup, blocks))
             yield from _check_utf8(blocks, str(path)) if strict else blocks
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
@@ -190,6 +195,12 @@ def _plain_blocks(file: IO[bytes], name: str) -> Iterator[list[bytes]]:
             yield [line.rstrip(b"\r") for line in lines] if b"\r" in text else lines
     if last:
         yield [last.rstrip(b"\r")]
+
+
+def _without_talk_markup(lines: list[bytes]) -> list[bytes]:
+    """Return the lines of talks, their titles and descriptions, without others about them."""
+    kept = (line for line in lines if line[:1] != b"<" or line.startswith(_TALK_TEXT))
+    return [_TALK_MARKUP.sub(b"", line).strip() if line[:1] == b"<" else line for line in kept]
 
 
 def _line_lengths(path: Path) -> Lengths:

@@ -95,12 +95,16 @@ class TextOptions:
 
     Attributes:
         tag: Tag such as <bt> or <2fr> that is put before each source sentence.
+        every: Take only each Nth pair, such as for validation on a part of the training text.
+        except_every: Leave out each Nth pair, which another text takes with `every`.
         weight: Only in [[train]]: the share of the pairs of an epoch, relative to the weights of
             the other texts. All of them have one, or none: then each pair comes once an epoch.
         cleaning: Only in [[train]]: settings that differ from [cleaning] for this text.
     """
 
     tag: str | None = None
+    every: int | None = None
+    except_every: int | None = None
     weight: float | None = None
     cleaning: Table = field(default_factory=dict)
 
@@ -116,6 +120,10 @@ class TextOptions:
             yield (
                 f"weight is {self.weight:g}, but must be from {_MIN_WEIGHT:f} to {_MAX_WEIGHT:,.0f}"
             )
+        for name in ("every", "except_every"):
+            step = getattr(self, name)
+            if step is not None and step < 2:
+                yield f"{name} is {step}, but must be at least 2"
         if "normalize_space" in self.cleaning:
             yield "normalize_space holds for all texts: set it in [cleaning]"
 
@@ -125,7 +133,7 @@ class TextFiles(TextOptions):
     """One text of a split: two files with translations line by line.
 
     If both are the same file, it has two columns, source and target, separated by a tab. Names may
-    end in .gz (compressed), .sgm (SGML) or .sgm.gz.
+    end in .gz (compressed), .sgm or .xml (SGML), or both.
 
     Attributes:
         source: Member of the archive; without an archive, a URL or the path of a file.
@@ -410,6 +418,9 @@ class Recipe:
             )
         if self.task == "parsing" and self.tags():
             yield "tags are for translation: leave them out for a parser"
+        texts = (text for split in SPLITS for text in self.texts(split))
+        if self.task == "parsing" and any(text.every or text.except_every for text in texts):
+            yield "every and except_every are for translation: leave them out for a parser"
         if "tag" in self.search:
             yield "tag is no setting of [search] in a recipe: give it to [[valid]] and [[test]]"
 

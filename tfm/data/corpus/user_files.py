@@ -130,7 +130,9 @@ def _language_of(path: Path) -> str:
     """Return the suffix of a text file if it is a language, or "" otherwise."""
     suffix = Path(path.name.removesuffix(".gz")).suffix[1:]
     return (
-        suffix if _LANGUAGE_SUFFIX.fullmatch(suffix) and suffix not in ("sgm", "tsv", "txt") else ""
+        suffix
+        if _LANGUAGE_SUFFIX.fullmatch(suffix) and suffix not in ("sgm", "tsv", "txt", "xml")
+        else ""
     )
 
 
