@@ -112,7 +112,7 @@ def _check(
         standard, acceptance = "the recipe", "accept it with --no-verify"
         if is_recorded and kind == "sha256":
             standard = f"its first download, which {CHECKSUMS} of the dataset records"
-            acceptance = f"accept it by removing its line from {CHECKSUMS}"
+            acceptance = f"accept it by removing its entry from {CHECKSUMS}"
         problem = f"does not match {standard} (its {kind} is {actual[kind]}, not {expected[kind]})"
         raise _mismatch(path, archive, problem, acceptance, is_download=is_download)
     elif not (archive.has_checksum or is_recorded):
