@@ -192,7 +192,8 @@ def make_model(
     import torch
 
     from tfm.model.build import new_model
-    from tfm.storage.checkpoint.model_folder import ModelInfo, save_checkpoint
+    from tfm.storage.checkpoint.model_folder import ModelInfo
+    from tfm.storage.checkpoint.model_tensors import save_checkpoint
 
     def make(*, seed: int = 0, task: str = "translation", **shape: Any) -> Path:
         path = tmp_path / "model"

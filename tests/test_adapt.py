@@ -18,7 +18,8 @@ from tfm.stages.binarize import BinarizeConfig, binarize
 from tfm.stages.defaults import run_folder, run_settings
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.train import train
-from tfm.storage.checkpoint.model_folder import load_info, load_training_state, load_weights
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.model_tensors import load_training_state, load_weights
 from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoints
 
 # Of the test runs, whose checkpoints are few and small.

@@ -21,7 +21,8 @@ from tfm.inference.translator import Translator
 from tfm.model.build import load_model, new_model
 from tfm.model.weights import record_attention
 from tfm.stages.attend import attend
-from tfm.storage.checkpoint.model_folder import load_info, load_weights, save_checkpoint
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 
 SENTENCE = "I am buying the red cars on Monday"

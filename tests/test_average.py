@@ -13,7 +13,8 @@ from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.inference.translator import Translator
 from tfm.stages import average as average_module
 from tfm.stages.average import average
-from tfm.storage.checkpoint.model_folder import load_info, load_weights, save_checkpoint
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoint_path, checkpoints
 
 

@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 
 from tfm.config import run_config
 from tfm.errors import CheckpointError
-from tfm.storage.checkpoint import model_folder
+from tfm.storage.checkpoint import model_folder, model_tensors
 from tfm.storage.checkpoint.model_folder import (
     DamagedCheckpointError,
     ModelInfo,
     _checksum,
-    average_weights,
     check_model,
     load_info,
+)
+from tfm.storage.checkpoint.model_tensors import (
+    average_weights,
     load_training_state,
     load_weights,
     save_checkpoint,
@@ -316,20 +318,27 @@ def full_disk(*_, **__):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("function", ["write_tensors", "write_state", "write_json"])
-def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch, function):
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        (model_tensors, "write_tensors"),
+        (model_tensors, "write_state"),
+        (model_folder, "write_json"),
+    ],
+)
+def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch, module, function):
     def fail(path, *_, **__):
         path.write_bytes(b"half")
         full_disk()
 
-    monkeypatch.setattr(model_folder, function, fail)
+    monkeypatch.setattr(module, function, fail)
     with pytest.raises(OSError, match="No space"):
         save(tmp_path / "model")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_write_keeps_the_older_model(model_dir, monkeypatch):
-    monkeypatch.setattr(model_folder, "write_state", full_disk)
+    monkeypatch.setattr(model_tensors, "write_state", full_disk)
     with pytest.raises(OSError, match="No space"):
         save(model_dir, new_info(step=2))
     assert load_all(model_dir)[0].step == 1

@@ -17,7 +17,8 @@ from tfm.inference.translator import Translator
 from tfm.stages.export import check, folder
 from tfm.stages.export.folder import Quantization, export
 from tfm.stages.train import train
-from tfm.storage.checkpoint.model_folder import load_info, load_weights, save_checkpoint
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoints
 
 ctranslate2 = pytest.importorskip("ctranslate2")

@@ -14,7 +14,8 @@ from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
 from tfm.inference.translator import Translator
 from tfm.stages.export.folder import export
-from tfm.storage.checkpoint.model_folder import load_info, load_weights, save_checkpoint
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoints
 
 ctranslate2 = pytest.importorskip("ctranslate2")

@@ -12,7 +12,8 @@ import torch
 from tfm.config import run_toml
 from tfm.distributed.group import Group
 from tfm.stages.train import train
-from tfm.storage.checkpoint.model_folder import load_info, load_weights
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.model_tensors import load_weights
 from tfm.storage.checkpoint.run_folder import checkpoints
 
 TIMEOUT_SECONDS = 180

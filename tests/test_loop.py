@@ -14,7 +14,8 @@ from tfm.config import run_toml
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import TrainingError
 from tfm.stages.train import train
-from tfm.storage.checkpoint.model_folder import load_info, load_weights
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.model_tensors import load_weights
 from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints
 from tfm.training import record
 from tfm.training.trainer import Trainer

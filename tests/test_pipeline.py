@@ -22,7 +22,8 @@ from tfm.stages.generate_plan import plan_generation
 from tfm.stages.prepare import prepare
 from tfm.stages.score import score
 from tfm.stages.train import train
-from tfm.storage.checkpoint.model_folder import load_info, load_weights
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.model_tensors import load_weights
 from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 
 CPU = InferenceConfig(device="cpu", precision="fp32")

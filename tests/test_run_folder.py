@@ -10,7 +10,8 @@ import torch
 from tfm.config import run_config
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.checkpoint import run_folder
-from tfm.storage.checkpoint.model_folder import ModelInfo, load_info, load_weights, save_checkpoint
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
+from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import (
     best_checkpoints,
     checkpoint_path,

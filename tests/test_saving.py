@@ -12,13 +12,8 @@ import torch
 from tfm.config import run_config
 from tfm.errors import CheckpointError
 from tfm.storage import saving
-from tfm.storage.checkpoint.model_folder import (
-    ModelInfo,
-    load_info,
-    load_training_state,
-    load_weights,
-    save_checkpoint,
-)
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
+from tfm.storage.checkpoint.model_tensors import load_training_state, load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints, newest_intact_checkpoint
 from tfm.storage.saving import Saver
 

@@ -21,12 +21,8 @@ from tfm.stages.binarize import binarize
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
 from tfm.storage import saving
-from tfm.storage.checkpoint.model_folder import (
-    load_info,
-    load_training_state,
-    load_weights,
-    save_checkpoint,
-)
+from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.model_tensors import load_training_state, load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 from tfm.storage.lock import LockedFolderError, lock_folder
 from tfm.training.data import open_data

@@ -14,7 +14,7 @@ from tfm.inference import engine
 from tfm.inference.translator import Translator
 from tfm.model.build import new_model
 from tfm.search.scoring import Hypothesis
-from tfm.storage.checkpoint.model_folder import load_weights
+from tfm.storage.checkpoint.model_tensors import load_weights
 from tfm.storage.checkpoint.run_folder import checkpoints
 from tfm.storage.checkpoint.tensor_file import write_tensors
 from tfm.storage.files import sha256_of

@@ -14,7 +14,8 @@ from tfm.config import ModelConfig, ModelPart, RecurrentConfig, TransformerConfi
 from tfm.errors import CheckpointError
 from tfm.model.recurrent import Recurrent
 from tfm.model.transformer import Transformer
-from tfm.storage.checkpoint.model_folder import ModelInfo, load_weights
+from tfm.storage.checkpoint.model_folder import ModelInfo
+from tfm.storage.checkpoint.model_tensors import load_weights
 
 Model = Transformer | Recurrent
 

@@ -13,13 +13,8 @@ from tfm.inference.calibration import calibrate
 from tfm.inference.engine import load_engine, load_vocabulary
 from tfm.stages.generate_plan import split_paths
 from tfm.storage.checkpoint.calibration import MIN_LINES, Calibration
-from tfm.storage.checkpoint.model_folder import (
-    CONFIG,
-    ModelInfo,
-    average_weights,
-    load_info,
-    save_checkpoint,
-)
+from tfm.storage.checkpoint.model_folder import CONFIG, ModelInfo, load_info
+from tfm.storage.checkpoint.model_tensors import average_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import (
     best_checkpoints,
     checkpoints,

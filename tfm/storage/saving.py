@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tfm.errors import CheckpointError
 from tfm.reporting import say
-from tfm.storage.checkpoint.model_folder import ModelInfo, save_checkpoint
+from tfm.storage.checkpoint.model_folder import ModelInfo
+from tfm.storage.checkpoint.model_tensors import save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoint_path, newest_step, prune_checkpoints
 
 _RETRY_SECONDS = 60.0

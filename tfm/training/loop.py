@@ -19,7 +19,8 @@ from tfm.errors import CheckpointError, InterruptedRunError, TrainingError, Usag
 from tfm.model.build import Model, load_model, new_model
 from tfm.model.cost import Cost, memory_problem, model_cost
 from tfm.reporting import Progress, format_figure, say
-from tfm.storage.checkpoint.model_folder import STATE, load_info, load_training_state
+from tfm.storage.checkpoint.model_folder import STATE, load_info
+from tfm.storage.checkpoint.model_tensors import load_training_state
 from tfm.storage.checkpoint.run_folder import last_good_checkpoint
 from tfm.storage.checkpoint.tensor_file import record_from
 from tfm.storage.saving import Saver

@@ -1,35 +1,27 @@
-"""Model folders: written atomically, verified when they are read."""
+"""The description of a model in its folder, and the checksums of all files there.
 
-import contextlib
+Reading it does not import torch.
+"""
+
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import safetensors.torch
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from tfm.config import RunConfig, SearchConfig, Task, run_config, run_table
 from tfm.config.schema import from_table
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.checkpoint.calibration import Calibration
-from tfm.storage.checkpoint.tensor_file import read_state, write_state, write_tensors
-from tfm.storage.files import atomic_directory, read_json, sha256_of, write_json
+from tfm.storage.files import read_json, sha256_of, write_json
 
 FORMAT = 2
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 
 # The metric of each task, by its name in validation.
 SCORES: Mapping[Task, str] = {"translation": "bleu", "parsing": "f1"}
-
-# Errors of files with a correct checksum whose content is not safetensors, or not a state.
-_UNREADABLE = (SafetensorError, OSError, RuntimeError, ValueError)
-_INVALID = (LookupError, TypeError, RecursionError)
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -101,33 +93,6 @@ class ModelInfo:
         return None if figure is None or math.isnan(figure) else sign * figure
 
 
-def save_checkpoint(
-    path: Path,
-    info: ModelInfo,
-    weights: Mapping[str, Tensor],
-    *,
-    subword_files: Mapping[str, bytes],
-    training_state: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a model folder atomically.
-
-    It holds the parameters, of any shape, each under one name; the subword models by file name; and
-    the tensors and plain values needed to resume training.
-
-    Raises:
-        OSError: It cannot be written; an existing folder is unchanged.
-    """
-    with atomic_directory(path) as folder:
-        digests = {WEIGHTS: write_tensors(folder / WEIGHTS, weights)}
-        if training_state is not None:
-            digests[STATE] = write_state(folder / STATE, training_state)
-        for name, content in subword_files.items():
-            (folder / name).write_bytes(content)
-            digests[name] = hashlib.sha256(content).hexdigest()
-        record = {"format": FORMAT, **asdict(info), "run": run_table(info.run), "sha256": digests}
-        write_json(folder / CONFIG, {**record, "checksum": _checksum(record)})
-
-
 def load_info(path: Path) -> ModelInfo:
     """Read the description of a model, and verify its subword models.
 
@@ -138,11 +103,11 @@ def load_info(path: Path) -> ModelInfo:
     record = _read_record(path)
     for name in record.pop("sha256"):
         if name not in (WEIGHTS, STATE):
-            _verify(path, name)
+            verified_file(path, name)
     try:
         return _parse_info(record)
     except (UsageError, ValueError) as error:
-        raise _damaged(path / CONFIG, UsageError(str(error))) from error
+        raise damaged(path / CONFIG, UsageError(str(error))) from error
 
 
 def check_model(path: Path, *, needs_state: bool = False) -> ModelInfo:
@@ -153,9 +118,9 @@ def check_model(path: Path, *, needs_state: bool = False) -> ModelInfo:
         DamagedCheckpointError: A file is missing or has changed since it was written.
     """
     info = load_info(path)
-    _verify(path, WEIGHTS)
+    verified_file(path, WEIGHTS)
     if needs_state or (path / STATE).exists():
-        _verify(path, STATE)
+        verified_file(path, STATE)
     return info
 
 
@@ -174,64 +139,46 @@ def as_ancestor(path: Path) -> Ancestor:
     )
 
 
-def load_weights(path: Path) -> dict[str, Tensor]:
-    """Return the parameters of a model folder, of any shape, by name.
+def write_description(folder: Path, info: ModelInfo, digests: Mapping[str, str]) -> None:
+    """Write the description of a model beside its files, whose SHA-256 are given by name."""
+    record = {"format": FORMAT, **asdict(info), "run": run_table(info.run), "sha256": digests}
+    write_json(folder / CONFIG, {**record, "checksum": _checksum(record)})
 
-    The tensors are views of the memory-mapped file: copy them to keep them.
 
-    Raises:
-        CheckpointError: They are missing or damaged.
-    """
-    file = _verify(path, WEIGHTS)
+def verified_file(path: Path, name: str) -> Path:
+    """Return the path of a file whose checksum is correct; raise an error otherwise."""
+    file = path / name
+    if Path(name).name != name:
+        raise damaged(path / CONFIG, None)  # the record names a file outside of the folder
+    if not file.exists():
+        raise damaged(file, FileNotFoundError())
     try:
-        return safetensors.torch.load_file(file)
-    except _UNREADABLE as error:
-        raise _damaged(file, error) from error
+        # Reading something else than a file, such as a pipe, might never end.
+        is_intact = file.is_file() and sha256_of(file) == _read_record(path)["sha256"][name]
+    except (OSError, KeyError) as error:
+        raise damaged(file, error) from error
+    if not is_intact:
+        raise damaged(file, None)
+    return file
 
 
-def load_training_state(path: Path) -> dict[str, Any]:
-    """Return the training state of a checkpoint, in memory of its own.
-
-    Raises:
-        CheckpointError: It is missing or damaged.
-    """
-    file = _verify(path, STATE)
-    try:
-        state = read_state(file)
-        if not isinstance(state, dict):
-            raise TypeError("not a mapping")
-    except (*_INVALID, *_UNREADABLE) as error:
-        raise _damaged(file, error) from error
-    return state
-
-
-def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """Return the mean of several checkpoints' parameters (Vaswani et al. 2017, §6.1), by name.
-
-    Each tensor, of any shape, is summed in float64 and returned in float32.
-
-    Raises:
-        CheckpointError: A checkpoint is damaged, or they belong to different models.
-    """
-    averaged: dict[str, Tensor] = {}
-    with contextlib.ExitStack() as stack:
-        try:
-            # Open files can still be read if a running training removes them.
-            files = [stack.enter_context(safe_open(_verify(p, WEIGHTS), "pt")) for p in paths]
-            shapes = [{n: file.get_slice(n).get_shape() for n in file.keys()} for file in files]  # noqa: SIM118
-            if any(each != shapes[0] for each in shapes):
-                raise ValueError("different models")
-            for name in shapes[0]:
-                total: Tensor | float = 0.0
-                for file in files:
-                    total = total + file.get_tensor(name).double()
-                averaged[name] = (torch.as_tensor(total) / len(files)).float()
-        except _UNREADABLE as error:
-            raise CheckpointError(
-                f"cannot average {', '.join(map(str, paths))}: they are not checkpoints of one "
-                "model; choose others"
-            ) from error
-    return averaged
+def damaged(file: Path, error: Exception | None) -> CheckpointError:
+    """Return the error that describes why a file cannot be used."""
+    if not file.parent.exists():
+        return CheckpointError(
+            f"{file.parent} was removed while it was read: if its run is still training, try again"
+        )
+    kind: type[CheckpointError] = DamagedCheckpointError
+    match error:
+        case FileNotFoundError():
+            reason = "it is missing"
+        case OSError():
+            kind, reason = CheckpointError, str(error.strerror or error)
+        case UsageError():
+            reason = str(error)
+        case _:
+            reason = "it is damaged"
+    return kind(f"cannot read {file}: {reason}; choose another checkpoint")
 
 
 def _read_record(path: Path) -> dict[str, Any]:
@@ -245,7 +192,7 @@ def _read_record(path: Path) -> dict[str, Any]:
         if expected is not None and expected != _checksum(record):
             raise UsageError('it is damaged or was edited: if you edited it, remove its "checksum"')
     except (DataError, OSError, RecursionError, UsageError) as error:
-        raise _damaged(file, error) from error
+        raise damaged(file, error) from error
     written = record.pop("format", None)
     if written != FORMAT:
         raise CheckpointError(
@@ -253,7 +200,7 @@ def _read_record(path: Path) -> dict[str, Any]:
             "load it with the version that wrote it, or train again"
         )
     if not isinstance(record.get("sha256"), dict):
-        raise _damaged(file, None)
+        raise damaged(file, None)
     return record
 
 
@@ -283,39 +230,3 @@ def _remove_older_settings(training: Any) -> None:
         training.pop("cuda_graphs", None)
         if training.get("kernels") == "fast":
             training["kernels"] = "auto"
-
-
-def _verify(path: Path, name: str) -> Path:
-    """Return the path of a file whose checksum is correct; raise an error otherwise."""
-    file = path / name
-    if Path(name).name != name:
-        raise _damaged(path / CONFIG, None)  # the record names a file outside of the folder
-    if not file.exists():
-        raise _damaged(file, FileNotFoundError())
-    try:
-        # Reading something else than a file, such as a pipe, might never end.
-        is_intact = file.is_file() and sha256_of(file) == _read_record(path)["sha256"][name]
-    except (OSError, KeyError) as error:
-        raise _damaged(file, error) from error
-    if not is_intact:
-        raise _damaged(file, None)
-    return file
-
-
-def _damaged(file: Path, error: Exception | None) -> CheckpointError:
-    """Return the error that describes why a file cannot be used."""
-    if not file.parent.exists():
-        return CheckpointError(
-            f"{file.parent} was removed while it was read: if its run is still training, try again"
-        )
-    kind: type[CheckpointError] = DamagedCheckpointError
-    match error:
-        case FileNotFoundError():
-            reason = "it is missing"
-        case OSError():
-            kind, reason = CheckpointError, str(error.strerror or error)
-        case UsageError():
-            reason = str(error)
-        case _:
-            reason = "it is damaged"
-    return kind(f"cannot read {file}: {reason}; choose another checkpoint")
