@@ -33,7 +33,7 @@ from tfm.data.corpus.recipe import (
 )
 from tfm.inference.lines import ScoredTarget, Translation
 from tfm.metrics.metric import Comparison, MetricScore
-from tfm.stages import score
+from tfm.stages import models, score
 from tfm.stages.average import AverageResult
 from tfm.stages.prepare import PrepareResult
 from tfm.stages.score import ScoreResult
@@ -53,6 +53,7 @@ _FORMATS = {
     "`manifest.json` of a dataset": manifest.FORMAT,
     "`bin/dataset.json` of a dataset": dataset.FORMAT,
     "`config.json` of a model folder or checkpoint": model_folder.FORMAT,
+    "`tfm.json` of an exported model": models.EXPORTED_FORMAT,
     "`data.json` of a run": run_folder.DATA_FORMAT,
     "`last-generation.json` in `runs/`": score.LAST_GENERATION_FORMAT,
     "`FILE.partial.json` of `tfm generate --output FILE`": partial_output.FORMAT,

@@ -39,7 +39,7 @@ def test_the_folder_is_self_contained(make_model, tmp_path, tied, subword_files,
     [expected] = Translator.load(model, device="cpu", precision="fp32").translate(["7"], config)
     result = export(model)
     files = list(result.out_dir.iterdir())
-    names = {"config.json", "model.bin", *subword_files, *vocabularies}
+    names = {"config.json", "model.bin", "tfm.json", *subword_files, *vocabularies}
     assert {path.name for path in files} == names
     assert result.num_bytes == sum(path.stat().st_size for path in files)
     moved = shutil.move(result.out_dir, tmp_path / "elsewhere")

@@ -103,7 +103,7 @@ def run_processes(data_dir, tmp_path, start):
 
 def losses(run_dir):
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return {(line["kind"], line["step"]): line["loss"] for line in lines}
+    return {(line["kind"], line["step"]): line["loss"] for line in lines if "loss" in line}
 
 
 def bleus(run_dir):

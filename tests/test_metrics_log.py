@@ -3,13 +3,15 @@
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 
 from tfm.errors import DataError
-from tfm.storage.metrics_log import MetricsLog
+from tfm.storage.metrics_log import MetricsLog, read_metrics
 
 
 @pytest.fixture
@@ -78,6 +80,32 @@ def test_lines_that_are_not_utf_8_are_removed(tmp_path, path):
     path.write_bytes(b'{"step": 5}\n{"step": 6, "kind": "tr\xffin"}\n{"step": 7}\n')
     MetricsLog(tmp_path, step=10)
     assert steps(path) == [5, 7]
+
+
+def test_the_line_of_the_end_of_a_run_is_removed_when_it_continues(tmp_path, path):
+    log = MetricsLog(tmp_path, step=0)
+    log.append({"step": 1, "kind": "train"})
+    log.append({"step": 1, "kind": "end", "state": "stopped"})
+    assert read_metrics(tmp_path).end == "stopped"
+    MetricsLog(tmp_path, step=1)
+    assert read_metrics(tmp_path).end is None
+    assert steps(path) == [1]
+
+
+def test_the_code_of_the_documentation_reads_what_is_written(tmp_path):
+    log = MetricsLog(tmp_path, step=0)
+    log.append({"kind": "train", "step": 50, "loss": 1.5, "gradient_norm": float("nan")})
+    log.append({"kind": "skipped", "step": 51, "loss": "nan", "pairs": [1]})
+    log.append({"kind": "validation", "step": 60, "general:bleu": 20.0, "signature": "x"})
+    log.append({"kind": "end", "step": 60, "state": "finished"})
+    page = Path(__file__).parents[1] / "docs/how-to/watch.md"
+    code = re.search(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    names = {}
+    exec(code, names)
+    assert list(names["read_metrics"](tmp_path)) == [
+        (50, {"train/loss": 1.5}),
+        (60, {"validation/general/bleu": 20.0}),
+    ]
 
 
 @contextlib.contextmanager

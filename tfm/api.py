@@ -26,6 +26,7 @@ from tfm.errors import UsageError
 from tfm.stages.defaults import (
     DATA_ROOT,
     RUNS_ROOT,
+    check_extras,
     dataset_to_train_on,
     run_folder,
     run_settings,
@@ -167,7 +168,7 @@ def train(
         overrides=overrides,
         from_model=existing_folder(_path(from_model)),
     )
-    settings_for(None)  # finds mistakes before the dataset is opened
+    check_extras(settings_for(None))  # finds mistakes before the dataset is opened
     data_dir = dataset_to_train_on(existing_folder(_path(data)), run_dir)
     merged = settings_for(data_dir)
     from tfm.stages.train import train as run_stage

@@ -16,7 +16,13 @@ from tfm.distributed.interruption import StopRequests
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError, tfm_command
 from tfm.reporting import say
-from tfm.stages.defaults import RUNS_ROOT, dataset_to_train_on, run_folder, run_settings
+from tfm.stages.defaults import (
+    RUNS_ROOT,
+    check_extras,
+    dataset_to_train_on,
+    run_folder,
+    run_settings,
+)
 from tfm.storage.paths import existing_folder, new_folder
 from tfm.world import World, current_world
 
@@ -129,6 +135,7 @@ def train(
         for warning in found.warnings:
             say(warning)
         return
+    check_extras(settings)
     world = _launch_processes(layout)
     folder = dataset_to_train_on(data, run)
     settings = settings_for(folder)

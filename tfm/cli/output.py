@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tfm.data.disk import format_size
-from tfm.reporting import say
+from tfm.reporting import printable, say
 from tfm.storage.files import atomic_write
 from tfm.storage.partial_output import PartialOutput
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from tfm.inference.lines import ScoredTarget, Translation
     from tfm.metrics.metric import Comparison
     from tfm.stages.forecast import Forecast
+    from tfm.stages.models import ModelSummary
+    from tfm.stages.runs import RunSummary
     from tfm.stages.score import ScoreResult
 
 _WIDE = 1000  # columns
@@ -83,6 +86,37 @@ def print_recipes(recipes: "Iterable[Recipe]") -> None:
         table.add_row(recipe.name, languages, _training_size(recipe), recipe.description)
     # In a pipe, each recipe takes one line.
     _print_table(table, width=None if sys.stdout.isatty() else _WIDE)
+
+
+def print_runs(runs: "Iterable[RunSummary]") -> None:
+    """Print a table of runs, and on stderr what is damaged."""
+    _print_summaries(({**run.cells(), "age": _age(run.age_seconds)}, run.problem) for run in runs)
+
+
+def print_models(models: "Iterable[ModelSummary]") -> None:
+    """Print a table of models, and on stderr what is damaged."""
+    _print_summaries((model.cells(), model.problem) for model in models)
+
+
+def _print_summaries(summaries: Iterable[tuple[Mapping[str, str], str | None]]) -> None:
+    """Print rows with the same columns as a table; in a pipe, each takes one line."""
+    table = Table.grid(padding=(0, 2))
+    for number, (cells, problem) in enumerate(summaries):
+        if number == 0:
+            table.add_row(*cells, style="dim")
+        table.add_row(*(escape(printable(cell)) for cell in cells.values()))
+        if problem is not None:
+            say(f"warning: {problem}")
+    if table.rows:
+        _print_table(table, width=None if sys.stdout.isatty() else _WIDE)
+
+
+def _age(seconds: float) -> str:
+    """Return a time span in its largest unit."""
+    for name, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size * (2 if name == "days" else 1):
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"
 
 
 def _print_table(table: Table, *, width: int | None = None) -> None:

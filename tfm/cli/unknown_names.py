@@ -21,8 +21,10 @@ _COMMAND_WORDS = {
     "export": "convert",
     "generate": "translate interactive inference infer decode predict",
     "learn-bpe": "bpe spm sentencepiece vocab build-vocab learn-joint-bpe",
+    "models": "list ls",
     "prepare": "preprocess data download",
     "quickstart": "demo start init tutorial",
+    "runs": "list ls status curves compare",
     "score": "eval evaluate bleu sacrebleu",
     "train": "fit finetune fine-tune resume",
 }
@@ -30,11 +32,12 @@ _COMMAND_WORDS = {
 _NEEDLESS = {
     "remove-bpe post-process detokenize": "translations are plain text without it",
     "criterion loss": "the loss is always label-smoothed cross-entropy (--label-smoothing)",
-    "tensorboard-logdir tensorboard wandb-project": "each run has metrics.jsonl and report.html",
+    "wandb-project wandb mlflow": "a few lines of Python send metrics.jsonl of a run there",
 }
 # Words for commands that tfm does without.
 _NEEDLESS_COMMANDS = {
-    "report curves tensorboard": "each run has report.html in its folder, runs/NAME/report.html",
+    "report tensorboard": "each run has report.html in its folder, runs/NAME/report.html; tfm runs "
+    "RUN RUN draws the curves of several, tfm train --tensorboard writes event files",
 }
 
 

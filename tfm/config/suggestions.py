@@ -43,6 +43,7 @@ WORDS = {
     "last": "num-epoch-checkpoints num-update-checkpoints num-checkpoints",
     "learning-rate": "lr",
     "length-penalty": "lenpen lp normalize alpha length-penalty-alpha",
+    "license": "licence",
     "log-steps": "log-interval logging-steps report-every disp-freq",
     "lr-schedule": "lr-scheduler lr-scheduler-type learning-rate-scheduler-type scheduler "
     "lr-decay decay-method lr-decay-strategy",
@@ -71,6 +72,7 @@ WORDS = {
     "search": "sampling do-sample strategy",
     "separate": "no-share-vocab separate-vocab",
     "shard": "fsdp use-fsdp ddp-backend",
+    "tensorboard": "tensorboard-logdir tensorboard-log-dir use-tensorboard logdir",
     "test": "testpref test-src",
     "threads": "jobs num-threads num-workers workers",
     "tied-embeddings": "share-all-embeddings share-embeddings tied-embeddings-all "

@@ -20,6 +20,7 @@ ModelPart = Literal["encoder", "decoder", "embeddings"]
 
 _SET_NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of a further validation set
 BestMetric = Annotated[str, re.compile(rf"({_SET_NAME}:)?(loss|score)")]
+License = Annotated[str, re.compile(r"\w[\w.+:()/ -]{0,99}")]
 AlsoValid = Annotated[str, re.compile(rf"{_SET_NAME}=.+")]
 
 
@@ -178,6 +179,12 @@ class TrainingConfig(Settings, section="training"):
         1, "Beam size for the validation score; 0 computes no score.", ge=0, le=64
     )
     log_steps: int = setting(50, "Write a line to metrics.jsonl every N steps.", ge=1, le=MAX_COUNT)
+    tensorboard: bool = setting(
+        False, "Write event files for TensorBoard into the run folder, too (tensorboardX)."
+    )
+    license: License | None = setting(
+        None, "License of the model, such as CC-BY-4.0, to record in its folders.", metavar="NAME"
+    )
     background_saving: bool = setting(
         False, "Write checkpoints in the background, from a copy in memory."
     )

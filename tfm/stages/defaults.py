@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from tfm.config import RunConfig, Table, adapting_table, read_toml, run_config, settings_to
@@ -10,6 +11,7 @@ from tfm.errors import DataError, UsageError, tfm_command
 
 DATA_ROOT = Path("data")
 RUNS_ROOT = Path("runs")
+MODELS_ROOT = Path("models")
 
 
 def dataset(path: Path | None) -> Path:
@@ -96,6 +98,15 @@ def run_settings(
         )
         say(f"train: --arch {arch}, for {reason} (choose another with --arch)")
     return run_config(arch, table, overrides)
+
+
+def check_extras(settings: RunConfig) -> None:
+    """Raise UsageError unless the optional packages that a run needs are installed."""
+    if settings.training.tensorboard and find_spec("tensorboardX") is None:
+        raise UsageError(
+            "--tensorboard needs tensorboardX: in the checkout of tfm, run "
+            'pip install ".[tensorboard]", or leave it out'
+        )
 
 
 def _adapting_settings(

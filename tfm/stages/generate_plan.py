@@ -34,8 +34,8 @@ _OWN_FILES = {
             rf"|({'|'.join(SPLITS)})\.[^.]+"
         ),
     ),
-    CONFIG: ("model", r"config\.json|.+\.safetensors|model\.bin|bpe\..+"),
-    "config.toml": ("run", r"config\.toml|data\.json|metrics\.jsonl|report\.html"),
+    CONFIG: ("model", r"config\.json|.+\.safetensors|model\.bin|tfm\.json|bpe\..+"),
+    "config.toml": ("run", r"config\.toml|data\.json|metrics\.jsonl|report\.html|events\.out\..*"),
 }
 
 Split = Literal["test", "valid"]

@@ -10,11 +10,12 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from tfm.errors import DataError
+from tfm.reporting import say
 
 STDIN_FILE = Path("/dev/stdin")  # the file or pipe that standard input reads
 
@@ -89,6 +90,30 @@ def remove_path(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def find_folders(root: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:
+    """Return the wanted folders at and below a path, sorted, but none inside another.
+
+    Hidden folders are left out; links are followed. A warning names each folder that cannot be
+    read.
+    """
+    found, seen, pending = [], set(), [root]
+    while pending:
+        folder = pending.pop()
+        try:
+            status = folder.stat()
+            if (identity := (status.st_dev, status.st_ino)) in seen:
+                continue
+            seen.add(identity)
+            if is_wanted(folder):
+                found.append(folder)
+                continue
+            inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
+            pending += filter(Path.is_dir, inside)
+        except OSError as error:
+            say(f"warning: {folder} is left out: {error.strerror}")
+    return sorted(found)
+
+
 def intact_directory(path: Path) -> Path:
     """Return the directory, or the older one if a process was killed while it replaced it.
 
@@ -117,7 +142,7 @@ def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
         return
     for path in list(folder.iterdir()):
         match = _PARTIAL.fullmatch(path.name)
-        if match and of in (None, match[1]) and not _is_running(int(match[2])):
+        if match and of in (None, match[1]) and not is_running(int(match[2])):
             with contextlib.suppress(OSError):
                 remove_path(path)
 
@@ -166,6 +191,11 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def folder_size(folder: Path) -> int:
+    """Return the size of all files at and below a folder in bytes."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def is_same_file(one: Path, other: Path) -> bool:
     """Return whether two paths lead to the same existing file, also through links."""
     return one.exists() and other.exists() and one.samefile(other)
@@ -190,7 +220,7 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_running(process_id: int) -> bool:
+def is_running(process_id: int) -> bool:
     """Return whether a process may be running."""
     if hasattr(signal, "CTRL_C_EVENT"):  # it is 0: on Windows, os.kill would send Ctrl-C
         return True

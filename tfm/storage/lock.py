@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import socket
 from collections.abc import Iterator
 from datetime import datetime
@@ -11,9 +12,10 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from tfm.errors import TfmError
-from tfm.storage.files import make_directory
+from tfm.storage.files import is_running, make_directory
 
 _MAX_NOTE_BYTES = 1_000
+_NOTE = re.compile(r"process ([0-9]{1,18}) on (.+), since .+")
 # Errors of flock on file systems that do not support it.
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
@@ -63,6 +65,30 @@ def lock_folder(folder: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 os.truncate(note, 0)  # not removed: another process may be about to lock it
         lock.release()
+
+
+def is_locked(folder: Path) -> bool | None:
+    """Return whether a process of this machine holds the lock of a folder.
+
+    None if a process of another machine has left its note: it holds the lock, or was killed.
+    """
+    note = folder / ".lock"
+    match = _NOTE.fullmatch(_holder(note))
+    if match is None:
+        return False
+    if match[2] != socket.gethostname():
+        return None
+    if not is_running(int(match[1])):
+        return False
+    # The number may be that of a later process. Trying the lock does not disturb a process that is
+    # about to acquire it: the note is still that of the older one.
+    lock = FileLock(note, blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except (Timeout, OSError):  # it is held, or this process may not try
+        return True
+    lock.release()
+    return False
 
 
 def _holder(note: Path) -> str:

@@ -1,18 +1,41 @@
 """metrics.jsonl: the metrics of a run, one JSON object per line."""
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 
 from tfm.errors import DataError
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
 
+METRICS = "metrics.jsonl"
+
+Record = dict[str, Any]
+EndState = Literal["finished", "stopped", "diverged"]
+
+
+class Metrics(NamedTuple):
+    """The records of a run by kind, oldest first.
+
+    Attributes:
+        training: Means over some steps, as `tfm.training.progress` describes them.
+        validation: Metrics of the validation sets.
+        texts: A record for each training text, if there are several.
+        end: How the process ended that wrote last; None while it runs, and if it was killed.
+    """
+
+    training: list[Record]
+    validation: list[Record]
+    texts: list[Record]
+    end: EndState | None
+
 
 class MetricsLog:
-    """Appends to a run's metrics.jsonl, after removing the lines of later steps.
+    """Appends to a run's metrics.jsonl, after removing the lines of later steps and of the end.
 
     Args:
         run_dir: The run folder.
@@ -25,7 +48,7 @@ class MetricsLog:
     """
 
     def __init__(self, run_dir: Path, *, step: int, logged_step: int | None = None) -> None:
-        self._path = run_dir / "metrics.jsonl"
+        self._path = run_dir / METRICS
         self._unwritten: list[bytes] = []
         if self._path.exists() and not self._path.is_file():
             raise DataError(f"{self._path} is not a file: move it elsewhere")
@@ -72,10 +95,53 @@ class MetricsLog:
         self._size = size + len(lines)
 
 
+def read_metrics(run_dir: Path, *, max_training: int | None = None) -> Metrics:
+    """Read metrics.jsonl of a run; it is empty if there is none. Truncated lines are ignored.
+
+    Args:
+        run_dir: The run folder.
+        max_training: About the number of training records to keep, with the last two.
+    """
+    lines = read_lines(run_dir)
+    training = [line for line in lines if b'"train"' in line]
+    if max_training is not None:
+        stride = math.ceil(len(training) / max_training) or 1
+        # The last line of a killed run may be truncated; the one before it is complete.
+        training = training[:-2:stride] + training[-2:]
+    texts = [*parse_records(line for line in lines if b'"texts"' in line)]
+    ends = [record.get("state") for record in parse_records(lines[-1:])]
+    return Metrics(
+        training=[*parse_records(training)],
+        validation=[*parse_records(line for line in lines if b'"validation"' in line)],
+        texts=texts[-1]["texts"] if texts else [],
+        end=ends[0] if ends and ends[0] in get_args(EndState) else None,
+    )
+
+
+def read_lines(run_dir: Path) -> list[bytes]:
+    """Return the lines of a run's metrics.jsonl; none if there is no such file."""
+    path = run_dir / METRICS
+    return path.read_bytes().splitlines() if path.is_file() else []
+
+
+def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
+    """Yield the records of all lines that are complete."""
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                yield record
+
+
 def _is_before(line: bytes, step: int, train_step: int) -> bool:
-    """Return whether a line is of one of the steps; a line that a crash has cut short is not."""
+    """Return whether a line is of one of the steps.
+
+    A line that a crash has cut short is not, nor that of the end of a run, which now continues.
+    """
     try:
         record = json.loads(line)
+        if record.get("kind") == "end":
+            return False
         limit = train_step if record.get("kind") == "train" else step
         return float(record["step"]) <= limit
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):

@@ -90,7 +90,11 @@ class TrainingRun:
         self._started = self._validated_at = time.monotonic()
         self._state = RunState()
         self._unread: deque[PendingStep] = deque()
-        self._record = RunRecord(self.run_dir, is_first=self.group.world.is_first)
+        self._record = RunRecord(
+            self.run_dir,
+            is_first=self.group.world.is_first,
+            tensorboard=self._run.training.tensorboard,
+        )
         self.metrics: dict[str, float] = {}
         if checkpoint is not None:
             self._resume(checkpoint)
@@ -98,7 +102,7 @@ class TrainingRun:
     def loop(self) -> None:
         """Train until a limit is reached, with the errors of `tfm.stages.train.train`."""
         interval = self._run.training.checkpoint_steps
-        with closing(self._saver), self._new_bar() as self._bar:
+        with closing(self._saver), closing(self._record), self._new_bar() as self._bar:
             self._record.open(self.trainer.position.step)
             if self.trainer.position.step == 0 and len(self.data.train.texts) > 1:
                 self._record.write_texts(self.data.train.texts)
@@ -131,6 +135,7 @@ class TrainingRun:
             self._write_report()
             self.heartbeat("saving")
             self._saver.finish()
+            self._record.write_end("finished", step=self.trainer.position.step)
 
     def is_finished(self) -> bool:
         """Return whether the run has reached its steps, epochs or patience."""
@@ -329,6 +334,7 @@ class TrainingRun:
     def _fail(self, position: Position, problem: str, more_advice: str = "") -> NoReturn:
         """Raise TrainingError because training has diverged, after what is underway is saved."""
         self._write_window(position)
+        self._record.write_end("diverged", step=position.step)
         is_first = self.group.world.is_first
         self.heartbeat("saving", waits=not is_first)
         good, unsaved = None, ""
@@ -445,6 +451,7 @@ class TrainingRun:
             self._save({})
         self._saver.finish()
         self._write_window(self.trainer.position)
+        self._record.write_end("stopped", step=step)
         saved = f"stopped and saved at step {step:,}; run the same command to resume"
         raise InterruptedRunError(
             saved if step else "stopped before the first step; run the same command to start again",

@@ -1,4 +1,4 @@
-"""The record of a run: lines of metrics.jsonl, messages on stderr, report.html."""
+"""The record of a run: lines of metrics.jsonl, messages on stderr, report.html, event files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -7,7 +7,8 @@ from typing import Any
 
 from tfm.data.manifest import TrainingText
 from tfm.reporting import say
-from tfm.storage.metrics_log import MetricsLog
+from tfm.storage.event_file import EventFile
+from tfm.storage.metrics_log import EndState, MetricsLog
 from tfm.training.progress import PendingStep, StepReport, metrics_record
 from tfm.training.validation import Validation
 
@@ -20,16 +21,19 @@ class RunRecord:
     Args:
         run_dir: The run folder.
         is_first: Whether this process is rank 0.
+        tensorboard: Whether to write event files, too.
 
     Attributes:
         window: The reports of the steps since the last line of training.
     """
 
-    def __init__(self, run_dir: Path, *, is_first: bool) -> None:
+    def __init__(self, run_dir: Path, *, is_first: bool, tensorboard: bool = False) -> None:
         self.window: list[StepReport] = []
         self._run_dir = run_dir
         self._is_first = is_first
+        self._tensorboard = tensorboard
         self._log: MetricsLog | None = None
+        self._events: EventFile | None = None
         self._has_report = True
         self._has_printed_signature = False
 
@@ -43,6 +47,13 @@ class RunRecord:
             step = step or -1  # a run that starts again validates again before its first step
             logged_step = self.window[0].step - 1 if self.window else step
             self._log = MetricsLog(self._run_dir, step=step, logged_step=logged_step)
+            if self._tensorboard:
+                self._events = EventFile(self._run_dir)
+
+    def close(self) -> None:
+        """Close the event file, if there is one."""
+        if self._events is not None:
+            self._events.close()
 
     def write_texts(self, texts: Sequence[TrainingText]) -> None:
         """Write which texts the training pairs come from, in the order of other lines."""
@@ -85,6 +96,10 @@ class RunRecord:
         label = f"valid {name}" if name else "valid"
         say(f"{label}: step {step:,} · {minutes:.1f} min · {validation}")
 
+    def write_end(self, state: EndState, *, step: int) -> None:
+        """Write how this process ends; the line is removed when the run resumes."""
+        self._write({"kind": "end", "step": step, "state": state})
+
     def write_report(self) -> None:
         """Draw report.html; a full disk costs only the report."""
         if not self._is_first:
@@ -104,6 +119,8 @@ class RunRecord:
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._log is not None:
             self._log.append(record)
+        if self._events is not None:
+            self._events.append(dict(record))
 
 
 def all_metrics(validations: Mapping[str, Validation]) -> dict[str, float]:

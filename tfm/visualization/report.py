@@ -1,12 +1,10 @@
 """The report.html of a run: curves, newest metrics and settings, without scripts."""
 
-import contextlib
 import html
 import io
-import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib import resources
@@ -22,14 +20,15 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from tfm.reporting import format_figure
 from tfm.storage.files import write_text
-from tfm.visualization.texts_table import texts_table
+from tfm.storage.metrics_log import Record, read_metrics
+from tfm.visualization.tables import render_table, texts_table
 
 _MAX_POINTS = 1000
 # Of training texts and further validation sets, in turn.
 _TEXT_COLORS = ("set-1", "set-2", "set-3", "muted")
 _TEXT_DASHES = ("-", "--", ":", "-.")
 _FIGURE_INCHES = (4.2, 2.8)
-_AXES_BOX = (0.1, 0.17, 0.88, 0.73)
+_AXES_BOX = (0.12, 0.17, 0.86, 0.73)
 _FONT_POINTS = 10
 
 # Placeholders, which become CSS variables with values for light and dark mode.
@@ -46,7 +45,6 @@ _COLORS = {
 }
 _OF_SET = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(loss|bleu|f1)")  # a metric of such a set
 
-Record = dict[str, Any]
 Points = Sequence[tuple[int, float]]
 
 
@@ -73,6 +71,7 @@ _OTHER_CHARTS = (
     _Chart("flops_per_second", "Throughput", "FLOP/s of the model, without padding"),
 )
 
+_TRAINING_LOSS = _MAIN_CHARTS[-1]._replace(title="Loss in training")
 _TEXTS = _Chart("loss", "Loss by training text", "nats/token, of a sample of each", best=min)
 
 
@@ -83,7 +82,7 @@ def write_report(run_dir: Path) -> None:
     no metrics could be written, as on a full disk, has a report without figures.
     """
     path = run_dir / "metrics.jsonl"
-    training, validation, texts = _read_metrics(path)
+    training, validation, texts, _ = read_metrics(run_dir, max_training=_MAX_POINTS)
     records = {"training": training, "validation": validation}
     latest = max([{"step": 0}, *validation[-1:], *training[-1:]], key=itemgetter("step"))
     updated = datetime.fromtimestamp(path.stat().st_mtime, UTC) if path.is_file() else None
@@ -102,28 +101,63 @@ def write_report(run_dir: Path) -> None:
     write_text(run_dir / "report.html", content)
 
 
+def write_comparison(
+    path: Path, runs: Mapping[Path, Mapping[str, object]], table: Sequence[Sequence[str]]
+) -> None:
+    """Write one page with the curves of several runs, and the settings in which they differ.
+
+    Args:
+        path: The page.
+        runs: Run folders, each with its settings by name.
+        table: The names of columns, then a row for each run, which begins with its folder.
+    """
+    # The numbers make names unique.
+    names = [f"{number} {run.resolve().name}" for number, run in enumerate(runs, start=1)]
+    metrics = [read_metrics(run, max_training=_MAX_POINTS) for run in runs]
+    validation, training = (
+        [each.validation for each in metrics],
+        [each.training for each in metrics],
+    )
+    rows = [[f"{number} {row[0]}", *row[1:]] for number, row in enumerate(table[1:], start=1)]
+    main = _render_comparison(_MAIN_CHARTS, names, validation)
+    main += _render_comparison([_TRAINING_LOSS], names, training)
+    page = resources.files("tfm.visualization") / "report_page.html"
+    content = Template(page.read_text(encoding="utf-8")).substitute(
+        title=html.escape(", ".join(run.resolve().name for run in runs)),
+        state=render_table([table[0], *rows]),
+        charts=_grid(main),
+        texts="",
+        others=_fold("More curves", _grid(_render_comparison(_OTHER_CHARTS, names, training))),
+        figures="",
+        settings=_fold("Different settings", _render_differences(names, list(runs.values()))),
+    )
+    write_text(path, content)
+
+
+def _render_comparison(
+    charts: Iterable[_Chart], names: Sequence[str], runs: Sequence[Sequence[Record]]
+) -> list[str]:
+    """Return the charts that have points as HTML, with a curve for each run."""
+    last_step = max((records[-1]["step"] for records in runs if records), default=0)
+    figures = []
+    for chart in charts:
+        curves = {n: _points(records, chart) for n, records in zip(names, runs, strict=True)}
+        if any(curves.values()):
+            figures.append(_render_chart(chart, curves, last_step))
+    return figures
+
+
+def _render_differences(names: Sequence[str], runs: Sequence[Mapping[str, object]]) -> str:
+    """Return a table of the settings in which runs differ; nothing if there are none."""
+    settings = dict.fromkeys(name for settings in runs for name in settings)
+    rows = [[name, *(str(settings.get(name, "unset")) for settings in runs)] for name in settings]
+    different = [row for row in rows if len(set(row[1:])) > 1]
+    return render_table([["setting", *names], *different]) if different else ""
+
+
 def _fold(summary: str, content: str) -> str:
     """Return content as HTML that readers unfold; nothing if there is none."""
     return content and f"<details>\n<summary>{summary}</summary>\n{content}\n</details>"
-
-
-def _read_metrics(path: Path) -> tuple[list[Record], list[Record], list[Record]]:
-    """Return at most about _MAX_POINTS training records, all validation records, and the texts."""
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    validation = [line for line in lines if b'"validation"' in line]
-    training = [line for line in lines if b'"train"' in line]
-    stride = math.ceil(len(training) / _MAX_POINTS) or 1
-    # The last line of a killed run may be truncated; the one before it is complete.
-    kept = training[:-2:stride] + training[-2:]
-    texts = [*_parse(line for line in lines if b'"texts"' in line)]
-    return [*_parse(kept)], [*_parse(validation)], texts[-1]["texts"] if texts else []
-
-
-def _parse(lines: Iterable[bytes]) -> Iterator[Record]:
-    """Yield the records of all lines that are not truncated."""
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            yield json.loads(line)
 
 
 def _points(records: Iterable[Record], chart: _Chart) -> Points:
@@ -154,6 +188,11 @@ def _render_charts(
             curves[f"valid {name}"] = _points(records["validation"], of_set)
         if curves := {name: points for name, points in curves.items() if points}:
             figures.append(_render_chart(chart, curves, last_step))
+    return _grid(figures)
+
+
+def _grid(figures: Sequence[str]) -> str:
+    """Return figures side by side as HTML; nothing if there are none."""
     return '<div class="charts">\n{}\n</div>'.format("\n".join(figures)) if figures else ""
 
 
@@ -166,17 +205,19 @@ def _render_chart(chart: _Chart, curves: Mapping[str, Points], last_step: int) -
     _label(axes, chart, last_step)
     file = io.StringIO()
     # Text is not converted to paths, and ids are deterministic.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.name}):
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.title}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     svg = file.getvalue()
     svg = svg[svg.index("<svg ") :]
     # Ids of all charts share the page's namespace.
-    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{chart.name}-", svg)
+    prefix = chart.title.lower().replace(" ", "-")
+    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     for name, placeholder in _COLORS.items():
         svg = svg.replace(placeholder, f"var(--{name})")
     ranges = (
         f"{label} from {_at_step(points[0])} to {_at_step(points[-1])}"
         for label, points in curves.items()
+        if points
     )
     description = f"{chart.title}, {chart.unit}, over training steps: {'; '.join(ranges)}."
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)
@@ -184,13 +225,18 @@ def _render_chart(chart: _Chart, curves: Mapping[str, Points], last_step: int) -
 
 
 def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> None:
-    """Draw lines, with dots if there are few points, and a ring around the best value."""
+    """Draw lines, with dots if there are few points, and a ring around the best value.
+
+    A curve without points takes a color, too: that of a run is the same in all charts.
+    """
     for number, (label, points) in enumerate(curves.items()):
+        if not points:
+            continue
         is_text = label not in _COLORS
         axes.plot(
             *zip(*points, strict=True),
             color=_COLORS[_TEXT_COLORS[number % len(_TEXT_COLORS)] if is_text else label],
-            linestyle=_TEXT_DASHES[number % len(_TEXT_DASHES)] if is_text else "-",
+            linestyle=_TEXT_DASHES[(number + number // 4) % 4] if is_text else "-",
             label=label.replace("$", r"\$"),  # which would start a formula
             linewidth=1.1 if label == "training" else 1.8,
             marker="o" if len(points) <= 40 else "",
@@ -311,7 +357,7 @@ def _render_texts(
     table = texts_table(texts, [r["text_pairs"] for r in training if "text_pairs" in r], losses)
     if not all(losses.values()):
         return table
-    return f'{table}<div class="charts">\n{_render_chart(_TEXTS, losses, last_step)}\n</div>'
+    return table + _grid([_render_chart(_TEXTS, losses, last_step)])
 
 
 def _render_list(*figures: tuple[str, Any, Callable[[Any], str]]) -> str:

@@ -9,6 +9,7 @@ from tfm.inference.engine import load_vocabulary
 from tfm.model.build import load_model
 from tfm.reporting import say
 from tfm.stages.export.check import Agreement, compare, lines_to_check
+from tfm.stages.models import describe_export
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
 from tfm.storage.files import atomic_directory
@@ -73,6 +74,7 @@ def export(
         spec.save(str(folder))
         for name, content in vocabulary.files().items():
             (folder / name).write_bytes(content)
+        describe_export(folder, model_dir, "ctranslate2")
         num_bytes = sum(file.stat().st_size for file in folder.iterdir())
         agreement = compare(model_dir, folder, lines) if lines else None
         if agreement is not None and quantization == "none":

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from tfm.config import RunConfig, SearchConfig, Task, run_config, run_table
 from tfm.config.schema import from_table
 from tfm.errors import CheckpointError, DataError, UsageError
@@ -82,6 +84,11 @@ class ModelInfo:
     calibration: Calibration | None = None
     ancestors: tuple[Ancestor, ...] = ()
 
+    @property
+    def license(self) -> str | None:
+        """The license that the user gave it; None if unknown."""
+        return self.run.training.license
+
     def quality(self, metric: str) -> float | None:
         """Return its validation score or negated loss; None if it was not measured.
 
@@ -137,6 +144,29 @@ def as_ancestor(path: Path) -> Ancestor:
         step=info.step,
         sha256=str(record["sha256"].get(WEIGHTS)),
     )
+
+
+def is_model(folder: Path) -> bool:
+    """Return whether a folder holds a model of tfm, intact or damaged."""
+    try:
+        return "sha256" in read_json(folder / CONFIG)
+    except FileNotFoundError:
+        return False
+    except (DataError, OSError):
+        return (folder / WEIGHTS).is_file()
+
+
+def num_parameters(folder: Path) -> int:
+    """Return the number of parameters in a model folder, from the sizes of its tensors.
+
+    Raises:
+        CheckpointError: The weights are missing or truncated. Their checksum is not verified.
+    """
+    try:
+        with safe_open(folder / WEIGHTS, "np") as file:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise damaged(folder / WEIGHTS, error) from error
 
 
 def write_description(folder: Path, info: ModelInfo, digests: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ from tfm.storage.checkpoint.model_folder import (
     ModelInfo,
     check_model,
     load_info,
+    num_parameters,
 )
 from tfm.storage.files import (
     finish_replacement,
@@ -25,13 +26,21 @@ from tfm.storage.files import (
     remove_path,
     write_json,
 )
+from tfm.storage.metrics_log import METRICS
 from tfm.storage.paths import existing_folder
 
 DATA, DATA_FORMAT = "data.json", 1
+SETTINGS = "config.toml"
 NUM_STATES_KEPT = 2
 _PREFIX, _NUM_DIGITS = "step-", 8  # at least
 _NAME = re.compile(rf"{_PREFIX}[0-9]{{{_NUM_DIGITS},18}}")
 _DAMAGED = "damaged-"
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run, which may not have a checkpoint yet."""
+    has_settings = (folder / DATA).is_file() and (folder / SETTINGS).is_file()
+    return has_settings or (folder / METRICS).is_file() or bool(checkpoints(folder))
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:
@@ -82,11 +91,21 @@ def newest_intact_checkpoint(run_dir: Path) -> Path | None:
             )
         return path
     if any(folder.glob(f"{_DAMAGED}*")):
-        raise CheckpointError(
-            f"{run_dir} has only damaged checkpoints: remove {folder} to train from scratch, or "
-            "start another run with --run"
-        )
+        raise _only_damaged(run_dir)
     return None
+
+
+def check_newest(run_dir: Path) -> None:
+    """Raise CheckpointError if the newest checkpoint is damaged, or all were set aside.
+
+    Of the weights, only the size is checked.
+    """
+    present = checkpoints(run_dir)
+    if present:
+        load_info(present[-1])
+        num_parameters(present[-1])
+    elif any((run_dir / "checkpoints").glob(f"{_DAMAGED}*")):
+        raise _only_damaged(run_dir)
 
 
 def record_dataset(run_dir: Path, data_dir: Path) -> None:
@@ -286,6 +305,13 @@ def _is_intact(path: Path, check: Callable[[Path], object]) -> bool:
         say(f"warning: {problem}; it is set aside as {aside.name}")
         return False
     return True
+
+
+def _only_damaged(run_dir: Path) -> CheckpointError:
+    return DamagedCheckpointError(
+        f"{run_dir} has only damaged checkpoints: remove {run_dir / 'checkpoints'} to train from "
+        "scratch, or start another run with --run"
+    )
 
 
 def _remove_leftovers(folder: Path) -> None:

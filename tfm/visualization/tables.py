@@ -1,4 +1,4 @@
-"""The table of training texts in a report: shares, counts and losses."""
+"""Tables of a report, and that of its training texts: shares, counts and losses."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,16 @@ _COLUMNS = (
 )
 
 
+def render_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of text, the first of them with the names of columns, as HTML."""
+    kinds = ["th", *["td"] * (len(rows) - 1)]
+    lines = [
+        "<tr>{}</tr>".format("".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row))
+        for kind, row in zip(kinds, rows, strict=True)
+    ]
+    return "<table>\n{}\n</table>\n".format("\n".join(lines))
+
+
 def texts_table(
     texts: Sequence[Mapping[str, Any]],
     windows: Sequence[Sequence[int]],
@@ -32,12 +42,11 @@ def texts_table(
     """
     sizes = [text["kept"] if text["weight"] is None else text["weight"] for text in texts]
     seen = [sum(counts) for counts in zip(*windows, strict=True)]
-    head = "".join(f"<th>{column}</th>" for column in _COLUMNS)
     rows = []
     for number, (text, (name, points)) in enumerate(zip(texts, losses.items(), strict=True)):
         dropped = text["dropped"]
         cells = [
-            html.escape(name),
+            name,
             f"{sizes[number] / sum(sizes):.2%}",
             f"{seen[number] / sum(seen):.2%}" if seen else "",
             *(f"{text[key]:,}" for key in ("kept", "read")),
@@ -46,5 +55,5 @@ def texts_table(
             f"{text['in_held_out']:,}",
             *(f"{loss:.3f}" for _, loss in [*points[:1], *points[-1:]]),
         ]
-        rows.append("".join(f"<td>{cell}</td>" for cell in cells))
-    return "<table>\n{}\n</table>\n".format("\n".join(f"<tr>{row}</tr>" for row in [head, *rows]))
+        rows.append(cells)
+    return render_table([_COLUMNS, *rows])

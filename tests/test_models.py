@@ -1,0 +1,114 @@
+"""tfm models: what the folders of models below a folder say about them."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from tfm.stages.models import describe_export, find_models, summarize_model
+from tfm.storage.checkpoint.model_folder import CONFIG, WEIGHTS, load_info
+from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
+from tfm.storage.checkpoint.run_folder import checkpoint_path
+
+
+@pytest.fixture
+def make_folder(make_model, tmp_path):
+    """Copy a model to a folder, with changes of its description."""
+    model = make_model()
+    info, weights = load_info(model), load_weights(model)
+    files = {"bpe.model": (model / "bpe.model").read_bytes()}
+
+    def make(name, **changes):
+        path = tmp_path / name
+        save_checkpoint(path, replace(info, **changes), weights, subword_files=files)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def run_dir(make_folder, tmp_path):
+    """A run with two checkpoints, of which the first is the better one, and their average."""
+    run_dir = tmp_path / "runs" / "a"
+    for step, bleu in ((100, 20.0), (200, 10.0)):
+        path = checkpoint_path(run_dir, step).relative_to(tmp_path)
+        make_folder(path, step=step, metrics={"loss": step / 100, "bleu": bleu})
+    make_folder("runs/a/averaged", step=200, averaged=(100, 200))
+    lines = [{"kind": "validation", "step": step, "bleu": 20.0} for step in (100, 300)]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return run_dir
+
+
+def test_the_best_checkpoint_of_a_run_and_its_average_are_listed(run_dir, tmp_path):
+    best, average = found = find_models([tmp_path / "runs"])
+    assert found == [checkpoint_path(run_dir, 100), run_dir / "averaged"]
+    assert summarize_model(best).score == 20.0
+    summary = summarize_model(average)
+    assert (summary.kind, summary.score, summary.checkpoint_score) == ("averaged", None, 20.0)
+
+
+def test_a_summary_has_languages_size_and_license(make_folder, tiny_run):
+    run = tiny_run(training={"license": "CC-BY-4.0"})
+    path = make_folder("models/x", run=run, step=5)
+    found = summarize_model(path)
+    assert (found.kind, found.source, found.target, found.license) == (
+        *("checkpoint", "en", "de", "CC-BY-4.0"),
+    )
+    assert found.num_parameters == sum(weight.numel() for weight in load_weights(path).values())
+    assert found.num_bytes == sum(file.stat().st_size for file in path.iterdir())
+    assert found.num_bytes > 4 * found.num_parameters
+
+
+def test_a_model_that_no_training_made_here_was_imported(make_folder):
+    assert summarize_model(make_folder("models/x", step=0)).kind == "imported"
+
+
+def test_an_exported_model_keeps_what_is_known_about_it(make_folder, tmp_path, tiny_run):
+    run = tiny_run(training={"license": "MIT"})
+    model = make_folder("models/x", run=run, metrics={"bleu": 33.0})
+    folder = tmp_path / "models" / "exported"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    describe_export(folder, model, "ctranslate2")
+    assert find_models([tmp_path / "models"]) == [folder, model]
+    expected = replace(summarize_model(model), model=str(folder), kind="ctranslate2")
+    found = summarize_model(folder)
+    assert replace(expected, num_bytes=found.num_bytes) == found
+    assert found.num_bytes < 1_000
+
+
+def test_models_of_other_programs_are_not_listed(make_folder, tmp_path):
+    path = make_folder("models/theirs")
+    (path / CONFIG).write_text('{"model_type": "marian"}')
+    assert find_models([tmp_path / "models"]) == []
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS, "bpe.model", "tfm.json"])
+def test_a_damaged_model_is_listed_with_what_is_wrong(make_folder, tmp_path, name):
+    path = make_folder("models/x")
+    (path / name).write_text("}")
+    assert find_models([tmp_path / "models"]) == [path]
+    assert name in summarize_model(path).problem
+
+
+def test_the_command_prints_a_table_or_json(run_dir, run, elsewhere):
+    code, out, err = run("models")
+    assert (code, err) == (0, "")
+    head, *rows = [re.split(" {2,}", row) for row in out.splitlines()]
+    assert head == ["model", "kind", "languages", "parameters", "size", "BLEU", "license"]
+    assert [row[1] for row in rows] == ["checkpoint", "averaged"]
+    assert [row[5] for row in rows] == ["20.0", "~20.0"]
+    _, out, _ = run("models", run_dir, "--json")
+    assert [each["kind"] for each in json.loads(out)["models"]] == ["checkpoint", "averaged"]
+    shutil.rmtree(run_dir)
+    code, out, err = run("models")
+    assert (code, out) == (0, "")
+    assert "none in runs/" in err
+
+
+def test_a_license_is_a_short_name(run, elsewhere):
+    code, _, err = run("train", "--license", "a\nb", "--print-config")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "license" in err

@@ -1,0 +1,158 @@
+"""tfm models: the models on the disk, with what their folders say about them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tfm.config.schema import from_table
+from tfm.data.disk import format_size
+from tfm.errors import CheckpointError, DataError
+from tfm.storage.checkpoint.model_folder import (
+    SCORES,
+    ModelInfo,
+    is_model,
+    load_info,
+    num_parameters,
+)
+from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoints, is_run
+from tfm.storage.files import find_folders, folder_size, read_json, write_json
+from tfm.storage.metrics_log import read_metrics
+
+# Describes the model in a folder for another program.
+EXPORTED, EXPORTED_FORMAT = "tfm.json", 1
+_UNKNOWN = "model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSummary:
+    """What is known about a model from its folder.
+
+    Attributes:
+        model: The folder.
+        kind: "checkpoint", "averaged", "imported", or the format of an exported model; "model" if
+            its description cannot be read.
+        source: Source language.
+        target: Target language.
+        num_parameters: The number of weights.
+        num_bytes: The size of all files in the folder.
+        metric: "bleu" or "f1".
+        score: That of its validation; None if it was not validated.
+        checkpoint_score: Of an average, the best of the checkpoints that it averages.
+        license: The license that the user gave it; None if unknown.
+        problem: Why the model cannot be used; None if nothing is wrong. Of the weights, only the
+            size is checked.
+    """
+
+    model: str
+    kind: str
+    num_bytes: int
+    source: str | None = None
+    target: str | None = None
+    num_parameters: int | None = None
+    metric: str | None = None
+    score: float | None = None
+    checkpoint_score: float | None = None
+    license: str | None = None
+    problem: str | None = None
+
+    def cells(self) -> dict[str, str]:
+        """Return the columns of a table of models."""
+        score = ""
+        if (value := self.score or self.checkpoint_score) is not None:
+            score = f"{'' if self.score else '~'}{value:.1f}"
+        count = self.num_parameters
+        return {
+            "model": self.model,
+            "kind": self.kind,
+            "languages": f"{self.source}-{self.target}" if self.source else "",
+            "parameters": "" if count is None else f"{count / 1e6:,.1f} M",
+            "size": format_size(self.num_bytes),
+            "BLEU": score if self.metric != "f1" else f"F1 {score}",
+            "license": self.license or "",
+        }
+
+
+def find_models(folders: Iterable[Path]) -> list[Path]:
+    """Return the model folders at and below some folders, each once.
+
+    Of the checkpoints of a run, only the best or, without a score, the newest is listed.
+    """
+    return list(dict.fromkeys(model for folder in folders for model in _models_below(folder)))
+
+
+def summarize_model(folder: Path) -> ModelSummary:
+    """Return the description of a model of tfm, or of one exported to another program."""
+    summary = ModelSummary(model=str(folder), kind=_UNKNOWN, num_bytes=folder_size(folder))
+    try:
+        if (folder / EXPORTED).is_file():
+            return _exported(folder, summary)
+        info = load_info(folder)
+        count = num_parameters(folder)
+    except (CheckpointError, DataError) as error:
+        return replace(summary, problem=str(error))
+    kind = "averaged" if info.averaged else "checkpoint" if info.step else "imported"
+    metric = SCORES[info.task]
+    return replace(
+        summary,
+        kind=kind,
+        source=info.source,
+        target=info.target,
+        num_parameters=count,
+        metric=metric,
+        score=info.metrics.get(metric),
+        checkpoint_score=_best_of_checkpoints(folder, info),
+        license=info.license,
+    )
+
+
+def describe_export(folder: Path, model_dir: Path, kind: str) -> None:
+    """Write what is known about a model into a folder to which it was exported."""
+    record = asdict(summarize_model(model_dir))
+    del record["model"], record["num_bytes"], record["problem"]
+    write_json(folder / EXPORTED, {"format": EXPORTED_FORMAT, **record, "kind": kind})
+
+
+def _exported(folder: Path, summary: ModelSummary) -> ModelSummary:
+    record = read_json(folder / EXPORTED)
+    written = record.pop("format", None)
+    try:
+        if written != EXPORTED_FORMAT:
+            raise ValueError(f"format {written}, not {EXPORTED_FORMAT}")
+        known = {"model": summary.model, "num_bytes": summary.num_bytes}
+        return from_table(ModelSummary, {**record, **known})
+    except ValueError as error:
+        raise DataError(f"{folder / EXPORTED}: {error}: export the model again") from error
+
+
+def _models_below(folder: Path) -> Iterator[Path]:
+    for found in find_folders(folder, lambda path: is_run(path) or _is_listed(path)):
+        if not is_run(found):
+            yield found
+            continue
+        yield from _checkpoint(found)
+        for inside in sorted(found.iterdir()):
+            if inside.is_dir() and inside.name != "checkpoints":
+                yield from find_folders(inside, _is_listed)
+
+
+def _is_listed(folder: Path) -> bool:
+    return (folder / EXPORTED).is_file() or is_model(folder)
+
+
+def _checkpoint(run_dir: Path) -> list[Path]:
+    """Return the checkpoint to list of a run, if it has any."""
+    newest = checkpoints(run_dir)[-1:]
+    try:
+        metric = load_info(newest[0]).run.training.best_metric if newest else ""
+        return best_checkpoints(run_dir, metric)[:1] or newest
+    except CheckpointError:  # the list names what is damaged
+        return newest
+
+
+def _best_of_checkpoints(folder: Path, info: ModelInfo) -> float | None:
+    """Return the best validation score of the checkpoints of an average, by the run's metrics."""
+    if not info.averaged or not is_run(folder.parent):
+        return None
+    metric, validation = SCORES[info.task], read_metrics(folder.parent).validation
+    scores = (record.get(metric) for record in validation if record["step"] in info.averaged)
+    return max((score for score in scores if score is not None), default=None)

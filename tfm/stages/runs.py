@@ -1,0 +1,200 @@
+"""tfm runs: run folders → a list of their states, and a page with their curves."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from tfm.config import Table, TrainingConfig, read_toml
+from tfm.errors import TfmError, UsageError
+from tfm.storage.checkpoint.model_folder import DamagedCheckpointError
+from tfm.storage.checkpoint.run_folder import (
+    SETTINGS,
+    check_newest,
+    is_run,
+    newest_step,
+    trained_on,
+)
+from tfm.storage.files import find_folders
+from tfm.storage.lock import is_locked
+from tfm.storage.metrics_log import METRICS, EndState, Metrics, Record, read_metrics
+
+State = Literal["running", "damaged"] | EndState
+
+_STALL_MINUTES = TrainingConfig().stall_minutes  # of a run without settings
+_MAX_GAPS = 3  # lines that a run on another machine may miss
+_MAX_DRAWN = 16
+# The metrics that rank runs, the first that a run has; their names and decimals.
+_BEST: Mapping[str, Any] = {"bleu": max, "f1": max, "loss": min}
+_BEST_NAMES = {"bleu": ("BLEU", 1), "f1": ("F1", 1), "loss": ("loss", 3)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """The state of a run.
+
+    Attributes:
+        run: The run folder.
+        state: "running": a process holds its lock, or on another machine, has written metrics
+            lately. "damaged": its newest checkpoint cannot be read. Otherwise, how it ended;
+            "stopped" if it was killed.
+        step: The newest step that is logged or saved.
+        max_steps: The step at which it ends at the latest; None if unknown.
+        metric: "bleu", "f1" or "loss", of validation; None without one.
+        best: The best value of the metric.
+        best_step: The step of the best value.
+        tokens_per_second: Target tokens per second in the newest line of training.
+        updated: When its metrics were last written, in ISO 8601.
+        age_seconds: The time since then.
+        problem: What is damaged; None if nothing is.
+    """
+
+    run: str
+    state: State
+    step: int
+    max_steps: int | None
+    metric: str | None
+    best: float | None
+    best_step: int | None
+    tokens_per_second: float | None
+    updated: str
+    age_seconds: float
+    problem: str | None = None
+
+    def cells(self) -> dict[str, str]:
+        """Return the columns of a table of runs, besides the time."""
+        best = ""
+        if self.best is not None:
+            name, decimals = _BEST_NAMES[str(self.metric)]
+            best = f"{name} {self.best:.{decimals}f} at {self.best_step:,}"
+        speed = self.tokens_per_second
+        return {
+            "run": self.run,
+            "state": self.state,
+            "step": f"{self.step:,}" + (f" of {self.max_steps:,}" if self.max_steps else ""),
+            "best validation": best,
+            "tokens/s": "" if speed is None else f"{speed:,.0f}",
+        }
+
+
+def find_runs(folders: Iterable[Path]) -> list[Path]:
+    """Return the run folders at and below some folders, each once."""
+    return list(dict.fromkeys(run for folder in folders for run in find_folders(folder, is_run)))
+
+
+def summarize_run(run_dir: Path) -> RunSummary:
+    """Read the state of a run, whatever its process is doing."""
+    metrics = read_metrics(run_dir, max_training=1)
+    training: Table = {}
+    problem: TfmError | None = None
+    try:
+        training = _training_settings(run_dir)
+        check_newest(run_dir)
+    except TfmError as error:
+        problem = error
+    newest = [*metrics.training[-1:], *metrics.validation[-1:]]
+    step = max([each["step"] for each in newest] + [newest_step(run_dir) or 0])
+    max_steps = _number(training, "max_steps")
+    updated = _updated(run_dir)
+    age = max(0.0, time.time() - updated)
+    stall_seconds = 60 * (_number(training, "stall_minutes") or _STALL_MINUTES)
+    if _is_running(run_dir, metrics, age, stall_seconds):
+        state: State = "running"
+    elif isinstance(problem, UsageError | DamagedCheckpointError):
+        state = "damaged"
+    else:
+        is_done = max_steps is not None and step >= max_steps
+        # Runs of earlier versions do not say how they ended.
+        state = metrics.end or ("finished" if is_done else "stopped")
+    metric, best, best_step = _best(metrics.validation)
+    return RunSummary(
+        run=str(run_dir),
+        state=state,
+        step=step,
+        max_steps=max_steps,
+        metric=metric,
+        best=best,
+        best_step=best_step,
+        tokens_per_second=next(
+            (each.get("target_tokens_per_second") for each in metrics.training[-1:]), None
+        ),
+        updated=datetime.fromtimestamp(updated).astimezone().isoformat(timespec="seconds"),
+        age_seconds=round(age, 1),
+        problem=None if problem is None else str(problem),
+    )
+
+
+def draw_runs(runs: Sequence[RunSummary], out: Path) -> None:
+    """Draw the curves of some runs into one page.
+
+    Raises:
+        UsageError: There are more runs than lines that can be told apart.
+    """
+    if not 1 <= len(runs) <= _MAX_DRAWN:
+        raise UsageError(
+            f"a page shows the curves of 1 to {_MAX_DRAWN} runs, not of {len(runs)}: name others"
+        )
+    from tfm.visualization.report import write_comparison  # matplotlib would delay the list
+
+    rows = [{**run.cells(), "updated": run.updated[:16].replace("T", " ")} for run in runs]
+    table = [[*rows[0]], *([*row.values()] for row in rows)]
+    write_comparison(out, {Path(run.run): _all_settings(Path(run.run)) for run in runs}, table)
+
+
+def _training_settings(run_dir: Path) -> Table:
+    """Return the section [training] of a run's settings; empty if it has none."""
+    path = run_dir / SETTINGS
+    table = read_toml(path).get("training", {}) if path.is_file() else {}
+    return table if isinstance(table, Mapping) else {}
+
+
+def _number(training: Table, name: str) -> int | None:
+    value = training.get(name)
+    return int(value) if isinstance(value, int | float) else None
+
+
+def _all_settings(run_dir: Path) -> dict[str, object]:
+    """Return the settings of a run by section and name, and its dataset."""
+    path = run_dir / SETTINGS
+    sections = read_toml(path) if path.is_file() else {}
+    settings: dict[str, object] = {"dataset": trained_on(run_dir)}
+    for name, values in sections.items():
+        if isinstance(values, Mapping):
+            settings |= {f"{name}.{key}": value for key, value in values.items()}
+        else:
+            settings[name] = values
+    return settings
+
+
+def _updated(run_dir: Path) -> float:
+    """Return the time at which a run was last written to, in seconds since 1970."""
+    paths = (run_dir / METRICS, run_dir / SETTINGS, run_dir)
+    return next(path for path in paths if path.exists()).stat().st_mtime
+
+
+def _is_running(run_dir: Path, metrics: Metrics, age: float, stall_seconds: float) -> bool:
+    """Return whether a run's process is alive, as far as this machine can know.
+
+    That of another machine counts as alive while the newest line is young: at most the time after
+    which a run gives up a stalled process, or three times that between its last two lines.
+    """
+    is_held = is_locked(run_dir)
+    if is_held is not None:
+        return is_held
+    minutes = [record.get("minutes") or 0.0 for record in metrics.training[-2:]]
+    gap_seconds = 60 * (minutes[-1] - minutes[0]) if minutes else 0.0
+    return age <= max(stall_seconds, _MAX_GAPS * gap_seconds)
+
+
+def _best(validation: Sequence[Record]) -> tuple[str | None, float | None, int | None]:
+    """Return the metric that ranks runs, its best value, and the step of the value."""
+    for metric, best in _BEST.items():
+        points = [
+            (each[metric], each["step"]) for each in validation if each.get(metric) is not None
+        ]
+        if points:
+            value, step = best(points, key=lambda point: point[0])
+            return metric, value, step
+    return None, None, None
