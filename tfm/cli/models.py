@@ -250,6 +250,7 @@ def export(
         )
     result = run_stage(
         models[0] if models else newest_run(RUNS_ROOT),
+        format_=format_,
         quantization=quantization,
         out_dir=out,
         force=force,

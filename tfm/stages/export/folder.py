@@ -1,5 +1,6 @@
-"""Convert a model folder to a self-contained folder for CTranslate2."""
+"""Convert a model folder to a self-contained folder for another program."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,16 +11,18 @@ from tfm.model.build import load_model
 from tfm.reporting import say
 from tfm.stages.export.check import Agreement, compare, lines_to_check
 from tfm.stages.models import describe_export
-from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import find_model
 from tfm.storage.files import atomic_directory
 
+Format = Literal["ctranslate2"]
 # Type of the stored weights, and of the computation if the hardware supports it; "none" is float32.
 Quantization = Literal[
     "none", "int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
 ]
 
-_WEIGHTS = "model.bin"  # CTranslate2's file name
+# A file that each format has, and that no other folder does.
+_SIGNS: Mapping[Format, str] = {"ctranslate2": "model.bin"}
 _MIN_VERSION = (4, 7)  # earlier versions require heads of width d_model / num_heads
 _INSTALL = 'in the checkout of tfm, run pip install ".[export]"'
 
@@ -37,15 +40,17 @@ class ExportResult:
 def export(
     path: Path,
     *,
+    format_: Format = "ctranslate2",
     quantization: Quantization = "none",
     out_dir: Path | None = None,
     force: bool = False,
     check_lines: int = 0,
 ) -> ExportResult:
-    """Export a model and its subword model for CTranslate2.
+    """Export a model and its subword model for another program.
 
     Args:
         path: A model or run folder.
+        format_: What to write.
         quantization: Type of the stored weights.
         out_dir: The folder to write; beside the model, or in the run, if None.
         force: Replace an earlier export.
@@ -53,15 +58,34 @@ def export(
             model before the folder gets its name.
 
     Raises:
-        UsageError: CTranslate2 is not installed or does not support the model, or `out_dir` exists.
+        UsageError: The other program is not installed or does not support the model, or `out_dir` exists.
         CheckpointError: The model is missing or damaged, or the export differs from it.
         DataError: There is no test set for the check.
     """
     model_dir = find_model(path)
     info = load_info(model_dir)
-    out_dir = out_dir or _default_folder(path, quantization)
-    _check_out_dir(out_dir, force=force)
+    out_dir = out_dir or _default_folder(path, format_, quantization)
+    _check_out_dir(out_dir, format_, force=force)
     lines = lines_to_check(info, check_lines) if check_lines else []
+    with atomic_directory(out_dir) as folder:
+        match format_:
+            case "ctranslate2":
+                _write_ctranslate2(folder, model_dir, info, quantization)
+        describe_export(folder, model_dir, format_)
+        num_bytes = sum(file.stat().st_size for file in folder.iterdir())
+        agreement = compare(model_dir, folder, lines) if lines else None
+        if agreement is not None and quantization == "none":
+            agreement.require_close(out_dir)
+    if info.task == "parsing":
+        say("warning: CTranslate2 outputs the parser's symbols; only tfm generate makes them trees")
+    return ExportResult(
+        model_dir=model_dir, out_dir=out_dir, num_bytes=num_bytes, agreement=agreement
+    )
+
+
+def _write_ctranslate2(
+    folder: Path, model_dir: Path, info: ModelInfo, quantization: Quantization
+) -> None:
     _check_library()
     from tfm.stages.export.specification import check_supported, transformer_spec
 
@@ -70,37 +94,26 @@ def export(
     spec = transformer_spec(load_model(model_dir, info), config, vocabulary)
     spec.validate()
     spec.optimize(None if quantization == "none" else quantization)
-    with atomic_directory(out_dir) as folder:
-        spec.save(str(folder))
-        for name, content in vocabulary.files().items():
-            (folder / name).write_bytes(content)
-        describe_export(folder, model_dir, "ctranslate2")
-        num_bytes = sum(file.stat().st_size for file in folder.iterdir())
-        agreement = compare(model_dir, folder, lines) if lines else None
-        if agreement is not None and quantization == "none":
-            agreement.require_close(out_dir)
-    if info.task == "parsing":
-        say("warning: CTranslate2 outputs the parser's symbols; only tfm generate makes them trees")
+    spec.save(str(folder))
+    for name, content in vocabulary.files().items():
+        (folder / name).write_bytes(content)
     if (limit := config.learned_positions) is not None:
         say(
             f"warning: the model learned {limit:,} positions: CTranslate2 stops with an error at "
             f"longer sources, and without max_decoding_length={limit - 1}"
         )
-    return ExportResult(
-        model_dir=model_dir, out_dir=out_dir, num_bytes=num_bytes, agreement=agreement
-    )
 
 
-def _default_folder(path: Path, quantization: Quantization) -> Path:
-    name = "ctranslate2" if quantization == "none" else f"ctranslate2-{quantization}"
+def _default_folder(path: Path, format_: Format, quantization: Quantization) -> Path:
+    name = format_ if quantization == "none" else f"{format_}-{quantization}"
     if (path / "checkpoints").is_dir():  # a run
         return path / name
     path = path if path.name.strip(".") else path.resolve()
     return path.with_name(f"{path.name}-{name}")
 
 
-def _check_out_dir(out_dir: Path, *, force: bool) -> None:
-    if out_dir.exists() and not (out_dir / _WEIGHTS).is_file():
+def _check_out_dir(out_dir: Path, format_: Format, *, force: bool) -> None:
+    if out_dir.exists() and not (out_dir / _SIGNS[format_]).is_file():
         raise UsageError(
             f"{out_dir} exists and is no exported model: choose another folder with --out"
         )
