@@ -134,6 +134,28 @@ def trained_run(
     return run_dir
 
 
+@pytest.fixture(scope="session")
+def trained_norms(
+    data_dir: Path, tiny_run: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Return partly trained runs, by the position of layer normalization."""
+    from tfm.stages.train import train
+
+    runs_dir = tmp_path_factory.mktemp("runs")
+    shape = {"d_model": 32, "d_ff": 64, "dropout": 0.0, "embedding_dropout": 0.0}
+    runs = {
+        norm: tiny_run(
+            model={"norm": norm, **shape},
+            optimizer={"learning_rate": 5e-3},
+            training={"max_steps": 120, "checkpoint_steps": 120},
+        )
+        for norm in ("post", "pre")
+    }
+    with pytest.MonkeyPatch.context() as patch:  # drawing takes longer than training here
+        patch.setattr("tfm.visualization.report.write_report", lambda _: None)
+        return {norm: train(data_dir, runs_dir / norm, run).run_dir for norm, run in runs.items()}
+
+
 @pytest.fixture
 def new_trainer(data_dir: Path, tiny_run: Callable[..., RunConfig]) -> Callable[..., Any]:
     """Make a trainer of a tiny run on the CPU, with some settings changed."""
@@ -195,10 +217,12 @@ def make_model(
     from tfm.storage.checkpoint.model_folder import ModelInfo
     from tfm.storage.checkpoint.model_tensors import save_checkpoint
 
-    def make(*, seed: int = 0, task: str = "translation", **shape: Any) -> Path:
+    def make(
+        *, seed: int = 0, task: str = "translation", joint: bool = False, **shape: Any
+    ) -> Path:
         path = tmp_path / "model"
-        tied = shape.get("tied_embeddings", "three-way")
-        dataset = data_dir if tied == "three-way" else separate_data_dir
+        joint = joint or shape.get("tied_embeddings", "three-way") == "three-way"
+        dataset = data_dir if joint else separate_data_dir
         vocabulary = Vocabulary.load(dataset)
         run = tiny_run(model={"num_encoder_layers": 2, "num_decoder_layers": 2, **shape})
         sizes = (len(vocabulary.source), len(vocabulary.target))

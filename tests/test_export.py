@@ -16,7 +16,6 @@ from tfm.errors import CheckpointError, DataError
 from tfm.inference.translator import Translator
 from tfm.stages.export import check, folder
 from tfm.stages.export.folder import Quantization, export
-from tfm.stages.train import train
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoints
@@ -40,24 +39,6 @@ SHAPES = {
     "deeper decoder": {"num_encoder_layers": 1, "num_decoder_layers": 3},
 }
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-
-
-@pytest.fixture(scope="module")
-def trained(data_dir, tiny_run, tmp_path_factory):
-    """Partly trained runs, by the position of layer normalization."""
-    runs_dir = tmp_path_factory.mktemp("runs")
-    shape = {"d_model": 32, "d_ff": 64, "dropout": 0.0, "embedding_dropout": 0.0}
-    runs = {
-        norm: tiny_run(
-            model={"norm": norm, **shape},
-            optimizer={"learning_rate": 5e-3},
-            training={"max_steps": 120, "checkpoint_steps": 120},
-        )
-        for norm in ("post", "pre")
-    }
-    with pytest.MonkeyPatch.context() as patch:  # drawing takes longer than training here
-        patch.setattr("tfm.visualization.report.write_report", lambda _: None)
-        return {norm: train(data_dir, runs_dir / norm, run).run_dir for norm, run in runs.items()}
 
 
 def pieces(subword_model, lines):
@@ -101,12 +82,14 @@ def test_both_compute_the_same_token_probabilities(make_model, shape):
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("beam_size", [4, 7])
 def test_both_find_the_same_translations_without_a_length_penalty(
-    trained, tmp_path, norm, beam_size
+    trained_norms, tmp_path, norm, beam_size
 ):
     lines = [source for source, _ in generate_pairs("test", num_pairs=12, seed=1)]
-    exported = export(trained[norm], out_dir=tmp_path / "out").out_dir
+    exported = export(trained_norms[norm], out_dir=tmp_path / "out").out_dir
     config = SearchConfig(beam_size=beam_size, length_penalty=0.0)
-    ours = Translator.load(trained[norm], device="cpu", precision="fp32").search(lines, config)
+    ours = Translator.load(trained_norms[norm], device="cpu", precision="fp32").search(
+        lines, config
+    )
     theirs = translations(exported, lines, beam_size=beam_size)
     # At the maximum length CTranslate2 stops, but tfm includes the probability of EOS.
     ended = [
@@ -160,16 +143,16 @@ def test_exporting_learned_positions_warns_of_their_limit(make_model, capsys):
 # --- the check
 
 
-def test_the_check_finds_a_sound_export_identical(trained, tmp_path):
-    agreement = export(trained["post"], out_dir=tmp_path / "out", check_lines=9).agreement
+def test_the_check_finds_a_sound_export_identical(trained_norms, tmp_path):
+    agreement = export(trained_norms["post"], out_dir=tmp_path / "out", check_lines=9).agreement
     assert (agreement.num_lines, agreement.differences, agreement.beam_size) == (9, [], 4)
     assert 0 < agreement.max_error < 1e-4
 
 
-def test_the_check_names_lines_that_differ(trained, tmp_path):
-    exported = export(trained["pre"], out_dir=tmp_path / "out").out_dir
+def test_the_check_names_lines_that_differ(trained_norms, tmp_path):
+    exported = export(trained_norms["pre"], out_dir=tmp_path / "out").out_dir
     lines = ["", *[source for source, _ in generate_pairs("test", num_pairs=8, seed=1)]]
-    agreement = check.compare(checkpoints(trained["post"])[-1], exported, lines)
+    agreement = check.compare(checkpoints(trained_norms["post"])[-1], exported, lines)
     assert (agreement.num_lines, agreement.max_error > 0.1) == (8, True)
     numbers = [each.line_number for each in agreement.differences]
     assert len(numbers) > 2
@@ -180,10 +163,10 @@ def test_the_check_names_lines_that_differ(trained, tmp_path):
     )
 
 
-def test_the_check_gives_both_programs_normalized_text(trained, tmp_path):
-    exported = export(trained["post"], out_dir=tmp_path / "out").out_dir
+def test_the_check_gives_both_programs_normalized_text(trained_norms, tmp_path):
+    exported = export(trained_norms["post"], out_dir=tmp_path / "out").out_dir
     lines = ["on\tMonday", "\u200b", " I am\xa0buying 3 red cars for $5. "]
-    agreement = check.compare(checkpoints(trained["post"])[-1], exported, lines)
+    agreement = check.compare(checkpoints(trained_norms["post"])[-1], exported, lines)
     assert (agreement.num_lines, agreement.differences) == (2, [])
     assert agreement.max_error < 1e-4
 
@@ -200,7 +183,9 @@ def test_an_export_with_other_probabilities_is_not_written(make_model, tmp_path,
 
 
 def test_nan_does_not_pass_the_check():
-    agreement = check.Agreement(num_lines=1, differences=[], max_error=math.nan, beam_size=4)
+    agreement = check.Agreement(
+        program="CTranslate2", num_lines=1, differences=[], max_error=math.nan, beam_size=4
+    )
     with pytest.raises(CheckpointError, match="nan nats"):
         agreement.require_close(Path("out"))
 
@@ -236,20 +221,24 @@ def run(monkeypatch, capfd):
     return call
 
 
-def test_the_command_prints_the_folder_and_what_the_check_found(trained, tmp_path, run):
-    code, out, err = run(trained["post"], "--out", tmp_path / "out", "--check", 12)
+def test_the_command_prints_the_folder_and_what_the_check_found(trained_norms, tmp_path, run):
+    code, out, err = run(trained_norms["post"], "--out", tmp_path / "out", "--check", 12)
     assert (code, out) == (0, f"{tmp_path / 'out'}\n")
     assert "export: 12 of 12 translations are identical (beam 4, no length penalty)" in err
     assert "weights in fp32" in err
 
 
-def test_the_command_shows_differences(trained, tmp_path, run, monkeypatch):
+def test_the_command_shows_differences(trained_norms, tmp_path, run, monkeypatch):
     difference = check.Difference(line_number=7, ours="a", theirs="b", gain=0.5, is_cut=True)
     agreement = check.Agreement(
-        num_lines=9, differences=[difference] * 7, max_error=0.0, beam_size=4
+        program="CTranslate2",
+        num_lines=9,
+        differences=[difference] * 7,
+        max_error=0.0,
+        beam_size=4,
     )
     monkeypatch.setattr(folder, "compare", lambda *_: agreement)
-    code, _, err = run(trained["post"], "--out", tmp_path / "out", "--check", 9)
+    code, _, err = run(trained_norms["post"], "--out", tmp_path / "out", "--check", 9)
     assert code == 0
     assert "export: 2 of 9 translations are identical" in err
     assert err.count("line 7, CTranslate2: b\n    +0.5000 nats, cut off at the maximum") == 5
@@ -260,5 +249,5 @@ def test_the_command_refuses_an_ensemble(run, tmp_path):
     code, out, err = run(tmp_path, tmp_path)
     assert (code, out) == (2, "")
     assert err == (
-        "tfm: CTranslate2 runs a single model, not an ensemble: export each model by itself\n"
+        "tfm: other programs run a single model, not an ensemble: export each model by itself\n"
     )

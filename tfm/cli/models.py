@@ -207,16 +207,16 @@ def export(
     out: Path | None = typer.Option(
         None,
         callback=new_folder,
-        help="Output folder (default: RUN/ctranslate2 or MODEL-ctranslate2, plus quantization).",
+        help="Output folder (default: RUN/FORMAT or MODEL-FORMAT, plus quantization).",
     ),
-    format_: Literal["ctranslate2"] = typer.Option(
-        "ctranslate2", "--format", help="Format to write."
+    format_: Literal["ctranslate2", "huggingface"] = typer.Option(
+        "ctranslate2", "--format", help="Program to write for: CTranslate2, or transformers."
     ),
     quantization: Literal[
         "none", "int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
     ] = typer.Option(
         "none",
-        help="Type of the stored weights, and of products if the CPU supports it; none is fp32.",
+        help="For CTranslate2: type of the stored weights, and of products if the CPU supports it.",
     ),
     check: int = typer.Option(
         0,
@@ -227,26 +227,28 @@ def export(
     ),
     force: bool = typer.Option(False, "--force", help="Overwrite an earlier export."),
 ) -> None:
-    """Convert a model to CTranslate2, a runtime without torch (pip install ".[export]").
+    """Convert a model for another program: CTranslate2, or Hugging Face's transformers.
 
-    The folder has weights, vocabulary and subword model.
+    CTranslate2 is a runtime without torch (pip install ".[export]"). For transformers, post-norm
+    models become Marian and pre-norm ones Pegasus models (pip install ".[huggingface]").
 
-    With length penalty 0, both programs find the same translations. With other values, tfm divides
-    log probabilities by ((5 + length) / 6)^α, and CTranslate2 by length^α and stops sooner.
+    With length penalty 0, all programs find the same translations. With other values, tfm divides
+    log probabilities by ((5 + length) / 6)^α, and the others by length^α.
 
     With --check, unquantized weights must also give the same probabilities.
 
     \b
     Examples:
       tfm export runs/wmt14-en-de-base --check 200
-      tfm export --format ctranslate2 --quantization int8 --out model-int8
+      tfm export --quantization int8 --out model-int8
+      tfm export runs/wmt14-en-de-base --format huggingface
     """
     from tfm.stages.export.folder import export as run_stage
     from tfm.storage.checkpoint.run_folder import newest_run
 
     if models and len(models) > 1:
         raise UsageError(
-            "CTranslate2 runs a single model, not an ensemble: export each model by itself"
+            "other programs run a single model, not an ensemble: export each model by itself"
         )
     result = run_stage(
         models[0] if models else newest_run(RUNS_ROOT),
@@ -274,10 +276,11 @@ def _say_agreement(agreement: "Agreement") -> None:
         f"{agreement.beam_size}, no length penalty); log probabilities differ by at most "
         f"{agreement.max_error:.1g} nats per token"
     )
+    program = agreement.program
     for each in differences[:_MAX_DIFFERENCES]:
         note = ", cut off at the maximum length" if each.is_cut else ""
-        say(f"line {each.line_number:,}, tfm:         {each.ours}")
-        say(f"line {each.line_number:,}, CTranslate2: {each.theirs}")
+        say(f"line {each.line_number:,}, {'tfm:':{len(program) + 1}} {each.ours}")
+        say(f"line {each.line_number:,}, {program}: {each.theirs}")
         say(f"    {each.gain:+.4f} nats{note}")
     if len(differences) > _MAX_DIFFERENCES:
         say(f"… and {len(differences) - _MAX_DIFFERENCES:,} more")

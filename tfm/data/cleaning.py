@@ -35,10 +35,10 @@ RULES = (
 Score = Callable[[Sequence[BytesPair]], Sequence[float]]
 
 # All white space of Unicode and Python. U+2028 and U+2029 do not end lines here.
-_SPACES = re.compile("[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
+SPACES = re.compile("[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 # Control characters, soft hyphens, zero-width spaces, byte order marks and direction marks. The
 # joiners U+200C and U+200D are kept, because Persian, Indic scripts and emoji need them.
-_INVISIBLE = re.compile(
+INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"
 )
 _RATIO_MARGIN = 10
@@ -249,7 +249,7 @@ def normalize_space(text: str) -> str:
     # Fast path for clean lines: except for the space, no character in the patterns is printable.
     if text.isprintable() and "  " not in text and text[:1] != " " != text[-1:]:
         return text
-    return _SPACES.sub(" ", _INVISIBLE.sub("", text)).strip(" ")
+    return SPACES.sub(" ", INVISIBLE.sub("", text)).strip(" ")
 
 
 class HeldOutPairs:

@@ -34,7 +34,9 @@ _MAX_SENTENCE_BYTES = 4_192  # longer lines are skipped in learning, but can be 
 
 # SentencePiece writes a space as U+2581, and would decode a U+2581 in the text to a space.
 # U+2581 is therefore escaped, with a noncharacter that Unicode reserves for internal use.
-_SPACE_MARK, _ESCAPE = "\u2581", "\ufdd0"
+SPACE_MARK, _ESCAPE = "\u2581", "\ufdd0"
+# (character, what replaces it), in this order; decoding undoes them in the reverse order.
+ESCAPES = ((_ESCAPE, _ESCAPE + "0"), (SPACE_MARK, _ESCAPE + "1"))
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -105,7 +107,7 @@ class SubwordModel:
             [number of tokens] the concatenated token ids, and [number of lines] their counts.
         """
         text = b"\n".join(lines)
-        if _SPACE_MARK.encode() in text or _ESCAPE.encode() in text:
+        if SPACE_MARK.encode() in text or _ESCAPE.encode() in text:
             lines = [_escape(line.decode()).encode() for line in lines]
         token_ids = self._encode_in_one_thread(lines, dropout)
         if dropout and max_length is not None:
@@ -155,6 +157,16 @@ class SubwordModel:
         """Return the pieces of token ids, as they are in the vocabulary."""
         return [self._processor.IdToPiece(token_id) for token_id in token_ids]
 
+    def text_pieces(self) -> list[str]:
+        """Return the pieces that are neither special nor bytes, those of the best score first.
+
+        BPE joins two neighbouring pieces to the first of this list that any two form.
+        """
+        model = self._processor
+        is_other = (model.IsControl, model.IsUnknown, model.IsByte, model.IsUnused)
+        kept = [i for i in range(len(self)) if not any(is_kind(i) for is_kind in is_other)]
+        return self.pieces(sorted(kept, key=model.GetScore, reverse=True))
+
     def surfaces(self) -> list[bytes]:
         """Return what each token adds to the text, in UTF-8 as of `surface`.
 
@@ -166,7 +178,7 @@ class SubwordModel:
             if model.IsControl(i)
             else bytes([int(piece[3:5], 16)]).replace(b"\n", b" ")  # <0x0A>; lines have no ends
             if model.IsByte(i)
-            else piece.replace(_SPACE_MARK, " ").encode()
+            else piece.replace(SPACE_MARK, " ").encode()
             for i, piece in enumerate(self.pieces(range(len(self))))
         ]
 
@@ -179,13 +191,13 @@ class SubwordModel:
 
         The text has single spaces between words, and none at its ends.
         """
-        starts = (piece.startswith(_SPACE_MARK) for piece in self.pieces(token_ids))
+        starts = (piece.startswith(SPACE_MARK) for piece in self.pieces(token_ids))
         return [number - 1 for number in accumulate(starts)]
 
     def has_tag(self, tag: str) -> bool:
         """Return whether a tag at the start of a line is one piece, or one after a space."""
         *space, piece = self.pieces(self._processor.EncodeAsIds(tag))
-        return piece.removeprefix(_SPACE_MARK) == tag and space in ([], [_SPACE_MARK])
+        return piece.removeprefix(SPACE_MARK) == tag and space in ([], [SPACE_MARK])
 
     def vocab_text(self) -> str:
         """Return one line per piece, with its score, like a .vocab file of SentencePiece."""
@@ -283,7 +295,7 @@ def learn_subword_model(
         character_coverage=config.character_coverage,
         byte_fallback=config.byte_fallback,
         # With the space that SentencePiece puts before each line, a tag is a single piece.
-        user_defined_symbols=[_SPACE_MARK + tag for tag in (config.symbols or "").split()],
+        user_defined_symbols=[SPACE_MARK + tag for tag in (config.symbols or "").split()],
         input_sentence_size=config.sample_sentences,
         shuffle_input_sentence=True,
         num_threads=chosen_threads(config.threads),
@@ -370,8 +382,12 @@ def _learning_error(message: str, vocab_size: int, texts: Sequence[Path]) -> Tfm
 
 
 def _escape(text: str) -> str:
-    return text.replace(_ESCAPE, _ESCAPE + "0").replace(_SPACE_MARK, _ESCAPE + "1")
+    for character, escaped in ESCAPES:
+        text = text.replace(character, escaped)
+    return text
 
 
 def _unescape(text: str) -> str:
-    return text.replace(_ESCAPE + "1", _SPACE_MARK).replace(_ESCAPE + "0", _ESCAPE)
+    for character, escaped in reversed(ESCAPES):
+        text = text.replace(escaped, character)
+    return text

@@ -1,5 +1,6 @@
 """Convert a model folder to a self-contained folder for another program."""
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +11,24 @@ from tfm.inference.engine import load_vocabulary
 from tfm.model.build import load_model
 from tfm.reporting import say
 from tfm.stages.export.check import Agreement, compare, lines_to_check
+from tfm.stages.export.programs import Format
 from tfm.stages.models import describe_export
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import find_model
 from tfm.storage.files import atomic_directory
 
-Format = Literal["ctranslate2"]
 # Type of the stored weights, and of the computation if the hardware supports it; "none" is float32.
 Quantization = Literal[
     "none", "int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
 ]
 
 # A file that each format has, and that no other folder does.
-_SIGNS: Mapping[Format, str] = {"ctranslate2": "model.bin"}
+_SIGNS: Mapping[Format, str] = {
+    "ctranslate2": "model.bin",
+    "huggingface": "generation_config.json",
+}
 _MIN_VERSION = (4, 7)  # earlier versions require heads of width d_model / num_heads
-_INSTALL = 'in the checkout of tfm, run pip install ".[export]"'
+_INSTALL = 'in the checkout of tfm, run pip install ".[{}]"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,8 @@ def export(
             model before the folder gets its name.
 
     Raises:
-        UsageError: The other program is not installed or does not support the model, or `out_dir` exists.
+        UsageError: A package that the format needs is not installed, the format cannot express the
+            model, or `out_dir` exists.
         CheckpointError: The model is missing or damaged, or the export differs from it.
         DataError: There is no test set for the check.
     """
@@ -66,17 +71,25 @@ def export(
     info = load_info(model_dir)
     out_dir = out_dir or _default_folder(path, format_, quantization)
     _check_out_dir(out_dir, format_, force=force)
+    if quantization != "none" and format_ != "ctranslate2":
+        raise UsageError(
+            f"--quantization is for --format ctranslate2: {format_} stores weights in fp32"
+        )
     lines = lines_to_check(info, check_lines) if check_lines else []
+    if lines and format_ == "huggingface":
+        _check_installed("transformers", 'run pip install "transformers>=5"')
     with atomic_directory(out_dir) as folder:
         match format_:
             case "ctranslate2":
                 _write_ctranslate2(folder, model_dir, info, quantization)
+            case "huggingface":
+                _write_huggingface(folder, model_dir, info)
         describe_export(folder, model_dir, format_)
         num_bytes = sum(file.stat().st_size for file in folder.iterdir())
-        agreement = compare(model_dir, folder, lines) if lines else None
+        agreement = compare(model_dir, folder, lines, format_) if lines else None
         if agreement is not None and quantization == "none":
             agreement.require_close(out_dir)
-    if info.task == "parsing":
+    if info.task == "parsing":  # of all formats, only this one has parsers
         say("warning: CTranslate2 outputs the parser's symbols; only tfm generate makes them trees")
     return ExportResult(
         model_dir=model_dir, out_dir=out_dir, num_bytes=num_bytes, agreement=agreement
@@ -104,6 +117,20 @@ def _write_ctranslate2(
         )
 
 
+def _write_huggingface(folder: Path, model_dir: Path, info: ModelInfo) -> None:
+    _check_installed("tokenizers", _INSTALL.format("huggingface"))
+    from tfm.stages.export.huggingface import check_supported, write_huggingface
+    from tfm.stages.export.model_card import model_card
+
+    vocabulary = load_vocabulary(model_dir, info)
+    config = check_supported(info, vocabulary)
+    model = load_model(model_dir, info)
+    write_huggingface(folder, model, info, config, vocabulary)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    card = model_card(model_dir, info, num_parameters=num_parameters)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
 def _default_folder(path: Path, format_: Format, quantization: Quantization) -> Path:
     name = format_ if quantization == "none" else f"{format_}-{quantization}"
     if (path / "checkpoints").is_dir():  # a run
@@ -124,10 +151,17 @@ def _check_out_dir(out_dir: Path, format_: Format, *, force: bool) -> None:
 
 
 def _check_library() -> None:
-    try:
-        import ctranslate2.specs
-    except ImportError as error:
-        raise UsageError(f"CTranslate2 is not installed ({error}): {_INSTALL}") from error
+    _check_installed("ctranslate2", _INSTALL.format("export"))
+    import ctranslate2
+
     version = ctranslate2.__version__
     if tuple(map(int, version.split(".")[:2])) < _MIN_VERSION:
-        raise UsageError(f"CTranslate2 {version} is too old: {_INSTALL}")
+        raise UsageError(f"CTranslate2 {version} is too old: {_INSTALL.format('export')}")
+
+
+def _check_installed(package: str, remedy: str) -> None:
+    """Raise UsageError, with what to do, if a package cannot be imported."""
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise UsageError(f"{package} is not installed ({error}): {remedy}") from error

@@ -1,0 +1,221 @@
+"""Write a Transformer as a folder that Hugging Face's transformers loads by itself.
+
+A post-norm model becomes a Marian model, a pre-norm model a Pegasus model: these classes compute
+the same functions. Their sinusoids are all sines, then all cosines; ours alternate. The elements of
+d_model are therefore put into their order: Marian computes its positions anew at each loading.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tfm.config import ModelConfig, SearchConfig, TransformerConfig
+from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
+from tfm.errors import UsageError
+from tfm.model.build import Model
+from tfm.model.embedding import sinusoidal_encoding
+from tfm.stages.export.tokenizer import new_tokenizer
+from tfm.storage.checkpoint.model_folder import ModelInfo
+from tfm.storage.checkpoint.tensor_file import write_tensors
+from tfm.storage.files import write_json
+
+_CLASSES = {
+    "post": ("marian", "MarianMTModel"),
+    "pre": ("pegasus", "PegasusForConditionalGeneration"),
+}
+_NAMES = {
+    "self_attention.output": "self_attn.out_proj",
+    "self_attention_residual.norm": "self_attn_layer_norm",
+    "cross_attention.output": "encoder_attn.out_proj",
+    "cross_attention_residual.norm": "encoder_attn_layer_norm",
+    "feed_forward.inner": "fc1",
+    "feed_forward.outer": "fc2",
+    "feed_forward_residual.norm": "final_layer_norm",
+}
+_ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}
+_EPSILON = 1e-5  # of the layer norms of both classes
+# transformers divides by length^β, tfm by ((5 + length) / 6)^α, which grows more slowly at first:
+# as fast as length^(2α/3) at 10 tokens.
+_LENGTH_PENALTY_RATIO = 2 / 3
+
+
+def check_supported(info: ModelInfo, vocabulary: Vocabulary) -> TransformerConfig:
+    """Return the settings of a model; UsageError names all that cannot be expressed, and why."""
+    config = info.run.model
+    problems = [*_problems_of_model(config)]
+    if info.task != "translation":
+        problems.append(f"task {info.task} (only tfm generate makes trees of the output)")
+    elif not vocabulary.is_joint:
+        problems.append("separate vocabularies (a tokenizer.json holds one)")
+    elif not vocabulary.source.is_bpe:
+        problems.append("a subword model other than BPE (ties between segmentations differ)")
+    if problems or not isinstance(config, TransformerConfig):
+        raise UsageError(
+            f"Hugging Face's Marian and Pegasus models cannot express {', '.join(problems)}: "
+            "translate with tfm generate"
+        )
+    return config
+
+
+def _problems_of_model(config: ModelConfig) -> Iterator[str]:
+    if not isinstance(config, TransformerConfig):
+        yield "arch rnn"
+        return
+    if config.attention != "dot-product":
+        yield f"attention {config.attention}"
+    if config.attention_window is not None:
+        yield f"attention_window {config.attention_window}"
+    if config.learned_positions is not None:
+        yield "learned_positions (theirs are sinusoids)"
+    if {config.key_width * config.num_heads, config.value_width * config.num_heads} != {
+        config.d_model
+    }:
+        yield "d_k and d_v other than d_model / num_heads"
+    if config.norm == "pre" and config.tied_embeddings != "three-way":
+        yield f"tied_embeddings {config.tied_embeddings} with norm pre (Pegasus has one matrix)"
+
+
+def write_huggingface(
+    folder: Path, model: Model, info: ModelInfo, config: TransformerConfig, vocabulary: Vocabulary
+) -> None:
+    """Write weights, settings and tokenizer; the settings must have passed `check_supported`."""
+    search = SearchConfig.for_model(info.search, {})
+    tokenizer = new_tokenizer(vocabulary)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    pieces = vocabulary.source.pieces([PAD, BOS, EOS, UNK])
+    special = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), pieces, strict=True))
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **special,
+            "clean_up_tokenization_spaces": False,
+            "split_special_tokens": True,  # the name of a special piece in a text is text
+            "model_input_names": ["input_ids", "attention_mask"],
+            "model_max_length": search.max_source_length + 1,  # with EOS
+        },
+    )
+    max_length = search.max_source_length + search.max_extra_length + 2  # with BOS and EOS
+    write_json(folder / "config.json", _config(config, len(vocabulary.target), max_length))
+    write_json(folder / "generation_config.json", _generation_config(search, max_length))
+    weights = _weights(model, config, num_positions=max_length)
+    write_tensors(folder / "model.safetensors", weights, metadata={"format": "pt"})
+
+
+def _config(config: TransformerConfig, vocab_size: int, max_length: int) -> dict[str, Any]:
+    model_type, class_name = _CLASSES[config.norm]
+    sides = {
+        f"{side}_{name}": value
+        for side, num_layers in (
+            ("encoder", config.num_encoder_layers),
+            ("decoder", config.num_decoder_layers),
+        )
+        for name, value in (
+            ("layers", num_layers),
+            ("attention_heads", config.num_heads),
+            ("ffn_dim", config.d_ff),
+            ("layerdrop", 0.0),
+        )
+    }
+    marian = {
+        "decoder_vocab_size": vocab_size,
+        "share_encoder_decoder_embeddings": config.tied_embeddings == "three-way",
+    }
+    return {
+        "architectures": [class_name],
+        "model_type": model_type,
+        "vocab_size": vocab_size,
+        **(marian if model_type == "marian" else {}),
+        "d_model": config.d_model,
+        **sides,
+        "activation_function": config.activation,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.relu_dropout,
+        "max_position_embeddings": max_length,
+        "scale_embedding": True,
+        "tie_word_embeddings": config.tied_embeddings != "none",
+        "is_encoder_decoder": True,
+        **_token_ids(),
+        "forced_eos_token_id": None,  # both classes would force it at the maximum length
+        "dtype": "float32",
+    }
+
+
+def _token_ids() -> dict[str, int]:
+    return {
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": BOS,
+    }
+
+
+def _generation_config(search: SearchConfig, max_length: int) -> dict[str, Any]:
+    return {
+        **_token_ids(),
+        "num_beams": search.beam_size,
+        "length_penalty": round(search.length_penalty * _LENGTH_PENALTY_RATIO, 4),
+        "early_stopping": False,
+        "do_sample": False,
+        "max_length": max_length,
+        "min_new_tokens": search.min_length,  # without EOS
+        "suppress_tokens": [PAD, BOS, UNK],
+        "forced_eos_token_id": None,
+    }
+
+
+def _weights(model: nn.Module, config: TransformerConfig, num_positions: int) -> dict[str, Tensor]:
+    """Return the weights, of any shape, by the names and in the order of d_model of the classes."""
+    if any(norm.eps != _EPSILON for norm in model.modules() if isinstance(norm, nn.LayerNorm)):
+        raise ValueError("layer norms have another epsilon")
+    named = {
+        name: tensor.detach() for name, tensor in model.named_parameters(remove_duplicate=False)
+    }
+    order = torch.arange(config.d_model).view(-1, 2).mT.flatten()  # even elements, then odd ones
+    weights = {
+        name: named[ours][:, order] for name, ours in _embedding_names(config.tied_embeddings)
+    }
+    for stack in ("encoder", "decoder"):
+        if config.norm == "pre":
+            for kind in ("weight", "bias"):
+                weights[f"model.{stack}.layer_norm.{kind}"] = named[f"{stack}_norm.{kind}"][order]
+            # Pegasus computes the same, but warns if they are missing.
+            positions = sinusoidal_encoding(torch.arange(num_positions), config.d_model)
+            weights[f"model.{stack}.embed_positions.weight"] = positions[:, order]
+    for name, tensor in named.items():
+        stack, _, rest = name.partition(".")
+        if stack in ("encoder", "decoder"):
+            index, _, rest = rest.partition(".")
+            for renamed, part in _layer_weights(rest, tensor, order):
+                weights[f"model.{stack}.layers.{index}.{renamed}"] = part
+    return weights
+
+
+def _embedding_names(tied: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of stored embeddings, theirs and ours."""
+    if tied == "three-way":
+        yield "model.shared.weight", "source_embedding.weight"
+        return
+    yield "model.encoder.embed_tokens.weight", "source_embedding.weight"
+    yield "model.decoder.embed_tokens.weight", "target_embedding.weight"
+    if tied == "none":
+        yield "lm_head.weight", "output_weight"
+
+
+def _layer_weights(name: str, tensor: Tensor, order: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and tensors, of any shape, for a parameter of a layer."""
+    module, _, kind = name.rpartition(".")
+    block, _, part = module.rpartition(".")
+    if part in ("input", "inner") and kind == "weight":
+        tensor = tensor[:, order]  # maps from d_model
+    elif part not in ("input", "inner"):
+        tensor = tensor[order]  # maps to d_model
+    if part == "input":
+        for letter, each in zip("qkv", tensor.chunk(3), strict=True):
+            yield f"{_ATTENTIONS[block]}.{letter}_proj.{kind}", each
+    else:
+        yield f"{_NAMES[module]}.{kind}", tensor

@@ -1,0 +1,113 @@
+"""The model card of an exported model: what its run says about data, settings and quality."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tfm import __version__
+from tfm.config import run_toml
+from tfm.data.manifest import Manifest
+from tfm.storage.checkpoint.model_folder import ModelInfo
+
+_CARD = """\
+---
+language:
+{languages}
+library_name: transformers
+pipeline_tag: translation
+tags:
+- translation
+# Choose a licence that the training data allows, and add it here as "license: …".
+---
+
+# Translation from {source} to {target}
+
+A Transformer with {num_parameters:,} parameters and {num_pieces:,} joint BPE pieces, trained with
+tfm {version}.
+
+```python
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+folder = "."  # this folder, or its name on the hub
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+batch = tokenizer(["…"], return_tensors="pt", padding=True, truncation=True)
+print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
+```
+
+One sentence is one input. The tokenizer cleans text as the training text was cleaned.
+
+## Training data
+
+{data}
+
+## Quality
+
+{quality}
+
+## Settings
+
+{model}
+
+```toml
+{settings}```
+"""
+
+
+def model_card(model_dir: Path, info: ModelInfo, *, num_parameters: int) -> str:
+    """Return a README.md in Markdown, with the licence left to the user."""
+    languages = dict.fromkeys("+".join((info.source, info.target)).split("+"))
+    return _CARD.format(
+        languages="\n".join(f"- {language}" for language in languages),
+        source=info.source,
+        target=info.target,
+        num_parameters=num_parameters,
+        num_pieces=info.vocab_sizes[1],
+        version=__version__,
+        data=_data(info),
+        quality=_quality(model_dir, info),
+        model=_model(info),
+        settings=run_toml(info.run),
+    )
+
+
+def _data(info: ModelInfo) -> str:
+    data_dir = Path(info.data_dir)
+    name = f"Dataset `{data_dir.name}`"
+    if not (data_dir / "manifest.json").is_file():
+        return f"{name}."
+    texts = Manifest.load(data_dir).training_texts()
+    lines = [f"- {text.name}: {text.kept:,} sentence pairs" for text in texts]
+    return "\n".join([f"{name}:", "", *lines]) if lines else f"{name}."
+
+
+def _model(info: ModelInfo) -> str:
+    if len(info.averaged) > 1:
+        steps = ", ".join(f"{step:,}" for step in info.averaged)
+        return f"The mean of the checkpoints at steps {steps}."
+    return f"The checkpoint at step {info.step:,}."
+
+
+def _quality(model_dir: Path, info: ModelInfo) -> str:
+    """Return the validation BLEU of the model, or of the last checkpoint that it averages."""
+    step = max(info.averaged, default=info.step)
+    for record in _validations(model_dir):
+        if record["step"] == step and "bleu" in record:
+            return (
+                f"BLEU {record['bleu']:.1f} on the validation text at step {step:,}, beam size "
+                f"{info.run.training.validation_beam}, signature `{record['signature']}`."
+            )
+    return "Not measured yet."
+
+
+def _validations(model_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield the validations of the run that a model folder is in, if it is in one."""
+    for run_dir in (model_dir.parent, model_dir.parent.parent):
+        path = run_dir / "metrics.jsonl"
+        for line in path.read_bytes().splitlines() if path.is_file() else ():
+            with contextlib.suppress(ValueError):  # the last line of a killed run may be cut
+                record = json.loads(line)
+                if record["kind"] == "validation":
+                    yield record

@@ -1,0 +1,156 @@
+"""The programs that run exported models, to compare them with tfm."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from tfm.config import SearchConfig
+from tfm.data.subword import BOS, EOS, Vocabulary
+
+Format = Literal["ctranslate2", "huggingface"]
+
+PROGRAMS: dict[Format, str] = {"ctranslate2": "CTranslate2", "huggingface": "transformers"}
+
+_BATCH_TOKENS = 4_096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A translation."""
+
+    token_ids: list[int]  # without BOS and EOS
+    log_prob: float  # in nats
+    is_cut: bool  # it has the maximum length, and no EOS
+
+
+class Program(Protocol):
+    """Runs an exported model on the CPU, without length penalty."""
+
+    def translate(self, lines: Sequence[str], limit: int) -> list[Found]:
+        """Translate lines that are not empty to at most a number of tokens, without EOS."""
+
+    def log_probs(self, lines: Sequence[str], targets: Sequence[list[int]]) -> list[list[float]]:
+        """Return the log probabilities of the tokens and the EOS of each target, in nats."""
+
+
+def load_program(
+    folder: Path, format_: Format, vocabulary: Vocabulary, config: SearchConfig
+) -> Program:
+    """Load an exported model."""
+    match format_:
+        case "ctranslate2":
+            return CTranslate2(folder, vocabulary, config)
+        case "huggingface":
+            return Transformers(folder, config)
+
+
+class CTranslate2:
+    """CTranslate2, given subword pieces."""
+
+    def __init__(self, folder: Path, vocabulary: Vocabulary, config: SearchConfig) -> None:
+        import ctranslate2
+
+        self._translator = ctranslate2.Translator(
+            str(folder), device="cpu", intra_threads=torch.get_num_threads()
+        )
+        self._vocabulary = vocabulary
+        target = vocabulary.target
+        self._token_ids = {p: number for number, p in enumerate(target.pieces(range(len(target))))}
+        self._config = config
+
+    def translate(self, lines: Sequence[str], limit: int) -> list[Found]:
+        """Translate as `Program.translate` does."""
+        results = self._translator.translate_batch(
+            self._pieces(lines),
+            beam_size=self._config.beam_size,
+            length_penalty=0.0,
+            min_decoding_length=self._config.min_length,
+            max_input_length=0,
+            max_decoding_length=limit,
+            return_scores=True,
+            max_batch_size=_BATCH_TOKENS,
+            batch_type="tokens",
+        )
+        return [
+            Found(
+                token_ids=[self._token_ids[piece] for piece in result.hypotheses[0]],
+                log_prob=result.scores[0],
+                is_cut=len(result.hypotheses[0]) == limit,
+            )
+            for result in results
+        ]
+
+    def log_probs(self, lines: Sequence[str], targets: Sequence[list[int]]) -> list[list[float]]:
+        """Score as `Program.log_probs` does."""
+        results = self._translator.score_batch(
+            self._pieces(lines),
+            [self._vocabulary.target.pieces(token_ids) for token_ids in targets],
+            max_input_length=0,
+            max_batch_size=_BATCH_TOKENS,
+            batch_type="tokens",
+        )
+        return [[float(log_prob) for log_prob in result.log_probs] for result in results]
+
+    def _pieces(self, lines: Sequence[str]) -> list[list[str]]:
+        source, limit = self._vocabulary.source, self._config.max_source_length
+        return [source.pieces(token_ids[:limit]) for token_ids in source.encode(lines)]
+
+
+class Transformers:
+    """Hugging Face's transformers, given plain text."""
+
+    def __init__(self, folder: Path, config: SearchConfig) -> None:
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        self._model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._config = config
+
+    def translate(self, lines: Sequence[str], limit: int) -> list[Found]:
+        """Translate as `Program.translate` does."""
+        size = max(1, _BATCH_TOKENS // limit)
+        batches = [lines[start : start + size] for start in range(0, len(lines), size)]
+        outputs = [
+            ids.tolist()
+            for batch in batches
+            for ids in self._model.generate(
+                **self._encode(batch),
+                num_beams=self._config.beam_size,
+                length_penalty=0.0,
+                max_new_tokens=limit + 1,
+            )
+        ]
+        ended = [output.index(EOS) if EOS in output else None for output in outputs]
+        targets = [output[1:end] for output, end in zip(outputs, ended, strict=True)]
+        scores = self.log_probs(lines, targets)
+        return [
+            Found(
+                token_ids=token_ids[:limit],
+                log_prob=sum(log_probs if end is not None else log_probs[:-1]),
+                is_cut=end is None,
+            )
+            for token_ids, end, log_probs in zip(targets, ended, scores, strict=True)
+        ]
+
+    def log_probs(self, lines: Sequence[str], targets: Sequence[list[int]]) -> list[list[float]]:
+        """Score as `Program.log_probs` does."""
+        return [
+            self._log_probs(line, token_ids) for line, token_ids in zip(lines, targets, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def _log_probs(self, line: str, token_ids: list[int]) -> list[float]:
+        inputs = torch.tensor([[BOS, *token_ids]])
+        logits = self._model(**self._encode([line]), decoder_input_ids=inputs).logits[0]
+        labels = torch.tensor([[*token_ids, EOS]])
+        log_probs: list[float] = logits.log_softmax(-1).gather(1, labels.mT).flatten().tolist()
+        return log_probs
+
+    def _encode(self, lines: Sequence[str]) -> Any:
+        return self._tokenizer(list(lines), return_tensors="pt", padding=True, truncation=True)
