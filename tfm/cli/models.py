@@ -209,8 +209,10 @@ def export(
         callback=new_folder,
         help="Output folder (default: RUN/FORMAT or MODEL-FORMAT, plus quantization).",
     ),
-    format_: Literal["ctranslate2", "huggingface"] = typer.Option(
-        "ctranslate2", "--format", help="Program to write for: CTranslate2, or transformers."
+    format_: Literal["ctranslate2", "huggingface", "onnx"] = typer.Option(
+        "ctranslate2",
+        "--format",
+        help="Program to write for: CTranslate2, transformers, or ONNX Runtime.",
     ),
     quantization: Literal[
         "none", "int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
@@ -227,10 +229,11 @@ def export(
     ),
     force: bool = typer.Option(False, "--force", help="Overwrite an earlier export."),
 ) -> None:
-    """Convert a model for another program: CTranslate2, or Hugging Face's transformers.
+    """Convert a model for CTranslate2, Hugging Face's transformers or ONNX Runtime.
 
     CTranslate2 is a runtime without torch (pip install ".[export]"). For transformers, post-norm
-    models become Marian and pre-norm ones Pegasus models (pip install ".[huggingface]").
+    models become Marian and pre-norm ones Pegasus models (pip install ".[huggingface]"). For ONNX
+    Runtime, encoder and decoder step are two files without a search (pip install ".[onnx]").
 
     With length penalty 0, all programs find the same translations. With other values, tfm divides
     log probabilities by ((5 + length) / 6)^α, and the others by length^α.

@@ -34,6 +34,16 @@ class DecodingState(Protocol):
         """Replace the hypotheses by some of them [B', K']: see `tfm.search.model.DecoderState`."""
 
 
+class LayerCache(Protocol):
+    """What a decoder layer needs of a cache: `DecoderCache`, or that of an exported step."""
+
+    def attend_to_past(self, index: int, attention: MultiHeadAttention, x: Tensor) -> Tensor:
+        """Add a position [R, d_model] to a layer, and attend to all up to it: [R, d_model]."""
+
+    def attend_to_source(self, index: int, attention: MultiHeadAttention, x: Tensor) -> Tensor:
+        """Attend from a position [R, d_model] of a layer to the source: [R, d_model]."""
+
+
 @dataclass(frozen=True)
 class StepRows:
     """Which of the B·K hypotheses a step computes."""

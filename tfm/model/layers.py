@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tfm.config import TransformerConfig
 from tfm.data.packing import Layout
 from tfm.model.attention import MultiHeadAttention
-from tfm.model.cache import DecoderCache
+from tfm.model.cache import LayerCache
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -110,7 +110,7 @@ class DecoderLayer(nn.Module):
         out: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return out
 
-    def step(self, x: Tensor, cache: DecoderCache, index: int) -> Tensor:
+    def step(self, x: Tensor, cache: LayerCache, index: int) -> Tensor:
         """Decode the next position [R, d_model] of hypotheses as layer `index` of the cache."""
         x = self.self_attention_residual(
             x, lambda x: cache.attend_to_past(index, self.self_attention, x)

@@ -13,7 +13,8 @@ from tfm.data.subword import Vocabulary
 from tfm.data.text import read_lines
 from tfm.errors import CheckpointError, DataError
 from tfm.inference.engine import load_vocabulary
-from tfm.inference.translator import ScoredTarget, Translator
+from tfm.inference.lines import ScoredTarget
+from tfm.inference.translator import Translator
 from tfm.stages.export.programs import PROGRAMS, Format, Found, Program, load_program
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
@@ -87,6 +88,8 @@ def compare(
     numbered = {number: line for number, line in enumerate(cleaned, start=1) if line}
     lines = list(numbered.values())
     equivalent = {"search": "beam", "length_penalty": 0.0, "num_groups": 1, "n_best": 1}
+    if format_ == "onnx":  # its files have no search: greedy is the simplest
+        equivalent["beam_size"] = 1
     config = SearchConfig.for_model(info.search, equivalent)
     program = load_program(export_dir, format_, vocabulary, config)
     translator = Translator.load(model_dir, device="cpu", precision="fp32")

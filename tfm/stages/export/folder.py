@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tfm.config import SearchConfig
 from tfm.errors import UsageError
 from tfm.inference.engine import load_vocabulary
 from tfm.model.build import load_model
@@ -26,6 +27,7 @@ Quantization = Literal[
 _SIGNS: Mapping[Format, str] = {
     "ctranslate2": "model.bin",
     "huggingface": "generation_config.json",
+    "onnx": "decoder.onnx",
 }
 _MIN_VERSION = (4, 7)  # earlier versions require heads of width d_model / num_heads
 _INSTALL = 'in the checkout of tfm, run pip install ".[{}]"'
@@ -84,6 +86,8 @@ def export(
                 _write_ctranslate2(folder, model_dir, info, quantization)
             case "huggingface":
                 _write_huggingface(folder, model_dir, info)
+            case "onnx":
+                _write_onnx(folder, model_dir, info)
         describe_export(folder, model_dir, format_)
         num_bytes = sum(file.stat().st_size for file in folder.iterdir())
         agreement = compare(model_dir, folder, lines, format_) if lines else None
@@ -129,6 +133,15 @@ def _write_huggingface(folder: Path, model_dir: Path, info: ModelInfo) -> None:
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     card = model_card(model_dir, info, num_parameters=num_parameters)
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _write_onnx(folder: Path, model_dir: Path, info: ModelInfo) -> None:
+    for package in ("onnxscript", "onnxruntime"):
+        _check_installed(package, _INSTALL.format("onnx"))
+    from tfm.stages.export.onnx import write_onnx
+
+    search = SearchConfig.for_model(info.search, {})
+    write_onnx(folder, load_model(model_dir, info), search, load_vocabulary(model_dir, info))
 
 
 def _default_folder(path: Path, format_: Format, quantization: Quantization) -> Path:

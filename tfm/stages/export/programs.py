@@ -1,18 +1,27 @@
 """The programs that run exported models, to compare them with tfm."""
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tfm.config import SearchConfig
-from tfm.data.subword import BOS, EOS, Vocabulary
+from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
 
-Format = Literal["ctranslate2", "huggingface"]
+Format = Literal["ctranslate2", "huggingface", "onnx"]
 
-PROGRAMS: dict[Format, str] = {"ctranslate2": "CTranslate2", "huggingface": "transformers"}
+PROGRAMS: dict[Format, str] = {
+    "ctranslate2": "CTranslate2",
+    "huggingface": "transformers",
+    "onnx": "ONNX Runtime",
+}
+
+Array = npt.NDArray[np.float32]
 
 _BATCH_TOKENS = 4_096
 
@@ -45,6 +54,8 @@ def load_program(
             return CTranslate2(folder, vocabulary, config)
         case "huggingface":
             return Transformers(folder, config)
+        case "onnx":
+            return OnnxRuntime(folder, vocabulary, config)
 
 
 class CTranslate2:
@@ -103,13 +114,11 @@ class Transformers:
     """Hugging Face's transformers, given plain text."""
 
     def __init__(self, folder: Path, config: SearchConfig) -> None:
-        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        self._model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        transformers: Any = importlib.import_module("transformers")
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        self._model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self._config = config
 
     def translate(self, lines: Sequence[str], limit: int) -> list[Found]:
@@ -154,3 +163,67 @@ class Transformers:
 
     def _encode(self, lines: Sequence[str]) -> Any:
         return self._tokenizer(list(lines), return_tensors="pt", padding=True, truncation=True)
+
+
+class OnnxRuntime:
+    """ONNX Runtime with greedy search, given token ids."""
+
+    def __init__(self, folder: Path, vocabulary: Vocabulary, config: SearchConfig) -> None:
+        import onnxruntime
+
+        self._encoder, self._decoder = (
+            onnxruntime.InferenceSession(str(folder / name), providers=["CPUExecutionProvider"])
+            for name in ("encoder.onnx", "decoder.onnx")
+        )
+        self._source = vocabulary.source
+        self._config = config
+
+    def translate(self, lines: Sequence[str], limit: int) -> list[Found]:
+        """Translate as `Program.translate` does."""
+        return [self._translate(self._start(line), limit) for line in lines]
+
+    def log_probs(self, lines: Sequence[str], targets: Sequence[list[int]]) -> list[list[float]]:
+        """Score as `Program.log_probs` does."""
+        found = []
+        for line, token_ids in zip(lines, targets, strict=True):
+            step = self._start(line)
+            pairs = zip([BOS, *token_ids], [*token_ids, EOS], strict=True)
+            found.append([float(step(token)[following]) for token, following in pairs])
+        return found
+
+    def _translate(self, step: Callable[[int], Array], limit: int) -> Found:
+        tokens, log_prob = [BOS], 0.0
+        while tokens[-1] != EOS and len(tokens) <= limit + 1:
+            log_probs = step(tokens[-1])
+            allowed = log_probs.copy()
+            allowed[[PAD, BOS, UNK]] = -np.inf
+            if len(tokens) <= self._config.min_length:
+                allowed[EOS] = -np.inf
+            tokens.append(int(allowed.argmax()))
+            log_prob += float(log_probs[tokens[-1]])
+        is_cut = tokens[-1] != EOS
+        return Found(token_ids=tokens[1:-1], log_prob=log_prob, is_cut=is_cut)
+
+    def _start(self, line: str) -> Callable[[int], Array]:
+        """Encode a line; return the step from a token to the log probabilities [V] of the next."""
+        [token_ids] = self._source.encode([line])
+        source = np.array([[*token_ids[: self._config.max_source_length], EOS]])
+        lengths = np.array([source.shape[1]])
+        keys, values = self._encoder.run(None, {"source": source, "lengths": lengths})
+        past = [keys[:, :, :, :0], values[:, :, :, :0]]
+
+        def step(token: int) -> Array:
+            inputs = {
+                "tokens": np.array([token]),
+                "lengths": lengths,
+                "source_keys": keys,
+                "source_values": values,
+                "past_keys": past[0],
+                "past_values": past[1],
+            }
+            [logits], *past[:] = self._decoder.run(None, inputs)
+            shifted = logits - logits.max()
+            log_probs: Array = shifted - np.log(np.exp(shifted).sum())
+            return log_probs
+
+        return step
