@@ -43,6 +43,7 @@ COMMANDS = [
     "score",
     "quickstart",
     "bench",
+    "doctor",
 ]
 TFM = [sys.executable, "-m", "tfm"]
 RUN_GROUPS = [TransformerConfig, OptimizerConfig, BatchingConfig, TrainingConfig]
@@ -106,7 +107,7 @@ def test_help_of_every_command_has_examples_that_fit(run, monkeypatch, command):
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-@pytest.mark.parametrize("command", [*COMMANDS[:-1], "bench train", "bench generate"])
+@pytest.mark.parametrize("command", [*COMMANDS[:-2], "doctor", "bench train", "bench generate"])
 def test_help_shows_every_flag_whole_on_narrow_terminals(run, monkeypatch, command, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     out = help_of(run, *command.split())

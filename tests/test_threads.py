@@ -5,8 +5,9 @@ import os
 import pytest
 import torch
 
-from tfm.device import threads
-from tfm.device.threads import ComputeThreads, CpuTimes, read_cpu_times
+from tfm.device import cpu, threads
+from tfm.device.cpu import CpuTimes, read_cpu_times
+from tfm.device.threads import ComputeThreads
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +133,7 @@ def test_without_cpu_times_threads_do_not_adapt(new_machine, monkeypatch):
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.skipif(not threads._STAT.is_file(), reason="needs Linux")
+@pytest.mark.skipif(read_cpu_times() is None, reason="needs Linux")
 def test_cpu_times_advance():
     before = read_cpu_times()
     while read_cpu_times().process < before.process + 0.05:
@@ -144,5 +145,5 @@ def test_cpu_times_advance():
 
 
 def test_without_proc_there_are_no_cpu_times(monkeypatch, tmp_path):
-    monkeypatch.setattr(threads, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(cpu, "_PROC", tmp_path)
     assert read_cpu_times() is None

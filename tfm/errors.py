@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
+DISTRIBUTION = "tfm-mt"  # the name that pip installs
 # Separates details of a message, such as a list of settings: each is printed on its own line.
 DETAIL = "\n  "
 
@@ -10,6 +11,11 @@ DETAIL = "\n  "
 def tfm_command(*words: object) -> str:
     """Return a command line to advise, which a shell understands whatever is in the paths."""
     return shlex.join(["tfm", *map(str, words)])
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs what an optional part of tfm needs."""
+    return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 def list_problems(problems: Sequence[str]) -> str:

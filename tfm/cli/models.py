@@ -231,9 +231,10 @@ def export(
 ) -> None:
     """Convert a model for CTranslate2, Hugging Face's transformers or ONNX Runtime.
 
-    CTranslate2 is a runtime without torch (pip install ".[export]"). For transformers, post-norm
-    models become Marian and pre-norm ones Pegasus models (pip install ".[huggingface]"). For ONNX
-    Runtime, encoder and decoder step are two files without a search (pip install ".[onnx]").
+    CTranslate2 is a runtime without torch (pip install "tfm-mt[export]"). For transformers,
+    post-norm models become Marian and pre-norm ones Pegasus models (pip install
+    "tfm-mt[huggingface]"). For ONNX Runtime, encoder and decoder step are two files without a search
+    (pip install "tfm-mt[onnx]").
 
     With length penalty 0, all programs find the same translations. With other values, tfm divides
     log probabilities by ((5 + length) / 6)^α, and the others by length^α.

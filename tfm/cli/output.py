@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tfm.inference.alignment import Alignment
     from tfm.inference.lines import ScoredTarget, Translation
     from tfm.metrics.metric import Comparison
+    from tfm.stages.doctor import Finding
     from tfm.stages.forecast import Forecast
     from tfm.stages.models import ModelSummary
     from tfm.stages.runs import RunSummary
@@ -203,6 +204,20 @@ def _column(alignment: "Alignment | None") -> str:
     if alignment is None:
         return ""
     return "\t" + " ".join(f"{source}-{target}" for source, target in alignment)
+
+
+def print_findings(findings: "Iterable[Finding]", *, as_json: bool) -> "list[Finding]":
+    """Print findings as soon as they are there, or all as one JSON object; return them."""
+    found = []
+    for each in findings:
+        found.append(each)
+        if not as_json:
+            print(f"{each.level:<8} {each.check:<10} {each.what}", flush=True)  # noqa: T201
+            if each.remedy:
+                print(f"{'':<19} → {each.remedy}", flush=True)  # noqa: T201
+    if as_json:
+        print(json.dumps({"findings": [asdict(each) for each in found]}))  # noqa: T201
+    return found
 
 
 def print_scored_targets(

@@ -42,7 +42,7 @@ def check_disks(needs: Sequence[DiskNeed]) -> None:
     problems = []
     for disk_needs in needs_per_disk.values():
         total = sum(need.num_bytes for need in disk_needs)
-        free = shutil.disk_usage(_existing(disk_needs[0].folder)).free
+        free = shutil.disk_usage(existing_parent(disk_needs[0].folder)).free
         folders = dict.fromkeys(need.folder for need in disk_needs)
         outermost = [str(path) for path in folders if folders.keys().isdisjoint(path.parents)]
         summary = f"{' and '.join(outermost)} will take {_format_needs(disk_needs)}"
@@ -85,9 +85,9 @@ def _format_needs(needs: Sequence[DiskNeed]) -> str:
 
 
 def _disk(folder: Path) -> int:
-    return _existing(folder).stat().st_dev
+    return existing_parent(folder).stat().st_dev
 
 
-def _existing(folder: Path) -> Path:
+def existing_parent(folder: Path) -> Path:
     """Return the folder, or the nearest parent that exists."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tfm.config import CleaningConfig
 from tfm.data.text import BytesPair
-from tfm.errors import UsageError
+from tfm.errors import UsageError, install_command
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
@@ -212,7 +212,7 @@ def _identifier() -> "LanguageIdentifier":
     except ImportError as error:
         raise UsageError(
             f"drop_other_language needs py3langid, which is not installed ({error}): "
-            'pip install ".[langid]"'
+            f"run {install_command('langid')}"
         ) from error
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 

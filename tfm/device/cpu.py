@@ -2,6 +2,7 @@
 
 import os
 import platform
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -58,6 +59,27 @@ class Cpu:
         return not self.flags.isdisjoint({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
 
 
+@dataclass(frozen=True, kw_only=True)
+class CpuTimes:
+    """Seconds of wall time, of CPU time of this process, and of idle time summed over its cores."""
+
+    wall: float
+    process: float
+    idle: float
+
+
+def read_cpu_times() -> CpuTimes | None:
+    """Return the times of this process and its cores; None without /proc/stat."""
+    if not (stat := _read(_PROC / "stat")):
+        return None
+    cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = map(str.split, stat.splitlines())
+    # Columns: user, nice, system, idle, iowait, …
+    ticks = sum(int(line[4]) + int(line[5]) for line in lines if line[0] in cores)
+    idle = ticks / os.sysconf("SC_CLK_TCK")
+    return CpuTimes(wall=time.monotonic(), process=time.process_time(), idle=idle)
+
+
 @cache
 def this_cpu() -> Cpu:
     """Return the CPU of this machine, limited to what ONEDNN_MAX_CPU_ISA allows."""
@@ -109,6 +131,18 @@ def memory_bytes() -> int | None:
         if limit.strip().isdecimal():  # v2 has "max" without a limit, v1 a huge number
             limits.append(int(limit))
     return min(limits)
+
+
+def available_memory_bytes() -> int | None:
+    """Return the memory that programs can still take, at most the limit of this process.
+
+    None if the system does not tell.
+    """
+    fields = dict(line.split(":", 1) for line in _read(_PROC / "meminfo").splitlines())
+    total = memory_bytes()
+    if "MemAvailable" not in fields or total is None:
+        return None
+    return min(int(fields["MemAvailable"].split()[0]) << 10, total)
 
 
 def _proc_info() -> dict[str, str]:

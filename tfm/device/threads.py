@@ -6,39 +6,15 @@ one busy program, two threads on two cores are slower than one.
 
 import os
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from tfm.device.cpu import chosen_threads, num_cores
+from tfm.device.cpu import chosen_threads, num_cores, read_cpu_times
 from tfm.reporting import say
 
-_STAT = Path("/proc/stat")
 _WINDOW_SECONDS = 2.0
 # Use fewer threads if this many cores are missing, more if this many are idle.
 _MISSING_CORES, _IDLE_CORES = 0.4, 0.75
-
-
-@dataclass(frozen=True, kw_only=True)
-class CpuTimes:
-    """Seconds of wall time, of CPU time of this process, and of idle time summed over its cores."""
-
-    wall: float
-    process: float
-    idle: float
-
-
-def read_cpu_times() -> CpuTimes | None:
-    """Return the times of this process and its cores; None without /proc/stat."""
-    if not _STAT.is_file():
-        return None
-    cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    lines = map(str.split, _STAT.read_text(encoding="utf-8").splitlines())
-    # Columns: user, nice, system, idle, iowait, …
-    ticks = sum(int(line[4]) + int(line[5]) for line in lines if line[0] in cores)
-    idle = ticks / os.sysconf("SC_CLK_TCK")
-    return CpuTimes(wall=time.monotonic(), process=time.process_time(), idle=idle)
 
 
 def set_num_threads(num_threads: int | None, *, num_processes: int = 1) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from tfm.config import SearchConfig
-from tfm.errors import UsageError
+from tfm.errors import UsageError, install_command
 from tfm.inference.engine import load_vocabulary
 from tfm.model.build import load_model
 from tfm.reporting import say
@@ -30,7 +30,6 @@ _SIGNS: Mapping[Format, str] = {
     "onnx": "decoder.onnx",
 }
 _MIN_VERSION = (4, 7)  # earlier versions require heads of width d_model / num_heads
-_INSTALL = 'in the checkout of tfm, run pip install ".[{}]"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +121,7 @@ def _write_ctranslate2(
 
 
 def _write_huggingface(folder: Path, model_dir: Path, info: ModelInfo) -> None:
-    _check_installed("tokenizers", _INSTALL.format("huggingface"))
+    _check_installed("tokenizers", extra="huggingface")
     from tfm.stages.export.huggingface import check_supported, write_huggingface
     from tfm.stages.export.model_card import model_card
 
@@ -137,7 +136,7 @@ def _write_huggingface(folder: Path, model_dir: Path, info: ModelInfo) -> None:
 
 def _write_onnx(folder: Path, model_dir: Path, info: ModelInfo) -> None:
     for package in ("onnxscript", "onnxruntime"):
-        _check_installed(package, _INSTALL.format("onnx"))
+        _check_installed(package, extra="onnx")
     from tfm.stages.export.onnx import write_onnx
 
     search = SearchConfig.for_model(info.search, {})
@@ -164,17 +163,19 @@ def _check_out_dir(out_dir: Path, format_: Format, *, force: bool) -> None:
 
 
 def _check_library() -> None:
-    _check_installed("ctranslate2", _INSTALL.format("export"))
+    _check_installed("ctranslate2", extra="export")
     import ctranslate2
 
     version = ctranslate2.__version__
     if tuple(map(int, version.split(".")[:2])) < _MIN_VERSION:
-        raise UsageError(f"CTranslate2 {version} is too old: {_INSTALL.format('export')}")
+        raise UsageError(f"CTranslate2 {version} is too old: run {install_command('export')}")
 
 
-def _check_installed(package: str, remedy: str) -> None:
-    """Raise UsageError, with what to do, if a package cannot be imported."""
+def _check_installed(package: str, *, extra: str) -> None:
+    """Raise UsageError if a package of an extra cannot be imported."""
     try:
         importlib.import_module(package)
     except ImportError as error:
-        raise UsageError(f"{package} is not installed ({error}): {remedy}") from error
+        raise UsageError(
+            f"{package} is not installed ({error}): run {install_command(extra)}"
+        ) from error

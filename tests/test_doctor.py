@@ -1,0 +1,184 @@
+"""tfm doctor: each problem is a finding, and hides no other."""
+
+import errno
+import json
+import subprocess
+import sys
+from importlib import metadata
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tfm.device.cpu import CpuTimes
+from tfm.stages import doctor, doctor_torch
+from tfm.stages.doctor import Finding
+
+
+def test_the_checks_start_without_torch():
+    code = "import sys, tfm.stages.doctor; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def levels(findings):
+    return [(finding.check, finding.level) for finding in findings]
+
+
+def test_this_machine_can_save_compute_and_meet(run, elsewhere):
+    code, out, err = run("doctor", "--json")
+    findings = {each["check"]: each for each in json.loads(out)["findings"]}
+    for name in ("python", "cpu", "files", "torch", "auto", "cpu fp32", "fast fp32", "processes"):
+        assert findings[name]["level"] == "ok", findings[name]
+    worst = {each["level"] for each in findings.values()}
+    assert code == ("problem" in worst)
+    assert all(each["remedy"] for each in findings.values() if each["level"] != "ok")
+    assert err.startswith("doctor: problems: ")
+    assert not [*elsewhere.iterdir()]
+
+
+def test_findings_are_a_line_each_and_the_worst_is_the_exit_code(run, monkeypatch):
+    found = [
+        Finding(check="one", what="good"),
+        Finding(check="two", level="warning", what="odd", remedy="look"),
+    ]
+    monkeypatch.setattr(doctor, "diagnose", lambda: found)
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [
+        ["ok", "one", "good"], ["warning", "two", "odd"], ["→", "look"]
+    ]  # fmt: skip
+    found.append(Finding(check="three", level="problem", what="bad", remedy="leave"))
+    assert run("doctor")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("raise ImportError('libtorch.so: cannot open shared object')", "libtorch.so: cannot open"),
+        ("import os; os.kill(os.getpid(), 4)", "killed by SIGILL"),
+        ("import time; time.sleep(60)", "no answer within 2 s"),
+    ],
+)
+def test_a_broken_torch_is_a_finding(monkeypatch, tmp_path, body, reason):
+    (tmp_path / "torch.py").write_text(body)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(doctor, "_TORCH_SECONDS", 2 if "sleep" in body else 60)
+    [finding] = doctor.check_torch()
+    assert (finding.check, finding.level) == ("torch", "problem")
+    assert reason in finding.what
+
+
+def test_a_check_that_fails_is_a_finding(monkeypatch):
+    for name in ("check_torch", "check_processes", "check_load"):
+        monkeypatch.setattr(doctor, name, lambda: iter([]))
+
+    def check_cpu():
+        raise ValueError("no such file")
+
+    monkeypatch.setattr(doctor, "check_cpu", check_cpu)
+    found = {each.check: each for each in doctor.diagnose()}
+    assert found["cpu"].what == "cannot be checked: ValueError: no such file"
+    assert found["cpu"].level == "problem"
+    assert {"python", "memory", "files"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [(0, "problem"), (10**9, "warning"), (10**11, "warning"), (10**13, "ok")]
+)
+def test_free_space_is_compared_with_the_newest_dataset(monkeypatch, data_dir, free, level):
+    monkeypatch.setattr(doctor, "DATA_ROOT", data_dir.parent)
+    monkeypatch.setattr(doctor, "_size", lambda folder: 10**12)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    assert {finding.level for finding in doctor.check_disks()} == {level}
+
+
+def test_a_disk_without_inodes_is_a_problem(monkeypatch):
+    stat = SimpleNamespace(
+        f_files=100, f_favail=0, f_frsize=10**9, f_bavail=9, f_blocks=9, f_bfree=9
+    )
+    monkeypatch.setattr(doctor.os, "statvfs", lambda folder: stat)
+    assert {finding.level for finding in doctor.check_disks()} == {"problem"}
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_problem(monkeypatch, tmp_path):
+    monkeypatch.chdir("/proc")
+    [finding] = doctor.check_files()
+    assert (finding.level, "/proc: cannot save" in finding.what) == ("problem", True)
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "atomic_directory", full)
+    [finding] = doctor.check_files()
+    assert (finding.level, finding.remedy) == ("problem", "free some space")
+
+
+@pytest.mark.parametrize(("idle", "level"), [(1.0, "ok"), (0.2, "warning")])
+def test_a_busy_machine_is_a_warning(monkeypatch, idle, level):
+    times = iter([CpuTimes(wall=0, process=0, idle=0), CpuTimes(wall=1, process=0, idle=2 * idle)])
+    monkeypatch.setattr(doctor, "_LOAD_SECONDS", 0)
+    monkeypatch.setattr(doctor, "read_cpu_times", lambda: next(times))
+    monkeypatch.setattr(doctor, "num_cores", lambda: 2)
+    assert levels(doctor.check_load()) == [("load", level)]
+
+
+def test_little_memory_and_too_many_threads_are_warnings(monkeypatch):
+    monkeypatch.setattr(doctor, "available_memory_bytes", lambda: 10**8)
+    assert levels(doctor.check_memory()) == [("memory", "warning")]
+    monkeypatch.setattr(doctor_torch, "num_cores", lambda: 0)
+    assert doctor_torch._threads().level == "warning"
+
+
+def test_packages_are_compared_with_what_tfm_needs(monkeypatch):
+    installed = {"torch": "2.10", "numpy": "2.0", "a": "1.0"}
+    monkeypatch.setattr(
+        metadata,
+        "requires",
+        lambda name: [
+            "torch>=2.11", "numpy>=1", "rich>=13",
+            'a>=2; extra == "serve"', 'b; extra == "hf"', 'numpy; extra == "x"',
+        ],
+    )  # fmt: skip
+
+    def version(name):
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    [finding] = doctor.check_packages()
+    assert finding.level == "problem"
+    assert finding.what == (
+        "torch>=2.11 is needed, but 2.10 is installed; rich>=13 is needed, but none is installed"
+    )
+    assert finding.remedy == "pip install 'torch>=2.11' 'rich>=13'"
+    old, summary = doctor.check_extras()
+    assert (old.level, old.what) == ("warning", "serve needs a>=2, not 1.0")
+    assert summary.what == "installed: x; not: serve, hf"
+    installed.update(torch="2.13.0+cpu", rich="14")
+    assert levels(doctor.check_packages()) == [("packages", "ok")]
+
+
+@pytest.mark.parametrize(
+    ("error", "level"), [(1e-7, "ok"), (0.3, "warning"), (torch.inf, "warning")]
+)
+def test_wrong_fast_layers_are_warnings_and_wrong_products_problems(monkeypatch, error, level):
+    monkeypatch.setattr(doctor_torch, "inference_error", lambda dtype: error)
+    found = {each.check: each.level for each in doctor_torch._cpu_arithmetic()}
+    assert (found["cpu fp32"], found["fast fp32"]) == ("ok", level)
+    monkeypatch.setattr(doctor_torch, "_PRODUCT_ERRORS", {torch.float32: 0.0})
+    [finding] = doctor_torch._products(torch.device("cpu"), [torch.float32])
+    assert finding.level == "problem"
+
+
+def test_processes_that_cannot_meet_are_a_problem(monkeypatch):
+    monkeypatch.setattr(doctor_torch, "joined", lambda *_, **__: fail())
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("MASTER_PORT", "1")
+
+    def fail():
+        raise RuntimeError("no network\nmore")
+
+    [finding] = doctor_torch.meet(0, "1")
+    assert (finding.level, "no network" in finding.what) == ("problem", True)

@@ -1,0 +1,323 @@
+"""tfm doctor: what could go wrong on this machine, before it does.
+
+The checks that need torch run in other processes, so that a torch that is broken, crashes or hangs
+is a finding, and hides no other.
+"""
+
+import errno
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from tfm.data.disk import existing_parent, format_size
+from tfm.data.manifest import newest_dataset
+from tfm.device.cpu import (
+    available_memory_bytes,
+    memory_bytes,
+    num_cores,
+    read_cpu_times,
+    this_cpu,
+)
+from tfm.errors import DISTRIBUTION, DataError, install_command
+from tfm.stages.defaults import DATA_ROOT, RUNS_ROOT
+from tfm.storage.files import atomic_directory
+from tfm.storage.lock import lock_folder
+
+Level = Literal["ok", "warning", "problem"]
+Findings = Iterator["Finding"]
+
+_LOAD_SECONDS = 0.5
+_BUSY_CORES = 0.4
+_LOW_MEMORY_BYTES = 2 << 30
+_FULL_DISK_BYTES, _LOW_DISK_BYTES = 100 << 20, 2 << 30
+_PROBE_BYTES = 1 << 20
+_TORCH_SECONDS, _MEETING_SECONDS = 120, 60
+_EXTRA = re.compile(r'extra == "([\w-]+)"')
+_FOR_DEVELOPERS = ("dev", "docs")  # extras
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The result of a check."""
+
+    check: str
+    level: Level = "ok"
+    what: str
+    remedy: str = ""  # what to do, unless all is well
+
+
+def diagnose() -> Findings:
+    """Check this machine, the working folder and what is installed, in a few seconds."""
+    for check in (
+        check_python,
+        check_packages,
+        check_extras,
+        check_cpu,
+        check_load,
+        check_memory,
+        check_disks,
+        check_files,
+        check_torch,
+        check_processes,
+    ):
+        try:
+            yield from check()
+        except Exception as error:  # a failed check is a finding, and hides no other
+            what = f"cannot be checked: {type(error).__name__}: {error}"
+            name = check.__name__.removeprefix("check_")
+            yield Finding(check=name, level="problem", what=what)
+
+
+def check_python() -> Findings:
+    """Name Python and the system."""
+    system = f"{platform.system()} {platform.machine()}"
+    note = "" if system == "Linux x86_64" else ", which is untested"
+    yield Finding(check="python", what=f"{platform.python_version()} on {system}{note}")
+
+
+def check_packages() -> Findings:
+    """Compare the packages that tfm needs with their required versions."""
+    needed = [each for each in _requirements() if each.marker is None]
+    wrong = [each for each in needed if not _is_new(each)]
+    if not needed:
+        yield Finding(
+            check="packages",
+            level="warning",
+            what=f"{DISTRIBUTION} is not installed by pip: versions are not checked",
+            remedy="in the checkout, run pip install -e .",
+        )
+    elif wrong:
+        yield Finding(
+            check="packages",
+            level="problem",
+            what="; ".join(
+                f"{each} is needed, but {_version(each) or 'none'} is installed" for each in wrong
+            ),
+            remedy=shlex.join(["pip", "install", *map(str, wrong)]),
+        )
+    else:
+        yield Finding(check="packages", what=f"{len(needed)} needed, all there and new enough")
+
+
+def check_extras() -> Findings:
+    """Compare the packages of each extra with their required versions."""
+    extras: dict[str, list[Requirement]] = {}
+    for each in _requirements():
+        if (match := _EXTRA.search(str(each.marker))) and match[1] not in _FOR_DEVELOPERS:
+            extras.setdefault(match[1], []).append(each)
+    complete = [name for name, needed in extras.items() if all(map(_is_new, needed))]
+    for name, needed in extras.items():
+        if old := [each for each in needed if _version(each) and not _is_new(each)]:
+            yield Finding(
+                check="extras",
+                level="warning",
+                what="; ".join(
+                    f"{name} needs {each.name}{each.specifier}, not {_version(each)}"
+                    for each in old
+                ),
+                remedy=install_command(name),
+            )
+    others = [name for name in extras if name not in complete]
+    what = f"installed: {', '.join(complete) or 'none'}; not: {', '.join(others) or 'none'}"
+    if extras:
+        yield Finding(check="extras", what=what)
+
+
+def _requirements() -> list[Requirement]:
+    """Return what tfm needs, with its extras; nothing if pip has not installed it."""
+    with suppress(metadata.PackageNotFoundError):
+        return list(map(Requirement, metadata.requires(DISTRIBUTION) or []))
+    return []
+
+
+def _version(requirement: Requirement) -> str | None:
+    """Return the installed version of a package."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(requirement.name)
+    return None
+
+
+def _is_new(requirement: Requirement) -> bool:
+    version = _version(requirement)
+    return version is not None and requirement.specifier.contains(version, prereleases=True)
+
+
+def check_cpu() -> Findings:
+    """Name the CPU, its cores and what is fast on it."""
+    this = this_cpu()
+    units = {
+        "AVX-512": this.has_avx512,
+        "AVX2": "avx2" in this.flags and not this.has_avx512,
+        "bf16": this.multiplies_bf16,
+        "int8": this.has_int8,
+    }
+    names = [name for name, is_there in units.items() if is_there]
+    cores = num_cores()
+    yield Finding(
+        check="cpu",
+        what=f"{this.model}, {cores} core{'s' if cores > 1 else ''} for this process, "
+        f"{', '.join(names) or 'no fast instructions'}",
+    )
+
+
+def check_load() -> Findings:
+    """Measure for a moment how many cores other programs use."""
+    before = read_cpu_times()
+    time.sleep(_LOAD_SECONDS)
+    after = read_cpu_times()
+    if before is None or after is None:
+        yield Finding(check="load", what="this system does not tell")
+        return
+    cores, wall = num_cores(), after.wall - before.wall
+    idle = (after.idle - before.idle + after.process - before.process) / wall
+    busy = max(0.0, cores - idle)
+    is_busy = busy > _BUSY_CORES
+    yield Finding(
+        check="load",
+        level="warning" if is_busy else "ok",
+        what=f"other programs use {busy:.1f} of {cores} cores",
+        remedy="stop them, or expect lower speeds: see top" if is_busy else "",
+    )
+
+
+def check_memory() -> Findings:
+    """Compare the memory that is available with what a small model needs."""
+    available, total = available_memory_bytes(), memory_bytes()
+    if available is None or total is None:
+        yield Finding(check="memory", what="this system does not tell")
+        return
+    is_low = available < _LOW_MEMORY_BYTES
+    yield Finding(
+        check="memory",
+        level="warning" if is_low else "ok",
+        what=f"{format_size(available)} of {format_size(total)} available",
+        remedy="stop other programs, or lower --max-tokens" if is_low else "",
+    )
+
+
+def check_disks() -> Findings:
+    """Compare the free space of each disk with the newest dataset, which a similar one needs."""
+    try:
+        newest = newest_dataset(DATA_ROOT)
+    except DataError:
+        newest = None
+    size = 0 if newest is None else _size(newest)
+    by_disk: dict[int, list[Path]] = {}
+    for folder in (DATA_ROOT, RUNS_ROOT, Path(tempfile.gettempdir())):
+        by_disk.setdefault(existing_parent(folder).stat().st_dev, []).append(folder)
+    for on_disk in by_disk.values():
+        free = shutil.disk_usage(existing_parent(on_disk[0])).free
+        is_full = free < _FULL_DISK_BYTES or not _has_inodes(on_disk[0])
+        needed = max(_LOW_DISK_BYTES, size)
+        level: Level = "problem" if is_full else "warning" if free < needed else "ok"
+        names = ", ".join(map(str, on_disk))
+        newest_size = f"; the newest dataset, {newest}, has {format_size(size)}" if newest else ""
+        yield Finding(
+            check="disk",
+            level=level,
+            what=f"{format_size(free)} free for {names}{newest_size}",
+            remedy="" if level == "ok" else "delete old checkpoints, or use another disk",
+        )
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _has_inodes(folder: Path) -> bool:
+    """Return whether files can still be created, where the system tells."""
+    if not hasattr(os, "statvfs"):
+        return True
+    stat = os.statvfs(existing_parent(folder))
+    return stat.f_files == 0 or stat.f_favail > 0
+
+
+def check_files() -> Findings:
+    """Write, lock, rename and delete where runs are saved."""
+    folder = existing_parent(RUNS_ROOT)
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix=".tfm-doctor-", dir=folder) as probe,
+            lock_folder(Path(probe)),
+            atomic_directory(Path(probe) / "checkpoint") as saved,
+        ):
+            (saved / "weights").write_bytes(bytes(_PROBE_BYTES))
+    except OSError as error:
+        yield Finding(
+            check="files",
+            level="problem",
+            what=f"{folder.absolute()}: cannot save a checkpoint: {error.strerror}",
+            remedy="free some space"
+            if error.errno == errno.ENOSPC
+            else "run tfm in a folder that you can write to",
+        )
+        return
+    yield Finding(check="files", what=f"{folder.absolute()}: files can be saved and renamed")
+
+
+def check_torch() -> Findings:
+    """Check torch, the devices and their arithmetic in another process."""
+    yield from _outcome("torch", _start("compute"), _TORCH_SECONDS)
+
+
+def check_processes() -> Findings:
+    """Let two processes meet over each network library that runs use."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [_start("meet", str(rank), str(port)) for rank in range(2)]
+    first, _ = [[*_outcome("processes", each, _MEETING_SECONDS)] for each in started]
+    yield from first
+
+
+def _start(*arguments: str) -> "subprocess.Popen[str]":
+    """Start a check with torch in a process that finds the same modules as this one."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-m", "tfm.stages.doctor_torch", *arguments],
+        env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _outcome(check: str, process: "subprocess.Popen[str]", seconds: float) -> Findings:
+    """Yield the findings that a process prints, and how it has ended if it failed."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        err += f"no answer within {seconds} s"
+    for line in out.splitlines():
+        yield Finding(**json.loads(line))
+    if process.returncode:
+        reason = err.strip().splitlines()[-1:] or [_ending(process.returncode)]
+        yield Finding(
+            check=check,
+            level="problem",
+            what=f"{check} failed: {reason[0]}",
+            remedy="reinstall torch for this machine: see https://pytorch.org/get-started",
+        )
+
+
+def _ending(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
