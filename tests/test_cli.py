@@ -12,6 +12,7 @@ import typing
 from pathlib import Path
 
 import pytest
+import torch
 import typer.main
 
 import tfm
@@ -26,6 +27,7 @@ from tfm.config import (
     flag_of,
 )
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
+from tfm.device.compute import torch_and_device
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import newest_intact_checkpoint
 
@@ -153,8 +155,35 @@ def test_help_respects_no_color():
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])
-def test_the_version_is_that_of_the_package(run, flag):
-    assert run(flag) == (0, f"tfm {tfm.__version__}\n", "")
+def test_the_versions_and_the_device_are_printed(run, flag):
+    device = torch_and_device()
+    assert re.fullmatch(rf"torch {re.escape(torch.__version__)}, .+", device)
+    assert run(flag) == (0, f"tfm {tfm.__version__}, {device}\n", "")
+
+
+def test_the_version_names_a_torch_that_cannot_be_loaded(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tfm.device.compute", None)
+    code, out, _ = run("--version")
+    assert (code, "torch cannot be loaded (" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ("tfm gen", {"generate"}),
+        ("tfm train --arch s", {"small", "student"}),
+        ("tfm generate --search ", {"beam", "sample", "exact"}),
+        ("tfm generate --document --out", {"--output"}),
+        ("tfm prepare --train a.en ", set()),
+        ("tfm nonsense --x", set()),
+    ],
+)
+def test_a_shell_completes_commands_flags_and_values(run, monkeypatch, words, completions):
+    monkeypatch.setenv("_TFM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    _, out, err = run()
+    assert (set(out.split()), err) == (completions, "")
 
 
 # --- settings

@@ -22,6 +22,7 @@ from tfm.errors import InterruptedRunError, LostPeersError, TfmError, UsageError
 from tfm.reporting import best_effort, printable
 from tfm.world import current_world
 
+_COMPLETION = "_TFM_COMPLETE"  # set by the script of --install-completion
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
 
 
@@ -119,4 +120,5 @@ def _drop_output() -> None:
 
 
 def _print_error(message: str) -> None:
-    sys.stderr.write(printable(message) + "\n")
+    if _COMPLETION not in os.environ:  # a shell completes a command that is not whole yet
+        sys.stderr.write(printable(message) + "\n")

@@ -113,6 +113,17 @@ def _apple_compute(precision: InferencePrecision) -> Compute:
     return Compute(torch.device("mps"), torch.float32)
 
 
+def device_name(device: torch.device) -> str:
+    """Return the name that the manufacturer gave a GPU or this CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else this_cpu().model
+
+
+def torch_and_device() -> str:
+    """Return the version of torch and the name of the device that "auto" chooses."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return f"torch {torch.__version__}, {device_name(device)}"
+
+
 def device_memory_bytes(device: torch.device) -> int | None:
     """Return the total memory of a device, used or not; None if it is unknown."""
     if device.type == "cuda":

@@ -9,8 +9,7 @@ import torch
 
 from tfm import __version__
 from tfm.device.clock import DeviceClock
-from tfm.device.compute import Compute
-from tfm.device.cpu import this_cpu
+from tfm.device.compute import Compute, device_name
 from tfm.errors import UsageError
 from tfm.world import current_world
 
@@ -38,7 +37,7 @@ def environment(compute: Compute) -> dict[str, Any]:
     return {
         "version": __version__,
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else this_cpu().model,
+        "device": device_name(device),
         "compute": str(compute),
         "num_threads": torch.get_num_threads(),
     }
