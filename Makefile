@@ -3,6 +3,7 @@
 # make test-slow    follow the tutorials; kill, damage and fill disks
 # make docs         build the documentation into build/docs
 # make reference  update the reference pages after a change of flags, settings or presets
+# make wheel        build the wheel and the source distribution in dist/
 # make check        what CI runs: format, lint, types, layers, tests, documentation
 # Each target sets up .venv itself. PYTHON=python3.12 selects an interpreter.
 
@@ -11,7 +12,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 NEEDED := "tfm needs Python 3.11 or newer: make PYTHON=/path/to/python3"
 
-.PHONY: quickstart test test-slow docs reference lint format check clean
+.PHONY: quickstart test test-slow docs reference lint format wheel check clean
 
 quickstart: .venv/installed
 	$(BIN)/tfm quickstart
@@ -37,6 +38,9 @@ lint: .venv/installed-dev
 format: .venv/installed-dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+wheel: .venv/installed-dev
+	$(BIN)/python -m build --no-isolation
 
 check: lint test docs
 

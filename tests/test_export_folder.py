@@ -142,7 +142,7 @@ def test_an_unsupported_model_leaves_nothing(make_model, tmp_path):
 def test_a_missing_library_is_named_with_what_to_install(make_model, monkeypatch):
     model = make_model()
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(UsageError, match=r'pip install "\.\[export\]"'):
+    with pytest.raises(UsageError, match=r'pip install "tfm-mt\[export\]"'):
         export(model)
 
 

@@ -233,8 +233,8 @@ def export(
 
     CTranslate2 is a runtime without torch (pip install "tfm-mt[export]"). For transformers,
     post-norm models become Marian and pre-norm ones Pegasus models (pip install
-    "tfm-mt[huggingface]"). For ONNX Runtime, encoder and decoder step are two files without a search
-    (pip install "tfm-mt[onnx]").
+    "tfm-mt[huggingface]"). For ONNX Runtime, encoder and decoder step are two files without a
+    search (pip install "tfm-mt[onnx]").
 
     With length penalty 0, all programs find the same translations. With other values, tfm divides
     log probabilities by ((5 + length) / 6)^α, and the others by length^α.

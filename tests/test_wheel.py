@@ -1,0 +1,71 @@
+"""The wheel, built from the files in the Docker image, in an environment with nothing else."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("hatchling", reason="the build backend, in the extra dev, is not installed")
+
+ROOT = Path(__file__).parent.parent
+_MODEL = "--num-encoder-layers 1 --num-decoder-layers 1 --d-model 16 --d-ff 32 --num-heads 2"
+COMMANDS = [
+    "--help",
+    "prepare --out data/a --vocab-size 290 --train a.en a.de --valid a.en a.de --test a.en a.de",
+    f"train --arch tiny {_MODEL} --max-steps 2 --checkpoint-steps 1 --validation-beam 1",
+    "average --last 2",
+    "generate --split test --output out.de",
+    "score --hypotheses out.de --reference a.de",
+    "attend One.",
+]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    for names, _ in re.findall(r"^COPY (.+) (\S+)$", dockerfile, re.MULTILINE):
+        for name in names.split():
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, source / name)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [path] = out.glob("tfm_mt-*.whl")
+    return path
+
+
+def test_the_wheel_has_all_files_of_the_package_and_no_others(wheel):
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    tracked = subprocess.check_output(["git", "ls-files", "tfm"], cwd=ROOT, text=True)
+    assert inside == set(tracked.split())
+
+
+def test_commands_run_in_an_environment_with_the_wheel_and_its_dependencies(wheel, elsewhere):
+    folder = elsewhere / "environment"
+    venv.create(folder)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True)
+    [packages] = folder.glob("lib/*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    where = "import tfm; print(tfm.__file__)"
+    out = subprocess.check_output([python, "-c", where], env=environment, text=True)
+    assert Path(out.strip()).is_relative_to(folder)
+    for language, words in ("en", "one two three"), ("de", "eins zwei drei"):
+        (elsewhere / f"a.{language}").write_text("".join(f"{words} {n}\n" for n in range(40)))
+    for command in COMMANDS:
+        done = subprocess.run(
+            [folder / "bin" / "tfm", *command.split()],
+            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert len((elsewhere / "out.de").read_text().splitlines()) == 40
