@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tfm.config import RunConfig, Table, adapting_table, read_toml, run_config, settings_to
-from tfm.errors import DataError, UsageError, tfm_command
+from tfm.errors import DataError, UsageError, install_command, tfm_command
 
 DATA_ROOT = Path("data")
 RUNS_ROOT = Path("runs")
@@ -105,7 +105,7 @@ def check_extras(settings: RunConfig) -> None:
     if settings.training.tensorboard and find_spec("tensorboardX") is None:
         raise UsageError(
             "--tensorboard needs tensorboardX: in the checkout of tfm, run "
-            'pip install ".[tensorboard]", or leave it out'
+            f"run {install_command('tensorboard')}, or leave it out"
         )
 
 
