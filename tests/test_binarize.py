@@ -148,6 +148,45 @@ def test_ids_have_the_smallest_type_that_fits(folder):
     assert stage.id_dtype((1 << 16) + 1) == np.uint32
 
 
+def write_parts(folder, pairs, sizes):
+    """Write training text in parts of some numbers of pairs."""
+    for number, size in enumerate(sizes, 1):
+        write_split(folder, "train" if number == 1 else f"train.{number}", pairs[:size])
+        pairs = pairs[size:]
+    assert not pairs
+
+
+@pytest.mark.parametrize("sizes", [(7, 7, 7), (1, 20), (21, 0)], ids=str)
+def test_text_in_parts_gives_the_same_rows(folder, sizes):
+    config = BinarizeConfig(threads=1, max_length=20, upper_copies=1, bpe_dropout=0.3)
+    binarize(folder, config)
+    one, counts = opened(folder, "train"), Manifest.load(folder).result("binarize")
+    write_parts(folder, TRAIN, sizes)
+    binarize(folder, config)
+    several = opened(folder, "train")
+    several.verify()
+    assert len(several.parts) == (1 + 8) * len(sizes)
+    assert len(several) == len(one)
+    model, num_pairs = Vocabulary.load(folder).target, len(one)
+    ids, of_one = list(several.target), list(one.target)
+    assert ids[:num_pairs] == of_one[:num_pairs]
+    assert model.decode(ids) == model.decode(of_one)
+    assert Manifest.load(folder).result("binarize")["train"] | {"variant_tokens": 0} == counts[
+        "train"
+    ] | {"variant_tokens": 0}
+
+
+def test_files_of_parts_that_are_gone_are_removed(folder):
+    binarize(folder, CONFIG)
+    before = contents(folder)
+    write_parts(folder, TRAIN, (10, 11))
+    binarize(folder, BinarizeConfig(threads=1, bpe_dropout=0.1))
+    (folder / "train.2.en").unlink()
+    write_parts(folder, TRAIN, (21,))
+    binarize(folder, CONFIG)
+    assert contents(folder) == before
+
+
 def test_an_unchanged_dataset_is_not_binarized_again(folder, capsys):
     assert binarize(folder, CONFIG)
     before = contents(folder)
@@ -319,7 +358,7 @@ def test_whatever_stops_it_leaves_neither_threads_nor_files(folder, monkeypatch,
 
 def test_the_index_is_json_with_a_format(folder):
     binarize(folder, CONFIG)
-    assert json.loads((folder / "bin" / "dataset.json").read_text())["format"] == 2
+    assert json.loads((folder / "bin" / "dataset.json").read_text())["format"] == 3
 
 
 def test_a_subword_model_that_is_not_the_one_learnt_is_said(folder, capsys):

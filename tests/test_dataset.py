@@ -4,6 +4,10 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
+from functools import reduce
+from itertools import chain
+from operator import or_
 
 import numpy as np
 import pytest
@@ -12,7 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
 from tfm.config import BinarizeConfig
-from tfm.data.dataset import ArrayWriter, DatasetIndex, ParallelDataset, TokenSequences, id_dtype
+from tfm.data.dataset import (
+    ArrayWriter,
+    DatasetIndex,
+    ParallelDataset,
+    Part,
+    TokenSequences,
+    id_dtype,
+)
 from tfm.data.subword import EOS, Vocabulary
 from tfm.errors import DataError
 from tfm.stages.binarize import binarize
@@ -26,6 +37,12 @@ def open_train(bin_dir):
     return ParallelDataset(bin_dir, "train", vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
 
 
+def open_verified(bin_dir):
+    dataset = open_train(bin_dir)
+    dataset.verify()
+    return dataset
+
+
 @pytest.fixture
 def bin_dir(data_dir, tmp_path):
     """A copy for a test to damage."""
@@ -33,17 +50,20 @@ def bin_dir(data_dir, tmp_path):
 
 
 @pytest.fixture
-def write_sequences(tmp_path):
-    def write(tokens, offsets):
-        np.save(tmp_path / "x.tokens.npy", np.array(tokens, dtype=np.uint16))
-        np.save(tmp_path / "x.offsets.npy", np.array(offsets, dtype=np.int64))
-        return tmp_path
+def write_part(tmp_path):
+    """Write the same sentences on both sides of a part; return their record."""
+
+    def write(tokens, offsets, name="train"):
+        for language in ("en", "de"):
+            np.save(tmp_path / f"{name}.{language}.tokens.npy", np.array(tokens, np.uint16))
+            np.save(tmp_path / f"{name}.{language}.offsets.npy", np.array(offsets, np.int64))
+        return Part.of_files(tmp_path, name, ("en", "de"))
 
     return write
 
 
-def read_sequences(folder, vocab_size=100):
-    return TokenSequences(folder, "x", vocab_size=vocab_size)
+def read_sequences(folder, *parts, vocab_size=100):
+    return TokenSequences(folder, parts, "en", 0, vocab_size=vocab_size)
 
 
 def test_ids_decode_to_the_text_of_the_split(data_dir):
@@ -56,8 +76,8 @@ def test_ids_decode_to_the_text_of_the_split(data_dir):
         assert model.decode(sequences) == text
 
 
-def test_lengths_and_concatenated_rows_match_the_sentences(write_sequences):
-    sequences = read_sequences(write_sequences([5, 6, 7, 8, 9], [0, 2, 2, 5]))
+def test_lengths_and_concatenated_rows_match_the_sentences(write_part, tmp_path):
+    sequences = read_sequences(tmp_path, write_part([5, 6, 7, 8, 9], [0, 2, 2, 5]))
     assert list(sequences) == [[5, 6], [], [7, 8, 9]]
     assert sequences.lengths().tolist() == [2, 0, 3]
     ids, lengths = sequences.concatenate(np.array([1, 2, 0]))
@@ -65,8 +85,33 @@ def test_lengths_and_concatenated_rows_match_the_sentences(write_sequences):
     assert lengths.tolist() == [1, 4, 3]
 
 
-def test_empty_sentences_give_only_eos(write_sequences):
-    sequences = read_sequences(write_sequences([], [0, 0, 0]))
+@given(
+    sentences=st.lists(st.lists(st.integers(4, 99), max_size=5), min_size=1, max_size=12),
+    data=st.data(),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_parts_are_read_as_one(write_part, tmp_path, sentences, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sentences)), max_size=4)))
+    parts = []
+    for number, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(sentences)], strict=True)):
+        part = sentences[start:end]
+        offsets = np.cumsum([0, *map(len, part)])
+        parts.append(write_part([*chain(*part)], offsets, f"train.{1 + number}"))
+    sequences = read_sequences(tmp_path, *parts)
+    assert list(sequences) == sentences
+    assert len(sequences) == len(sentences)
+    assert sequences.longest == max(map(len, sentences))
+    rows = np.array(data.draw(st.lists(st.integers(0, len(sentences) - 1), max_size=20)), int)
+    ids, lengths = sequences.concatenate(rows)
+    expected = [[*sentences[row], EOS] for row in rows]
+    assert ids.tolist() == [*chain(*expected)]
+    assert lengths.tolist() == [len(each) for each in expected]
+    assert sequences.lengths(rows).tolist() == [len(sentences[row]) for row in rows]
+    assert sequences.lengths().tolist() == [len(each) for each in sentences]
+
+
+def test_empty_sentences_give_only_eos(write_part, tmp_path):
+    sequences = read_sequences(tmp_path, write_part([], [0, 0, 0]))
     ids, lengths = sequences.concatenate(np.array([0, 1]))
     assert ids.tolist() == [EOS, EOS]
     assert lengths.tolist() == [1, 1]
@@ -78,17 +123,26 @@ def test_empty_sentences_give_only_eos(write_sequences):
     [[], [0], [0, 2, 4], [0, 2, 6], [1, 2, 5], [0, 4, 2, 5], [0, -1, 5], [-5, 0, 5], [0, 9, 5]],
     ids=str,
 )
-def test_offsets_that_do_not_fit_the_tokens_are_damage(write_sequences, offsets):
-    folder = write_sequences([5, 6, 7, 8, 9], offsets)
-    with pytest.raises(DataError, match=r"x do not fit its tokens: .*binarize .* --force"):
-        read_sequences(folder)
+def test_offsets_that_do_not_fit_the_tokens_are_damage(write_part, offsets):
+    with pytest.raises(DataError, match=r"train\.en do not fit its tokens: .*binarize .* --force"):
+        write_part([5, 6, 7, 8, 9], offsets)
 
 
-def test_ids_outside_the_vocabulary_are_damage(write_sequences):
-    folder = write_sequences([5, 6, 7], [0, 3])
-    assert len(read_sequences(folder, 8)) == 1
-    with pytest.raises(DataError, match=r"x has ids outside the vocabulary of 7 pieces"):
-        read_sequences(folder, 7)
+def test_ids_outside_the_vocabulary_are_damage(write_part, tmp_path):
+    part = write_part([5, 6, 7], [0, 3])
+    assert len(read_sequences(tmp_path, part, vocab_size=8)) == 1
+    with pytest.raises(DataError, match=r"en has ids outside the vocabulary of 7 pieces"):
+        read_sequences(tmp_path, part, vocab_size=7)
+
+
+def test_opening_reads_no_ids_and_verifying_reads_them(bin_dir):
+    tokens = np.load(bin_dir / FILES[0])
+    tokens[3] += 1
+    np.save(bin_dir / FILES[0], tokens)
+    dataset = open_train(bin_dir)
+    dataset.verify([])
+    with pytest.raises(DataError, match=r"en\.tokens\.npy is damaged \(its checksum differs"):
+        dataset.verify([0])
 
 
 @pytest.mark.parametrize("name", [*FILES, "dataset.json"])
@@ -108,8 +162,13 @@ def test_a_truncated_file_is_damage(bin_dir, name, fraction):
 
 
 def forge_checksums(bin_dir):
-    """Recompute the checksums in the index, as an attacker would."""
-    DatasetIndex.load(bin_dir).save(bin_dir)
+    """Write the index for damaged files, as an attacker would."""
+    index = DatasetIndex.load(bin_dir)
+    parts = {
+        split: tuple(Part.of_files(bin_dir, part.name, index.languages) for part in parts)
+        for split, parts in index.parts.items()
+    }
+    replace(index, parts=parts).save(bin_dir)
 
 
 def flip_bit(path, data, *, max_bytes):
@@ -129,7 +188,7 @@ def test_a_flipped_bit_is_detected_anywhere(bin_dir, data):
     index = DatasetIndex.load(bin_dir)
     flip_bit(path, data, max_bytes=len(content))
     try:
-        open_train(bin_dir)
+        open_verified(bin_dir)
     except DataError:
         pass
     else:
@@ -150,9 +209,9 @@ def test_a_file_with_a_forged_checksum_is_refused_or_gives_ids_of_the_vocabulary
     path = bin_dir / data.draw(st.sampled_from(FILES))
     before = {each: each.read_bytes() for each in (path, bin_dir / "dataset.json")}
     flip_bit(path, data, max_bytes=400)
-    forge_checksums(bin_dir)
     try:
-        dataset = open_train(bin_dir)
+        forge_checksums(bin_dir)
+        dataset = open_verified(bin_dir)
     except DataError:
         pass
     else:
@@ -172,10 +231,8 @@ def test_the_checksum_of_a_split_changes_with_its_data(bin_dir):
     tokens = np.load(bin_dir / FILES[0])
     tokens[3] += 1
     np.save(bin_dir / FILES[0], tokens)
-    with pytest.raises(DataError, match=r"en\.tokens\.npy is damaged \(its checksum differs"):
-        open_train(bin_dir)
     forge_checksums(bin_dir)
-    open_train(bin_dir)
+    open_verified(bin_dir)
     assert DatasetIndex.load(bin_dir).checksum("train") != before
     assert DatasetIndex.load(bin_dir).checksum("test") == index.checksum("test")
 
@@ -188,14 +245,12 @@ def test_the_checksum_of_a_split_changes_with_its_data(bin_dir):
 )
 def test_an_array_of_another_kind_is_refused(bin_dir, name, foreign):
     np.save(bin_dir / name, foreign)
-    forge_checksums(bin_dir)
     with pytest.raises(DataError, match=re.escape(name)):
         open_train(bin_dir)
 
 
 def test_a_pickle_is_never_loaded(bin_dir):
     np.save(bin_dir / FILES[0], np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    forge_checksums(bin_dir)
     with pytest.raises(DataError, match=r"is not a \.npy file of integers"):
         open_train(bin_dir)
 
@@ -203,41 +258,61 @@ def test_a_pickle_is_never_loaded(bin_dir):
 def test_files_of_another_split_are_refused(bin_dir):
     for kind in ("tokens", "offsets"):
         shutil.copy(bin_dir / f"test.en.{kind}.npy", bin_dir / f"train.en.{kind}.npy")
-    forge_checksums(bin_dir)
-    with pytest.raises(DataError, match=r"12 source and 200 target sentences, but .* says 200"):
+    with pytest.raises(DataError, match=r"offsets of .*train\.en do not fit its tokens"):
         open_train(bin_dir)
+    with pytest.raises(DataError, match=r"train in .* has 12 source and 200 target sentences"):
+        forge_checksums(bin_dir)
+
+
+def changed(key, value):
+    """Return a function that changes a value of the first part of the training split."""
+    return lambda index: index["parts"]["train"][0].__setitem__(key, value)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 1},
-        {"unknown": 1},
-        {"source": 3},
-        {"target": "../../de"},
-        {"fingerprint": None},
-        {"num_pairs": ["train"]},
-        {"num_pairs": {"train": "200"}},
-        {"num_pairs": {"train": True}},
-        {"num_pairs": {"train": -1}},
-        {"num_pairs": {"dev": 200}},
-        {"sha256": {}},
-        {"sha256": [1]},
-        {"sha256": dict.fromkeys(FILES, 1)},
+        lambda index: index.update(format=2),
+        lambda index: index.update(unknown=1),
+        lambda index: index.update(source=3),
+        lambda index: index.update(target="../../de"),
+        lambda index: index.update(fingerprint=None),
+        lambda index: index.update(parts=["train"]),
+        lambda index: index["parts"].update(train=3),
+        lambda index: index["parts"].update(train=[]),
+        lambda index: index["parts"].update(train=index["parts"]["test"]),
+        lambda index: index["parts"].update(train=2 * index["parts"]["train"]),
+        changed("pairs", "200"),
+        changed("pairs", True),
+        changed("pairs", -1),
+        changed("pairs", 199),
+        changed("tokens", [1, 2]),
+        changed("tokens", [1]),
+        changed("longest", [1, 1]),
+        changed("largest_id", [3, 3]),
+        changed("largest_id", [3, VOCAB_SIZE]),
+        changed("name", "../train"),
+        changed("sha256", {}),
+        changed("sha256", [1]),
+        changed("sha256", dict.fromkeys(FILES, 1)),
+        changed("sha256", dict.fromkeys(FILES, "1")),
     ],
-    ids=str,
 )
 def test_an_index_with_invalid_values_is_refused(bin_dir, change):
     path = bin_dir / "dataset.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(DataError, match=r"dataset\.json is .*tfm binarize .* --force"):
-        open_train(bin_dir)
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"tfm binarize .* --force"):
+        open_verified(bin_dir)
 
 
 def test_a_wrong_value_of_an_index_is_named(bin_dir):
     path = bin_dir / "dataset.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_pairs": {"train": "200"}}))
-    with pytest.raises(DataError, match=r"num_pairs\['train'\] is '200', but must be a whole"):
+    index = json.loads(path.read_text())
+    changed("pairs", "200")(index)
+    path.write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"pairs is '200', but must be a whole"):
         open_train(bin_dir)
 
 
@@ -250,7 +325,8 @@ def test_the_index_is_read_as_written(bin_dir):
     index = DatasetIndex.load(bin_dir)
     index.save(bin_dir)
     assert DatasetIndex.load(bin_dir) == index
-    assert index.sha256 == {path.name: sha256_of(path) for path in bin_dir.glob("*.npy")}
+    checksums = [part.sha256 for parts in index.parts.values() for part in parts]
+    assert reduce(or_, checksums) == {p.name: sha256_of(p) for p in bin_dir.glob("*.npy")}
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

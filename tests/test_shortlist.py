@@ -15,7 +15,7 @@ from small_models import batch_of, recurrent, transformer
 from tfm.backends.inference_cpu import PREPACK, CpuInference
 from tfm.config import AverageConfig, BinarizeConfig, SearchConfig, settings_from
 from tfm.data import shortlist as learning
-from tfm.data.dataset import DatasetIndex, ParallelDataset
+from tfm.data.dataset import DatasetIndex, ParallelDataset, Part
 from tfm.data.shortlist import FILE, Shortlist, learn_shortlist
 from tfm.data.subword import EOS, PAD, Vocabulary, learn_word_model
 from tfm.errors import DataError, UsageError
@@ -56,7 +56,8 @@ def aligned(tmp_path):
         np.save(tmp_path / f"bin/train.{language}.tokens.npy", ids.astype(np.uint16))
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         np.save(tmp_path / f"bin/train.{language}.offsets.npy", offsets)
-    index = DatasetIndex(source="en", target="de", fingerprint="", num_pairs={"train": 400})
+    part = Part.of_files(tmp_path / "bin", "train", ("en", "de"))
+    index = DatasetIndex(source="en", target="de", fingerprint="", parts={"train": (part,)})
     index.save(tmp_path / "bin")
     return ParallelDataset(tmp_path / "bin", "train", vocab_sizes=(V, V))
 

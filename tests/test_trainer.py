@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from tfm.data.batching import PADDING
-from tfm.data.dataset import DatasetIndex, ParallelDataset
+from tfm.data.dataset import DatasetIndex, ParallelDataset, Part
 from tfm.device.compute import Compute
-from tfm.storage.files import sha256_of
 from tfm.training.progress import ControlFlags
 
 VOCAB_SIZES = (400, 400)
@@ -32,11 +31,10 @@ def counting_data(tmp_path_factory):
     for name, sentences in (("en", sources), ("de", [ids[::-1] for ids in sources])):
         np.save(folder / f"train.{name}.tokens.npy", np.concatenate(sentences).astype(np.uint16))
         offsets = np.cumsum([0, *map(len, sentences)])
-        np.save(folder / f"train.{name}.offsets.npy", offsets.astype(np.int64))
-    sha256 = {path.name: sha256_of(path) for path in folder.glob("*.npy")}
-    DatasetIndex(
-        source="en", target="de", fingerprint="", num_pairs={"train": 200}, sha256=sha256
-    ).save(folder)
+        np.save(folder / f"train.{name}.offsets.npy", offsets.astype(np.uint32))
+    part = Part.of_files(folder, "train", ("en", "de"))
+    index = DatasetIndex(source="en", target="de", fingerprint="", parts={"train": (part,)})
+    index.save(folder)
     return ParallelDataset(folder, "train", vocab_sizes=VOCAB_SIZES)
 
 

@@ -1,17 +1,20 @@
 """A dataset is trained on only if its token ids are those of its text and subword model."""
 
 import json
+import os
 import shutil
 
 import pytest
 
 from tfm.config import BinarizeConfig, SubwordConfig
+from tfm.data import manifest
 from tfm.data.corpus.user_files import recipe_from_files
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import prepare
+from tfm.storage.files import sha256_of
 from tfm.training.data import open_data
 
 
@@ -35,6 +38,17 @@ def test_text_that_has_changed_is_refused_until_it_is_binarized(copy, tiny_run, 
         open_data(copy, tiny_run())
     binarize(copy, BinarizeConfig(threads=1))
     open_data(copy, tiny_run())
+
+
+def test_text_is_read_again_only_if_its_size_or_time_has_changed(copy, tiny_run, monkeypatch):
+    binarize(copy, BinarizeConfig(threads=1), force=True)
+    read = []
+    monkeypatch.setattr(manifest, "sha256_of", lambda path: read.append(path) or sha256_of(path))
+    open_data(copy, tiny_run())
+    assert not read
+    os.utime(copy / "train.de")
+    open_data(copy, tiny_run())
+    assert read == [copy / "train.de"]
 
 
 def test_the_text_of_a_new_split_is_refused_until_it_is_binarized(copy, tiny_run):

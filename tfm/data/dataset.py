@@ -1,19 +1,22 @@
 """Binarized parallel text: token ids in memory-mapped files.
 
-For each split and language, a folder holds `SPLIT.LANGUAGE.tokens.npy` (the concatenated ids, in
-the smallest integer type that fits the vocabulary) and `SPLIT.LANGUAGE.offsets.npy` (the start of
-each sentence, and the end). With BPE-dropout, the K variants follow in the training files: each
-has all pairs in the same order, segmented into other pieces. `dataset.json` is written last, with
-the format version, counts, fingerprint of the vocabulary and file checksums, which are verified
-when a split is opened.
+A split is in parts of a bounded number of pairs; most datasets have one. For each part and
+language, a folder holds `PART.LANGUAGE.tokens.npy` (the concatenated ids, in the smallest integer
+type that fits the vocabulary) and `PART.LANGUAGE.offsets.npy` (the start of each sentence, and the
+end). With BPE-dropout, each of K variants of the training pairs is in parts of its own: it has all
+pairs in the same order, segmented into other pieces. `dataset.json` is written last, with the
+format version, fingerprint of the vocabulary, and the counts, extremes and checksums of each part.
+Opening a split reads no token ids: `ParallelDataset.verify` compares a part with its record.
 """
 
 import hashlib
+import re
 import tokenize
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +27,8 @@ from tfm.data.subword import EOS
 from tfm.errors import DataError, tfm_command
 from tfm.storage.files import read_json, sha256_of, write_json
 
-FORMAT = 2
+FORMAT = 3
+MAX_PART_TOKENS = (1 << 32) - 1  # offsets have 32 bits
 
 _KINDS = ("tokens", "offsets")
 # NumPy evaluates the header of a file as a Python literal.
@@ -32,6 +36,60 @@ _DAMAGED_HEADER = (OverflowError, SyntaxError, TypeError, ValueError, tokenize.T
 
 Ids = npt.NDArray[np.integer[Any]]
 Rows = npt.NDArray[np.int64]
+PartName = Annotated[str, re.compile(r"[a-z]+(\.[1-9][0-9]{0,5})?(\.v[1-9][0-9]{0,3})?")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The record of one part of a split; pairs of values are of source and target.
+
+    Attributes:
+        name: The first part of a split has its name, and the next ones a number, as in "train.2".
+            Those of variants end in the number of the variant: "train.v1", "train.2.v1".
+        pairs: Number of sentence pairs.
+        tokens: Numbers of tokens.
+        longest: Numbers of tokens of the longest sentences.
+        largest_id: Largest token ids; 0 without tokens.
+        sha256: {file name: checksum} of its files.
+    """
+
+    name: PartName
+    pairs: int
+    tokens: tuple[int, int]
+    longest: tuple[int, int]
+    largest_id: tuple[int, int]
+    sha256: Mapping[str, str]
+
+    @classmethod
+    def of_files(cls, bin_dir: Path, name: str, languages: tuple[str, str]) -> "Part":
+        """Return the record of a part by reading its files.
+
+        Raises:
+            DataError: The files are missing, damaged or inconsistent.
+        """
+        sides = [_Side(bin_dir, name, language) for language in languages]
+        for side in sides:
+            side.check()
+        sizes = [len(side.offsets) - 1 for side in sides]
+        if sizes[0] != sizes[1]:
+            raise _needs_binarizing(
+                bin_dir,
+                f"{name} in {bin_dir} has {sizes[0]:,} source and {sizes[1]:,} target sentences",
+            )
+        tokens, longest, largest = zip(*(side.extremes() for side in sides), strict=True)
+        return cls(
+            name=name,
+            pairs=sizes[0],
+            tokens=tokens,
+            longest=longest,
+            largest_id=largest,
+            sha256={file: sha256_of(bin_dir / file) for file in part_files(name, languages)},
+        )
+
+
+def part_files(name: str, languages: tuple[str, str]) -> list[str]:
+    """Return the names of the .npy files of a part."""
+    return [f"{name}.{language}.{kind}.npy" for language in languages for kind in _KINDS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +100,7 @@ class DatasetIndex:
         source: Source language.
         target: Target language.
         fingerprint: Fingerprint of the vocabulary.
-        num_pairs: {split: number of sentence pairs}.
-        sha256: {file name: checksum} of the .npy files; `save` computes them.
+        parts: {split: its parts in order}; those of variants follow all parts without dropout.
         texts: The texts that the training pairs come from, in order; empty if unknown.
         num_variants: Number of segmentations of the training pairs with BPE-dropout, which follow
             the one without.
@@ -52,8 +109,7 @@ class DatasetIndex:
     source: Language
     target: Language
     fingerprint: str
-    num_pairs: Mapping[str, int]
-    sha256: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, tuple[Part, ...]]
     texts: tuple[TrainingText, ...] = ()
     num_variants: int = 0
 
@@ -77,61 +133,144 @@ class DatasetIndex:
             index = from_table(cls, content)
         except ValueError as error:
             raise _needs_binarizing(bin_dir, f"{path} is damaged ({error})") from error
-        if index.sha256.keys() != {
-            name for split in index.num_pairs for name in index.files(split)
-        }:
-            raise _needs_binarizing(bin_dir, f"{path} is damaged (sha256 is of other files)")
-        if index.texts and sum(each.kept for each in index.texts) != index.num_pairs.get("train"):
-            raise _needs_binarizing(bin_dir, f"{path} is damaged (texts are of other pairs)")
+        if problem := _inconsistency(index):
+            raise _needs_binarizing(bin_dir, f"{path} is damaged ({problem})")
         return index
 
-    def files(self, split: str) -> list[str]:
-        """Return the names of the .npy files of a split."""
-        languages = (self.source, self.target)
-        return [f"{split}.{language}.{kind}.npy" for language in languages for kind in _KINDS]
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target language."""
+        return self.source, self.target
+
+    @property
+    def num_pairs(self) -> dict[str, int]:
+        """{split: number of sentence pairs}, each pair once."""
+        return {split: sum(p.pairs for p in self.plain_parts(split)) for split in self.parts}
+
+    def plain_parts(self, split: str) -> tuple[Part, ...]:
+        """Return the parts of a split without dropout."""
+        parts = self.parts[split]
+        return parts[: len(parts) // (1 + self.num_variants)] if split == "train" else parts
 
     def checksum(self, split: str) -> str:
         """Return a hexadecimal digest of the pairs of a split, their order and their weights."""
-        digests = "".join(self.sha256[name] for name in self.files(split))
+        digests = "".join(
+            part.sha256[file]
+            for part in self.parts[split]
+            for file in part_files(part.name, self.languages)
+        )
         if split == "train" and any(text.weight for text in self.texts):
             digests += "".join(f" {text.kept}:{text.weight}" for text in self.texts)
         return hashlib.sha256(digests.encode()).hexdigest()
 
+    def files(self) -> list[str]:
+        """Return the names of all .npy files."""
+        parts = chain.from_iterable(self.parts.values())
+        return [file for part in parts for file in part_files(part.name, self.languages)]
+
     def save(self, bin_dir: Path) -> None:
-        """Compute the checksums of the .npy files and write the index."""
-        names = [name for split in self.num_pairs for name in self.files(split)]
-        sha256 = {name: sha256_of(bin_dir / name) for name in names}
-        write_json(bin_dir / "dataset.json", {"format": FORMAT, **asdict(self), "sha256": sha256})
+        """Write the index."""
+        write_json(bin_dir / "dataset.json", {"format": FORMAT, **asdict(self)})
+
+
+def _inconsistency(index: DatasetIndex) -> str | None:
+    """Return what is inconsistent in an index; None if nothing is."""
+    if len(set(index.files())) < len(index.files()):
+        return "two parts have the same name"
+    for split, parts in index.parts.items():
+        if not parts:
+            return f"{split} has no parts"
+        for part in parts:
+            if part.name.partition(".")[0] != split:
+                return f"{part.name} is not a part of {split}"
+            if part.sha256.keys() != set(part_files(part.name, index.languages)):
+                return f"sha256 of {part.name} is of other files"
+    plain = index.plain_parts("train") if "train" in index.parts else ()
+    suffixes = ["", *(f".v{variant}" for variant in range(1, 1 + index.num_variants))]
+    expected = [(f"{part.name}{suffix}", part.pairs) for suffix in suffixes for part in plain]
+    if [(part.name, part.pairs) for part in index.parts.get("train", ())] != expected:
+        return "its variants are of other pairs"
+    if index.texts and sum(each.kept for each in index.texts) != index.num_pairs.get("train"):
+        return "texts are of other pairs"
+    return None
+
+
+class _Side:
+    """One language of a part, mapped into memory without reading it.
+
+    Raises:
+        DataError: A file is missing, or not an array of integers.
+    """
+
+    def __init__(self, bin_dir: Path, name: str, language: str) -> None:
+        self._bin_dir, self._name = bin_dir, f"{name}.{language}"
+        self.tokens, self.offsets = (
+            _map_array(bin_dir / f"{self._name}.{kind}.npy") for kind in _KINDS
+        )
+
+    def check(self) -> None:
+        """Raise DataError unless the offsets are those of the tokens; this reads all of them."""
+        offsets = self.offsets
+        has_ends = len(offsets) and offsets[0] == 0 and offsets[-1] == len(self.tokens)
+        if not has_ends or (offsets[1:] < offsets[:-1]).any():
+            raise self.damage()
+        if len(self.tokens) and self.tokens.min() < 0:
+            raise _needs_binarizing(self._bin_dir, f"{self._bin_dir}/{self._name} has ids below 0")
+
+    def damage(self) -> DataError:
+        """Return the error for offsets that do not fit the tokens."""
+        return _needs_binarizing(
+            self._bin_dir, f"the offsets of {self._bin_dir}/{self._name} do not fit its tokens"
+        )
+
+    def extremes(self) -> tuple[int, int, int]:
+        """Return the number of tokens, that of the longest sentence, and the largest id."""
+        longest = np.diff(self.offsets).max(initial=0)
+        return len(self.tokens), int(longest), int(self.tokens.max(initial=0))
 
 
 class TokenSequences:
-    """The sentences of one language of a split, as token ids; `name` is "SPLIT.LANGUAGE".
+    """The sentences of one language of a split, as token ids, part after part.
+
+    Args:
+        bin_dir: Folder of the files.
+        parts: Records of the parts.
+        language: The language.
+        side: 0 for the source, 1 for the target.
+        vocab_size: Size of its vocabulary.
 
     Raises:
-        DataError: The files are missing, damaged or inconsistent, or ids exceed `vocab_size`.
+        DataError: The files are missing or of other sizes, or ids exceed `vocab_size`.
     """
 
-    def __init__(self, bin_dir: Path, name: str, *, vocab_size: int) -> None:
-        self._tokens = _map_array(bin_dir / f"{name}.tokens.npy")
-        self._offsets = offsets = _map_array(bin_dir / f"{name}.offsets.npy")
-        has_ends = len(offsets) and offsets[0] == 0 and offsets[-1] == len(self._tokens)
-        if not has_ends or (offsets[1:] < offsets[:-1]).any():
-            raise _needs_binarizing(
-                bin_dir, f"the offsets of {bin_dir}/{name} do not fit its tokens"
-            )
-        if len(self._tokens) and not 0 <= self._tokens.min() <= self._tokens.max() < vocab_size:
-            raise _needs_binarizing(
-                bin_dir, f"{bin_dir}/{name} has ids outside the vocabulary of {vocab_size:,} pieces"
-            )
+    def __init__(
+        self, bin_dir: Path, parts: Sequence[Part], language: str, side: int, *, vocab_size: int
+    ) -> None:
+        self._sides = [_Side(bin_dir, part.name, language) for part in parts]
+        self._starts = np.cumsum([0, *(part.pairs for part in parts)])
+        self.longest = max((part.longest[side] for part in parts), default=0)
+        for part, files in zip(parts, self._sides, strict=True):
+            if (len(files.tokens), len(files.offsets)) != (part.tokens[side], part.pairs + 1):
+                raise files.damage()
+            if part.largest_id[side] >= vocab_size:
+                raise _needs_binarizing(
+                    bin_dir,
+                    f"{bin_dir}/{part.name}.{language} has ids outside the vocabulary of "
+                    f"{vocab_size:,} pieces",
+                )
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return int(self._starts[-1])
 
     def lengths(self, rows: Rows | None = None) -> Rows:
         """Return the numbers of tokens of sentences [B], or of all."""
         if rows is None:
-            return np.diff(self._offsets).astype(np.int64)
-        return (self._offsets[rows + 1] - self._offsets[rows]).astype(np.int64)
+            none = np.zeros(0, dtype=np.int64)
+            return np.concatenate([none, *(np.diff(side.offsets) for side in self._sides)])
+        lengths = np.empty(len(rows), dtype=np.int64)
+        for side, places, local in self._by_part(rows):
+            lengths[places] = side.offsets[local + 1] - side.offsets[local]
+        return lengths
 
     def concatenate(self, rows: Rows) -> tuple[Rows, Rows]:
         """Concatenate the sentences [B], each followed by EOS.
@@ -139,66 +278,94 @@ class TokenSequences:
         Returns:
             [N] token ids, and [B] lengths of the sentences with EOS.
         """
-        starts = self._offsets[rows].astype(np.int64)
-        lengths = self._offsets[rows + 1].astype(np.int64) - starts + 1
+        lengths = self.lengths(rows) + 1
         ends = np.cumsum(lengths)
         ids = np.full(lengths.sum(), EOS, dtype=np.int64)
-        shifts = starts - (ends - lengths)  # from a position in `ids` to that in the file
-        is_token = np.ones(len(ids), dtype=bool)
-        is_token[ends - 1] = False
-        positions = np.flatnonzero(is_token)
-        ids[positions] = self._tokens[positions + np.repeat(shifts, lengths - 1)]
+        for side, places, local in self._by_part(rows):
+            sizes = lengths[places] - 1
+            positions = _ranges(ends[places] - lengths[places], sizes)
+            tokens = side.tokens[_ranges(side.offsets[local].astype(np.int64), sizes)]
+            ids[positions] = tokens.astype(np.int64)
         return ids, lengths
 
     def __iter__(self) -> Iterator[list[int]]:
-        for start, end in zip(self._offsets[:-1], self._offsets[1:], strict=True):
-            yield self._tokens[start:end].tolist()
+        for side in self._sides:
+            for start, end in zip(side.offsets[:-1], side.offsets[1:], strict=True):
+                yield side.tokens[start:end].tolist()
+
+    def _by_part(self, rows: Rows) -> Iterator[tuple[_Side, Rows | slice, Rows]]:
+        """Yield each part that has some of the rows [B], their places in B, and in the part."""
+        if len(self._sides) == 1:
+            yield self._sides[0], slice(None), rows
+            return
+        numbers = np.searchsorted(self._starts, rows, side="right") - 1
+        small = numbers.astype(np.min_scalar_type(len(self._sides)))  # for a radix sort
+        order = np.argsort(small, kind="stable")
+        counts = np.bincount(numbers, minlength=len(self._sides))
+        ends = np.cumsum(counts)
+        for number in np.flatnonzero(counts):
+            places = order[ends[number] - counts[number] : ends[number]]
+            yield self._sides[number], places, rows[places] - self._starts[number]
 
 
 class ParallelDataset:
     """One split of a binarized dataset; `vocab_sizes` are those of source and target.
 
+    Opening it reads no token ids: call `verify` before the first use of a part.
+
     Attributes:
         source: The source sentences.
         target: The target sentences.
+        parts: Records of the parts, in the order of their rows.
+        starts: [number of parts + 1] the first row of each part, and the number of all rows.
         texts: The texts that training pairs come from, in order; empty for other splits.
         num_variants: Number of segmentations with BPE-dropout. Row r + v · N is pair r of N in
             variant v from 1 on; rows below N have no dropout.
 
     Raises:
-        DataError: The split is missing or damaged.
+        DataError: The split is missing, or its files are not those of the index.
     """
 
     def __init__(self, bin_dir: Path, split: str, *, vocab_sizes: tuple[int, int]) -> None:
         index = DatasetIndex.load(bin_dir)
-        if split not in index.num_pairs:
-            raise DataError(f"{bin_dir} has no {split} split: it has {', '.join(index.num_pairs)}")
-        for name in index.files(split):
-            path = bin_dir / name
-            if not path.is_file():
-                raise _needs_binarizing(path.parent, f"{path} does not exist")
-            if sha256_of(path) != index.sha256[name]:
-                raise _needs_binarizing(
-                    path.parent,
-                    f"{path} is damaged (its checksum differs from that in dataset.json)",
-                )
+        if split not in index.parts:
+            raise DataError(f"{bin_dir} has no {split} split: it has {', '.join(index.parts)}")
+        self._bin_dir, self._languages = bin_dir, index.languages
+        self.parts = index.parts[split]
+        self.starts = np.cumsum([0, *(part.pairs for part in self.parts)])
         self.texts = index.texts if split == "train" else ()
         self.source, self.target = (
-            TokenSequences(bin_dir, f"{split}.{language}", vocab_size=size)
-            for language, size in zip((index.source, index.target), vocab_sizes, strict=True)
+            TokenSequences(bin_dir, self.parts, language, side, vocab_size=vocab_sizes[side])
+            for side, language in enumerate(index.languages)
         )
         self.num_variants = index.num_variants if split == "train" else 0
         self._num_pairs = index.num_pairs[split]
-        num_rows = (1 + self.num_variants) * self._num_pairs
-        if not len(self.source) == len(self.target) == num_rows:
-            raise _needs_binarizing(
-                bin_dir,
-                f"{split} in {bin_dir} has {len(self.source):,} source and {len(self.target):,} "
-                f"target sentences, but dataset.json says {num_rows:,}",
-            )
 
     def __len__(self) -> int:
         return self._num_pairs
+
+    def verify(self, numbers: Iterable[int] | None = None) -> None:
+        """Compare parts, by their numbers from 0, or all parts with their records.
+
+        This reads all of their files.
+
+        Raises:
+            DataError: A file is damaged.
+        """
+        for part in self.parts if numbers is None else [self.parts[n] for n in numbers]:
+            found = Part.of_files(self._bin_dir, part.name, self._languages)
+            for file, checksum in part.sha256.items():
+                if found.sha256[file] != checksum:
+                    raise _needs_binarizing(
+                        self._bin_dir,
+                        f"{self._bin_dir / file} is damaged (its checksum differs from that in "
+                        "dataset.json)",
+                    )
+            if found != part:
+                raise _needs_binarizing(
+                    self._bin_dir,
+                    f"{self._bin_dir}/dataset.json is damaged (it has other counts of {part.name})",
+                )
 
 
 class ArrayWriter:
@@ -235,14 +402,24 @@ def id_dtype(vocab_size: int) -> npt.DTypeLike:
 
 def _map_array(path: Path) -> Ids:
     """Map a one-dimensional array of integers into memory."""
+    if not path.is_file():
+        raise _needs_binarizing(path.parent, f"{path} does not exist")
     damage = _needs_binarizing(path.parent, f"{path} is not a .npy file of integers, or is cut off")
     try:
-        array: Ids = np.lib.format.open_memmap(path, mode="r")
+        # Indexing is faster without the type of memory-mapped arrays.
+        array: Ids = np.asarray(np.lib.format.open_memmap(path, mode="r"))
     except _DAMAGED_HEADER as error:
         raise damage from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise damage
     return array
+
+
+def _ranges(starts: Rows, sizes: Rows) -> Rows:
+    """Concatenate ranges of integers, given the start and the size [B] of each."""
+    ends = np.cumsum(sizes)
+    ranges: Rows = np.arange(sizes.sum()) + np.repeat(starts - (ends - sizes), sizes)
+    return ranges
 
 
 def _needs_binarizing(bin_dir: Path, problem: str) -> DataError:

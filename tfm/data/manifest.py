@@ -4,6 +4,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,6 +70,15 @@ class _Step:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _TextFile:
+    """The checksum of a text file when it had this size and this time of modification in ns."""
+
+    size: int
+    modified: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Content:
     """The content of manifest.json."""
 
@@ -77,6 +87,7 @@ class _Content:
     target: Language
     settings: _Settings
     steps: dict[str, _Step]
+    text_files: dict[str, _TextFile] = field(default_factory=dict)
 
 
 class Manifest:
@@ -123,12 +134,14 @@ class Manifest:
             DataError: The existing manifest is damaged or of another format.
         """
         keep_steps = keep_steps and (data_dir / "manifest.json").exists()
+        older = _read(data_dir) if keep_steps else None
         content = _Content(
             name=name,
             source=source,
             target=target,
             settings=from_table(_Settings, settings),
-            steps=_read(data_dir).steps if keep_steps else {},
+            steps=older.steps if older else {},
+            text_files=older.text_files if older else {},
         )
         return cls(data_dir, content)
 
@@ -168,6 +181,11 @@ class Manifest:
     def splits(self) -> list[str]:
         """Return the splits whose text exists, "train" first."""
         return [split for split in SPLITS if self.text_path(split, self.source).exists()]
+
+    def text_parts(self, split: str) -> list[str]:
+        """Return the names of the parts of the text of a split, such as "train" and "train.2"."""
+        names = chain([split], (f"{split}.{number}" for number in count(2)))
+        return list(takewhile(lambda name: self.text_path(name, self.source).exists(), names))
 
     def is_current(self, step: str, inputs: Table) -> bool:
         """Return whether a step was done with these inputs and its outputs still exist."""
@@ -223,11 +241,27 @@ class Manifest:
         Raises:
             DataError: A file is missing.
         """
-        paths = [self.text_path(s, lang) for s in splits for lang in (self.source, self.target)]
+        names = [name for split in splits for name in self.text_parts(split) or [split]]
+        paths = [
+            self.text_path(name, lang) for name in names for lang in (self.source, self.target)
+        ]
         for path in paths:
             if not path.is_file():
                 raise DataError(f"{path} does not exist or is not a file: run tfm prepare first")
-        return {path.name: sha256_of(path) for path in paths}
+        return {path.name: self.text_fingerprint(path) for path in paths}
+
+    def text_fingerprint(self, path: Path) -> str:
+        """Return the SHA-256 of a text file of the dataset.
+
+        A file is read only if its size or its time of modification has changed since the last
+        `save` after it was read.
+        """
+        status, known = path.stat(), self._content.text_files.get(path.name)
+        size, modified = status.st_size, status.st_mtime_ns
+        if known is None or (known.size, known.modified) != (size, modified):
+            known = _TextFile(size=size, modified=modified, sha256=sha256_of(path))
+            self._content.text_files[path.name] = known
+        return known.sha256
 
 
 def _read(data_dir: Path) -> _Content:

@@ -2,10 +2,11 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,16 @@ import numpy.typing as npt
 
 from tfm.config import BinarizeConfig
 from tfm.data.copies import Copier
-from tfm.data.dataset import FORMAT, ArrayWriter, DatasetIndex, ParallelDataset, Rows, id_dtype
+from tfm.data.dataset import (
+    FORMAT,
+    MAX_PART_TOKENS,
+    ArrayWriter,
+    DatasetIndex,
+    ParallelDataset,
+    Part,
+    Rows,
+    id_dtype,
+)
 from tfm.data.manifest import BINARIZE, Manifest, TrainingText
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
@@ -53,6 +63,26 @@ class SplitCounts:
     unknown: list[int]
     variants: int = 0
     variant_tokens: list[int] = field(default_factory=lambda: [0, 0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BinarizedPart:
+    """What was written of a part of the text.
+
+    Attributes:
+        read: Number of pairs in the text.
+        copied: For each training text, the number of pairs of which a copy was added; the last
+            number is of pairs that are of no known text.
+        too_long: The same for pairs, or copies, that were dropped.
+        unknown: Numbers of unknown tokens of source and target.
+        parts: The segmentation without dropout, then its variants.
+    """
+
+    read: int
+    copied: tuple[int, ...]
+    too_long: tuple[int, ...]
+    unknown: tuple[int, int]
+    parts: tuple[Part, ...]
 
 
 def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> bool:
@@ -114,20 +144,27 @@ def _update_splits(
     _check_tags(manifest, vocabulary)
     _check_settings(manifest, vocabulary, config)
     (bin_dir / "dataset.json").unlink(missing_ok=True)
-    counts = {}
+    counts, parts = {}, {}
     for split in splits:
-        counts[split], changes = _binarize_split(manifest, split, vocabulary, config)
+        done = _binarize_split(manifest, split, vocabulary, config)
+        # All variants of one part after the other would make other rows.
+        parts[split] = tuple(chain(*zip(*(each.parts for each in done), strict=True)))
+        counts[split] = _counts(done)
         if split == "train" and texts:
-            texts = _changed(texts, changes, num_lines=counts[split].read, manifest=manifest)
-    DatasetIndex(
+            texts = _changed(texts, done, manifest)
+    index = DatasetIndex(
         source=manifest.source,
         target=manifest.target,
         fingerprint=vocabulary.fingerprint,
-        num_pairs={split: count.kept for split, count in counts.items()},
+        parts=parts,
         texts=tuple(texts),
         num_variants=num_variants,
-    ).save(bin_dir)
-    outputs = [path for path in bin_dir.iterdir() if path.suffix in (".npy", ".json")]
+    )
+    index.save(bin_dir)
+    outputs = [bin_dir / name for name in ("dataset.json", *index.files())]
+    for path in bin_dir.glob("*.npy"):
+        if path not in outputs:  # of older data with more parts or variants
+            path.unlink()
     result = {split: asdict(count) for split, count in counts.items()}
     manifest.record(BINARIZE, inputs=inputs, outputs=outputs, result=result)
     manifest.save()
@@ -153,6 +190,7 @@ def _update_shortlist(
         return False
     sizes = (len(vocabulary.source), len(vocabulary.target))
     dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=sizes)
+    dataset.verify()
     if not len(dataset):
         raise DataError(f"{data_dir} has no training pairs to learn a shortlist from")
     num_pairs = min(len(dataset), config.shortlist_pairs)
@@ -205,26 +243,24 @@ def _check_settings(manifest: Manifest, vocabulary: Vocabulary, config: Binarize
 
 
 def _changed(
-    texts: list[TrainingText], changes: "_Changes", *, num_lines: int, manifest: Manifest
+    texts: list[TrainingText], done: Sequence[_BinarizedPart], manifest: Manifest
 ) -> list[TrainingText]:
     """Return the training texts with the numbers of pairs that are kept of them.
 
     There are none if the text was edited, so that the texts of its pairs are unknown.
     """
-    ends = np.cumsum([text.kept for text in texts])
-    if ends[-1] != num_lines:
+    written, num_pairs = sum(text.kept for text in texts), sum(each.read for each in done)
+    if written != num_pairs:
         if any(text.weight for text in texts):
             raise DataError(
-                f"the training text in {manifest.data_dir} has {num_lines:,} pairs, but tfm "
-                f"prepare wrote {ends[-1]:,}: prepare it again, so that weights fit the pairs"
+                f"the training text in {manifest.data_dir} has {num_pairs:,} pairs, but tfm "
+                f"prepare wrote {written:,}: prepare it again, so that weights fit the pairs"
             )
         return []
-    too_long, copied = (
-        np.bincount(np.searchsorted(ends, pairs, side="right"), minlength=len(texts)).tolist()
-        for pairs in (changes.too_long, changes.copied)
-    )
+    copied = np.sum([each.copied for each in done], axis=0).tolist()
+    too_long = np.sum([each.too_long for each in done], axis=0).tolist()
     result = []
-    for text, num_long, num_copied in zip(texts, too_long, copied, strict=True):
+    for text, num_copied, num_long in zip(texts, copied[:-1], too_long[:-1], strict=True):
         kept = text.kept + num_copied - num_long
         if len(texts) > 1 and not kept:
             raise DataError(
@@ -236,17 +272,13 @@ def _changed(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Changes:
-    """What binarizing changed in a block or split.
-
-    `read` is the number of its pairs in the text. `copied` and `too_long` are numbers of pairs in
-    the text, from 0: those of which a copy was added, and those of pairs or copies that are
-    dropped.
-    """
+class _EncodedBlock:
+    """A block of a split as token ids; `copied` and `too_long` are as in `_BinarizedPart`."""
 
     read: int
     copied: Rows
     too_long: Rows
+    sides: list[Side]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,10 +288,9 @@ class _Encoder:
     models: tuple[SubwordModel, SubwordModel]
     copier: Copier
     max_length: int | None
+    text_ends: Rows  # [number of training texts] where their pairs end
 
-    def encode(
-        self, start_and_block: tuple[int, Block], *, dropout: float
-    ) -> tuple[_Changes, list[Side]]:
+    def encode(self, start_and_block: tuple[int, Block], *, dropout: float) -> _EncodedBlock:
         """Encode a block and its copies, after a number of pairs, without pairs that are too long.
 
         Variants with dropout have the same pairs as the segmentation without it.
@@ -279,82 +310,133 @@ class _Encoder:
             ]
         if not is_kept.all():
             sides = [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
-        return _Changes(read=size, copied=copied, too_long=numbers[~is_kept]), sides
+        return _EncodedBlock(
+            read=size,
+            copied=self._count_by_text(copied),
+            too_long=self._count_by_text(numbers[~is_kept]),
+            sides=sides,
+        )
+
+    def _count_by_text(self, pairs: Rows) -> Rows:
+        texts = np.searchsorted(self.text_ends, pairs, side="right")
+        return np.bincount(texts, minlength=len(self.text_ends) + 1)
 
 
 def _binarize_split(
     manifest: Manifest, split: str, vocabulary: Vocabulary, config: BinarizeConfig
-) -> tuple[SplitCounts, _Changes]:
-    languages = (manifest.source, manifest.target)
-    models = (vocabulary.source, vocabulary.target)
-    texts = [manifest.text_path(split, language) for language in languages]
-    num_threads = chosen_threads(config.threads)
+) -> list[_BinarizedPart]:
+    """Encode all parts of a split."""
     # Other splits keep every sentence as it is, so that scores stay comparable.
     is_train = split == "train"
     tags = (manifest.settings("subword").get("symbols") or "").split()
+    texts = manifest.training_texts() if is_train else []
     encoder = _Encoder(
-        models=models,
+        models=(vocabulary.source, vocabulary.target),
         copier=Copier(config.copies if is_train else {}, tags=tags, seed=config.seed),
         max_length=config.max_length if is_train else None,
+        text_ends=np.cumsum([text.kept for text in texts], dtype=np.int64),
     )
-    num_variants = config.num_variants if is_train else 0
+    num_threads = chosen_threads(config.threads)
     with contextlib.ExitStack() as stack:
-        writers = [
-            _TokenWriter(stack, manifest.data_dir / "bin" / f"{split}.{language}", len(model))
-            for language, model in zip(languages, models, strict=True)
-        ]
         bar = stack.enter_context(Progress(f"binarize {split}", total=None, unit="pairs"))
         # SentencePiece's own threads would idle while Python makes arrays of the ids.
         threads = ThreadPoolExecutor(num_threads, "binarize")
         # On an error or Ctrl-C, wait only for the blocks that are being encoded.
         stack.callback(threads.shutdown, cancel_futures=True)
 
-        def write(dropout: float) -> list[_Changes]:
-            changes = []
-            blocks = _numbered(read_blocks(*texts, strict=True))
-            encode = partial(encoder.encode, dropout=dropout)
-            for changed, sides in map_in_order(threads, encode, blocks, num_ahead=2 * num_threads):
-                for writer, side in zip(writers, sides, strict=True):
-                    writer.append(side)
-                changes.append(changed)
-                bar.update(changed.read)
-            return changes
+        def encode(name: str, start: int, dropout: float) -> Iterator[_EncodedBlock]:
+            paths = [manifest.text_path(name, lang) for lang in (manifest.source, manifest.target)]
+            blocks = _numbered(read_blocks(*paths, strict=True), start)
+            work = partial(encoder.encode, dropout=dropout)
+            for block in map_in_order(threads, work, blocks, num_ahead=2 * num_threads):
+                yield block
+                bar.update(block.read)
 
-        changes = _joined(write(dropout=0.0))
-        counts = SplitCounts(
-            read=changes.read,
-            copies=len(changes.copied),
-            too_long=len(changes.too_long),
-            kept=writers[0].num_sentences,
-            tokens=[writer.num_tokens for writer in writers],
-            unknown=[writer.num_unknown for writer in writers],
-            variants=num_variants,
-        )
-        for variant in range(1, num_variants + 1):
-            seed_dropout(config.seed, variant)
-            write(dropout=config.bpe_dropout)
+        done: list[_BinarizedPart] = []
+        for name in manifest.text_parts(split):
+            start = sum(each.read for each in done)
+            blocks = partial(encode, name, start)
+            done.append(_binarize_part(manifest, name, blocks, vocabulary, config))
+    return done
+
+
+def _binarize_part(
+    manifest: Manifest,
+    name: str,
+    blocks: Callable[[float], Iterator[_EncodedBlock]],
+    vocabulary: Vocabulary,
+    config: BinarizeConfig,
+) -> _BinarizedPart:
+    """Write a part of a split and its variants; `blocks` encodes it with a rate of dropout."""
+    split, _, number = name.partition(".")
+    is_train = split == "train"
+    num_texts = len(manifest.training_texts()) if is_train else 0
+    written = _write_part(manifest, name, blocks(0.0), vocabulary, num_texts)
+    for variant in range(1, 1 + config.num_variants if is_train else 1):
+        seed_dropout(config.seed, variant, *map(int, number.split()))
+        encoded = blocks(config.bpe_dropout)
+        variants = _write_part(manifest, f"{name}.v{variant}", encoded, vocabulary, num_texts)
+        written = replace(written, parts=(*written.parts, *variants.parts))
+    return written
+
+
+def _write_part(
+    manifest: Manifest,
+    name: str,
+    blocks: Iterator[_EncodedBlock],
+    vocabulary: Vocabulary,
+    num_texts: int,
+) -> _BinarizedPart:
+    """Write the files of a part of a split in one segmentation."""
+    bin_dir, languages = manifest.data_dir / "bin", (manifest.source, manifest.target)
+    models = (vocabulary.source, vocabulary.target)
+    read, copied, too_long = 0, *np.zeros((2, num_texts + 1), dtype=np.int64)
+    with contextlib.ExitStack() as stack:
+        writers = [
+            _TokenWriter(stack, bin_dir / f"{name}.{language}", len(model))
+            for language, model in zip(languages, models, strict=True)
+        ]
+        for block in blocks:
+            for writer, side in zip(writers, block.sides, strict=True):
+                writer.append(side)
+            read += block.read
+            copied += block.copied
+            too_long += block.too_long
         for writer in writers:
             writer.finish()
-    all_tokens = zip(writers, counts.tokens, strict=True)
-    return replace(counts, variant_tokens=[w.num_tokens - n for w, n in all_tokens]), changes
+    return _BinarizedPart(
+        read=read,
+        copied=tuple(copied.tolist()),
+        too_long=tuple(too_long.tolist()),
+        unknown=(writers[0].num_unknown, writers[1].num_unknown),
+        parts=(Part.of_files(bin_dir, name, languages),),
+    )
 
 
-def _numbered(blocks: Iterable[Block]) -> Iterator[tuple[int, Block]]:
-    """Yield each block after the number of pairs in the blocks before."""
-    start = 0
+def _counts(done: Sequence[_BinarizedPart]) -> SplitCounts:
+    """Return the counts of a split from those of its parts."""
+    variants = [part for each in done for part in each.parts[1:]]
+    return SplitCounts(
+        read=sum(each.read for each in done),
+        copies=sum(sum(each.copied) for each in done),
+        too_long=sum(sum(each.too_long) for each in done),
+        kept=sum(each.parts[0].pairs for each in done),
+        tokens=_sums(each.parts[0].tokens for each in done),
+        unknown=_sums(each.unknown for each in done),
+        variants=len(done[0].parts) - 1,
+        variant_tokens=_sums(part.tokens for part in variants),
+    )
+
+
+def _sums(values: Iterable[tuple[int, int]]) -> list[int]:
+    return np.sum([(0, 0), *values], axis=0).tolist()  # type: ignore[no-any-return]
+
+
+def _numbered(blocks: Iterable[Block], start: int) -> Iterator[tuple[int, Block]]:
+    """Yield each block after the number of pairs in the text before it."""
     for block in blocks:
         yield start, block
         start += len(block[0])
-
-
-def _joined(changes: list[_Changes]) -> _Changes:
-    """Return the changes of a split from those of its blocks."""
-    none = np.zeros(0, dtype=np.int64)
-    return _Changes(
-        read=sum(each.read for each in changes),
-        copied=np.concatenate([none, *(each.copied for each in changes)]),
-        too_long=np.concatenate([none, *(each.too_long for each in changes)]),
-    )
 
 
 def map_in_order(
@@ -375,22 +457,26 @@ def map_in_order(
 
 
 class _TokenWriter:
-    """Writes the tokens and offsets of one side of a split."""
+    """Writes the tokens and offsets of one side of a part of a split."""
 
     def __init__(self, stack: contextlib.ExitStack, stem: Path, vocab_size: int) -> None:
+        self._stem = stem
         tokens = stack.enter_context(atomic_write(stem.with_name(f"{stem.name}.tokens.npy")))
         offsets = stack.enter_context(atomic_write(stem.with_name(f"{stem.name}.offsets.npy")))
         self._tokens = ArrayWriter(tokens, id_dtype(vocab_size))
-        self._offsets = ArrayWriter(offsets, np.int64)
-        self._offsets.append(np.zeros(1, dtype=np.int64))
-        self.num_sentences = self.num_tokens = self.num_unknown = 0
+        self._offsets = ArrayWriter(offsets, np.uint32)
+        self._offsets.append(np.zeros(1, dtype=np.uint32))
+        self.num_unknown = 0
 
     def append(self, side: Side) -> None:
         ids, lengths = side
-        self._offsets.append(self.num_tokens + np.cumsum(lengths))
+        if self._tokens.length + len(ids) > MAX_PART_TOKENS:
+            raise DataError(
+                f"{self._stem} has more than {MAX_PART_TOKENS:,} tokens: prepare the text in "
+                "smaller parts"
+            )
+        self._offsets.append(self._tokens.length + np.cumsum(lengths))
         self._tokens.append(ids)
-        self.num_sentences += len(lengths)
-        self.num_tokens += len(ids)
         self.num_unknown += int(np.count_nonzero(ids == UNK))
 
     def finish(self) -> None:

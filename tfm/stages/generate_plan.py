@@ -31,7 +31,7 @@ _OWN_FILES = {
         "dataset",
         (
             r"manifest\.json|dropped\.txt|shortlist\.safetensors|bpe\..+|(bin|raw|downloads)/.+"
-            rf"|({'|'.join(SPLITS)})\.[^.]+"
+            rf"|({'|'.join(SPLITS)})(\.[0-9]+)?\.[^.]+"
         ),
     ),
     CONFIG: ("model", r"config\.json|.+\.safetensors|model\.bin|tfm\.json|bpe\..+"),

@@ -15,7 +15,6 @@ from tfm.data.text import read_pairs
 from tfm.device.compute import choose_compute
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
-from tfm.storage.files import sha256_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +74,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
         )
     vocab_sizes = (len(vocabulary.source), len(vocabulary.target))
     train = ParallelDataset(data_dir / "bin", "train", vocab_sizes=vocab_sizes)
+    train.verify()
     if not len(train):
         raise DataError(f"{data_dir} has no training pairs: see its manifest.json for the reason")
     valid = None
@@ -120,6 +120,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
 
 def _open_valid(manifest: Manifest, vocab_sizes: tuple[int, int]) -> ValidationSplit:
     pairs = ParallelDataset(manifest.data_dir / "bin", "valid", vocab_sizes=vocab_sizes)
+    pairs.verify()
     paths = manifest.text_path("valid", manifest.source), manifest.reference_path("valid")
     text = list(read_pairs(*paths, strict=True, num_lines=len(pairs)))
     return ValidationSplit(
@@ -186,10 +187,11 @@ def _check_binarized(
             f"{data_dir} has {vocabulary.fingerprint[:8]}: {remedy}"
         )
     languages = (manifest.source, manifest.target)
-    texts = {manifest.text_path(split, lang) for split in manifest.splits() for lang in languages}
+    parts = (part for split in manifest.splits() for part in manifest.text_parts(split))
+    texts = {manifest.text_path(part, lang) for part in parts for lang in languages}
     for path in sorted(texts | {data_dir / name for name in recorded}):
         is_used = path.name.partition(".")[0] in splits and path.is_file()
-        if is_used and sha256_of(path) != recorded.get(path.name):
+        if is_used and manifest.text_fingerprint(path) != recorded.get(path.name):
             raise DataError(f"{path} has changed since {data_dir}/bin was binarized: {remedy}")
 
 
@@ -199,7 +201,7 @@ def _check_lengths(data_dir: Path, splits: list[ParallelDataset], run: RunConfig
     if limit is None:
         return
     sides = (side for split in splits for side in (split.source, split.target))
-    longest = 1 + max(int(side.lengths().max(initial=0)) for side in sides)  # with EOS
+    longest = 1 + max(side.longest for side in sides)  # with EOS
     if longest > limit:
         raise UsageError(
             f"{data_dir} has a sentence of {longest:,} tokens, more than the {limit:,} learned "

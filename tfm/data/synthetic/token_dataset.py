@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfm.data.dataset import DatasetIndex, Ids, Rows, id_dtype
+from tfm.data.dataset import DatasetIndex, Ids, Part, Rows, id_dtype
 from tfm.data.manifest import BINARIZE, Manifest
 from tfm.data.subword import UNK, Vocabulary, learn_word_model, model_paths
 
@@ -48,13 +48,13 @@ def write_token_dataset(
         offsets = np.concatenate([[0], np.cumsum(lengths[:, side])])
         ids = _zipf_ids(int(offsets[-1]), vocab_size=vocab_size, random=random)
         np.save(bin_dir / f"train.{language}.tokens.npy", ids)
-        np.save(bin_dir / f"train.{language}.offsets.npy", offsets)
+        np.save(bin_dir / f"train.{language}.offsets.npy", offsets.astype(np.uint32))
     vocabulary = _write_vocabulary(data_dir, vocab_size)
     DatasetIndex(
         source=source,
         target=target,
         fingerprint=vocabulary.fingerprint,
-        num_pairs={"train": num_pairs},
+        parts={"train": (Part.of_files(bin_dir, "train", _LANGUAGES),)},
     ).save(bin_dir)
     manifest = Manifest.draft(data_dir, name="synthetic", source=source, target=target, settings={})
     # The ids are drawn at random, not encoded from text.
