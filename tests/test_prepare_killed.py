@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import os
 import re
 import signal
@@ -139,12 +140,15 @@ def prepare(mirror, tmp_path):
 
 
 def contents(folder):
-    """Return the bytes of all files in a folder, including hidden ones."""
-    return {
+    """Return the bytes of all files in a folder, including hidden ones, without their times."""
+    found = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
         if path.is_file()
     }
+    manifest = json.loads(found.pop("manifest.json"))
+    del manifest["text_files"]
+    return {**found, "manifest.json": manifest}
 
 
 def finish(process):

@@ -66,7 +66,7 @@ def aligned(tmp_path):
 def vocabulary(tmp_path):
     words = tmp_path / "words"
     words.write_text("".join(f"w{number}\n" for number in range(2 * NUM_WORDS)))
-    model = learn_word_model(words)
+    model = learn_word_model([words])
     assert len(model) == V
     return Vocabulary(model, model)
 

@@ -234,7 +234,7 @@ def test_the_default_vocabulary_of_a_large_treebank_is_that_of_the_paper():
 def test_each_word_is_a_piece_of_a_word_model_even_with_rare_letters(tmp_path):
     path = tmp_path / "train.trees"
     path.write_text("(S (NP XX )NP XX )S\n" * 20_000 + "(S (INTJ XX )INTJ )S\n", encoding="utf-8")
-    model = learn_word_model(path)
+    model = learn_word_model([path])
     assert len(model) == 4 + len({"(S", ")S", "(NP", ")NP", "(INTJ", ")INTJ", "XX"})
     [ids] = model.encode(["(S (INTJ XX )INTJ (NP XX )NP )S"])
     assert len(ids) == 8
@@ -245,7 +245,7 @@ def test_each_word_is_a_piece_of_a_word_model_even_with_rare_letters(tmp_path):
 def test_other_words_are_unknown_to_a_word_model(tmp_path):
     path = tmp_path / "train.trees"
     path.write_text("(S XX )S\n" * 9, encoding="utf-8")
-    [ids] = learn_word_model(path).encode(["(S (NP XX )NP )S"])
+    [ids] = learn_word_model([path]).encode(["(S (NP XX )NP )S"])
     assert ids.count(UNK) == 2
 
 

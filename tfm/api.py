@@ -68,6 +68,7 @@ def prepare(
     downloads: StrPath | None = None,
     verify: bool = True,
     text_only: bool = False,
+    append: bool = False,
     force: bool = False,
     **settings: Any,
 ) -> "PrepareResult":
@@ -88,6 +89,7 @@ def prepare(
         downloads: Folder to keep archives in; in the dataset folder if None.
         verify: Check archives against their checksums.
         text_only: Stop before the subword model is learned.
+        append: Add the training text to the dataset in `out`, whose subword model stays.
         force: Redo all steps, and replace another dataset in the folder.
         **settings: Settings of [cleaning], [subword] and [binarize].
 
@@ -95,13 +97,15 @@ def prepare(
         UsageError: Arguments are wrong or contradict each other, or a file does not exist.
         DataError: Text or archives are missing, damaged or inconsistent, or a disk is too small.
     """
+    from tfm.stages.prepare import append_text, requested_recipe
     from tfm.stages.prepare import prepare as run_stage
-    from tfm.stages.prepare import requested_recipe
 
     overrides = _by_section(prepare, (CleaningConfig, SubwordConfig, BinarizeConfig), settings)
     if recipe is None and (mirror is not None or downloads is not None or not verify):
         raise UsageError("--mirror, --downloads and --no-verify have no effect without a recipe")
     out_dir = new_folder(_path(out))
+    if append and (out_dir is None or force):
+        raise UsageError("--append needs --out, the dataset to add to, and cannot go with --force")
     selected_recipe = requested_recipe(
         None if recipe is None else str(recipe),
         text={"train": _pairs(train), "valid": _pairs(valid), "test": _pairs(test)},
@@ -113,15 +117,16 @@ def prepare(
         },
         out_dir=out_dir,
     )
-    return run_stage(
+    folder = out_dir or DATA_ROOT / selected_recipe.name
+    run = append_text if append else partial(run_stage, force=force)
+    return run(
         selected_recipe,
-        out_dir or DATA_ROOT / selected_recipe.name,
+        folder,
         mirror=None if mirror is None else str(mirror),
         verify=verify,
         downloads_dir=new_folder(_path(downloads)),
         overrides=overrides,
         text_only=text_only,
-        force=force,
     )
 
 

@@ -132,6 +132,9 @@ def prepare(
     text_only: bool = typer.Option(
         False, "--text-only", help="Stop before learn-bpe and binarize."
     ),
+    append: bool = typer.Option(
+        False, "--append", help="Add the training text to the dataset in OUT; its vocabulary stays."
+    ),
     force: bool = FORCE,
     *,
     overrides: Overrides,
@@ -169,6 +172,7 @@ def prepare(
         downloads=downloads,
         verify=verify,
         text_only=text_only,
+        append=append,
         force=force,
         **flat(overrides),
     )
@@ -196,14 +200,32 @@ def learn_bpe(data: Path | None = DATA, force: bool = FORCE, *, overrides: Overr
 
 @app.command(rich_help_panel=TEXT_PANEL, cls=Command)
 @with_settings(BinarizeConfig)
-def binarize(data: Path | None = DATA, force: bool = FORCE, *, overrides: Overrides) -> None:
+def binarize(
+    data: Path | None = DATA,
+    part: str | None = typer.Option(
+        None,
+        metavar="I/N",
+        help="Encode only share I of N of the parts of the training text; for several machines.",
+    ),
+    force: bool = FORCE,
+    *,
+    overrides: Overrides,
+) -> None:
     """Turn the text of a dataset into token ids on disk.
 
     Example: tfm binarize data/mine --threads 8
     """
     from tfm.data.manifest import Manifest
+    from tfm.data.text_parts import Share
     from tfm.stages.binarize import binarize as run_stage
+    from tfm.stages.binarize import binarize_share
 
     folder = dataset(data)
     table = {**Manifest.load(folder).settings("binarize"), **overrides.get("binarize", {})}
-    run_stage(folder, settings_from(BinarizeConfig, table), force=force)
+    config = settings_from(BinarizeConfig, table)
+    if part is None:
+        run_stage(folder, config, force=force)
+        return
+    if "shortlist" in overrides.get("binarize", {}):
+        raise UsageError("--shortlist has no effect with --part: give it to the call without")
+    binarize_share(folder, config, Share.parse(part), force=force)

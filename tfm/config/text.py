@@ -74,6 +74,12 @@ class CleaningConfig(Settings, section="cleaning"):
         ge=0,
         le=1000,
     )
+    part_pairs: int = setting(
+        10_000_000,
+        "Write the training text in parts of at most N pairs, which later steps read in turn.",
+        ge=100,
+        le=MAX_COUNT,
+    )
     score_model: str | None = setting(
         None, "Model or run folder that scores pairs for min_score; relative to the current folder."
     )

@@ -3,10 +3,13 @@
 import hashlib
 import random
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import compress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +47,10 @@ INVISIBLE = re.compile(
 _RATIO_MARGIN = 10
 _NUM_EXAMPLES = 10  # of the pairs that a rule drops from a text
 _EXAMPLE_CHARACTERS = 300
+_MAX_HASHES_IN_MEMORY = 1 << 22
+_HASHES_AT_ONCE = 1 << 20  # while runs in files are merged
+
+Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(kw_only=True)
@@ -104,11 +111,14 @@ class Cleaner:
     9. duplicate: The pair occurred before, in any text with the same tag that this object has
        cleaned.
     10. low_score: A model gives the pair less than `min_score`.
+
+    The hashes of many pairs are in temporary files in `scratch_dir`, 8 bytes a pair.
     """
 
-    def __init__(self, config: CleaningConfig) -> None:
+    def __init__(self, config: CleaningConfig, *, scratch_dir: Path | None = None) -> None:
         self._config = config
-        self._seen: defaultdict[str | None, SeenHashes] = defaultdict(SeenHashes)  # by tag
+        self._seen: defaultdict[str | None, SeenHashes]  # by tag
+        self._seen = defaultdict(partial(SeenHashes, scratch_dir))
         self.held_out = HeldOutPairs(config)
 
     def clean(
@@ -142,6 +152,11 @@ class Cleaner:
                 chunk = _keep(chunk, is_likely, "low_score", counts)
             counts.kept += len(chunk)
             yield from chunk
+
+    def see(self, pairs: Iterable[BytesPair], *, tag: str | None) -> None:
+        """Make the pairs of clean text with a tag, which they do not have, known as duplicates."""
+        for chunk in in_chunks(pairs):
+            self._seen[tag].add(_pair_hashes(chunk))
 
 
 def clean_lines(
@@ -287,23 +302,29 @@ class HeldOutPairs:
                 self._found[split][start:stop] = True
         return int(is_found.sum())
 
+    def size(self, split: str) -> int:
+        """Return the number of pairs of a split."""
+        return len(self._hashes[split])
+
     def counts(self) -> dict[str, int]:
         """Return the number of pairs of each split that are in the training text."""
         return {split: int(found.sum()) for split, found in self._found.items()}
 
 
 class SeenHashes:
-    """A set of 64-bit hashes that takes 8 bytes per hash, and about twice that while runs merge.
+    """A set of 64-bit hashes in bounded memory.
 
     Hashes are kept in sorted arrays ("runs"), each more than twice as long as the next: there are
-    few to search, and each hash is merged a logarithmic number of times. Among 36 million distinct
-    pairs, the probability of any collision is about 1 in 28,000.
+    few to search, and each hash is merged a logarithmic number of times. Long runs are in unnamed
+    files in a folder, mapped into memory, of which the system keeps as much as fits. Among 100
+    million distinct pairs, the probability that any two have equal hashes is about 1 in 3,700.
     """
 
-    def __init__(self) -> None:
-        self._runs: list[npt.NDArray[np.uint64]] = []
+    def __init__(self, scratch_dir: Path | None = None) -> None:
+        self._scratch_dir = scratch_dir
+        self._runs: list[Hashes] = []
 
-    def add(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    def add(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Add hashes [N] to the set; return [N], True for the first occurrence of new hashes."""
         values, first_indices = np.unique(hashes, return_index=True)
         unseen = np.ones(len(values), dtype=np.bool_)
@@ -316,15 +337,34 @@ class SeenHashes:
         is_new[first_indices[unseen]] = True
         return is_new
 
-    def _insert(self, run: npt.NDArray[np.uint64]) -> None:
+    def _insert(self, run: Hashes) -> None:
         while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            run = np.concatenate((self._runs.pop(), run))
-            run.sort(kind="stable")  # merges sorted runs in linear time
+            longer = self._runs.pop()
+            if len(longer) + len(run) > _MAX_HASHES_IN_MEMORY:
+                run = self._merged_in_file(longer, run)
+            else:
+                run = np.concatenate((longer, run))
+                run.sort(kind="stable")  # merges sorted runs in linear time
         if len(run):
             self._runs.append(run)
 
+    def _merged_in_file(self, one: Hashes, other: Hashes) -> Hashes:
+        """Merge two runs in a file that has no name, so that nothing has to remove it."""
+        with tempfile.TemporaryFile(dir=self._scratch_dir) as file:
+            start = 0
+            for index in range(0, len(one), _HASHES_AT_ONCE):
+                chunk = one[index : index + _HASHES_AT_ONCE]
+                is_last = index + len(chunk) == len(one)
+                end = len(other) if is_last else int(np.searchsorted(other, chunk[-1]))
+                merged = np.concatenate((chunk, other[start:end]))
+                merged.sort(kind="stable")
+                file.write(merged.tobytes())
+                start = end
+            file.flush()
+            return np.asarray(np.memmap(file, dtype=np.uint64, mode="r"))
 
-def _pair_hashes(pairs: list[BytesPair]) -> npt.NDArray[np.uint64]:
+
+def _pair_hashes(pairs: list[BytesPair]) -> Hashes:
     blake2b = hashlib.blake2b
     digests = (blake2b(s + b"\n" + t, digest_size=8).digest() for s, t in pairs)
     return np.frombuffer(b"".join(digests), dtype=np.uint64)

@@ -4,7 +4,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import chain, count, takewhile
+from itertools import accumulate, count, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -184,8 +184,51 @@ class Manifest:
 
     def text_parts(self, split: str) -> list[str]:
         """Return the names of the parts of the text of a split, such as "train" and "train.2"."""
-        names = chain([split], (f"{split}.{number}" for number in count(2)))
-        return list(takewhile(lambda name: self.text_path(name, self.source).exists(), names))
+        sizes = self.part_sizes()
+        names = (part_name(split, number) for number in count(1))
+        return [
+            name
+            for name in takewhile(lambda name: self.text_path(name, self.source).exists(), names)
+            if name in (split, *sizes) or not sizes
+        ]
+
+    def part_sizes(self, *, appended: bool = True) -> dict[str, int]:
+        """Return {name: number of pairs} of the parts of the training text that were prepared.
+
+        Those that were appended later are left out if not `appended`.
+        """
+        steps = ["clean", *(self.appended() if appended else ())]
+        sizes = [n for step in steps for n in self.result(step).get("train", {}).get("parts", [])]
+        return {part_name("train", number): size for number, size in enumerate(sizes, 1)}
+
+    def appended(self) -> list[str]:
+        """Return the names of the steps that appended training text, in order."""
+        names = (f"append-{number}" for number in count(1))
+        return list(takewhile(lambda name: name in self._content.steps, names))
+
+    def forget(self, steps: Iterable[str]) -> None:
+        """Remove the records of steps."""
+        for step in steps:
+            self._content.steps.pop(step, None)
+
+    def place(self, name: str) -> tuple[int, list[int]]:
+        """Return where a part of the training text is among all pairs of it.
+
+        Returns:
+            The number of pairs before it, and where the pairs of each training text end that
+            begins before the end of the part. Ends are counted from the first pair of all text,
+            and are at most the end of the part. If the part was not prepared, 0 pairs are before.
+        """
+        texts, sizes = self.training_texts(), self.part_sizes()
+        starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        start, size = starts.get(name, 0), sizes.get(name)
+        ends = list(accumulate(text.kept for text in texts))
+        if size is None:
+            return start, ends
+        begun = [
+            end for end, text in zip(ends, texts, strict=True) if end - text.kept < start + size
+        ]
+        return start, [min(end, start + size) for end in begun]
 
     def is_current(self, step: str, inputs: Table) -> bool:
         """Return whether a step was done with these inputs and its outputs still exist."""
@@ -225,7 +268,8 @@ class Manifest:
         """
         names = [item.name for item in fields(TrainingText)]
         try:
-            entries = [dict(entry) for entry in self.result("clean")["train"]["texts"]]
+            results = [self.result(step)["train"] for step in ("clean", *self.appended())]
+            entries = [dict(entry) for result in results for entry in result["texts"]]
             tables = [{name: each[name] for name in names if name in each} for each in entries]
             return [from_table(TrainingText, table) for table in tables if "name" in table]
         except KeyError:  # not prepared by a recipe
@@ -262,6 +306,11 @@ class Manifest:
             known = _TextFile(size=size, modified=modified, sha256=sha256_of(path))
             self._content.text_files[path.name] = known
         return known.sha256
+
+
+def part_name(split: str, number: int) -> str:
+    """Return the name of a part of a split, from number 1 on."""
+    return split if number == 1 else f"{split}.{number}"
 
 
 def _read(data_dir: Path) -> _Content:

@@ -42,7 +42,9 @@ class TextSize:
 
 
 class TextSources:
-    """All texts of a recipe, downloaded to `downloads_dir` and unpacked in `data_dir`/raw.
+    """All texts of a recipe, downloaded to `downloads_dir` and unpacked in `raw_dir`.
+
+    By default, `raw_dir` is raw in `data_dir`.
 
     A `mirror` is a folder or URL that holds the downloads by their file names. `verify` compares
     them with the checksums in the recipe, or else with those of their first download, which
@@ -55,9 +57,11 @@ class TextSources:
         *,
         data_dir: Path,
         downloads_dir: Path,
+        raw_dir: Path | None = None,
         mirror: str | None = None,
         verify: bool = True,
     ) -> None:
+        raw_dir = raw_dir or data_dir / "raw"
         self._recipe = recipe
         self._downloads_dir = downloads_dir
         self._mirror = mirror
@@ -74,11 +78,11 @@ class TextSources:
                 for language, side in zip(languages, text.sides, strict=True):
                     if text.archive is not None or is_url(side) or side.endswith(".gz"):
                         name = f"{split}-{number}.{language}{_format_suffix(side)}"
-                        self._unpacked.setdefault((text.archive, side), data_dir / "raw" / name)
+                        self._unpacked.setdefault((text.archive, side), raw_dir / name)
 
         for number, mono in enumerate(recipe.mono, 1):
             if is_url(mono.side) or mono.side.endswith(".gz"):
-                path = data_dir / "raw" / f"mono-{number}.{mono.language}"
+                path = raw_dir / f"mono-{number}.{mono.language}"
                 self._unpacked.setdefault((None, mono.side), path)
 
     @property

@@ -302,14 +302,14 @@ def learn_subword_model(
     )
 
 
-def learn_word_model(text: Path) -> SubwordModel:
-    """Build a model whose pieces are the words of a UTF-8 text, such as linearized trees.
+def learn_word_model(texts: Sequence[Path]) -> SubwordModel:
+    """Build a model whose pieces are the words of UTF-8 text, such as linearized trees.
 
     Raises:
         DataError: The text has no usable lines.
     """
     return _learn(
-        [text],
+        texts,
         model_type="word",
         vocab_size=_MAX_WORDS,
         hard_vocab_limit=False,

@@ -2,18 +2,19 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tfm.config import BinarizeConfig
+from tfm.config import BinarizeConfig, Table
+from tfm.config.schema import from_table
 from tfm.data.copies import Copier
 from tfm.data.dataset import (
     FORMAT,
@@ -31,11 +32,12 @@ from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
 from tfm.data.subword import UNK, SubwordModel, Vocabulary, seed_dropout
 from tfm.data.text import Block, read_blocks
+from tfm.data.text_parts import Share
 from tfm.device.cpu import chosen_threads
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.reporting import Progress, say
 from tfm.stages.learn_bpe import STEP as LEARNING
-from tfm.storage.files import atomic_write
+from tfm.storage.files import atomic_write, read_json, write_json
 from tfm.storage.lock import lock_folder
 
 _UNKNOWN_WARNING_RATE = 0.001
@@ -43,6 +45,7 @@ _UNKNOWN_WARNING_RATE = 0.001
 T = TypeVar("T")
 Result = TypeVar("Result")
 
+Encode = Callable[["_Encoder", Iterable[tuple[int, Block]], float], Iterator["_EncodedBlock"]]
 # Concatenated token ids of one side of a block, and the length of each sentence.
 Side = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 
@@ -70,25 +73,35 @@ class _BinarizedPart:
     """What was written of a part of the text.
 
     Attributes:
+        inputs: JSON values of all that determines it.
+        files: {file name: size in bytes} of its files.
         read: Number of pairs in the text.
-        copied: For each training text, the number of pairs of which a copy was added; the last
-            number is of pairs that are of no known text.
+        copied: For each training text, the number of pairs of which a copy was added.
         too_long: The same for pairs, or copies, that were dropped.
         unknown: Numbers of unknown tokens of source and target.
         parts: The segmentation without dropout, then its variants.
     """
 
+    inputs: Table
+    files: Mapping[str, int]
     read: int
     copied: tuple[int, ...]
     too_long: tuple[int, ...]
     unknown: tuple[int, int]
     parts: tuple[Part, ...]
 
+    def has_files(self, bin_dir: Path) -> bool:
+        """Return whether the files are there, in their sizes."""
+        sizes = {bin_dir / file: size for file, size in self.files.items()}
+        return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
+
 
 def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> bool:
     """Encode all splits of a dataset, unless text, subword model and settings are unchanged.
 
-    Memory use does not depend on the size of the text; the output not on the number of threads.
+    Parts of the text that have not changed, or that `binarize_share` has encoded, are not encoded
+    again. Memory use does not depend on the size of the text; the output not on the number of
+    threads.
 
     Returns:
         Whether they were encoded; False if they were up to date.
@@ -101,6 +114,33 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
     """
     with lock_folder(data_dir):
         return update_token_ids(data_dir, config, force=force)
+
+
+def binarize_share(
+    data_dir: Path, config: BinarizeConfig, share: Share, *, force: bool = False
+) -> None:
+    """Encode one share of the parts of the training text, for a later call of `binarize`.
+
+    Each share may be encoded by another machine at the same time.
+
+    Raises:
+        DataError: As `binarize` does.
+        UsageError: The same, or the share has no part.
+        LockedFolderError: Another process encodes the same share.
+    """
+    manifest = Manifest.load(data_dir)
+    names = manifest.text_parts("train")
+    if len(names) < share.number:
+        raise UsageError(
+            f"--part {share}: the training text in {data_dir} has {len(names)} parts: use fewer "
+            "shares, or prepare the text with a smaller --part-pairs"
+        )
+    with lock_folder(share.folder(data_dir)):
+        vocabulary = Vocabulary.load(data_dir)
+        _check(manifest, vocabulary, config)
+        share_names = names[share.number - 1 :: share.count]
+        done = _binarize_split(manifest, "train", share_names, vocabulary, config, force=force)
+    say(f"binarize: part {share} with {sum(each.read for each in done):,} pairs")
 
 
 def update_token_ids(data_dir: Path, config: BinarizeConfig, *, force: bool) -> bool:
@@ -128,28 +168,21 @@ def _update_splits(
     inputs = {
         "text": manifest.text_fingerprints(splits),
         "texts": [asdict(text) for text in texts],
-        "subword": vocabulary.fingerprint,
-        "max_length": config.max_length,
-        "format": FORMAT,
+        **_settings(vocabulary, config),
     }
-    num_variants = config.num_variants
-    if num_variants:
-        inputs |= {"variants": [config.bpe_dropout, num_variants, config.seed]}
-    if any(config.copies.values()):
-        inputs |= {"copies": config.copies, "seed": config.seed}
     if not force and manifest.is_current(BINARIZE, inputs):
         say(f"binarize: {bin_dir} unchanged")
         return False
-    _warn_of_replaced_model(manifest, vocabulary)
-    _check_tags(manifest, vocabulary)
-    _check_settings(manifest, vocabulary, config)
+    _check(manifest, vocabulary, config)
     (bin_dir / "dataset.json").unlink(missing_ok=True)
-    counts, parts = {}, {}
+    counts, parts, result = {}, {}, {}
     for split in splits:
-        done = _binarize_split(manifest, split, vocabulary, config)
-        # All variants of one part after the other would make other rows.
+        names = manifest.text_parts(split)
+        done = _binarize_split(manifest, split, names, vocabulary, config, force=force)
+        # The rows of each variant follow those of all parts without dropout.
         parts[split] = tuple(chain(*zip(*(each.parts for each in done), strict=True)))
         counts[split] = _counts(done)
+        result[split] = asdict(counts[split]) | {"parts": [asdict(each) for each in done]}
         if split == "train" and texts:
             texts = _changed(texts, done, manifest)
     index = DatasetIndex(
@@ -158,16 +191,15 @@ def _update_splits(
         fingerprint=vocabulary.fingerprint,
         parts=parts,
         texts=tuple(texts),
-        num_variants=num_variants,
+        num_variants=config.num_variants,
     )
     index.save(bin_dir)
     outputs = [bin_dir / name for name in ("dataset.json", *index.files())]
-    for path in bin_dir.glob("*.npy"):
-        if path not in outputs:  # of older data with more parts or variants
-            path.unlink()
-    result = {split: asdict(count) for split, count in counts.items()}
     manifest.record(BINARIZE, inputs=inputs, outputs=outputs, result=result)
     manifest.save()
+    for path in bin_dir.iterdir():  # files of older data, and records that are in the manifest
+        if path.suffix in (".npy", ".json") and path not in outputs:
+            path.unlink()
     for split, count in counts.items():
         _report(split, count)
     return True
@@ -206,6 +238,26 @@ def _update_shortlist(
     manifest.save()
     say(f"binarize: {data_dir / SHORTLIST} learned from {num_pairs:,} pairs")
     return True
+
+
+def _settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[str, Any]:
+    """Return JSON values of all that determines the token ids of a text."""
+    settings: dict[str, Any] = {
+        "subword": vocabulary.fingerprint,
+        "max_length": config.max_length,
+        "format": FORMAT,
+    }
+    if config.num_variants:
+        settings["variants"] = [config.bpe_dropout, config.num_variants, config.seed]
+    if any(config.copies.values()):
+        settings |= {"copies": config.copies, "seed": config.seed}
+    return settings
+
+
+def _check(manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig) -> None:
+    _warn_of_replaced_model(manifest, vocabulary)
+    _check_tags(manifest, vocabulary)
+    _check_settings(manifest, vocabulary, config)
 
 
 def _warn_of_replaced_model(manifest: Manifest, vocabulary: Vocabulary) -> None:
@@ -257,10 +309,13 @@ def _changed(
                 f"prepare wrote {written:,}: prepare it again, so that weights fit the pairs"
             )
         return []
-    copied = np.sum([each.copied for each in done], axis=0).tolist()
-    too_long = np.sum([each.too_long for each in done], axis=0).tolist()
+    # A part may have been encoded before further texts were appended.
+    copied, too_long = (
+        [sum(counts) for counts in zip_longest(*lists, fillvalue=0)]
+        for lists in ([each.copied for each in done], [each.too_long for each in done])
+    )
     result = []
-    for text, num_copied, num_long in zip(texts, copied[:-1], too_long[:-1], strict=True):
+    for text, num_copied, num_long in zip(texts, copied, too_long, strict=True):
         kept = text.kept + num_copied - num_long
         if len(texts) > 1 and not kept:
             raise DataError(
@@ -318,24 +373,22 @@ class _Encoder:
         )
 
     def _count_by_text(self, pairs: Rows) -> Rows:
-        texts = np.searchsorted(self.text_ends, pairs, side="right")
-        return np.bincount(texts, minlength=len(self.text_ends) + 1)
+        num_texts = max(1, len(self.text_ends))  # pairs of no known text count for the last one
+        texts = np.searchsorted(self.text_ends, pairs, side="right").clip(max=num_texts - 1)
+        return np.bincount(texts, minlength=num_texts)
 
 
 def _binarize_split(
-    manifest: Manifest, split: str, vocabulary: Vocabulary, config: BinarizeConfig
+    manifest: Manifest,
+    split: str,
+    names: Sequence[str],
+    vocabulary: Vocabulary,
+    config: BinarizeConfig,
+    *,
+    force: bool = False,
 ) -> list[_BinarizedPart]:
-    """Encode all parts of a split."""
-    # Other splits keep every sentence as it is, so that scores stay comparable.
-    is_train = split == "train"
-    tags = (manifest.settings("subword").get("symbols") or "").split()
-    texts = manifest.training_texts() if is_train else []
-    encoder = _Encoder(
-        models=(vocabulary.source, vocabulary.target),
-        copier=Copier(config.copies if is_train else {}, tags=tags, seed=config.seed),
-        max_length=config.max_length if is_train else None,
-        text_ends=np.cumsum([text.kept for text in texts], dtype=np.int64),
-    )
+    """Encode parts of the text of a split, except for those that are up to date."""
+    known = [] if force else _known_parts(manifest, split, names)
     num_threads = chosen_threads(config.threads)
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(Progress(f"binarize {split}", total=None, unit="pairs"))
@@ -344,73 +397,116 @@ def _binarize_split(
         # On an error or Ctrl-C, wait only for the blocks that are being encoded.
         stack.callback(threads.shutdown, cancel_futures=True)
 
-        def encode(name: str, start: int, dropout: float) -> Iterator[_EncodedBlock]:
-            paths = [manifest.text_path(name, lang) for lang in (manifest.source, manifest.target)]
-            blocks = _numbered(read_blocks(*paths, strict=True), start)
+        def encode(
+            encoder: _Encoder, blocks: Iterable[tuple[int, Block]], dropout: float
+        ) -> Iterator[_EncodedBlock]:
             work = partial(encoder.encode, dropout=dropout)
             for block in map_in_order(threads, work, blocks, num_ahead=2 * num_threads):
                 yield block
                 bar.update(block.read)
 
-        done: list[_BinarizedPart] = []
-        for name in manifest.text_parts(split):
-            start = sum(each.read for each in done)
-            blocks = partial(encode, name, start)
-            done.append(_binarize_part(manifest, name, blocks, vocabulary, config))
-    return done
+        parts = [_PartOfText(manifest, split, name, vocabulary, config) for name in names]
+        return [part.current(known) or part.binarize(encode) for part in parts]
 
 
-def _binarize_part(
-    manifest: Manifest,
-    name: str,
-    blocks: Callable[[float], Iterator[_EncodedBlock]],
-    vocabulary: Vocabulary,
-    config: BinarizeConfig,
-) -> _BinarizedPart:
-    """Write a part of a split and its variants; `blocks` encodes it with a rate of dropout."""
-    split, _, number = name.partition(".")
-    is_train = split == "train"
-    num_texts = len(manifest.training_texts()) if is_train else 0
-    written = _write_part(manifest, name, blocks(0.0), vocabulary, num_texts)
-    for variant in range(1, 1 + config.num_variants if is_train else 1):
-        seed_dropout(config.seed, variant, *map(int, number.split()))
-        encoded = blocks(config.bpe_dropout)
-        variants = _write_part(manifest, f"{name}.v{variant}", encoded, vocabulary, num_texts)
-        written = replace(written, parts=(*written.parts, *variants.parts))
-    return written
+def _known_parts(manifest: Manifest, split: str, names: Sequence[str]) -> list[_BinarizedPart]:
+    """Return the records of parts that are in the manifest, or in files of their own."""
+    files = [manifest.data_dir / "bin" / f"{name}.json" for name in names]
+    try:
+        tables = list(manifest.result(BINARIZE).get(split, {}).get("parts", []))
+        tables += [read_json(path) for path in files if path.is_file()]
+        return [from_table(_BinarizedPart, table) for table in tables]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"the record of a part of {split} in {manifest.data_dir} is damaged ({error}): run "
+            + tfm_command("binarize", manifest.data_dir, "--force")
+        ) from error
 
 
-def _write_part(
-    manifest: Manifest,
-    name: str,
-    blocks: Iterator[_EncodedBlock],
-    vocabulary: Vocabulary,
-    num_texts: int,
-) -> _BinarizedPart:
-    """Write the files of a part of a split in one segmentation."""
-    bin_dir, languages = manifest.data_dir / "bin", (manifest.source, manifest.target)
-    models = (vocabulary.source, vocabulary.target)
-    read, copied, too_long = 0, *np.zeros((2, num_texts + 1), dtype=np.int64)
-    with contextlib.ExitStack() as stack:
-        writers = [
-            _TokenWriter(stack, bin_dir / f"{name}.{language}", len(model))
-            for language, model in zip(languages, models, strict=True)
-        ]
-        for block in blocks:
-            for writer, side in zip(writers, block.sides, strict=True):
-                writer.append(side)
-            read += block.read
-            copied += block.copied
-            too_long += block.too_long
-        for writer in writers:
-            writer.finish()
-    return _BinarizedPart(
-        read=read,
-        copied=tuple(copied.tolist()),
-        too_long=tuple(too_long.tolist()),
-        unknown=(writers[0].num_unknown, writers[1].num_unknown),
-        parts=(Part.of_files(bin_dir, name, languages),),
-    )
+class _PartOfText:
+    """A part of the text of a split, to encode."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        split: str,
+        name: str,
+        vocabulary: Vocabulary,
+        config: BinarizeConfig,
+    ) -> None:
+        self._name = name
+        self._bin_dir = manifest.data_dir / "bin"
+        self._languages = (manifest.source, manifest.target)
+        self._paths = [manifest.text_path(name, language) for language in self._languages]
+        self._models = (vocabulary.source, vocabulary.target)
+        self._config = config
+        # Other splits keep every sentence as it is, so that scores stay comparable.
+        self._is_train = split == "train"
+        self._start, self._text_ends = manifest.place(name) if self._is_train else (0, [])
+        self._tags = (manifest.settings("subword").get("symbols") or "").split()
+        self._inputs = {
+            "text": {path.name: manifest.text_fingerprint(path) for path in self._paths},
+            "start": self._start,
+            "text_ends": self._text_ends,
+            **_settings(vocabulary, config),
+        }
+
+    def current(self, known: Iterable[_BinarizedPart]) -> _BinarizedPart | None:
+        """Return the record that is of this text and these settings, if its files are there."""
+        current = (part for part in known if part.inputs == self._inputs)
+        return next((part for part in current if part.has_files(self._bin_dir)), None)
+
+    def binarize(self, encode: Encode) -> _BinarizedPart:
+        """Write the token ids and the record of this part."""
+        config = self._config
+        encoder = _Encoder(
+            models=self._models,
+            copier=Copier(
+                config.copies if self._is_train else {}, tags=self._tags, seed=config.seed
+            ),
+            max_length=config.max_length if self._is_train else None,
+            text_ends=np.array(self._text_ends, dtype=np.int64),
+        )
+
+        def blocks() -> Iterator[tuple[int, Block]]:
+            return _numbered(read_blocks(*self._paths, strict=True), self._start)
+
+        counts, part = self._write(self._name, encode(encoder, blocks(), 0.0))
+        parts = [part]
+        for variant in range(1, 1 + config.num_variants if self._is_train else 1):
+            seed_dropout(config.seed, variant, *map(int, self._name.split(".")[1:]))
+            encoded = encode(encoder, blocks(), config.bpe_dropout)
+            parts.append(self._write(f"{self._name}.v{variant}", encoded)[1])
+        files = [file for part in parts for file in part.sha256]
+        sizes = {file: (self._bin_dir / file).stat().st_size for file in files}
+        done = _BinarizedPart(inputs=self._inputs, files=sizes, parts=tuple(parts), **counts)
+        write_json(self._bin_dir / f"{self._name}.json", asdict(done))
+        return done
+
+    def _write(self, name: str, blocks: Iterator[_EncodedBlock]) -> tuple[dict[str, Any], Part]:
+        """Write the files of one segmentation; return the counts of `_BinarizedPart`, too."""
+        read = 0
+        copied, too_long = np.zeros((2, max(1, len(self._text_ends))), dtype=np.int64)
+        with contextlib.ExitStack() as stack:
+            writers = [
+                _TokenWriter(stack, self._bin_dir / f"{name}.{language}", len(model))
+                for language, model in zip(self._languages, self._models, strict=True)
+            ]
+            for block in blocks:
+                for writer, side in zip(writers, block.sides, strict=True):
+                    writer.append(side)
+                read += block.read
+                copied += block.copied
+                too_long += block.too_long
+            for writer in writers:
+                writer.finish()
+        counts = {
+            "read": read,
+            "copied": tuple(copied.tolist()),
+            "too_long": tuple(too_long.tolist()),
+            "unknown": (writers[0].num_unknown, writers[1].num_unknown),
+        }
+        return counts, Part.of_files(self._bin_dir, name, self._languages)
 
 
 def _counts(done: Sequence[_BinarizedPart]) -> SplitCounts:

@@ -1,6 +1,7 @@
 """tfm learn-bpe: training text of a dataset → its subword model."""
 
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,12 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
 def update_subword_models(data_dir: Path, config: SubwordConfig, *, force: bool) -> bool:
     """Do the work of `learn_bpe` for a caller that holds the lock of the folder."""
     manifest = Manifest.load(data_dir)
-    texts = [manifest.text_path("train", lang) for lang in (manifest.source, manifest.target)]
-    for path in texts:
+    parts = list(manifest.part_sizes(appended=False)) or manifest.text_parts("train") or ["train"]
+    texts = [
+        [manifest.text_path(part, language) for part in parts]
+        for language in (manifest.source, manifest.target)
+    ]
+    for path in chain(*texts):
         if not path.is_file():
             raise DataError(f"{path} does not exist: run tfm prepare first")
     models = load_subword_models([Path(each) for each in config.subwords])
@@ -59,7 +64,8 @@ def update_subword_models(data_dir: Path, config: SubwordConfig, *, force: bool)
         inputs = {"subwords": [model.fingerprint for model in models]}
     else:
         settings = {name: value for name, value in asdict(config).items() if name not in _UNUSED}
-        inputs = {"text": manifest.text_fingerprints(["train"]), "settings": settings}
+        fingerprints = {path.name: manifest.text_fingerprint(path) for path in chain(*texts)}
+        inputs = {"text": fingerprints, "settings": settings}
     if not force and manifest.is_current(STEP, inputs):
         say(f"learn-bpe: {data_dir} unchanged")
         return False
@@ -85,10 +91,11 @@ def update_subword_models(data_dir: Path, config: SubwordConfig, *, force: bool)
     return True
 
 
-def _learn_models(texts: list[Path], config: SubwordConfig) -> list[subword.SubwordModel]:
-    """Learn a joint model, or those of source and target."""
-    say(f"learn-bpe: learning from {' and '.join(map(str, texts))}")
+def _learn_models(texts: list[list[Path]], config: SubwordConfig) -> list[subword.SubwordModel]:
+    """Learn a joint model, or those of source and target, from the parts of both sides."""
     source, target = texts
+    more = f" and {len(source) - 1} more parts" if source[1:] else ""
+    say(f"learn-bpe: learning from {source[0]} and {target[0]}{more}")
     if not config.separate:
         return [_learn(texts, config)]
     if config.target_words:
@@ -96,16 +103,17 @@ def _learn_models(texts: list[Path], config: SubwordConfig) -> list[subword.Subw
     return [_learn([source], config), _learn([target], replace(config, symbols=None))]
 
 
-def _learn(texts: list[Path], config: SubwordConfig) -> subword.SubwordModel:
+def _learn(texts: list[list[Path]], config: SubwordConfig) -> subword.SubwordModel:
     """Learn one model; the default vocabulary size is reduced if the text is too small for it."""
+    paths = [*chain(*texts)]
     if config.vocab_size is not None:
-        return subword.learn_subword_model(texts, config, vocab_size=config.vocab_size)
-    num_pairs = sum(1 for _ in read_lines(texts[0], strict=False))
+        return subword.learn_subword_model(paths, config, vocab_size=config.vocab_size)
+    num_pairs = sum(1 for path in texts[0] for _ in read_lines(path, strict=False))
     size = subword.default_vocab_size(num_pairs, for_trees=config.target_words)
     try:
-        model = subword.learn_subword_model(texts, config, vocab_size=size)
+        model = subword.learn_subword_model(paths, config, vocab_size=size)
     except subword.VocabularySizeError as error:
-        model = subword.learn_subword_model(texts, config, vocab_size=error.nearest)
+        model = subword.learn_subword_model(paths, config, vocab_size=error.nearest)
     say(
         f"learn-bpe: chose {len(model):,} pieces for {num_pairs:,} pairs (choose another number "
         "with --vocab-size)"

@@ -2,9 +2,11 @@
 
 import os
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +29,8 @@ from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sources import TextSources
 from tfm.data.subword import model_paths
-from tfm.data.text import BytesPair, in_chunks
+from tfm.data.text import BytesPair, in_chunks, read_pairs
+from tfm.data.text_parts import PartWriter
 from tfm.data.trees.brackets import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
@@ -191,6 +194,110 @@ def prepare(
     return PrepareResult(data_dir=out_dir, is_new=is_new)
 
 
+def append_text(
+    recipe: Recipe,
+    out_dir: Path,
+    *,
+    mirror: str | None = None,
+    verify: bool = True,
+    downloads_dir: Path | None = None,
+    overrides: Mapping[str, Table] = {},
+    text_only: bool = False,
+) -> PrepareResult:
+    """Add the training text of a recipe to a dataset, in further parts of it.
+
+    It is cleaned by the rules of the dataset, apart from those of the recipe and of `overrides`,
+    and pairs that the dataset has are dropped. The subword model stays, and only the new text is
+    encoded. Arguments, if not described here, are those of `prepare`.
+
+    Raises:
+        DataError: As in `prepare`; or the text of the dataset is missing.
+        UsageError: The text does not fit the dataset, or a setting is invalid.
+        LockedFolderError: Another process writes to the dataset.
+    """
+    with lock_folder(out_dir):
+        manifest = Manifest.load(out_dir)
+        before = (manifest.inputs("clean") or {}).get("cleaning", {})
+        table = {**before, **recipe.settings("cleaning"), **overrides.get("cleaning", {})}
+        cleaning = settings_from(CleaningConfig, table)
+        _check_appended(recipe, manifest, cleaning, overrides)
+        binarization = settings_from(BinarizeConfig, manifest.settings("binarize"))
+        # An identical call finds the text that it has unpacked.
+        number = len(manifest.appended()) + 1
+        sources = TextSources(
+            recipe,
+            data_dir=out_dir,
+            raw_dir=out_dir / "raw" / f"append-{number}",
+            downloads_dir=downloads_dir or out_dir / "downloads",
+            mirror=mirror,
+            verify=verify,
+        )
+        writer = _TextWriter(
+            recipe,
+            sources,
+            cleaning,
+            _scorers(recipe, cleaning),
+            manifest,
+            downloads_dir or out_dir / "downloads",
+            1 + _VARIANT_TOKENS * binarization.num_variants,
+            text_only,
+            force=False,
+            step_prefix=f"append-{number}.",
+        )
+        is_new = writer.append()
+        manifest.save()
+        if not text_only:
+            update_token_ids(out_dir, binarization, force=False)
+    return PrepareResult(data_dir=out_dir, is_new=is_new)
+
+
+def _check_appended(
+    recipe: Recipe, manifest: Manifest, cleaning: CleaningConfig, overrides: Mapping[str, Table]
+) -> None:
+    """Raise an error unless training text can be added to a dataset."""
+    folder = manifest.data_dir
+    parts = manifest.text_parts("train")
+    missing = [name for name in manifest.part_sizes() if name not in parts]
+    if missing or not parts:
+        raise DataError(
+            f"the text {folder / (missing or ['train'])[0]}.{manifest.source} is missing, but is "
+            "needed to find duplicates: prepare the dataset again"
+        )
+    settings = [
+        name
+        for section in ("subword", "binarize")
+        for name in {**getattr(recipe, section), **overrides.get(section, {})}
+    ]
+    tags = (manifest.settings("subword").get("symbols") or "").split()
+    new_tags = [tag for tag in recipe.tags() if tag not in tags]
+    weights = [text.weight for text in (*manifest.training_texts(), *recipe.train)]
+    if not manifest.part_sizes():
+        problem = f"an older tfm prepared {folder}: prepare it again, then append"
+    elif (recipe.source, recipe.target) != (manifest.source, manifest.target):
+        problem = (
+            f"{folder} is {manifest.source}-{manifest.target}, but the text to append is "
+            f"{recipe.source}-{recipe.target}"
+        )
+    elif recipe.task != manifest.task:
+        problem = f"{folder} is for {manifest.task}, but the text to append for {recipe.task}"
+    elif recipe.valid or recipe.test or recipe.mono:
+        problem = "--append adds training text: leave out all other text"
+    elif settings:
+        problem = f"appended text is encoded as that of {folder}: leave out {', '.join(settings)}"
+    elif cleaning.normalize_space != manifest.normalizes_space:
+        problem = f"normalize_space must be as in {folder}: leave it out"
+    elif None in weights and any(weights):
+        problem = f"give all texts of {folder} and those to append a weight, or none of them"
+    elif new_tags:
+        problem = (
+            f"the vocabulary of {folder} has no piece for the tag {new_tags[0]}: reserve tags for "
+            "later text with --symbols when the dataset is prepared"
+        )
+    else:
+        return
+    raise UsageError(problem)
+
+
 def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool) -> None:
     """Raise UsageError rather than overwrite anything but this dataset."""
     languages = (recipe.source, recipe.target)
@@ -258,10 +365,24 @@ class _TextWriter:
     num_segmentations: float  # by which token ids are multiplied
     text_only: bool
     force: bool
+    step_prefix: str = ""  # of the steps that fetch the text
 
     def update(self) -> bool:
         """Write the text of all splits; return False if it was up to date."""
-        out_dir, raw_dir = self.manifest.data_dir, self.manifest.data_dir / "raw"
+        return self._update("clean", ["clean"], self._write_text)
+
+    def append(self) -> bool:
+        """Write training text after that of the dataset; return False if it was appended before."""
+        appended = self.manifest.appended()
+        step = f"append-{len(appended) + 1}"
+        return self._update(step, appended, partial(self._append_text, step))
+
+    def _update(
+        self, step: str, done: Sequence[str], write_text: Callable[[dict[str, Any]], None]
+    ) -> bool:
+        """Unpack and write text, unless one of the steps that are done had the same inputs."""
+        out_dir = self.manifest.data_dir
+        raw_dir = out_dir / "raw"
         inputs = self.sources.fingerprint()
         texts = (text for split in SPLITS for text in self.recipe.texts(split))
         options = [
@@ -273,19 +394,19 @@ class _TextWriter:
         if self.scorers:
             fingerprints = {path: each.fingerprint for path, each in self.scorers.items()}
             clean_inputs["score_models"] = fingerprints
-        is_current = self.manifest.is_current("clean", clean_inputs)
+        is_current = any(self.manifest.is_current(each, clean_inputs) for each in done)
         for folder in (out_dir, raw_dir, out_dir / "bin", self.downloads_dir):
             remove_leftovers(folder)
         if is_current:
-            say(f"clean: {out_dir} unchanged")
+            say(f"{step.partition('-')[0]}: {out_dir} unchanged")
             return False
-        is_unpacked = self.manifest.is_current("extract", inputs)
+        is_unpacked = self.manifest.is_current(f"{self.step_prefix}extract", inputs)
         check_disks(list(self._disk_needs(unpack=not is_unpacked)))
         if is_unpacked and self.sources.unpacked_paths:
             say(f"extract: {raw_dir} unchanged")
         elif self.sources.unpacked_paths:
             self._unpack(inputs)
-        self._write_text(clean_inputs)
+        write_text(clean_inputs)
         return True
 
     def _disk_needs(self, *, unpack: bool) -> Iterator[DiskNeed]:
@@ -318,11 +439,13 @@ class _TextWriter:
             for name, file in fetched.items()
         }
         # Not recorded as outputs: downloads may be deleted after extraction.
-        self.manifest.record("download", inputs=inputs, outputs=[], result=files)
+        self.manifest.record(f"{self.step_prefix}download", inputs=inputs, outputs=[], result=files)
         self._save_progress()
         self.sources.unpack(fetched)
         result = {"files": len(outputs)}
-        self.manifest.record("extract", inputs=inputs, outputs=outputs, result=result)
+        self.manifest.record(
+            f"{self.step_prefix}extract", inputs=inputs, outputs=outputs, result=result
+        )
         self._save_progress()
         say(f"extract: {len(outputs)} files in {self.manifest.data_dir / 'raw'}")
 
@@ -336,26 +459,24 @@ class _TextWriter:
 
         Older text is replaced when all of the new text is complete.
         """
-        cleaner = Cleaner(self.cleaning)
+        cleaner = Cleaner(self.cleaning, scratch_dir=self.manifest.data_dir)
         result: dict[str, Any] = {split: {} for split in SPLITS if self.recipe.texts(split)}
         outputs: list[Path] = []
         with ExitStack() as stack:
             for split in _SPLITS_TRAINING_LAST:
                 if split in result:
-                    paths = self._text_paths(split)
-                    files = [stack.enter_context(atomic_write(path)) for path in paths]
-                    source_file, target_file, *gold_files = files
-                    result[split], counts_by_text = self._write_split(
-                        split, cleaner, source_file, target_file
-                    )
-                    for gold_file in gold_files:
-                        self._write_gold_trees(split, gold_file)
-                    for file in files:  # a full disk shows before any older text is replaced
-                        file.flush()
-                        os.fsync(file.fileno())
-                    outputs += paths
+                    limit = self.cleaning.part_pairs if split == "train" else None
+                    writer = PartWriter(stack, self.manifest, split, max_pairs=limit)
+                    result[split], counts_by_text = self._write_split(split, cleaner, writer)
+                    if self.recipe.task == "parsing" and split != "train":
+                        self._write_gold_trees(split, writer.open(GOLD))
+                    writer.flush()  # a full disk shows before any older text is replaced
+                    outputs += writer.paths
+                    if split == "train":
+                        result[split]["parts"] = writer.sizes
             outputs += self._write_mono(stack)
             self._save_progress()
+        self._remove_older_parts(outputs)
         for removed in set(SPLITS) - result.keys():
             for suffix in (self.recipe.source, self.recipe.target, GOLD):
                 self.manifest.text_path(removed, suffix).unlink(missing_ok=True)
@@ -365,39 +486,86 @@ class _TextWriter:
                 f"warning: a model cannot learn from {num_pairs:,} training pairs: it needs "
                 "thousands to generalize to other sentences"
             )
-        for held_out, count in cleaner.held_out.counts().items():
+        for held_out, count in self._count_held_out(cleaner):
             result[held_out]["in_training"] = count
+        self.manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
+        if appended := self.manifest.appended():
+            say("warning: the text that was appended is gone: append it again")
+            self.manifest.forget(appended)
+
+    def _count_held_out(self, cleaner: Cleaner) -> list[tuple[str, int]]:
+        """Return how many pairs of each other split are in the training text; warn of them."""
+        counts = list(cleaner.held_out.counts().items())
+        for held_out, count in counts:
             if count:
                 say(
-                    f"warning: {count:,} of the {result[held_out]['kept']:,} pairs of the "
+                    f"warning: {count:,} of the {cleaner.held_out.size(held_out):,} pairs of the "
                     f"{held_out} text are in the training text, too: scores on it will be too high"
                 )
-        self.manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
+        return counts
 
-    def _text_paths(self, split: "Split") -> list[Path]:
-        """Return the files of a split: source and target, and for scoring a parser its trees."""
-        suffixes = [self.recipe.source, self.recipe.target]
-        if self.recipe.task == "parsing" and split != "train":
-            suffixes.append(GOLD)
-        return [self.manifest.text_path(split, suffix) for suffix in suffixes]
+    def _append_text(self, step: str, inputs: Table) -> None:
+        """Write training text to further parts, without pairs that the dataset has."""
+        manifest = self.manifest
+        cleaner = Cleaner(self.cleaning, scratch_dir=manifest.data_dir)
+        self._see_text(cleaner)
+        with ExitStack() as stack:
+            writer = PartWriter(
+                stack,
+                manifest,
+                "train",
+                max_pairs=self.cleaning.part_pairs,
+                first=len(manifest.part_sizes()) + 1,
+            )
+            record, counts_by_text = self._write_split("train", cleaner, writer)
+            writer.flush()
+            self._save_progress()
+        self._write_examples(counts_by_text)
+        self._count_held_out(cleaner)
+        result = {"train": record | {"parts": writer.sizes}}
+        manifest.record(step, inputs=inputs, outputs=writer.paths, result=result)
+
+    def _see_text(self, cleaner: Cleaner) -> None:
+        """Make the pairs of all splits known to a cleaner."""
+
+        def pairs(name: str) -> Iterator[BytesPair]:
+            sides = (self.manifest.source, self.manifest.target)
+            return read_pairs(*(self.manifest.text_path(name, s) for s in sides), strict=True)
+
+        for split in self.manifest.splits():
+            if split != "train":
+                for block in in_chunks(pairs(split)):
+                    cleaner.held_out.add(split, block)
+        train = chain.from_iterable(map(pairs, self.manifest.text_parts("train")))
+        for text in self.manifest.training_texts():
+            tag = f"{text.tag} ".encode() if text.tag else b""
+            of_text = islice(train, text.kept)
+            cleaner.see(((s.removeprefix(tag), t) for s, t in of_text), tag=text.tag)
+
+    def _remove_older_parts(self, current: Sequence[Path]) -> None:
+        """Remove the parts of older training text that the current one does not have."""
+        for language in (self.recipe.source, self.recipe.target):
+            for path in self.manifest.data_dir.glob(f"train.[1-9]*.{language}"):
+                if path not in current and path.name.split(".")[1].isdecimal():
+                    path.unlink()
 
     def _write_split(
-        self, split: "Split", cleaner: Cleaner, source_file: IO[bytes], target_file: IO[bytes]
+        self, split: "Split", cleaner: Cleaner, writer: PartWriter
     ) -> tuple[dict[str, Any], dict[str, PairCounts]]:
         """Write both sides of a split; return the record of its pairs, and the counts by text."""
         total = PairCounts()
         entries = []
         counts_by_text: dict[str, PairCounts] = {}
         with Progress(f"clean {split}", total=None, unit="pairs") as bar:
-            for number, text in enumerate(self.recipe.texts(split), 1):
+            num_before = len(self.manifest.training_texts()) if self.step_prefix else 0
+            for number, text in enumerate(self.recipe.texts(split), 1 + num_before):
                 counts = PairCounts()
                 if split == "train":
                     pairs = self._cleaned(text, cleaner, counts)
                 else:
                     pairs = self.sources.pairs(text, split)
                 for block in in_chunks(pairs):
-                    source_file.writelines(_tagged(source, text.tag) + b"\n" for source, _ in block)
-                    target_file.writelines(target + b"\n" for _, target in block)
+                    writer.write([(_tagged(source, text.tag), target) for source, target in block])
                     bar.update(len(block))
                     if split != "train":
                         counts.add(PairCounts(read=len(block), kept=len(block)))

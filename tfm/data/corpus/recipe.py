@@ -124,8 +124,8 @@ class TextOptions:
             step = getattr(self, name)
             if step is not None and step < 2:
                 yield f"{name} is {step}, but must be at least 2"
-        if "normalize_space" in self.cleaning:
-            yield "normalize_space holds for all texts: set it in [cleaning]"
+        for name in sorted({"normalize_space", "part_pairs"}.intersection(self.cleaning)):
+            yield f"{name} holds for all texts: set it in [cleaning]"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ def _write_vocabulary(data_dir: Path, vocab_size: int) -> Vocabulary:
     """Write a vocabulary of `vocab_size` invented words."""
     text = data_dir / f"train.{_LANGUAGES[0]}"
     text.write_text("".join(f"w{number}\n" for number in range(vocab_size - UNK - 1)))
-    model = learn_word_model(text)
+    model = learn_word_model([text])
     text.unlink()
     [path] = model_paths(data_dir, separate=False)
     path.write_bytes(model.content)

@@ -1,0 +1,186 @@
+"""Text in parts: written, appended and binarized in parts, it is the same dataset."""
+
+import shutil
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from tfm.config import BinarizeConfig, SubwordConfig
+from tfm.data import cleaning
+from tfm.data.cleaning import SeenHashes
+from tfm.data.corpus.recipe import Recipe, TextFiles
+from tfm.data.dataset import ParallelDataset
+from tfm.data.manifest import Manifest
+from tfm.data.subword import Vocabulary
+from tfm.data.synthetic.corpus import generate_pairs
+from tfm.data.text_parts import Share
+from tfm.errors import DataError, UsageError
+from tfm.stages.binarize import binarize, binarize_share
+from tfm.stages.learn_bpe import learn_bpe
+from tfm.stages.prepare import append_text, prepare
+
+PARTS = {"cleaning": {"part_pairs": 100}}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Three texts with duplicates in each and among them."""
+    folder = tmp_path_factory.mktemp("texts")
+    pairs = list(islice(generate_pairs("train", num_pairs=400, seed=1), 400))
+    slices = {"a": (0, 230), "b": (200, 330), "c": (100, 400), "t": (390, 400)}
+    for name, (start, end) in slices.items():
+        for side, language in enumerate(("en", "de")):
+            lines = [pair[side] for pair in pairs[start:end]]
+            if name == "b":
+                lines += lines[:20]
+            (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def recipe(texts):
+    def make(*names, test=("t",), **settings):
+        def files(name, **options):
+            paths = {side: str(texts / f"{name}.{lang}") for side, lang in SIDES.items()}
+            return TextFiles(**paths, **options)
+
+        train = tuple(files(name, tag="<x>" if name == "b" else None) for name in names)
+        return Recipe(
+            name="x",
+            source="en",
+            target="de",
+            train=train,
+            test=tuple(map(files, test)),
+            **settings,
+        )
+
+    return make
+
+
+SIDES = {"source": "en", "target": "de"}
+SETTINGS = {"subword": {"vocab_size": 360, "threads": 1, "symbols": "<x>"}}
+
+
+def text_of(folder):
+    names = Manifest.load(folder).text_parts("train")
+    return ["".join((folder / f"{n}.{lang}").read_text() for n in names) for lang in ("en", "de")]
+
+
+def rows_of(folder):
+    vocabulary = Vocabulary.load(folder)
+    sizes = (len(vocabulary.source), len(vocabulary.target))
+    dataset = ParallelDataset(folder / "bin", "train", vocab_sizes=sizes)
+    dataset.verify()
+    return list(dataset.source), list(dataset.target)
+
+
+@pytest.fixture
+def whole(recipe, tmp_path):
+    """A dataset of all texts in one part."""
+    return prepare(recipe("a", "b", "c", **SETTINGS), tmp_path / "whole").data_dir
+
+
+def test_parts_hold_the_text_of_one_pass(recipe, whole, tmp_path):
+    several = prepare(recipe("a", "b", "c", **SETTINGS), tmp_path / "s", overrides=PARTS).data_dir
+    sizes = list(Manifest.load(several).part_sizes().values())
+    assert sizes == [100] * (len(sizes) - 1) + sizes[-1:]
+    assert len(sizes) > 3
+    assert text_of(several) == text_of(whole)
+    assert (several / "bpe.model").read_bytes() == (whole / "bpe.model").read_bytes()
+    assert rows_of(several) == rows_of(whole)
+    before, after = (Manifest.load(each).result("clean")["train"] for each in (whole, several))
+    assert {**before, "parts": 0} == {**after, "parts": 0}
+
+
+def test_appended_text_is_as_in_one_pass_and_leaves_the_rest(recipe, whole, tmp_path):
+    shutil.copy(whole / "bpe.model", tmp_path)
+    subword = {"subwords": (str(tmp_path / "bpe.model"),), "symbols": "<x>"}
+    first = recipe("a", subword=subword)
+    folder = prepare(first, tmp_path / "a", overrides=PARTS).data_dir
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("bin/train*.npy")}
+    assert append_text(recipe("b", test=()), folder, overrides=PARTS).is_new
+    assert append_text(recipe("c", test=()), folder, overrides=PARTS).is_new
+    assert not append_text(recipe("c", test=()), folder, overrides=PARTS).is_new
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert text_of(folder) == text_of(whole)
+    assert rows_of(folder) == rows_of(whole)
+    index, other = (Manifest.load(each).training_texts() for each in (folder, whole))
+    assert index == other
+    assert not prepare(first, folder, overrides=PARTS).is_new
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert rows_of(folder) == rows_of(whole)
+
+
+def test_the_vocabulary_stays_when_text_is_appended(recipe, tmp_path):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "a", overrides=PARTS).data_dir
+    before = (folder / "bpe.model").stat().st_mtime_ns
+    append_text(recipe("c", test=()), folder, overrides=PARTS)
+    prepare(recipe("a", **SETTINGS), folder, overrides=PARTS)
+    assert (folder / "bpe.model").stat().st_mtime_ns == before
+
+
+def test_other_text_replaces_all_parts_and_what_was_appended(recipe, tmp_path):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "a", overrides=PARTS).data_dir
+    append_text(recipe("c", test=()), folder, overrides=PARTS)
+    prepare(recipe("b", **SETTINGS), folder, force=True)
+    assert Manifest.load(folder).text_parts("train") == ["train"]
+    assert sorted(path.name for path in folder.glob("train*")) == ["train.de", "train.en"]
+    assert len(rows_of(folder)[0]) == 130
+
+
+@pytest.mark.parametrize(
+    ("names", "change", "message"),
+    [
+        ("b", {"source": "fr"}, "is en-de, but the text to append is fr-de"),
+        ("b", {"test": ("t",)}, "leave out all other text"),
+        ("b", {"subword": {"vocab_size": 300}}, "leave out vocab_size"),
+        ("a", {}, "no pairs are left of the train text"),
+    ],
+)
+def test_text_that_does_not_fit_is_not_appended(recipe, tmp_path, names, change, message):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "a", text_only=True).data_dir
+    test = change.pop("test", ())
+    other = recipe(*names, test=test, **{k: v for k, v in change.items() if k == "subword"})
+    if "source" in change:
+        other = Recipe(name="x", source="fr", target="de", train=other.train)
+    with pytest.raises((UsageError, DataError), match=message):
+        append_text(other, folder)
+    assert Manifest.load(folder).text_parts("train") == ["train"]
+
+
+def test_shares_of_the_parts_make_the_same_dataset(recipe, whole, tmp_path):
+    folder = prepare(
+        recipe("a", "b", "c", **SETTINGS), tmp_path / "s", overrides=PARTS, text_only=True
+    ).data_dir
+    learn_bpe(folder, SubwordConfig(**SETTINGS["subword"]))
+    for number in (2, 1):
+        binarize_share(folder, BinarizeConfig(), Share(number, 2))
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("bin/train*.npy")}
+    assert len(written) == 4 * len(Manifest.load(folder).part_sizes())
+    assert binarize(folder, BinarizeConfig())
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert rows_of(folder) == rows_of(whole)
+    with pytest.raises(UsageError, match="use fewer shares"):
+        binarize_share(folder, BinarizeConfig(), Share(9, 9))
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/2/3", "a/b", "1/0", "-1/2", ""])
+def test_a_share_is_a_number_of_a_number(text):
+    with pytest.raises(UsageError, match="such as 3/8"):
+        Share.parse(text)
+
+
+def test_hashes_in_files_are_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(cleaning, "_MAX_HASHES_IN_MEMORY", 50)
+    monkeypatch.setattr(cleaning, "_HASHES_AT_ONCE", 16)
+    random = np.random.default_rng(1)
+    seen, known = SeenHashes(tmp_path), set()
+    for size in random.integers(0, 60, size=80):
+        hashes = random.integers(0, 1500, size=size).astype(np.uint64) << np.uint64(50)
+        expected = []
+        for value in hashes.tolist():
+            expected.append(value not in known)
+            known.add(value)
+        assert seen.add(hashes).tolist() == expected
+    assert not list(tmp_path.iterdir())
