@@ -150,9 +150,10 @@ def test_every_flag_that_a_document_or_message_names_exists():
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
     }
-    # Flags of torchrun, pip, Docker, table3.py, WSL, COMET and TensorBoard.
+    # Flags of torchrun, pip, Docker, table3.py, WSL, COMET, TensorBoard and sbatch.
     flags |= {"--help", "--nproc-per-node", "--extra-index-url", "--jobs"}
     flags |= {"--build-arg", "--install", "--ipc", "--model", "--quiet", "--logdir"}
+    flags |= {"--array", "--wrap"}
     examples = [*ROOT.glob("examples/*/README.md"), *ROOT.glob("examples/*/run.sh")]
     documents = (path for path in DOCUMENTS if path.is_relative_to(DOCS))
     sources = (p for p in (ROOT / "tfm").rglob("*.py") if p.name != "suggestions.py")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfm.config import BinarizeConfig, SubwordConfig
-from tfm.data import cleaning
+from tfm.data import cleaning, text_parts
 from tfm.data.cleaning import SeenHashes
 from tfm.data.corpus.recipe import Recipe, TextFiles
 from tfm.data.dataset import ParallelDataset
@@ -19,6 +19,7 @@ from tfm.errors import DataError, UsageError
 from tfm.stages.binarize import binarize, binarize_share
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import append_text, prepare
+from tfm.storage.lock import LockedFolderError, lock_folder
 
 PARTS = {"cleaning": {"part_pairs": 100}}
 
@@ -163,6 +164,47 @@ def test_shares_of_the_parts_make_the_same_dataset(recipe, whole, tmp_path):
     assert rows_of(folder) == rows_of(whole)
     with pytest.raises(UsageError, match="use fewer shares"):
         binarize_share(folder, BinarizeConfig(), Share(9, 9))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_text_that_shares_have_cleaned_is_as_in_one_pass(
+    recipe, whole, tmp_path, monkeypatch, count
+):
+    monkeypatch.setattr(text_parts, "_STRIPE_PAIRS", 17)
+    texts = recipe("a", "b", "c", **SETTINGS)
+    folder = tmp_path / "shares"
+    for number in range(count, 0, -1):
+        if number == 1 and count > 1:
+            with pytest.raises(DataError, match=r"share 1/3 of the training text is missing"):
+                prepare(texts, folder, overrides=PARTS)
+        prepare(texts, folder, overrides=PARTS, share=Share(number, count))
+        prepare(texts, folder, overrides=PARTS, share=Share(number, count))  # does nothing
+    prepare(texts, folder, overrides=PARTS)
+    assert text_of(folder) == text_of(whole)
+    assert rows_of(folder) == rows_of(whole)
+    before, after = (Manifest.load(each).result("clean")["train"] for each in (whole, folder))
+    assert {**before, "parts": 0} == {**after, "parts": 0}
+    assert {path.name for path in folder.glob("parts/*/*")} == {".lock"}
+    assert not prepare(texts, folder, overrides=PARTS).is_new
+
+
+def test_shares_of_other_text_are_not_joined(recipe, tmp_path):
+    prepare(recipe("a"), tmp_path / "x", share=Share(1, 1))
+    folder = prepare(recipe("b"), tmp_path / "x", text_only=True).data_dir
+    assert Manifest.load(folder).part_sizes() == {"train": 130}
+
+
+def test_a_dataset_is_not_joined_while_a_share_is_written(recipe, tmp_path):
+    folder = tmp_path / "x"
+    prepare(recipe("a", **SETTINGS), folder, share=Share(1, 2))
+    with lock_folder(Share(2, 2).folder(folder)):
+        for work in (
+            lambda: prepare(recipe("a", **SETTINGS), folder),
+            lambda: binarize(folder, BinarizeConfig()),
+            lambda: prepare(recipe("a", **SETTINGS), folder, share=Share(2, 2)),
+        ):
+            with pytest.raises(LockedFolderError, match=r"2-of-2 is being written to by process"):
+                work()
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/2/3", "a/b", "1/0", "-1/2", ""])

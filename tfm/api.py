@@ -69,6 +69,8 @@ def prepare(
     verify: bool = True,
     text_only: bool = False,
     append: bool = False,
+    part: str | None = None,
+    fetch_only: bool = False,
     force: bool = False,
     **settings: Any,
 ) -> "PrepareResult":
@@ -90,6 +92,8 @@ def prepare(
         verify: Check archives against their checksums.
         text_only: Stop before the subword model is learned.
         append: Add the training text to the dataset in `out`, whose subword model stays.
+        part: Only clean a share of the training text, such as "3/8", for a call without it.
+        fetch_only: Stop after the text is downloaded and unpacked.
         force: Redo all steps, and replace another dataset in the folder.
         **settings: Settings of [cleaning], [subword] and [binarize].
 
@@ -97,6 +101,7 @@ def prepare(
         UsageError: Arguments are wrong or contradict each other, or a file does not exist.
         DataError: Text or archives are missing, damaged or inconsistent, or a disk is too small.
     """
+    from tfm.data.text_parts import Share
     from tfm.stages.prepare import append_text, requested_recipe
     from tfm.stages.prepare import prepare as run_stage
 
@@ -106,6 +111,10 @@ def prepare(
     out_dir = new_folder(_path(out))
     if append and (out_dir is None or force):
         raise UsageError("--append needs --out, the dataset to add to, and cannot go with --force")
+    given = {"--part": part, "--fetch-only": fetch_only, "--append": append}
+    exclusive = [name for name, value in given.items() if value]
+    if len(exclusive) > 1 or (exclusive[:1] not in ([], ["--append"]) and (force or text_only)):
+        raise UsageError("--part, --fetch-only and --append go alone, without --force too")
     selected_recipe = requested_recipe(
         None if recipe is None else str(recipe),
         text={"train": _pairs(train), "valid": _pairs(valid), "test": _pairs(test)},
@@ -118,7 +127,10 @@ def prepare(
         out_dir=out_dir,
     )
     folder = out_dir or DATA_ROOT / selected_recipe.name
-    run = append_text if append else partial(run_stage, force=force)
+    share = None if part is None else Share.parse(part)
+    run: Callable[..., PrepareResult] = append_text
+    if not append:
+        run = partial(run_stage, force=force, share=share, fetch_only=fetch_only)
     return run(
         selected_recipe,
         folder,

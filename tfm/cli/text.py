@@ -135,6 +135,14 @@ def prepare(
     append: bool = typer.Option(
         False, "--append", help="Add the training text to the dataset in OUT; its vocabulary stays."
     ),
+    part: str | None = typer.Option(
+        None,
+        metavar="I/N",
+        help="Only clean share I of N of the training text; for several machines.",
+    ),
+    fetch_only: bool = typer.Option(
+        False, "--fetch-only", help="Stop after the text is downloaded and unpacked."
+    ),
     force: bool = FORCE,
     *,
     overrides: Overrides,
@@ -173,6 +181,8 @@ def prepare(
         verify=verify,
         text_only=text_only,
         append=append,
+        part=part,
+        fetch_only=fetch_only,
         force=force,
         **flat(overrides),
     )

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import compress
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,11 @@ class PairCounts:
         if place < _NUM_EXAMPLES:
             examples[place : place + 1] = [(_excerpt(pair[0]), _excerpt(pair[1]))]
 
+    def add_examples(self, rule: str, examples: Iterable[tuple[str, str]]) -> None:
+        """Add examples of pairs that a rule dropped elsewhere, up to their maximum number."""
+        known = self.examples.setdefault(rule, [])
+        known += islice(examples, _NUM_EXAMPLES - len(known))
+
     def record(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
         names = ("read", "normalized", "dropped", "kept", "in_held_out")
@@ -142,7 +147,20 @@ class Cleaner:
             score: Returns the scores of pairs, to compare them with `min_score`.
         """
         config = config or self._config
-        for chunk in in_chunks(passing(pairs, counts, config, checks)):
+        passed = passing(pairs, counts, config, checks)
+        yield from self.distinct(passed, counts, config=config, tag=tag, score=score)
+
+    def distinct(
+        self,
+        pairs: Iterable[BytesPair],
+        counts: PairCounts,
+        *,
+        config: CleaningConfig,
+        tag: str | None,
+        score: Score | None = None,
+    ) -> Iterator[BytesPair]:
+        """Yield the pairs that remain of those that pass the rules for single pairs."""
+        for chunk in in_chunks(pairs):
             hashes = _pair_hashes(chunk)
             counts.in_held_out += self.held_out.find(hashes)
             if config.drop_duplicates:

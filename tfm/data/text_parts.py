@@ -1,17 +1,30 @@
-"""Text in parts of a bounded number of pairs."""
+"""Text in parts of a bounded number of pairs, and in shares for several machines."""
 
 import os
 import re
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
-from tfm.config.schema import shown
+from tfm.config import Table
+from tfm.config.schema import from_table, shown
+from tfm.data.cleaning import PairCounts
 from tfm.data.manifest import Manifest, part_name
-from tfm.data.text import BytesPair
-from tfm.errors import UsageError
-from tfm.storage.files import atomic_write
+from tfm.data.text import BytesPair, read_pairs
+from tfm.errors import DataError, UsageError
+from tfm.storage.files import atomic_write, read_json
+from tfm.storage.lock import lock_folder
+
+SHARE_RECORD = "text.json"
+FORMAT = 1
+# Consecutive pairs of a text are of the same share.
+_STRIPE_PAIRS = 100_000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,143 @@ class Share:
     def folder(self, data_dir: Path) -> Path:
         """Return the folder in which this share of a dataset is locked and written."""
         return data_dir / "parts" / f"{self.number}-of-{self.count}"
+
+    def stripes(self, pairs: Iterable[T]) -> Iterator[Iterator[T]]:
+        """Yield the stripes of a text that are of this share; each must be read to its end."""
+        pairs = iter(pairs)
+        _skip(pairs, (self.number - 1) * _STRIPE_PAIRS)
+        for first in pairs:
+            yield chain([first], islice(pairs, _STRIPE_PAIRS - 1))
+            _skip(pairs, (self.count - 1) * _STRIPE_PAIRS)
+
+
+def _skip(items: Iterator[T], number: int) -> None:
+    deque(islice(items, number), maxlen=0)
+
+
+@contextmanager
+def lock_dataset(data_dir: Path) -> Iterator[None]:
+    """Hold the locks of a dataset and of all its shares during the block.
+
+    Raises:
+        LockedFolderError: Another process holds one of them.
+    """
+    with ExitStack() as stack:
+        for folder in (data_dir, *sorted(data_dir.glob("parts/*/"))):
+            stack.enter_context(lock_folder(folder))
+        yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareOfText:
+    """The counts of a training text in one share, and its clean pairs in each stripe."""
+
+    counts: Table
+    examples: Mapping[str, tuple[tuple[str, str], ...]]
+    stripes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareRecord:
+    """The record of a share of clean training text.
+
+    Attributes:
+        number: Number of the share, from 1 on.
+        count: Number of shares.
+        inputs: JSON values of all that determines the text.
+        stripe_pairs: Number of pairs in a stripe before cleaning.
+        sizes: {file name: size in bytes} of its files.
+        texts: The training texts in order.
+    """
+
+    number: int
+    count: int
+    inputs: Table
+    sizes: Mapping[str, int]
+    texts: tuple[ShareOfText, ...]
+    stripe_pairs: int = field(default_factory=lambda: _STRIPE_PAIRS)
+
+    def is_current(self, folder: Path, inputs: Table) -> bool:
+        """Return whether this is the record of files in a folder, for some inputs."""
+        sizes = {folder / name: size for name, size in self.sizes.items()}
+        return (self.inputs, self.stripe_pairs) == (inputs, _STRIPE_PAIRS) and all(
+            path.is_file() and path.stat().st_size == size for path, size in sizes.items()
+        )
+
+
+class JoinedShares:
+    """The clean training text of all shares, in its order; texts must be read one after the other.
+
+    Duplicates within each share are gone, but not those among shares.
+    """
+
+    def __init__(self, data_dir: Path, records: Sequence[ShareRecord]) -> None:
+        self._records = records
+        self._folders = [Share(each.number, each.count).folder(data_dir) for each in records]
+        self._readers = [
+            read_pairs(*(folder / name for name in each.sizes), strict=True)
+            for folder, each in zip(self._folders, records, strict=True)
+        ]
+
+    @classmethod
+    def find(cls, data_dir: Path, inputs: Table) -> "JoinedShares | None":
+        """Return the shares of text that depends on some inputs; None if there are none.
+
+        Raises:
+            DataError: Some are missing.
+        """
+        found: dict[int, dict[int, ShareRecord]] = {}
+        for path in data_dir.glob(f"parts/*/{SHARE_RECORD}"):
+            record = read_share(path)
+            if record.is_current(path.parent, inputs):
+                found.setdefault(record.count, {})[record.number] = record
+        for count, records in found.items():
+            if len(records) == count:
+                return cls(data_dir, [records[number] for number in range(1, count + 1)])
+        for count, records in found.items():
+            missing = next(number for number in range(1, count + 1) if number not in records)
+            raise DataError(
+                f"share {missing}/{count} of the training text is missing: prepare it with --part "
+                f"{missing}/{count}, or remove {data_dir / 'parts'} to prepare all text here"
+            )
+        return None
+
+    def counts(self, number: int) -> PairCounts:
+        """Return the counts of a text, from 0 on, without duplicates among shares."""
+        total = PairCounts()
+        for record in self._records:
+            text = record.texts[number]
+            total.add(PairCounts(**text.counts))
+            for rule, examples in text.examples.items():
+                total.add_examples(rule, examples)
+        return total
+
+    def pairs(self, number: int) -> Iterator[BytesPair]:
+        """Return the pairs of a text, from 0 on."""
+        for sizes in zip_longest(*(each.texts[number].stripes for each in self._records)):
+            for reader, size in zip(self._readers, sizes, strict=True):
+                yield from islice(reader, size or 0)
+
+    def remove(self) -> None:
+        """Remove the files, but not their locks."""
+        for folder, record in zip(self._folders, self._records, strict=True):
+            for name in (SHARE_RECORD, *record.sizes):
+                (folder / name).unlink()
+
+
+def read_share(path: Path) -> ShareRecord:
+    """Read the record of a share.
+
+    Raises:
+        DataError: It is damaged.
+    """
+    content = read_json(path)
+    try:
+        if content.pop("format", None) != FORMAT:
+            raise ValueError(f"it is not of format {FORMAT}")
+        return from_table(ShareRecord, content)
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}): remove {path.parent}") from error
 
 
 class PartWriter:

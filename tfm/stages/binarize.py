@@ -32,7 +32,7 @@ from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
 from tfm.data.subword import UNK, SubwordModel, Vocabulary, seed_dropout
 from tfm.data.text import Block, read_blocks
-from tfm.data.text_parts import Share
+from tfm.data.text_parts import Share, lock_dataset
 from tfm.device.cpu import chosen_threads
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.reporting import Progress, say
@@ -112,7 +112,7 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
         UsageError: The settings do not fit the subword model or the task.
         LockedFolderError: Another process writes to the dataset.
     """
-    with lock_folder(data_dir):
+    with lock_dataset(data_dir):
         return update_token_ids(data_dir, config, force=force)
 
 

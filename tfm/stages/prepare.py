@@ -2,7 +2,7 @@
 
 import os
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,13 +30,23 @@ from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sources import TextSources
 from tfm.data.subword import model_paths
 from tfm.data.text import BytesPair, in_chunks, read_pairs
-from tfm.data.text_parts import PartWriter
+from tfm.data.text_parts import (
+    FORMAT,
+    SHARE_RECORD,
+    JoinedShares,
+    PartWriter,
+    Share,
+    ShareOfText,
+    ShareRecord,
+    lock_dataset,
+    read_share,
+)
 from tfm.data.trees.brackets import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
 from tfm.stages.binarize import update_token_ids
 from tfm.stages.learn_bpe import merged_table, update_subword_models
-from tfm.storage.files import atomic_write, remove_leftovers
+from tfm.storage.files import atomic_write, remove_leftovers, write_json
 from tfm.storage.lock import lock_folder
 
 if typing.TYPE_CHECKING:
@@ -114,6 +124,8 @@ def prepare(
     downloads_dir: Path | None = None,
     overrides: Mapping[str, Table] = {},
     text_only: bool = False,
+    fetch_only: bool = False,
+    share: Share | None = None,
     force: bool = False,
 ) -> PrepareResult:
     """Prepare a dataset: download, extract, clean, learn the subword model, binarize.
@@ -130,6 +142,9 @@ def prepare(
         downloads_dir: Where downloads are kept; in the dataset folder if None.
         overrides: {"cleaning" | "subword" | "binarize": {name: value}}; replaces recipe settings.
         text_only: Stop after the text is written.
+        fetch_only: Stop after the text is downloaded and unpacked.
+        share: Only clean this share of the training text. A later call without it joins the shares,
+            which different machines may clean at the same time.
         force: Repeat all steps, and replace another dataset in the folder, which stays as it was
             until all text of the new one is complete.
 
@@ -156,7 +171,8 @@ def prepare(
         recipe, data_dir=out_dir, downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
     scorers = _scorers(recipe, cleaning)
-    with lock_folder(out_dir):
+    lock = lock_dataset(out_dir) if share is None else lock_folder(share.folder(out_dir))
+    with lock:
         _check_folder(recipe, out_dir, text_only=text_only, force=force)
         manifest = Manifest.draft(
             out_dir,
@@ -182,6 +198,12 @@ def prepare(
             text_only,
             force,
         )
+        if share is not None:
+            writer.write_share(share)
+            return PrepareResult(data_dir=out_dir, is_new=False)
+        if fetch_only:
+            writer.fetch()
+            return PrepareResult(data_dir=out_dir, is_new=False)
         is_new = writer.update()
         manifest.save()
         if not recipe.valid:
@@ -215,7 +237,7 @@ def append_text(
         UsageError: The text does not fit the dataset, or a setting is invalid.
         LockedFolderError: Another process writes to the dataset.
     """
-    with lock_folder(out_dir):
+    with lock_dataset(out_dir):
         manifest = Manifest.load(out_dir)
         before = (manifest.inputs("clean") or {}).get("cleaning", {})
         table = {**before, **recipe.settings("cleaning"), **overrides.get("cleaning", {})}
@@ -377,6 +399,80 @@ class _TextWriter:
         step = f"append-{len(appended) + 1}"
         return self._update(step, appended, partial(self._append_text, step))
 
+    def fetch(self) -> None:
+        """Download and unpack all text."""
+        self._update("clean", ["clean"], lambda inputs: None)
+
+    def write_share(self, share: Share) -> None:
+        """Clean a share of the training text, for a later call of `update`.
+
+        Raises:
+            UsageError: The text is not unpacked, or a model scores it.
+        """
+        inputs = self.sources.fingerprint()
+        if self.sources.unpacked_paths and not self.manifest.is_current("extract", inputs):
+            raise UsageError("the downloads are not unpacked: run the same with --fetch-only first")
+        if self.scorers:
+            raise UsageError("min_score cannot go with --part: scores depend on the whole text")
+        clean_inputs = self._clean_inputs(inputs)
+        folder = share.folder(self.manifest.data_dir)
+        record = folder / SHARE_RECORD
+        if record.is_file() and read_share(record).is_current(folder, clean_inputs):
+            say(f"clean: {folder} unchanged")
+            return
+        cleaner = Cleaner(self.cleaning, scratch_dir=folder)
+        for split in _SPLITS_TRAINING_LAST[:-1]:
+            for text in self.recipe.texts(split):
+                for block in in_chunks(self.sources.pairs(text, split)):
+                    cleaner.held_out.add(split, block)
+        languages = (self.recipe.source, self.recipe.target)
+        paths = [folder / f"train.{language}" for language in languages]
+        record.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            files = [stack.enter_context(atomic_write(path)) for path in paths]
+            bar = stack.enter_context(Progress(f"clean train {share}", total=None, unit="pairs"))
+            texts = [
+                self._write_share_of(text, share, cleaner, files, bar) for text in self.recipe.train
+            ]
+        done = ShareRecord(
+            number=share.number,
+            count=share.count,
+            inputs=clean_inputs,
+            sizes={path.name: path.stat().st_size for path in paths},
+            texts=tuple(texts),
+        )
+        write_json(record, {"format": FORMAT, **asdict(done)})
+        say(f"clean: train {share}: {sum(text.counts['kept'] for text in texts):,} pairs")
+
+    def _write_share_of(
+        self, text: Text, share: Share, cleaner: Cleaner, files: Sequence[IO[bytes]], bar: Progress
+    ) -> ShareOfText:
+        counts, stripes = PairCounts(), []
+        clean = self._cleaning_function(text, cleaner, counts)
+        for stripe in share.stripes(self.sources.pairs(text, "train")):
+            before = counts.kept
+            for block in in_chunks(clean(stripe)):
+                for side, file in enumerate(files):
+                    file.writelines(pair[side] + b"\n" for pair in block)
+                bar.update(len(block))
+            stripes.append(counts.kept - before)
+        examples = {rule: tuple(pairs) for rule, pairs in counts.examples.items()}
+        return ShareOfText(counts=counts.record(), examples=examples, stripes=tuple(stripes))
+
+    def _clean_inputs(self, inputs: Table) -> dict[str, Any]:
+        """Return JSON values of all that determines the clean text."""
+        texts = (text for split in SPLITS for text in self.recipe.texts(split))
+        options = [
+            {name: value for name, value in text.options().items() if value} for text in texts
+        ]
+        clean_inputs = {**inputs, "cleaning": settings_to(self.cleaning)}
+        if any(options):
+            clean_inputs["options"] = options
+        if self.scorers:
+            fingerprints = {path: each.fingerprint for path, each in self.scorers.items()}
+            clean_inputs["score_models"] = fingerprints
+        return clean_inputs
+
     def _update(
         self, step: str, done: Sequence[str], write_text: Callable[[dict[str, Any]], None]
     ) -> bool:
@@ -384,16 +480,7 @@ class _TextWriter:
         out_dir = self.manifest.data_dir
         raw_dir = out_dir / "raw"
         inputs = self.sources.fingerprint()
-        texts = (text for split in SPLITS for text in self.recipe.texts(split))
-        options = [
-            {name: value for name, value in text.options().items() if value} for text in texts
-        ]
-        clean_inputs = inputs | {"cleaning": settings_to(self.cleaning)}
-        if any(options):
-            clean_inputs["options"] = options
-        if self.scorers:
-            fingerprints = {path: each.fingerprint for path, each in self.scorers.items()}
-            clean_inputs["score_models"] = fingerprints
+        clean_inputs = self._clean_inputs(inputs)
         is_current = any(self.manifest.is_current(each, clean_inputs) for each in done)
         for folder in (out_dir, raw_dir, out_dir / "bin", self.downloads_dir):
             remove_leftovers(folder)
@@ -462,12 +549,15 @@ class _TextWriter:
         cleaner = Cleaner(self.cleaning, scratch_dir=self.manifest.data_dir)
         result: dict[str, Any] = {split: {} for split in SPLITS if self.recipe.texts(split)}
         outputs: list[Path] = []
+        shares = JoinedShares.find(self.manifest.data_dir, inputs)
         with ExitStack() as stack:
             for split in _SPLITS_TRAINING_LAST:
                 if split in result:
                     limit = self.cleaning.part_pairs if split == "train" else None
                     writer = PartWriter(stack, self.manifest, split, max_pairs=limit)
-                    result[split], counts_by_text = self._write_split(split, cleaner, writer)
+                    result[split], counts_by_text = self._write_split(
+                        split, cleaner, writer, shares
+                    )
                     if self.recipe.task == "parsing" and split != "train":
                         self._write_gold_trees(split, writer.open(GOLD))
                     writer.flush()  # a full disk shows before any older text is replaced
@@ -476,10 +566,7 @@ class _TextWriter:
                         result[split]["parts"] = writer.sizes
             outputs += self._write_mono(stack)
             self._save_progress()
-        self._remove_older_parts(outputs)
-        for removed in set(SPLITS) - result.keys():
-            for suffix in (self.recipe.source, self.recipe.target, GOLD):
-                self.manifest.text_path(removed, suffix).unlink(missing_ok=True)
+        self._remove_older_text(outputs)
         self._write_examples(counts_by_text)  # of the training text, the last split
         if (num_pairs := result["train"]["kept"]) < _MIN_TRAIN_PAIRS:
             say(
@@ -489,6 +576,9 @@ class _TextWriter:
         for held_out, count in self._count_held_out(cleaner):
             result[held_out]["in_training"] = count
         self.manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
+        if shares is not None:
+            self._save_progress()
+            shares.remove()
         if appended := self.manifest.appended():
             say("warning: the text that was appended is gone: append it again")
             self.manifest.forget(appended)
@@ -542,15 +632,22 @@ class _TextWriter:
             of_text = islice(train, text.kept)
             cleaner.see(((s.removeprefix(tag), t) for s, t in of_text), tag=text.tag)
 
-    def _remove_older_parts(self, current: Sequence[Path]) -> None:
-        """Remove the parts of older training text that the current one does not have."""
+    def _remove_older_text(self, current: Sequence[Path]) -> None:
+        """Remove the splits and the parts of older text that the current one does not have."""
+        for removed in set(SPLITS) - {path.stem for path in current}:
+            for suffix in (self.recipe.source, self.recipe.target, GOLD):
+                self.manifest.text_path(removed, suffix).unlink(missing_ok=True)
         for language in (self.recipe.source, self.recipe.target):
             for path in self.manifest.data_dir.glob(f"train.[1-9]*.{language}"):
                 if path not in current and path.name.split(".")[1].isdecimal():
                     path.unlink()
 
     def _write_split(
-        self, split: "Split", cleaner: Cleaner, writer: PartWriter
+        self,
+        split: "Split",
+        cleaner: Cleaner,
+        writer: PartWriter,
+        shares: JoinedShares | None = None,
     ) -> tuple[dict[str, Any], dict[str, PairCounts]]:
         """Write both sides of a split; return the record of its pairs, and the counts by text."""
         total = PairCounts()
@@ -558,9 +655,11 @@ class _TextWriter:
         counts_by_text: dict[str, PairCounts] = {}
         with Progress(f"clean {split}", total=None, unit="pairs") as bar:
             num_before = len(self.manifest.training_texts()) if self.step_prefix else 0
-            for number, text in enumerate(self.recipe.texts(split), 1 + num_before):
+            for index, text in enumerate(self.recipe.texts(split)):
                 counts = PairCounts()
-                if split == "train":
+                if split == "train" and shares is not None:
+                    pairs = self._joined(shares, index, cleaner, counts)
+                elif split == "train":
                     pairs = self._cleaned(text, cleaner, counts)
                 else:
                     pairs = self.sources.pairs(text, split)
@@ -570,7 +669,7 @@ class _TextWriter:
                     if split != "train":
                         counts.add(PairCounts(read=len(block), kept=len(block)))
                         cleaner.held_out.add(split, block)
-                name = f"{number} {text_name(text)}"
+                name = f"{1 + num_before + index} {text_name(text)}"
                 if split == "train":
                     self._check_training_text(text, name, counts)
                 total.add(counts)
@@ -600,20 +699,39 @@ class _TextWriter:
 
     def _cleaned(self, text: Text, cleaner: Cleaner, counts: PairCounts) -> Iterator[BytesPair]:
         """Return the pairs of a training text that pass its rules."""
+        clean = self._cleaning_function(text, cleaner, counts)
+        return clean(self.sources.pairs(text, "train"))
+
+    def _cleaning_function(
+        self, text: Text, cleaner: Cleaner, counts: PairCounts
+    ) -> Callable[[Iterable[BytesPair]], Iterator[BytesPair]]:
+        """Return a function that yields the pairs that pass the rules of a training text."""
         config = _cleaning_of(text, self.cleaning)
         checks = pair_checks(config, self.recipe.source, self.recipe.target)
         others = passing(self.sources.pairs(text, "train"), PairCounts(), config, checks)
         score = None
         if config.score_model is not None:
             score = self.scorers[config.score_model].for_text(text.tag)
-        return cleaner.clean(
-            self.sources.pairs(text, "train"),
-            counts,
+        return partial(
+            cleaner.clean,
+            counts=counts,
             config=config,
             tag=text.tag,
             checks=[*checks, *deviation_checks(config, others)],
             score=score,
         )
+
+    def _joined(
+        self, shares: JoinedShares, number: int, cleaner: Cleaner, counts: PairCounts
+    ) -> Iterator[BytesPair]:
+        """Yield the pairs of a training text that shares have cleaned, without duplicates."""
+        text = self.recipe.train[number]
+        counts.add(shares.counts(number))
+        counts.examples |= shares.counts(number).examples
+        counts.kept, in_held_out = 0, counts.in_held_out
+        config = _cleaning_of(text, self.cleaning)
+        yield from cleaner.distinct(shares.pairs(number), counts, config=config, tag=text.tag)
+        counts.in_held_out = in_held_out  # which the shares have counted
 
     def _write_examples(self, counts_by_text: Mapping[str, PairCounts]) -> None:
         """Write examples of what each rule dropped from each training text, if anything."""
