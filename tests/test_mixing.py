@@ -14,6 +14,7 @@ from tfm.data.corpus.recipe import Recipe, TextFiles
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest, TrainingText
 from tfm.data.mixing import Mixture, apportion
+from tfm.data.plan import expand
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError
@@ -45,10 +46,13 @@ def test_an_apportioned_total_is_that_of_the_weights_to_less_than_one(total, wei
 @given(
     st.lists(st.tuples(st.integers(5, 60), st.floats(1, 4)), min_size=2, max_size=4),
     st.integers(1, 9),
+    st.sampled_from([1, 3, 7, 100]),
 )
-def test_no_pair_is_drawn_again_before_all_others_of_its_text(sizes_and_weights, num_epochs):
-    mixture = Mixture(texts(*sizes_and_weights), seed=3)
-    drawn = np.concatenate([mixture.rows(epoch) for epoch in range(1, num_epochs + 1)])
+def test_no_pair_is_drawn_again_before_all_others_of_its_text(
+    sizes_and_weights, num_epochs, run_pairs
+):
+    mixture = Mixture(texts(*sizes_and_weights), seed=3, run_pairs=run_pairs)
+    drawn = np.concatenate([expand(mixture.runs(epoch)) for epoch in range(1, num_epochs + 1)])
     num_drawn = np.bincount(drawn, minlength=sum(size for size, _ in sizes_and_weights))
     start = 0
     for (size, _), count in zip(sizes_and_weights, mixture.counts, strict=True):
@@ -61,11 +65,11 @@ def test_no_pair_is_drawn_again_before_all_others_of_its_text(sizes_and_weights,
 def test_an_epoch_has_the_pairs_of_all_texts_in_the_proportion_of_their_weights():
     mixture = Mixture(texts((100, 5), (20, 2), (280, 1)), seed=1)
     assert mixture.counts == [250, 100, 50]
-    rows = mixture.rows(1)
+    rows = mixture.runs(1).starts
     assert np.histogram(rows, [0, 100, 120, 400])[0].tolist() == [250, 100, 50]
-    assert (rows == Mixture(texts((100, 5), (20, 2), (280, 1)), seed=1).rows(1)).all()
-    assert (rows != mixture.rows(2)).any()
-    assert (rows != Mixture(texts((100, 5), (20, 2), (280, 1)), seed=2).rows(1)).any()
+    assert (rows == Mixture(texts((100, 5), (20, 2), (280, 1)), seed=1).runs(1).starts).all()
+    assert (rows != mixture.runs(2).starts).any()
+    assert (rows != Mixture(texts((100, 5), (20, 2), (280, 1)), seed=2).runs(1).starts).any()
 
 
 def test_a_weight_without_a_single_pair_is_refused():

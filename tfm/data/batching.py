@@ -1,6 +1,7 @@
 """Batches of sentence pairs by approximate length (Vaswani et al. 2017, §5.1)."""
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from tfm.config import BatchingConfig
 from tfm.data.dataset import ParallelDataset, Rows
-from tfm.data.mixing import Mixture
 from tfm.data.packing import Packing, copy_to_device
+from tfm.data.plan import Planner
 from tfm.data.subword import BOS, PAD
+from tfm.distributed.group import Group
 
 # Tokens per side of a microbatch: enough to keep a CPU busy.
 DEFAULT_MAX_TOKENS = 8_192
@@ -73,18 +75,14 @@ class Batcher:
         *,
         seed: int,
         coarse_rows: bool = False,
+        group: Group | None = None,
     ) -> None:
         self._dataset = dataset
         self._coarse_rows = coarse_rows
         self._config = config
         self._seed = seed
         self._text_ends = np.cumsum([text.kept for text in dataset.texts])
-        is_weighted = any(text.weight for text in dataset.texts)
-        self._mixture = Mixture(dataset.texts, seed=seed) if is_weighted else None
-        _, target_lengths = self.lengths(self.rows(1))
-        self._num_buckets = len(self._find_bucket_starts(np.sort(target_lengths))) + 1
-        # The number of target tokens in the first epoch; others differ with weights or variants.
-        self.num_tokens = int(target_lengths.sum())
+        self._planner = Planner(dataset, config, seed=seed, group=group or Group())
 
     def lengths(self, rows: Rows) -> tuple[Rows, Rows]:
         """Return the source and target lengths [B] of pairs [B], EOS included."""
@@ -100,39 +98,33 @@ class Batcher:
         return int(np.maximum(*self.lengths(rows)).max(initial=0))
 
     def num_batches(self) -> int:
-        """Return the number of batches in the first epoch.
+        """Return the number of batches in the first epoch; an estimate if it has several windows.
 
-        With weights or variants of the segmentation, others differ slightly.
+        With weights or variants of the segmentation, other epochs differ slightly.
         """
-        return -(-self._num_buckets // self._buckets_per_batch())
+        num_pairs, num_batches, _ = self._planner.sample_counts
+        return round(len(self._dataset) / num_pairs * num_batches)
 
-    def rows(self, epoch: int) -> Rows:
-        """Return the rows of all pairs of an epoch (from 1), in the order of the texts.
+    @property
+    def num_tokens(self) -> int:
+        """The number of target tokens in the first epoch, EOS included, or an estimate of it."""
+        num_pairs, _, num_tokens = self._planner.sample_counts
+        return round(len(self._dataset) / num_pairs * num_tokens)
 
-        With K variants, epochs take the variants 1 to K in turn.
-        """
-        num_pairs, num_variants = len(self._dataset), self._dataset.num_variants
-        rows = np.arange(num_pairs) if self._mixture is None else self._mixture.rows(epoch)
-        return rows + num_pairs * (1 + (epoch - 1) % num_variants) if num_variants else rows
+    def sample(self) -> Rows:
+        """Return rows to compute means of an epoch from: all, or those of its first window."""
+        return self._planner.sample()
 
     def epoch(self, epoch: int) -> list[Rows]:
-        """Return the rows [B] of each batch of an epoch (from 1), in training order.
+        """Return the rows [B] of each batch of an epoch (from 1), in training order."""
+        windows = self._planner.epoch(epoch)
+        return [self._planner.rows(epoch, pairs) for window in windows for pairs in window]
 
-        Pairs are shuffled, sorted by length and cut into buckets of about `bucket_tokens` target
-        tokens. Shuffled buckets are joined to batches of about `batch_tokens`.
-        """
-        random = np.random.default_rng([self._seed, epoch])
-        order = self.rows(epoch)[random.permutation(len(self._dataset))]
-        source_lengths, target_lengths = self.lengths(order)
-        # Stable sorts keep pairs of equal lengths in random order.
-        by_length = np.argsort(source_lengths, kind="stable")
-        by_length = by_length[np.argsort(target_lengths[by_length], kind="stable")]
-        bucket_starts = self._find_bucket_starts(target_lengths[by_length])
-        buckets = np.split(order[by_length], bucket_starts)
-        shuffled = [buckets[index] for index in random.permutation(len(buckets))]
-        size = self._buckets_per_batch()
-        groups = (shuffled[start : start + size] for start in range(0, len(buckets), size))
-        return [np.concatenate(group) for group in groups]
+    def batches(self, epoch: int = 1, examples: int = 0) -> Iterator[tuple[int, Rows]]:
+        """Yield epoch and rows [B] of the batches after N pairs of an epoch, without end."""
+        for number, window in self._planner.windows(epoch, examples):
+            for pairs in window:
+                yield number, self._planner.rows(number, pairs)
 
     def split(
         self, rows: Rows, *, max_tokens: int | None = None, multiple_of: int = 1
@@ -188,18 +180,6 @@ class Batcher:
             sample = random.choice(text.kept, min(num_pairs, text.kept), replace=False)
             samples.append(end - text.kept + sample)
         return samples
-
-    def _find_bucket_starts(self, target_lengths: Rows) -> Rows:
-        """Return where all buckets but the first start, from the sorted lengths [N] of pairs."""
-        ends = np.cumsum(target_lengths)
-        bucket_tokens = min(self._config.bucket_tokens, self._config.batch_tokens)
-        num_buckets = max(1, round(ends[-1] / bucket_tokens))
-        bucket_ends = np.arange(1, num_buckets) * (ends[-1] / num_buckets)
-        starts = np.searchsorted(ends, bucket_ends)
-        return np.unique(starts[starts > 0])  # a pair longer than a bucket fills several
-
-    def _buckets_per_batch(self) -> int:
-        return max(1, round(self._config.batch_tokens / self._config.bucket_tokens))
 
 
 def _find_starts(lengths: Rows, max_tokens: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Training texts in proportion: which pairs an epoch draws."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +10,13 @@ from tfm.data.manifest import TrainingText
 from tfm.errors import DataError
 
 _DRAWS = 1  # in a seed, so that its generator is not one of those that shuffle epochs
+
+
+class Runs(NamedTuple):
+    """Runs of consecutive pairs."""
+
+    starts: Rows  # [R] the first pair of each
+    lengths: Rows  # [R] numbers of pairs
 
 
 class Mixture:
@@ -22,6 +30,7 @@ class Mixture:
     Args:
         texts: The texts in the order of their pairs, each with a weight.
         seed: Random seed.
+        run_pairs: Draw runs of N consecutive pairs.
 
     Attributes:
         counts: [number of texts] pairs of each text in every epoch.
@@ -30,9 +39,10 @@ class Mixture:
         DataError: A weight is too small for a single pair.
     """
 
-    def __init__(self, texts: Sequence[TrainingText], *, seed: int) -> None:
+    def __init__(self, texts: Sequence[TrainingText], *, seed: int, run_pairs: int = 1) -> None:
         self._sizes = [text.kept for text in texts]
         self._seed = seed
+        self._run_pairs = run_pairs
         self.counts = apportion(sum(self._sizes), [text.weight or 0.0 for text in texts])
         for text, count in zip(texts, self.counts, strict=True):
             if not count:
@@ -41,20 +51,26 @@ class Mixture:
                     f"one pair in an epoch of {sum(self._sizes):,}: raise it, or remove the text"
                 )
 
-    def rows(self, epoch: int) -> Rows:
-        """Return the rows [N] of an epoch (from 1), text by text."""
-        starts = np.cumsum([0, *self._sizes[:-1]]).tolist()
-        return np.concatenate([start + self._draw(i, epoch) for i, start in enumerate(starts)])
+    def runs(self, epoch: int) -> Runs:
+        """Return the runs of an epoch (from 1), text by text."""
+        drawn = [self._draw(number, epoch) for number in range(len(self._sizes))]
+        return Runs(*map(np.concatenate, zip(*drawn, strict=True)))
 
-    def _draw(self, number: int, epoch: int) -> Rows:
-        """Return the rows [count] of one text in an epoch, counted from its first pair."""
+    def _draw(self, number: int, epoch: int) -> Runs:
+        """Return the runs of one text in an epoch; the first and last may be parts of runs."""
         size, count = self._sizes[number], self.counts[number]
         start, end = (epoch - 1) * count, epoch * count
         rounds = range(start // size, -(-end // size))
         generators = (np.random.default_rng([self._seed, number, i, _DRAWS]) for i in rounds)
-        drawn = np.concatenate([generator.permutation(size) for generator in generators])
-        offset = start - rounds.start * size
-        return drawn[offset : offset + count]
+        num_runs = -(-size // self._run_pairs)
+        drawn = np.concatenate([generator.permutation(num_runs) for generator in generators])
+        starts = self._run_pairs * drawn
+        lengths = np.minimum(self._run_pairs, size - starts)
+        ends = rounds.start * size + np.cumsum(lengths)
+        done = np.maximum(0, start - (ends - lengths))  # pairs drawn by the epochs before
+        lengths = lengths - done - np.maximum(0, ends - end)
+        is_drawn = lengths > 0
+        return Runs((sum(self._sizes[:number]) + starts + done)[is_drawn], lengths[is_drawn])
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:

@@ -2,8 +2,12 @@
 
 import contextlib
 import json
+import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +28,14 @@ class Group:
     Attributes:
         world: Their number, and this one's rank.
         store: Their key-value store; None for a single process.
+        folder: A temporary folder that the processes of this machine share; None if there are no
+            others.
     """
 
     def __init__(self, world: World | None = None) -> None:
         self.world = world or World()
         self.store: Store | None = None
+        self.folder: Path | None = None
 
     @property
     def is_alone(self) -> bool:
@@ -114,9 +121,28 @@ def joined(world: World, device: torch.device, *, timeout: timedelta) -> Iterato
             device_id=device if device.type == "cuda" else None,
         )  # fmt: skip
     try:
-        yield group
+        with _shared_folder(group) as group.folder:
+            yield group
     except InterruptedRunError:  # all processes raise it together
         dist.destroy_process_group()
         raise
     # After any other error, a peer may be stuck in a collective: destroying would wait forever.
     dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _shared_folder(group: Group) -> Iterator[Path | None]:
+    """Create a temporary folder of this machine during the block; None for a single process."""
+    name = f"tfm-{group.gather(secrets.token_hex(8))[0]}"
+    if group.world.local_size == 1:
+        yield None
+        return
+    folder = Path(tempfile.gettempdir()) / name
+    is_first = group.world.local_rank == 0
+    if is_first:
+        folder.mkdir(mode=0o700, exist_ok=True)  # another node may be on this machine, too
+    try:
+        yield folder
+    finally:
+        if is_first:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from tfm.backends.selection import verified_compute
@@ -18,6 +19,7 @@ _MAX_DAYS, _MAX_EPOCHS = 7, 1000  # warn about a longer run
 # A training step takes about this many times as long as its matrix products.
 _TIME_PER_PRODUCT_TIME = 2
 _WEIGHT_BYTES, _STATE_BYTES = 4, 8  # per parameter, in a checkpoint
+_MAX_PLANNED = 10_000  # batches to divide into microbatches
 _MAX_MEASURED_WIDTH = 4096  # products of wider matrices are not faster
 
 
@@ -58,7 +60,9 @@ def estimate_run(
 ) -> Estimate:
     """Estimate time and disk of a new run from a short measurement of the device."""
     limits, steps_per_epoch = data.info.run.training, batcher.num_batches()
-    flops = cost.training_flops(*batcher.lengths(batcher.rows(1))) / steps_per_epoch
+    sample = batcher.sample()
+    flops = cost.training_flops(*batcher.lengths(sample)) * len(data.train) / len(sample)
+    flops /= steps_per_epoch
     width = min(data.info.run.model.d_model, _MAX_MEASURED_WIDTH)
     rate = num_processes * measure_product_flops(compute, d_in=width, d_out=4 * width)
     seconds = _TIME_PER_PRODUCT_TIME * flops / rate
@@ -128,9 +132,10 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     batcher = Batcher(data.train, run.batching, seed=run.training.seed)
     steps = batcher.num_batches()
     num_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
-    epoch = batcher.epoch(1)
+    num_planned = min(steps, _MAX_PLANNED)
     num_microbatches = sum(
-        len(batcher.split(rows, max_tokens=max_tokens, multiple_of=num_shards)) for rows in epoch
+        len(batcher.split(rows, max_tokens=max_tokens, multiple_of=num_shards))
+        for _, rows in islice(batcher.batches(), num_planned)
     )
     estimate = estimate_run(data, batcher, cost, compute, num_processes=num_processes)
     num_copies = 1 / num_processes if run.training.shard else 1.0
@@ -145,7 +150,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         steps_per_epoch=steps,
         tokens_per_step=batcher.num_tokens / steps,
         num_processes=num_processes,
-        microbatches_per_step=num_microbatches / steps / num_processes,
+        microbatches_per_step=num_microbatches / num_planned / num_processes,
         flops_per_step=estimate.flops_per_step,
         max_steps=run.training.max_steps,
         estimate=estimate,

@@ -110,7 +110,11 @@ class Trainer:
         backend.install(model)
         freeze(model, run.optimizer.freeze)
         self.batcher = Batcher(
-            dataset, run.batching, seed=run.training.seed, coarse_rows=backend.compiles
+            dataset,
+            run.batching,
+            seed=run.training.seed,
+            coarse_rows=backend.compiles,
+            group=self._group,
         )
         loss = BatchLoss(
             model,
@@ -139,7 +143,7 @@ class Trainer:
 
     def batches(self) -> Iterator[StepBatch]:
         """Yield the batches after the current position, epoch after epoch, without end."""
-        return self.built(self._rows())
+        return self.built(self.batcher.batches(self.position.epoch, self.position.examples))
 
     def built(self, batches: Iterable[tuple[int, Rows]]) -> Iterator[StepBatch]:
         """Build batches, given as epoch and rows; each while a GPU computes the one before."""
@@ -166,16 +170,6 @@ class Trainer:
                 for index in indices
             ],
         )
-
-    def _rows(self) -> Iterator[tuple[int, Rows]]:
-        """Yield epoch and rows of the batches after the current position."""
-        epoch, examples = self.position.epoch, self.position.examples
-        while True:
-            batches = self.batcher.epoch(epoch)
-            ends = np.cumsum([len(rows) for rows in batches])
-            for rows in batches[int(np.searchsorted(ends, examples, side="right")) :]:
-                yield epoch, rows
-            epoch, examples = epoch + 1, 0
 
     def step(self, batch: StepBatch, *, poll: Poll = ControlFlags) -> StepResult:
         """Train on one batch.

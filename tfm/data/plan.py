@@ -1,0 +1,239 @@
+"""The plan of an epoch: in which order it takes the pairs, and where its batches start.
+
+Up to `WINDOW_PAIRS` pairs are one window. It is shuffled, sorted by length and cut into buckets;
+shuffled buckets are joined to batches. So any pair may meet any other of similar length.
+
+More pairs are divided into several windows of about that size, each planned in this way, one after
+the other while training runs: memory and the time to the first step do not grow with the dataset.
+Runs of `RUN_PAIRS` consecutive pairs are dealt to the windows at random, anew in each epoch.
+
+Random are the window of a run, the batch of a pair among those of its length in the window, and the
+order of batches in a window. Not random: the pairs of a run share a window in an epoch, and a batch
+has pairs of one window. The plan depends on data, settings, seed and epoch alone, not on the number
+of processes or machines, and a window can be planned without those before it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count, pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tfm.config import BatchingConfig
+from tfm.data.background import read_ahead
+from tfm.data.dataset import ParallelDataset, Rows
+from tfm.data.mixing import Mixture, Runs
+from tfm.distributed.group import Group
+from tfm.errors import DataError
+from tfm.storage.files import atomic_write
+
+WINDOW_PAIRS = 10_000_000
+RUN_PAIRS = 4_096
+
+_MAX_PAIRS = 1 << 32
+_BLOCK_PAIRS = 1 << 20  # whose lengths are read at once
+_POLL_SECONDS = 0.01
+# A process may be one batch ahead of the others, which may be two windows.
+_FILES_KEPT = 4
+
+Pairs = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive batches of an epoch.
+
+    Attributes:
+        pairs: [N] numbers of the pairs, in training order.
+        starts: [B + 1] where the batches start in `pairs`, and where the last one ends.
+    """
+
+    pairs: Pairs
+    starts: Pairs
+
+    def __iter__(self) -> Iterator[Pairs]:
+        """Yield the pairs [N] of each batch."""
+        starts = self.starts.tolist()
+        for start, end in pairwise(starts):
+            yield self.pairs[start:end]
+
+    def after(self, examples: int) -> "Window":
+        """Return the batches after those of N pairs."""
+        first = int(np.searchsorted(self.starts[1:], examples, side="right"))
+        return replace(self, starts=self.starts[first:])
+
+    def save(self, path: Path) -> None:
+        """Write one array: the number of batches, their starts, and the pairs."""
+        num_batches = np.array([len(self.starts) - 1], dtype=np.uint32)
+        with atomic_write(path) as file:
+            np.save(file, np.concatenate([num_batches, self.starts, self.pairs]))
+
+    @classmethod
+    def load(cls, path: Path) -> "Window":
+        """Map the file of a window into memory."""
+        array = np.load(path, mmap_mode="r")
+        starts, pairs = np.split(array[1:], [int(array[0]) + 1])
+        return cls(pairs, starts)
+
+
+class Planner:
+    """Plans the windows of each epoch.
+
+    The first process of a machine plans, and the others map its files into memory.
+
+    Raises:
+        DataError: The dataset has too many pairs, or a weight is too small for a single pair.
+    """
+
+    def __init__(
+        self, dataset: ParallelDataset, config: BatchingConfig, *, seed: int, group: Group
+    ) -> None:
+        self._dataset = dataset
+        self._config = config
+        self._seed = seed
+        self._num_pairs = len(dataset)
+        if self._num_pairs > _MAX_PAIRS:
+            raise DataError(
+                f"the dataset has {self._num_pairs:,} training pairs, but an epoch has at most "
+                f"{_MAX_PAIRS:,}: train on fewer"
+            )
+        self._num_windows = max(1, -(-self._num_pairs // WINDOW_PAIRS))
+        is_weighted = any(text.weight for text in dataset.texts)
+        run_pairs = 1 if self._num_windows == 1 else RUN_PAIRS
+        self._mixture = (
+            Mixture(dataset.texts, seed=seed, run_pairs=run_pairs) if is_weighted else None
+        )
+        self._buckets_per_batch = max(1, round(config.batch_tokens / config.bucket_tokens))
+        self._folder, self._is_first = group.folder, group.world.local_rank == 0
+        self._files: deque[Path] = deque()
+
+    def windows(self, epoch: int, examples: int) -> Iterator[tuple[int, Window]]:
+        """Yield epoch and window after N pairs of an epoch, without end.
+
+        Each window is planned while the one before is in use; those before the first are not.
+        """
+        return read_ahead(self._windows(epoch, examples))
+
+    def epoch(self, epoch: int) -> Iterator[Window]:
+        """Yield the windows of an epoch (from 1), planned in this process."""
+        for number, runs in enumerate(self._deal(epoch)):
+            yield self._plan(epoch, number, runs)
+
+    def rows(self, epoch: int, pairs: Pairs) -> Rows:
+        """Return the rows [N] of pairs [N] in an epoch.
+
+        With K variants of the segmentation, epochs take the variants 1 to K in turn.
+        """
+        num_variants = self._dataset.num_variants
+        variant = 1 + (epoch - 1) % num_variants if num_variants else 0
+        return pairs.astype(np.int64) + variant * self._num_pairs
+
+    def sample(self) -> Rows:
+        """Return the rows of the first window of the first epoch, in the order of its runs."""
+        return self.rows(1, expand(self._deal(1)[0]))
+
+    @cached_property
+    def sample_counts(self) -> tuple[int, int, int]:
+        """The numbers of pairs, batches and target tokens in the first window of an epoch."""
+        _, target_lengths = self._lengths(self.sample())
+        num_buckets = len(self._find_bucket_starts(np.sort(target_lengths))) + 1
+        num_batches = -(-num_buckets // self._buckets_per_batch)
+        return len(target_lengths), num_batches, int(target_lengths.sum(dtype=np.int64))
+
+    def _windows(self, epoch: int, examples: int) -> Iterator[tuple[int, Window]]:
+        for each in count(epoch):
+            done = examples if each == epoch else 0
+            for number, runs in enumerate(self._deal(each)):
+                num_pairs = int(runs.lengths.sum())
+                if done < num_pairs:
+                    yield each, self._shared(each, number, runs).after(done)
+                done = max(0, done - num_pairs)
+
+    def _shared(self, epoch: int, number: int, runs: Runs) -> Window:
+        """Return a window that the first process of this machine plans for all of them."""
+        if self._folder is None:
+            return self._plan(epoch, number, runs)
+        path = self._folder / f"{epoch}-{number}.npy"
+        if self._is_first:
+            self._plan(epoch, number, runs).save(path)
+            self._files.append(path)
+            if len(self._files) > _FILES_KEPT:
+                self._files.popleft().unlink(missing_ok=True)
+        while not path.exists():
+            time.sleep(_POLL_SECONDS)
+        return Window.load(path)
+
+    def _deal(self, epoch: int) -> list[Runs]:
+        """Return the runs of each window of an epoch."""
+        if self._mixture is None:
+            starts = np.arange(0, self._num_pairs, RUN_PAIRS)
+            runs = Runs(starts, np.minimum(RUN_PAIRS, self._num_pairs - starts))
+        else:
+            runs = self._mixture.runs(epoch)
+        if self._num_windows == 1:
+            return [runs]
+        order = np.random.default_rng([self._seed, epoch]).permutation(len(runs.starts))
+        starts, lengths = runs.starts[order], runs.lengths[order]
+        ends_of_windows = np.arange(1, self._num_windows) * self._num_pairs // self._num_windows
+        cuts = np.searchsorted(np.cumsum(lengths), ends_of_windows)
+        return [*map(Runs, np.split(starts, cuts), np.split(lengths, cuts))]
+
+    def _plan(self, epoch: int, number: int, runs: Runs) -> Window:
+        """Plan a window: shuffle pairs, sort them by length, cut buckets, and join random ones."""
+        seed = [self._seed, epoch] if self._num_windows == 1 else [self._seed, epoch, 1 + number]
+        random = np.random.default_rng(seed)
+        pairs = expand(runs)
+        source_lengths, target_lengths = self._lengths(self.rows(epoch, pairs))
+        order = random.permutation(np.arange(len(pairs), dtype=np.uint32))
+        # Stable sorts keep pairs of equal lengths in random order.
+        order = order[np.argsort(source_lengths[order], kind="stable")]
+        order = order[np.argsort(target_lengths[order], kind="stable")]
+        bucket_starts = self._find_bucket_starts(target_lengths[order])
+        buckets = np.split(pairs[order], bucket_starts)
+        shuffled = [buckets[index] for index in random.permutation(len(buckets))]
+        ends = np.cumsum([len(bucket) for bucket in shuffled])
+        size = self._buckets_per_batch
+        starts = [0, *ends[size - 1 :: size]]
+        if len(shuffled) % size:
+            starts.append(ends[-1])
+        return Window(np.concatenate(shuffled), np.array(starts, dtype=np.uint32))
+
+    def _lengths(self, rows: Rows) -> tuple[npt.NDArray[np.unsignedinteger], ...]:
+        """Return the source and target lengths [N] of rows [N], EOS included.
+
+        They are of a small type, which takes less memory and is faster to sort.
+        """
+        blocks = np.split(rows, range(_BLOCK_PAIRS, len(rows), _BLOCK_PAIRS))
+        return tuple(
+            np.concatenate([_narrow(side.lengths(block) + 1) for block in blocks])
+            for side in (self._dataset.source, self._dataset.target)
+        )
+
+    def _find_bucket_starts(self, target_lengths: npt.NDArray[np.unsignedinteger]) -> Rows:
+        """Return where all buckets but the first start, from the sorted lengths [N] of pairs."""
+        ends = np.cumsum(target_lengths, dtype=np.int64)
+        bucket_tokens = min(self._config.bucket_tokens, self._config.batch_tokens)
+        num_buckets = max(1, round(ends[-1] / bucket_tokens))
+        bucket_ends = np.arange(1, num_buckets) * (ends[-1] / num_buckets)
+        starts = np.searchsorted(ends, bucket_ends)
+        return np.unique(starts[starts > 0])  # a pair longer than a bucket fills several
+
+
+def expand(runs: Runs) -> Pairs:
+    """Return the pairs [N] of runs."""
+    ends = np.cumsum(runs.lengths)
+    # Negative numbers wrap around, and so do their sums.
+    shifts = (runs.starts - (ends - runs.lengths)).astype(np.uint32)
+    pairs = np.repeat(shifts, runs.lengths)
+    pairs += np.arange(len(pairs), dtype=np.uint32)
+    return pairs
+
+
+def _narrow(lengths: Rows) -> npt.NDArray[np.unsignedinteger]:
+    """Convert lengths to a small type; NumPy sorts 16 bits in linear time."""
+    return lengths.astype(np.uint16 if lengths.max(initial=0) < 1 << 16 else np.uint32)
