@@ -118,11 +118,12 @@ def test_batches_have_about_the_configured_number_of_tokens():
 
 
 @settings(deadline=None)
-@given(LENGTHS, TOKENS)
-def test_microbatches_cover_the_batch_and_keep_the_token_limit(lengths, max_tokens):
+@given(LENGTHS, TOKENS, st.integers(1, 9))
+def test_microbatches_cover_the_batch_and_keep_the_token_limit(lengths, max_tokens, num_processes):
     batcher = new_batcher(lengths, max_tokens=max_tokens)
     rows = np.arange(len(lengths))
-    microbatches = batcher.split(rows)
+    microbatches = batcher.split(rows, multiple_of=num_processes)
+    assert len(microbatches) >= min(num_processes, len(rows))
     assert sorted(np.concatenate(microbatches)) == rows.tolist()
     assert all(
         len(microbatch) * batcher.longest(microbatch) <= max_tokens or len(microbatch) == 1
@@ -197,6 +198,16 @@ def test_batches_for_compiled_layers_have_few_sizes_and_little_padding(corpus, n
     assert num_batches > 60
     assert len(sizes) <= 64
     assert real >= 0.9 * computed
+
+
+@pytest.mark.parametrize("corpus", ["multi30k", "wmt"])
+def test_processes_get_equally_many_tokens(corpus):
+    batcher = Batcher(Pairs(lengths_like(corpus, 10_000)), BatchingConfig(), seed=1)
+    for rows in batcher.epoch(1)[:-1]:
+        microbatches = batcher.split(rows, max_tokens=8192, multiple_of=8)
+        tokens = [sum(lengths.sum() for lengths in batcher.lengths(each)) for each in microbatches]
+        by_process = [sum(tokens[rank::8]) for rank in range(8)]
+        assert max(by_process) < 1.05 * np.mean(by_process)
 
 
 def test_a_batch_has_the_sentences_of_its_rows(data_dir):

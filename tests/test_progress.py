@@ -40,6 +40,13 @@ def test_losses_are_means_over_tokens_and_rates_are_per_second():
     assert record["flops_per_step"] == pytest.approx(4000.0)
     assert record["flops_per_second"] == pytest.approx(2000.0)
     assert record["step"] == 2
+    assert record["data_waiting_share"] == 0
+
+
+def test_speed_includes_waiting_for_data_and_its_share_is_known():
+    record = metrics_record([report(1, seconds=1.0), report(2, seconds=3.0, waiting_seconds=1.0)])
+    assert record["target_tokens_per_second"] == pytest.approx(50.0)
+    assert record["data_waiting_share"] == pytest.approx(0.25)
 
 
 FIELDS = [
@@ -50,17 +57,20 @@ FIELDS = [
     "epoch 12",
     r"ppl 123,456\.00",
     r"lr 1\.0e-03",
+    "data wait 25%",
     r"\d\S* steps/s",
 ]
 
 
 @pytest.mark.parametrize(
-    ("columns", "num_fields"), [(30, 1), (40, 2), (60, 3), (80, 5), (120, 7), (130, 8)]
+    ("columns", "num_fields"), [(30, 1), (40, 2), (60, 3), (80, 5), (110, 7), (123, 8), (145, 9)]
 )
 def test_the_bar_of_training_shows_as_many_whole_fields_as_fit(columns, num_fields):
     user_end, process_end = pty.openpty()
     fcntl.ioctl(process_end, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
-    newest = report(1, epoch=12, num_tokens=250_000, loss=12.345, nll=math.log(123_456))
+    newest = report(
+        1, waiting_seconds=0.5, epoch=12, num_tokens=250_000, loss=12.345, nll=math.log(123_456)
+    )
     with os.fdopen(process_end, "w", encoding="utf-8") as terminal, redirect_stderr(terminal):
         with Progress("train", total=100_000, unit="steps", initial=54_320) as bar:
             time.sleep(0.2)  # the bar is not drawn more often

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import time
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,21 @@ def test_batches_are_built_in_order_across_epochs(new_trainer):
     for batch, (_, rows) in zip(found, expected, strict=False):
         assert batch.rows.tolist() == rows.tolist()
     assert trainer.position.epoch == 1  # only steps advance it
+
+
+def test_the_time_of_a_step_includes_the_wait_for_its_batch(new_trainer, monkeypatch):
+    trainer = new_trainer()
+    build = trainer.build
+
+    def slowly(*args, **kwargs):
+        time.sleep(0.2)
+        return build(*args, **kwargs)
+
+    monkeypatch.setattr(trainer, "build", slowly)
+    report = trainer.step(next(trainer.batches()))[0].report()
+    assert 0.2 < report.waiting_seconds < report.seconds
+    at_once = trainer.step(build(trainer.batcher.epoch(1)[1]))[0].report()
+    assert at_once.waiting_seconds == 0
 
 
 def test_an_error_while_a_batch_is_built_ends_the_step_before_it(new_trainer, monkeypatch):

@@ -136,23 +136,32 @@ class Batcher:
             max_tokens: Maximum number of tokens per side of a microbatch, with padding; that of the
                 settings, or `DEFAULT_MAX_TOKENS`, if None.
             multiple_of: Make the number of microbatches a multiple of this, if there are enough
-                sentences.
+                sentences: of the number of processes, of which each computes equally many.
 
         Returns:
-            Rows of microbatches of about equal size, the longest sentences first; a sentence longer
-            than `max_tokens` is a microbatch of its own.
+            Rows of microbatches, the longest sentences first; a sentence longer than `max_tokens`
+            is a microbatch of its own. They are about equal in size with padding, or with
+            `multiple_of` in tokens, so that processes do not wait for each other.
         """
-        longest = np.maximum(*self.lengths(rows))
+        source_lengths, target_lengths = self.lengths(rows)
+        longest = np.maximum(source_lengths, target_lengths)
         order = np.argsort(-longest, kind="stable")
         rows, lengths = rows[order], longest[order]
         limit = max_tokens or self._config.max_tokens or DEFAULT_MAX_TOKENS
         num_microbatches = -(-len(_find_starts(lengths, limit)) // multiple_of) * multiple_of
-        # The smallest size limit that needs no more microbatches makes their sizes most even.
-        sizes = range(1, limit + 1)
-        index = bisect_left(
-            sizes, True, key=lambda size: len(_find_starts(lengths, size)) <= num_microbatches
-        )
-        starts = _find_starts(lengths, sizes[min(index, limit - 1)])
+        if multiple_of > 1:
+            ends = np.cumsum((source_lengths + target_lengths)[order])
+            starts = _equal_starts(ends, num_microbatches)
+            while not _fit(starts, lengths, limit):
+                num_microbatches += multiple_of
+                starts = _equal_starts(ends, num_microbatches)
+        else:
+            # The smallest size limit that needs no more microbatches makes their sizes most even.
+            sizes = range(1, limit + 1)
+            index = bisect_left(
+                sizes, True, key=lambda size: len(_find_starts(lengths, size)) <= num_microbatches
+            )
+            starts = _find_starts(lengths, sizes[min(index, limit - 1)])
         microbatches = np.split(rows, starts[1:])
         while len(microbatches) < min(num_microbatches, len(rows)):
             largest = max(range(len(microbatches)), key=lambda index: len(microbatches[index]))
@@ -192,6 +201,22 @@ def _find_starts(lengths: Rows, max_tokens: int) -> list[int]:
         starts.append(start)
         start += max(1, max_tokens // int(lengths[start]))
     return starts
+
+
+def _equal_starts(ends: Rows, num_parts: int) -> list[int]:
+    """Return where at most N parts of about equally many tokens start.
+
+    `ends` [B] are the numbers of tokens up to the end of each sentence.
+    """
+    middles = ends - np.diff(ends, prepend=0) / 2
+    starts = np.searchsorted(middles, np.arange(num_parts) * (ends[-1] / num_parts))
+    return [*map(int, np.unique(starts[starts < len(ends)]))]
+
+
+def _fit(starts: list[int], lengths: Rows, max_tokens: int) -> bool:
+    """Return whether microbatches of more than one sentence fit, with padding."""
+    sizes = np.diff([*starts, len(lengths)])
+    return bool(((sizes == 1) | (sizes * lengths[starts] <= max_tokens)).all())
 
 
 def build_batch(dataset: ParallelDataset, rows: Rows, *, coarse_rows: bool = False) -> Batch:

@@ -26,7 +26,8 @@ class StepReport:
     flops: int  # forward and backward, without padding
     gradient_norm: float  # before clipping
     learning_rate: float
-    seconds: float  # wall time
+    seconds: float  # wall time, waiting for data included
+    waiting_seconds: float = 0.0  # in which the device waited for the batch
     skipped: bool = False  # weights stayed unchanged, because loss or gradient was not finite
     loss_scale: float = 1.0  # of fp16
     text_pairs: tuple[int, ...] = ()  # pairs of each training text, if there are several
@@ -65,7 +66,8 @@ class PendingStep:
     Args:
         pairs: [B] numbers of its sentence pairs.
         position: The run's position after the step.
-        clock: With a mark at the beginning of the step; its end is marked here.
+        clock: With a mark at the beginning of the step, and before it one where the wait for its
+            batch began, if that is known; the end of the step is marked here.
         figures: Loss, negative log-likelihood, norm of the gradient, whether the update was
             skipped, and loss scale: scalars on the device.
         known: The other fields of its report.
@@ -89,7 +91,7 @@ class PendingStep:
 
     def report(self) -> StepReport:
         """Wait until the step is done, and return its report."""
-        [seconds] = self._clock.seconds()
+        *waiting, computing = self._clock.seconds()
         loss, nll, norm, skipped, scale = self._figures.tolist()
         return StepReport(
             loss=loss,
@@ -97,7 +99,8 @@ class PendingStep:
             gradient_norm=norm,
             skipped=bool(skipped),
             loss_scale=scale,
-            seconds=seconds,
+            seconds=sum(waiting) + computing,
+            waiting_seconds=sum(waiting),
             step=self.position.step,
             epoch=self.position.epoch,
             **self._known,
@@ -121,6 +124,7 @@ def shown_figures(reports: Sequence[StepReport]) -> list[str]:
         f"epoch {newest.epoch}",
         f"ppl {format_figure(perplexity(nll), decimals=2)}",
         f"lr {newest.learning_rate:.1e}",
+        f"data wait {_waiting_share(reports):.0%}",
     ]
 
 
@@ -139,6 +143,7 @@ def metrics_record(reports: Sequence[StepReport]) -> dict[str, Any]:
         "gradient_norm": newest.gradient_norm,
         "skipped_steps": sum(report.skipped for report in reports),
         "target_tokens_per_second": _rate(reports, "num_tokens"),
+        "data_waiting_share": _waiting_share(reports),
         "flops_per_step": sum(report.flops for report in reports) / len(reports),
         "flops_per_second": _rate(reports, "flops"),
         **({"text_pairs": [sum(pairs) for pairs in by_text]} if newest.text_pairs else {}),
@@ -155,6 +160,12 @@ def _mean(reports: Sequence[StepReport], name: str) -> float:
     done = [report for report in reports if not report.skipped]
     total = sum(getattr(report, name) * report.num_tokens for report in done)
     return float(total / sum(report.num_tokens for report in done)) if done else math.nan
+
+
+def _waiting_share(reports: Sequence[StepReport]) -> float:
+    """Return the share of the time in which the device waited for data."""
+    waiting = sum(report.waiting_seconds for report in reports)
+    return waiting / sum(report.seconds for report in reports)
 
 
 def _rate(reports: Sequence[StepReport], name: str) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,7 @@ class StepBatch:
     max_tokens: int  # of a microbatch
     microbatches: list[Rows]  # of all processes
     own: list[tuple[int, Batch]]  # by index among all, on the device
+    clock: DeviceClock | None = None  # with a mark where the wait for the batch began
 
 
 def max_microbatch_tokens(
@@ -143,7 +144,13 @@ class Trainer:
 
     def batches(self) -> Iterator[StepBatch]:
         """Yield the batches after the current position, epoch after epoch, without end."""
-        return self.built(self.batcher.batches(self.position.epoch, self.position.examples))
+        position, world = self.position, self._group.world
+        built = self.built(self.batcher.batches(position.epoch, position.examples))
+        while True:
+            self._heartbeat(f"step {position.step + 1}, its batch", waits=world.local_rank > 0)
+            clock = DeviceClock(self._compute.device)
+            clock.mark()
+            yield replace(next(built), clock=clock)
 
     def built(self, batches: Iterable[tuple[int, Rows]]) -> Iterator[StepBatch]:
         """Build batches, given as epoch and rows; each while a GPU computes the one before."""
@@ -187,7 +194,7 @@ class Trainer:
                 microbatch of one of several processes.
             LostPeersError: Other processes cannot be reached.
         """
-        clock = DeviceClock(self._compute.device)
+        clock = batch.clock or DeviceClock(self._compute.device)
         clock.mark()
         if self._threads is not None:
             self._threads.adapt()
