@@ -14,6 +14,7 @@ from tfm.errors import DataError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import prepare
+from tfm.stages.train import train
 from tfm.storage.files import sha256_of
 from tfm.training.data import open_data
 
@@ -106,3 +107,44 @@ def test_a_dataset_that_was_prepared_in_the_other_direction_is_not_trained_on_it
     data = open_data(out, tiny_run())
     assert (data.info.source, data.info.target) == ("de", "en")
     assert len(data.train) == 60
+
+
+@pytest.fixture
+def in_parts(copy, monkeypatch):
+    """A dataset in several parts, of which only the first is verified before the first step."""
+    monkeypatch.setattr("tfm.training.data.WINDOW_PAIRS", 60)
+    for language in ("en", "de"):
+        lines = (copy / f"train.{language}").read_text(encoding="utf-8").splitlines(keepends=True)
+        for number in range(1, 5):
+            name = f"train.{number}.{language}" if number > 1 else f"train.{language}"
+            part = lines[50 * number - 50 : 50 * number]
+            (copy / name).write_text("".join(part), encoding="utf-8")
+    binarize(copy, BinarizeConfig(threads=1), force=True)
+    return copy
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_first_part_is_found_before_the_first_step(in_parts, tiny_run, tmp_path):
+    damage(in_parts / "bin" / "train.de.tokens.npy")
+    open_data(in_parts, tiny_run())
+    with pytest.raises(DataError, match=r"train\.de\.tokens\.npy is damaged .* --force$"):
+        train(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 1}))
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_a_damaged_later_part_ends_training(in_parts, tiny_run, tmp_path):
+    damage(in_parts / "bin" / "train.4.de.tokens.npy")
+    with pytest.raises(DataError, match=r"train\.4\.de\.tokens\.npy is damaged"):
+        train(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 10_000}))
+
+
+def test_all_parts_are_verified_first_on_request(in_parts, tiny_run, tmp_path, monkeypatch):
+    damage(in_parts / "bin" / "train.4.de.tokens.npy")
+    monkeypatch.setattr("tfm.training.loop.Trainer", None)
+    with pytest.raises(DataError, match=r"train\.4\.de\.tokens\.npy is damaged"):
+        train(in_parts, tmp_path / "run", tiny_run(training={"verify_data": True}))

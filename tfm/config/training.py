@@ -188,6 +188,11 @@ class TrainingConfig(Settings, section="training"):
     background_saving: bool = setting(
         False, "Write checkpoints in the background, from a copy in memory."
     )
+    verify_data: bool = setting(
+        False,
+        "Verify the checksums of all training data before the first step; by default, those beyond "
+        "10 million pairs are verified while training runs.",
+    )
     max_skipped_steps: int = setting(
         10,
         "Stop after N skipped steps in a row; a loss or gradient that is not finite skips a step.",

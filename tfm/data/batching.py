@@ -112,7 +112,7 @@ class Batcher:
         return round(len(self._dataset) / num_pairs * num_tokens)
 
     def sample(self) -> Rows:
-        """Return rows to compute means of an epoch from: all, or those of its first window."""
+        """Return rows to compute means over an epoch from: all, or about a million."""
         return self._planner.sample()
 
     def epoch(self, epoch: int) -> list[Rows]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,7 @@ _POLL_SECONDS = 0.01
 _FILES_KEPT = 4
 
 Pairs = npt.NDArray[np.uint32]
+Lengths = npt.NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
@@ -134,13 +136,14 @@ class Planner:
         return pairs.astype(np.int64) + variant * self._num_pairs
 
     def sample(self) -> Rows:
-        """Return the rows of the first window of the first epoch, in the order of its runs."""
-        return self.rows(1, expand(self._deal(1)[0]))
+        """Return about a million rows from all over the first window of an epoch, or all rows."""
+        pairs = expand(self._deal(1)[0])
+        return self.rows(1, pairs[:: -(-len(pairs) // _BLOCK_PAIRS)])
 
     @cached_property
     def sample_counts(self) -> tuple[int, int, int]:
         """The numbers of pairs, batches and target tokens in the first window of an epoch."""
-        _, target_lengths = self._lengths(self.sample())
+        _, target_lengths = self._lengths(1, expand(self._deal(1)[0]))
         num_buckets = len(self._find_bucket_starts(np.sort(target_lengths))) + 1
         num_batches = -(-num_buckets // self._buckets_per_batch)
         return len(target_lengths), num_batches, int(target_lengths.sum(dtype=np.int64))
@@ -188,40 +191,41 @@ class Planner:
         seed = [self._seed, epoch] if self._num_windows == 1 else [self._seed, epoch, 1 + number]
         random = np.random.default_rng(seed)
         pairs = expand(runs)
-        source_lengths, target_lengths = self._lengths(self.rows(epoch, pairs))
+        source_lengths, target_lengths = self._lengths(epoch, pairs)
         order = random.permutation(np.arange(len(pairs), dtype=np.uint32))
         # Stable sorts keep pairs of equal lengths in random order.
         order = order[np.argsort(source_lengths[order], kind="stable")]
         order = order[np.argsort(target_lengths[order], kind="stable")]
-        bucket_starts = self._find_bucket_starts(target_lengths[order])
-        buckets = np.split(pairs[order], bucket_starts)
-        shuffled = [buckets[index] for index in random.permutation(len(buckets))]
-        ends = np.cumsum([len(bucket) for bucket in shuffled])
-        size = self._buckets_per_batch
-        starts = [0, *ends[size - 1 :: size]]
-        if len(shuffled) % size:
-            starts.append(ends[-1])
-        return Window(np.concatenate(shuffled), np.array(starts, dtype=np.uint32))
+        starts = np.append(0, self._find_bucket_starts(target_lengths[order]))
+        shuffled = random.permutation(len(starts))
+        sizes = np.diff(starts, append=len(pairs))[shuffled]
+        order = order[expand(Runs(starts[shuffled], sizes))]
+        ends = np.cumsum(sizes)
+        last_buckets = np.arange(self._buckets_per_batch, len(ends), self._buckets_per_batch) - 1
+        batch_starts = np.concatenate([[0], ends[last_buckets], ends[-1:]])
+        return Window(pairs[order], batch_starts.astype(np.uint32))
 
-    def _lengths(self, rows: Rows) -> tuple[npt.NDArray[np.unsignedinteger], ...]:
-        """Return the source and target lengths [N] of rows [N], EOS included.
+    def _lengths(self, epoch: int, pairs: Pairs) -> tuple[Lengths, Lengths]:
+        """Return the source and target lengths [N] of pairs [N], EOS included.
 
         They are of a small type, which takes less memory and is faster to sort.
         """
-        blocks = np.split(rows, range(_BLOCK_PAIRS, len(rows), _BLOCK_PAIRS))
-        return tuple(
-            np.concatenate([_narrow(side.lengths(block) + 1) for block in blocks])
+        blocks = np.split(pairs, range(_BLOCK_PAIRS, len(pairs), _BLOCK_PAIRS))
+        source_lengths, target_lengths = (
+            np.concatenate([_narrow(side.lengths(self.rows(epoch, block)) + 1) for block in blocks])
             for side in (self._dataset.source, self._dataset.target)
         )
+        return source_lengths, target_lengths
 
-    def _find_bucket_starts(self, target_lengths: npt.NDArray[np.unsignedinteger]) -> Rows:
+    def _find_bucket_starts(self, target_lengths: Lengths) -> Rows:
         """Return where all buckets but the first start, from the sorted lengths [N] of pairs."""
         ends = np.cumsum(target_lengths, dtype=np.int64)
         bucket_tokens = min(self._config.bucket_tokens, self._config.batch_tokens)
         num_buckets = max(1, round(ends[-1] / bucket_tokens))
         bucket_ends = np.arange(1, num_buckets) * (ends[-1] / num_buckets)
-        starts = np.searchsorted(ends, bucket_ends)
-        return np.unique(starts[starts > 0])  # a pair longer than a bucket fills several
+        # Whole numbers, so that NumPy does not convert all of `ends`.
+        starts = np.searchsorted(ends, np.ceil(bucket_ends).astype(np.int64))
+        return starts[np.diff(starts, prepend=0) > 0]  # a pair longer than a bucket fills several
 
 
 def expand(runs: Runs) -> Pairs:
@@ -234,6 +238,6 @@ def expand(runs: Runs) -> Pairs:
     return pairs
 
 
-def _narrow(lengths: Rows) -> npt.NDArray[np.unsignedinteger]:
+def _narrow(lengths: Rows) -> Lengths:
     """Convert lengths to a small type; NumPy sorts 16 bits in linear time."""
     return lengths.astype(np.uint16 if lengths.max(initial=0) < 1 << 16 else np.uint32)

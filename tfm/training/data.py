@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from tfm.config import DeviceName, Precision, RunConfig, Task, TransformerConfig, suitable_arch
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import BINARIZE, SPLITS, Manifest
+from tfm.data.plan import WINDOW_PAIRS
 from tfm.data.shortlist import shortlist_files
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
@@ -56,7 +58,7 @@ def arch_for_data(data_dir: Path, device: DeviceName, precision: Precision) -> t
 
 
 def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
-    """Open a dataset for training.
+    """Open a dataset for training, without reading its training pairs.
 
     Raises:
         DataError: The dataset is damaged or not binarized, or was binarized from other text or with
@@ -74,7 +76,6 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
         )
     vocab_sizes = (len(vocabulary.source), len(vocabulary.target))
     train = ParallelDataset(data_dir / "bin", "train", vocab_sizes=vocab_sizes)
-    train.verify()
     if not len(train):
         raise DataError(f"{data_dir} has no training pairs: see its manifest.json for the reason")
     valid = None
@@ -116,6 +117,11 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
         ),
         checksum=index.checksum("train"),
     )
+
+
+def num_first_parts(dataset: ParallelDataset) -> int:
+    """Return the number of parts to verify before their first use: about those of one window."""
+    return max(1, int(np.searchsorted(dataset.starts[1:], WINDOW_PAIRS, side="right")))
 
 
 def _open_valid(manifest: Manifest, vocab_sizes: tuple[int, int]) -> ValidationSplit:

@@ -3,14 +3,17 @@
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 
+from tfm.data.background import run_in_thread
 from tfm.device.compute import Compute, measure_fp32_flops
 from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
@@ -24,7 +27,7 @@ from tfm.storage.checkpoint.model_tensors import load_training_state
 from tfm.storage.checkpoint.run_folder import last_good_checkpoint
 from tfm.storage.checkpoint.tensor_file import record_from
 from tfm.storage.saving import Saver
-from tfm.training.data import TrainingData, ValidationSplit
+from tfm.training.data import TrainingData, ValidationSplit, num_first_parts
 from tfm.training.progress import (
     ControlFlags,
     Heartbeat,
@@ -36,7 +39,7 @@ from tfm.training.progress import (
     shown_figures,
 )
 from tfm.training.record import RunRecord, all_metrics, describe_pairs, describe_skip
-from tfm.training.trainer import Trainer
+from tfm.training.trainer import StepBatch, Trainer
 from tfm.training.validation import Validation, Validator
 
 _MAX_REASON = 100  # characters
@@ -81,6 +84,7 @@ class TrainingRun:
     def __post_init__(self, checkpoint: Path | None) -> None:
         self._run = self.data.info.run
         self.cost = self._check_memory()
+        self._verification = self._verify_data()
         self.heartbeat("building the model")
         self._model = self._first_model(checkpoint).to(self.compute.device)
         self.trainer = self._new_trainer()
@@ -114,7 +118,7 @@ class TrainingRun:
             is_over = self.is_finished() or bool(self.group.largest([self._is_out_of_time()])[0])
             if is_over:
                 self._say_which_limit()
-            batches = self.trainer.batches()
+            batches = self._batches()
             while not is_over:
                 step, flags = self.trainer.step(next(batches), poll=self._poll)
                 if step is None:
@@ -236,6 +240,31 @@ class TrainingRun:
         if (problem := memory_problem(cost, device, num_copies=num_copies)) is not None:
             raise UsageError(problem)
         return cost
+
+    def _verify_data(self) -> Future[None]:
+        """Verify parts of the dataset once per machine; later ones in the background.
+
+        Processes wait for each other at each part: verifying all parts on a slow disk could take
+        longer than a collective may.
+        """
+        dataset, is_local_first = self.data.train, self.group.world.local_rank == 0
+        num_parts = len(dataset.parts)
+        num_first = num_parts if self._run.training.verify_data else num_first_parts(dataset)
+        for number in range(num_first):
+            self.heartbeat(f"verifying part {number + 1} of {num_parts} of the data")
+            if is_local_first:
+                dataset.verify([number])
+            self.heartbeat(f"waiting for part {number + 1} of {num_parts} of the data", waits=True)
+            self.group.largest([0])
+        others = range(num_first, num_parts) if is_local_first else []
+        return run_in_thread(partial(dataset.verify, others))
+
+    def _batches(self) -> Iterator[StepBatch]:
+        """Yield the batches of steps, without end; raise DataError once a part is damaged."""
+        for batch in self.trainer.batches():
+            if self._verification.done():
+                self._verification.result()
+            yield batch
 
     def _new_trainer(self) -> Trainer:
         num_processes = self.group.world.local_size
