@@ -1,6 +1,7 @@
 """The binarized format: data is read as written, and damage raises DataError."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -108,6 +109,15 @@ def test_parts_are_read_as_one(write_part, tmp_path, sentences, data):
     assert lengths.tolist() == [len(each) for each in expected]
     assert sequences.lengths(rows).tolist() == [len(sentences[row]) for row in rows]
     assert sequences.lengths().tolist() == [len(each) for each in sentences]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system has no such call")
+def test_runs_that_will_be_needed_are_read_ahead(write_part, tmp_path, monkeypatch):
+    parts = [write_part([5, 6, 7, 8], [0, 1, 3, 4]), write_part([9], [0, 1], "train.2")]
+    sequences, places = read_sequences(tmp_path, *parts), []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *place: places.append(place[:2]))
+    sequences.will_need(np.array([0, 1, 3]), np.array([1, 2, 9]))
+    assert places == [(128, 2), (130, 6), (128, 2)]
 
 
 def test_empty_sentences_give_only_eos(write_part, tmp_path):

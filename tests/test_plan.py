@@ -1,7 +1,7 @@
 """The plan of an epoch in several windows: complete, shuffled, resumable, shared by a machine."""
 
 import threading
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -32,9 +32,14 @@ class Lengths:
 
     def __init__(self, num_rows, seed):
         self._lengths = np.random.default_rng(seed).integers(0, 60, num_rows)
+        self.needed = []
 
     def lengths(self, rows):
         return self._lengths[rows]
+
+    def will_need(self, rows, sizes):
+        runs = [range(row, row + size) for row, size in zip(rows, sizes, strict=True)]
+        self.needed.append(list(chain(*runs)))
 
 
 class Pairs:
@@ -169,3 +174,13 @@ def test_more_pairs_than_a_plan_can_number_are_refused(monkeypatch):
     monkeypatch.setattr(plan, "_MAX_PAIRS", NUM_PAIRS - 1)
     with pytest.raises(DataError, match=r"has 2,010 training pairs, .* at most 2,009: train on"):
         planner()
+
+
+@pytest.mark.parametrize("num_variants", [0, 2])
+def test_the_pages_of_each_window_are_read_ahead_in_the_order_of_the_files(num_variants):
+    dataset = Pairs(num_variants=num_variants)
+    windows = Planner(dataset, CONFIG, seed=1, group=Group()).windows(2, 0)
+    start = (2 if num_variants else 0) * NUM_PAIRS
+    for number, (_, window) in enumerate(islice(windows, 3)):
+        expected = (start + np.sort(window.pairs.astype(int))).tolist()
+        assert dataset.source.needed[number] == dataset.target.needed[number] == expected

@@ -10,6 +10,7 @@ Opening a split reads no token ids: `ParallelDataset.verify` compares a part wit
 """
 
 import hashlib
+import os
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -223,6 +224,18 @@ class _Side:
             self._bin_dir, f"the offsets of {self._bin_dir}/{self._name} do not fit its tokens"
         )
 
+    def will_need(self, starts: Rows, ends: Rows) -> None:
+        """Ask the system to read the tokens of ranges [R] of sentences into its cache."""
+        if not hasattr(os, "posix_fadvise"):  # as on Windows and macOS
+            return
+        starts, ends = self.offsets[starts], self.offsets[np.minimum(ends, len(self.offsets) - 1)]
+        size = self.tokens.itemsize
+        with (self._bin_dir / f"{self._name}.tokens.npy").open("rb") as file:
+            header = os.fstat(file.fileno()).st_size - self.tokens.nbytes
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+                place = header + size * start, size * (end - start)
+                os.posix_fadvise(file.fileno(), *place, os.POSIX_FADV_WILLNEED)
+
     def extremes(self) -> tuple[int, int, int]:
         """Return the number of tokens, that of the longest sentence, and the largest id."""
         longest = np.diff(self.offsets).max(initial=0)
@@ -287,6 +300,16 @@ class TokenSequences:
             tokens = side.tokens[_ranges(side.offsets[local].astype(np.int64), sizes)]
             ids[positions] = tokens.astype(np.int64)
         return ids, lengths
+
+    def will_need(self, rows: Rows, sizes: Rows) -> None:
+        """Ask the system to read runs [R] of sentences, which are used soon, into its cache.
+
+        Args:
+            rows: [R] the first row of each; only the part that has it is read.
+            sizes: [R] numbers of sentences.
+        """
+        for side, places, local in self._by_part(rows):
+            side.will_need(local, local + sizes[places])
 
     def __iter__(self) -> Iterator[list[int]]:
         for side in self._sides:

@@ -126,7 +126,7 @@ class Planner:
         for number, runs in enumerate(self._deal(epoch)):
             yield self._plan(epoch, number, runs)
 
-    def rows(self, epoch: int, pairs: Pairs) -> Rows:
+    def rows(self, epoch: int, pairs: Pairs | Rows) -> Rows:
         """Return the rows [N] of pairs [N] in an epoch.
 
         With K variants of the segmentation, epochs take the variants 1 to K in turn.
@@ -159,6 +159,8 @@ class Planner:
 
     def _shared(self, epoch: int, number: int, runs: Runs) -> Window:
         """Return a window that the first process of this machine plans for all of them."""
+        if self._is_first and self._num_windows > 1:
+            self._read_pages(epoch, runs)
         if self._folder is None:
             return self._plan(epoch, number, runs)
         path = self._folder / f"{epoch}-{number}.npy"
@@ -170,6 +172,16 @@ class Planner:
         while not path.exists():
             time.sleep(_POLL_SECONDS)
         return Window.load(path)
+
+    def _read_pages(self, epoch: int, runs: Runs) -> None:
+        """Start to read the tokens of runs, which the batches of a window need in another order.
+
+        Without this, each batch reads the disk at random places, and much that it does not need.
+        """
+        order = np.argsort(runs.starts)
+        rows = self.rows(epoch, runs.starts[order])
+        for side in (self._dataset.source, self._dataset.target):
+            side.will_need(rows, runs.lengths[order])
 
     def _deal(self, epoch: int) -> list[Runs]:
         """Return the runs of each window of an epoch."""

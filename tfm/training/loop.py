@@ -187,13 +187,15 @@ class TrainingRun:
         )
 
     def _new_bar(self) -> Progress:
-        limits, steps_per_epoch = self._run.training, self.trainer.batcher.num_batches()
-        deadline = None
+        limits, deadline = self._run.training, None
+        num_steps = limits.max_steps
+        if limits.max_epochs is not None:
+            num_steps = min(num_steps, limits.max_epochs * self.trainer.batcher.num_batches())
         if limits.max_minutes is not None:
             deadline = self._started + 60 * (limits.max_minutes - self._state.minutes)
         return Progress(
             "train",
-            total=int(min(limits.max_steps, (limits.max_epochs or math.inf) * steps_per_epoch)),
+            total=num_steps,
             unit="steps",
             initial=self.trainer.position.step,
             deadline=deadline,
