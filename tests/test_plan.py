@@ -132,23 +132,22 @@ def test_weights_hold_in_several_windows(num_variants):
 
 
 def test_the_processes_of_a_machine_share_the_plan(tmp_path, monkeypatch):
-    worlds = [World(rank=rank, size=2, local_rank=rank, local_size=2) for rank in (0, 1)]
-    groups = [Group(world) for world in worlds]
+    groups = [Group(World(rank=rank, size=2, local_rank=rank, local_size=2)) for rank in (0, 1)]
     for group in groups:
         group.folder = tmp_path
-    first, other = (planner(group=group).windows(1, 100) for group in groups)
-    found = {}
+    first, other = (planner(group=group) for group in groups)
+    monkeypatch.setattr(other, "_plan", None)  # it plans nothing
+    found = []
 
     def wait():  # the other process may come first
-        found["other"] = [(epoch, as_lists([window])) for epoch, window in islice(other, 3)]
+        found.extend((epoch, as_lists([window])) for epoch, window in islice(windows, 3))
 
+    windows = other.windows(1, 100)
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    expected = [(epoch, as_lists([window])) for epoch, window in islice(first, 3)]
-    monkeypatch.setattr(Planner, "_plan", None)  # the other process plans nothing
+    expected = [(epoch, as_lists([window])) for epoch, window in islice(first.windows(1, 100), 3)]
     thread.join(30)
-    assert found["other"] == expected
-    list(islice(other, 1))
+    assert found == expected
 
 
 def test_few_files_of_plans_are_kept(tmp_path):

@@ -190,8 +190,7 @@ class TrainingConfig(Settings, section="training"):
     )
     verify_data: bool = setting(
         False,
-        "Verify the checksums of all training data before the first step; by default, those beyond "
-        "10 million pairs are verified while training runs.",
+        "Verify all training data before the first step, also beyond 10 million pairs.",
     )
     max_skipped_steps: int = setting(
         10,

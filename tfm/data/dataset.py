@@ -228,13 +228,14 @@ class _Side:
         """Ask the system to read the tokens of ranges [R] of sentences into its cache."""
         if not hasattr(os, "posix_fadvise"):  # as on Windows and macOS
             return
-        starts, ends = self.offsets[starts], self.offsets[np.minimum(ends, len(self.offsets) - 1)]
+        ends = np.minimum(ends, len(self.offsets) - 1)
+        places = zip(self.offsets[starts].tolist(), self.offsets[ends].tolist(), strict=True)
         size = self.tokens.itemsize
         with (self._bin_dir / f"{self._name}.tokens.npy").open("rb") as file:
             header = os.fstat(file.fileno()).st_size - self.tokens.nbytes
-            for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-                place = header + size * start, size * (end - start)
-                os.posix_fadvise(file.fileno(), *place, os.POSIX_FADV_WILLNEED)
+            for start, end in places:
+                begin, length = header + size * start, size * (end - start)
+                os.posix_fadvise(file.fileno(), begin, length, os.POSIX_FADV_WILLNEED)
 
     def extremes(self) -> tuple[int, int, int]:
         """Return the number of tokens, that of the longest sentence, and the largest id."""

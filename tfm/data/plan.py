@@ -142,7 +142,7 @@ class Planner:
 
     @cached_property
     def sample_counts(self) -> tuple[int, int, int]:
-        """The numbers of pairs, batches and target tokens in the first window of an epoch."""
+        """The numbers of pairs, batches and target tokens in the first window of epoch 1."""
         _, target_lengths = self._lengths(1, expand(self._deal(1)[0]))
         num_buckets = len(self._find_bucket_starts(np.sort(target_lengths))) + 1
         num_batches = -(-num_buckets // self._buckets_per_batch)
@@ -236,7 +236,7 @@ class Planner:
         num_buckets = max(1, round(ends[-1] / bucket_tokens))
         bucket_ends = np.arange(1, num_buckets) * (ends[-1] / num_buckets)
         # Whole numbers, so that NumPy does not convert all of `ends`.
-        starts = np.searchsorted(ends, np.ceil(bucket_ends).astype(np.int64))
+        starts: Rows = np.searchsorted(ends, np.ceil(bucket_ends).astype(np.int64))
         return starts[np.diff(starts, prepend=0) > 0]  # a pair longer than a bucket fills several
 
 
