@@ -78,7 +78,7 @@ def export(
         )
     lines = lines_to_check(info, check_lines) if check_lines else []
     if lines and format_ == "huggingface":
-        _check_installed("transformers", 'run pip install "transformers>=5"')
+        _check_installed("transformers", remedy='pip install "transformers>=5"')
     with atomic_directory(out_dir) as folder:
         match format_:
             case "ctranslate2":
@@ -121,7 +121,7 @@ def _write_ctranslate2(
 
 
 def _write_huggingface(folder: Path, model_dir: Path, info: ModelInfo) -> None:
-    _check_installed("tokenizers", extra="huggingface")
+    _check_installed("tokenizers", remedy=install_command("huggingface"))
     from tfm.stages.export.huggingface import check_supported, write_huggingface
     from tfm.stages.export.model_card import model_card
 
@@ -136,7 +136,7 @@ def _write_huggingface(folder: Path, model_dir: Path, info: ModelInfo) -> None:
 
 def _write_onnx(folder: Path, model_dir: Path, info: ModelInfo) -> None:
     for package in ("onnxscript", "onnxruntime"):
-        _check_installed(package, extra="onnx")
+        _check_installed(package, remedy=install_command("onnx"))
     from tfm.stages.export.onnx import write_onnx
 
     search = SearchConfig.for_model(info.search, {})
@@ -163,7 +163,7 @@ def _check_out_dir(out_dir: Path, format_: Format, *, force: bool) -> None:
 
 
 def _check_library() -> None:
-    _check_installed("ctranslate2", extra="export")
+    _check_installed("ctranslate2", remedy=install_command("export"))
     import ctranslate2
 
     version = ctranslate2.__version__
@@ -171,11 +171,9 @@ def _check_library() -> None:
         raise UsageError(f"CTranslate2 {version} is too old: run {install_command('export')}")
 
 
-def _check_installed(package: str, *, extra: str) -> None:
-    """Raise UsageError if a package of an extra cannot be imported."""
+def _check_installed(package: str, *, remedy: str) -> None:
+    """Raise UsageError, with the command that installs it, if a package cannot be imported."""
     try:
         importlib.import_module(package)
     except ImportError as error:
-        raise UsageError(
-            f"{package} is not installed ({error}): run {install_command(extra)}"
-        ) from error
+        raise UsageError(f"{package} is not installed ({error}): run {remedy}") from error
