@@ -8,18 +8,18 @@ from pathlib import Path
 import torch
 
 from tfm.config import InferenceDevice, SearchConfig
-from tfm.data.subword import BOS, EOS, SubwordModel, Vocabulary
+from tfm.data.subword import EOS, SubwordModel
 from tfm.device.compute import choose_compute
 from tfm.errors import UsageError
+from tfm.inference.attention import attention_maps
 from tfm.inference.engine import load_vocabulary
 from tfm.model.build import load_model
-from tfm.model.weights import AttentionWeights, record_attention
 from tfm.search.beam import beam_search
 from tfm.search.scoring import check_finite
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
 from tfm.visualization.attention_figure import write_figure
-from tfm.visualization.attention_maps import GENERATOR, LABELS, AttentionKind, AttentionMaps
+from tfm.visualization.attention_maps import GENERATOR, LABELS, AttentionKind
 from tfm.visualization.attention_page import write_page
 
 _FORMATS = (".html", ".png", ".svg")
@@ -78,9 +78,9 @@ def attend(
     source_ids = _encode(
         vocabulary.source, vocabulary.clean([sentence]), max_pieces, name="the sentence"
     )
-    source = torch.tensor([[*source_ids, EOS]], device=compute.device)
-    lengths = torch.tensor([source.size(1)], device=compute.device)
     if target is None:
+        source = torch.tensor([[*source_ids, EOS]], device=compute.device)
+        lengths = torch.tensor([source.size(1)], device=compute.device)
         with torch.inference_mode():
             [found] = beam_search(model, source, lengths, search)
         check_finite(bool(found))
@@ -93,9 +93,7 @@ def attend(
             vocabulary.target, vocabulary.clean([target]), max_pieces, name="--target"
         )
         origin = "target as given"
-    target_input = torch.tensor([[BOS, *target_ids]], device=compute.device)
-    weights = record_attention(model, source, lengths, target_input)
-    maps = _attention_maps(weights, vocabulary, source_ids, target_ids)
+    maps = attention_maps(model, vocabulary, source_ids, target_ids)
     check_finite(all(math.isfinite(each.weights.sum()) for each in maps.values()))
     if kind not in maps:
         raise UsageError(
@@ -137,27 +135,6 @@ def _check_length(ids: Sized, max_pieces: int, *, name: str) -> None:
             f"{name} has {len(ids) + 1:,} pieces, more than the {max_pieces} that fit in a "
             "picture: give a shorter sentence"
         )
-
-
-def _attention_maps(
-    recorded: AttentionWeights, vocabulary: Vocabulary, source_ids: list[int], target_ids: list[int]
-) -> dict[AttentionKind, AttentionMaps]:
-    """Label the recorded weights with pieces, for each kind of attention that the model has."""
-    sources = vocabulary.source.pieces([*source_ids, EOS])
-    target_inputs = vocabulary.target.pieces([BOS, *target_ids])
-    predictions = vocabulary.target.pieces([*target_ids, EOS])
-    kinds: dict[AttentionKind, tuple[torch.Tensor | None, list[str], list[str]]] = {
-        "encoder": (recorded.encoder, sources, sources),
-        "decoder": (recorded.decoder, predictions, target_inputs),
-        "cross": (recorded.cross, predictions, sources),
-    }
-    return {
-        kind: AttentionMaps(
-            kind=kind, queries=queries, keys=keys, weights=weights[:, 0].cpu().numpy()
-        )
-        for kind, (weights, queries, keys) in kinds.items()
-        if weights is not None
-    }
 
 
 def _check_picture_path(path: Path) -> Path:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,8 @@ AttentionKind = Literal["encoder", "decoder", "cross"]
 # Every picture contains this name, so that no other file is overwritten.
 GENERATOR = "tfm attend"
 
-SYMBOLS = "▁ begins a word, <s> a sentence; </s> ends the sentence"
+SPACE_MARK = "▁"
+SYMBOLS = f"{SPACE_MARK} begins a word, <s> a sentence; </s> ends the sentence"
 
 # Title, queries and keys of each kind.
 LABELS: dict[AttentionKind, tuple[str, str, str]] = {
@@ -30,3 +31,38 @@ class AttentionMaps:
     queries: Sequence[str]  # a piece per row; in the decoder, the piece to predict
     keys: Sequence[str]  # a piece per column
     weights: npt.NDArray[np.float32]  # [L, h, queries, keys]; each row sums to 1
+
+    def by_words(self) -> "AttentionMaps":
+        """Return the weights between words instead of pieces.
+
+        They are summed over the pieces of a key, and averaged over those of a query. Text without
+        spaces keeps its pieces.
+        """
+        queries, keys = _word_starts(self.queries), _word_starts(self.keys)
+        weights = np.add.reduceat(self.weights, keys, axis=-1)
+        sizes = np.diff([*queries, len(self.queries)])
+        weights = np.add.reduceat(weights, queries, axis=-2) / sizes[:, None]
+        return AttentionMaps(
+            kind=self.kind,
+            queries=_words(self.queries, queries),
+            keys=_words(self.keys, keys),
+            weights=weights,
+        )
+
+    def thousandths(self) -> list[Any]:
+        """Return the weights as nested lists of integers, as pages read them."""
+        rounded: list[Any] = np.rint(1000 * self.weights).astype(int).tolist()
+        return rounded
+
+
+def _word_starts(pieces: Sequence[str]) -> list[int]:
+    """Return the index of the first piece of each word, and of the last piece, which is EOS."""
+    inner = range(1, len(pieces) - 1)
+    starts = [index for index in inner if pieces[index].startswith(SPACE_MARK)]
+    return [0, *(starts or inner), *range(max(1, len(pieces) - 1), len(pieces))]
+
+
+def _words(pieces: Sequence[str], starts: Sequence[int]) -> list[str]:
+    ends = [*starts[1:], len(pieces)]
+    words = ("".join(pieces[start:end]) for start, end in zip(starts, ends, strict=True))
+    return [word.replace(SPACE_MARK, " ").strip() or word for word in words]

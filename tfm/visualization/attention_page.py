@@ -6,8 +6,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tfm.storage.files import write_text
 from tfm.visualization.attention_maps import LABELS, SYMBOLS, AttentionKind, AttentionMaps
 
@@ -52,5 +50,5 @@ def _record(maps: AttentionMaps) -> dict[str, Any]:
         **dict(zip(("title", "query_name", "key_name"), LABELS[maps.kind], strict=True)),
         "queries": list(maps.queries),
         "keys": list(maps.keys),
-        "weights": np.rint(1000 * maps.weights).astype(int).tolist(),
+        "weights": maps.thousandths(),
     }
