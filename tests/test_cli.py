@@ -43,6 +43,7 @@ COMMANDS = [
     "generate",
     "attend",
     "score",
+    "serve",
     "quickstart",
     "bench",
     "doctor",
@@ -51,7 +52,7 @@ TFM = [sys.executable, "-m", "tfm"]
 RUN_GROUPS = [TransformerConfig, OptimizerConfig, BatchingConfig, TrainingConfig]
 RUN_SETTINGS = [(group, item) for group in RUN_GROUPS for item in dataclasses.fields(group)]
 
-LONG_COMMANDS = ["prepare", "train", "generate"]
+LONG_COMMANDS = ["prepare", "train", "generate", "serve"]
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

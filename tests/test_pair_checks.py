@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.config import CleaningConfig, settings_from
+from tfm.data import languages
 from tfm.data import pair_checks as module
 from tfm.data.pair_checks import deviation_checks, is_mojibake, numbers, pair_checks
 from tfm.errors import UsageError
@@ -146,7 +147,7 @@ def identified(monkeypatch):
         return code, float(confidence)
 
     identifier = SimpleNamespace(labels=["en", "de", "fr"], classify=classify)
-    monkeypatch.setattr(module, "_identifier", lambda: identifier)
+    monkeypatch.setattr(module, "language_identifier", lambda _: identifier)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_a_language_that_cannot_be_identified_is_refused():
 def test_without_py3langid_a_message_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     monkeypatch.setitem(sys.modules, "py3langid", ModuleType("py3langid"))
-    module._identifier.cache_clear()
+    languages._identifier.cache_clear()
     with pytest.raises(
         UsageError, match=r'py3langid.*not installed.*pip install "tfm-mt\[langid\]"'
     ):
@@ -192,7 +193,7 @@ def test_without_py3langid_a_message_says_how_to_install_it(monkeypatch):
 
 def test_py3langid_identifies_sentences():
     pytest.importorskip("py3langid", reason="an extra")
-    module._identifier.cache_clear()
+    languages._identifier.cache_clear()
     english, german = "Two young men are outside near many bushes.", SENTENCES[0]
     french = "Deux jeunes hommes sont dehors près de buissons."
     assert not broken(english, german, drop_other_language=True)

@@ -2,7 +2,7 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields
 from functools import wraps
 from typing import Any, TypeVar
@@ -21,17 +21,20 @@ Overrides = Mapping[str, Mapping[str, Any]]
 def with_settings(
     *kinds: type[Settings],
     help_all: bool = False,
+    without: Collection[str] = (),
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Add a flag for each setting of some groups to a command, after its other parameters.
 
     The command receives the given flags in its parameter `overrides` of type `Overrides`. With
-    `help_all`, its --help shows common settings only, and a flag --help-all shows all.
+    `help_all`, its --help shows common settings only, and a flag --help-all shows all. It has no
+    flags for the settings `without`.
     """
     # A setting that several groups have is one flag, which sets it in all their sections.
     settings: dict[str, dict[type[Settings], Field[Any]]] = {}
     for kind in kinds:
         for item in fields(kind):
-            settings.setdefault(item.name, {})[kind] = item
+            if item.name not in without:
+                settings.setdefault(item.name, {})[kind] = item
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(command)

@@ -24,6 +24,7 @@ from tfm.config.schema import (
     settings_from,
     settings_to,
 )
+from tfm.config.serving import ServeConfig
 from tfm.config.text import (
     BinarizeConfig,
     CleaningConfig,

@@ -12,8 +12,9 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tfm.config import CleaningConfig
+from tfm.data.languages import language_identifier
 from tfm.data.text import BytesPair
-from tfm.errors import UsageError, install_command
+from tfm.errors import UsageError
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
@@ -94,7 +95,7 @@ def pair_checks(config: CleaningConfig, source: str, target: str) -> list[Check]
     if config.drop_unequal_numbers:
         checks.append(("unequal_numbers", lambda s, t: numbers(s) != numbers(t)))
     if config.drop_other_language:
-        identifier = _identifier()
+        identifier = language_identifier("drop_other_language")
         for code in (code for codes in sides for code in codes):
             if code not in identifier.labels:
                 raise UsageError(
@@ -203,18 +204,6 @@ def _script(letter: str) -> str:
     """Return the first word of a letter's name in Unicode, which is its script."""
     compatible = unicodedata.normalize("NFKC", letter)[0]  # of full-width and half-width letters
     return re.split("[ -]", unicodedata.name(compatible, ""))[0]
-
-
-@cache
-def _identifier() -> "LanguageIdentifier":
-    try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError as error:
-        raise UsageError(
-            f"drop_other_language needs py3langid, which is not installed ({error}): "
-            f"run {install_command('langid')}"
-        ) from error
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
 def _is_in_other_language(

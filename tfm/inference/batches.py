@@ -1,7 +1,7 @@
 """Batches of token ids from lines of text, for search and for forced decoding."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self, TypeVar
 
@@ -84,7 +84,14 @@ class SentenceEncoder:
         UsageError: The tag of the config is not in the vocabulary.
     """
 
-    def __init__(self, vocabulary: Vocabulary, limits: BatchLimits, config: SearchConfig) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        limits: BatchLimits,
+        config: SearchConfig,
+        notify: Callable[[str], None] = say,
+    ) -> None:
+        self._notify = notify
         self._vocabulary = vocabulary
         self._limits = limits
         self._config = config
@@ -140,7 +147,7 @@ class SentenceEncoder:
             name = f"{chunk.unit} {number:,}"
             self._warn_of_unknown(name, line, ids)
             if len(ids) > limit:
-                say(
+                self._notify(
                     f"warning: {name} ({_quoted(line)}) has {len(ids):,} tokens: "
                     f"truncated to {limit:,}; to use all of it, set a larger max_source_length"
                 )
@@ -162,7 +169,7 @@ class SentenceEncoder:
         num_letters = sum(map(str.isalpha, line))
         if 2 * self._vocabulary.source.num_known_letters(ids) < num_letters:
             self._has_warned_of_unknown = True
-            say(
+            self._notify(
                 f"warning: most letters of {name} ({_quoted(line)}) are not in the "
                 "model's vocabulary: do not rely on its output; further such text is not reported"
             )

@@ -133,7 +133,14 @@ def split(text: str, language: str) -> list[Piece]:
 
 
 def join(pieces: Sequence[Piece], translations: Sequence[str], *, source: str, target: str) -> str:
-    """Return a text with translated sentences, with the white space of the target language.
+    """Return a text with translated sentences; the arguments are those of `translated_pieces`."""
+    return "".join(translated_pieces(pieces, translations, source=source, target=target))
+
+
+def translated_pieces(
+    pieces: Sequence[Piece], translations: Sequence[str], *, source: str, target: str
+) -> list[str]:
+    """Return the translation of each piece, with the white space of the target language.
 
     Args:
         pieces: The pieces of the text.
@@ -152,7 +159,7 @@ def join(pieces: Sequence[Piece], translations: Sequence[str], *, source: str, t
                 texts[index] += " "
             elif not will_be_spaced and following == index + 2:
                 texts[index + 1] = _without_spaces(texts[index + 1])
-    return "".join(texts)
+    return texts
 
 
 def _base(language: str) -> str:

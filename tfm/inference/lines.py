@@ -17,6 +17,7 @@ from tfm.inference.batches import (
     by_line,
 )
 from tfm.inference.workers import compute_ahead
+from tfm.reporting import say
 from tfm.search.forced import ForcedOutput
 from tfm.search.scoring import Hypothesis
 from tfm.storage.checkpoint.calibration import Calibration
@@ -91,8 +92,9 @@ def translate_lines(
     config: SearchConfig,
     *,
     calibration: Calibration | None = None,
+    notify: Callable[[str], None] = say,
 ) -> Iterator[tuple[ChunkT, list[list[Translation]]]]:
-    """Translate chunks of lines.
+    """Translate chunks of lines; `notify` receives warnings that quote them.
 
     The calibration is that of the only model, for the confidence in translations. Samples have
     none, nor do searches with a shortlist, whose probabilities are those of fewer pieces.
@@ -101,7 +103,7 @@ def translate_lines(
         Each chunk, in order, and for each of its lines the `n_best` translations, best first, or
         the one that `mbr` chooses among them.
     """
-    encoder = SentenceEncoder(vocabulary, engine.limits, config)
+    encoder = SentenceEncoder(vocabulary, engine.limits, config, notify)
     batched = ((chunk, encoder.to_search(chunk)) for chunk in chunks)
     search = partial(engine.search, config=config)
     if config.search == "sample" or config.shortlist:

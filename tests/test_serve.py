@@ -1,0 +1,630 @@
+"""tfm serve: the LibreTranslate protocol, its limits, and what clients can do wrong."""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import http.client
+import json
+import random
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
+from types import SimpleNamespace
+from urllib import error, parse, request
+
+import numpy as np
+import pytest
+
+from tfm.config import InferenceConfig, SearchConfig, ServeConfig
+from tfm.data import languages
+from tfm.errors import DataError, UsageError
+from tfm.inference.lines import Translation
+from tfm.visualization.attention_maps import AttentionMaps
+
+pytest.importorskip("uvicorn")
+from tfm.inference.translator import Translator
+from tfm.stages.serve.app import Service
+from tfm.stages.serve.models import Route, ServedModel, routes_of
+from tfm.stages.serve.queue import QueueFullError, TranslationQueue
+from tfm.stages.serve.requests import digest_of
+from tfm.stages.serve.server import new_server
+
+DEFAULT = ServeConfig()
+CPU = InferenceConfig(device="cpu", precision="fp32", threads=1)
+TEXT = "  seven cars\n\n\ttwelve houses \r\nat nine o'clock"
+
+
+class Address(str):
+    """The address of a server, with the ways to use it."""
+
+    def post(self, path, fields, form=False):
+        """Return status and answer of a request."""
+        kind = "application/x-www-form-urlencoded" if form else "application/json"
+        body = parse.urlencode(fields) if form else json.dumps(fields)
+        return self.send(path, body.encode(), {"Content-Type": kind})
+
+    def send(self, path, body=None, headers=None):
+        try:
+            with request.urlopen(
+                request.Request(self + path, body, headers or {}), timeout=20
+            ) as answer:
+                content = answer.read().decode()
+                is_json = answer.headers["content-type"] == "application/json"
+                return answer.status, json.loads(content) if is_json else content
+        except error.HTTPError as refused:
+            return refused.code, json.load(refused)
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", int(self.rpartition(":")[2])), 20)
+
+
+@pytest.fixture
+def start():
+    """Serve routes until the test ends; return the address."""
+    servers = []
+
+    def serve(routes, config=DEFAULT, key=None):
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        digest = None if key is None else digest_of(key)
+        server = new_server(Service(routes, config, digest), config)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        servers.append((server, thread, listener))
+        while not server.started:
+            time.sleep(0.01)
+        return Address(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+    yield serve
+    for server, thread, listener in servers:
+        server.should_exit = server.force_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.fixture(scope="module")
+def model(trained_run):
+    return ServedModel(trained_run, {}, config=DEFAULT, inference=CPU)
+
+
+@pytest.fixture
+def address(start, model):
+    return start(routes_of([model]))
+
+
+def stand_in(translate, config=DEFAULT):
+    """A route whose translations a function computes, in a thread as those of models."""
+    queue = TranslationQueue(
+        translate,
+        ThreadPoolExecutor(1),
+        batch_characters=config.batch_characters,
+        max_requests=config.max_requests,
+    )
+    info = SimpleNamespace(source="en", target="de")
+    route = Route(SimpleNamespace(queue=queue, info=info), "en", "de", SearchConfig())
+    return {("en", "de"): route}
+
+
+def upper(lines, config):
+    return [[Translation(line.upper(), 0.0, 0.0)] * config.n_best for line in lines]
+
+
+# --- the protocol
+
+
+def test_translations_are_those_of_the_library_and_keep_white_space(address, trained_run):
+    lines = ["seven cars", "twelve houses", "at nine o'clock"]
+    expected = Translator.load(trained_run, device="cpu", precision="fp32").translate(lines)
+    whole = "  {}\n\n\t{} \r\n{}".format(*expected)
+    pair = {"source": "en", "target": "de"}
+    assert address.post("/translate", {"q": TEXT, **pair}) == (200, {"translatedText": whole})
+    assert address.post("/translate", {"q": lines, **pair}) == (200, {"translatedText": expected})
+    for form in ({"q": TEXT, **pair}, {"q": json.dumps([TEXT, ""]), **pair}):
+        status, answer = address.post("/translate", form, form=True)
+        assert (status, answer["translatedText"]) in ((200, whole), (200, [whole, ""]))
+
+
+def test_sentences_of_a_paragraph_are_translated_separately(start):
+    lines = []
+
+    def translate(texts, config):
+        lines.extend(texts)
+        return upper(texts, config)
+
+    address = start(stand_in(translate))
+    text = "Mr. Smith sleeps.  He dreams!\n\n- one\n- two"
+    status, answer = address.post("/translate", {"q": text, "source": "en", "target": "de"})
+    assert (status, answer) == (200, {"translatedText": text.upper()})
+    assert sorted(lines) == ["He dreams!", "Mr. Smith sleeps.", "one", "two"]
+
+
+def test_a_form_with_parts_is_read(address):
+    parts = {"q": "seven cars", "source": "en", "target": "de"}
+    body = "".join(
+        f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in parts.items()
+    )
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    found = address.send("/translate", f"{body}--x--\r\n".encode(), headers)
+    assert found == address.post("/translate", parts)
+    assert found[0] == 200
+
+
+def test_alternatives_are_further_translations_of_the_beam(address):
+    fields = {"q": "seven cars", "source": "en", "target": "de", "alternatives": 3}
+    status, answer = address.post("/translate", fields)
+    texts = [answer["translatedText"], *answer["alternatives"]]
+    assert status == 200
+    assert len(texts) == len(set(texts)) == 4
+    _, listed = address.post("/translate", {**fields, "q": ["seven cars"]})
+    assert listed == {"translatedText": texts[:1], "alternatives": [texts[1:]]}
+
+
+def test_the_python_client_works_unchanged(address):
+    libretranslatepy = pytest.importorskip("libretranslatepy")
+    pytest.importorskip("py3langid")
+    client = libretranslatepy.LibreTranslateAPI(f"{address}/")
+    assert client.translate("seven cars", "en", "de")
+    assert client.detect("Der Hund spielt mit dem Ball im Schnee.")[0]["language"] == "de"
+    assert [each["code"] for each in client.languages()] == ["en", "de"]
+
+
+def test_auto_chooses_among_the_source_languages(address, monkeypatch):
+    pytest.importorskip("py3langid")
+    fields = {"q": "seven cars", "source": "auto", "target": "de"}
+    status, answer = address.post("/translate", fields)
+    assert status == 200
+    assert answer["detectedLanguage"]["language"] == "en"
+    assert 1 < answer["detectedLanguage"]["confidence"] <= 100
+    languages._identifier.cache_clear()
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    for path in ("/translate", "/detect"):
+        status, answer = address.post(path, fields)
+        assert status == 400
+        assert 'source "auto" needs py3langid, which is not installed' in answer["error"]
+
+
+def test_clients_can_ask_what_the_server_offers(address):
+    assert address.send("/languages") == (
+        200,
+        [
+            {"code": "en", "name": "English", "targets": ["de"]},
+            {"code": "de", "name": "German", "targets": []},
+        ],
+    )
+    _, settings = address.send("/frontend/settings")
+    assert settings["charLimit"] == DEFAULT.max_characters
+    assert settings["language"]["target"] == {"code": "de", "name": "German"}
+    assert not settings["keyRequired"]
+    assert address.send("/health") == (200, {"status": "ok"})
+
+
+def test_metrics_count_requests_and_lines(start):
+    address = start(stand_in(upper))
+    address.post("/translate", {"q": "a\nb", "source": "en", "target": "de"})
+    address.post("/translate", {"q": "a"})
+    address.send("/nowhere/at/all")
+    _, text = address.send("/metrics")
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    assert samples['tfm_requests_total{path="/translate",status="200"}'] == "1"
+    assert samples['tfm_requests_total{path="/translate",status="400"}'] == "1"
+    assert samples['tfm_requests_total{path="other",status="404"}'] == "1"
+    assert samples['tfm_lines_total{source="en",target="de"}'] == "2"
+    assert samples['tfm_waiting_requests{source="en",target="de"}'] == "0"
+    assert samples['tfm_translate_seconds_bucket{le="+Inf"}'] == "1"
+    for line in text.splitlines():
+        assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+(\{(\w+="[^"]*",?)+\})? [\d.e+-]+', line)
+
+
+# --- refusals: a status and one sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "pattern"),
+    [
+        ({"q": None}, 400, "q is missing"),
+        ({"q": []}, 400, "q is missing"),
+        ({"q": ["a", 1]}, 400, "q is missing"),
+        ({"q": "\ud800"}, 400, "q has half of a surrogate pair"),
+        ({"q": "a" * 101}, 413, "q has 101 characters, more than the 100 allowed"),
+        ({"q": [""] * 101}, 413, "q has 101 characters"),
+        ({"source": None}, 400, "source is missing"),
+        ({"source": "xx"}, 400, "does not translate from xx to de, only from en to de"),
+        ({"target": ["de"]}, 400, "target is missing"),
+        ({"target": "\x00"}, 400, "target is not the code"),
+        ({"target": "auto"}, 400, "does not translate from en to auto"),
+        ({"format": "html"}, 400, "does not read markup"),
+        ({"alternatives": -1}, 400, "alternatives must be a whole number"),
+        ({"alternatives": "9" * 5000}, 400, "alternatives must be a whole number"),
+        ({"alternatives": True}, 400, "alternatives must be a whole number"),
+        ({"alternatives": 4}, 400, "alternatives must be at most 3"),
+    ],
+)
+def test_wrong_fields_are_refused(start, changes, status, pattern):
+    address = start(stand_in(upper), ServeConfig(max_characters=100))
+    found = address.post("/translate", {"q": "a", "source": "en", "target": "de", **changes})
+    assert found[0] == status
+    assert pattern in found[1]["error"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status"),
+    [
+        ("application/json", b"[" * 100_000, 400),
+        ("application/json", b"{}{", 400),
+        ("application/json", b'"text"', 400),
+        ("application/json", b"\xff\xfe\x00", 400),
+        ("text/plain", b"q=a", 415),
+        ("multipart/form-data", b"--x", 400),
+        ("multipart/form-data; boundary=x", b"--x\r\nbroken", 400),
+        ("application/x-www-form-urlencoded", b"a=&" * 1000, 400),
+        ("application/x-www-form-urlencoded", b"q=%ff%00&source=en&target=de", 200),
+        ("application/json", b" " * 200_000, 413),
+    ],
+)
+def test_wrong_bodies_are_refused(start, kind, body, status):
+    address = start(stand_in(upper), ServeConfig(max_body_bytes=150_000))
+    found = address.send("/translate", body, {"Content-Type": kind})
+    assert found[0] == status
+    assert status == 200 or found[1]["error"]
+
+
+def test_wrong_paths_and_methods_are_refused(start):
+    address = start(stand_in(upper))
+    assert address.send("/nowhere")[0] == 404
+    assert address.send("/translate")[0] == 405
+    assert address.send("/health", b"x")[0] == 405
+
+
+def test_only_the_key_opens_a_server_with_a_key(start):
+    address = start(stand_in(upper), key="Schlüssel")
+    fields = {"q": "a", "source": "en", "target": "de"}
+    assert address.post("/translate", fields)[0] == 403
+    assert address.post("/translate", {**fields, "api_key": "schlüssel"})[0] == 403
+    assert address.post("/translate", {**fields, "api_key": 7})[0] == 403
+    assert address.post("/detect", {"q": "a"})[0] == 403
+    assert address.post("/translate", {**fields, "api_key": "Schlüssel"})[0] == 200
+    assert address.send("/frontend/settings")[1]["keyRequired"]
+
+
+def test_a_full_queue_and_a_slow_model_are_answered(start):
+    release = threading.Event()
+
+    def slow(lines, config):
+        release.wait(20)
+        return upper(lines, config)
+
+    config = ServeConfig(max_requests=2, answer_seconds=1)
+    address = start(stand_in(slow, config), config)
+    fields = {"q": "a", "source": "en", "target": "de"}
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(lambda _: address.post("/translate", fields), range(8)))
+    assert sorted(status for status, _ in answers) == [503] * 6 + [504] * 2
+    assert {"error": "2 requests wait already: try again later"} in [each for _, each in answers]
+    release.set()
+    assert address.post("/translate", fields) == (200, {"translatedText": "A"})
+
+
+def test_a_request_that_arrives_slowly_is_ended_and_blocks_nobody(start):
+    address = start(stand_in(upper), ServeConfig(receive_seconds=1, max_connections=40))
+    head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    starts = [b"", head, head + b"Content-Length: 9\r\n\r\n{", head + b"Content-Length: 0\r\n\r\n"]
+    slow = [address.connect() for _ in range(30)]
+    for connection, data in zip(slow, starts * 10, strict=False):
+        connection.sendall(data)
+    started = time.monotonic()
+    fields = {"q": "a", "source": "en", "target": "de"}
+    for _ in range(5):
+        assert address.post("/translate", fields)[0] == 200
+    assert time.monotonic() - started < 1
+    for connection, data in zip(slow, starts * 10, strict=False):
+        answer = b""
+        with connection, contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(1000):
+                answer += part
+        assert answer[9:12] == {2: b"408", 3: b"400"}.get(starts.index(data), b"")
+    assert time.monotonic() - started < 10
+
+
+def test_a_client_that_leaves_is_not_translated(start):
+    translated = []
+    busy, release = threading.Event(), threading.Event()
+
+    def translate(lines, config):
+        translated.extend(lines)
+        busy.set()
+        release.wait(20)
+        return upper(lines, config)
+
+    address = start(stand_in(translate))
+    body = json.dumps({"q": "left", "source": "en", "target": "de"}).encode()
+    with ThreadPoolExecutor(1) as clients:
+        first = clients.submit(address.post, "/translate", {**json.loads(body), "q": "first"})
+        busy.wait(20)
+        with address.connect() as leaving:
+            leaving.sendall(
+                b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            while 'target="de"} 2' not in address.send("/metrics")[1]:
+                time.sleep(0.01)
+        while 'target="de"} 1' not in address.send("/metrics")[1]:
+            time.sleep(0.01)
+        release.set()
+        assert first.result()[0] == 200
+    assert translated == ["first"]
+
+
+def test_random_requests_never_break_the_server(start):
+    """Whatever bytes a client sends, and whenever it leaves, there is no status of 500."""
+    address = start(stand_in(upper), ServeConfig(receive_seconds=1, max_body_bytes=5_000))
+    draw = random.Random(1)
+    body = json.dumps({"q": "ab", "source": "en", "target": "de"}).encode()
+    for _ in range(200):
+        data = bytearray(
+            b"POST /translate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        for _ in range(draw.randrange(4)):
+            place = draw.randrange(len(data))
+            data[place : place + draw.randrange(9)] = draw.randbytes(draw.randrange(9))
+        with address.connect() as connection:
+            connection.settimeout(0.05)
+            connection.sendall(data[: draw.choice([len(data), draw.randrange(len(data))])])
+            with contextlib.suppress(TimeoutError, ConnectionResetError):
+                assert not connection.recv(12).endswith(b" 500")
+    assert address.post("/translate", json.loads(body)) == (200, {"translatedText": "AB"})
+    assert 'status="500"' not in address.send("/metrics")[1]
+
+
+# --- the page
+
+
+def test_the_page_loads_nothing_and_runs_only_its_own_script(start):
+    address = start(stand_in(upper))
+    with request.urlopen(address + "/") as answer:
+        policy, page = answer.headers["content-security-policy"], answer.read().decode()
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    for element in ("script", "style"):
+        [content] = re.findall(f"<{element}>(.*?)</{element}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{element}-src 'sha256-{digest}'" in policy
+    assert not re.search(
+        r"innerHTML|outerHTML|document\.write|insertAdjacentHTML|eval|https?:", page
+    )
+
+
+def test_the_page_gets_sentences_other_translations_and_attention(address):
+    fields = {"q": "seven cars\ntwo trees", "source": "en", "target": "de", "parts": True}
+    _, answer = address.post("/translate", fields)
+    assert [part["source"] for part in answer["parts"]] == ["seven cars", "\n", "two trees"]
+    assert [part["is_sentence"] for part in answer["parts"]] == [True, False, True]
+    assert "".join(part["translation"] for part in answer["parts"]) == answer["translatedText"]
+    fields = {**fields, "q": "seven cars", "translation": "sieben Autos"}
+    status, answer = address.post("/explain", fields)
+    assert status == 200
+    assert len({each["text"] for each in answer["translations"]}) == 4
+    assert answer["source"] == ["seven", "cars", "</s>"]
+    assert answer["target"] == ["sieben", "Autos", "</s>"]
+    weights = np.array(answer["weights"])
+    assert weights.shape == (1, 2, 3, 3)
+    assert np.allclose(weights.sum(-1), 1000, atol=3)
+    status, answer = address.post("/explain", {**fields, "q": "a " * 300})
+    assert (status, "less than 200 pieces" in answer["error"]) == (400, True)
+    assert address.post("/explain", {**fields, "q": " "})[0] == 400
+
+
+def test_attention_between_words_sums_keys_and_averages_queries():
+    rows = [[0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.0, 0.8], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
+    weights = np.array([[rows]], dtype=np.float32)
+    pieces = ["▁a", "b", "▁c", "</s>"]
+    maps = AttentionMaps(kind="cross", queries=pieces, keys=pieces, weights=weights)
+    words = maps.by_words()
+    assert words.queries == words.keys == ["ab", "c", "</s>"]
+    assert np.allclose(words.weights, [[[[0.5, 0.05, 0.45], [0, 1, 0], [0, 0, 1]]]])
+    pieces = ["▁犬", "が", "いる", "</s>"]
+    words = AttentionMaps(kind="cross", queries=pieces, keys=pieces, weights=weights).by_words()
+    assert words.queries == words.keys == ["犬", "が", "いる", "</s>"]
+    assert np.array_equal(words.weights, weights)
+
+
+# --- requests that arrive together
+
+
+def queue_of(translate, **limits):
+    return TranslationQueue(
+        translate, ThreadPoolExecutor(1), **{"batch_characters": 8, "max_requests": 100, **limits}
+    )
+
+
+def test_requests_that_wait_are_translated_together():
+    batches = []
+
+    def translate(lines, config):
+        batches.append(list(lines))
+        return upper(lines, config)
+
+    async def ask():
+        queue = queue_of(translate)
+        return await asyncio.gather(
+            *(queue.translate([f"{number}"], SearchConfig()) for number in range(10))
+        )
+
+    found = asyncio.run(ask())
+    assert [best.text for [[best]] in found] == [str(number) for number in range(10)]
+    assert [len(batch) for batch in batches] == [8, 2]
+
+
+def test_a_long_text_does_not_delay_short_ones():
+    finished = []
+
+    async def ask():
+        queue = queue_of(upper)
+
+        async def translate(name, num_lines, n_best=1):
+            await queue.translate([name] * num_lines, SearchConfig(n_best=n_best))
+            finished.append((name, queue.num_batches))
+
+        jobs = [("x", 100, 1), ("a", 1, 1), ("b", 2, 1), ("n-best", 1, 3)]
+        await asyncio.gather(*(translate(*job) for job in jobs))
+
+    asyncio.run(ask())
+    assert finished[:3] == [("a", 1), ("b", 1), ("n-best", 2)]
+    assert finished[3] == ("x", 14)  # 5 lines of the first batch, 8 of each other but n-best
+
+
+def test_no_request_starves():
+    """Long lines are translated although short ones keep coming."""
+
+    async def ask():
+        queue = queue_of(upper)
+        long = asyncio.create_task(queue.translate(["x" * 20] * 3, SearchConfig()))
+        short = [asyncio.create_task(queue.translate(["a"], SearchConfig())) for _ in range(9)]
+        while not long.done():
+            done = await short.pop(0)
+            assert done[0][0].text == "A"
+            short.append(asyncio.create_task(queue.translate(["a"], SearchConfig())))
+        await asyncio.gather(*short)
+        return queue.num_batches
+
+    assert asyncio.run(ask()) < 20
+
+
+def test_the_request_that_fails_fails_alone():
+    def translate(lines, config):
+        if "bad" in lines:
+            raise DataError("too long")
+        return upper(lines, config)
+
+    async def ask():
+        queue = queue_of(translate)
+        asked = (queue.translate([line], SearchConfig()) for line in ("a", "bad", "c"))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    a, bad, c = asyncio.run(ask())
+    assert [a[0][0].text, str(bad), c[0][0].text] == ["A", "too long", "C"]
+
+
+def test_a_full_queue_refuses_at_once():
+    async def ask():
+        queue = queue_of(upper, max_requests=1)
+        first = asyncio.create_task(queue.translate(["a"], SearchConfig()))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError):
+            await queue.translate(["b"], SearchConfig())
+        await first
+        return len(queue)
+
+    assert asyncio.run(ask()) == 0
+
+
+# --- models and settings
+
+
+def test_models_that_cannot_be_served_are_refused(model, make_model, trained_run):
+    with pytest.raises(UsageError, match="both translate from en to de"):
+        routes_of([model, ServedModel(trained_run, {}, config=DEFAULT, inference=CPU)])
+    parser = make_model(task="parsing")
+    with pytest.raises(UsageError, match="is a parser"):
+        ServedModel(parser, {}, config=DEFAULT, inference=CPU)
+    with pytest.raises(UsageError, match="is not beam search, which tfm serve needs"):
+        ServedModel(trained_run, {"search": "sample"}, config=DEFAULT, inference=CPU)
+    with pytest.raises(UsageError, match="shortlist"):
+        ServedModel(trained_run, {"shortlist": True}, config=DEFAULT, inference=CPU)
+
+
+def test_tags_choose_among_the_target_languages_of_a_model(start):
+    vocabulary = SimpleNamespace(source=SimpleNamespace(has_tag=lambda tag: tag != "<2it>"))
+    model = SimpleNamespace(search=SearchConfig(), vocabulary=vocabulary, folder="m")
+    model.info = SimpleNamespace(source="en+nl", target="de+fr")
+    model.pairs = partial(ServedModel.pairs, model)
+    model.queue = queue_of(
+        lambda lines, config: [[Translation(config.tag + line, 0.0, 0.0)] for line in lines]
+    )
+    address = start(routes_of([model]))
+    for source, target in product(["en", "nl"], ["de", "fr"]):
+        fields = {"q": "a", "source": source, "target": target}
+        assert address.post("/translate", fields) == (200, {"translatedText": f"<2{target}>a"})
+    targets = {each["code"]: each["targets"] for each in address.send("/languages")[1]}
+    assert targets == {"en": ["de", "fr"], "nl": ["de", "fr"], "de": [], "fr": []}
+    model.info.target = "de+it"
+    with pytest.raises(UsageError, match="has no tag <2it> that chooses the language"):
+        routes_of([model])
+
+
+@pytest.mark.parametrize(
+    ("flags", "pattern"),
+    [
+        (["--port", "{busy}"], "cannot listen on 127.0.0.1:.*: Address already in use: choose .*"),
+        (["--host", "nowhere.invalid"], "cannot listen on nowhere.invalid:5000: .*"),
+        (["--api-key-file", "/dev/null"], "/dev/null is empty: write the key on one line"),
+        (["--api-key-file", "none"], "none does not exist: check its name"),
+        (["--port", "70000"], "port is 70000, but must be at most 65535"),
+        (["--max-body-bytes", "1"], "max_body_bytes is 1, but must be at least 1000"),
+        (["--ban", "none"], "none does not exist: check its name"),
+        (["--n-best", "2"], "no such option --n-best.*"),
+        (["--beam", "0"], "beam_size is 0, but must be at least 1"),
+    ],
+)
+def test_mistakes_are_one_line(run, trained_run, elsewhere, flags, pattern):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        flags = [flag.format(busy=busy.getsockname()[1]) for flag in flags]
+        code, out, err = run("serve", trained_run, "--device", "cpu", *flags)
+    assert code in (1, 2)
+    assert out == ""
+    assert re.fullmatch(f"tfm: {pattern}\n", err), err
+
+
+def test_without_the_extra_a_message_says_how_to_install_it(run, trained_run, monkeypatch):
+    monkeypatch.delitem(sys.modules, "tfm.stages.serve.server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, _, err = run("serve", trained_run)
+    message = 'tfm serve needs uvicorn, which is not installed: run pip install "tfm-mt[serve]"'
+    assert (code, err) == (2, f"tfm: {message}\n")
+
+
+_SERVE = "import sys; sys.argv[0] = 'tfm'; from tfm.cli.main import main; main()"
+
+
+def test_sigterm_answers_all_accepted_requests(fork_python, trained_run):
+    server = fork_python(_SERVE, "serve", trained_run, "--port", "0", "--device", "cpu")
+    while not (found := re.search(r"serve: http://(\S+)", server.errors)):
+        assert server.poll() is None, server.errors
+        time.sleep(0.05)
+    body = json.dumps({"q": "seven cars\n" * 20, "source": "en", "target": "de"})
+
+    def ask(keeps_connection):
+        """Return the statuses until a connection is refused, and why it was."""
+        connection = http.client.HTTPConnection(found[1], timeout=60)
+        statuses = []
+        while True:
+            try:
+                connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                answer.read()
+                statuses.append(answer.status)
+            except OSError as error:
+                return [*statuses, type(error)]
+            if not keeps_connection:
+                connection.close()
+
+    with ThreadPoolExecutor(8) as clients:
+        asked = [clients.submit(ask, number % 2) for number in range(8)]
+        time.sleep(1)
+        server.send_signal(signal.SIGTERM)
+        statuses = [status for each in asked for status in each.result(60)]
+    _, errors = server.communicate(60)
+    assert set(statuses) == {200, ConnectionRefusedError}
+    assert statuses.count(ConnectionRefusedError) == 8
+    assert server.returncode == 0
+    assert errors.endswith("serve: stopped; all accepted requests were answered\n")
+    assert "Traceback" not in errors

@@ -1,0 +1,46 @@
+"""The settings of the translation server: defaults, units, limits and help."""
+
+from dataclasses import dataclass
+
+from tfm.config.schema import Settings, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(Settings, section="serve"):
+    """Address and limits of `tfm serve`."""
+
+    host: str = setting(
+        "127.0.0.1",
+        "Address to listen on; by default, only programs of this machine reach it.",
+        common=True,
+    )
+    port: int = setting(
+        5000, "Port to listen on; 0 takes any free port.", ge=0, le=65_535, common=True
+    )
+    api_key_file: str | None = setting(
+        None, "File of the key that requests must have as api_key.", common=True
+    )
+    max_characters: int = setting(
+        20_000, "Most characters of all texts of a request.", ge=1, le=100_000_000, common=True
+    )
+    max_body_bytes: int = setting(
+        1_000_000, "Largest body of a request.", ge=1_000, le=1_000_000_000
+    )
+    max_requests: int = setting(
+        100,
+        "Most requests that wait for a model or are translated; further ones are refused.",
+        ge=1,
+        le=100_000,
+    )
+    max_connections: int = setting(
+        500, "Most open connections; further ones are closed.", ge=1, le=100_000
+    )
+    answer_seconds: int = setting(
+        60, "Longest time to translate a request, waiting included.", ge=1, le=86_400
+    )
+    receive_seconds: int = setting(
+        10, "Longest time for a request to arrive, and for a connection to idle.", ge=1, le=3600
+    )
+    batch_characters: int = setting(
+        2_000, "Most characters of all requests that are translated together.", ge=1, le=100_000_000
+    )

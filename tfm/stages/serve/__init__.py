@@ -1,0 +1,1 @@
+"""tfm serve: models behind the LibreTranslate protocol."""

@@ -1,0 +1,288 @@
+"""The LibreTranslate protocol over HTTP, with errors as one sentence."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route as Endpoint
+from starlette.types import Receive, Scope, Send
+
+from tfm.config import ServeConfig
+from tfm.data import languages
+from tfm.errors import DataError, TfmError, UsageError
+from tfm.stages.serve.metrics import MEDIA_TYPE, RequestMetrics, metric
+from tfm.stages.serve.models import Route
+from tfm.stages.serve.page import page_response
+from tfm.stages.serve.queue import QueueFullError
+from tfm.stages.serve.requests import (
+    TranslationRequest,
+    check_key,
+    read_fields,
+    text_of,
+)
+
+Answer = TypeVar("Answer")
+# A language with its probability in percent.
+Detected = dict[str, Any]
+
+_IDENTIFIED_CHARACTERS = 5_000  # more text does not change the result
+_EXPLAINED = 5  # translations of a sentence that the page shows
+
+
+class Service:
+    """Answers requests with the models of a server; an ASGI application.
+
+    Args:
+        routes: How to translate each pair of languages; the first is the default of clients.
+        config: Limits.
+        key_digest: Digest of the key that requests must have; None without.
+    """
+
+    def __init__(
+        self,
+        routes: Mapping[tuple[str, str], Route],
+        config: ServeConfig,
+        key_digest: bytes | None = None,
+    ) -> None:
+        self._routes, self._config, self._key_digest = routes, config, key_digest
+        self._page_response = page_response()
+        endpoints = [
+            Endpoint("/", self._page),
+            Endpoint("/translate", self._translate, methods=["POST"]),
+            Endpoint("/explain", self._explain, methods=["POST"]),
+            Endpoint("/detect", self._detect, methods=["POST"]),
+            Endpoint("/languages", self._languages),
+            Endpoint("/frontend/settings", self._settings),
+            Endpoint("/health", self._health),
+            Endpoint("/metrics", self._metrics),
+        ]
+        handlers: Mapping[Any, Any] = {
+            HTTPException: _refused,
+            QueueFullError: self._refused_as_full,
+            TfmError: _failed,
+            ClientDisconnect: _unheard,
+            Exception: _broken,
+        }
+        app = Starlette(routes=endpoints, exception_handlers=handlers)
+        self._requests = RequestMetrics(app, [endpoint.path for endpoint in endpoints])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await self._requests(scope, receive, send)
+
+    async def _page(self, _: Request) -> Response:
+        return self._page_response
+
+    async def _translate(self, request: Request) -> Response:
+        asked, route, detected = await self._read(request)
+        n_best = asked.num_alternatives + 1
+        if n_best > route.search.beam_size:
+            raise HTTPException(
+                400, f"alternatives must be at most {route.search.beam_size - 1} on this server"
+            )
+        work = route.translate(asked.texts, n_best=n_best)
+        found = await _answered(request, work, self._config.answer_seconds)
+        texts = [each.texts(n_best) for each in found]
+        answers: dict[str, list[Any]] = {"translatedText": [best for best, *_ in texts]}
+        if asked.num_alternatives:
+            answers["alternatives"] = [others for _, *others in texts]
+        if detected is not None:
+            answers["detectedLanguage"] = [detected for _ in texts]
+        if asked.wants_parts:
+            answers["parts"] = [each.parts() for each in found]
+        if asked.is_list:
+            return JSONResponse(answers)
+        return JSONResponse({name: each[0] for name, each in answers.items()})
+
+    async def _explain(self, request: Request) -> Response:
+        """Answer with the n-best translations of a sentence, and the attention of one of them."""
+        asked, route, _ = await self._read(request)
+        n_best = min(_EXPLAINED, route.search.beam_size)
+        work = route.translate(asked.texts[:1], n_best=n_best)
+        [translated] = await _answered(request, work, self._config.answer_seconds)
+        if not translated.found:
+            raise HTTPException(400, "q has no words: send a sentence")
+        sentence, found = translated.sentences()[0], translated.found[0]
+        attention = route.attention(sentence, asked.translation or found[0].text)
+        maps = await _answered(request, attention, self._config.answer_seconds)
+        return JSONResponse(
+            {
+                "translations": [
+                    {"text": each.text, "score": each.score, "confidence": each.confidence}
+                    for each in found
+                ],
+                "source": maps.keys,
+                "target": maps.queries,
+                "weights": maps.thousandths(),
+            }
+        )
+
+    async def _read(self, request: Request) -> tuple[TranslationRequest, Route, Detected | None]:
+        """Return a request with the route of its languages, and the language that was detected."""
+        fields = await read_fields(request, self._config)
+        check_key(fields, self._key_digest)
+        asked = TranslationRequest.from_fields(fields, self._config)
+        if asked.source != "auto":
+            return asked, self._route(asked.source, asked.target), None
+        sources = [source for source, target in self._routes if target == asked.target]
+        if not sources:
+            raise self._unknown_pair(asked.source, asked.target)
+        [detected, *_] = await self._identify("\n".join(asked.texts), sources)
+        return asked, self._route(detected["language"], asked.target), detected
+
+    async def _detect(self, request: Request) -> Response:
+        fields = await read_fields(request, self._config)
+        check_key(fields, self._key_digest)
+        found = await self._identify(text_of(fields, self._config))
+        return JSONResponse([each for each in found if each["confidence"] >= 1])
+
+    async def _identify(self, text: str, among: Sequence[str] | None = None) -> list[Detected]:
+        """Return languages with their probabilities in percent, the most probable first.
+
+        Args:
+            text: Text in one language.
+            among: The languages to return; all that the identifier knows if None.
+        """
+        ranked = await asyncio.to_thread(_probabilities, text[:_IDENTIFIED_CHARACTERS])
+        codes = sorted(among or ranked, key=lambda code: -ranked.get(code, 0.0))
+        return [
+            {"confidence": round(100 * ranked.get(code, 0.0), 1), "language": code}
+            for code in codes
+        ]
+
+    def _route(self, source: str, target: str) -> Route:
+        route = self._routes.get((source, target))
+        if route is None:
+            raise self._unknown_pair(source, target)
+        return route
+
+    def _unknown_pair(self, source: str, target: str) -> HTTPException:
+        pairs = ", ".join(f"{source} to {target}" for source, target in self._routes)
+        return HTTPException(
+            400, f"this server does not translate from {source} to {target}, only from {pairs}"
+        )
+
+    async def _languages(self, _: Request) -> Response:
+        targets: dict[str, list[str]] = {}
+        for source, target in self._routes:
+            targets.setdefault(source, []).append(target)
+            targets.setdefault(target, [])
+        return JSONResponse(
+            [
+                {"code": code, "name": languages.name_of(code), "targets": found}
+                for code, found in targets.items()
+            ]
+        )
+
+    async def _settings(self, _: Request) -> Response:
+        source, target = next(iter(self._routes))
+        shown = {
+            side: {"code": code, "name": languages.name_of(code)}
+            for side, code in (("source", source), ("target", target))
+        }
+        return JSONResponse(
+            {
+                "detection": languages.can_identify(),
+                "apiKeys": self._key_digest is not None,
+                "charLimit": self._config.max_characters,
+                "filesTranslation": False,
+                "frontendTimeout": 500,  # milliseconds without typing before a page translates
+                "keyRequired": self._key_digest is not None,
+                "language": shown,
+                "suggestions": False,
+                "supportedFilesFormat": [],
+            }
+        )
+
+    async def _health(self, _: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _metrics(self, _: Request) -> Response:
+        queues = {
+            f'{{source="{route.model.info.source}",target="{route.model.info.target}"}}': (
+                route.model.queue
+            )
+            for route in self._routes.values()
+        }
+        lines = [
+            *self._requests.lines(),
+            *metric(
+                "tfm_waiting_requests",
+                "gauge",
+                "Requests that wait or are translated.",
+                {labels: len(queue) for labels, queue in queues.items()},
+            ),
+            *metric(
+                "tfm_batches_total",
+                "counter",
+                "Translated batches.",
+                {labels: queue.num_batches for labels, queue in queues.items()},
+            ),
+            *metric(
+                "tfm_lines_total",
+                "counter",
+                "Translated sentences.",
+                {labels: queue.num_lines for labels, queue in queues.items()},
+            ),
+        ]
+        return PlainTextResponse("\n".join([*lines, ""]), media_type=MEDIA_TYPE)
+
+    async def _refused_as_full(self, _: Request, __: Exception) -> Response:
+        message = f"{self._config.max_requests:,} requests wait already: try again later"
+        return _error(503, message, {"Retry-After": "1"})
+
+
+def _probabilities(text: str) -> dict[str, float]:
+    """Return the probability of each language that the identifier knows."""
+    return dict(languages.language_identifier('source "auto"').rank(text))
+
+
+async def _answered(request: Request, work: Awaitable[Answer], seconds: float) -> Answer:
+    """Return the result of some work, which is dropped if the client leaves or time is up.
+
+    Raises:
+        HTTPException: Time is up.
+        ClientDisconnect: The client has closed the connection.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((task, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise ClientDisconnect
+        raise HTTPException(504, f"not translated within {seconds:g} seconds: send less text")
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"error": message}, status_code=status, headers=headers)
+
+
+async def _refused(_: Request, error: HTTPException) -> Response:
+    return _error(error.status_code, error.detail, error.headers)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    is_clients = isinstance(error, DataError | UsageError)
+    return _error(400 if is_clients else 500, str(error))
+
+
+async def _unheard(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)  # nobody receives it; servers commonly count it so
+
+
+async def _broken(_: Request, __: Exception) -> Response:
+    return _error(500, "the server has failed; its log says how")

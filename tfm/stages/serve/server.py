@@ -1,0 +1,169 @@
+"""tfm serve: models → an HTTP server, until it is stopped."""
+
+import asyncio
+import ipaddress
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import python_multipart  # noqa: F401 - starlette reads forms with it, and fails late without
+import uvicorn
+from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tfm.config import InferenceConfig, ServeConfig, Table
+from tfm.errors import TfmError, UsageError
+from tfm.reporting import say
+from tfm.search.constraints import read_phrases
+from tfm.stages.serve.app import Service
+from tfm.stages.serve.models import ServedModel, routes_of
+from tfm.stages.serve.requests import digest_of
+from tfm.storage.paths import existing_file
+
+_BACKLOG = 1024  # connections that wait to be accepted
+# For requests that are on their way when the server stops, on connections that were idle.
+_CLOSING_SECONDS = 0.5
+_CLOSE = (b"connection", b"close")
+
+
+def serve(
+    models: Sequence[Path], search: Table, *, config: ServeConfig, inference: InferenceConfig
+) -> None:
+    """Serve models until SIGTERM or Ctrl-C; then answer the requests that have arrived.
+
+    Args:
+        models: Model or run folders, one for each pair of languages.
+        search: Settings of the search that replace those of the models.
+        config: Address and limits.
+        inference: Device and arithmetic.
+
+    Raises:
+        UsageError: Models are for the same languages, or a setting is wrong.
+        CheckpointError: A folder has no valid model.
+        TfmError: The address is not free.
+    """
+    key_digest = _read_key(config)
+    if "ban" in search:
+        read_phrases(existing_file(Path(search["ban"])))
+    with _bound_socket(config) as listener:
+        loaded = [ServedModel(path, search, config=config, inference=inference) for path in models]
+        routes = routes_of(loaded)
+        for (source, target), route in routes.items():
+            say(f"serve: {route.model.folder} translates from {source} to {target}")
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        if key_digest is None and not ipaddress.ip_address(host).is_loopback:
+            say(f"warning: everybody who reaches {shown} can use it: set --api-key-file")
+        listener.listen(_BACKLOG)  # before the message, after which clients may connect
+        say(f"serve: http://{shown}:{port} (Ctrl-C stops)")
+        # uvicorn handles SIGTERM, and raises it again when all requests are answered.
+        previous = signal.signal(signal.SIGTERM, lambda *_: None)
+        try:
+            new_server(Service(routes, config, key_digest), config).run(sockets=[listener])
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+    say("serve: stopped; all accepted requests were answered")
+
+
+def new_server(service: Service, config: ServeConfig) -> uvicorn.Server:
+    """Return a server for an application, with the limits of a config."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            service,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",  # malformed requests are no errors of the server
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            limit_concurrency=config.max_connections + 1,
+            timeout_keep_alive=config.receive_seconds,
+            timeout_graceful_shutdown=config.receive_seconds + config.answer_seconds,
+        )
+    )
+
+
+class Connection(H11Protocol):
+    """A connection that is closed if it idles, or if a request does not begin in time."""
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept a connection, or close it if there are too many."""
+        self._timer: asyncio.TimerHandle | None = None
+        super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            transport.abort()
+            return
+        self._expect_request()
+
+    @override
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._expect_request()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @override
+    def shutdown(self) -> None:
+        """Close the connection after the request that is underway, or that arrives now.
+
+        Answers say so: clients would send further requests while the connection is closed.
+        """
+        if _CLOSE not in self.server_state.default_headers:
+            self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
+        if self.cycle is not None:
+            self.cycle.default_headers = self.server_state.default_headers
+        self.loop.call_later(_CLOSING_SECONDS, super().shutdown)
+
+    def _expect_request(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
+
+
+def _bound_socket(config: ServeConfig) -> socket.socket:
+    """Return a socket with the address of the server, which does not listen yet."""
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        with ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            stack.pop_all()
+    except OSError as error:
+        raise TfmError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror}: choose another "
+            "--host or --port"
+        ) from error
+    return listener
+
+
+def _read_key(config: ServeConfig) -> bytes | None:
+    """Return the digest of the key in a file; None without a file."""
+    if config.api_key_file is None:
+        return None
+    path = existing_file(Path(config.api_key_file))
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: write the key on one line") from error
+    if not key:
+        raise UsageError(f"{path} is empty: write the key on one line")
+    return digest_of(key)
