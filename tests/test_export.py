@@ -36,6 +36,7 @@ SHAPES = {
     "odd sizes": {"d_model": 15, "d_ff": 7, "num_heads": 3, "learned_positions": 60},
     "gelu": {"activation": "gelu"},
     "silu": {"activation": "silu"},
+    "output bias": {"output_bias": True},
     "deeper decoder": {"num_encoder_layers": 1, "num_decoder_layers": 3},
 }
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

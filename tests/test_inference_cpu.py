@@ -42,6 +42,7 @@ MODELS = [
     {"tied_embeddings": "none"},
     {"activation": "gelu"},
     {"activation": "silu", "norm": "pre"},
+    {"output_bias": True},
 ]
 
 

@@ -70,6 +70,21 @@ def test_loss_and_gradients_equal_autograd_for_any_chunk_size(smoothing, seed, r
         torch.testing.assert_close(ours, theirs)
 
 
+def test_a_bias_of_the_logits_is_part_of_the_loss_and_gets_a_gradient():
+    hidden_states, weight, targets = new_inputs()
+    bias = torch.randn(V, dtype=torch.float64, requires_grad=True)
+    joined = loss.join_bias(hidden_states, weight, bias)
+    found, _ = label_smoothed_cross_entropy(*joined, targets, smoothing=0.1)
+    ones = torch.ones(N, 1, dtype=torch.float64)
+    expected = plain_loss(
+        torch.cat([hidden_states, ones], 1), torch.cat([weight, bias[:, None]], 1), targets, 0.1
+    )
+    torch.testing.assert_close(found, expected)
+    inputs = (hidden_states, weight, bias)
+    for ours, theirs in zip(gradients(found, *inputs), gradients(expected, *inputs), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_gradients_pass_the_numerical_check():
     hidden_states, weight, targets = new_inputs()
     assert torch.autograd.gradcheck(

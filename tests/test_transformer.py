@@ -38,6 +38,7 @@ SHAPES = [
     {"attention_window": 3},
     {"attention": "additive", "attention_window": 3},
     {"learned_positions": 12},
+    {"output_bias": True},
 ]
 EVERY_SHAPE = pytest.mark.parametrize(
     "changes",

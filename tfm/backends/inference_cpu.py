@@ -114,7 +114,7 @@ class CpuInference(InferenceBackend):
         model.decoder = CpuDecoder(
             model.decoder, self.round_up_rows, compaction_threshold=self._compaction_threshold
         )
-        model.to_logits = PrepackedToLogits(model.output_weight, self.prepacked)
+        model.to_logits = PrepackedToLogits(model.output_weight, model.output_bias, self.prepacked)
         return model.eval()
 
     def round_up_rows(self, num_rows: int) -> int:
@@ -222,22 +222,24 @@ class PrepackedToLogits(ToLogits):
     The vocabulary is padded by tokens of probability 0: products of aligned rows are faster.
     """
 
-    def __init__(self, weight: Tensor, prepack: Prepack) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, prepack: Prepack) -> None:
         super().__init__()
         self._vocab_size = len(weight)
-        spare = -len(weight) % _VOCAB_MULTIPLE
-        self._prepacked = prepack(F.pad(weight, (0, 0, 0, spare)) if spare else weight, None)
+        if spare := -len(weight) % _VOCAB_MULTIPLE:
+            weight = F.pad(weight, (0, 0, 0, spare))
+            bias = None if bias is None else F.pad(bias, (0, spare))
+        self._prepacked = prepack(weight, bias)
         self._prepack = prepack
 
     @override
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         logits = self._prepacked(x, False)
         logits[..., self._vocab_size :] = -math.inf
         return logits
 
     @override
-    def projection(self, weight: Tensor) -> Callable[[Tensor], Tensor]:
-        prepacked = self._prepack(weight, None)
+    def projection(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        prepacked = self._prepack(weight, bias)
         return lambda x: prepacked(x, False)
 
 

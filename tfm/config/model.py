@@ -69,6 +69,9 @@ class TransformerConfig(ModelConfig):
         ge=2,
         le=_MAX_POSITIONS,
     )
+    output_bias: bool = setting(
+        False, "Add a learned bias to the logits, as imported models have; none in the paper."
+    )
 
     def _conflicts(self) -> Iterator[str]:
         if self.d_model % 2 and self.learned_positions is None:

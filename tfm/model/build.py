@@ -90,7 +90,7 @@ def parameters_by_part(
 
 def part_of_model(name: str) -> str:
     """Return the part of a model to which a parameter belongs."""
-    if name.startswith(("source_embedding", "target_embedding", "output_weight")):
+    if name.startswith(("source_embedding", "target_embedding", "output_")):
         return "embeddings and output"
     return "encoder" if name.startswith("encoder") else "decoder"
 

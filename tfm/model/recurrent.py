@@ -246,6 +246,7 @@ class Recurrent(nn.Module):
     """The recurrent encoder-decoder model."""
 
     max_positions: int | None = None  # sentences may have any length
+    output_bias: nn.Parameter | None = None  # of the logits; always without
     packs = False  # whether packed batches are computed without padding them
 
     def __init__(

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -68,19 +69,20 @@ class Decoder(nn.ModuleList):
 class ToLogits(nn.Module):
     """The projection to logits, by a weight that embeddings may share (§3.4)."""
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Project […, d_model] by [V, d_model] to […, V]."""
-        return F.linear(x, weight)
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Project […, d_model] by [V, d_model] and [V] to […, V]."""
+        return F.linear(x, weight, bias)
 
-    def projection(self, weight: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the projection by another weight [V', d_model], which must not change."""
-        return functools.partial(F.linear, weight=weight)
+    def projection(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """Return the projection by others, [V', d_model] and [V'], which must not change."""
+        return functools.partial(F.linear, weight=weight, bias=bias)
 
 
 class Transformer(nn.Module):
     """The encoder-decoder model."""
 
     packs = True  # whether packed batches are computed without padding them
+    output_bias: nn.Parameter | None  # [V] of the logits, where the settings ask for one
 
     def __init__(
         self, config: TransformerConfig, *, source_vocab_size: int, target_vocab_size: int
@@ -100,6 +102,9 @@ class Transformer(nn.Module):
         self.encoder_norm = final_norm(config.d_model)
         self.decoder_norm = final_norm(config.d_model)
         self.output_weight = output_weight
+        self.output_bias = None
+        if config.output_bias:
+            self.output_bias = nn.Parameter(torch.zeros(target_vocab_size))
         self.to_logits = ToLogits()
 
     def forward(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Tensor:
@@ -133,7 +138,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Project […, d_model] to unnormalized log probabilities […, V] (§3.4)."""
-        out: Tensor = self.to_logits(hidden_states, self.output_weight)
+        out: Tensor = self.to_logits(hidden_states, self.output_weight, self.output_bias)
         return out
 
     def start(self, source: Tensor, lengths: Tensor) -> DecodingState:
@@ -161,4 +166,5 @@ class Transformer(nn.Module):
 
     def projection(self, pieces: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the map from hidden states […, d_model] to the logits […, V'] of pieces [V']."""
-        return self.to_logits.projection(self.output_weight[pieces])
+        bias = None if self.output_bias is None else self.output_bias[pieces]
+        return self.to_logits.projection(self.output_weight[pieces], bias)

@@ -69,7 +69,9 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
     vocabulary = Vocabulary.load(data_dir, normalizes_space=manifest.normalizes_space)
     index = DatasetIndex.load(data_dir / "bin")
     _check_binarized(manifest, index, vocabulary)
-    if not vocabulary.is_joint and run.model.tied_embeddings == "three-way":
+    # Only a model to start from may have a joint vocabulary with two segmentations.
+    is_separate = not vocabulary.is_joint and run.from_model is None
+    if is_separate and run.model.tied_embeddings == "three-way":
         raise UsageError(
             f"{data_dir} has separate vocabularies, but three-way tied embeddings need a joint "
             "one: use --tied-embeddings two-way, or learn a joint vocabulary"

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -25,6 +26,7 @@ _CPU_CHUNK_ELEMENTS, _GPU_CHUNK_ELEMENTS = 1 << 22, 1 << 28
 _CHUNK_MULTIPLE = 64
 _COMPILED_CHUNK_ROWS = 2_048  # a multiple of the sizes that `round_up_rows` gives to most batches
 _MIN_PROBABILITY = 1e-30
+_BIAS_COLUMNS = 8  # a power of two, so that sharing out the bias is exact; GPUs need multiples of 8
 
 
 class BatchLoss(nn.Module):
@@ -57,16 +59,29 @@ class BatchLoss(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         model = self.model
         with self._autocast():
+            hidden_states = model.forward_packed(
+                batch.source, batch.sources, batch.target_input, batch.targets
+            )
+            weight: Tensor = model.output_weight
+            if model.output_bias is not None:
+                hidden_states, weight = join_bias(hidden_states, weight, model.output_bias)
             return label_smoothed_cross_entropy(
-                model.forward_packed(
-                    batch.source, batch.sources, batch.target_input, batch.targets
-                ),
-                model.output_weight,
+                hidden_states,
+                weight,
                 batch.target_output,
                 smoothing=self._label_smoothing,
                 num_tokens=batch.num_tokens,
                 compiled=self._compiled,
             )
+
+
+def join_bias(hidden_states: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return [N, d_model + 8] states that end in ones, and [V, d_model + 8] a weight with the bias.
+
+    Their product is that of [N, d_model] and [V, d_model], plus the bias [V].
+    """
+    columns = (bias / _BIAS_COLUMNS)[:, None].expand(-1, _BIAS_COLUMNS)
+    return F.pad(hidden_states, (0, _BIAS_COLUMNS), value=1.0), torch.cat([weight, columns], dim=1)
 
 
 def perplexity(nll: float) -> float:

@@ -62,6 +62,8 @@ def transformer_spec(
     weights.fill_stack(spec.encoder, "encoder", spec.encoder.embeddings[0], "source_embedding")
     weights.fill_stack(spec.decoder, "decoder", spec.decoder.embeddings, "target_embedding")
     spec.decoder.projection.weight = weights["output_weight"]
+    if config.output_bias:
+        spec.decoder.projection.bias = weights["output_bias"]
     source, target = vocabulary.source, vocabulary.target
     spec.register_source_vocabulary(source.pieces(range(len(source))))
     spec.register_target_vocabulary(target.pieces(range(len(target))))
