@@ -38,6 +38,7 @@ COMMANDS = [
     "train",
     "average",
     "export",
+    "import",
     "runs",
     "models",
     "generate",

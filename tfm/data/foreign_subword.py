@@ -4,21 +4,23 @@ A model is a protobuf message (sentencepiece_model.proto): its field 1 repeats t
 order gives the ids, and its field 2 holds the settings that it was trained with.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import sentencepiece
 
-from tfm.data.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
+from tfm.data.subword import BOS, EOS, PAD, SPACE_MARK, UNK, SubwordModel, Vocabulary, escape
 from tfm.errors import DataError, UsageError
 
 _SPECIAL = {"pad": PAD, "bos": BOS, "eos": EOS, "unk": UNK}
 _MISSING_PIECES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}  # SentencePiece's own names
-# Numbers of fields of a model, a piece and the settings of training.
-_PIECES, _TRAINER_SPEC = 1, 2
-_PIECE, _SCORE, _TYPE, _CONTROL = 1, 2, 3, 3
+# Numbers of fields of a model, a piece and the settings of training; types of pieces and models.
+_PIECES, _TRAINER_SPEC, _NORMALIZER_SPEC = 1, 2, 3
+_PIECE, _SCORE, _TYPE = 1, 2, 3
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _ID_FIELDS = {"unk": 40, "bos": 41, "eos": 42, "pad": 43}
-_PIECE_FIELDS = {"bos": 46, "eos": 47, "pad": 48}
+_PIECE_FIELDS = {"unk": 45, "bos": 46, "eos": 47, "pad": 48}
+_MODEL_TYPE, _WORD, _NORMALIZER_NAME = 3, 3, 1
 _VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
 
 _SAMPLE_LINES, _PIECES_PER_LINE = 200, 20
@@ -91,7 +93,8 @@ def with_fixed_ids(content: bytes, *, origin: Path) -> bytes:
     fields = list(_split(content, origin))
     pieces = [value for number, value in fields if number == _PIECES]
     special = [
-        _new_piece(missing[name]) if name in missing else pieces[ids[name]] for name in _SPECIAL
+        _new_piece(missing[name], _CONTROL) if name in missing else pieces[ids[name]]
+        for name in _SPECIAL
     ]
     ordinary = [number for number in range(len(pieces)) if number not in present]
     settings = b"".join(_number(field, _SPECIAL[name]) for name, field in _ID_FIELDS.items())
@@ -111,6 +114,80 @@ def with_fixed_ids(content: bytes, *, origin: Path) -> bytes:
     new_ids |= {ids[name]: number for name, number in _SPECIAL.items() if name not in missing}
     _check_equal(original, _load(mapped, origin), new_ids, origin)
     return mapped
+
+
+def text_pieces(content: bytes, *, origin: Path) -> list[str]:
+    """Return the pieces to which a SentencePiece model encodes text.
+
+    Raises:
+        DataError: It is not a SentencePiece model.
+    """
+    return [piece for piece, _ in _text_pieces(content, origin)]
+
+
+def with_vocabulary(
+    content: bytes, vocabulary: Sequence[str], *, tags: Collection[str] = (), origin: Path
+) -> bytes:
+    """Return a SentencePiece model that encodes text as another, with the ids of a vocabulary.
+
+    No text is encoded to pieces of the vocabulary that the model lacks.
+
+    Args:
+        content: The other model, all of whose pieces must be in the vocabulary.
+        vocabulary: [V] distinct pieces by id; the first four are pad, bos, eos and unk.
+        tags: Pieces of the vocabulary that are words of the text, such as ">>fra<<".
+        origin: Path of the model, for error messages.
+
+    Raises:
+        DataError: It is not a SentencePiece model.
+    """
+    known = dict(_text_pieces(content, origin))
+    model = _load(content, origin)
+    is_bpe = all(model.GetScore(i).is_integer() for i in range(len(model)))
+    # BPE would merge unused pieces to longer ones.
+    absent = _CONTROL if is_bpe else _UNUSED
+    pieces = [
+        _new_piece(SPACE_MARK + piece, _USER_DEFINED)
+        if piece in tags
+        else known.get(piece, _new_piece(piece, absent))
+        for piece in vocabulary[len(_SPECIAL) :]
+    ]
+    others = [
+        _field(number, value) for number, value in _split(content, origin) if number != _PIECES
+    ]
+    return _assemble(vocabulary, pieces, others)
+
+
+def word_model(vocabulary: Sequence[str]) -> bytes:
+    """Return a model whose pieces are words between spaces; the first four are as above."""
+    words = vocabulary[len(_SPECIAL) :]
+    pieces = [_new_piece(SPACE_MARK + escape(word), _NORMAL) for word in words]
+    settings = _field(_TRAINER_SPEC, _number(_MODEL_TYPE, _WORD))
+    normalizer = _field(_NORMALIZER_SPEC, _text(_NORMALIZER_NAME, "identity"))
+    return _assemble(vocabulary, pieces, [settings, normalizer])
+
+
+def _text_pieces(content: bytes, origin: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the pieces of text, each with its message."""
+    model = _load(content, origin)
+    messages = (value for number, value in _split(content, origin) if number == _PIECES)
+    for i, message in enumerate(messages):
+        if not (model.IsControl(i) or model.IsUnknown(i) or model.IsUnused(i)):
+            yield model.IdToPiece(i), message
+
+
+def _assemble(vocabulary: Sequence[str], pieces: Iterable[bytes], others: Iterable[bytes]) -> bytes:
+    """Join special pieces, other pieces and settings; of a field set twice, the last counts."""
+    names = dict(zip(_SPECIAL, vocabulary, strict=False))
+    special = [
+        _new_piece(piece, _UNKNOWN if name == "unk" else _CONTROL) for name, piece in names.items()
+    ]
+    settings = b"".join(
+        _number(_ID_FIELDS[name], _SPECIAL[name]) + _text(_PIECE_FIELDS[name], piece)
+        for name, piece in names.items()
+    )
+    all_pieces = (_field(_PIECES, piece) for piece in (*special, *pieces))
+    return b"".join([*all_pieces, *others, _field(_TRAINER_SPEC, settings)])
 
 
 def _check_equal(
@@ -139,7 +216,7 @@ def _sample(model: sentencepiece.SentencePieceProcessor) -> Iterator[str]:
     stride = max(1, len(pieces) // (_SAMPLE_LINES * _PIECES_PER_LINE))
     chosen = pieces[::stride]
     for start in range(0, len(chosen), _PIECES_PER_LINE):
-        yield "".join(chosen[start : start + _PIECES_PER_LINE]).replace("\u2581", " ")
+        yield "".join(chosen[start : start + _PIECES_PER_LINE]).replace(SPACE_MARK, " ")
 
 
 def _load(content: bytes, origin: Path) -> sentencepiece.SentencePieceProcessor:
@@ -174,10 +251,10 @@ def _split(message: bytes, origin: Path) -> Iterator[tuple[int, bytes]]:
         position += size
 
 
-def _new_piece(piece: str) -> bytes:
-    """Return a control piece, which text is never encoded to."""
+def _new_piece(piece: str, type_: int) -> bytes:
+    """Return a piece of score 0."""
     score = _varint(8 * _SCORE + _FLOAT) + bytes(4)
-    return _text(_PIECE, piece) + score + _number(_TYPE, _CONTROL)
+    return _text(_PIECE, piece) + score + _number(_TYPE, type_)
 
 
 def _text(number: int, text: str) -> bytes:

@@ -72,7 +72,7 @@ class SubwordModel:
         Raises:
             DataError: A line has an unpaired surrogate, which UTF-8 cannot represent.
         """
-        texts = [_escape(line) for line in lines]
+        texts = [escape(line) for line in lines]
         encode = self._processor.EncodeAsIds
         ids: list[list[int]]
         try:
@@ -108,7 +108,7 @@ class SubwordModel:
         """
         text = b"\n".join(lines)
         if SPACE_MARK.encode() in text or _ESCAPE.encode() in text:
-            lines = [_escape(line.decode()).encode() for line in lines]
+            lines = [escape(line.decode()).encode() for line in lines]
         token_ids = self._encode_in_one_thread(lines, dropout)
         if dropout and max_length is not None:
             is_long = [len(ids) > max_length for ids in token_ids]
@@ -184,7 +184,7 @@ class SubwordModel:
 
     def surface(self, text: str) -> bytes:
         """Return a text as the tokens spell it, in UTF-8."""
-        return _escape(text).encode()
+        return escape(text).encode()
 
     def word_numbers(self, token_ids: Iterable[int]) -> list[int]:
         """Return to which word, counted from 0, each piece of a text belongs.
@@ -325,7 +325,7 @@ def _learn(texts: Sequence[Path], *, vocab_size: int, **options: Any) -> Subword
         sentencepiece.SentencePieceTrainer.Train(
             # If SentencePiece read the files itself, it would save their paths in the model.
             sentence_iterator=(
-                _escape(line.decode(errors="replace"))
+                escape(line.decode(errors="replace"))
                 for path in texts
                 for line in read_lines(path, strict=False)
             ),
@@ -381,7 +381,8 @@ def _learning_error(message: str, vocab_size: int, texts: Sequence[Path]) -> Tfm
     return DataError(f"SentencePiece cannot learn from {names}: {reason}")
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Return a text as SentencePiece gets it, without U+2581."""
     for character, escaped in ESCAPES:
         text = text.replace(character, escaped)
     return text

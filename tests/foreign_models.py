@@ -1,0 +1,153 @@
+"""Models in the formats of transformers and fairseq, with the classes that compute them."""
+
+import argparse
+import io
+import json
+
+import sentencepiece
+import torch
+
+from tfm.data.synthetic.corpus import generate_pairs
+
+PAIRS = list(generate_pairs("train", num_pairs=150, seed=3))
+SHAPE = {
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+}
+
+
+def segmenter(lines, *, model_type="unigram", vocab_size=200, **options):
+    """Return a SentencePiece model trained with SentencePiece's own defaults."""
+    content = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(lines),
+        model_writer=content,
+        minloglevel=2,
+        vocab_size=vocab_size,
+        hard_vocab_limit=False,
+        model_type=model_type,
+        **options,
+    )
+    return content.getvalue()
+
+
+def pieces_of(content):
+    model = sentencepiece.SentencePieceProcessor(model_proto=content)
+    return [model.IdToPiece(i) for i in range(3, len(model))]
+
+
+def randomize(model):
+    """Give all weights of a model random values, norms and biases too."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "embed_positions" not in name:
+                parameter.normal_(std=0.3).add_(1.0 if "norm.weight" in name else 0.0)
+    return model.eval()
+
+
+def new_marian(folder, *, model_type="unigram", num_missing=0, tags=(), **changes):
+    """Write a Marian model of random weights as `transformers` does; return the model."""
+    from transformers import MarianConfig, MarianMTModel
+
+    folder.mkdir()
+    contents = [segmenter([pair[side] for pair in PAIRS], model_type=model_type) for side in (0, 1)]
+    pieces = sorted({*pieces_of(contents[0]), *pieces_of(contents[1])})[num_missing:]
+    vocabularies = [["</s>", "<unk>", *pieces, *tags, "<pad>"]]
+    is_joint = changes.get("share_encoder_decoder_embeddings", True)
+    if not is_joint:
+        vocabularies = [["</s>", "<unk>", "<pad>", *pieces_of(each)] for each in contents]
+        changes["decoder_vocab_size"] = len(vocabularies[1])
+    for name, content in zip(("source.spm", "target.spm"), contents, strict=True):
+        (folder / name).write_bytes(content)
+    for name, vocabulary in zip(("vocab.json", "target_vocab.json"), vocabularies, strict=False):
+        ids = {piece: number for number, piece in enumerate(vocabulary)}
+        (folder / name).write_text(json.dumps(ids), encoding="utf-8")
+    tokenizer = {"source_lang": "en", "target_lang": "de", "separate_vocabs": not is_joint}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    pad = vocabularies[0].index("<pad>")
+    settings = {
+        **SHAPE,
+        "vocab_size": len(vocabularies[0]),
+        "pad_token_id": pad,
+        "decoder_start_token_id": pad,
+        "activation_function": "swish",
+        "scale_embedding": True,
+        **changes,
+    }
+    model = randomize(MarianMTModel(MarianConfig(**settings)))
+    model.final_logits_bias.normal_()
+    model.save_pretrained(folder)
+    return model
+
+
+def fairseq_positions(num_positions, d_model):
+    """Return fairseq's sinusoids for the positions of a sentence, which start at 2."""
+    half = d_model // 2
+    rates = 10_000 ** (-torch.arange(half, dtype=torch.float64) / (half - 1))
+    angles = torch.arange(2, num_positions + 2)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], 1).float()
+
+
+def new_fairseq(folder, *, norm="post", tokens=False, changes=None, **arguments):
+    """Write a checkpoint of random weights as fairseq does; return a model that computes it.
+
+    The layers of transformers' Marian and Pegasus are those of fairseq, without and with
+    normalization before sub-layers.
+    """
+    import transformers
+
+    folder.mkdir()
+    if tokens:
+        words = sorted({word for pair in PAIRS for line in pair for word in line.split()})
+    else:
+        content = segmenter([line for pair in PAIRS for line in pair])
+        (folder / "sentencepiece.bpe.model").write_bytes(content)
+        words = pieces_of(content)
+    for language in ("en", "de"):
+        lines = "".join(f"{word} {9}\n" for word in words)
+        (folder / f"dict.{language}.txt").write_text(lines, encoding="utf-8")
+    name = "Marian" if norm == "post" else "Pegasus"
+    heads = {"Marian": "MTModel", "Pegasus": "ForConditionalGeneration"}
+    config = getattr(transformers, f"{name}Config")(
+        **SHAPE,
+        vocab_size=len(words) + 4,
+        pad_token_id=1,
+        eos_token_id=2,
+        forced_eos_token_id=None,
+        decoder_start_token_id=2,
+        activation_function="relu",
+        scale_embedding=True,
+        max_position_embeddings=64,
+    )
+    model = randomize(getattr(transformers, name + heads[name])(config))
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.embed_positions.weight.data = fairseq_positions(64, SHAPE["d_model"])
+    weights = {
+        key.removeprefix("model."): each
+        for key, each in model.state_dict().items()
+        if "embed_positions" not in key and "shared" not in key and "final_logits" not in key
+    }
+    weights["decoder.output_projection.weight"] = weights.pop("lm_head.weight")
+    weights["encoder.version"] = torch.tensor([3.0])
+    sizes = {
+        "layers": SHAPE["encoder_layers"],
+        "embed_dim": SHAPE["d_model"],
+        "ffn_embed_dim": SHAPE["encoder_ffn_dim"],
+        "attention_heads": SHAPE["encoder_attention_heads"],
+        "normalize_before": norm == "pre",
+    }
+    given = {
+        f"{side}_{key}": each for side in ("encoder", "decoder") for key, each in sizes.items()
+    }
+    given |= {"decoder_layers": SHAPE["decoder_layers"], "share_all_embeddings": True}
+    given |= {"source_lang": "en", "target_lang": "de", "max_source_positions": 64}
+    given |= {"max_target_positions": 64, **arguments}
+    state = {"args": argparse.Namespace(**given), "model": {**weights, **(changes or {})}}
+    torch.save(state, folder / "checkpoint.pt")
+    return model

@@ -1,0 +1,299 @@
+"""tfm import: the imported model computes what the original program does."""
+
+import json
+import pickle
+import shutil
+import sys
+
+import pytest
+import torch
+from foreign_models import PAIRS, new_fairseq, new_marian
+
+from tfm.cli import main as cli
+from tfm.data.subword import Vocabulary
+from tfm.errors import CheckpointError, DataError, TfmError, UsageError
+from tfm.inference.translator import Translator
+from tfm.stages.importing.folder import import_model
+from tfm.stages.importing.pickles import load_pickle
+from tfm.stages.train import train
+from tfm.storage.checkpoint.model_folder import load_info
+
+pytest.importorskip("transformers")
+
+LINES, TARGETS = map(list, zip(*PAIRS[:12], strict=True))
+
+
+def scores_of(model, sources, targets):
+    """Return the log probability of targets, as token ids without EOS, under a model of
+    transformers."""
+    config = model.config
+    found = []
+    for source, target in zip(sources, targets, strict=True):
+        labels = torch.tensor([[*target, config.eos_token_id]])
+        start = torch.tensor([[config.decoder_start_token_id]])
+        with torch.no_grad():
+            logits = model(
+                input_ids=torch.tensor([[*source, config.eos_token_id]]),
+                decoder_input_ids=torch.cat([start, labels[:, :-1]], dim=1),
+            ).logits
+        log_probs = logits.log_softmax(-1).gather(2, labels[..., None])
+        found.append(float(log_probs.sum()))
+    return found
+
+
+def marian_ids(folder):
+    from transformers import MarianTokenizer
+
+    tokenizer = MarianTokenizer.from_pretrained(folder)
+    sources = [ids[:-1] for ids in tokenizer(LINES)["input_ids"]]
+    return sources, [ids[:-1] for ids in tokenizer(text_target=TARGETS)["input_ids"]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model_type": "bpe"},
+        {"activation_function": "relu", "tie_word_embeddings": False},
+        {"share_encoder_decoder_embeddings": False},
+    ],
+    ids=["unigram", "bpe", "untied", "two vocabularies"],
+)
+def test_an_imported_marian_model_gives_targets_the_same_probability(tmp_path, changes):
+    model = new_marian(tmp_path / "marian", **changes)
+    result = import_model(tmp_path / "marian", out_dir=tmp_path / "ours")
+    assert result.languages == ("en", "de")
+    ours = Translator.load(tmp_path / "ours", device="cpu", precision="fp32")
+    expected = scores_of(model, *marian_ids(tmp_path / "marian"))
+    found = [each.log_prob for each in ours.score_targets(LINES, TARGETS)]
+    assert found == pytest.approx(expected, abs=2e-3)
+    assert len(set(found)) == len(found)
+
+
+def test_a_piece_that_the_vocabulary_lacks_is_read_as_unknown(tmp_path):
+    model = new_marian(tmp_path / "marian", num_missing=20)
+    import_model(tmp_path / "marian", out_dir=tmp_path / "ours")
+    sources, targets = marian_ids(tmp_path / "marian")
+    is_known = [1 not in target for target in targets]
+    assert any(1 in source for source, known in zip(sources, is_known, strict=True) if known)
+    ours = Translator.load(tmp_path / "ours", device="cpu", precision="fp32")
+    found = ours.score_targets(LINES, TARGETS)
+    expected = scores_of(model, sources, targets)
+    for our, their, known in zip(found, expected, is_known, strict=True):
+        if known:
+            assert our.log_prob == pytest.approx(their, abs=2e-3)
+        else:
+            assert our.log_prob < their - 50  # no translation has a piece that was never learned
+
+
+def test_old_files_of_weights_and_tags_are_read(tmp_path):
+    folder = tmp_path / "marian"
+    model = new_marian(folder, tags=[">>fra<<"])
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    import_model(folder, out_dir=tmp_path / "ours")
+    vocabulary = Vocabulary.load(tmp_path / "ours")
+    [ids] = vocabulary.source.encode([">>fra<< " + LINES[0]])
+    assert ids[1:] == vocabulary.source.encode([LINES[0]])[0]
+    assert vocabulary.source.has_tag(">>fra<<")
+    assert vocabulary.target.decode([ids[1:]]) == [LINES[0]]  # pieces of source.spm alone, too
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("imported")
+    new_marian(folder / "marian")
+    return import_model(folder / "marian", out_dir=folder / "ours").out_dir
+
+
+def test_an_imported_model_is_adapted(imported, make_dataset, tiny_run, tmp_path):
+    """Its two segmentations share one vocabulary, which no dataset could train from scratch."""
+    from dataclasses import replace
+
+    from tfm.config import adapting_table, run_config
+
+    splits = {"train": PAIRS[:60], "valid": PAIRS[60:66]}
+    data = make_dataset(tmp_path / "data", splits, subwords=(str(imported),))
+    settings = {"max_steps": 4, "checkpoint_steps": 2, "average": False, "device": "cpu"}
+    batching = {"batch_tokens": 600, "bucket_tokens": 100}
+    start = run_config(
+        None,
+        adapting_table(load_info(imported).run),
+        {"training": {**settings, "max_epochs": None}, "batching": batching},
+    )
+    result = train(data, tmp_path / "run", replace(start, from_model=str(imported)))
+    assert result.step == 4
+    info = load_info(tmp_path / "run" / "checkpoints" / "step-00000004")
+    assert [ancestor.path for ancestor in info.ancestors][-1] == str(imported)
+    assert len(info.ancestors) == 2
+    assert info.run.model.output_bias
+
+
+def test_an_imported_model_is_exported(imported, tmp_path):
+    pytest.importorskip("ctranslate2")
+    from tfm.stages.export import check
+    from tfm.stages.export.folder import export
+
+    exported = export(imported, out_dir=tmp_path / "out").out_dir
+    assert check.compare(imported, exported, LINES).max_error < 1e-3
+
+
+# --- fairseq
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("tokens", [False, True], ids=["sentencepiece", "tokens"])
+def test_an_imported_fairseq_model_gives_targets_the_same_probability(tmp_path, norm, tokens):
+    model = new_fairseq(tmp_path / "fairseq", norm=norm, tokens=tokens)
+    result = import_model(tmp_path / "fairseq", out_dir=tmp_path / "ours")
+    assert (result.takes_tokens, result.max_positions) == (tokens, 64)
+    lines = (tmp_path / "fairseq" / "dict.en.txt").read_text(encoding="utf-8").splitlines()
+    ids = {line.rpartition(" ")[0]: number for number, line in enumerate(lines, start=4)}
+    vocabulary = Vocabulary.load(tmp_path / "ours")
+    assert vocabulary.is_joint
+    texts = [vocabulary.source.pieces(each) for each in vocabulary.source.encode(LINES + TARGETS)]
+    their_ids = [[ids[piece[1:] if tokens else piece] for piece in text] for text in texts]
+    expected = scores_of(model, their_ids[: len(LINES)], their_ids[len(LINES) :])
+    ours = Translator.load(tmp_path / "ours", device="cpu", precision="fp32")
+    found = [each.log_prob for each in ours.score_targets(LINES, TARGETS)]
+    assert found == pytest.approx(expected, abs=2e-3)
+    assert all(not text.startswith("▁") for text in ours.translate(LINES[:2], beam=1))
+
+
+def test_names_of_older_versions_are_read(tmp_path):
+    new_fairseq(tmp_path / "new")
+    state = dict(load_pickle(tmp_path / "new" / "checkpoint.pt"))
+    renamed = {}
+    numbers = {
+        "encoder": ["self_attn_layer_norm", "final_layer_norm"],
+        "decoder": ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"],
+    }
+    for name, weight in state["model"].items():
+        stack, kind = name.split(".")[0], name.split(".")[-2]
+        if "layers" in name and kind in numbers[stack]:
+            name = name.replace(kind, f"layer_norms.{numbers[stack].index(kind)}")
+        renamed[name] = weight
+    for name in [name for name in renamed if ".q_proj." in name]:
+        parts = [renamed.pop(name.replace("q_proj", f"{each}_proj")) for each in "qkv"]
+        renamed[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    import argparse
+
+    args = argparse.Namespace(**vars(state["args"]))
+    torch.save({"args": args, "model": renamed}, tmp_path / "old" / "checkpoint.pt")
+    folders = [import_model(tmp_path / name).out_dir for name in ("new", "old")]
+    weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
+    assert weights[0] == weights[1]
+
+
+# --- code in pickles
+
+
+class Canary:
+    """Unpickling it would write a file."""
+
+    def __init__(self, path, function):
+        self._path, self._function = path, function
+
+    def __reduce__(self):
+        if self._function == "eval":
+            return eval, (f"open({str(self._path)!r}, 'w').close()",)
+        import os
+
+        return os.system, (f"touch '{self._path}'",)
+
+
+@pytest.mark.parametrize("function", ["eval", "system"])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_pickle_that_names_code_is_refused_and_runs_nothing(tmp_path, function, legacy):
+    canary = tmp_path / "canary"
+    new_fairseq(tmp_path / "model")
+    path = tmp_path / "model" / "checkpoint.pt"
+    state = {"args": Canary(canary, function), "model": {}}
+    torch.save(state, path, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(CheckpointError, match=r"checkpoint.pt is not loaded: .* names code to run"):
+        import_model(tmp_path / "model")
+    assert not canary.exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model"]
+    pickle.loads(pickle.dumps(state["args"]))  # the canary sings where nobody refuses
+    assert canary.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", b"PK\x03\x04", pickle.dumps([1])])
+def test_a_damaged_checkpoint_is_one_line(tmp_path, content):
+    (tmp_path / "checkpoint.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt"):
+        import_model(tmp_path / "checkpoint.pt", out_dir=tmp_path / "out")
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"encoder_ffn_embed_dim": 48}, "encoder_ffn_embed_dim 48 with decoder_ffn_embed_dim 24"),
+        ({"no_scale_embedding": True}, "tfm has no no_scale_embedding"),
+        ({"activation_fn": "gelu_fast"}, "tfm has no activation_fn gelu_fast"),
+        ({"encoder_layers": 1}, "weights without a counterpart in tfm, such as encoder.layers.1"),
+        ({"encoder_layers": 3}, r"has no weight encoder.layers.2.self_attn.q_proj.weight"),
+        ({"source_lang": None}, "names no languages: give --source and --target"),
+        ({"changes": {"encoder.layers.0.fc1.bias": torch.zeros(3)}}, "weights of other shapes"),
+        (
+            {"changes": {"encoder.layernorm_embedding.weight": torch.ones(16)}},
+            "layernorm_embedding",
+        ),
+    ],
+)
+def test_what_tfm_lacks_is_refused_by_name(tmp_path, arguments, message):
+    new_fairseq(tmp_path / "fairseq", **arguments)
+    with pytest.raises(TfmError, match=message):
+        import_model(tmp_path / "fairseq", out_dir=tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scale_embedding": False}, "tfm has no embeddings that are not scaled"),
+        ({"activation_function": "gelu_new"}, "tfm has no activation_function gelu_new"),
+        ({"decoder_start_token_id": 100_000}, "does not fit config.json"),
+        ({"encoder_attention_heads": 3}, "attention_heads that differ"),
+    ],
+)
+def test_settings_that_tfm_lacks_are_refused(tmp_path, changes, message):
+    new_marian(tmp_path / "marian")
+    path = tmp_path / "marian" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(TfmError, match=message):
+        import_model(tmp_path / "marian", out_dir=tmp_path / "ours")
+
+
+@pytest.mark.parametrize("name", ["source.spm", "vocab.json", "model.safetensors"])
+def test_a_missing_file_is_named(tmp_path, name):
+    new_marian(tmp_path / "marian")
+    (tmp_path / "marian" / name).unlink()
+    with pytest.raises((DataError, CheckpointError), match=name):
+        import_model(tmp_path / "marian", out_dir=tmp_path / "ours")
+
+
+def test_only_an_earlier_import_is_replaced(imported, tmp_path):
+    original = imported.with_name("marian")
+    with pytest.raises(UsageError, match="exists: replace it with --force"):
+        import_model(original, out_dir=imported)
+    with pytest.raises(UsageError, match="is no model folder"):
+        import_model(original, out_dir=original, force=True)
+    import_model(original, out_dir=imported, force=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"neither a Marian model .* nor one of fairseq"):
+        import_model(tmp_path / "empty")
+
+
+def test_the_command_prints_the_folder(imported, tmp_path, monkeypatch, capfd):
+    arguments = ["tfm", "import", str(imported.with_name("marian")), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    out, err = capfd.readouterr()
+    assert (stopped.value.code, out) == (0, f"{tmp_path / 'out'}\n")
+    assert "en to de" in err

@@ -1,0 +1,1 @@
+"""tfm import: a model of another program → an ordinary model folder."""

@@ -1,0 +1,244 @@
+"""Transformers of fairseq: a checkpoint, dictionaries, and perhaps SentencePiece models."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfm.data.foreign_subword import text_pieces, with_vocabulary, word_model
+from tfm.data.text import read_lines
+from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.stages.importing.foreign import ForeignModel, Tokens, joint_or_separate, renumber
+from tfm.stages.importing.pickles import Record, load_pickle
+
+# The first ids of each dictionary. Translations start with </s>, and positions after that of <pad>.
+_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+_PAD, _EOS, _UNK = 1, 2, 3
+_FIRST_POSITION = _PAD + 1
+_MAX_POSITIONS = 1024  # fairseq's default
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
+_UNSUPPORTED = (
+    "no_token_positional_embeddings",
+    "no_scale_embedding",
+    "no_cross_attention",
+    "cross_self_attention",
+    "adaptive_softmax_cutoff",
+    "adaptive_input",
+    "alibi",
+)
+_SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
+# Names that versions before 0.9 gave to norms.
+_OLDER_NORMS = {
+    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+}
+_OLDER_NORM = re.compile(r"((encoder|decoder)\.layers\.[0-9]+)\.layer_norms\.([0-2])\.")
+_NO_WEIGHT = re.compile(r".*(version|embed_positions\.(_float_tensor|weights))")
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Return the file of weights at a path or in this folder; UsageError unless there is one."""
+    if path.is_file():
+        return path
+    found = sorted(path.glob("*.pt"))
+    if len(found) > 1:
+        names = ", ".join(each.name for each in found)
+        raise UsageError(f"{path} has several models ({names}): name the file of one")
+    if not found:
+        raise UsageError(
+            f"{path} has neither a Marian model of transformers (config.json) nor one of fairseq "
+            "(checkpoint.pt): check its name"
+        )
+    return found[0]
+
+
+def read_fairseq(path: Path, languages: tuple[str | None, str | None]) -> tuple[ForeignModel, bool]:
+    """Read a checkpoint, and the dictionaries beside it.
+
+    Languages that are None are those of the checkpoint.
+
+    Returns:
+        The model, and whether its text is tokens separated by spaces.
+
+    Raises:
+        UsageError: Languages are unknown, or the model has something that tfm has not.
+        CheckpointError: The checkpoint is damaged, or contains code.
+        DataError: A dictionary or SentencePiece model is missing or damaged.
+    """
+    state = load_pickle(path)
+    arguments = _arguments(state, path)
+    settings = _settings(arguments, path)
+    weights = {_current_name(name): each for name, each in state["model"].items()}
+    weights = {name: each for name, each in weights.items() if not _NO_WEIGHT.fullmatch(name)}
+    embeddings = _take_embeddings(weights, path)
+    positions = {
+        f"{side}_embedding": _positions(weights, arguments, stack, side)
+        for stack, side in (("encoder", "source"), ("decoder", "target"))
+    }
+    source, target = (
+        given or arguments.get(f"{side}_lang")
+        for given, side in zip(languages, ("source", "target"), strict=True)
+    )
+    if not isinstance(source, str) or not isinstance(target, str):
+        raise UsageError(f"{path} names no languages: give --source and --target")
+    segmenters = _segmenters(path.parent, (source, target))
+    tokens, models = _read_vocabulary(path.parent, (source, target), segmenters, embeddings)
+    model = ForeignModel(
+        path=path,
+        languages=(source, target),
+        settings=settings,
+        weights=weights,
+        embeddings=embeddings,
+        positions=positions,
+        tokens=tokens,
+        vocabulary=joint_or_separate(models, path.parent),
+    )
+    return model, not segmenters
+
+
+def _arguments(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return fairseq's settings of task and model by name."""
+    if not isinstance(state.get("model"), Mapping):
+        raise CheckpointError(f"{path} is no checkpoint of fairseq: name another file")
+    if isinstance(state.get("args"), Record):
+        return dict(vars(state["args"]))
+    config = state.get("cfg")
+    found: dict[str, Any] = {}
+    for section in ("task", "model"):
+        values = config.get(section) if isinstance(config, Mapping) else None
+        found |= vars(values) if isinstance(values, Record) else values or {}
+    for side in ("encoder", "decoder"):
+        if isinstance(found.get(side), Mapping):
+            found |= {f"{side}_{name}": value for name, value in found.pop(side).items()}
+    return found
+
+
+def _settings(arguments: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the settings of the model; UsageError names those that tfm has not."""
+    unsupported = [name for name in _UNSUPPORTED if arguments.get(name)]
+    for name in _SIZES:
+        encoder, decoder = (arguments.get(f"{side}_{name}") for side in ("encoder", "decoder"))
+        if encoder != decoder:
+            unsupported.append(f"encoder_{name} {encoder} with decoder_{name} {decoder}")
+    activation = arguments.get("activation_fn", "relu")
+    if activation not in _ACTIVATIONS:
+        unsupported.append(f"activation_fn {activation}")
+    if unsupported:
+        raise UsageError(f"{path} cannot be imported: tfm has no {' or '.join(unsupported)}")
+    try:
+        return {
+            "num_encoder_layers": arguments["encoder_layers"],
+            "num_decoder_layers": arguments["decoder_layers"],
+            "d_model": arguments["encoder_embed_dim"],
+            "d_ff": arguments["encoder_ffn_embed_dim"],
+            "num_heads": arguments["encoder_attention_heads"],
+            "norm": "pre" if arguments.get("encoder_normalize_before") else "post",
+            "activation": _ACTIVATIONS[activation],
+            "dropout": arguments.get("dropout", 0.1),
+            "embedding_dropout": arguments.get("dropout", 0.1),
+            "attention_dropout": arguments.get("attention_dropout", 0.0),
+            "relu_dropout": arguments.get("activation_dropout", 0.0),
+        }
+    except KeyError as error:
+        raise UsageError(
+            f"{path} is no Transformer of fairseq (no {error.args[0]}): name another file"
+        ) from error
+
+
+def _current_name(name: str) -> str:
+    """Return the name that versions from 0.9 on give to a weight."""
+    return _OLDER_NORM.sub(
+        lambda match: f"{match[1]}.{_OLDER_NORMS[match[2]][int(match[3])]}.", name
+    )
+
+
+def _take_embeddings(weights: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """Remove and return the source, target and output embeddings; tied ones may have one name."""
+    names = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
+    source, target, output = (weights.pop(f"{name}.weight", None) for name in names)
+    output = weights.pop("decoder.embed_out", output)  # the name of older versions
+    if source is None or target is None:
+        raise CheckpointError(f"{path} has no embeddings: name another file")
+    return source, target, target if output is None else output
+
+
+def _positions(
+    weights: dict[str, Tensor], arguments: Mapping[str, Any], stack: str, side: str
+) -> Tensor:
+    """Return the table of positions [N, d_model], which is removed if it was learned."""
+    learned = weights.pop(f"{stack}.embed_positions.weight", None)
+    if learned is not None:
+        return learned[_FIRST_POSITION:]
+    num_positions = arguments.get(f"max_{side}_positions") or arguments.get("max_positions")
+    numbers = torch.arange(_FIRST_POSITION, _FIRST_POSITION + (num_positions or _MAX_POSITIONS))
+    return _sinusoids(numbers, arguments[f"{stack}_embed_dim"])
+
+
+def _sinusoids(positions: Tensor, d_model: int) -> Tensor:
+    """Return fairseq's [N, d_model]: all sines before all cosines, of other wavelengths than §3.5.
+
+    It computes in float32, which the table repeats.
+    """
+    half = d_model // 2
+    exponents = torch.arange(half, dtype=torch.float32) * -(math.log(10_000) / (half - 1))
+    angles = positions[:, None].float() * exponents.exp()
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def _segmenters(folder: Path, languages: tuple[str, str]) -> list[Path]:
+    """Return the SentencePiece models of source and target; empty without any."""
+    found = sorted(folder.glob("*.model"))
+    if len(found) < 2:
+        return found * 2
+    chosen = [[path for path in found if lang in path.name.split(".")] for lang in languages]
+    if any(len(each) != 1 for each in chosen):
+        raise UsageError(
+            f"{folder} has several SentencePiece models: keep one, or name them "
+            f"{languages[0]}.model and {languages[1]}.model"
+        )
+    return [path for [path] in chosen]
+
+
+def _read_vocabulary(
+    folder: Path,
+    languages: tuple[str, str],
+    segmenters: Sequence[Path],
+    embeddings: tuple[Tensor, Tensor, Tensor],
+) -> tuple[tuple[Tokens, Tokens], tuple[bytes, bytes]]:
+    """Return the tokens and the subword model of source and target."""
+    dictionaries = [_dictionary(folder / f"dict.{language}.txt") for language in languages]
+    for pieces, embedding, language in zip(dictionaries, embeddings[:2], languages, strict=True):
+        if len(pieces) != len(embedding):
+            raise DataError(
+                f"{folder}/dict.{language}.txt has {len(pieces):,} tokens, but the model "
+                f"{len(embedding):,}: copy both from the same model"
+            )
+    contents = [path.read_bytes() for path in segmenters]
+    texts = [text_pieces(each, origin=folder) for each in contents] or [[], []]
+    if dictionaries[0] == dictionaries[1]:
+        texts = [texts[0] + texts[1]] * 2
+    source, target = (
+        renumber(pieces, pad=_PAD, start=_EOS, eos=_EOS, unk=_UNK, more_pieces=more)
+        for pieces, more in zip(dictionaries, texts, strict=True)
+    )
+    if not segmenters:
+        return (source, target), (word_model(source.pieces), word_model(target.pieces))
+    return (source, target), (
+        with_vocabulary(contents[0], source.pieces, origin=segmenters[0]),
+        with_vocabulary(contents[1], target.pieces, origin=segmenters[1]),
+    )
+
+
+def _dictionary(path: Path) -> list[str]:
+    """Return the tokens of a dictionary by id."""
+    if not path.is_file():
+        raise DataError(f"{path} is missing: copy it from the folder of fairseq's binarized data")
+    # Each line has a token and its count.
+    tokens = [line.decode().rsplit(" ", 1)[0] for line in read_lines(path, strict=True)]
+    if len(set(tokens)) < len(tokens):
+        raise DataError(f"{path} has a token twice, which tfm does not support")
+    return [*_SPECIAL, *tokens]

@@ -1,0 +1,242 @@
+"""A model of another program, and its conversion to the settings, weights and pieces of tfm.
+
+Marian in transformers and fairseq name their weights alike.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfm.config import RunConfig, run_config
+from tfm.data.subword import BOS, SubwordModel, Vocabulary
+from tfm.errors import CheckpointError, UsageError
+from tfm.model.build import empty_model
+
+# Added to the logits of copies of other tokens. Beside a probability of 1, e^-100 is 0 in float32,
+# but label smoothing still gives a sensible loss.
+_COPY_BIAS = -100.0
+_SPECIAL_PIECES = ("<pad>", "<s>", "</s>", "<unk>")
+# Sub-layers of fairseq, by whether they read hidden states or write them.
+_READS = {
+    "self_attn.in_proj": "self_attention.input",
+    "encoder_attn.in_proj": "cross_attention.input",
+    "fc1": "feed_forward.inner",
+}
+_WRITES = {
+    "self_attn.out_proj": "self_attention.output",
+    "encoder_attn.out_proj": "cross_attention.output",
+    "fc2": "feed_forward.outer",
+    "self_attn_layer_norm": "self_attention_residual.norm",
+    "encoder_attn_layer_norm": "cross_attention_residual.norm",
+    "final_layer_norm": "feed_forward_residual.norm",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """The tokens of one side by their new ids.
+
+    Attributes:
+        pieces: [V] distinct pieces.
+        rows: [V] the id that each has in the original model.
+        copies: New ids of tokens that the original does not distinguish from another: the start
+            of a translation, and pieces that it takes for unknown.
+    """
+
+    pieces: Sequence[str]
+    rows: Sequence[int]
+    copies: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignModel:
+    """A model that another program has written.
+
+    Attributes:
+        path: Its file of weights.
+        languages: Source and target.
+        settings: Values of TransformerConfig.
+        weights: The layers, by the names of fairseq.
+        embeddings: [V, d_model] source, target and output; tied ones are equal.
+        output_bias: [V] of the logits, if there is one.
+        positions: {"source_embedding" and "target_embedding": [N, d_model]}; empty for the paper's
+            sinusoids with all sines before all cosines.
+        tokens: Those of source and target.
+        vocabulary: The subword models with these ids.
+    """
+
+    path: Path
+    languages: tuple[str, str]
+    settings: Mapping[str, Any]
+    weights: dict[str, Tensor]
+    embeddings: tuple[Tensor, Tensor, Tensor]
+    output_bias: Tensor | None = None
+    positions: Mapping[str, Tensor] = field(default_factory=dict)
+    tokens: tuple[Tokens, Tokens]
+    vocabulary: Vocabulary
+
+
+def renumber(
+    pieces: Sequence[str],
+    *,
+    pad: int,
+    start: int,
+    eos: int,
+    unk: int,
+    more_pieces: Iterable[str],
+) -> Tokens:
+    """Return the tokens with the special ids of tfm first.
+
+    Args:
+        pieces: [V] distinct pieces by their ids in the original model.
+        pad: The id of padding; the others also are ids in the original.
+        start: That of the token before each translation, which may also be pad or eos.
+        eos: That of the end of a sentence.
+        unk: That of unknown pieces.
+        more_pieces: Pieces of the subword models. Those that the vocabulary lacks are added.
+    """
+    special = [pad, start, eos, unk]
+    others = [number for number in range(len(pieces)) if number not in special]
+    known = {*pieces, *_SPECIAL_PIECES}
+    added = [piece for piece in dict.fromkeys(more_pieces) if piece not in known]
+    names = [f"{pieces[i]}_" if pieces[i] in _SPECIAL_PIECES else pieces[i] for i in others]
+    num_known = len(special) + len(others)
+    return Tokens(
+        pieces=[*_SPECIAL_PIECES, *names, *added],
+        rows=[*special, *others, *[unk] * len(added)],
+        copies=[
+            *([BOS] if start in (pad, eos) else []),
+            *range(num_known, num_known + len(added)),
+        ],
+    )
+
+
+def joint_or_separate(models: Sequence[bytes], origin: Path) -> Vocabulary:
+    """Return the vocabulary of two subword models, which is joint if they are equal."""
+    source = SubwordModel(models[0], origin=origin)
+    if models[0] == models[1]:
+        return Vocabulary(source, source)
+    return Vocabulary(source, SubwordModel(models[1], origin=origin))
+
+
+def convert(model: ForeignModel) -> tuple[RunConfig, dict[str, Tensor]]:
+    """Return the settings and the weights, of any shape, for tfm; they are taken out of the model.
+
+    Raises:
+        UsageError: The model has something that tfm has not, or settings out of range.
+        CheckpointError: Weights are missing, or of another shape than the settings say.
+    """
+    tied = _tied(*model.embeddings)
+    has_bias = model.output_bias is not None or bool(model.tokens[1].copies)
+    settings = {**model.settings, "tied_embeddings": tied, "output_bias": has_bias}
+    if model.positions:
+        settings["learned_positions"] = min(map(len, model.positions.values()))
+    run = run_config("base", {"model": settings})
+    order = _order(run.model.d_model, has_sinusoids=not model.positions)
+    weights = _embeddings(model, order, tied)
+    if has_bias:
+        weights["output_bias"] = _output_bias(model)
+    for name, table in model.positions.items():
+        weights[f"{name}.positions"] = table[: settings["learned_positions"]]
+    try:
+        for stack in ("encoder", "decoder"):
+            weights |= _stack(model, stack, settings, order)
+    except KeyError as error:
+        raise CheckpointError(
+            f"{model.path} has no weight {error.args[0]}: import another model"
+        ) from error
+    if model.weights:
+        raise UsageError(
+            f"{model.path} has weights without a counterpart in tfm, such as "
+            f"{', '.join(list(model.weights)[:3])}: it cannot be imported"
+        )
+    weights = {name: each.float().contiguous() for name, each in weights.items()}
+    _check_shapes(model, run, weights)
+    return run, weights
+
+
+def _tied(source: Tensor, target: Tensor, output: Tensor) -> str:
+    """Return the setting of embeddings of which some are equal."""
+    if not torch.equal(target, output):
+        return "none"
+    return "three-way" if torch.equal(source, target) else "two-way"
+
+
+def _order(d_model: int, *, has_sinusoids: bool) -> Tensor:
+    """Return [d_model] the old index of each component of hidden states.
+
+    In the paper, sines and cosines alternate: a model that has all sines first computes the same
+    with its components in another order.
+    """
+    index = torch.arange(d_model)
+    return index.view(2, -1).T.flatten() if has_sinusoids else index
+
+
+def _embeddings(model: ForeignModel, order: Tensor, tied: str) -> dict[str, Tensor]:
+    """Return the embeddings by the names of tfm; tied ones have the last of their names."""
+    names = ("source_embedding.weight", "target_embedding.weight", "output_weight")
+    kept = {"none": names, "two-way": names[::2], "three-way": names[2:]}[tied]
+    rows = [torch.tensor(side.rows) for side in (*model.tokens, model.tokens[1])]
+    return {
+        name: weight[row][:, order]
+        for name, weight, row in zip(names, model.embeddings, rows, strict=True)
+        if name in kept
+    }
+
+
+def _output_bias(model: ForeignModel) -> Tensor:
+    """Return [V] the bias of the logits, which makes copies improbable."""
+    tokens = model.tokens[1]
+    bias = torch.zeros(len(tokens.rows))
+    if model.output_bias is not None:
+        bias = model.output_bias.float()[torch.tensor(tokens.rows)]
+    bias[torch.tensor(tokens.copies, dtype=torch.long)] += _COPY_BIAS
+    return bias
+
+
+def _stack(
+    model: ForeignModel, stack: str, settings: Mapping[str, Any], order: Tensor
+) -> dict[str, Tensor]:
+    """Return the weights of the encoder or decoder by the names of tfm."""
+    names = {
+        f"{stack}.layers.{index}.{old}": f"{stack}.{index}.{new}"
+        for index in range(settings[f"num_{stack}_layers"])
+        for old, new in (_READS | _WRITES).items()
+        if stack == "decoder" or not old.startswith("encoder_attn")
+    }
+    if settings["norm"] == "pre":
+        names[f"{stack}.layer_norm"] = f"{stack}_norm"
+    found: dict[str, Tensor] = {}
+    for old, new in names.items():
+        weight, bias = (_take(model.weights, old, part) for part in ("weight", "bias"))
+        if old.endswith(tuple(_READS)):
+            found |= {f"{new}.weight": weight[:, order], f"{new}.bias": bias}
+        else:
+            found |= {f"{new}.weight": weight[order], f"{new}.bias": bias[order]}
+    return found
+
+
+def _take(weights: dict[str, Tensor], name: str, part: str) -> Tensor:
+    """Remove and return a weight or bias; queries, keys and values may be separate."""
+    *_, last = name.rpartition(".")
+    if last != "in_proj":
+        return weights.pop(f"{name}.{part}")
+    if f"{name}_{part}" in weights:
+        return weights.pop(f"{name}_{part}")
+    prefix = name.removesuffix(last)
+    return torch.cat([weights.pop(f"{prefix}{each}_proj.{part}") for each in "qkv"])
+
+
+def _check_shapes(model: ForeignModel, run: RunConfig, weights: Mapping[str, Tensor]) -> None:
+    source_size, target_size = (len(side.rows) for side in model.tokens)
+    empty = empty_model(run.model, source_vocab_size=source_size, target_vocab_size=target_size)
+    for name, parameter in empty.named_parameters():
+        if weights[name].shape != parameter.shape:
+            raise CheckpointError(
+                f"{model.path} has weights of other shapes than its settings say ({name} is "
+                f"{list(weights[name].shape)}, not {list(parameter.shape)}): import another model"
+            )

@@ -1,0 +1,185 @@
+"""Marian models of transformers, such as those of OPUS-MT."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from tfm.data.foreign_subword import text_pieces, with_vocabulary
+from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.model.embedding import sinusoidal_encoding
+from tfm.stages.importing.foreign import ForeignModel, Tokens, joint_or_separate, renumber
+from tfm.stages.importing.pickles import load_pickle
+from tfm.storage.files import read_json
+
+CONFIG = "config.json"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
+_MAX_POSITION_ERROR = 1e-3  # tables may be in fp16
+
+
+def is_marian(folder: Path) -> bool:
+    """Return whether a folder has a Marian model."""
+    path = folder / CONFIG
+    return path.is_file() and read_json(path).get("model_type") == "marian"
+
+
+def read_marian(folder: Path, languages: tuple[str | None, str | None]) -> ForeignModel:
+    """Read a folder of transformers; languages that are None are those that it names.
+
+    Raises:
+        UsageError: Languages are unknown, or the model has something that tfm has not.
+        CheckpointError: Weights are missing or damaged.
+        DataError: Another file is missing or damaged.
+    """
+    config = read_json(folder / CONFIG)
+    path, weights = _load_weights(folder)
+    settings = _settings(config, folder)
+    embeddings = _take_embeddings(weights, path)
+    _check_positions(weights, settings["d_model"], path)
+    output_bias = weights.pop("final_logits_bias", None)
+    tokens, models = _read_vocabulary(folder, config, embeddings)
+    return ForeignModel(
+        path=path,
+        languages=_languages(folder, languages),
+        settings=settings,
+        weights={name.removeprefix("model."): each for name, each in weights.items()},
+        embeddings=embeddings,
+        output_bias=None if output_bias is None else output_bias.flatten(),
+        tokens=tokens,
+        vocabulary=joint_or_separate(models, folder),
+    )
+
+
+def _load_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    path = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
+    if path is None:
+        raise CheckpointError(f"{folder} has no {' or '.join(_WEIGHTS)}: download the whole model")
+    if path.suffix == ".bin":
+        return path, dict(load_pickle(path))
+    try:
+        return path, safetensors.torch.load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged: download it again") from error
+
+
+def _settings(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the settings of the model; UsageError names one that tfm has not."""
+    try:
+        pairs = {
+            name: (config[f"encoder_{name}"], config[f"decoder_{name}"])
+            for name in ("ffn_dim", "attention_heads")
+        }
+        activation = config["activation_function"]
+        settings = {
+            "num_encoder_layers": config["encoder_layers"],
+            "num_decoder_layers": config["decoder_layers"],
+            "d_model": config["d_model"],
+            "dropout": config["dropout"],
+            "embedding_dropout": config["dropout"],
+            "attention_dropout": config["attention_dropout"],
+            "relu_dropout": config["activation_dropout"],
+        }
+    except KeyError as error:
+        raise DataError(f"{folder / CONFIG} has no {error.args[0]}: download it again") from error
+    unsupported = [f"{name} that differ" for name, (one, other) in pairs.items() if one != other]
+    if activation not in _ACTIVATIONS:
+        unsupported.append(f"activation_function {activation}")
+    if not config.get("scale_embedding"):
+        unsupported.append("embeddings that are not scaled")
+    if unsupported:
+        raise UsageError(f"{folder} cannot be imported: tfm has no {' or '.join(unsupported)}")
+    return settings | {
+        "d_ff": pairs["ffn_dim"][0],
+        "num_heads": pairs["attention_heads"][0],
+        "activation": _ACTIVATIONS[activation],
+        "norm": "post",
+    }
+
+
+def _take_embeddings(weights: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """Remove and return the source, target and output embeddings; tied ones may have one name."""
+    names = ("encoder.embed_tokens", "decoder.embed_tokens", "shared")
+    found = [weights.pop(f"model.{name}.weight", None) for name in names]
+    source, target, shared, output = (*found, weights.pop("lm_head.weight", None))
+    anything = next((each for each in (shared, target, output) if each is not None), None)
+    source, target = (anything if each is None else each for each in (source, target))
+    if source is None or target is None:
+        raise CheckpointError(f"{path} has no embeddings: download it again")
+    return source, target, target if output is None else output
+
+
+def _check_positions(weights: dict[str, Tensor], d_model: int, path: Path) -> None:
+    """Remove the stored tables of positions; raise UsageError unless they are sinusoids."""
+    for stack in ("encoder", "decoder"):
+        table = weights.pop(f"model.{stack}.embed_positions.weight", None)
+        if table is None:
+            continue
+        expected = sinusoidal_encoding(torch.arange(len(table)), d_model)
+        expected = torch.cat([expected[:, ::2], expected[:, 1::2]], dim=1)
+        if table.shape != expected.shape or (table - expected).abs().max() > _MAX_POSITION_ERROR:
+            raise UsageError(f"{path} has positions other than Marian's: it cannot be imported")
+
+
+def _read_vocabulary(
+    folder: Path, config: Mapping[str, Any], embeddings: tuple[Tensor, Tensor, Tensor]
+) -> tuple[tuple[Tokens, Tokens], tuple[bytes, bytes]]:
+    """Return the tokens and the subword model of source and target."""
+    paths = (folder / "source.spm", folder / "target.spm")
+    try:
+        contents = [path.read_bytes() for path in paths]
+        names = ["vocab.json", "target_vocab.json"]
+        if not (folder / names[1]).is_file():
+            names[1] = names[0]
+        ids = [read_json(folder / name) for name in names]
+    except FileNotFoundError as error:
+        raise DataError(f"{error.filename} is missing: download the whole model") from error
+    pieces = [text_pieces(each, origin=path) for each, path in zip(contents, paths, strict=True)]
+    if names[0] == names[1]:  # one vocabulary has the pieces of both segmentations
+        pieces = [pieces[0] + pieces[1]] * 2
+    source, target = (
+        _tokens(each, len(embedding), config, more_pieces=more, folder=folder)
+        for each, embedding, more in zip(ids, embeddings[::2], pieces, strict=True)
+    )
+    tags = {each for each in source.pieces if each.startswith(">>") and each.endswith("<<")}
+    return (source, target), (
+        with_vocabulary(contents[0], source.pieces, tags=tags, origin=paths[0]),
+        with_vocabulary(contents[1], target.pieces, origin=paths[1]),
+    )
+
+
+def _tokens(
+    ids: Mapping[str, Any],
+    num_rows: int,
+    config: Mapping[str, Any],
+    *,
+    more_pieces: list[str],
+    folder: Path,
+) -> Tokens:
+    pieces = [f"<unnamed {number}>" for number in range(num_rows)]
+    try:
+        for piece, number in ids.items():
+            pieces[number] = piece
+        pad, eos, unk = (ids[piece] for piece in ("<pad>", "</s>", "<unk>"))
+        start = config["decoder_start_token_id"]
+        if not 0 <= start < num_rows:
+            raise IndexError
+    except (KeyError, IndexError, TypeError) as error:
+        raise DataError(
+            f"the vocabulary in {folder} does not fit {CONFIG} and the weights: download them again"
+        ) from error
+    return renumber(pieces, pad=pad, start=start, eos=eos, unk=unk, more_pieces=more_pieces)
+
+
+def _languages(folder: Path, given: tuple[str | None, str | None]) -> tuple[str, str]:
+    """Return the given languages, or those that the tokenizer's settings name."""
+    path = folder / "tokenizer_config.json"
+    named = read_json(path) if path.is_file() else {}
+    source, target = given[0] or named.get("source_lang"), given[1] or named.get("target_lang")
+    if not isinstance(source, str) or not isinstance(target, str):
+        raise UsageError(f"{folder} names no languages: give --source and --target")
+    return source, target
