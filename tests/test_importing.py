@@ -99,6 +99,14 @@ def test_old_files_of_weights_and_tags_are_read(tmp_path):
     assert vocabulary.target.decode([ids[1:]]) == [LINES[0]]  # pieces of source.spm alone, too
 
 
+def test_characters_that_the_segmentation_does_not_know_are_looked_up(tmp_path):
+    new_marian(tmp_path / "marian", tags=["⁂", "⁂⁂"])
+    import_model(tmp_path / "marian", out_dir=tmp_path / "ours")
+    for model in (vocabulary := Vocabulary.load(tmp_path / "ours")).source, vocabulary.target:
+        [pieces] = map(model.pieces, model.encode(["⁂ ⁂⁂"]))
+        assert pieces == ["▁", "⁂", "▁", "⁂⁂"]
+
+
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("imported")

@@ -130,7 +130,8 @@ def with_vocabulary(
 ) -> bytes:
     """Return a SentencePiece model that encodes text as another, with the ids of a vocabulary.
 
-    No text is encoded to pieces of the vocabulary that the model lacks.
+    Text is not encoded to pieces of the vocabulary that the model lacks, unless it has none of
+    their characters: such text is unknown to the model, but looked up in the vocabulary.
 
     Args:
         content: The other model, all of whose pieces must be in the vocabulary.
@@ -145,13 +146,16 @@ def with_vocabulary(
     model = _load(content, origin)
     is_bpe = all(model.GetScore(i).is_integer() for i in range(len(model)))
     # BPE would merge unused pieces to longer ones.
-    absent = _CONTROL if is_bpe else _UNUSED
-    pieces = [
-        _new_piece(SPACE_MARK + piece, _USER_DEFINED)
-        if piece in tags
-        else known.get(piece, _new_piece(piece, absent))
-        for piece in vocabulary[len(_SPECIAL) :]
-    ]
+    unused = _CONTROL if is_bpe else _UNUSED
+    characters = set().union(*known)
+
+    def message(piece: str) -> bytes:
+        if piece in tags:
+            return _new_piece(SPACE_MARK + piece, _USER_DEFINED)
+        absent = _USER_DEFINED if characters.isdisjoint(piece) else unused
+        return known.get(piece) or _new_piece(piece, absent)
+
+    pieces = map(message, vocabulary[len(_SPECIAL) :])
     others = [
         _field(number, value) for number, value in _split(content, origin) if number != _PIECES
     ]
