@@ -32,6 +32,8 @@ SHAPES = {
     "untied": {"tied_embeddings": "none", "joint": True},
     "gelu": {"activation": "gelu", "norm": "pre"},
     "silu": {"activation": "silu"},
+    "output bias": {"output_bias": True},
+    "output bias, pre-norm": {"output_bias": True, "norm": "pre"},
     "deeper decoder": {"num_encoder_layers": 1, "num_decoder_layers": 3},
 }
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -209,16 +209,16 @@ def export(
         callback=new_folder,
         help="Output folder (default: RUN/FORMAT or MODEL-FORMAT, plus quantization).",
     ),
-    format_: Literal["ctranslate2", "huggingface", "onnx"] = typer.Option(
+    format_: Literal["ctranslate2", "huggingface", "onnx", "argos"] = typer.Option(
         "ctranslate2",
         "--format",
-        help="Program to write for: CTranslate2, transformers, or ONNX Runtime.",
+        help="Program to write for: CTranslate2, transformers, ONNX Runtime, or Argos Translate.",
     ),
     quantization: Literal[
         "none", "int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
     ] = typer.Option(
         "none",
-        help="For CTranslate2: type of the stored weights, and of products if the CPU supports it.",
+        help="For CTranslate2 and Argos: type of weights, and of products if the CPU supports it.",
     ),
     check: int = typer.Option(
         0,
@@ -229,12 +229,13 @@ def export(
     ),
     force: bool = typer.Option(False, "--force", help="Overwrite an earlier export."),
 ) -> None:
-    """Convert a model for CTranslate2, Hugging Face's transformers or ONNX Runtime.
+    """Convert a model for CTranslate2, transformers, ONNX Runtime or Argos Translate.
 
     CTranslate2 is a runtime without torch (pip install "tfm-mt[export]"). For transformers,
     post-norm models become Marian and pre-norm ones Pegasus models (pip install
     "tfm-mt[huggingface]"). For ONNX Runtime, encoder and decoder step are two files without a
-    search (pip install "tfm-mt[onnx]").
+    search (pip install "tfm-mt[onnx]"). Argos Translate and LibreTranslate install a package of the
+    model for CTranslate2.
 
     With length penalty 0, all programs find the same translations. With other values, tfm divides
     log probabilities by ((5 + length) / 6)^α, and the others by length^α.

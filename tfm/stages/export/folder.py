@@ -1,6 +1,7 @@
 """Convert a model folder to a self-contained folder for another program."""
 
 import importlib
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ _SIGNS: Mapping[Format, str] = {
     "ctranslate2": "model.bin",
     "huggingface": "generation_config.json",
     "onnx": "decoder.onnx",
+    "argos": "translate.argosmodel",  # its only file
 }
 _MIN_VERSION = (4, 7)  # earlier versions require heads of width d_model / num_heads
 
@@ -72,9 +74,14 @@ def export(
     info = load_info(model_dir)
     out_dir = out_dir or _default_folder(path, format_, quantization)
     _check_out_dir(out_dir, format_, force=force)
-    if quantization != "none" and format_ != "ctranslate2":
+    if quantization != "none" and format_ not in ("ctranslate2", "argos"):
         raise UsageError(
-            f"--quantization is for --format ctranslate2: {format_} stores weights in fp32"
+            f"--quantization is for --format ctranslate2 and argos: {format_} stores weights in "
+            "fp32"
+        )
+    if check_lines and format_ == "argos":
+        raise UsageError(
+            "--check does not open packages: check --format ctranslate2, whose model they hold"
         )
     lines = lines_to_check(info, check_lines) if check_lines else []
     if lines and format_ == "huggingface":
@@ -87,6 +94,8 @@ def export(
                 _write_huggingface(folder, model_dir, info)
             case "onnx":
                 _write_onnx(folder, model_dir, info)
+            case "argos":
+                _write_argos(folder, model_dir, info, quantization)
         describe_export(folder, model_dir, format_)
         num_bytes = sum(file.stat().st_size for file in folder.iterdir())
         agreement = compare(model_dir, folder, lines, format_) if lines else None
@@ -141,6 +150,18 @@ def _write_onnx(folder: Path, model_dir: Path, info: ModelInfo) -> None:
 
     search = SearchConfig.for_model(info.search, {})
     write_onnx(folder, load_model(model_dir, info), search, load_vocabulary(model_dir, info))
+
+
+def _write_argos(
+    folder: Path, model_dir: Path, info: ModelInfo, quantization: Quantization
+) -> None:
+    from tfm.stages.export.argos import PACKAGE, check_vocabulary, write_package
+
+    vocabulary = load_vocabulary(model_dir, info)
+    check_vocabulary(vocabulary)
+    with tempfile.TemporaryDirectory(dir=folder) as exported:
+        _write_ctranslate2(Path(exported), model_dir, info, quantization)
+        write_package(folder / PACKAGE, Path(exported), info, vocabulary)
 
 
 def _default_folder(path: Path, format_: Format, quantization: Quantization) -> Path:

@@ -179,6 +179,8 @@ def _weights(model: nn.Module, config: TransformerConfig, num_positions: int) ->
     weights = {
         name: named[ours][:, order] for name, ours in _embedding_names(config.tied_embeddings)
     }
+    if config.output_bias:
+        weights["final_logits_bias"] = named["output_bias"][None]
     for stack in ("encoder", "decoder"):
         if config.norm == "pre":
             for kind in ("weight", "bias"):

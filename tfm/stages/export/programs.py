@@ -13,12 +13,13 @@ import torch
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
 
-Format = Literal["ctranslate2", "huggingface", "onnx"]
+Format = Literal["ctranslate2", "huggingface", "onnx", "argos"]
 
 PROGRAMS: dict[Format, str] = {
     "ctranslate2": "CTranslate2",
     "huggingface": "transformers",
     "onnx": "ONNX Runtime",
+    "argos": "CTranslate2",
 }
 
 Array = npt.NDArray[np.float32]
@@ -56,6 +57,8 @@ def load_program(
             return Transformers(folder, config)
         case "onnx":
             return OnnxRuntime(folder, vocabulary, config)
+        case "argos":
+            raise ValueError("a package has no model of its own to run")
 
 
 class CTranslate2:

@@ -1,0 +1,44 @@
+"""Packages of Argos Translate, which LibreTranslate uses: a zip with a model for CTranslate2."""
+
+import json
+import zipfile
+from pathlib import Path
+
+from tfm.data.subword import Vocabulary
+from tfm.errors import UsageError
+from tfm.storage.checkpoint.model_folder import ModelInfo
+
+PACKAGE = "translate.argosmodel"
+
+
+def check_vocabulary(vocabulary: Vocabulary) -> None:
+    """Raise UsageError unless one SentencePiece model serves both languages."""
+    source, target = vocabulary.source, vocabulary.target
+    # An imported model may have two segmentations of one vocabulary. Unigram models spell out the
+    # pieces that only the other has.
+    is_one = source.pieces(range(len(source))) == target.pieces(range(len(target)))
+    if not (vocabulary.is_joint or (is_one and not source.is_bpe)):
+        raise UsageError(
+            "Argos Translate has one SentencePiece model for both languages, but this model has "
+            "separate vocabularies: export it for another program"
+        )
+
+
+def write_package(path: Path, model_dir: Path, info: ModelInfo, vocabulary: Vocabulary) -> None:
+    """Write a package with the files of a folder for CTranslate2."""
+    metadata = {
+        "package_version": "1.0",
+        "argos_version": "1.9",
+        "from_code": info.source,
+        "from_name": info.source,
+        "to_code": info.target,
+        "to_name": info.target,
+        "type": "translate",
+    }
+    folder = f"translate-{info.source}_{info.target}"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as package:
+        package.writestr(f"{folder}/metadata.json", json.dumps(metadata, indent=2))
+        package.writestr(f"{folder}/sentencepiece.model", vocabulary.source.content)
+        for file in sorted(model_dir.iterdir()):
+            if file.name not in vocabulary.files():
+                package.write(file, f"{folder}/model/{file.name}")
