@@ -239,7 +239,7 @@ def test_weights_are_not_quantized(make_model):
 
 @pytest.mark.parametrize(
     ("package", "check_lines", "remedy"),
-    [("tokenizers", 0, r'"\.\[huggingface\]"'), ("transformers", 3, '"transformers>=5"')],
+    [("tokenizers", 0, r'"tfm-mt\[huggingface\]"'), ("transformers", 3, '"transformers>=5"')],
 )
 def test_a_missing_package_is_named_with_what_to_install(
     make_model, tmp_path, monkeypatch, package, check_lines, remedy

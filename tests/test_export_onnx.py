@@ -103,5 +103,5 @@ def test_what_cannot_be_expressed_is_refused(make_model, tmp_path, shape):
 def test_a_missing_package_is_named_with_what_to_install(make_model, monkeypatch, package):
     model = make_model()
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=rf'{package} is not installed.*"\.\[onnx\]"'):
+    with pytest.raises(UsageError, match=rf'{package} is not installed.*"tfm-mt\[onnx\]"'):
         export(model, format_="onnx")
