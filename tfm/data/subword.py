@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain, compress
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import sentencepiece
 
 from tfm.config import SubwordConfig
 from tfm.data.background import run_in_thread
+from tfm.data.bpe_dropout import BpeDropout, TokenIds
 from tfm.data.cleaning import normalize_space
 from tfm.data.text import read_lines
 from tfm.device.cpu import chosen_threads, num_cores
@@ -92,43 +92,29 @@ class SubwordModel:
         """Whether text is encoded by merges: only their scores are ranks, whole numbers."""
         return all(self._processor.GetScore(i).is_integer() for i in range(len(self)))
 
-    def encode_block(
-        self, lines: list[bytes], *, dropout: float = 0.0, max_length: int | None = None
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    def encode_block(self, lines: list[bytes]) -> TokenIds:
         """Encode lines of UTF-8 to arrays in one thread, without holding Python's GIL.
 
         Args:
             lines: Lines without their ends.
-            dropout: Probability of leaving out each merge of BPE (Provilkov et al. 2020). The
-                choices follow from the lines and from the seed that `seed_dropout` set.
-            max_length: Encode a line without dropout if it had more tokens than this with it.
 
         Returns:
             [number of tokens] the concatenated token ids, and [number of lines] their counts.
         """
-        text = b"\n".join(lines)
-        if SPACE_MARK.encode() in text or _ESCAPE.encode() in text:
-            lines = [escape(line.decode()).encode() for line in lines]
-        token_ids = self._encode_in_one_thread(lines, dropout)
-        if dropout and max_length is not None:
-            is_long = [len(ids) > max_length for ids in token_ids]
-            without_dropout = iter(self._encode_in_one_thread(compress(lines, is_long)))
-            token_ids = [
-                next(without_dropout) if long else ids
-                for long, ids in zip(is_long, token_ids, strict=True)
-            ]
+        token_ids: list[list[int]] = self._processor.EncodeAsIds(_escaped(lines), num_threads=1)
         lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
         ids = chain.from_iterable(token_ids)
         return np.fromiter(ids, dtype=np.int32, count=int(lengths.sum())), lengths
 
-    def _encode_in_one_thread(
-        self, lines: Iterable[bytes], dropout: float = 0.0
-    ) -> list[list[int]]:
-        # For each call with a list, SentencePiece starts a thread whose random generator gets the
-        # global seed, so that the result does not depend on other calls.
-        options = {"enable_sampling": True, "nbest_size": -1, "alpha": dropout} if dropout else {}
-        ids: list[list[int]] = self._processor.EncodeAsIds(list(lines), num_threads=1, **options)
-        return ids
+    def encode_block_with_dropout(
+        self, lines: list[bytes], dropout: float, random: np.random.Generator
+    ) -> TokenIds:
+        """Encode lines as `encode_block` does, but leave out merges with some probability."""
+        return self._bpe_dropout.encode(_escaped(lines), dropout, random)
+
+    @cached_property
+    def _bpe_dropout(self) -> BpeDropout:
+        return BpeDropout(self._processor)
 
     def decode(self, token_ids: Iterable[Sequence[int]]) -> list[str]:
         """Decode sequences of token ids to plain text, without special tokens.
@@ -251,12 +237,6 @@ class Vocabulary:
         paths = model_paths(Path(), separate=not self.is_joint)
         models = (self.source, self.target)
         return {path.name: model.content for path, model in zip(paths, models, strict=False)}
-
-
-def seed_dropout(*numbers: int) -> None:
-    """Set the seed of `SubwordModel.encode_block` with dropout, for all threads."""
-    [seed] = np.random.SeedSequence(numbers).generate_state(1)
-    sentencepiece.set_random_generator_seed(int(seed))
 
 
 def model_paths(folder: Path, *, separate: bool) -> list[Path]:
@@ -386,6 +366,13 @@ def escape(text: str) -> str:
     for character, escaped in ESCAPES:
         text = text.replace(character, escaped)
     return text
+
+
+def _escaped(lines: list[bytes]) -> list[bytes]:
+    text = b"\n".join(lines)
+    if SPACE_MARK.encode() in text or _ESCAPE.encode() in text:
+        return [escape(line.decode()).encode() for line in lines]
+    return lines
 
 
 def _unescape(text: str) -> str:

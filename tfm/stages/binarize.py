@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from tfm.config import BinarizeConfig, Table
 from tfm.config.schema import from_table
+from tfm.data.bpe_dropout import TokenIds
 from tfm.data.copies import Copier
 from tfm.data.dataset import (
     FORMAT,
@@ -30,7 +30,7 @@ from tfm.data.manifest import BINARIZE, Manifest, TrainingText
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
-from tfm.data.subword import UNK, SubwordModel, Vocabulary, seed_dropout
+from tfm.data.subword import UNK, SubwordModel, Vocabulary
 from tfm.data.text import Block, read_blocks
 from tfm.data.text_parts import Share, lock_dataset
 from tfm.device.cpu import chosen_threads
@@ -45,9 +45,7 @@ _UNKNOWN_WARNING_RATE = 0.001
 T = TypeVar("T")
 Result = TypeVar("Result")
 
-Encode = Callable[["_Encoder", Iterable[tuple[int, Block]], float], Iterator["_EncodedBlock"]]
-# Concatenated token ids of one side of a block, and the length of each sentence.
-Side = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
+Encode = Callable[["_Encoder", Iterable[tuple[int, Block]], int], Iterator["_EncodedBlock"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +331,7 @@ class _EncodedBlock:
     read: int
     copied: Rows
     too_long: Rows
-    sides: list[Side]
+    sides: list[TokenIds]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,11 +342,14 @@ class _Encoder:
     copier: Copier
     max_length: int | None
     text_ends: Rows  # [number of training texts] where their pairs end
+    dropout: float  # of the merges of variants
+    seed: int
 
-    def encode(self, start_and_block: tuple[int, Block], *, dropout: float) -> _EncodedBlock:
+    def encode(self, start_and_block: tuple[int, Block], *, variant: int) -> _EncodedBlock:
         """Encode a block and its copies, after a number of pairs, without pairs that are too long.
 
-        Variants with dropout have the same pairs as the segmentation without it.
+        Variants, from 1, have the same pairs as the segmentation without dropout, which is 0. What
+        a variant draws depends on seed and place, not on other blocks.
         """
         start, block = start_and_block
         size = len(block[0])
@@ -358,11 +359,12 @@ class _Encoder:
         sides = [model.encode_block(side) for model, side in pairs]
         limit = np.inf if self.max_length is None else self.max_length
         is_kept = np.logical_and(*(lengths <= limit for _, lengths in sides))
-        if dropout:
-            sides = [
-                model.encode_block(side, dropout=dropout, max_length=self.max_length)
-                for model, side in pairs
+        if variant:
+            random = np.random.default_rng([self.seed, variant, start])
+            drawn = [
+                model.encode_block_with_dropout(side, self.dropout, random) for model, side in pairs
             ]
+            sides = [_shorter(*both, limit) for both in zip(drawn, sides, strict=True)]
         if not is_kept.all():
             sides = [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
         return _EncodedBlock(
@@ -376,6 +378,17 @@ class _Encoder:
         num_texts = max(1, len(self.text_ends))  # pairs of no known text count for the last one
         texts = np.searchsorted(self.text_ends, pairs, side="right").clip(max=num_texts - 1)
         return np.bincount(texts, minlength=num_texts)
+
+
+def _shorter(side: TokenIds, plain: TokenIds, limit: float) -> TokenIds:
+    """Return a side with the plain segmentation of the sentences that would be too long."""
+    (ids, lengths), (plain_ids, plain_lengths) = side, plain
+    is_long = lengths > limit
+    if not is_long.any():
+        return side
+    drawn, others = np.split(ids, np.cumsum(lengths)), np.split(plain_ids, np.cumsum(plain_lengths))
+    chosen = [others[i] if long else drawn[i] for i, long in enumerate(is_long.tolist())]
+    return np.concatenate(chosen), np.where(is_long, plain_lengths, lengths)
 
 
 def _binarize_split(
@@ -398,9 +411,9 @@ def _binarize_split(
         stack.callback(threads.shutdown, cancel_futures=True)
 
         def encode(
-            encoder: _Encoder, blocks: Iterable[tuple[int, Block]], dropout: float
+            encoder: _Encoder, blocks: Iterable[tuple[int, Block]], variant: int
         ) -> Iterator[_EncodedBlock]:
-            work = partial(encoder.encode, dropout=dropout)
+            work = partial(encoder.encode, variant=variant)
             for block in map_in_order(threads, work, blocks, num_ahead=2 * num_threads):
                 yield block
                 bar.update(block.read)
@@ -466,16 +479,17 @@ class _PartOfText:
             ),
             max_length=config.max_length if self._is_train else None,
             text_ends=np.array(self._text_ends, dtype=np.int64),
+            dropout=config.bpe_dropout,
+            seed=config.seed,
         )
 
         def blocks() -> Iterator[tuple[int, Block]]:
             return _numbered(read_blocks(*self._paths, strict=True), self._start)
 
-        counts, part = self._write(self._name, encode(encoder, blocks(), 0.0))
+        counts, part = self._write(self._name, encode(encoder, blocks(), 0))
         parts = [part]
         for variant in range(1, 1 + config.num_variants if self._is_train else 1):
-            seed_dropout(config.seed, variant, *map(int, self._name.split(".")[1:]))
-            encoded = encode(encoder, blocks(), config.bpe_dropout)
+            encoded = encode(encoder, blocks(), variant)
             parts.append(self._write(f"{self._name}.v{variant}", encoded)[1])
         files = [file for part in parts for file in part.sha256]
         sizes = {file: (self._bin_dir / file).stat().st_size for file in files}
@@ -564,7 +578,7 @@ class _TokenWriter:
         self._offsets.append(np.zeros(1, dtype=np.uint32))
         self.num_unknown = 0
 
-    def append(self, side: Side) -> None:
+    def append(self, side: TokenIds) -> None:
         ids, lengths = side
         if self._tokens.length + len(ids) > MAX_PART_TOKENS:
             raise DataError(
