@@ -150,8 +150,10 @@ def test_every_flag_that_a_document_or_message_names_exists():
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
     }
-    # Flags of torchrun, pip, Docker, table3.py, WSL, COMET, TensorBoard and sbatch.
-    flags |= {"--help", "--nproc-per-node", "--extra-index-url", "--jobs"}
+    scripts = [path.read_text(encoding="utf-8") for path in ROOT.glob("examples/**/*.py")]
+    flags |= set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', "\n".join(scripts)))
+    # Flags of torchrun, pip, Docker, WSL, COMET, TensorBoard and sbatch.
+    flags |= {"--help", "--nproc-per-node", "--extra-index-url"}
     flags |= {"--build-arg", "--install", "--ipc", "--model", "--quiet", "--logdir"}
     flags |= {"--array", "--wrap"}
     examples = [*ROOT.glob("examples/*/README.md"), *ROOT.glob("examples/*/run.sh")]
