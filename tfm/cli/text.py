@@ -138,10 +138,14 @@ def prepare(
     part: str | None = typer.Option(
         None,
         metavar="I/N",
+        hidden=True,
         help="Only clean share I of N of the training text; for several machines.",
     ),
     fetch_only: bool = typer.Option(
-        False, "--fetch-only", help="Stop after the text is downloaded and unpacked."
+        False,
+        "--fetch-only",
+        hidden=True,
+        help="Stop after the text is downloaded and unpacked.",
     ),
     force: bool = FORCE,
     *,

@@ -1,0 +1,480 @@
+"""The text of a dataset: extracted, cleaned and written in parts, for `tfm.stages.prepare`."""
+
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any
+
+from tfm.config import CleaningConfig, Table, settings_from, settings_to
+from tfm.data.cleaning import Cleaner, PairCounts, clean_lines, passing
+from tfm.data.corpus.recipe import Recipe, Text, TextFiles, text_name
+from tfm.data.disk import DiskNeed, check_disks
+from tfm.data.encoding import iconv_command, likely_encoding
+from tfm.data.manifest import GOLD, SPLITS, Manifest
+from tfm.data.pair_checks import deviation_checks, pair_checks
+from tfm.data.sources import TextSources
+from tfm.data.text import BytesPair, in_chunks, read_pairs
+from tfm.data.text_parts import (
+    FORMAT,
+    SHARE_RECORD,
+    JoinedShares,
+    PartWriter,
+    Share,
+    ShareOfText,
+    ShareRecord,
+    read_share,
+)
+from tfm.data.trees.brackets import bracketed
+from tfm.errors import DataError, UsageError
+from tfm.reporting import Progress, say
+from tfm.storage.files import atomic_write, remove_leftovers, write_json
+
+if typing.TYPE_CHECKING:
+    from tfm.data.synthetic.corpus import Split
+    from tfm.stages.pair_scores import PairScorer
+
+DROPPED = "dropped.txt"  # examples of dropped pairs
+
+# Training text comes last: a problem with the other splits shows before the long work.
+_SPLITS_TRAINING_LAST: tuple["Split", ...] = ("test", "valid", "train")
+# With fewer pairs, most pieces of even a small vocabulary occur too rarely to learn their use: a
+# model only repeats its training text. The smallest corpus of the tutorials has twice as many.
+_MIN_TRAIN_PAIRS = 1_000
+# A higher rate of lines that are not UTF-8 means another encoding, not damage.
+_MAX_INVALID_RATE = 0.01
+# 2 bytes per piece of about 4 characters, and 8 bytes per sentence; measured on WMT text.
+_TOKEN_ID_BYTES_PER_TEXT_BYTE = 0.6
+
+
+def cleaning_of(text: Text, cleaning: CleaningConfig) -> CleaningConfig:
+    """Return the settings of a training text, which may differ from those of all texts."""
+    return settings_from(CleaningConfig, {**settings_to(cleaning), **text.cleaning})
+
+
+@dataclass(frozen=True)
+class TextWriter:
+    """Extracts and cleans the text of a dataset."""
+
+    recipe: Recipe
+    sources: TextSources
+    cleaning: CleaningConfig
+    scorers: Mapping[str, "PairScorer"]
+    manifest: Manifest
+    downloads_dir: Path
+    num_segmentations: float  # by which token ids are multiplied
+    text_only: bool
+    force: bool
+    step_prefix: str = ""  # of the steps that fetch the text
+
+    def update(self) -> bool:
+        """Write the text of all splits; return False if it was up to date."""
+        return self._update("clean", ["clean"], self._write_text)
+
+    def append(self) -> bool:
+        """Write training text after that of the dataset; return False if it was appended before."""
+        appended = self.manifest.appended()
+        step = f"append-{len(appended) + 1}"
+        return self._update(step, appended, partial(self._append_text, step))
+
+    def fetch(self) -> None:
+        """Download and unpack all text."""
+        self._update("clean", ["clean"], lambda inputs: None)
+
+    def write_share(self, share: Share) -> None:
+        """Clean a share of the training text, for a later call of `update`.
+
+        Raises:
+            UsageError: The text is not unpacked, or a model scores it.
+        """
+        inputs = self.sources.fingerprint()
+        if self.sources.unpacked_paths and not self.manifest.is_current("extract", inputs):
+            raise UsageError("the downloads are not unpacked: run the same with --fetch-only first")
+        if self.scorers:
+            raise UsageError("min_score cannot go with --part: scores depend on the whole text")
+        clean_inputs = self._clean_inputs(inputs)
+        folder = share.folder(self.manifest.data_dir)
+        record = folder / SHARE_RECORD
+        if record.is_file() and read_share(record).is_current(folder, clean_inputs):
+            say(f"clean: {folder} unchanged")
+            return
+        cleaner = Cleaner(self.cleaning, scratch_dir=folder)
+        for split in _SPLITS_TRAINING_LAST[:-1]:
+            for text in self.recipe.texts(split):
+                for block in in_chunks(self.sources.pairs(text, split)):
+                    cleaner.held_out.add(split, block)
+        languages = (self.recipe.source, self.recipe.target)
+        paths = [folder / f"train.{language}" for language in languages]
+        record.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            files = [stack.enter_context(atomic_write(path)) for path in paths]
+            bar = stack.enter_context(Progress(f"clean train {share}", total=None, unit="pairs"))
+            texts = [
+                self._write_share_of(text, share, cleaner, files, bar) for text in self.recipe.train
+            ]
+        done = ShareRecord(
+            number=share.number,
+            count=share.count,
+            inputs=clean_inputs,
+            sizes={path.name: path.stat().st_size for path in paths},
+            texts=tuple(texts),
+        )
+        write_json(record, {"format": FORMAT, **asdict(done)})
+        say(f"clean: train {share}: {sum(text.counts['kept'] for text in texts):,} pairs")
+
+    def _write_share_of(
+        self, text: Text, share: Share, cleaner: Cleaner, files: Sequence[IO[bytes]], bar: Progress
+    ) -> ShareOfText:
+        counts, stripes = PairCounts(), []
+        clean = self._cleaning_function(text, cleaner, counts)
+        for stripe in share.stripes(self.sources.pairs(text, "train")):
+            before = counts.kept
+            for block in in_chunks(clean(stripe)):
+                for side, file in enumerate(files):
+                    file.writelines(pair[side] + b"\n" for pair in block)
+                bar.update(len(block))
+            stripes.append(counts.kept - before)
+        examples = {rule: tuple(pairs) for rule, pairs in counts.examples.items()}
+        return ShareOfText(counts=counts.record(), examples=examples, stripes=tuple(stripes))
+
+    def _clean_inputs(self, inputs: Table) -> dict[str, Any]:
+        """Return JSON values of all that determines the clean text."""
+        texts = (text for split in SPLITS for text in self.recipe.texts(split))
+        options = [
+            {name: value for name, value in text.options().items() if value} for text in texts
+        ]
+        clean_inputs = {**inputs, "cleaning": settings_to(self.cleaning)}
+        if any(options):
+            clean_inputs["options"] = options
+        if self.scorers:
+            fingerprints = {path: each.fingerprint for path, each in self.scorers.items()}
+            clean_inputs["score_models"] = fingerprints
+        return clean_inputs
+
+    def _update(
+        self, step: str, done: Sequence[str], write_text: Callable[[dict[str, Any]], None]
+    ) -> bool:
+        """Unpack and write text, unless one of the steps that are done had the same inputs."""
+        out_dir = self.manifest.data_dir
+        raw_dir = out_dir / "raw"
+        inputs = self.sources.fingerprint()
+        clean_inputs = self._clean_inputs(inputs)
+        is_current = any(self.manifest.is_current(each, clean_inputs) for each in done)
+        for folder in (out_dir, raw_dir, out_dir / "bin", self.downloads_dir):
+            remove_leftovers(folder)
+        if is_current:
+            say(f"{step.partition('-')[0]}: {out_dir} unchanged")
+            return False
+        is_unpacked = self.manifest.is_current(f"{self.step_prefix}extract", inputs)
+        check_disks(list(self._disk_needs(unpack=not is_unpacked)))
+        if is_unpacked and self.sources.unpacked_paths:
+            say(f"extract: {raw_dir} unchanged")
+        elif self.sources.unpacked_paths:
+            self._unpack(inputs)
+        write_text(clean_inputs)
+        return True
+
+    def _disk_needs(self, *, unpack: bool) -> Iterator[DiskNeed]:
+        """Estimate how much the remaining steps will write."""
+        size, out_dir = self.sources.size(), self.manifest.data_dir
+
+        def need(folder: Path, content: str, num_bytes: int) -> DiskNeed:
+            remedy = "choose an --out on another disk"
+            return DiskNeed(folder=folder, content=content, num_bytes=num_bytes, remedy=remedy)
+
+        if unpack:
+            yield DiskNeed(
+                folder=self.downloads_dir,
+                content="downloads",
+                num_bytes=size.missing,
+                is_lower_bound=size.is_lower_bound,
+                remedy="keep the downloads on another disk with --downloads",
+            )
+            yield need(out_dir / "raw", "unpacked text", size.unpacked)
+        yield need(out_dir, "text", size.text)
+        if not self.text_only:
+            factor = _TOKEN_ID_BYTES_PER_TEXT_BYTE * self.num_segmentations
+            yield need(out_dir, "token ids", round(factor * size.text))
+
+    def _unpack(self, inputs: Table) -> None:
+        outputs = self.sources.unpacked_paths
+        fetched = self.sources.fetch()
+        files = {
+            name: {"sha256": file.sha256, "size": file.size, "verified": file.verified}
+            for name, file in fetched.items()
+        }
+        # Not recorded as outputs: downloads may be deleted after extraction.
+        self.manifest.record(f"{self.step_prefix}download", inputs=inputs, outputs=[], result=files)
+        self._save_progress()
+        self.sources.unpack(fetched)
+        result = {"files": len(outputs)}
+        self.manifest.record(
+            f"{self.step_prefix}extract", inputs=inputs, outputs=outputs, result=result
+        )
+        self._save_progress()
+        say(f"extract: {len(outputs)} files in {self.manifest.data_dir / 'raw'}")
+
+    def _save_progress(self) -> None:
+        """Save the steps that are done, unless an older dataset still needs its own manifest."""
+        if not self.force:
+            self.manifest.save()
+
+    def _write_text(self, inputs: Table) -> None:
+        """Write the text of all splits, and record how many pairs were kept and dropped.
+
+        Older text is replaced when all of the new text is complete.
+        """
+        cleaner = Cleaner(self.cleaning, scratch_dir=self.manifest.data_dir)
+        result: dict[str, Any] = {split: {} for split in SPLITS if self.recipe.texts(split)}
+        outputs: list[Path] = []
+        shares = JoinedShares.find(self.manifest.data_dir, inputs)
+        with ExitStack() as stack:
+            for split in _SPLITS_TRAINING_LAST:
+                if split in result:
+                    limit = self.cleaning.part_pairs if split == "train" else None
+                    writer = PartWriter(stack, self.manifest, split, max_pairs=limit)
+                    result[split], counts_by_text = self._write_split(
+                        split, cleaner, writer, shares
+                    )
+                    if self.recipe.task == "parsing" and split != "train":
+                        self._write_gold_trees(split, writer.open(GOLD))
+                    writer.flush()  # a full disk shows before any older text is replaced
+                    outputs += writer.paths
+                    if split == "train":
+                        result[split]["parts"] = writer.sizes
+            outputs += self._write_mono(stack)
+            self._save_progress()
+        self._remove_older_text(outputs)
+        self._write_examples(counts_by_text)  # of the training text, the last split
+        if (num_pairs := result["train"]["kept"]) < _MIN_TRAIN_PAIRS:
+            say(
+                f"warning: a model cannot learn from {num_pairs:,} training pairs: it needs "
+                "thousands to generalize to other sentences"
+            )
+        for held_out, count in self._count_held_out(cleaner):
+            result[held_out]["in_training"] = count
+        self.manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
+        if shares is not None:
+            self._save_progress()
+            shares.remove()
+        if appended := self.manifest.appended():
+            say("warning: the text that was appended is gone: append it again")
+            self.manifest.forget(appended)
+
+    def _count_held_out(self, cleaner: Cleaner) -> list[tuple[str, int]]:
+        """Return how many pairs of each other split are in the training text; warn of them."""
+        counts = list(cleaner.held_out.counts().items())
+        for held_out, count in counts:
+            if count:
+                say(
+                    f"warning: {count:,} of the {cleaner.held_out.size(held_out):,} pairs of the "
+                    f"{held_out} text are in the training text, too: scores on it will be too high"
+                )
+        return counts
+
+    def _append_text(self, step: str, inputs: Table) -> None:
+        """Write training text to further parts, without pairs that the dataset has."""
+        manifest = self.manifest
+        cleaner = Cleaner(self.cleaning, scratch_dir=manifest.data_dir)
+        self._see_text(cleaner)
+        with ExitStack() as stack:
+            writer = PartWriter(
+                stack,
+                manifest,
+                "train",
+                max_pairs=self.cleaning.part_pairs,
+                first=len(manifest.part_sizes()) + 1,
+            )
+            record, counts_by_text = self._write_split("train", cleaner, writer)
+            writer.flush()
+            self._save_progress()
+        self._write_examples(counts_by_text)
+        self._count_held_out(cleaner)
+        result = {"train": record | {"parts": writer.sizes}}
+        manifest.record(step, inputs=inputs, outputs=writer.paths, result=result)
+
+    def _see_text(self, cleaner: Cleaner) -> None:
+        """Make the pairs of all splits known to a cleaner."""
+
+        def pairs(name: str) -> Iterator[BytesPair]:
+            sides = (self.manifest.source, self.manifest.target)
+            return read_pairs(*(self.manifest.text_path(name, s) for s in sides), strict=True)
+
+        for split in self.manifest.splits():
+            if split != "train":
+                for block in in_chunks(pairs(split)):
+                    cleaner.held_out.add(split, block)
+        train = chain.from_iterable(map(pairs, self.manifest.text_parts("train")))
+        for text in self.manifest.training_texts():
+            tag = f"{text.tag} ".encode() if text.tag else b""
+            of_text = islice(train, text.kept)
+            cleaner.see(((s.removeprefix(tag), t) for s, t in of_text), tag=text.tag)
+
+    def _remove_older_text(self, current: Sequence[Path]) -> None:
+        """Remove the splits and the parts of older text that the current one does not have."""
+        for removed in set(SPLITS) - {path.stem for path in current}:
+            for suffix in (self.recipe.source, self.recipe.target, GOLD):
+                self.manifest.text_path(removed, suffix).unlink(missing_ok=True)
+        for language in (self.recipe.source, self.recipe.target):
+            for path in self.manifest.data_dir.glob(f"train.[1-9]*.{language}"):
+                if path not in current and path.name.split(".")[1].isdecimal():
+                    path.unlink()
+
+    def _write_split(
+        self,
+        split: "Split",
+        cleaner: Cleaner,
+        writer: PartWriter,
+        shares: JoinedShares | None = None,
+    ) -> tuple[dict[str, Any], dict[str, PairCounts]]:
+        """Write both sides of a split; return the record of its pairs, and the counts by text."""
+        total = PairCounts()
+        entries = []
+        counts_by_text: dict[str, PairCounts] = {}
+        with Progress(f"clean {split}", total=None, unit="pairs") as bar:
+            num_before = len(self.manifest.training_texts()) if self.step_prefix else 0
+            for index, text in enumerate(self.recipe.texts(split)):
+                counts = PairCounts()
+                if split == "train" and shares is not None:
+                    pairs = self._joined(shares, index, cleaner, counts)
+                elif split == "train":
+                    pairs = self._cleaned(text, cleaner, counts)
+                else:
+                    pairs = self.sources.pairs(text, split)
+                for block in in_chunks(pairs):
+                    writer.write([(_tagged(source, text.tag), target) for source, target in block])
+                    bar.update(len(block))
+                    if split != "train":
+                        counts.add(PairCounts(read=len(block), kept=len(block)))
+                        cleaner.held_out.add(split, block)
+                name = f"{1 + num_before + index} {text_name(text)}"
+                if split == "train":
+                    self._check_training_text(text, name, counts)
+                total.add(counts)
+                entries.append(asdict(text) | counts.record() | {"name": name})
+                counts_by_text[name] = counts
+            if not total.read:
+                texts = self.recipe.texts(split)
+                sides = (side for text in texts for side in getattr(text, "sides", ()))
+                raise DataError(f"the {split} text is empty: {', '.join(dict.fromkeys(sides))}")
+            if not total.kept:
+                raise DataError(f"no pairs are left of the {split} text: {_summary(total)}")
+        say(f"clean: {split} {_summary(total)}")
+        return total.record() | {"texts": entries}, counts_by_text
+
+    def _write_mono(self, stack: ExitStack) -> list[Path]:
+        """Write the monolingual text; the files appear when the stack ends."""
+        paths = []
+        for language in dict.fromkeys(text.language for text in self.recipe.mono):
+            counts = PairCounts()
+            checks = pair_checks(self.cleaning, language, language)
+            lines = clean_lines(self.sources.lines(language), counts, self.cleaning, checks)
+            paths.append(self.manifest.text_path("mono", language))
+            file = stack.enter_context(atomic_write(paths[-1]))
+            file.writelines(line + b"\n" for line in lines)
+            say(f"clean: {paths[-1].name} {_summary(counts, unit='lines')}")
+        return paths
+
+    def _cleaned(self, text: Text, cleaner: Cleaner, counts: PairCounts) -> Iterator[BytesPair]:
+        """Return the pairs of a training text that pass its rules."""
+        clean = self._cleaning_function(text, cleaner, counts)
+        return clean(self.sources.pairs(text, "train"))
+
+    def _cleaning_function(
+        self, text: Text, cleaner: Cleaner, counts: PairCounts
+    ) -> Callable[[Iterable[BytesPair]], Iterator[BytesPair]]:
+        """Return a function that yields the pairs that pass the rules of a training text."""
+        config = cleaning_of(text, self.cleaning)
+        checks = pair_checks(config, self.recipe.source, self.recipe.target)
+        others = passing(self.sources.pairs(text, "train"), PairCounts(), config, checks)
+        score = None
+        if config.score_model is not None:
+            score = self.scorers[config.score_model].for_text(text.tag)
+        return partial(
+            cleaner.clean,
+            counts=counts,
+            config=config,
+            tag=text.tag,
+            checks=[*checks, *deviation_checks(config, others)],
+            score=score,
+        )
+
+    def _joined(
+        self, shares: JoinedShares, number: int, cleaner: Cleaner, counts: PairCounts
+    ) -> Iterator[BytesPair]:
+        """Yield the pairs of a training text that shares have cleaned, without duplicates."""
+        text = self.recipe.train[number]
+        counts.add(shares.counts(number))
+        counts.examples |= shares.counts(number).examples
+        counts.kept, in_held_out = 0, counts.in_held_out
+        config = cleaning_of(text, self.cleaning)
+        yield from cleaner.distinct(shares.pairs(number), counts, config=config, tag=text.tag)
+        counts.in_held_out = in_held_out  # which the shares have counted
+
+    def _write_examples(self, counts_by_text: Mapping[str, PairCounts]) -> None:
+        """Write examples of what each rule dropped from each training text, if anything."""
+        path = self.manifest.data_dir / DROPPED
+        lines = []
+        for name, counts in counts_by_text.items():
+            for rule, examples in counts.examples.items():
+                lines += [
+                    f"# {name}, {rule}: {counts.dropped[rule]:,} of {counts.read:,} pairs, such as",
+                    *("\t".join(pair) for pair in examples),
+                    "",
+                ]
+        if not lines:
+            path.unlink(missing_ok=True)
+            return
+        with atomic_write(path) as file:
+            file.write("\n".join(lines).encode())
+        say(f"clean: examples of dropped pairs are in {path}")
+
+    def _check_training_text(self, text: Text, name: str, counts: PairCounts) -> None:
+        """Report one of several texts; refuse one that cannot be used."""
+        if isinstance(text, TextFiles):
+            self._check_encoding(text, counts)
+        if len(self.recipe.train) > 1:
+            if not counts.kept:
+                raise DataError(
+                    f"no pairs are left of [[train]] {name} ({_summary(counts)}): remove it "
+                    "from the recipe, or correct it"
+                )
+            say(f"clean: train {name}: {_summary(counts)}")
+
+    def _check_encoding(self, text: TextFiles, counts: PairCounts) -> None:
+        """Refuse training text of which too many lines are not UTF-8; name its encoding."""
+        num_invalid = counts.dropped["not_utf8"]
+        if num_invalid <= _MAX_INVALID_RATE * counts.read:
+            return
+        languages = (self.recipe.source, self.recipe.target)
+        sides = dict(zip(self.sources.locate_sides(text), languages, strict=True))
+        guesses = {path: likely_encoding(path, language) for path, language in sides.items()}
+        remedies = [
+            f"{path} looks like {encoding}, convert it with {iconv_command(path, encoding)}"
+            for path, encoding in guesses.items()
+            if encoding is not None
+        ]
+        raise DataError(
+            f"{num_invalid:,} of {counts.read:,} pairs are not UTF-8: {'; '.join(remedies)}"
+        )
+
+    def _write_gold_trees(self, split: "Split", file: IO[bytes]) -> None:
+        """Write the trees of a split as brackets with part-of-speech tags, for scoring."""
+        for text in self.recipe.texts(split):
+            if not isinstance(text, TextFiles):
+                trees = self.sources.trees(text, split)
+                file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
+
+
+def _tagged(source: bytes, tag: str | None) -> bytes:
+    """Return a source sentence after its tag; an empty one stays empty."""
+    return source if tag is None or not source.strip() else f"{tag} ".encode() + source
+
+
+def _summary(counts: PairCounts, unit: str = "pairs") -> str:
+    reasons = [f"{n:,} {rule.replace('_', ' ')}" for rule, n in counts.dropped.items() if n]
+    dropped = f"; dropped {', '.join(reasons)}" if reasons else ""
+    return f"{counts.kept:,} of {counts.read:,} {unit}{dropped}"
