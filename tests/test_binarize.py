@@ -17,7 +17,7 @@ from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import SubwordModel, Vocabulary
 from tfm.errors import DataError
-from tfm.stages import binarize as stage
+from tfm.stages import token_parts
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 
@@ -144,8 +144,8 @@ def test_unknown_tokens_are_counted_and_warned_of(folder, capsys):
 def test_ids_have_the_smallest_type_that_fits(folder):
     binarize(folder, CONFIG)
     assert np.load(folder / "bin" / "train.en.tokens.npy").dtype == np.uint16
-    assert stage.id_dtype(1 << 16) == np.uint16
-    assert stage.id_dtype((1 << 16) + 1) == np.uint32
+    assert token_parts.id_dtype(1 << 16) == np.uint16
+    assert token_parts.id_dtype((1 << 16) + 1) == np.uint32
 
 
 def write_parts(folder, pairs, sizes):
@@ -319,7 +319,7 @@ def test_blocks_are_read_only_as_they_are_needed():
             yield [b"the cat"], [b"die Katze"]
 
     with ThreadPoolExecutor(2) as threads:
-        encoded = stage.map_in_order(threads, len, blocks(), num_ahead=4)
+        encoded = token_parts.map_in_order(threads, len, blocks(), num_ahead=4)
         for _ in range(10):
             next(encoded)
     assert num_read <= 10 + 2 * 2
@@ -342,7 +342,7 @@ def press_ctrl_c(folder, monkeypatch):
     def update(self, count):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stage.Progress, "update", update)
+    monkeypatch.setattr(token_parts.Progress, "update", update)
     return KeyboardInterrupt
 
 

@@ -1,51 +1,30 @@
 """tfm binarize: text and subword model of a dataset → token ids on disk."""
 
-import contextlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 
-from tfm.config import BinarizeConfig, Table
-from tfm.config.schema import from_table
-from tfm.data.bpe_dropout import TokenIds
-from tfm.data.copies import Copier
+from tfm.config import BinarizeConfig
 from tfm.data.dataset import (
-    FORMAT,
-    MAX_PART_TOKENS,
-    ArrayWriter,
     DatasetIndex,
     ParallelDataset,
-    Part,
-    Rows,
-    id_dtype,
 )
 from tfm.data.manifest import BINARIZE, Manifest, TrainingText
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
-from tfm.data.subword import UNK, SubwordModel, Vocabulary
-from tfm.data.text import Block, read_blocks
+from tfm.data.subword import Vocabulary
 from tfm.data.text_parts import Share, lock_dataset
-from tfm.device.cpu import chosen_threads
 from tfm.errors import DataError, UsageError, tfm_command
-from tfm.reporting import Progress, say
+from tfm.reporting import say
 from tfm.stages.learn_bpe import STEP as LEARNING
-from tfm.storage.files import atomic_write, read_json, write_json
+from tfm.stages.token_parts import BinarizedPart, binarize_split, encoding_settings
 from tfm.storage.lock import lock_folder
 
 _UNKNOWN_WARNING_RATE = 0.001
-
-T = TypeVar("T")
-Result = TypeVar("Result")
-
-Encode = Callable[["_Encoder", Iterable[tuple[int, Block]], int], Iterator["_EncodedBlock"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,34 +43,6 @@ class SplitCounts:
     unknown: list[int]
     variants: int = 0
     variant_tokens: list[int] = field(default_factory=lambda: [0, 0])
-
-
-@dataclass(frozen=True, kw_only=True)
-class _BinarizedPart:
-    """What was written of a part of the text.
-
-    Attributes:
-        inputs: JSON values of all that determines it.
-        files: {file name: size in bytes} of its files.
-        read: Number of pairs in the text.
-        copied: For each training text, the number of pairs of which a copy was added.
-        too_long: The same for pairs, or copies, that were dropped.
-        unknown: Numbers of unknown tokens of source and target.
-        parts: The segmentation without dropout, then its variants.
-    """
-
-    inputs: Table
-    files: Mapping[str, int]
-    read: int
-    copied: tuple[int, ...]
-    too_long: tuple[int, ...]
-    unknown: tuple[int, int]
-    parts: tuple[Part, ...]
-
-    def has_files(self, bin_dir: Path) -> bool:
-        """Return whether the files are there, in their sizes."""
-        sizes = {bin_dir / file: size for file, size in self.files.items()}
-        return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
 
 def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> bool:
@@ -137,7 +88,7 @@ def binarize_share(
         vocabulary = Vocabulary.load(data_dir)
         _check(manifest, vocabulary, config)
         share_names = names[share.number - 1 :: share.count]
-        done = _binarize_split(manifest, "train", share_names, vocabulary, config, force=force)
+        done = binarize_split(manifest, "train", share_names, vocabulary, config, force=force)
     say(f"binarize: part {share} with {sum(each.read for each in done):,} pairs")
 
 
@@ -166,7 +117,7 @@ def _update_splits(
     inputs = {
         "text": manifest.text_fingerprints(splits),
         "texts": [asdict(text) for text in texts],
-        **_settings(vocabulary, config),
+        **encoding_settings(vocabulary, config),
     }
     if not force and manifest.is_current(BINARIZE, inputs):
         say(f"binarize: {bin_dir} unchanged")
@@ -176,7 +127,7 @@ def _update_splits(
     counts, parts, result = {}, {}, {}
     for split in splits:
         names = manifest.text_parts(split)
-        done = _binarize_split(manifest, split, names, vocabulary, config, force=force)
+        done = binarize_split(manifest, split, names, vocabulary, config, force=force)
         # The rows of each variant follow those of all parts without dropout.
         parts[split] = tuple(chain(*zip(*(each.parts for each in done), strict=True)))
         counts[split] = _counts(done)
@@ -238,20 +189,6 @@ def _update_shortlist(
     return True
 
 
-def _settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[str, Any]:
-    """Return JSON values of all that determines the token ids of a text."""
-    settings: dict[str, Any] = {
-        "subword": vocabulary.fingerprint,
-        "max_length": config.max_length,
-        "format": FORMAT,
-    }
-    if config.num_variants:
-        settings["variants"] = [config.bpe_dropout, config.num_variants, config.seed]
-    if any(config.copies.values()):
-        settings |= {"copies": config.copies, "seed": config.seed}
-    return settings
-
-
 def _check(manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig) -> None:
     _warn_of_replaced_model(manifest, vocabulary)
     _check_tags(manifest, vocabulary)
@@ -293,7 +230,7 @@ def _check_settings(manifest: Manifest, vocabulary: Vocabulary, config: Binarize
 
 
 def _changed(
-    texts: list[TrainingText], done: Sequence[_BinarizedPart], manifest: Manifest
+    texts: list[TrainingText], done: Sequence[BinarizedPart], manifest: Manifest
 ) -> list[TrainingText]:
     """Return the training texts with the numbers of pairs that are kept of them.
 
@@ -324,206 +261,7 @@ def _changed(
     return result
 
 
-@dataclass(frozen=True, kw_only=True)
-class _EncodedBlock:
-    """A block of a split as token ids; `copied` and `too_long` are as in `_BinarizedPart`."""
-
-    read: int
-    copied: Rows
-    too_long: Rows
-    sides: list[TokenIds]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Encoder:
-    """Encodes the blocks of a split, in any thread."""
-
-    models: tuple[SubwordModel, SubwordModel]
-    copier: Copier
-    max_length: int | None
-    text_ends: Rows  # [number of training texts] where their pairs end
-    dropout: float  # of the merges of variants
-    seed: int
-
-    def encode(self, start_and_block: tuple[int, Block], *, variant: int) -> _EncodedBlock:
-        """Encode a block and its copies, after a number of pairs, without pairs that are too long.
-
-        Variants, from 1, have the same pairs as the segmentation without dropout, which is 0. What
-        a variant draws depends on seed and place, not on other blocks.
-        """
-        start, block = start_and_block
-        size = len(block[0])
-        block, numbers = self.copier.copy(block, start=start)
-        copied = numbers[1:][np.diff(numbers) == 0]
-        pairs = [*zip(self.models, block, strict=True)]
-        sides = [model.encode_block(side) for model, side in pairs]
-        limit = np.inf if self.max_length is None else self.max_length
-        is_kept = np.logical_and(*(lengths <= limit for _, lengths in sides))
-        if variant:
-            random = np.random.default_rng([self.seed, variant, start])
-            drawn = [
-                model.encode_block_with_dropout(side, self.dropout, random) for model, side in pairs
-            ]
-            sides = [_shorter(*both, limit) for both in zip(drawn, sides, strict=True)]
-        if not is_kept.all():
-            sides = [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
-        return _EncodedBlock(
-            read=size,
-            copied=self._count_by_text(copied),
-            too_long=self._count_by_text(numbers[~is_kept]),
-            sides=sides,
-        )
-
-    def _count_by_text(self, pairs: Rows) -> Rows:
-        num_texts = max(1, len(self.text_ends))  # pairs of no known text count for the last one
-        texts = np.searchsorted(self.text_ends, pairs, side="right").clip(max=num_texts - 1)
-        return np.bincount(texts, minlength=num_texts)
-
-
-def _shorter(side: TokenIds, plain: TokenIds, limit: float) -> TokenIds:
-    """Return a side with the plain segmentation of the sentences that would be too long."""
-    (ids, lengths), (plain_ids, plain_lengths) = side, plain
-    is_long = lengths > limit
-    if not is_long.any():
-        return side
-    drawn, others = np.split(ids, np.cumsum(lengths)), np.split(plain_ids, np.cumsum(plain_lengths))
-    chosen = [others[i] if long else drawn[i] for i, long in enumerate(is_long.tolist())]
-    return np.concatenate(chosen), np.where(is_long, plain_lengths, lengths)
-
-
-def _binarize_split(
-    manifest: Manifest,
-    split: str,
-    names: Sequence[str],
-    vocabulary: Vocabulary,
-    config: BinarizeConfig,
-    *,
-    force: bool = False,
-) -> list[_BinarizedPart]:
-    """Encode parts of the text of a split, except for those that are up to date."""
-    known = [] if force else _known_parts(manifest, split, names)
-    num_threads = chosen_threads(config.threads)
-    with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(Progress(f"binarize {split}", total=None, unit="pairs"))
-        # SentencePiece's own threads would idle while Python makes arrays of the ids.
-        threads = ThreadPoolExecutor(num_threads, "binarize")
-        # On an error or Ctrl-C, wait only for the blocks that are being encoded.
-        stack.callback(threads.shutdown, cancel_futures=True)
-
-        def encode(
-            encoder: _Encoder, blocks: Iterable[tuple[int, Block]], variant: int
-        ) -> Iterator[_EncodedBlock]:
-            work = partial(encoder.encode, variant=variant)
-            for block in map_in_order(threads, work, blocks, num_ahead=2 * num_threads):
-                yield block
-                bar.update(block.read)
-
-        parts = [_PartOfText(manifest, split, name, vocabulary, config) for name in names]
-        return [part.current(known) or part.binarize(encode) for part in parts]
-
-
-def _known_parts(manifest: Manifest, split: str, names: Sequence[str]) -> list[_BinarizedPart]:
-    """Return the records of parts that are in the manifest, or in files of their own."""
-    files = [manifest.data_dir / "bin" / f"{name}.json" for name in names]
-    try:
-        tables = list(manifest.result(BINARIZE).get(split, {}).get("parts", []))
-        tables += [read_json(path) for path in files if path.is_file()]
-        return [from_table(_BinarizedPart, table) for table in tables]
-    except (AttributeError, TypeError, ValueError) as error:
-        raise DataError(
-            f"the record of a part of {split} in {manifest.data_dir} is damaged ({error}): run "
-            + tfm_command("binarize", manifest.data_dir, "--force")
-        ) from error
-
-
-class _PartOfText:
-    """A part of the text of a split, to encode."""
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        split: str,
-        name: str,
-        vocabulary: Vocabulary,
-        config: BinarizeConfig,
-    ) -> None:
-        self._name = name
-        self._bin_dir = manifest.data_dir / "bin"
-        self._languages = (manifest.source, manifest.target)
-        self._paths = [manifest.text_path(name, language) for language in self._languages]
-        self._models = (vocabulary.source, vocabulary.target)
-        self._config = config
-        # Other splits keep every sentence as it is, so that scores stay comparable.
-        self._is_train = split == "train"
-        self._start, self._text_ends = manifest.place(name) if self._is_train else (0, [])
-        self._tags = (manifest.settings("subword").get("symbols") or "").split()
-        self._inputs = {
-            "text": {path.name: manifest.text_fingerprint(path) for path in self._paths},
-            "start": self._start,
-            "text_ends": self._text_ends,
-            **_settings(vocabulary, config),
-        }
-
-    def current(self, known: Iterable[_BinarizedPart]) -> _BinarizedPart | None:
-        """Return the record that is of this text and these settings, if its files are there."""
-        current = (part for part in known if part.inputs == self._inputs)
-        return next((part for part in current if part.has_files(self._bin_dir)), None)
-
-    def binarize(self, encode: Encode) -> _BinarizedPart:
-        """Write the token ids and the record of this part."""
-        config = self._config
-        encoder = _Encoder(
-            models=self._models,
-            copier=Copier(
-                config.copies if self._is_train else {}, tags=self._tags, seed=config.seed
-            ),
-            max_length=config.max_length if self._is_train else None,
-            text_ends=np.array(self._text_ends, dtype=np.int64),
-            dropout=config.bpe_dropout,
-            seed=config.seed,
-        )
-
-        def blocks() -> Iterator[tuple[int, Block]]:
-            return _numbered(read_blocks(*self._paths, strict=True), self._start)
-
-        counts, part = self._write(self._name, encode(encoder, blocks(), 0))
-        parts = [part]
-        for variant in range(1, 1 + config.num_variants if self._is_train else 1):
-            encoded = encode(encoder, blocks(), variant)
-            parts.append(self._write(f"{self._name}.v{variant}", encoded)[1])
-        files = [file for part in parts for file in part.sha256]
-        sizes = {file: (self._bin_dir / file).stat().st_size for file in files}
-        done = _BinarizedPart(inputs=self._inputs, files=sizes, parts=tuple(parts), **counts)
-        write_json(self._bin_dir / f"{self._name}.json", asdict(done))
-        return done
-
-    def _write(self, name: str, blocks: Iterator[_EncodedBlock]) -> tuple[dict[str, Any], Part]:
-        """Write the files of one segmentation; return the counts of `_BinarizedPart`, too."""
-        read = 0
-        copied, too_long = np.zeros((2, max(1, len(self._text_ends))), dtype=np.int64)
-        with contextlib.ExitStack() as stack:
-            writers = [
-                _TokenWriter(stack, self._bin_dir / f"{name}.{language}", len(model))
-                for language, model in zip(self._languages, self._models, strict=True)
-            ]
-            for block in blocks:
-                for writer, side in zip(writers, block.sides, strict=True):
-                    writer.append(side)
-                read += block.read
-                copied += block.copied
-                too_long += block.too_long
-            for writer in writers:
-                writer.finish()
-        counts = {
-            "read": read,
-            "copied": tuple(copied.tolist()),
-            "too_long": tuple(too_long.tolist()),
-            "unknown": (writers[0].num_unknown, writers[1].num_unknown),
-        }
-        return counts, Part.of_files(self._bin_dir, name, self._languages)
-
-
-def _counts(done: Sequence[_BinarizedPart]) -> SplitCounts:
+def _counts(done: Sequence[BinarizedPart]) -> SplitCounts:
     """Return the counts of a split from those of its parts."""
     variants = [part for each in done for part in each.parts[1:]]
     return SplitCounts(
@@ -540,58 +278,6 @@ def _counts(done: Sequence[_BinarizedPart]) -> SplitCounts:
 
 def _sums(values: Iterable[tuple[int, int]]) -> list[int]:
     return np.sum([(0, 0), *values], axis=0).tolist()  # type: ignore[no-any-return]
-
-
-def _numbered(blocks: Iterable[Block], start: int) -> Iterator[tuple[int, Block]]:
-    """Yield each block after the number of pairs in the text before it."""
-    for block in blocks:
-        yield start, block
-        start += len(block[0])
-
-
-def map_in_order(
-    threads: ThreadPoolExecutor,
-    function: Callable[[T], Result],
-    items: Iterable[T],
-    *,
-    num_ahead: int,
-) -> Iterator[Result]:
-    """Map items in threads and in order, reading at most `num_ahead` items in advance."""
-    pending: deque[Future[Result]] = deque()
-    for item in items:
-        pending.append(threads.submit(function, item))
-        if len(pending) > num_ahead:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
-
-
-class _TokenWriter:
-    """Writes the tokens and offsets of one side of a part of a split."""
-
-    def __init__(self, stack: contextlib.ExitStack, stem: Path, vocab_size: int) -> None:
-        self._stem = stem
-        tokens = stack.enter_context(atomic_write(stem.with_name(f"{stem.name}.tokens.npy")))
-        offsets = stack.enter_context(atomic_write(stem.with_name(f"{stem.name}.offsets.npy")))
-        self._tokens = ArrayWriter(tokens, id_dtype(vocab_size))
-        self._offsets = ArrayWriter(offsets, np.uint32)
-        self._offsets.append(np.zeros(1, dtype=np.uint32))
-        self.num_unknown = 0
-
-    def append(self, side: TokenIds) -> None:
-        ids, lengths = side
-        if self._tokens.length + len(ids) > MAX_PART_TOKENS:
-            raise DataError(
-                f"{self._stem} has more than {MAX_PART_TOKENS:,} tokens: prepare the text in "
-                "smaller parts"
-            )
-        self._offsets.append(self._tokens.length + np.cumsum(lengths))
-        self._tokens.append(ids)
-        self.num_unknown += int(np.count_nonzero(ids == UNK))
-
-    def finish(self) -> None:
-        self._tokens.finish()
-        self._offsets.finish()
 
 
 def _report(split: str, counts: SplitCounts) -> None:
