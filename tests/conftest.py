@@ -1,5 +1,6 @@
 """Shared fixtures: tiny datasets, runs and models, the command line, processes, a web server."""
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -245,6 +246,21 @@ def make_model(
         return path
 
     return make
+
+
+@pytest.fixture(scope="module")
+def example(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The script train.py of the folder of examples that the test module names as EXAMPLE."""
+    import torch
+
+    folder = Path(__file__).parents[1] / "examples" / request.module.EXAMPLE
+    num_threads = torch.get_num_threads()
+    sys.path.insert(0, str(folder))
+    yield importlib.import_module("train")
+    sys.path.remove(str(folder))
+    for path in folder.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture

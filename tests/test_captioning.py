@@ -1,10 +1,6 @@
 """The example of picture captioning, at a tiny size."""
 
 import json
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,20 +8,7 @@ import torch
 
 from tfm.data.subword import EOS
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "captioning"
-
-
-@pytest.fixture(scope="module")
-def example() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(EXAMPLE))
-    num_threads = torch.get_num_threads()
-    import train
-
-    yield train
-    torch.set_num_threads(num_threads)
-    sys.path.remove(str(EXAMPLE))
-    for path in EXAMPLE.glob("*.py"):
-        sys.modules.pop(path.stem, None)
+EXAMPLE = "captioning"
 
 
 @pytest.fixture

@@ -2,29 +2,12 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "memory_network"
-
-
-@pytest.fixture(scope="module")
-def example() -> Iterator[ModuleType]:
-    names = ("stories", "networks", "train")
-    sys.path.insert(0, str(EXAMPLE))
-    num_threads = torch.get_num_threads()
-    import train
-
-    yield train
-    torch.set_num_threads(num_threads)
-    sys.path.remove(str(EXAMPLE))
-    for name in names:
-        del sys.modules[name]
+EXAMPLE = "memory_network"
 
 
 def test_the_example_trains_and_scores_and_is_not_repeated(example, tmp_path, monkeypatch, capsys):
