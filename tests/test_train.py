@@ -33,6 +33,7 @@ from tfm.training.validation import Validator
 _TIMES = (
     "minutes",
     "target_tokens_per_second",
+    "data_waiting_share",
     "flops_per_second",
     "capacity_flops_per_second",
     "paper_estimate_flops",
