@@ -206,7 +206,7 @@ def _report_damage(packed: Path) -> Iterator[None]:
 
 
 def _zip_members(packed: _ProgressFile, archive: Path) -> Iterator[_Member]:
-    """Yield the members of a zip archive, whose contents have checksums of their own."""
+    """Yield the members of a zip archive, each of which has a checksum."""
     archive_bytes = archive.stat().st_size
     with _report_damage(archive), zipfile.ZipFile(packed) as directory:
         for info in directory.infolist():
