@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 from tfm.config import BinarizeConfig, SubwordConfig
@@ -141,6 +143,24 @@ def test_a_damaged_later_part_ends_training(in_parts, tiny_run, tmp_path):
     damage(in_parts / "bin" / "train.4.de.tokens.npy")
     with pytest.raises(DataError, match=r"train\.4\.de\.tokens\.npy is damaged"):
         train(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 10_000}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("offsets", 0), ("offsets", 1 << 16), ("offsets", (1 << 32) - 1), ("tokens", 1 << 15)],
+)
+def test_damage_that_is_used_before_it_is_verified_is_named(
+    in_parts, tiny_run, tmp_path, monkeypatch, kind, value
+):
+    """As if verifying in the background took forever."""
+    monkeypatch.setattr("tfm.training.loop.run_in_thread", lambda work: Future())
+    monkeypatch.setattr("tfm.data.plan.WINDOW_PAIRS", 60)
+    monkeypatch.setattr("tfm.data.plan.RUN_PAIRS", 10)
+    array = np.load(in_parts / "bin" / f"train.4.de.{kind}.npy", mmap_mode="r+")
+    array[len(array) // 2] = value
+    array.flush()
+    with pytest.raises(DataError, match=r"bin/train\.4\.de.* --force$"):
+        train(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 20}))
 
 
 def test_all_parts_are_verified_first_on_request(in_parts, tiny_run, tmp_path, monkeypatch):

@@ -224,12 +224,22 @@ class _Side:
             self._bin_dir, f"the offsets of {self._bin_dir}/{self._name} do not fit its tokens"
         )
 
+    def foreign_ids(self, vocab_size: int) -> DataError:
+        """Return the error for ids outside a vocabulary."""
+        return _needs_binarizing(
+            self._bin_dir,
+            f"{self._bin_dir}/{self._name} has ids outside the vocabulary of {vocab_size:,} pieces",
+        )
+
     def will_need(self, starts: Rows, ends: Rows) -> None:
         """Ask the system to read the tokens of ranges [R] of sentences into its cache."""
         if not hasattr(os, "posix_fadvise"):  # as on Windows and macOS
             return
         ends = np.minimum(ends, len(self.offsets) - 1)
-        places = zip(self.offsets[starts].tolist(), self.offsets[ends].tolist(), strict=True)
+        starts, ends = self.offsets[starts], self.offsets[ends]
+        if (starts > ends).any():
+            raise self.damage()
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
         size = self.tokens.itemsize
         with (self._bin_dir / f"{self._name}.tokens.npy").open("rb") as file:
             header = os.fstat(file.fileno()).st_size - self.tokens.nbytes
@@ -262,16 +272,13 @@ class TokenSequences:
     ) -> None:
         self._sides = [_Side(bin_dir, part.name, language) for part in parts]
         self._starts = np.cumsum([0, *(part.pairs for part in parts)])
+        self._vocab_size = vocab_size
         self.longest = max((part.longest[side] for part in parts), default=0)
         for part, files in zip(parts, self._sides, strict=True):
             if (len(files.tokens), len(files.offsets)) != (part.tokens[side], part.pairs + 1):
                 raise files.damage()
             if part.largest_id[side] >= vocab_size:
-                raise _needs_binarizing(
-                    bin_dir,
-                    f"{bin_dir}/{part.name}.{language} has ids outside the vocabulary of "
-                    f"{vocab_size:,} pieces",
-                )
+                raise files.foreign_ids(vocab_size)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -283,7 +290,10 @@ class TokenSequences:
             return np.concatenate([none, *(np.diff(side.offsets) for side in self._sides)])
         lengths = np.empty(len(rows), dtype=np.int64)
         for side, places, local in self._by_part(rows):
-            lengths[places] = side.offsets[local + 1] - side.offsets[local]
+            sizes = side.offsets.take(local + 1) - side.offsets.take(local)  # < 0 is a large number
+            if sizes.max(initial=0) > self.longest:
+                raise side.damage()
+            lengths[places] = sizes
         return lengths
 
     def concatenate(self, rows: Rows) -> tuple[Rows, Rows]:
@@ -291,15 +301,26 @@ class TokenSequences:
 
         Returns:
             [N] token ids, and [B] lengths of the sentences with EOS.
+
+        Raises:
+            DataError: A part that has not been verified is damaged, so that it cannot be read.
         """
         lengths = self.lengths(rows) + 1
-        ends = np.cumsum(lengths)
+        ends = lengths.cumsum()
         ids = np.full(lengths.sum(), EOS, dtype=np.int64)
         for side, places, local in self._by_part(rows):
             sizes = lengths[places] - 1
-            positions = _ranges(ends[places] - lengths[places], sizes)
-            tokens = side.tokens[_ranges(side.offsets[local].astype(np.int64), sizes)]
-            ids[positions] = tokens.astype(np.int64)
+            starts = sizes.cumsum() - sizes
+            numbers = np.arange(sizes.sum())
+            try:
+                shifts = side.offsets.take(local) - starts
+                tokens = side.tokens.take(numbers + shifts.repeat(sizes))
+            except IndexError:
+                raise side.damage() from None
+            if tokens.max(initial=0) >= self._vocab_size:
+                raise side.foreign_ids(self._vocab_size)
+            shifts = ends[places] - lengths[places] - starts
+            ids[numbers + shifts.repeat(sizes)] = tokens.astype(np.int64)
         return ids, lengths
 
     def will_need(self, rows: Rows, sizes: Rows) -> None:
@@ -437,13 +458,6 @@ def _map_array(path: Path) -> Ids:
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise damage
     return array
-
-
-def _ranges(starts: Rows, sizes: Rows) -> Rows:
-    """Concatenate ranges of integers, given the start and the size [B] of each."""
-    ends = np.cumsum(sizes)
-    ranges: Rows = np.arange(sizes.sum()) + np.repeat(starts - (ends - sizes), sizes)
-    return ranges
 
 
 def _needs_binarizing(bin_dir: Path, problem: str) -> DataError:
