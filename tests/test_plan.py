@@ -1,5 +1,6 @@
 """The plan of an epoch in several windows: complete, shuffled, resumable, shared by a machine."""
 
+import re
 import threading
 from itertools import chain, islice
 
@@ -97,16 +98,16 @@ def test_a_batch_has_similar_lengths_of_several_buckets():
 
 @pytest.mark.parametrize("batches_done", [0, 1, 7, 40, 100])
 def test_an_epoch_resumes_anywhere_and_plans_no_window_before(batches_done, monkeypatch):
-    planned, plan_one = [], Planner._plan
-
-    def note(self, epoch, number, runs):
-        planned.append(number)
-        return plan_one(self, epoch, number, runs)
-
     batcher = Batcher(Pairs(), CONFIG, seed=1)
+    planned, plan_one = [], batcher._planner._plan
+
+    def note(epoch, number, runs):
+        planned.append(number)
+        return plan_one(epoch, number, runs)
+
     expected = [(epoch, rows.tolist()) for epoch in (3, 4) for rows in batcher.epoch(epoch)]
     sizes = [len(rows) for _, rows in expected]
-    monkeypatch.setattr(Planner, "_plan", note)
+    monkeypatch.setattr(batcher._planner, "_plan", note)
     resumed = batcher.batches(3, sum(sizes[:batches_done]))
     window_ends = np.cumsum([len(runs.lengths) * RUN_PAIRS for runs in batcher._planner._deal(3)])
     found = [(epoch, rows.tolist()) for epoch, rows in islice(resumed, len(sizes) - batches_done)]
@@ -148,15 +149,8 @@ def test_the_processes_of_a_machine_share_the_plan(tmp_path, monkeypatch):
     expected = [(epoch, as_lists([window])) for epoch, window in islice(first.windows(1, 100), 3)]
     thread.join(30)
     assert found == expected
-
-
-def test_few_files_of_plans_are_kept(tmp_path):
-    group = Group(World(size=2, local_size=2))
-    group.folder = tmp_path
-    list(islice(planner(group=group).windows(1, 0), 12))
-    names = [path.name for path in tmp_path.iterdir()]
-    assert len(names) <= plan._FILES_KEPT + 1  # one more is written ahead
-    assert "1-0.npy" not in names
+    # What a killed run leaves: at most the window that is planned ahead, until the other has it.
+    assert {re.search(r"\d-\d", path.name)[0] for path in tmp_path.iterdir()} <= {"1-3"}
 
 
 def test_a_plan_takes_four_bytes_a_pair_on_disk(tmp_path):

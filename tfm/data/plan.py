@@ -13,8 +13,8 @@ has pairs of one window. The plan depends on data, settings, seed and epoch alon
 of processes or machines, and a window can be planned without those before it.
 """
 
+import os
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,8 +39,6 @@ RUN_PAIRS = 4_096
 _MAX_PAIRS = 1 << 32
 _BLOCK_PAIRS = 1 << 20  # whose lengths are read at once
 _POLL_SECONDS = 0.01
-# A process may be one batch ahead of the others, which may be two windows.
-_FILES_KEPT = 4
 
 Pairs = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.unsignedinteger[Any]]
@@ -111,8 +109,7 @@ class Planner:
             Mixture(dataset.texts, seed=seed, run_pairs=run_pairs) if is_weighted else None
         )
         self._buckets_per_batch = max(1, round(config.batch_tokens / config.bucket_tokens))
-        self._folder, self._is_first = group.folder, group.world.local_rank == 0
-        self._files: deque[Path] = deque()
+        self._folder, self._world = group.folder, group.world
 
     def windows(self, epoch: int, examples: int) -> Iterator[tuple[int, Window]]:
         """Yield epoch and window after N pairs of an epoch, without end.
@@ -158,20 +155,26 @@ class Planner:
                 done = max(0, done - num_pairs)
 
     def _shared(self, epoch: int, number: int, runs: Runs) -> Window:
-        """Return a window that the first process of this machine plans for all of them."""
-        if self._is_first and self._num_windows > 1:
+        """Return a window that the first process of this machine plans for all of them.
+
+        Each has a name of its own for the file, and removes it at once: the system frees the space
+        when all have ended, even if they are killed.
+        """
+        is_first = self._world.local_rank == 0
+        if is_first and self._num_windows > 1:
             self._read_pages(epoch, runs)
         if self._folder is None:
             return self._plan(epoch, number, runs)
-        path = self._folder / f"{epoch}-{number}.npy"
-        if self._is_first:
+        path = self._folder / f"{epoch}-{number}.{self._world.local_rank}"
+        if is_first:
             self._plan(epoch, number, runs).save(path)
-            self._files.append(path)
-            if len(self._files) > _FILES_KEPT:
-                self._files.popleft().unlink(missing_ok=True)
+            for rank in range(1, self._world.local_size):
+                os.link(path, path.with_suffix(f".{rank}"))
         while not path.exists():
             time.sleep(_POLL_SECONDS)
-        return Window.load(path)
+        window = Window.load(path)
+        path.unlink()
+        return window
 
     def _read_pages(self, epoch: int, runs: Runs) -> None:
         """Start to read the tokens of runs, which the batches of a window need in another order.
