@@ -232,6 +232,23 @@ def test_a_report_of_a_parser_shows_f1_instead_of_bleu(report_of):
     assert figures(page)["Bracket F1"] == "91.2"
 
 
+def test_a_further_validation_set_has_one_color_in_all_charts_and_its_first_and_last_figure(
+    report_of,
+):
+    sets = [
+        {"law:bleu": bleu, "law:perplexity": math.exp(loss), "law:loss": loss}
+        for bleu, loss in ((25.7, 2.5), (24.1, 3.5))
+    ]
+    page = report_of(training(50), validation(0, **sets[0]), validation(50, **sets[1]))
+    state = figures(page)
+    assert state["BLEU on law, first and last"] == "25.7 at step 0 → 24.1 at step 50"
+    assert state["Loss on law, first and last"] == "2.5 at step 0 → 3.5 at step 50"
+    color = re.compile(r"var\(--(set-\d|muted)\); stroke-width: 1.8")
+    bleu, loss = (set(color.findall(chart)) for chart in page.split("<figure>")[1:3])
+    assert len(bleu) == 1
+    assert bleu == loss
+
+
 def test_training_texts_have_a_row_each_and_a_chart_of_their_losses(report_of):
     page = report_of(
         texts(),

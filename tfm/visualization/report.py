@@ -28,7 +28,7 @@ _MAX_POINTS = 1000
 _TEXT_COLORS = ("set-1", "set-2", "set-3", "muted")
 _TEXT_DASHES = ("-", "--", ":", "-.")
 _FIGURE_INCHES = (4.2, 2.8)
-_AXES_BOX = (0.12, 0.17, 0.86, 0.73)
+_AXES_BOX = (0.14, 0.17, 0.84, 0.73)
 _FONT_POINTS = 10
 
 # Placeholders, which become CSS variables with values for light and dark mode.
@@ -186,7 +186,7 @@ def _render_charts(
         for name in _names_of_sets(records["validation"]):
             of_set = chart._replace(name=f"{name}:{chart.name}")
             curves[f"valid {name}"] = _points(records["validation"], of_set)
-        if curves := {name: points for name, points in curves.items() if points}:
+        if any(curves.values()):
             figures.append(_render_chart(chart, curves, last_step))
     return _grid(figures)
 
@@ -227,7 +227,7 @@ def _render_chart(chart: _Chart, curves: Mapping[str, Points], last_step: int) -
 def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> None:
     """Draw lines, with dots if there are few points, and a ring around the best value.
 
-    A curve without points takes a color, too: that of a run is the same in all charts.
+    A curve without points takes a color, too: that of a run or set is the same in all charts.
     """
     for number, (label, points) in enumerate(curves.items()):
         if not points:
@@ -243,7 +243,7 @@ def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> Non
             markersize=3,
             solid_capstyle="round",
         )
-    if chart.best and "validation" in curves:
+    if chart.best and curves.get("validation"):
         best = chart.best(curves["validation"], key=itemgetter(1))
         axes.plot(
             *best,
