@@ -275,12 +275,7 @@ def _label(axes: Axes, chart: _Chart, last_step: int) -> None:
     axes.patch.set_visible(False)
     axes.spines[:].set_visible(False)
     if chart.best:
-        axes.legend(
-            loc="lower right" if chart.best is max else "upper right",
-            frameon=False,
-            labelcolor=_COLORS["ink"],
-            fontsize=_FONT_POINTS,
-        )
+        axes.legend(loc="best", frameon=False, labelcolor=_COLORS["ink"], fontsize=_FONT_POINTS)
 
 
 def _render_state(latest: Record, validation: Sequence[Record], updated: datetime | None) -> str:
