@@ -185,10 +185,13 @@ def test_a_sharded_run_that_is_resumed_is_the_same_run(
     assert_same_run(tmp_path / "run", single_process_run)
 
 
-def test_a_sharded_run_that_is_resumed_has_the_moving_average_of_a_single_process(
+def test_a_sharded_run_with_output_bias_has_the_moving_average_of_a_single_process(
     run_processes, scored_run, data_dir, tmp_path
 ):
-    changes = {"optimizer": {"ema": 0.9, "algorithm": "adamw"}}
+    changes = {
+        "model": {"output_bias": True},
+        "optimizer": {"ema": 0.9, "algorithm": "adamw"},
+    }
     train(data_dir, tmp_path / "single", scored_run(**changes))
     for max_steps in (8, 12):
         settings = scored_run(training={"shard": True, "max_steps": max_steps}, **changes)

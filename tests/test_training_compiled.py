@@ -50,12 +50,19 @@ def num_compiled():
 
 
 @NEEDS_COMPILER
-def test_losses_and_weights_equal_the_plain_ones_and_validation_compiles_nothing(train):
-    found, trainer = train(CompiledTraining(), steps=4, **NO_DROPOUT)
-    expected, plain = train(PLAIN_TRAINING, steps=4, **NO_DROPOUT)
+@pytest.mark.parametrize("output_bias", [False, True])
+def test_losses_and_weights_equal_the_plain_ones_and_validation_compiles_nothing(
+    train, output_bias
+):
+    settings = {**NO_DROPOUT, "output_bias": output_bias}
+    found, trainer = train(CompiledTraining(), steps=4, **settings)
+    expected, plain = train(PLAIN_TRAINING, steps=4, **settings)
     assert found == pytest.approx(expected, rel=1e-5)
     for ours, theirs in zip(trainer.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+    if output_bias:
+        assert trainer.model.output_bias.detach().abs().max() > 0
 
     compiled = num_compiled()
     assert 0 < compiled < 10

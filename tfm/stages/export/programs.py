@@ -1,6 +1,7 @@
 """The programs that run exported models, to compare them with tfm."""
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
@@ -128,6 +130,13 @@ class Transformers:
         """Translate as `Program.translate` does."""
         size = max(1, _BATCH_TOKENS // limit)
         batches = [lines[start : start + size] for start in range(0, len(lines), size)]
+
+        def end_at_limit(token_ids: Tensor, log_probs: Tensor) -> Tensor:
+            if token_ids.size(1) <= limit:  # with BOS
+                return log_probs
+            others = torch.arange(log_probs.size(1)) != EOS
+            return log_probs.masked_fill(others, -math.inf)
+
         outputs = [
             ids.tolist()
             for batch in batches
@@ -136,18 +145,13 @@ class Transformers:
                 num_beams=self._config.beam_size,
                 length_penalty=0.0,
                 max_new_tokens=limit + 1,
+                logits_processor=[end_at_limit],
             )
         ]
-        ended = [output.index(EOS) if EOS in output else None for output in outputs]
-        targets = [output[1:end] for output, end in zip(outputs, ended, strict=True)]
-        scores = self.log_probs(lines, targets)
+        targets = [output[1 : output.index(EOS)] for output in outputs]
         return [
-            Found(
-                token_ids=token_ids[:limit],
-                log_prob=sum(log_probs if end is not None else log_probs[:-1]),
-                is_cut=end is None,
-            )
-            for token_ids, end, log_probs in zip(targets, ended, scores, strict=True)
+            Found(token_ids=token_ids, log_prob=sum(log_probs), is_cut=False)
+            for token_ids, log_probs in zip(targets, self.log_probs(lines, targets), strict=True)
         ]
 
     def log_probs(self, lines: Sequence[str], targets: Sequence[list[int]]) -> list[list[float]]:
