@@ -4,6 +4,7 @@ import json
 import zipfile
 from pathlib import Path
 
+from tfm.data.languages import name_of
 from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError
 from tfm.storage.checkpoint.model_folder import ModelInfo
@@ -30,9 +31,9 @@ def write_package(path: Path, model_dir: Path, info: ModelInfo, vocabulary: Voca
         "package_version": "1.0",
         "argos_version": "1.9",
         "from_code": info.source,
-        "from_name": info.source,
+        "from_name": name_of(info.source),
         "to_code": info.target,
-        "to_name": info.target,
+        "to_name": name_of(info.target),
         "type": "translate",
     }
     folder = f"translate-{info.source}_{info.target}"
