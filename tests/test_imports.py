@@ -10,7 +10,7 @@ import pytest
     "module",
     ["tfm", "tfm.api", "tfm.stages.prepare", "tfm.stages.learn_bpe", "tfm.stages.binarize",
      "tfm.stages.score", "tfm.stages.quickstart", "tfm.stages.runs", "tfm.stages.models",
-     "tfm.cli.main"],
+     "tfm.stages.doctor", "tfm.cli.main"],
 )  # fmt: skip
 def test_importing_does_not_import_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

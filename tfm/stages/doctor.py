@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -53,13 +52,13 @@ _EXTRA = re.compile(r'extra == "([\w-]+)"')
 _FOR_DEVELOPERS = ("dev", "docs")  # extras
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """The result of a check."""
 
     check: str
-    level: Level = "ok"
     what: str
+    level: Level = "ok"
     remedy: str = ""  # what to do, unless all is well
 
 
@@ -81,15 +80,14 @@ def diagnose() -> Findings:
             yield from check()
         except Exception as error:  # a failed check is a finding, and hides no other
             what = f"cannot be checked: {type(error).__name__}: {error}"
-            name = check.__name__.removeprefix("check_")
-            yield Finding(check=name, level="problem", what=what)
+            yield Finding(check.__name__.removeprefix("check_"), what, "problem")
 
 
 def check_python() -> Findings:
     """Name Python and the system."""
     system = f"{platform.system()} {platform.machine()}"
     note = "" if system == "Linux x86_64" else ", which is untested"
-    yield Finding(check="python", what=f"{platform.python_version()} on {system}{note}")
+    yield Finding("python", f"{platform.python_version()} on {system}{note}")
 
 
 def check_packages() -> Findings:
@@ -97,23 +95,16 @@ def check_packages() -> Findings:
     needed = [each for each in _requirements() if each.marker is None]
     wrong = [each for each in needed if not _is_new(each)]
     if not needed:
-        yield Finding(
-            check="packages",
-            level="warning",
-            what=f"{DISTRIBUTION} is not installed by pip: versions are not checked",
-            remedy="in the checkout, run pip install -e .",
-        )
+        what = f"{DISTRIBUTION} is not installed by pip: versions are not checked"
+        yield Finding("packages", what, "warning", "in the checkout, run pip install -e .")
     elif wrong:
-        yield Finding(
-            check="packages",
-            level="problem",
-            what="; ".join(
-                f"{each} is needed, but {_version(each) or 'none'} is installed" for each in wrong
-            ),
-            remedy=shlex.join(["pip", "install", *map(str, wrong)]),
+        what = "; ".join(
+            f"{each} is needed, but {_version(each) or 'none'} is installed" for each in wrong
         )
+        remedy = shlex.join(["pip", "install", *map(str, wrong)])
+        yield Finding("packages", what, "problem", remedy)
     else:
-        yield Finding(check="packages", what=f"{len(needed)} needed, all there and new enough")
+        yield Finding("packages", f"{len(needed)} needed, all there and new enough")
 
 
 def check_extras() -> Findings:
@@ -125,19 +116,14 @@ def check_extras() -> Findings:
     complete = [name for name, needed in extras.items() if all(map(_is_new, needed))]
     for name, needed in extras.items():
         if old := [each for each in needed if _version(each) and not _is_new(each)]:
-            yield Finding(
-                check="extras",
-                level="warning",
-                what="; ".join(
-                    f"{name} needs {each.name}{each.specifier}, not {_version(each)}"
-                    for each in old
-                ),
-                remedy=install_command(name),
+            what = "; ".join(
+                f"{name} needs {each.name}{each.specifier}, not {_version(each)}" for each in old
             )
+            yield Finding("extras", what, "warning", install_command(name))
     others = [name for name in extras if name not in complete]
-    what = f"installed: {', '.join(complete) or 'none'}; not: {', '.join(others) or 'none'}"
     if extras:
-        yield Finding(check="extras", what=what)
+        what = f"installed: {', '.join(complete) or 'none'}; not: {', '.join(others) or 'none'}"
+        yield Finding("extras", what)
 
 
 def _requirements() -> list[Requirement]:
@@ -168,13 +154,10 @@ def check_cpu() -> Findings:
         "bf16": this.multiplies_bf16,
         "int8": this.has_int8,
     }
-    names = [name for name, is_there in units.items() if is_there]
+    names = ", ".join(name for name, is_there in units.items() if is_there)
     cores = num_cores()
-    yield Finding(
-        check="cpu",
-        what=f"{this.model}, {cores} core{'s' if cores > 1 else ''} for this process, "
-        f"{', '.join(names) or 'no fast instructions'}",
-    )
+    counted = f"{cores} core{'s' if cores > 1 else ''} for this process"
+    yield Finding("cpu", f"{this.model}, {counted}, {names or 'no fast instructions'}")
 
 
 def check_load() -> Findings:
@@ -183,70 +166,56 @@ def check_load() -> Findings:
     time.sleep(_LOAD_SECONDS)
     after = read_cpu_times()
     if before is None or after is None:
-        yield Finding(check="load", what="this system does not tell")
+        yield Finding("load", "this system does not tell")
         return
     cores, wall = num_cores(), after.wall - before.wall
     idle = (after.idle - before.idle + after.process - before.process) / wall
     busy = max(0.0, cores - idle)
-    is_busy = busy > _BUSY_CORES
-    yield Finding(
-        check="load",
-        level="warning" if is_busy else "ok",
-        what=f"other programs use {busy:.1f} of {cores} cores",
-        remedy="stop them, or expect lower speeds: see top" if is_busy else "",
-    )
+    what = f"other programs use {busy:.1f} of {cores} cores"
+    if busy > _BUSY_CORES:
+        yield Finding("load", what, "warning", "stop them, or expect lower speeds: see top")
+    else:
+        yield Finding("load", what)
 
 
 def check_memory() -> Findings:
     """Compare the memory that is available with what a small model needs."""
     available, total = available_memory_bytes(), memory_bytes()
     if available is None or total is None:
-        yield Finding(check="memory", what="this system does not tell")
+        yield Finding("memory", "this system does not tell")
         return
-    is_low = available < _LOW_MEMORY_BYTES
-    yield Finding(
-        check="memory",
-        level="warning" if is_low else "ok",
-        what=f"{format_size(available)} of {format_size(total)} available",
-        remedy="stop other programs, or lower --max-tokens" if is_low else "",
-    )
+    what = f"{format_size(available)} of {format_size(total)} available"
+    if available < _LOW_MEMORY_BYTES:
+        yield Finding("memory", what, "warning", "stop other programs, or lower --max-tokens")
+    else:
+        yield Finding("memory", what)
 
 
 def check_disks() -> Findings:
     """Compare the free space of each disk with the newest dataset, which a similar one needs."""
-    try:
+    needed, note = _LOW_DISK_BYTES, ""
+    with suppress(DataError):
         newest = newest_dataset(DATA_ROOT)
-    except DataError:
-        newest = None
-    size = 0 if newest is None else _size(newest)
+        size = _size(newest)
+        needed = max(needed, size)
+        note = f"; the newest dataset, {newest}, has {format_size(size)}"
     by_disk: dict[int, list[Path]] = {}
     for folder in (DATA_ROOT, RUNS_ROOT, Path(tempfile.gettempdir())):
         by_disk.setdefault(existing_parent(folder).stat().st_dev, []).append(folder)
     for on_disk in by_disk.values():
-        free = shutil.disk_usage(existing_parent(on_disk[0])).free
-        is_full = free < _FULL_DISK_BYTES or not _has_inodes(on_disk[0])
-        needed = max(_LOW_DISK_BYTES, size)
-        level: Level = "problem" if is_full else "warning" if free < needed else "ok"
-        names = ", ".join(map(str, on_disk))
-        newest_size = f"; the newest dataset, {newest}, has {format_size(size)}" if newest else ""
-        yield Finding(
-            check="disk",
-            level=level,
-            what=f"{format_size(free)} free for {names}{newest_size}",
-            remedy="" if level == "ok" else "delete old checkpoints, or use another disk",
-        )
+        stat = os.statvfs(existing_parent(on_disk[0]))
+        free = stat.f_bavail * stat.f_frsize
+        has_inodes = stat.f_files == 0 or stat.f_favail > 0
+        what = f"{format_size(free)} free for {', '.join(map(str, on_disk))}{note}"
+        if has_inodes and free >= needed:
+            yield Finding("disk", what)
+        else:
+            level: Level = "warning" if has_inodes and free >= _FULL_DISK_BYTES else "problem"
+            yield Finding("disk", what, level, "delete old checkpoints, or use another disk")
 
 
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _has_inodes(folder: Path) -> bool:
-    """Return whether files can still be created, where the system tells."""
-    if not hasattr(os, "statvfs"):
-        return True
-    stat = os.statvfs(existing_parent(folder))
-    return stat.f_files == 0 or stat.f_favail > 0
 
 
 def check_files() -> Findings:
@@ -260,16 +229,13 @@ def check_files() -> Findings:
         ):
             (saved / "weights").write_bytes(bytes(_PROBE_BYTES))
     except OSError as error:
-        yield Finding(
-            check="files",
-            level="problem",
-            what=f"{folder.absolute()}: cannot save a checkpoint: {error.strerror}",
-            remedy="free some space"
-            if error.errno == errno.ENOSPC
-            else "run tfm in a folder that you can write to",
-        )
-        return
-    yield Finding(check="files", what=f"{folder.absolute()}: files can be saved and renamed")
+        remedy = "run tfm in a folder that you can write to"
+        if error.errno == errno.ENOSPC:
+            remedy = "free some space"
+        what = f"{folder.absolute()}: cannot save a checkpoint: {error.strerror}"
+        yield Finding("files", what, "problem", remedy)
+    else:
+        yield Finding("files", f"{folder.absolute()}: files can be saved and renamed")
 
 
 def check_torch() -> Findings:
@@ -311,12 +277,8 @@ def _outcome(check: str, process: "subprocess.Popen[str]", seconds: float) -> Fi
         yield Finding(**json.loads(line))
     if process.returncode:
         reason = err.strip().splitlines()[-1:] or [_ending(process.returncode)]
-        yield Finding(
-            check=check,
-            level="problem",
-            what=f"{check} failed: {reason[0]}",
-            remedy="reinstall torch for this machine: see https://pytorch.org/get-started",
-        )
+        remedy = "reinstall torch for this machine: see https://pytorch.org/get-started"
+        yield Finding(check, f"{check} failed: {reason[0]}", "problem", remedy)
 
 
 def _ending(code: int) -> str:

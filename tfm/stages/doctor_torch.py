@@ -33,7 +33,7 @@ def compute() -> Iterator[Finding]:
     """Name torch and its devices, what `auto` chooses, and verify every arithmetic."""
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
     capability = torch.backends.cpu.get_cpu_capability()
-    yield Finding(check="torch", what=f"{torch.__version__} {build}, {capability} on the CPU")
+    yield Finding("torch", f"{torch.__version__} {build}, {capability} on the CPU")
     yield _gpu()
     set_num_threads(None)
     yield _threads()
@@ -46,27 +46,25 @@ def compute() -> Iterator[Finding]:
 def _gpu() -> Finding:
     if torch.cuda.is_available():
         names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
-        return Finding(check="gpu", what=", ".join(names))
+        return Finding("gpu", ", ".join(names))
     if not Path("/dev/nvidia0").exists():
-        return Finding(check="gpu", what="none")
+        return Finding("gpu", "none")
     remedy = "check nvidia-smi, the driver and CUDA_VISIBLE_DEVICES"
     if torch.version.cuda is None:
         remedy = "install torch for CUDA: see https://pytorch.org/get-started"
     what = "there is an NVIDIA GPU, but torch does not see it"
-    return Finding(check="gpu", level="warning", what=what, remedy=remedy)
+    return Finding("gpu", what, "warning", remedy)
 
 
 def _threads() -> Finding:
     threads, cores = torch.get_num_threads(), num_cores()
     variable = os.environ.get("OMP_NUM_THREADS")
     source = "" if variable is None else f", with OMP_NUM_THREADS={variable}"
-    is_wrong = threads > cores
-    return Finding(
-        check="threads",
-        level="warning" if is_wrong else "ok",
-        what=f"{threads} for {cores} cores{source}",
-        remedy=f"threads wait for each other: set OMP_NUM_THREADS={cores}" if is_wrong else "",
-    )
+    what = f"{threads} for {cores} cores{source}"
+    if threads > cores:
+        remedy = f"threads wait for each other: set OMP_NUM_THREADS={cores}"
+        return Finding("threads", what, "warning", remedy)
+    return Finding("threads", what)
 
 
 def _chosen() -> Iterator[Finding]:
@@ -76,10 +74,10 @@ def _chosen() -> Iterator[Finding]:
         f"{command} on {verified_compute('auto', 'auto', trains=trains, notify=warnings.append)}"
         for command, trains in (("train", True), ("generate", False))
     ]
-    yield Finding(check="auto", what="; ".join(chosen))
+    yield Finding("auto", "; ".join(chosen))
     for warning in dict.fromkeys(warnings):
         what = warning.removeprefix("warning: ")
-        yield Finding(check="auto", level="warning", what=what, remedy="try another torch")
+        yield Finding("auto", what, "warning", "try another torch")
 
 
 def _cpu_arithmetic() -> Iterator[Finding]:
@@ -88,9 +86,9 @@ def _cpu_arithmetic() -> Iterator[Finding]:
     for dtype, limit in MAX_ERRORS.items():
         name = f"fast {_NAMES[dtype]}"
         if dtype == torch.bfloat16 and not this_cpu().has_bf16:
-            yield Finding(check=name, what="no units in this CPU: not used")
+            yield Finding(name, "no units in this CPU: not used")
         elif dtype == torch.int8 and not inference_cpu.HAS_INT8:
-            yield Finding(check=name, what="not in this build of torch: not used")
+            yield Finding(name, "not in this build of torch: not used")
         else:
             error = inference_error(dtype)
             if dtype != torch.int8:
@@ -112,9 +110,9 @@ def _products(device: torch.device, dtypes: list[torch.dtype]) -> Iterator[Findi
 
 def _arithmetic(name: str, error: float, limit: float, *, level: Level, remedy: str) -> Finding:
     if error <= limit:
-        return Finding(check=name, what=f"relative error {error:.1g}, at most {limit:g}")
+        return Finding(name, f"relative error {error:.1g}, at most {limit:g}")
     what = f"wrong: relative error {error:.1g}, more than {limit:g}"
-    return Finding(check=name, level=level, what=what, remedy=remedy)
+    return Finding(name, what, level, remedy)
 
 
 def meet(rank: int, port: str) -> Iterator[Finding]:
@@ -131,15 +129,12 @@ def meet(rank: int, port: str) -> Iterator[Finding]:
             for each in {torch.device("cpu"), device}:
                 group.sum(torch.ones(1, device=each))
     except (LostPeersError, RuntimeError) as error:
-        yield Finding(
-            check="processes",
-            level="problem",
-            what=f"two cannot meet over {library}: {shorten(str(error), _MESSAGE_CHARACTERS)}",
-            remedy="several processes need a loopback interface: see ip link show lo",
-        )
+        what = f"two cannot meet over {library}: {shorten(str(error), _MESSAGE_CHARACTERS)}"
+        remedy = "several processes need a loopback interface: see ip link show lo"
+        yield Finding("processes", what, "problem", remedy)
         return
     seconds = time.monotonic() - started
-    yield Finding(check="processes", what=f"two met over {library} in {seconds:.1f} s")
+    yield Finding("processes", f"two met over {library} in {seconds:.1f} s")
 
 
 def main(command: str, *arguments: str) -> None:

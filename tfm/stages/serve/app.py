@@ -1,7 +1,8 @@
 """The LibreTranslate protocol over HTTP, with errors as one sentence."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -17,7 +18,7 @@ from tfm.errors import DataError, TfmError, UsageError
 from tfm.stages.serve.metrics import MEDIA_TYPE, RequestMetrics, metric
 from tfm.stages.serve.models import Route
 from tfm.stages.serve.page import page_response
-from tfm.stages.serve.queue import QueueFullError
+from tfm.stages.serve.queue import TranslationQueue
 from tfm.stages.serve.requests import (
     TranslationRequest,
     check_key,
@@ -62,7 +63,6 @@ class Service:
         ]
         handlers: Mapping[Any, Any] = {
             HTTPException: _refused,
-            QueueFullError: self._refused_as_full,
             TfmError: _failed,
             ClientDisconnect: _unheard,
             Exception: _broken,
@@ -203,37 +203,18 @@ class Service:
 
     async def _metrics(self, _: Request) -> Response:
         queues = {
-            f'{{source="{route.model.info.source}",target="{route.model.info.target}"}}': (
-                route.model.queue
-            )
-            for route in self._routes.values()
+            f'{{source="{model.info.source}",target="{model.info.target}"}}': model.queue
+            for model in (route.model for route in self._routes.values())
         }
-        lines = [
-            *self._requests.lines(),
-            *metric(
-                "tfm_waiting_requests",
-                "gauge",
-                "Requests that wait or are translated.",
-                {labels: len(queue) for labels, queue in queues.items()},
-            ),
-            *metric(
-                "tfm_batches_total",
-                "counter",
-                "Translated batches.",
-                {labels: queue.num_batches for labels, queue in queues.items()},
-            ),
-            *metric(
-                "tfm_lines_total",
-                "counter",
-                "Translated sentences.",
-                {labels: queue.num_lines for labels, queue in queues.items()},
-            ),
-        ]
+        figures: Sequence[tuple[str, str, Callable[[TranslationQueue], int]]] = (
+            ("tfm_waiting_requests", "Requests that wait or are translated.", len),
+            ("tfm_batches_total", "Translated batches.", attrgetter("num_batches")),
+            ("tfm_lines_total", "Translated sentences.", attrgetter("num_lines")),
+        )
+        lines = [*self._requests.lines()]
+        for name, meaning, value in figures:
+            lines += metric(name, meaning, {labels: value(each) for labels, each in queues.items()})
         return PlainTextResponse("\n".join([*lines, ""]), media_type=MEDIA_TYPE)
-
-    async def _refused_as_full(self, _: Request, __: Exception) -> Response:
-        message = f"{self._config.max_requests:,} requests wait already: try again later"
-        return _error(503, message, {"Retry-After": "1"})
 
 
 def _probabilities(text: str) -> dict[str, float]:

@@ -48,15 +48,11 @@ class RequestMetrics:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of all figures."""
-        yield from metric(
-            "tfm_requests_total",
-            "counter",
-            "Answered requests.",
-            {
-                f'{{path="{path}",status="{status}"}}': count
-                for (path, status), count in sorted(self._counts.items())
-            },
-        )
+        counts = {
+            f'{{path="{path}",status="{status}"}}': count
+            for (path, status), count in sorted(self._counts.items())
+        }
+        yield from metric("tfm_requests_total", "Answered requests.", counts)
         name = "tfm_translate_seconds"
         numbers = list(accumulate(self._durations))
         limits = [*(f"{limit:g}" for limit in _BUCKETS), "+Inf"]
@@ -68,9 +64,9 @@ class RequestMetrics:
         yield f"{name}_count {numbers[-1]}"
 
 
-def metric(name: str, kind: str, help_text: str, samples: Mapping[str, int]) -> Iterator[str]:
-    """Yield the lines of a counter or gauge, whose values are given by their labels."""
-    yield f"# HELP {name} {help_text}"
-    yield f"# TYPE {name} {kind}"
+def metric(name: str, meaning: str, samples: Mapping[str, int]) -> Iterator[str]:
+    """Yield the lines of a counter, whose name ends with _total, or a gauge; samples by labels."""
+    yield f"# HELP {name} {meaning}"
+    yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
     for labels, value in samples.items():
         yield f"{name}{labels} {value}"

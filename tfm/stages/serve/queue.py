@@ -5,15 +5,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
+from starlette.exceptions import HTTPException
+
 from tfm.config import SearchConfig
 from tfm.inference.lines import Translation
 
 # Returns the `n_best` translations of each line, best first.
 Translate = Callable[[Sequence[str], SearchConfig], list[list[Translation]]]
-
-
-class QueueFullError(Exception):
-    """As many requests wait as are allowed to."""
 
 
 @dataclass(eq=False)
@@ -78,13 +76,14 @@ class TranslationQueue:
         """Translate the lines of a request; cancelling it drops those that are left.
 
         Raises:
-            QueueFullError: Too many requests wait.
+            HTTPException: Too many requests wait.
             TfmError: The model cannot translate a line.
         """
         if not lines:
             return []
         if len(self._jobs) >= self._max_requests:
-            raise QueueFullError
+            message = f"{self._max_requests:,} requests wait already: try again later"
+            raise HTTPException(503, message, {"Retry-After": "1"})
         job = _Job(lines, config, asyncio.get_running_loop().create_future())
         self._jobs.append(job)
         if self._task is None or self._task.done():

@@ -51,7 +51,7 @@ class TranslationRequest:
             HTTPException: A field is missing, wrong or too long.
         """
         limit, translation = config.max_characters, fields.get("translation")
-        texts, is_list = _texts(fields, limit)
+        texts, is_list = _texts(fields.get("q"), limit)
         if fields.get("format") not in (None, "", "text"):
             raise HTTPException(400, 'format must be "text": this server does not read markup')
         return cls(
@@ -61,7 +61,7 @@ class TranslationRequest:
             target=_code(fields, "target"),
             num_alternatives=_number(fields, "alternatives"),
             wants_parts=fields.get("parts") is True,
-            translation=None if translation is None else _texts({"q": translation}, limit)[0][0],
+            translation=None if translation is None else _texts(translation, limit)[0][0],
         )
 
 
@@ -142,15 +142,14 @@ def text_of(fields: Fields, config: ServeConfig) -> str:
     Raises:
         HTTPException: It is missing, no text, or too long.
     """
-    texts, is_list = _texts({"q": fields.get("q")}, config.max_characters)
+    texts, is_list = _texts(fields.get("q"), config.max_characters)
     if is_list:
         raise HTTPException(400, "q must be a single text")
     return texts[0]
 
 
-def _texts(fields: Fields, max_characters: int) -> tuple[list[str], bool]:
+def _texts(given: Any, max_characters: int) -> tuple[list[str], bool]:
     """Return the texts of `q`, and whether they are a list."""
-    given: Any = fields.get("q")
     texts: list[Any] = given if isinstance(given, list) else [given]
     if not given or not all(isinstance(text, str) for text in texts):
         raise HTTPException(400, "q is missing: send a text, or a list of texts")
@@ -159,8 +158,12 @@ def _texts(fields: Fields, max_characters: int) -> tuple[list[str], bool]:
         raise HTTPException(
             413, f"q has {num_characters:,} characters, more than the {max_characters:,} allowed"
         )
-    if not all(map(_is_unicode, texts)):
-        raise HTTPException(400, "q has half of a surrogate pair, which is not a character")
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        raise HTTPException(
+            400, "q has half of a surrogate pair, which is not a character"
+        ) from None
     return texts, isinstance(given, list)
 
 
@@ -172,14 +175,6 @@ def _as_list(text: str) -> Any:
         return text
     is_list = isinstance(found, list) and found and all(isinstance(each, str) for each in found)
     return found if is_list else text
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _code(fields: Fields, name: str) -> str:
