@@ -5,7 +5,7 @@ as indices of the distinct sentences of a task, so that each is encoded once per
 """
 
 import itertools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,26 +24,17 @@ _TRANSFORMER = TransformerConfig(
 )
 
 
-@dataclass(frozen=True)
-class Batch:
-    """B questions, each about a story.
+class Batch(NamedTuple):
+    """B questions, each about a story."""
 
-    Attributes:
-        questions: [B] indices of sentences.
-        slots: [B, N] indices of sentences, the last sentence of the story first; EMPTY elsewhere.
-        num_slots: [B] how many slots belong to the story.
-        answers: [B] indices of words.
-    """
-
-    questions: Tensor
-    slots: Tensor
-    num_slots: Tensor
-    answers: Tensor
+    questions: Tensor  # [B] indices of sentences
+    slots: Tensor  # [B, N] indices of sentences, the last of the story first; EMPTY elsewhere
+    num_slots: Tensor  # [B] how many slots belong to the story
+    answers: Tensor  # [B] indices of words
 
     def rows(self, indices: Tensor) -> "Batch":
         """Return some of the questions."""
-        parts = (self.questions, self.slots, self.num_slots, self.answers)
-        return Batch(*(part[indices] for part in parts))
+        return Batch(*(part[indices] for part in self))
 
 
 def encode_positions(sentences: list[list[int]], vocab_size: int) -> Tensor:
@@ -106,9 +97,8 @@ class MemoryNetwork(nn.Module):
         vectors = sentence_vectors(self.bags, self.words)
         num_slots = batch.slots.size(1)
         stories = F.embedding(batch.slots, vectors.transpose(0, 1).flatten(1))
-        memories = stories.unflatten(2, (len(vectors), -1)) + self.times[:, :num_slots].transpose(
-            0, 1
-        )
+        times = self.times[:, :num_slots].transpose(0, 1)
+        memories = stories.unflatten(2, (len(vectors), -1)) + times
         is_padding = torch.arange(num_slots) >= batch.num_slots[:, None]
         u = F.embedding(batch.questions, vectors[0])
         attention = []

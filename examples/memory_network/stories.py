@@ -36,13 +36,7 @@ class Story:
 FROGS_TASK = 16
 # The example of Sukhbaatar et al. 2015 for task 16, as lectures quote it.
 FROGS = Story(
-    (
-        "Brian is a frog",
-        "Lily is gray",
-        "Brian is yellow",
-        "Julius is green",
-        "Greg is a frog",
-    ),
+    ("Brian is a frog", "Lily is gray", "Brian is yellow", "Julius is green", "Greg is a frog"),
     "What color is Greg",
     "yellow",
 )

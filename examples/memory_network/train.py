@@ -10,21 +10,23 @@ import argparse
 import json
 import statistics
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from networks import EMPTY, INITIAL_STD, Batch, MemoryNetwork, Transformer, encode_positions
-from stories import FROGS, FROGS_TASK, TASKS, Story, make
-from torch import nn
+from dataset import Task, add_empty
+from networks import INITIAL_STD, Batch, MemoryNetwork, Transformer
+from stories import FROGS, FROGS_TASK, TASKS
 
 from tfm.config import OptimizerConfig
 from tfm.reporting import Progress
 from tfm.storage.files import write_json
 from tfm.training.optimizer import Adam
 
+Network = MemoryNetwork | Transformer
 HERE = Path(__file__).parent
 # The settings of the paper (§4.2) for 1,000 stories; the Transformer's rate is not tuned.
 _BATCH_SIZE = 32
@@ -32,7 +34,6 @@ _CLIP_NORM = 40.0
 _RATE, _LINEAR_START_RATE, _TRANSFORMER_RATE = 0.01, 0.005, 1e-3
 _EPOCHS_TO_HALVE = 25
 _NUM_LINEAR_EPOCHS = 20
-_EMPTY_FRACTION = 0.1
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,15 @@ class System:
     std: float = INITIAL_STD  # of initial weights
     tasks: tuple[int, ...] = tuple(TASKS)  # where the comparison is of interest
 
+    def rates(self, num_epochs: int) -> tuple[list[float], list[float]]:
+        """Return the learning rates of the epochs without softmax, and those of all others."""
+        rate = _RATE if self.num_hops else _TRANSFORMER_RATE
+        linear = []
+        if self.linear_start:
+            rate = _LINEAR_START_RATE
+            linear = [rate] * min(num_epochs, _NUM_LINEAR_EPOCHS)
+        return linear, [rate * 0.5 ** (epoch // _EPOCHS_TO_HALVE) for epoch in range(num_epochs)]
+
 
 SYSTEMS = {
     "1 hop": System(1, linear_start=True),
@@ -52,48 +62,9 @@ SYSTEMS = {
     "3 hops": System(3, linear_start=True),
     "3 hops, no linear start": System(3, tasks=(2, 16)),
     "3 hops, no temporal encoding": System(3, linear_start=True, temporal=False, tasks=(2, 16)),
-    "3 hops, larger initial weights": System(
-        3, linear_start=True, std=2 * INITIAL_STD, tasks=(16,)
-    ),
+    "3 hops, larger initial weights": System(3, linear_start=True, std=0.2, tasks=(16,)),
     "Transformer": System(),
 }
-
-
-class Task:
-    """Stories of one task as tensors: 9 of 10 to train, the others to validate, and a test set."""
-
-    def __init__(self, number: int, num_stories: int) -> None:
-        self.number = number
-        stories = make(number, 2 * num_stories, seed=number)
-        shown = [FROGS] if number == FROGS_TASK else []
-        told = {s for each in stories + shown for s in (*each.sentences, each.question)}
-        sentences = ["", *sorted(told)]
-        text = " ".join([*sentences, *(story.answer for story in stories)])
-        self.words = sorted(set(text.split()))
-        self._word_index = {word: index for index, word in enumerate(self.words)}
-        self._sentence_index = {sentence: index for index, sentence in enumerate(sentences)}
-        ids = [[self._word_index[word] for word in each.split()] for each in sentences]
-        self.bags = encode_positions(ids, len(self.words))
-        self._longest = max(len(story.sentences) for story in stories)
-        self.num_empty = max(1, self._longest // 5)  # slots for empty sentences
-        self.num_slots = self._longest + self.num_empty
-        num_train = num_stories - num_stories // 10
-        self.train = self.batch(stories[:num_train])
-        self.valid = self.batch(stories[num_train:num_stories])
-        self.test = self.batch(stories[num_stories:])
-
-    def batch(self, stories: list[Story]) -> Batch:
-        """Return stories as tensors."""
-        slots = torch.full((len(stories), self._longest), EMPTY)
-        for row, story in zip(slots, stories, strict=True):
-            ids = [self._sentence_index[sentence] for sentence in reversed(story.sentences)]
-            row[: len(ids)] = torch.tensor(ids)
-        return Batch(
-            torch.tensor([self._sentence_index[story.question] for story in stories]),
-            slots,
-            torch.tensor([len(story.sentences) for story in stories]),
-            torch.tensor([self._word_index[story.answer] for story in stories]),
-        )
 
 
 def main() -> None:
@@ -110,74 +81,48 @@ def main() -> None:
     path = arguments.out / "results.json"
     results = json.loads(path.read_text()) if path.exists() else {}
     tasks = {number: Task(number, arguments.stories) for number in arguments.tasks}
-    for seed in arguments.seeds:
-        for number, task in tasks.items():
-            for name in arguments.systems:
-                system, key = SYSTEMS[name], f"{number} {name}, seed {seed}"
-                if number in system.tasks and key not in results:
-                    network, seconds = train(
-                        task, system, seed=seed, num_epochs=arguments.epochs, title=key
-                    )
-                    results[key] = {**_result(task, network), "cpu_seconds": round(seconds, 1)}
-                    write_json(path, results)
+    for seed, number, name in product(arguments.seeds, tasks, arguments.systems):
+        task, system, key = tasks[number], SYSTEMS[name], f"{number} {name}, seed {seed}"
+        if number in system.tasks and key not in results:
+            start = time.process_time()
+            network = train(task, system, seed=seed, num_epochs=arguments.epochs, title=key)
+            seconds = round(time.process_time() - start, 1)
+            results[key] = {**_result(task, network), "cpu_seconds": seconds}
+            write_json(path, results)
     print("\n".join([*table_lines(results), "", *attention_lines(results)]))
 
 
-def train(
-    task: Task, system: System, *, seed: int, num_epochs: int, title: str
-) -> tuple[nn.Module, float]:
-    """Return a trained network, and the seconds of one core that it took."""
+def train(task: Task, system: System, *, seed: int, num_epochs: int, title: str) -> Network:
+    """Return a trained network."""
     torch.manual_seed(seed)
-    start = time.process_time()
-    with Progress(title, total=None, unit="epochs") as bar:
-        if system.num_hops:
-            network: nn.Module = _train_memory_network(task, system, num_epochs, bar)
-        else:
-            network = Transformer(task.bags, task.num_slots)
-            adam = Adam(network.parameters(), OptimizerConfig())
-            for epoch in range(num_epochs):
-                loss = _epoch(network, task, _TRANSFORMER_RATE * _decay(epoch), adam)
-                bar.update(1, [f"loss {loss:.4f}"])
-    network.eval()
-    return network, time.process_time() - start
+    network = _new_network(task, system)
+    adam = None if system.num_hops else Adam(network.parameters(), OptimizerConfig())
+    linear, others = system.rates(num_epochs)
+    with Progress(title, total=len(linear) + num_epochs, unit="epochs") as bar:
+        for epoch, rate in enumerate([*linear, *others]):
+            if isinstance(network, MemoryNetwork):
+                network.is_linear = epoch < len(linear)
+            bar.update(1, [f"loss {_epoch(network, task, rate, adam):.4f}"])
+    return network.eval()
 
 
-def _train_memory_network(
-    task: Task, system: System, num_epochs: int, bar: Progress
-) -> MemoryNetwork:
-    """Train with softmax; if there is a linear start, first without, and all at a lower rate."""
-    network = MemoryNetwork(
+def _new_network(task: Task, system: System) -> Network:
+    if not system.num_hops:
+        return Transformer(task.bags, task.num_slots)
+    return MemoryNetwork(
         task.bags,
         task.num_slots,
         num_hops=system.num_hops,
         temporal=system.temporal,
         std=system.std,
     )
-    rate = _RATE
-    if system.linear_start:
-        rate = _LINEAR_START_RATE
-        network.is_linear = True
-        for _ in range(min(num_epochs, _NUM_LINEAR_EPOCHS)):
-            loss = _epoch(network, task, rate)
-            bar.update(1, [f"linear, loss {loss:.4f}"])
-        network.is_linear = False
-    for epoch in range(num_epochs):
-        loss = _epoch(network, task, rate * _decay(epoch))
-        bar.update(1, [f"loss {loss:.4f}"])
-    return network
 
 
-def _decay(epoch: int) -> float:
-    """Return the factor of the learning rate: halved every 25 epochs."""
-    return float(0.5 ** (epoch // _EPOCHS_TO_HALVE))
-
-
-def _epoch(network: nn.Module, task: Task, rate: float, adam: Adam | None = None) -> float:
+def _epoch(network: Network, task: Task, rate: float, adam: Adam | None) -> float:
     """Train on each story once, in random order, and return the mean loss.
 
-    Without Adam, the update is that of stochastic gradient descent.
+    Without Adam, updates are those of stochastic gradient descent.
     """
-    network.train()
     total = 0.0
     order = torch.randperm(len(task.train.answers))
     for indices in order.split(_BATCH_SIZE):
@@ -186,16 +131,16 @@ def _epoch(network: nn.Module, task: Task, rate: float, adam: Adam | None = None
         loss = F.cross_entropy(network(batch), batch.answers, reduction="sum")
         network.zero_grad()
         loss.backward()
-        if adam is None:
-            _descend(network, rate)
-        else:
+        if adam:
             adam.step(adam.gradients(), rate)
+        else:
+            _descend(network, rate)
         total += loss.item()
     return total / len(order)
 
 
 @torch.no_grad()
-def _descend(network: nn.Module, rate: float) -> None:
+def _descend(network: Network, rate: float) -> None:
     """Take one step of gradient descent; the gradient of each matrix is clipped on its own."""
     for parameter in network.parameters():
         if (gradient := parameter.grad) is not None:
@@ -203,29 +148,14 @@ def _descend(network: nn.Module, rate: float) -> None:
             parameter -= rate * gradient * (_CLIP_NORM / norms).clamp(max=1)
 
 
-def add_empty(batch: Batch, num_empty: int) -> Batch:
-    """Insert empty sentences at random, at most num_empty per story (random noise, §4.1).
-
-    The temporal encoding then cannot rely on exact places.
-    """
-    num_stories, longest = batch.slots.shape
-    is_empty = torch.rand(num_stories, longest + num_empty) < _EMPTY_FRACTION
-    is_empty &= is_empty.cumsum(1) <= num_empty
-    places = torch.arange(longest + num_empty) - is_empty.cumsum(1)  # in the story
-    in_story = places < batch.num_slots[:, None]
-    slots = batch.slots.gather(1, places.clamp(0, longest - 1))
-    slots = slots.masked_fill(is_empty | ~in_story, EMPTY)
-    return replace(batch, slots=slots, num_slots=in_story.sum(1))
-
-
 @torch.no_grad()
-def accuracy(network: nn.Module, batch: Batch) -> float:
+def accuracy(network: Network, batch: Batch) -> float:
     """Return the fraction of questions that are answered correctly."""
     return float((network(batch).argmax(1) == batch.answers).double().mean())
 
 
 @torch.no_grad()
-def _result(task: Task, network: nn.Module) -> dict[str, Any]:
+def _result(task: Task, network: Network) -> dict[str, Any]:
     """Return the accuracies of a network, and what a memory network answers about the frogs."""
     result: dict[str, Any] = {
         "parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
@@ -245,48 +175,35 @@ def _result(task: Task, network: nn.Module) -> dict[str, Any]:
 
 def table_lines(results: dict[str, Any]) -> list[str]:
     """Return a Markdown table of test accuracy in percent: the median over seeds, and all."""
-    lines = [
-        "| system | " + " | ".join(f"task {number}" for number in TASKS) + " | CPU seconds |",
-        "|---|" + "---|" * (len(TASKS) + 1),
-    ]
+    titles = ("system", *(f"task {number}" for number in TASKS), "CPU seconds")
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     for name in SYSTEMS:
-        by_task = {
-            number: [
-                run
-                for key, run in sorted(results.items())
-                if key.startswith(f"{number} {name}, seed ")
-            ]
-            for number in TASKS
-        }
-        runs = [run for each in by_task.values() for run in each]
-        if runs:
-            cells = [_cell([100 * run["test"] for run in each]) for each in by_task.values()]
-            seconds = statistics.mean(run["cpu_seconds"] for run in runs)
-            lines.append(f"| {name} | {' | '.join(cells)} | {seconds:.0f} |")
+        cells, seconds = [], []
+        for number in TASKS:
+            start = f"{number} {name}, seed "
+            runs = [run for key, run in sorted(results.items()) if key.startswith(start)]
+            cells.append(_cell([100 * run["test"] for run in runs]))
+            seconds += [run["cpu_seconds"] for run in runs]
+        if seconds:
+            lines.append(f"| {name} | {' | '.join(cells)} | {statistics.mean(seconds):.0f} |")
     return lines
 
 
 def _cell(figures: list[float]) -> str:
-    if not figures:
-        return ""
     each = ", ".join(f"{figure:.1f}" for figure in figures)
-    return f"{statistics.median(figures):.1f} ({each})"
+    return f"{statistics.median(figures):.1f} ({each})" if figures else ""
 
 
 def attention_lines(results: dict[str, Any]) -> list[str]:
     """Return a Markdown table of attention to the frogs, by the best network with three hops."""
-    prefix = f"{FROGS_TASK} 3 hops"
-    runs = {key: run for key, run in results.items() if key.startswith(prefix)}
+    runs = {key: run for key, run in results.items() if key.startswith(f"{FROGS_TASK} 3 hops")}
     if not runs:
         return []
     best = max(runs, key=lambda key: float(runs[key]["valid"]))
     frogs = runs[best]["frogs"]
-    lines = [
-        "| story | " + " | ".join(f"hop {hop}" for hop in (1, 2, 3)) + " |",
-        "|---|---|---|---|",
-    ]
+    lines = ["| story | hop 1 | hop 2 | hop 3 |", "|---|---|---|---|"]
     for sentence, *weights in zip(FROGS.sentences, *frogs["attention"], strict=True):
-        lines.append(f"| {sentence}. | " + " | ".join(f"{w:.2f}" for w in weights) + " |")
+        lines.append(f"| {sentence}. | {' | '.join(f'{weight:.2f}' for weight in weights)} |")
     answer = f"{FROGS.question}? {frogs['answer']} (correct: {FROGS.answer}); task {best}"
     return [*lines, "", answer]
 
