@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from dataset import Examples
 from models import GRID_SIZE
-from pictures import Group, Scene, cells_of, decode, without_where
+from pictures import decode, without_where
 from torch import Tensor
 
 from tfm.config import ScoreConfig, SearchConfig
@@ -64,14 +64,10 @@ def share_on_named_shapes(model: Model, examples: Examples) -> tuple[float, floa
     weights = attention_by_word(model, examples).numpy()
     shares, uniform = [], []
     for scene, by_word in zip(examples.scenes, weights, strict=True):
-        for first_word, group in _phrases(scene):
-            cells = cells_of(group, GRID_SIZE)
-            shares.append(by_word[first_word : first_word + 3, cells].sum(axis=1).mean())
-            uniform.append(cells.mean())
+        # Where words such as "small red circle" start in the first caption.
+        starts = [1, len(scene.captions()[0].split()) - 3]
+        for start, group in zip(starts, scene.groups, strict=False):
+            cells = [row * GRID_SIZE + column for column, row in group.places]
+            shares.append(by_word[start : start + 3, cells].sum(axis=1).mean())
+            uniform.append(len(cells) / GRID_SIZE**2)
     return float(np.mean(shares)), float(np.mean(uniform))
-
-
-def _phrases(scene: Scene) -> list[tuple[int, Group]]:
-    """Return where the words "small red circle" of each group start in the first caption."""
-    starts = [1, len(scene.captions()[0].split()) - 3]
-    return list(zip(starts, scene.groups, strict=False))

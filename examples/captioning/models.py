@@ -3,7 +3,7 @@
 from typing import Literal, get_args
 
 import torch
-from pictures import PICTURE_SIZE, VOCABULARY_SIZE
+from pictures import NUM_PLACES, VOCABULARY_SIZE
 from torch import Tensor, nn
 
 from tfm.config import RecurrentConfig, TransformerConfig
@@ -13,7 +13,7 @@ from tfm.model.transformer import Transformer
 
 CaptionerName = Literal["recurrent", "transformer", "without-attention"]
 CAPTIONERS: tuple[CaptionerName, ...] = get_args(CaptionerName)
-GRID_SIZE = PICTURE_SIZE // 8  # cells per side
+GRID_SIZE = NUM_PLACES  # cells per side, as the convolutions halve a side of 32 pixels thrice
 _D_MODEL = 64
 _NO_DROPOUT = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
 _SHARED = _NO_DROPOUT | {"d_model": _D_MODEL, "num_encoder_layers": 1}  # which is not used

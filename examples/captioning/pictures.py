@@ -30,27 +30,19 @@ HELD_OUT: tuple[tuple[Size, Color, Kind], ...] = (
     ("large", "green", "square"),
     ("large", "yellow", "circle"),
 )
-_INVERSE = {
-    "left of": "right of",
-    "right of": "left of",
-    "above": "below",
-    "below": "above",
-}
+_INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _WHERE = re.compile("left of|right of|above|below|at the .*")
 WORDS = (
     *("a", "two", "at", "the", "top", "bottom", "left", "right", "of", "above", "below"),
-    *SIZES,
-    *COLORS,
-    *KINDS,
-    *(f"{kind}s" for kind in KINDS),
+    *(*SIZES, *COLORS, *KINDS, *(f"{kind}s" for kind in KINDS)),
 )
 _FIRST_WORD = UNK + 1  # ids before it are special
 VOCABULARY_SIZE = _FIRST_WORD + len(WORDS)
 MAX_WORDS = 10  # two large yellow triangles left of two small blue squares
 
 PICTURE_SIZE = 32  # pixels
-_NUM_PLACES = 4  # per side; a shape fills at most one
-_PLACE_SIZE = PICTURE_SIZE / _NUM_PLACES
+NUM_PLACES = 4  # per side; a shape fills at most one
+_PLACE_SIZE = PICTURE_SIZE / NUM_PLACES
 _RADIUS: dict[Size, float] = {"small": 2.2, "large": 3.8}  # pixels
 _SHIFT = 0.6  # pixels by which a shape is off the middle of its place
 _RGB: dict[Color, tuple[float, float, float]] = {
@@ -114,7 +106,7 @@ def _random_scene(random: np.random.Generator) -> Scene | None:
     num_groups = 1 if random.random() < 0.1 else 2
     by_group = [_random_places(random) for _ in range(num_groups)]
     places = [place for group in by_group for place in group]
-    if len(set(places)) < len(places) or max(map(max, places)) == _NUM_PLACES:
+    if len(set(places)) < len(places) or max(map(max, places)) == NUM_PLACES:
         return None  # on top of each other, or outside
     where = _relation(*by_group) if num_groups == 2 else _corner(places)
     if where is None:
@@ -133,14 +125,14 @@ def _random_scene(random: np.random.Generator) -> Scene | None:
 
 def _random_places(random: np.random.Generator) -> tuple[Place, ...]:
     """Draw a place, or two that touch; the second may be outside."""
-    column, row, chosen = random.integers(_NUM_PLACES, size=3).tolist()
+    column, row, chosen = random.integers(NUM_PLACES, size=3).tolist()
     neighbors: list[tuple[Place, ...]] = [(), (), ((column + 1, row),), ((column, row + 1),)]
     return ((column, row), *neighbors[chosen])
 
 
 def _corner(places: list[Place]) -> str | None:
     """Return which corner all places are in, if there is one."""
-    half = _NUM_PLACES // 2
+    half = NUM_PLACES // 2
     corners = {
         f"at the {'top' if row < half else 'bottom'} {'left' if column < half else 'right'}"
         for column, row in places
@@ -205,12 +197,3 @@ def decode(tokens: tuple[int, ...] | list[int]) -> str:
 def without_where(caption: str) -> str:
     """Return a caption without the words that say where a group is."""
     return _WHERE.sub("…", caption)
-
-
-def cells_of(group: Group, grid_size: int) -> npt.NDArray[np.bool_]:
-    """Return which cells [grid_size²] of a grid over the picture the shapes of a group touch."""
-    covered = np.zeros((grid_size, grid_size), dtype=bool)
-    step = grid_size // _NUM_PLACES
-    for column, row in group.places:
-        covered[row * step : (row + 1) * step, column * step : (column + 1) * step] = True
-    return covered.flatten()

@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ TESTS = ("seen", "unseen")  # combinations of size, color and kind
 FIGURES = ("bleu", "exact", "shapes", "attention")  # of each test
 _BATCH_SIZE = 32
 _OPTIMIZER = OptimizerConfig(
-    learning_rate=3e-3, warmup_steps=100, lr_schedule="linear", label_smoothing=0.0, clip_norm=1.0
+    learning_rate=3e-3, warmup_steps=100, lr_schedule="linear", clip_norm=1.0
 )
 _DATA_SEED = 0  # the same pictures for all captioners and seeds
 
@@ -55,22 +56,19 @@ def main() -> None:
     valid = make_examples(NUM_TEST, random, held_out=False)
     tests = {test: make_examples(NUM_TEST, random, held_out=test == "unseen") for test in TESTS}
     training = make_examples(NUM_TRAINING, random, held_out=False)
-    for seed in arguments.seeds:
-        models: dict[CaptionerName, Model] = {}
-        for name in arguments.captioners:
-            if (key := f"{name} {seed}") not in results:
-                models[name], seconds = train(
-                    name, training, valid, seed=seed, num_steps=arguments.steps
-                )
-                results[key] = {
-                    "steps": arguments.steps,
-                    "cpu_seconds": round(seconds),
-                    "parameters": sum(each.numel() for each in models[name].parameters()),
-                } | {test: score(models[name], examples) for test, examples in tests.items()}
-                write_json(results_path, results)
-        if seed == arguments.seeds[0] and len(models) == len(CAPTIONERS):
-            del models["without-attention"]
-            draw_attention(models, tests["seen"], arguments.out / "attention.svg")
+    drawn: dict[CaptionerName, Model] = {}
+    for seed, name in product(arguments.seeds, arguments.captioners):
+        if (key := f"{name} {seed}") not in results:
+            model, seconds = train(name, training, valid, seed=seed, num_steps=arguments.steps)
+            results[key] = {
+                "steps": arguments.steps,
+                "cpu_seconds": round(seconds),
+                "parameters": sum(each.numel() for each in model.parameters()),
+            } | {test: score(model, examples) for test, examples in tests.items()}
+            write_json(results_path, results)
+            if seed == arguments.seeds[0] and name != "without-attention":
+                drawn[name] = model
+                draw_attention(drawn, tests["seen"], arguments.out / "attention.svg")
     print("\n".join(table_lines(results)))
 
 
@@ -93,9 +91,8 @@ def train(
             optimizer.step(optimizer.gradients(), learning_rate(step, run))
             bar.update(1, [f"loss {loss.item():.3f}"])
             if step % 500 == 0 or step == num_steps:
-                say(
-                    f"{name} seed {seed} step {step}: validation loss {mean_loss(model, valid):.3f}"
-                )
+                valid_loss = mean_loss(model, valid)
+                say(f"{name} seed {seed} step {step}: validation loss {valid_loss:.3f}")
     return model.eval(), time.process_time() - start
 
 
@@ -105,11 +102,7 @@ def caption_loss(model: Model, examples: Examples, rows: Tensor, which: Tensor) 
     is_token = target != PAD
     hidden = model(*examples.source(rows), target_input)[is_token]
     loss, _ = label_smoothed_cross_entropy(
-        hidden,
-        model.output_weight,
-        target[is_token],
-        smoothing=_OPTIMIZER.label_smoothing,
-        num_tokens=len(hidden),
+        hidden, model.output_weight, target[is_token], smoothing=0.0, num_tokens=len(hidden)
     )
     return loss / len(hidden)
 
@@ -118,8 +111,7 @@ def caption_loss(model: Model, examples: Examples, rows: Tensor, which: Tensor) 
 def mean_loss(model: Model, examples: Examples) -> float:
     """Return the mean loss of the first captions, in nats per token."""
     rows = torch.arange(len(examples.scenes))
-    model = evaluation_copy(model)
-    return float(caption_loss(model, examples, rows, torch.zeros_like(rows)))
+    return float(caption_loss(evaluation_copy(model), examples, rows, torch.zeros_like(rows)))
 
 
 def table_lines(results: dict[str, Any]) -> list[str]:
