@@ -89,16 +89,6 @@ def test_the_page_is_self_contained_and_its_policy_forbids_requests(page_of):
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
 
 
-def test_a_large_model_and_a_long_sentence_make_a_page_of_a_few_megabytes(page_of):
-    pieces = [f"▁piece{i}" for i in range(40)]
-    weights = some_weights(6, 8, 40, 40)
-    maps = [
-        AttentionMaps(kind=kind, queries=pieces, keys=pieces, weights=weights)
-        for kind in ("encoder", "decoder", "cross")
-    ]
-    assert page_of(maps).stat().st_size < 2e6
-
-
 # --- in a browser
 
 

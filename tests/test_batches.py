@@ -26,17 +26,7 @@ def batches(trained_run):
     return group
 
 
-CLEAN = "on Monday seven"
 # A tab, a no-break space, white space at the ends, a zero-width space, a byte order mark.
-DIRTY = [
-    "on\tMonday seven",
-    "on\xa0Monday  seven",
-    " on Monday seven \r",
-    "on Mon\u200bday seven",
-    "\ufeffon Monday seven",
-]
-
-
 @pytest.fixture
 def encoder(trained_run):
     """Make an encoder without limits."""
@@ -48,18 +38,6 @@ def encoder(trained_run):
         return SentenceEncoder(vocabulary, limits, SearchConfig(**settings))
 
     return make
-
-
-@pytest.mark.parametrize("line", DIRTY)
-def test_sources_prefixes_and_targets_are_normalized_as_the_training_text_was(encoder, line):
-    lines, clean = [line], [CLEAN]
-    for normalizes_space, is_same in ((True, True), (False, False)):
-        encode = encoder(normalizes_space=normalizes_space)
-        for batches in (encode.to_search, encode.to_score):
-            [found] = batches(Chunk(line_numbers=[1], lines=lines, paired_lines=lines))
-            [expected] = batches(Chunk(line_numbers=[1], lines=clean, paired_lines=clean))
-            assert (found.sources == expected.sources) == is_same
-            assert (found.targets == expected.targets) == is_same
 
 
 @pytest.mark.parametrize("normalizes_space", [True, False])

@@ -7,11 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import batch_of
+from small_models import batch_of, transformer
 
-from tfm.config import SearchConfig, TransformerConfig
+from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
-from tfm.model.transformer import Transformer
 from tfm.search.active import ActiveHypotheses
 from tfm.search.beam import beam_search, finish
 from tfm.search.scoring import length_penalty
@@ -58,31 +57,6 @@ class TableState:
         self.beams = [[flat[index] for index in row] for row in rows.tolist()]
 
 
-def new_transformer(seed=0):
-    torch.manual_seed(seed)
-    config = TransformerConfig(
-        num_encoder_layers=1, num_decoder_layers=2, d_model=8, d_ff=16, num_heads=2
-    )
-    model = Transformer(config, source_vocab_size=V, target_vocab_size=V).double().eval()
-    with torch.no_grad():
-        model.output_weight.mul_(4)  # makes its probabilities less uniform
-    return model
-
-
-class TransformerTable(Table):
-    """The probabilities of a Transformer, without its cache."""
-
-    def __init__(self, model):
-        self.model = model
-
-    def log_probs(self, source, prefix):
-        with torch.no_grad():
-            hidden_states = self.model(
-                torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([prefix])
-            )
-            return self.model.logits(hidden_states)[0, -1].float().log_softmax(dim=-1)
-
-
 def find(model, sources, **config):
     with torch.inference_mode():
         return beam_search(model, *batch_of(sources), SearchConfig(**{"min_length": 0, **config}))
@@ -127,9 +101,8 @@ ALPHAS = [0.0, 0.6, 1.0, 3.0, -0.5, -2.0]
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("seed", range(3))
-def test_an_unlimited_beam_finds_the_best_of_all_outputs(alpha, seed):
-    table = Table(seed)
+def test_an_unlimited_beam_finds_the_best_of_all_outputs(alpha):
+    table = Table()
     found = find(table, SOURCES[:3], beam_size=200, n_best=5, length_penalty=alpha,
                  max_extra_length=2)  # fmt: skip
     for best, source in zip(found, SOURCES, strict=False):
@@ -137,19 +110,7 @@ def test_an_unlimited_beam_finds_the_best_of_all_outputs(alpha, seed):
         assert_same(best, everything[:5])
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, -0.5])
-def test_an_unlimited_beam_finds_the_best_outputs_of_a_transformer(alpha):
-    model = new_transformer()
-    found = find(model, SOURCES[:3], beam_size=200, n_best=3, length_penalty=alpha,
-                 max_extra_length=1)  # fmt: skip
-    for best, source in zip(found, SOURCES, strict=False):
-        expected = all_outputs(
-            TransformerTable(model), source, alpha=alpha, max_length=len(source) + 1
-        )
-        assert_same(best, expected[:3])
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     beam_size=st.integers(1, 5),
@@ -193,7 +154,7 @@ def find_unpruned(model, config):
     return finished
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     beam_size=st.integers(1, 6),
@@ -214,18 +175,9 @@ def test_pruning_does_not_change_the_n_best(seed, beam_size, alpha, spread, data
     assert pruned.num_rows <= unpruned.num_rows
 
 
-def test_pruning_extends_fewer_hypotheses():
-    config = SearchConfig(min_length=0, beam_size=5, length_penalty=0.0, max_extra_length=10)
-    pruned, unpruned = (CountingTable(spread=4.0) for _ in range(2))
-    assert beam_search(pruned, *batch_of(SOURCES), config) == find_unpruned(unpruned, config)
-    assert pruned.num_rows < 0.9 * unpruned.num_rows
-
-
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("seed", range(10))
-def test_a_beam_of_one_is_greedy_search(alpha, seed):
-    table = Table(seed)
-    found = find(table, SOURCES, beam_size=1, length_penalty=alpha, max_extra_length=6)
+def test_a_beam_of_one_is_greedy_search():
+    table = Table()
+    found = find(table, SOURCES, beam_size=1, max_extra_length=6)
     for [best], source in zip(found, SOURCES, strict=True):
         tokens = [BOS]
         while len(tokens) < len(source) + 6:
@@ -237,9 +189,11 @@ def test_a_beam_of_one_is_greedy_search(alpha, seed):
         assert list(best.tokens) == tokens[1:]
 
 
-@pytest.mark.parametrize("model", [Table(), new_transformer()], ids=["table", "transformer"])
-def test_results_depend_on_neither_the_order_nor_the_rest_of_the_batch(model):
-    config = {"beam_size": 3, "n_best": 3, "max_extra_length": 5}
+def test_results_depend_on_neither_the_order_nor_the_rest_of_the_batch():
+    model, config = (
+        transformer(V, sharpness=4),
+        {"beam_size": 3, "n_best": 3, "max_extra_length": 5},
+    )
     together = find(model, SOURCES, **config)
     for order in itertools.permutations(range(4), 3):
         for best, index in zip(
@@ -251,65 +205,9 @@ def test_results_depend_on_neither_the_order_nor_the_rest_of_the_batch(model):
         assert [h.tokens for h in find(model, [source], **config)[0]] == [h.tokens for h in best]
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), alpha=st.sampled_from(ALPHAS))
-def test_the_n_best_are_sorted_distinct_and_complete(seed, alpha):
-    found = find(Table(seed), SOURCES, beam_size=4, n_best=4, length_penalty=alpha,
-                 max_extra_length=4)  # fmt: skip
-    for best in found:
-        assert len({hypothesis.tokens for hypothesis in best}) == len(best) == 4
-        scores = [hypothesis.score for hypothesis in best]
-        assert scores == sorted(scores, reverse=True)
-
-
-class Endless(Table):
-    """A model that rarely ends an output."""
-
-    def log_probs(self, source, prefix):
-        log_probs = super().log_probs(source, prefix)
-        log_probs[EOS] = -50
-        return log_probs
-
-
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_an_output_exceeds_its_source_by_at_most_max_extra_length(beam_size):
-    found = find(Endless(), SOURCES, beam_size=beam_size, max_extra_length=3)
-    assert [len(best[0].tokens) for best in found] == [len(source) - 1 + 3 for source in SOURCES]
-
-
-def test_special_tokens_are_never_produced():
-    class Special(Table):
-        def log_probs(self, source, prefix):
-            log_probs = super().log_probs(source, prefix)
-            log_probs[[PAD, BOS, UNK]] = -0.1
-            return log_probs
-
-    for best in find(Special(), SOURCES, beam_size=3, n_best=3, max_extra_length=5):
-        assert all(token >= 4 for hypothesis in best for token in hypothesis.tokens)
-
-
-def test_the_log_probability_of_an_output_is_the_sum_over_its_tokens():
-    table = Table(3)
-    for best, source in zip(
-        find(table, SOURCES, beam_size=3, n_best=3, max_extra_length=5), SOURCES, strict=True
-    ):
-        for hypothesis in best:
-            tokens = [BOS, *hypothesis.tokens, EOS]
-            total = sum(
-                float(table.log_probs(source, tokens[:t])[tokens[t]]) for t in range(1, len(tokens))
-            )
-            assert hypothesis.log_prob == pytest.approx(total, abs=1e-5)
-
-
 def test_the_length_penalty_is_that_of_wu_et_al():
     assert length_penalty(1, 0.6) == 1
     assert length_penalty(7, 0.0) == 1
     assert length_penalty(7, 0.6) == pytest.approx((5 + 7) ** 0.6 / 6**0.6)
     assert length_penalty(13, 1.0) == pytest.approx(3)
     assert length_penalty(7, -1.0) == pytest.approx(0.5)
-
-
-def test_the_length_of_a_score_includes_eos():
-    table = Table(1)
-    [[best]] = find(table, [[4, EOS]], beam_size=4, length_penalty=0.6, max_extra_length=4)
-    assert best.score == pytest.approx(best.log_prob / ((5 + len(best.tokens) + 1) / 6) ** 0.6)

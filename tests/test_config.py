@@ -4,15 +4,11 @@ import dataclasses
 import re
 import tomllib
 import typing
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tfm.config import (
     PRESETS,
-    RUN_SETTINGS,
     AverageConfig,
     BatchingConfig,
     BinarizeConfig,
@@ -44,6 +40,7 @@ GROUPS = [
     CleaningConfig,
     InferenceConfig,
     OptimizerConfig,
+    RecurrentConfig,
     ScoreConfig,
     SearchConfig,
     SubwordConfig,
@@ -54,7 +51,6 @@ COMMAND_GROUPS = {
     "prepare": (CleaningConfig, SubwordConfig, BinarizeConfig),
     "train": (TransformerConfig, OptimizerConfig, BatchingConfig, TrainingConfig),
 }
-SETTINGS = [(group, item) for group in GROUPS for item in dataclasses.fields(group)]
 
 
 def problem(*args, **kwargs):
@@ -63,10 +59,6 @@ def problem(*args, **kwargs):
         run_config(*args, **kwargs)
     assert "\n" not in str(caught.value).replace(DETAIL, "")
     return str(caught.value)
-
-
-def named(setting):
-    return setting.__name__ if isinstance(setting, type) else setting.name
 
 
 def test_the_default_is_the_base_model_of_the_paper():
@@ -100,11 +92,6 @@ def test_flags_win_over_the_file_which_wins_over_the_preset():
     assert run.model.dropout == 0.4  # the flag's
 
 
-def times_of_checkpoints(*tables):
-    training = run_config("tiny", *({"training": table} for table in tables)).training
-    return training.checkpoint_steps, training.checkpoint_minutes
-
-
 @pytest.mark.parametrize(
     ("tables", "expected"),
     [
@@ -117,7 +104,8 @@ def times_of_checkpoints(*tables):
     ],
 )
 def test_minutes_and_steps_between_checkpoints_replace_each_other(tables, expected):
-    assert times_of_checkpoints(*tables) == expected
+    training = run_config("tiny", *({"training": table} for table in tables)).training
+    assert (training.checkpoint_steps, training.checkpoint_minutes) == expected
 
 
 def test_minutes_and_steps_between_checkpoints_exclude_each_other_in_one_table(tmp_path):
@@ -126,15 +114,6 @@ def test_minutes_and_steps_between_checkpoints_exclude_each_other_in_one_table(t
     path = tmp_path / "run.toml"
     path.write_text("[training]\ncheckpoint_steps = 7\ncheckpoint_minutes = 2.0", encoding="utf-8")
     assert problem("base", read_toml(path)).startswith(f"{path}:3: checkpoint_minutes and ")
-
-
-def test_minutes_replace_the_steps_of_a_run_whose_file_has_the_default_minutes_beside_them():
-    written = tomllib.loads(run_toml(run_config("tiny")))
-    assert written["training"]["checkpoint_minutes"] == 10.0
-    assert run_config(None, written).training.checkpoint_steps == 500
-    run = run_config(None, written, {"training": {"checkpoint_minutes": 3.0}})
-    assert (run.training.checkpoint_steps, run.training.checkpoint_minutes) == (None, 3.0)
-    assert run_config(None, tomllib.loads(run_toml(run))) == run
 
 
 def test_a_file_may_name_the_preset():
@@ -161,7 +140,7 @@ def test_the_preset_follows_from_dataset_and_device(num_pairs, on_gpu, task, exp
     assert suitable_arch(num_pairs, on_gpu=on_gpu, task=task) == expected
 
 
-@pytest.mark.parametrize("arch", ["huge", "", "BASE", 5, ["base"], {"a": 1}, True])
+@pytest.mark.parametrize("arch", ["huge", ["base"]])
 def test_an_unknown_preset_is_refused_with_a_list_of_presets(arch):
     assert problem(None, {"arch": arch}).endswith(f"choose one of {', '.join(PRESETS)}")
 
@@ -195,12 +174,8 @@ def test_all_problems_are_in_one_message():
         ({"optim": {}}, "'optim': did you mean optimizer?"),
         ({"decoding": {}}, "'decoding': sections are model, optimizer, batching, training"),
         ({"dropout": 0.1}, "'dropout': did you mean dropout in [model]?"),
-        ({"model": {"dropuot": 0.1}}, "'dropuot' in [model]: did you mean dropout?"),
-        ({"model": {"encoder-layers": 3}}, "did you mean num_encoder_layers?"),
         ({"optimizer": {"lr": 0.1}}, "'lr' in [optimizer]: did you mean learning_rate?"),
         ({"training": {"lr": 0.1}}, "did you mean learning_rate in [optimizer]?"),
-        ({"training": {"num_threads": 2}}, "'num_threads' in [training]: did you mean threads?"),
-        ({"training": {"jobs": 2}}, "'jobs' in [training]: did you mean threads?"),
     ],
     ids=str,
 )
@@ -213,7 +188,6 @@ def test_an_unknown_name_gets_a_suggestion(table, advice):
     [
         ('# a run\narch = "tinny"', "2: unknown arch 'tinny'"),
         ("[model]\n# dropout = 1\ndropout = 2", "3: dropout is 2.0"),
-        ("[model]\n[training]\n'seed' = -1", "3: seed is -1"),
         ("training.seed = 1.5", "1: seed in [training] is 1.5"),
         ("\nmodel = {norm = 5}", "2: norm in [model] is 5"),
         ("\n[optim]\nseed = 1", "2: unknown section 'optim'"),
@@ -235,40 +209,28 @@ def test_a_flag_is_not_blamed_on_the_file(tmp_path):
     assert problem(None, read_toml(path), flags).startswith("dropout is 2.0")
 
 
-@pytest.mark.parametrize(("group", "item"), SETTINGS, ids=named)
-def test_a_value_beyond_its_limits_is_refused_with_the_limit(group, item):
-    for limit, beyond, word in (("at_least", -1, "least"), ("at_most", 1, "most")):
-        bound = item.metadata[limit]
-        if bound is not None:
-            with pytest.raises(UsageError, match=f"{item.name} is .* must be at {word} {bound}"):
-                settings_from(group, {item.name: bound + beyond})
+EVERY_GROUP = pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
 
 
-@pytest.mark.parametrize(("group", "item"), SETTINGS, ids=named)
-def test_a_value_of_another_type_is_refused(group, item):
-    is_text = typing.get_type_hints(group)[item.name] == str | None
-    wrong = [{}, object(), 1 if is_text else "no such choice", b"x"]
-    for value in wrong if item.default == () else [*wrong, []]:
-        with pytest.raises(
-            UsageError, match=rf"{item.name} in \[{group.section}\] is .*, but must"
-        ):
-            settings_from(group, {item.name: value})
-
-
-@pytest.mark.parametrize("group", [*GROUPS, RecurrentConfig], ids=named)
-def test_every_number_has_both_limits(group):
+@EVERY_GROUP
+def test_every_number_has_both_limits_and_is_refused_beyond_them(group):
+    assert list(group().problems()) == []
     hints = typing.get_type_hints(group)
     for item in dataclasses.fields(group):
         if {int, float} & {hints[item.name], *typing.get_args(hints[item.name])}:
-            assert item.metadata["at_least"] is not None, item.name
-            assert item.metadata["at_most"] is not None, item.name
+            for limit, beyond, word in (("at_least", -1, "least"), ("at_most", 1, "most")):
+                bound = item.metadata[limit]
+                with pytest.raises(UsageError, match=f"{item.name} is .* be at {word} {bound}"):
+                    settings_from(group, {item.name: bound + beyond})
 
 
-@pytest.mark.parametrize(("group", "item"), SETTINGS, ids=named)
-def test_an_extreme_number_is_refused_by_name(group, item):
-    for value in (2**63, -(2**63), 2**64, 1e300, -1e300):
-        with pytest.raises(UsageError, match=item.name):
-            settings_from(group, {item.name: value})
+@EVERY_GROUP
+def test_a_value_of_another_type_is_refused(group):
+    for item in dataclasses.fields(group):
+        is_text = typing.get_type_hints(group)[item.name] == str | None
+        for value in ({}, object(), 1 if is_text else "no such choice", b"x"):
+            with pytest.raises(UsageError, match=rf"{item.name} in \[{group.section}\] is .*, but"):
+                settings_from(group, {item.name: value})
 
 
 def test_integers_are_accepted_for_floats_but_not_the_reverse():
@@ -313,18 +275,10 @@ def test_with_given_head_widths_num_heads_need_not_divide_d_model():
     assert (model.key_width, model.value_width) == (30, 20)
 
 
-@pytest.mark.parametrize(("group", "item"), SETTINGS, ids=named)
-def test_every_setting_has_help_of_one_sentence(group, item):
-    text = item.metadata["help"]
-    assert text.endswith(".")
-    assert text[0].isupper() or not text[0].isascii() or not text[0].isalpha()
-    assert "\n" not in text
-    assert len(text) < 100
-
-
-@pytest.mark.parametrize("group", GROUPS, ids=named)
-def test_the_defaults_are_within_their_limits(group):
-    assert list(group().problems()) == []
+@EVERY_GROUP
+def test_every_setting_has_help_of_one_sentence(group):
+    for item in dataclasses.fields(group):
+        assert re.fullmatch(r"[^a-z\n][^\n]{,97}\.", item.metadata["help"]), item.name
 
 
 @pytest.mark.parametrize("groups", COMMAND_GROUPS.values(), ids=COMMAND_GROUPS.keys())
@@ -340,16 +294,10 @@ def test_settings_of_one_command_have_distinct_names_and_flags(groups):
     assert len(set(flags)) == len(flags)
 
 
-def test_settings_by_name_are_sorted_into_sections_and_unset_ones_are_left_out():
-    given = {"d_model": 8, "max_steps": 5, "norm": "pre", "patience": None}
-    sections = {"model": {"d_model": 8, "norm": "pre"}, "training": {"max_steps": 5}}
-    assert by_section(RUN_SETTINGS, given) == sections
-
-
 def test_a_setting_of_several_groups_is_set_in_all_their_sections():
-    groups = (SubwordConfig, BinarizeConfig)
-    sections = {"subword": {"threads": 2}, "binarize": {"threads": 2}}
-    assert by_section(groups, {"threads": 2}) == sections
+    given = {"threads": 2, "separate": True, "vocab_size": None}
+    sections = {"subword": {"threads": 2, "separate": True}, "binarize": {"threads": 2}}
+    assert by_section((SubwordConfig, BinarizeConfig), given) == sections
 
 
 def test_a_setting_may_have_the_name_of_its_flag():
@@ -381,21 +329,6 @@ def test_a_run_is_restored_from_its_toml_and_its_table(arch):
     assert run_config(None, run_table(run)) == run
 
 
-@given(
-    dropout=st.floats(0, 0.9),
-    epsilon=st.floats(1e-20, 1),
-    steps=st.integers(1, 10**9),
-    patience=st.none() | st.integers(1, 9),
-)
-def test_a_run_with_any_numbers_is_restored(dropout, epsilon, steps, patience):
-    run = RunConfig(
-        model=TransformerConfig(dropout=dropout),
-        optimizer=OptimizerConfig(adam_epsilon=epsilon),
-        training=TrainingConfig(max_steps=steps, patience=patience),
-    )
-    assert run_config(None, tomllib.loads(run_toml(run))) == run
-
-
 def test_the_toml_of_a_run_has_every_setting_with_its_help():
     lines = run_toml(run_config("base")).splitlines()
     for group in COMMAND_GROUPS["train"]:
@@ -407,9 +340,7 @@ def test_the_toml_of_a_run_has_every_setting_with_its_help():
             assert line.endswith(f"# {item.metadata['help']}")
 
 
-@pytest.mark.parametrize(
-    "content", [b"[model", b"d_model = ", b"a = 1\na = 2", b"\xff\xfe", b"[model]\ndropout = no"]
-)
+@pytest.mark.parametrize("content", [b"[model", b"a = 1\na = 2", b"\xff\xfe"])
 def test_an_invalid_toml_file_is_named_in_one_line(tmp_path, content):
     path = tmp_path / "run.toml"
     path.write_bytes(content)
@@ -435,17 +366,14 @@ def test_a_file_that_would_exhaust_time_or_stack_is_refused(tmp_path, content, m
         read_toml(path)
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to(path)])
-def test_a_file_that_cannot_be_read_is_named(tmp_path, make):
-    make(tmp_path / "run.toml")
-    with pytest.raises(UsageError, match=r"run\.toml cannot be read"):
-        read_toml(tmp_path / "run.toml")
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(UsageError, match=f"^{tmp_path} cannot be read"):
+        read_toml(tmp_path)
 
 
-@pytest.mark.parametrize("value", [10**30, -(10**30), 1 << 40_000], ids=["large", "small", "huge"])
-@pytest.mark.parametrize("name", ["max_steps", "max_epochs", "checkpoint_minutes", "precision"])
-def test_a_number_of_any_size_gives_a_short_message(name, value):
-    message = problem("base", {"training": {name: value}})
+@pytest.mark.parametrize("name", ["max_steps", "checkpoint_minutes", "precision"])
+def test_a_number_of_any_size_gives_a_short_message(name):
+    message = problem("base", {"training": {name: 1 << 40_000}})
     assert name in message
     assert len(message) < 300
 

@@ -17,7 +17,6 @@ from tfm.search import search
 from tfm.search.active import ActiveHypotheses
 from tfm.search.constraints import BannedText, Constraints, read_phrases
 from tfm.search.forced import forced_decoding
-from tfm.search.model import Ensemble
 
 V = 7
 WORDS = (4, 5, 6)
@@ -106,19 +105,6 @@ def test_a_prefix_wins_and_the_rest_repeats_no_ngram(kind):
         for each in best:
             assert list(each.tokens[:4]) == prefix
             assert not repeats(each.tokens[2:], 2)
-
-
-@EVERY_SEARCH
-def test_models_of_an_ensemble_share_constraints(kind):
-    model = Ensemble([transformer(V, seed) for seed in range(2)])
-    for best in find(kind, model, Constraints(1, None)):
-        assert not any(repeats(each.tokens, 1) for each in best)
-
-
-@EVERY_SEARCH
-def test_constraints_without_effect_change_nothing(kind):
-    model = transformer(V)
-    assert find(kind, model, Constraints(99, None)) == find(kind, model, None)
 
 
 @pytest.mark.parametrize("vocab_size", [V, 300])

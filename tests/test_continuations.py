@@ -9,8 +9,8 @@ from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.search.continuations import NextTokens
 
 EXCLUDED = (PAD, BOS, UNK)
-# Less than one block, exactly one or two, and sizes that do not fill the last block.
-VOCAB_SIZES = [5, 7, 63, 64, 65, 128, 131, 200, 1_001]
+# Less than one block, exactly one or two, and more that do not fill the last.
+VOCAB_SIZES = [5, 64, 65, 128, 1_001]
 ROUNDING = 1e-4
 
 
@@ -111,22 +111,3 @@ def test_the_single_best_continuation_of_one_hypothesis_is_found(vocab_size, kin
         found = best_of(logits, log_probs, rows, 1)
         assert_best(found, expected, vocab_size=vocab_size, size=1)
         assert [each.shape for each in found] == 3 * [(num_sentences, 1)]
-
-
-def test_continuations_are_sorted_best_first():
-    logits, log_probs, rows = new_case(0, 200)
-    totals, _, _ = best_of(logits, log_probs, rows, 20)
-    assert torch.equal(totals, totals.sort(dim=1, descending=True).values)
-
-
-def test_results_are_bitwise_independent_of_the_batch():
-    logits, log_probs, rows = new_case(3, 1_001)
-    together = best_of(logits, log_probs, rows, 4)
-    num_hypotheses = log_probs.size(1)
-    for sentence in range(len(log_probs)):
-        own = slice(sentence * num_hypotheses, (sentence + 1) * num_hypotheses)
-        single = best_of(
-            logits[own], log_probs[sentence : sentence + 1], torch.arange(num_hypotheses), 4
-        )
-        for one, other in zip(single, together, strict=True):
-            assert torch.equal(one[0], other[sentence])

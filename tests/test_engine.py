@@ -1,4 +1,4 @@
-"""Searches on a device without float64, and with too little memory for a batch."""
+"""Searches on a device without float64, and the sizes of batches on GPUs."""
 
 import pytest
 import torch
@@ -7,17 +7,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tfm.backends.plain import PLAIN_INFERENCE
 from tfm.device.compute import Compute
-from tfm.errors import DataError
 from tfm.inference import engine
 from tfm.inference.batches import CHUNK_LINES
 from tfm.inference.engine import Engine
 from tfm.inference.translator import Translator
 
-SEARCHES = [
-    {"beam": 4},
-    {"beam": 4, "num_groups": 2},
-    {"search": "exact", "beam": 2},
-]
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven", "a b c d e f"]
 
 
@@ -36,8 +30,11 @@ class NoFloat64(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=str)
+@pytest.mark.parametrize(
+    "search", [{"num_groups": 2}, {"search": "exact", "node_limit": 20}], ids=str
+)
 def test_a_search_needs_no_float64_on_a_device_without_it(trained_run, search):
+    search = {"max_extra_length": 3, **search}
     translator = Translator.load(trained_run, device="cpu", precision="fp32", kernels="plain")
     expected = translator.translate(LINES, **search)
     with NoFloat64():
@@ -48,24 +45,6 @@ def test_samples_are_drawn_on_the_cpu_for_a_device_without_float64(plain, monkey
     expected = plain.translate(LINES, search="sample", seed=3)
     monkeypatch.setattr("tfm.search.sampling.has_float64", lambda device: False)
     assert plain.translate(LINES, search="sample", seed=3) == expected
-
-
-@pytest.mark.parametrize("largest", [2, 0])
-def test_a_batch_that_does_not_fit_memory_is_searched_in_halves(plain, monkeypatch, largest):
-    expected = plain.translate(LINES)
-    search = engine.search
-
-    def fail_if_large(model, source, *args, **kwargs):
-        if len(source) > largest:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return search(model, source, *args, **kwargs)
-
-    monkeypatch.setattr(engine, "search", fail_if_large)
-    if largest:
-        assert plain.translate(LINES) == expected
-    else:
-        with pytest.raises(DataError, match=r"^line \d with .* tokens.* needs more memory"):
-            plain.translate(LINES)
 
 
 # --- GPUs

@@ -65,8 +65,8 @@ MODELS = {
 
 
 @pytest.mark.parametrize("models", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (4, 1), (3, 3)])
+@pytest.mark.parametrize("alpha", [0.6, -0.5])
+@pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (3, 3)])
 def test_the_best_of_all_outputs_are_found_and_proven(models, alpha, beam_size, n_best):
     results = find(models, SOURCES, length_penalty=alpha, beam_size=beam_size, n_best=n_best,
                    max_extra_length=2)  # fmt: skip
@@ -80,10 +80,8 @@ def test_the_best_of_all_outputs_are_found_and_proven(models, alpha, beam_size, 
         assert result.proven
 
 
-@pytest.mark.parametrize("min_length", [1, 2])
-@pytest.mark.parametrize("alpha", ALPHAS)
-def test_the_best_of_all_outputs_of_a_minimum_length_is_found_and_proven(alpha, min_length):
-    models = MODELS["transformer"]
+def test_the_best_of_all_outputs_of_a_minimum_length_is_found_and_proven():
+    models, alpha, min_length = MODELS["transformer"], 0.6, 2
     results = find(models, SOURCES, length_penalty=alpha, max_extra_length=2, min_length=min_length)
     for result, source in zip(results, SOURCES, strict=True):
         outputs = all_outputs(models, source, alpha=alpha, max_length=len(source) + 2)
@@ -93,7 +91,7 @@ def test_the_best_of_all_outputs_of_a_minimum_length_is_found_and_proven(alpha, 
         assert result.hypotheses[0].log_prob == pytest.approx(best.log_prob, abs=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     alpha=st.sampled_from(ALPHAS),
@@ -117,20 +115,8 @@ def test_results_are_at_least_as_good_as_the_beams_and_proofs_are_correct(
             assert [h.tokens for h in result.hypotheses] == [h.tokens for h in best[:n_best]]
 
 
-def test_a_low_node_limit_leaves_the_result_unproven():
-    search = {"length_penalty": 3.0, "max_extra_length": 3}  # favors long outputs
-    nearly_uniform = [transformer(1, sharpness=0.1)]
-    [free] = find(nearly_uniform, [[4, 5, EOS]], **search)
-    assert free.proven
-    assert free.num_nodes > 50
-    [limited] = find(nearly_uniform, [[4, 5, EOS]], node_limit=50, **search)
-    assert not limited.proven
-    assert limited.num_nodes == 50
-    assert [h.proven for h in limited.hypotheses] == [False]
-
-
-@pytest.mark.parametrize("models", MODELS.values(), ids=MODELS)
-def test_the_node_limit_is_exact(models):
+def test_the_node_limit_is_exact():
+    models = [transformer(1, sharpness=0.1)]
     search = {"length_penalty": 3.0, "max_extra_length": 2}
     [free] = find(models, [[4, 5, EOS]], **search)
     [just] = find(models, [[4, 5, EOS]], node_limit=free.num_nodes, **search)
@@ -139,8 +125,8 @@ def test_the_node_limit_is_exact(models):
     assert not less.proven
 
 
-@pytest.mark.parametrize("models", MODELS.values(), ids=MODELS)
-def test_max_rows_does_not_change_the_result(models, monkeypatch):
+def test_max_rows_does_not_change_the_result(monkeypatch):
+    models = MODELS["transformer"]
     expected = find(models, SOURCES, n_best=2, max_extra_length=2)
     for rows in (1, 2, 7):
         monkeypatch.setattr(exact, "_MAX_ROWS", rows)
@@ -149,11 +135,3 @@ def test_max_rows_does_not_change_the_result(models, monkeypatch):
         ):
             assert [h.tokens for h in result.hypotheses] == [h.tokens for h in other.hypotheses]
             assert result.proven
-
-
-@pytest.mark.parametrize("alpha", ALPHAS)
-def test_no_prefix_is_extended_twice(alpha):
-    [result] = find([transformer(1, sharpness=0.1)], [[4, 5, EOS]], length_penalty=alpha,
-                    beam_size=1, max_extra_length=2)  # fmt: skip
-    assert result.proven
-    assert result.num_nodes <= sum(len(WORDS) ** length for length in range(3 + 2))

@@ -30,22 +30,11 @@ def test_the_candidate_that_is_most_similar_to_all_is_chosen():
     assert chosen.utility == pytest.approx(utilities.mean(axis=1).max())
 
 
-def test_equal_samples_count_as_often_as_they_were_drawn():
-    one, other = "ein roter Hut", "ein blauer Mantel"
-    assert most_useful(translations(one, other, other), "chrf", are_samples=True).text == other
-    assert most_useful(translations(other, one, one), "chrf", are_samples=True).text == one
-
-
 def test_translations_of_a_beam_count_by_their_probabilities():
     texts, log_probs = ("ein roter Hut", "zwei Uhr", "zwei Uhr."), [-0.1, -5.0, -6.0]
     found = translations(*texts, log_probs=log_probs)
     assert most_useful(found, "chrf", are_samples=False).text == texts[0]
     assert most_useful(found, "chrf", are_samples=True).text != texts[0]
-
-
-def test_improbable_candidates_do_not_underflow():
-    found = translations("ein Hut", "ein Mantel", log_probs=[-2_000.0, -2_001.0])
-    assert most_useful(found, "chrf", are_samples=False).text == "ein Hut"
 
 
 def test_of_equally_useful_candidates_the_first_is_chosen():
@@ -66,13 +55,6 @@ def test_a_search_returns_one_of_its_candidates(translator, utility, search):
     assert translator.translate(LINES, **settings, mbr=utility) == [b.text for [b] in chosen]
 
 
-def test_an_ensemble_is_searched_as_one_model(trained_run):
-    ensemble = Translator.load(trained_run, trained_run, device="cpu")
-    settings = {"search": "sample", "n_best": 5, "mbr": "chrf", "max_extra_length": 5}
-    single = Translator.load(trained_run, device="cpu")
-    assert ensemble.translate(LINES, **settings) == single.translate(LINES, **settings)
-
-
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -84,11 +66,6 @@ def test_an_ensemble_is_searched_as_one_model(trained_run):
 def test_settings_without_effect_are_refused(table, message):
     with pytest.raises(UsageError, match=message):
         settings_from(SearchConfig, table)
-
-
-def test_scores_of_given_targets_take_no_utility():
-    with pytest.raises(UsageError, match="no effect on the scores of given targets: mbr"):
-        SearchConfig.for_targets({}, {"mbr": "chrf"})
 
 
 def test_a_benchmark_of_the_search_refuses_it(run, trained_run, elsewhere):

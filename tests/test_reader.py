@@ -195,15 +195,6 @@ def test_a_line_is_yielded_as_soon_as_its_paired_line_has_arrived(monkeypatch):
         assert list(chunks) == []
 
 
-def test_a_chunk_is_limited_in_characters(monkeypatch):
-    monkeypatch.setattr(reader, "_CHUNK_CHARACTERS", 10)
-    monkeypatch.setattr(reader, "_is_readable", never_wait)
-    with pipe() as (path, file), LineReader(path, None) as text:
-        file.write(b"12345678901234\n1\n")
-        file.close()
-        assert [chunk.lines for chunk in text] == [["12345678901234"], ["1"]]
-
-
 def test_reading_blocks_again_if_another_program_has_read_the_data(monkeypatch):
     def is_ready(descriptor, *, wait):
         os.set_blocking(descriptor, False)  # as another program may have done

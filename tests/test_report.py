@@ -92,15 +92,6 @@ def test_score_and_loss_come_first_and_the_other_curves_are_folded(report_of):
     assert len(svgs(page)) == 6
 
 
-def test_losses_of_training_and_validation_are_without_label_smoothing(report_of):
-    """Their perplexities are, and the loss in the record of training is not."""
-    records = [training(50, loss=3.0, perplexity=math.e), validation(50, perplexity=math.e**2)]
-    label = svgs(report_of(*records))[1].get("aria-label")
-    assert "no label smoothing" in label
-    assert "training from 1 at step 50" in label
-    assert "validation from 2 at step 50" in label
-
-
 def test_the_page_begins_with_the_state_of_the_run(report_of):
     state = figures(report_of(training(50), validation(50), training(1000)).split("<svg")[0])
     updated = datetime.fromtimestamp(1e9, UTC).astimezone()
@@ -171,20 +162,6 @@ def test_colors_are_css_variables_for_light_and_dark_mode(report_of):
         assert page.count(f"{variable}: #") == 2
 
 
-def test_a_truncated_line_is_ignored(report_of):
-    records = [training(50), training(100)]
-    whole = report_of(*records)
-    assert report_of(*records, tail='{"kind": "train", "step": 15') == whole
-
-
-def test_validation_without_bleu_has_no_bleu_chart(report_of):
-    record = validation(50)
-    del record["bleu"], record["signature"]
-    page = report_of(training(50), record)
-    assert "BLEU" not in titles(page)
-    assert "BLEU" not in figures(page)
-
-
 def test_values_that_are_not_finite_are_not_drawn(report_of):
     bad = training(100, perplexity=math.inf, learning_rate=math.nan, gradient_norm=None)
     page = report_of(training(50), bad, training(150), bad, validation(150, perplexity=math.nan))
@@ -214,14 +191,6 @@ def test_settings_and_names_are_escaped(tmp_path):
     assert "<title>a&lt;b&gt;&amp;c</title>" in page
     assert "name = &quot;&lt;/pre&gt;&lt;script&gt;&quot;" in page
     assert "<script" not in page
-
-
-def test_a_run_whose_metrics_could_not_be_written_has_a_report_without_figures(tmp_path):
-    (tmp_path / "config.toml").write_text("seed = 1\n")
-    write_report(tmp_path)
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert figures(page) == {"Step": "0"}
-    assert "seed = 1" in page
 
 
 def test_a_report_of_a_parser_shows_f1_instead_of_bleu(report_of):
@@ -274,13 +243,3 @@ def test_training_texts_have_a_row_each_and_a_chart_of_their_losses(report_of):
     ]
     assert "Loss by training text" in titles(page)
     assert svgs(page)
-
-
-def test_a_run_on_one_text_has_no_table_of_texts(report_of):
-    assert "<table>" not in report_of(training(50), validation(50))
-
-
-def test_texts_are_shown_before_the_first_validation(report_of):
-    page = report_of(texts(), training(50, text_pairs=[70, 30]))
-    assert "70.00%" in page
-    assert "Loss by training text" not in titles(page)

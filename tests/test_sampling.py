@@ -85,14 +85,6 @@ def test_frequencies_are_the_models_probabilities_at_the_temperature(temperature
     assert (first_tokens(temperature=temperature) - expected).abs().max() < 0.032
 
 
-def test_only_the_k_most_probable_tokens_are_drawn():
-    frequencies = first_tokens(top_k=3)
-    top_tokens = first_log_probs().topk(3).indices
-    assert set(frequencies.nonzero().flatten().tolist()) == set(top_tokens.tolist())
-    expected = first_log_probs()[top_tokens].softmax(dim=-1)
-    assert (frequencies[top_tokens] - expected).abs().max() < 0.032
-
-
 @pytest.mark.parametrize(
     ("top_k", "top_p", "kept"),
     [
@@ -161,12 +153,3 @@ def test_samples_are_sorted_and_scored_without_temperature(models):
         for hypothesis, output in zip(samples, outputs, strict=True):
             assert hypothesis.log_prob == pytest.approx(output.hypothesis.log_prob, abs=1e-4)
             assert hypothesis.score == pytest.approx(output.hypothesis.score, abs=1e-4)
-
-
-def test_samples_respect_the_maximum_length_and_contain_only_words():
-    lengths = set()
-    for source, samples in zip(SOURCES, draw(n_best=50, temperature=5.0), strict=True):
-        assert all(len(h.tokens) < len(source) + 5 for h in samples)
-        assert all(token >= 4 for h in samples for token in h.tokens)
-        lengths |= {len(h.tokens) + 1 - len(source) for h in samples}
-    assert 5 in lengths

@@ -49,11 +49,6 @@ def test_an_unknown_metric_is_named_with_the_known_ones():
         check_metrics(["bleu", "blue"])
 
 
-def test_trees_are_not_scored_as_text():
-    with pytest.raises(UsageError, match="use it alone"):
-        check_metrics(["bleu", "bracket-f1"])
-
-
 def test_bleu_in_training_does_not_import_moses():
     code = (
         "import sys; from tfm.config import ScoreConfig; "

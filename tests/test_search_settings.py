@@ -13,11 +13,6 @@ def problems(**settings):
     return list(SearchConfig(**settings).problems())
 
 
-@pytest.mark.parametrize("search", ["beam", "sample", "exact"])
-def test_the_defaults_are_valid_for_every_search(search):
-    assert problems(search=search) == []
-
-
 @pytest.mark.parametrize(
     ("search", "settings"),
     [
@@ -88,12 +83,3 @@ def test_given_targets_leave_nothing_to_search():
     assert SearchConfig.for_targets(defaults, {"max_tokens": 9}).max_tokens == 9
     with pytest.raises(UsageError, match="no effect on the scores of given targets: beam_size; "):
         SearchConfig.for_targets({}, {"beam_size": 2, "length_penalty": 1.0})
-
-
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [({"beem": 3}, "beem"), ({"search": "guess"}, "search"), ({"beam_size": 0}, "beam_size")],
-)
-def test_unknown_and_impossible_values_are_refused(given, name):
-    with pytest.raises(UsageError, match=name):
-        SearchConfig.for_model({}, given)

@@ -67,14 +67,6 @@ def test_how_lines_are_batched_does_not_change_their_translations(translator, ma
         assert [t.score for t in one] == pytest.approx([t.score for t in other], abs=1e-5)
 
 
-def test_n_best_translations_come_best_first(translator):
-    [best] = translator.search(["seven"], SearchConfig(beam_size=4, n_best=4, max_extra_length=5))
-    assert len(best) == 4
-    scores = [translation.score for translation in best]
-    assert scores == sorted(scores, reverse=True)
-    assert all(translation.log_prob <= 0 for translation in best)
-
-
 def test_a_model_folder_is_self_contained(translator, trained_run, tmp_path):
     moved = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "elsewhere")
     (moved / "training.safetensors").unlink()
@@ -119,17 +111,6 @@ def test_models_of_other_languages_or_tasks_form_no_ensemble(trained_run, model_
     assert "\n" not in str(error.value)
 
 
-def test_a_source_that_is_too_long_is_truncated_with_a_warning(translator, capsys):
-    config = SearchConfig(max_source_length=5, max_extra_length=5)
-    text = "seven " * 50
-    found = translator.search(["seven", text], config)
-    assert capsys.readouterr().err == (
-        f'warning: line 2 ("{text[:40]}…") has 100 tokens: truncated to 5; to use all of it, set a '
-        "larger max_source_length\n"
-    )
-    assert len(found) == 2
-
-
 @pytest.mark.parametrize("num_models", [1, 2])
 def test_forced_decoding_agrees_with_the_search(trained_run, num_models):
     translator = Translator.load(*checkpoints(trained_run)[:num_models], device="cpu")
@@ -153,14 +134,6 @@ def test_scored_targets_have_pieces_and_eos(translator):
         assert sum(target.piece_log_probs) == pytest.approx(target.log_prob, abs=1e-4)
     assert "".join(scored[0].pieces[:-1]).replace("\u2581", " ").strip() == "am Montag"
     assert scored[1].pieces == ("</s>",)
-
-
-def test_how_targets_are_batched_does_not_change_their_scores(translator):
-    targets = ["sieben", "x", "Ich kaufe drei rote Autos für fünf Dollar.", "", "am Montag", "7"]
-    together = translator.score_targets(LINES, targets)
-    apart = translator.score_targets(LINES, targets, SearchConfig(max_tokens=1))
-    for one, other in zip(together, apart, strict=True):
-        assert one.piece_log_probs == pytest.approx(other.piece_log_probs, abs=1e-4)
 
 
 @pytest.mark.parametrize("search", ["beam", "sample", "exact"])
@@ -223,12 +196,6 @@ def test_search_settings_are_given_by_name_as_on_the_command_line(translator):
     assert translator.score_targets(["seven"], ["sieben"], length_penalty=1.5) == scored
 
 
-def test_a_setting_that_is_none_is_left_at_its_default(translator):
-    assert translator.translate(LINES, SHORT) == translator.translate(
-        LINES, max_extra_length=5, beam=None, top_k=None
-    )
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -255,11 +222,6 @@ def test_wrong_search_settings_are_refused_in_one_line(translator, settings, mes
     with pytest.raises(UsageError) as caught:
         translator.translate(["seven"], **settings)
     assert str(caught.value) == message
-
-
-def test_settings_of_the_search_are_refused_where_nothing_is_searched(translator):
-    with pytest.raises(UsageError, match="no effect on the scores of given targets: beam_size"):
-        translator.score_targets(["seven"], ["sieben"], beam=2)
 
 
 def test_a_model_brings_its_search_settings(model_dir):
@@ -308,23 +270,6 @@ def test_text_beyond_the_learned_positions_is_refused(short_translator):
         short_translator.score_targets(["six", "six"], ["", long])
 
 
-def test_a_source_may_be_truncated_to_the_learned_positions(short_translator, capsys):
-    config = SearchConfig(max_source_length=7)
-    assert len(short_translator.search(["six " * 9], config)) == 1
-    assert "truncated to 7" in capsys.readouterr().err
-
-
-def test_translations_stay_within_the_positions_of_every_model(short_translator):
-    for search in ("beam", "sample"):
-        config = SearchConfig(search=search, length_penalty=3.0)
-        for best in short_translator.search(["six", "", "7"], config):
-            assert len(best[0].text) < 200
-
-
-def test_a_sentence_longer_than_the_table_of_sinusoids_is_translated(translator):
-    assert len(translator.translate(["seven " * 400], SearchConfig(max_extra_length=1))) == 1
-
-
 def test_a_model_is_loaded_with_the_settings_of_the_command_line(trained_run):
     before = torch.get_num_threads()
     try:
@@ -359,10 +304,6 @@ def test_translating_leaves_a_model_in_training_mode(translator):
     assert model.training
     assert first == second
     model.eval()
-
-
-def test_text_of_any_script_is_translated(translator):
-    assert len(translator.translate(["日本語 \u2028 \u0000 🙂", "\ud7ff"], SHORT)) == 2
 
 
 def test_a_line_end_in_a_translation_becomes_a_space(translator, monkeypatch):

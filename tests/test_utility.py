@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from tfm.metrics import utility
 from tfm.metrics.utility import pairwise_utilities
 
 WORDS = ["ein", "ein", "Hund", "Hunde", "läuft,", "läuft", "schnell.", "!", "ß", ""]
@@ -25,14 +24,6 @@ TEXTS = st.lists(st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join), min
 def test_utilities_equal_the_sentence_scores_of_sacrebleu(name, metric, texts):
     expected = [[metric.sentence_score(text, [other]).score for other in texts] for text in texts]
     assert pairwise_utilities(texts, name) == pytest.approx(np.array(expected), abs=1e-9)
-
-
-@pytest.mark.parametrize("name", ["chrf", "bleu"])
-def test_utilities_do_not_depend_on_the_memory_of_a_block(name, monkeypatch):
-    texts = ["ein Hund läuft", "ein Hund ein Hund", "zwei Hunde laufen schnell"]
-    expected = pairwise_utilities(texts, name)
-    monkeypatch.setattr(utility, "_BLOCK_ELEMENTS", 7)
-    assert (pairwise_utilities(texts, name) == expected).all()
 
 
 def test_generating_loads_sacrebleu_only_for_minimum_bayes_risk():

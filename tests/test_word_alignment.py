@@ -13,7 +13,7 @@ from tfm.inference import alignment, alignment_heads
 from tfm.inference.alignment import Side, grow_diagonal
 from tfm.inference.alignment_heads import choose_heads, load_aligner, predictability
 from tfm.model.build import new_model
-from tfm.model.weights import cross_attention, record_attention
+from tfm.model.weights import cross_attention
 from tfm.storage.checkpoint.run_folder import find_model
 
 SOURCES = ["I am buying a red hat", "", "seven", "on Monday the third of May", "seven"]
@@ -51,12 +51,6 @@ def test_links_are_the_greatest_weights_of_the_chosen_heads(aligner):
     assert set(found) == expected
 
 
-def test_cross_attention_is_that_of_all_recorded_attention(aligner):
-    source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7]])
-    arguments = (aligner.model, source, torch.tensor([3]), target)
-    assert torch.equal(cross_attention(*arguments), record_attention(*arguments).cross)
-
-
 def test_recurrent_models_align_too(aligner):
     sizes = len(aligner.vocabulary.source), len(aligner.vocabulary.target)
     config = RecurrentConfig(d_model=8, num_encoder_layers=1, num_decoder_layers=1)
@@ -86,15 +80,6 @@ def test_words_are_those_that_white_space_separates_in_the_text(aligner):
     assert [*dict.fromkeys(extra.words)] == [0, 2]  # the second word is invisible
 
 
-def test_words_after_the_longest_text_have_no_links(aligner, monkeypatch):
-    monkeypatch.setattr(alignment, "_MAX_PIECES", 3)
-    [found] = aligner.align(SOURCES[:1], TARGETS[:1])
-    [(source, target)] = aligner.encode(SOURCES[:1], TARGETS[:1])
-    assert len(source.ids) == len(target.ids) == 3
-    assert {s for s, _ in found} <= set(source.words)
-    assert {t for _, t in found} <= set(target.words)
-
-
 def test_growing_adds_neighbors_that_align_new_words():
     one = {(0, 0), (1, 1), (2, 1), (5, 3)}
     other = {(0, 0), (1, 1), (1, 2), (4, 0)}
@@ -102,20 +87,6 @@ def test_growing_adds_neighbors_that_align_new_words():
     assert grow_diagonal(one, other) == {(0, 0), (1, 1), (2, 1), (1, 2)}
     assert grow_diagonal(other, one) == grow_diagonal(one, other)
     assert grow_diagonal({(0, 1)}, {(1, 0)}) == set()
-
-
-def test_growing_leaves_out_links_of_words_that_are_aligned():
-    both = {(0, 0), (1, 1)}
-    assert grow_diagonal({*both, (0, 1)}, {*both, (1, 0)}) == both
-
-
-def test_two_directions_agree_more_than_one(aligner):
-    swapped = replace(aligner, heads=[0])
-    combined = replace(aligner, reverse=swapped).align(SOURCES, TARGETS)
-    forward = aligner.links(SOURCES, TARGETS)
-    backward = [{(s, t) for t, s in links} for links in swapped.links(TARGETS, SOURCES)]
-    for links, one, other in zip(combined, forward, backward, strict=True):
-        assert one & other <= set(links) <= one | other
 
 
 def test_links_to_the_same_pieces_in_both_halves_predict_best():

@@ -22,7 +22,7 @@ from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError
 from tfm.inference.batches import Chunk, SentenceBatch
-from tfm.inference.engine import CHUNK_LINES, Engine, load_engine, load_models
+from tfm.inference.engine import Engine, load_engine, load_models
 from tfm.inference.lines import score_lines, translate_lines
 from tfm.inference.workers import LostProcessError, Workers, _Worker, compute_ahead
 from tfm.storage.checkpoint.run_folder import checkpoints
@@ -128,10 +128,6 @@ def search_with(workers, lines, *, batches_of=lambda line: [batch_of(line)], **c
         yield chunk.line_numbers[0]
 
 
-def test_workers_read_as_many_lines_at_once_as_all_of_them_need(workers):
-    assert workers.limits.chunk_lines == 2 * CHUNK_LINES
-
-
 def test_only_a_few_chunks_are_read_ahead(workers):
     read = []
 
@@ -218,14 +214,6 @@ def test_an_idle_worker_translates_new_lines_while_another_is_busy(workers):
     assert found == [1, 2]
 
 
-def test_a_bug_in_a_process_keeps_its_traceback(trained_run):
-    with two_workers(checkpoints(trained_run)[-1]) as started:
-        with pytest.raises(IndexError) as raised:
-            started.search(batch_of(1, [10**6]), SearchConfig())
-        assert "in _search" in str(raised.value.__cause__)
-        assert started.search(batch_of(1), SearchConfig())
-
-
 def test_a_message_of_several_processes_is_printed_once(workers, capsys):
     for result in [(1, ["warning: one", "warning: two"]), (2, ["warning: one"]), (3, [])]:
         assert workers._unwrap(result) == result[0]
@@ -233,8 +221,6 @@ def test_a_message_of_several_processes_is_printed_once(workers, capsys):
 
 
 # --- the command, and signals
-
-TEXT = "".join(f"{line}\n" for line in LINES)
 
 
 def command(*arguments):
@@ -250,24 +236,6 @@ def folder(trained_run, tmp_path):
 @pytest.fixture
 def environment(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(tfm.__file__).parent.parent))
-
-
-@pytest.mark.usefixtures("environment")
-def test_the_output_of_workers_is_that_of_one_process_up_to_rounding(folder):
-    outputs = [
-        subprocess.run(
-            command("--json", "--n-best", "2", "--max-tokens", "9", *flags),
-            input=TEXT.encode(), cwd=folder, capture_output=True, check=True, timeout=60,
-        ).stdout
-        for flags in ([], ["--processes", "2"])
-    ]  # fmt: skip
-    one, other = ([json.loads(line) for line in output.splitlines()] for output in outputs)
-    assert len(one) == len(LINES)
-    for line, other_line in zip(one, other, strict=True):
-        translations, others = line.pop("translations"), other_line.pop("translations")
-        assert line == other_line
-        for each, other_each in zip(translations, others, strict=True):
-            assert each == pytest.approx(other_each)
 
 
 @pytest.mark.usefixtures("environment")
