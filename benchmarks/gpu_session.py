@@ -42,7 +42,6 @@ from tfm.inference.batches import SentenceBatch  # noqa: E402
 from tfm.inference.engine import Engine  # noqa: E402
 from tfm.model.build import evaluation_copy, new_model  # noqa: E402
 from tfm.model.cost import model_cost  # noqa: E402
-from tfm.stages.bench.measurement import synchronize  # noqa: E402
 from tfm.training import gradients, trainer  # noqa: E402
 from tfm.training.loss import BatchLoss  # noqa: E402
 
@@ -190,7 +189,8 @@ def speed(session: Session, arch: str, *, compiles: bool, **batching: int) -> di
     batches = made.batches()
     for batch in islice(batches, untimed):
         made.step(batch)
-    synchronize(compute.device)
+    if compute.device.type == "cuda":
+        torch.cuda.synchronize(compute.device)
     untimed_seconds = time.perf_counter() - started
     started, steps = time.perf_counter(), [made.step(each)[0] for each in islice(batches, timed)]
     reports = [step.report() for step in steps if step is not None]  # waits for the device

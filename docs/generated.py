@@ -9,7 +9,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,8 @@ _RECIPE_TABLES = {
 
 def commands() -> str:
     """Return a section for each command: its help, and a table of its arguments and flags."""
-    return "".join(_command(name, command) for name, command in all_commands())
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return "".join(_command(name, command) for name, command in commands.items())
 
 
 def settings() -> str:
@@ -160,16 +161,6 @@ def main() -> None:
     for page in PAGES:
         path = Path(__file__).parent / f"{page}.md"
         path.write_text(updated(page, path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def all_commands() -> Iterator[tuple[str, Any]]:
-    """Yield each command with its name, such as "bench train"."""
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        subcommands = getattr(command, "commands", None)
-        if subcommands is None:
-            yield name, command
-        else:
-            yield from ((f"{name} {sub}", subcommands[sub]) for sub in subcommands)
 
 
 def all_groups() -> list[type[config.Settings]]:

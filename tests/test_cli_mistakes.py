@@ -107,7 +107,6 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run, elsewhere, arguments, patt
         ("train --max-step 3", "--max-steps"),
         ("train --max_steps=3", "--max-steps"),
         ("train --checkpoint 3", "--checkpoint-minutes or --checkpoint-steps"),
-        ("bench train --lr 1", "--learning-rate"),
         ("train --lr 1", "--learning-rate"),
         ("train --save-dir x", "--run"),
         ("train --data x", "DATA without a flag"),
@@ -135,7 +134,6 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run, elsewhere, arguments, patt
         ("trian", "tfm train"),
         ("translate in.en", "tfm generate"),
         ("preprocess", "tfm prepare or tfm binarize"),
-        ("bench trian", "tfm bench train"),
     ],
 )
 def test_typos_and_words_of_other_toolkits_get_a_suggestion(run, arguments, meant):
@@ -166,7 +164,6 @@ def test_a_flag_for_what_always_happens_is_said_to_be_needless(run, flag):
         ),
         (["help"], "see tfm --help"),
         (["help", "train"], "see tfm train --help"),
-        (["help", "bench", "train"], "see tfm bench train --help"),
         (["report"], "each run has report.html in its folder, .*"),
     ],
 )
@@ -215,8 +212,6 @@ READ_FILES = [
     "score --hypotheses PATH",
     "score --reference PATH",
     "score --baseline PATH",
-    "bench train --config PATH",
-    "bench generate --input PATH",
 ]
 READ_FOLDERS = [
     "learn-bpe PATH",
@@ -226,8 +221,6 @@ READ_FOLDERS = [
     "average PATH",
     "export PATH",
     "generate PATH",
-    "bench train PATH",
-    "bench generate PATH",
     "attend PATH sentence",
 ]
 READ_ANY = ["prepare --train-trees PATH", "prepare --train-trees in.en --valid-trees PATH"]
@@ -314,16 +307,13 @@ def test_checking_an_output_leaves_nothing_behind(run, elsewhere):
         ("binarize folder", "folder is no dataset .*"),
         ("train folder", "folder is no dataset .*"),
         ("train --dry-run folder", "folder is no dataset .*"),
-        ("bench train folder", "folder is no dataset .*"),
         ("average", "runs/ holds no run with a checkpoint: start with tfm train"),
         ("export", "runs/ holds no run with a checkpoint: start with tfm train"),
         ("generate", "runs/ holds no run with a checkpoint: start with tfm train"),
-        ("bench generate", "runs/ holds no run with a checkpoint: start with tfm train"),
         ("attend sentence", "runs/ holds no run with a checkpoint: start with tfm train"),
         ("average folder", "folder has no checkpoints: .*"),
         ("export folder", "folder is not a run or model folder: .*"),
         ("generate folder", "folder is not a run or model folder: .*"),
-        ("bench generate folder", "folder is not a run or model folder: .*"),
         ("attend folder sentence", "folder is not a run or model folder: .*"),
     ],
 )

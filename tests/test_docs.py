@@ -31,6 +31,7 @@ _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CONSOLE = re.compile(r"^\$ ((?:.*\\\n)*.*)", re.MULTILINE)
 # "${name[@]}" of a possibly empty array, in the form that old versions of bash need.
 _ARRAY = re.compile(r'\$\{(\w+)\[@\]\+"\$\{\1\[@\]\}"\}')
+_BENCHMARK = re.compile(r"`python\s+benchmarks/[^`]*`|^python benchmarks/.*", re.MULTILINE)
 _EXAMPLE = re.compile(r"^(?:Example: |  )((?:tfm|echo) .*)", re.MULTILINE)  # of a --help
 
 
@@ -73,7 +74,7 @@ GROUP = typer.main.get_command(app)
 LINES = [(path, line) for path in (*DOCUMENTS, *SCRIPTS) for line in shell(path)]
 EXAMPLES = [
     line
-    for _, command in generated.all_commands()
+    for command in GROUP.commands.values()
     for line in _EXAMPLE.findall(inspect.cleandoc(command.help).replace("\\\n", " "))
 ]
 COMMANDS = [
@@ -136,14 +137,12 @@ def _parsed_arch(arguments):
     """Parse a command without running it; return its --arch."""
     with GROUP.make_context("tfm", list(arguments)) as context:
         name, command, rest = GROUP.resolve_command(context, list(arguments))
-        if name == "bench":
-            name, command, rest = command.resolve_command(context, rest)
         with command.make_context(name, rest, parent=context) as parsed:
             return parsed.params.get("arch")
 
 
 def test_every_flag_that_a_document_or_message_names_exists():
-    commands = [GROUP, *(command for _, command in generated.all_commands())]
+    commands = [GROUP, *GROUP.commands.values()]
     flags = {
         flag
         for command in commands
@@ -160,7 +159,7 @@ def test_every_flag_that_a_document_or_message_names_exists():
     documents = (path for path in DOCUMENTS if path.is_relative_to(DOCS))
     sources = (p for p in (ROOT / "tfm").rglob("*.py") if p.name != "suggestions.py")
     for path in (ROOT / "README.md", *documents, *examples, *sources):
-        text = re.sub(r"`python\s+benchmarks/[^`]*`", "", path.read_text(encoding="utf-8"))
+        text = _BENCHMARK.sub("", path.read_text(encoding="utf-8"))
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w-])", text))
         assert named - flags == set(), path
 

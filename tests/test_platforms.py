@@ -87,7 +87,6 @@ _COMMANDS = [
     "generate run --input a.en --output out.de",
     "generate run",
     "score --hypotheses out.de --reference a.de",
-    "bench generate run --rounds 1",
 ]
 
 

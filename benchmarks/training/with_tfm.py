@@ -39,7 +39,7 @@ def main() -> None:
             "batching": {"max_tokens": 65_536} if settings.device == "cuda" else {},
             "training": {
                 "device": settings.device,
-                "kernels": "fast",
+                "kernels": "auto",
                 "precision": settings.precision,
                 "seed": settings.seed,
             },

@@ -69,13 +69,13 @@ def continued_output(
             raise
 
 
-def print_rows(rows: Mapping[str, str], *, bold: str = "") -> None:
+def print_rows(rows: Mapping[str, str]) -> None:
     """Print a table of names and values; long values take several lines."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(name, value, style="bold" if name == bold else None)
+    for row in rows.items():
+        table.add_row(*row)
     _print_table(table)
 
 

@@ -16,7 +16,6 @@ from tfm.storage.paths import existing_folder
 _COMMAND_WORDS = {
     "attend": "attention plot visualize",
     "average": "average-checkpoints avg",
-    "bench": "benchmark",
     "binarize": "preprocess tokenize encode",
     "export": "convert",
     "generate": "translate interactive inference infer decode predict",
