@@ -49,7 +49,7 @@ def test_speed_includes_waiting_for_data_and_its_share_is_known():
     assert record["data_waiting_share"] == pytest.approx(0.25)
 
 
-FIELDS = [
+FIELDS = (
     "train 54,321/100,000",
     "loss 12.345",
     r"\d+:\d\d:\d\d left",
@@ -58,14 +58,13 @@ FIELDS = [
     r"ppl 123,456\.00",
     r"lr 1\.0e-03",
     "data wait 25%",
-    r"\d\S* steps/s",
-]
-
-
-@pytest.mark.parametrize(
-    ("columns", "num_fields"), [(30, 1), (40, 2), (60, 3), (80, 5), (110, 7), (123, 8), (145, 9)]
+    r" *\d\S* steps/s",
+    r"54% \|███",
 )
-def test_the_bar_of_training_shows_as_many_whole_fields_as_fit(columns, num_fields):
+
+
+@pytest.mark.parametrize(("columns", "num_fields"), [(40, 2), (80, 5), (160, 10)])
+def test_the_bar_of_training_shows_the_first_figures_that_fit(columns, num_fields):
     user_end, process_end = pty.openpty()
     fcntl.ioctl(process_end, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
     newest = report(
@@ -80,9 +79,9 @@ def test_the_bar_of_training_shows_as_many_whole_fields_as_fit(columns, num_fiel
             assert select.select([user_end], [], [], 10)[0], output  # it may come in pieces
             output += os.read(user_end, 10_000)
     os.close(user_end)
-    [drawn] = re.findall(r"train 5[^\r]*", output.decode())
-    assert len(drawn) < columns
-    assert re.fullmatch(" · ".join(FIELDS[:num_fields]), drawn)
+    [drawn] = re.findall(r"train 54,321[^\r]*", output.decode())
+    assert len(drawn) <= columns
+    assert re.match(" · ".join(FIELDS[:num_fields]), drawn)
 
 
 def test_a_loss_too_large_for_a_perplexity_is_shown_with_an_exponent():

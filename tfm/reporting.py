@@ -1,10 +1,9 @@
 """Messages and progress bars of a stage, on stderr."""
 
 import io
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from typing_extensions import Buffer, override
@@ -14,8 +13,6 @@ from tfm.world import current_world
 
 _PLAIN_LINE_SECONDS = 15.0
 _BAR_SECONDS = 0.1
-_BAR_CELLS = 6
-_DEFAULT_COLUMNS = 80
 # Figures from here on are shown with an exponent.
 _LARGE = 1e6
 
@@ -73,7 +70,7 @@ class Progress:
     """A progress bar on a terminal; elsewhere a plain line every few seconds.
 
     It counts to the total, or to the deadline if that comes first: then the number of units at the
-    deadline is an estimate, which begins with "~". Narrow terminals show only the first figures.
+    deadline is an estimate. Narrow terminals show only the first figures.
 
     Args:
         description: A word or two.
@@ -100,7 +97,6 @@ class Progress:
         self._description = description
         self._total = total
         self._unit = unit
-        self._suffix = "" if unit == "B" else f" {unit}"  # of formatted numbers
         self._deadline = deadline
         self._shown = shown and current_world().is_first
         self._figures: Sequence[str] = ()
@@ -108,9 +104,15 @@ class Progress:
         self._started = self._shown_at = time.monotonic()
         # tqdm moves the bar below the lines that are printed meanwhile.
         self._bar: Any = tqdm(
-            desc=description,
-            bar_format="{desc}",
+            initial=initial,
+            total=total,
+            bar_format=description,
+            unit=unit if unit == "B" else f" {unit}",
+            unit_scale=unit == "B",
+            unit_divisor=1024,
             dynamic_ncols=True,
+            miniters=0,
+            mininterval=_BAR_SECONDS,
             disable=self._is_plain or not self._shown,
             leave=False,
             file=sys.stderr,
@@ -126,71 +128,42 @@ class Progress:
         """Count finished units, and show figures beside them, the most important first."""
         self.done += count
         self._figures = figures or self._figures
-        now = time.monotonic()
-        interval = _PLAIN_LINE_SECONDS if self._is_plain else _BAR_SECONDS
-        if not self._shown or now - self._shown_at < interval:
-            return
-        self._shown_at = now
-        if self._is_plain:
-            finished = f"{self._description} {self._count()}{self._suffix}"
-            say(" · ".join([finished, *self._figures]))
+        if not self._is_plain:
+            self._bar.total = self._expected_total()
+            self._bar.bar_format = self._bar_format()
+            self._bar.update(count)
+        elif self._shown and time.monotonic() - self._shown_at >= _PLAIN_LINE_SECONDS:
+            self._shown_at = time.monotonic()
+            total = self._expected_total()
+            finished = self._number(self.done)
+            if total is not None:
+                is_estimate = "~" * (total != self._total)
+                finished += f"/{is_estimate}{self._number(total)}"
+            suffix = "" if self._unit == "B" else f" {self._unit}"
+            say(" · ".join([f"{self._description} {finished}{suffix}", *self._figures]))
+
+    def _bar_format(self) -> str:
+        """Return the format of the bar; tqdm cuts it at the end if the terminal is narrow."""
+        count = "{n_fmt}" if self._unit == "B" else "{n:,}"
+        if self._bar.total is None:
+            fields = [count, *self._figures[:1], "{elapsed}", *self._figures[1:], "{rate_fmt}"]
         else:
-            self._bar.set_description_str(self._line(_num_columns()))
+            count += "/~" if self._bar.total != self._total else "/"
+            count += "{total_fmt}" if self._unit == "B" else "{total:,}"
+            fields = [count, *self._figures[:1], "{remaining} left", *self._figures[1:]]
+            fields += ["{rate_fmt}", "{percentage:.0f}% |{bar:6}|"]
+        return f"{self._description} " + " · ".join(fields)
 
-    def _line(self, width: int) -> str:
-        """Return the text of the bar, without the last fields if the terminal is too narrow."""
-        fields = [f"{self._description} {self._count()}", *self._fields()]
-        while len(fields) > 1 and len(" · ".join(fields)) > width:
-            fields.pop()
-        return " · ".join(fields)[:width]
-
-    def _count(self) -> str:
-        """Return the number of finished units, and of all units if it is known."""
-        total = self._expected_total()
-        if total is None:
-            return self._format(self.done)
-        if total == self._total:
-            return f"{self._format(self.done)}/{self._format(total)}"
-        rounded = max(self.done, float(f"{total:.2g}"))
-        return f"{self._format(self.done)}/~{self._format(rounded)}"
-
-    def _fields(self) -> Iterator[str]:
-        """Yield the fields after the count, the most important first."""
-        yield from self._figures[:1]
-        rate, total = self._rate(), self._expected_total()
-        if total is None:
-            yield str(self._bar.format_interval(time.monotonic() - self._started))
-        elif rate:
-            yield f"{self._bar.format_interval(max(0.0, total - self.done) / rate)} left"
-        yield from self._figures[1:]
-        yield f"{self._format(rate)}{self._suffix}/s"
-        if total:
-            share = min(1.0, self.done / total)
-            yield f"{share:.0%} |{'█' * int(_BAR_CELLS * share):{_BAR_CELLS}}|"
-
-    def _expected_total(self) -> float | None:
+    def _expected_total(self) -> int | None:
         """Return the number of units at the total or the deadline, whichever comes first."""
-        rate = self._rate()
-        if self._deadline is None or not rate:
+        now = time.monotonic()
+        num_new, seconds = self.done - self._initial, now - self._started
+        if self._deadline is None or not num_new or not seconds:
             return self._total
-        at_deadline = self.done + rate * max(0.0, self._deadline - time.monotonic())
-        return at_deadline if self._total is None else min(self._total, at_deadline)
+        at_deadline = self.done + num_new / seconds * max(0.0, self._deadline - now)
+        estimate = max(self.done, round(float(f"{at_deadline:.2g}")))
+        return estimate if self._total is None else min(self._total, estimate)
 
-    def _rate(self) -> float:
-        """Return the number of units per second since the start."""
-        num_new, seconds = self.done - self._initial, time.monotonic() - self._started
-        return num_new / seconds if seconds else 0.0
-
-    def _format(self, number: float) -> str:
-        if self._unit == "B":
-            return str(self._bar.format_sizeof(number, "B", 1024))
-        return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def _num_columns() -> int:
-    """Return the width of the terminal of stderr, without the last column, which tqdm leaves."""
-    try:
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns
-    except OSError:
-        columns = 0
-    return (columns or _DEFAULT_COLUMNS) - 1
+    def _number(self, number: int) -> str:
+        is_size = self._unit == "B"
+        return str(self._bar.format_sizeof(number, "B", 1024)) if is_size else f"{number:,}"
