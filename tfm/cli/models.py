@@ -126,12 +126,12 @@ def train(
         return
     if dry_run:
         folder = dataset_to_train_on(data, run)
-        from tfm.cli.output import print_forecast
+        from tfm.cli.output import print_rows
         from tfm.stages.forecast import forecast
 
         num_processes = layout.nodes * layout.num_local_processes()
         found = forecast(folder, settings_for(folder), num_processes=num_processes)
-        print_forecast(found)
+        print_rows(found.rows())
         for warning in found.warnings:
             say(warning)
         return

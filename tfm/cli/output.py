@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tfm.inference.lines import ScoredTarget, Translation
     from tfm.metrics.metric import Comparison
     from tfm.stages.doctor import Finding
-    from tfm.stages.forecast import Forecast
     from tfm.stages.models import ModelSummary
     from tfm.stages.runs import RunSummary
     from tfm.stages.score import ScoreResult
@@ -135,38 +134,6 @@ def _training_size(recipe: "Recipe") -> str:
     if len(known) == len(counts):
         return f"{sum(known):,} pairs"
     return "" if recipe.text_size is None else f"{format_size(recipe.text_size)} of text"
-
-
-def print_forecast(forecast: "Forecast") -> None:
-    """Print the parameters, FLOPs, memory, time and disk of a planned run."""
-    cost, estimate = forecast.cost, forecast.estimate
-    source, target = forecast.vocab_sizes
-    devices = f"each of {forecast.num_processes} devices"
-    if forecast.num_processes == 1:
-        devices = "one device"
-    average = ""
-    if cost.average_bytes:
-        average = f"{cost.average_bytes / 2**30:.2f} GiB for the moving average of weights, "
-    print_rows(
-        {f"parameters, {part}": f"{count:,}" for part, count in cost.parameters.items()}
-        | {
-            "parameters": f"{cost.num_parameters:,} ({cost.num_parameters / 1e6:.1f} M)",
-            "vocabulary": f"{source:,} source and {target:,} target pieces",
-            "dataset": f"{forecast.data_dir}, {forecast.num_pairs:,} training pairs",
-            "device": forecast.compute,
-            "global batch": f"{forecast.tokens_per_step:,.0f} target tokens per step, "
-            f"in {forecast.microbatches_per_step:.1f} microbatches on {devices}",
-            "steps": f"{forecast.max_steps:,}; {forecast.steps_per_epoch:,} per epoch, "
-            f"{forecast.max_steps / forecast.steps_per_epoch:.1f} epochs",
-            "training FLOPs": f"{forecast.flops_per_step:.3g} per step, "
-            f"{forecast.flops_per_step * forecast.max_steps:.3g} in total",
-            "memory, about": f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimizer, "
-            f"{average}{cost.activation_bytes / 2**30:.2f} GiB for a microbatch",
-            "time, about": f"{estimate.seconds_per_step:.3g} s per step, "
-            f"{estimate.hours:,.1f} hours for {estimate.num_steps:,} steps",
-            "disk, about": f"{estimate.checkpoint_bytes / 1e9:.2g} GB for checkpoints",
-        }
-    )
 
 
 def print_translations(

@@ -89,19 +89,43 @@ def estimate_run(
 class Forecast:
     """The cost of a run; numbers per step are means over an epoch."""
 
-    data_dir: Path
-    compute: str  # device and precision, in words
+    data: TrainingData
+    compute: Compute
     cost: Cost
-    vocab_sizes: tuple[int, int]  # source, target
-    num_pairs: int
     steps_per_epoch: int
     tokens_per_step: float  # target tokens
     num_processes: int
     microbatches_per_step: float  # per process
-    flops_per_step: float
-    max_steps: int
     estimate: Estimate
     warnings: list[str]  # why the run is too long or too large
+
+    def rows(self) -> dict[str, str]:
+        """Return names and values of a table."""
+        cost, estimate = self.cost, self.estimate
+        max_steps = self.data.info.run.training.max_steps
+        source, target = self.data.info.vocab_sizes
+        several = f"each of {self.num_processes} devices"
+        average = ""
+        if cost.average_bytes:
+            average = f"{cost.average_bytes / 2**30:.2f} GiB for the moving average of weights, "
+        return {f"parameters, {part}": f"{count:,}" for part, count in cost.parameters.items()} | {
+            "parameters": f"{cost.num_parameters:,} ({cost.num_parameters / 1e6:.1f} M)",
+            "vocabulary": f"{source:,} source and {target:,} target pieces",
+            "dataset": f"{self.data.data_dir}, {len(self.data.train):,} training pairs",
+            "device": str(self.compute),
+            "global batch": f"{self.tokens_per_step:,.0f} target tokens per step, in "
+            f"{self.microbatches_per_step:.1f} microbatches on "
+            f"{'one device' if self.num_processes == 1 else several}",
+            "steps": f"{max_steps:,}; {self.steps_per_epoch:,} per epoch, "
+            f"{max_steps / self.steps_per_epoch:.1f} epochs",
+            "training FLOPs": f"{estimate.flops_per_step:.3g} per step, "
+            f"{estimate.flops_per_step * max_steps:.3g} in total",
+            "memory, about": f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimizer, "
+            f"{average}{cost.activation_bytes / 2**30:.2f} GiB for a microbatch",
+            "time, about": f"{estimate.seconds_per_step:.3g} s per step, "
+            f"{estimate.hours:,.1f} hours for {estimate.num_steps:,} steps",
+            "disk, about": f"{estimate.checkpoint_bytes / 1e9:.2g} GB for checkpoints",
+        }
 
 
 def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forecast:
@@ -111,17 +135,18 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         DataError: The dataset cannot be used.
         UsageError: The settings do not fit the dataset or device.
     """
-    data = open_data(data_dir, run)
+    data, training = open_data(data_dir, run), run.training
     data.train.verify(range(num_first_parts(data.train)))
     if run.from_model is not None:
         check_start(Path(run.from_model), data)
-    compute = verified_compute(run.training.device, run.training.precision, trains=True)
-    set_num_threads(run.training.threads, num_processes=num_processes)
+    compute = verified_compute(training.device, training.precision, trains=True)
+    set_num_threads(training.threads, num_processes=num_processes)
     source, target = data.info.vocab_sizes
-    training = run.training
-    compiles = compute.device.type == "cuda" and training.kernels == "auto" and training.compile
     max_tokens = max_microbatch_tokens(
-        run, compute.device, num_processes=num_processes, compiles=compiles
+        run,
+        compute.device,
+        num_processes=num_processes,
+        compiles=compute.device.type == "cuda" and training.kernels == "auto" and training.compile,
     )
     cost = model_cost(
         run.model,
@@ -130,30 +155,25 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         max_tokens=min(max_tokens, run.batching.batch_tokens),
         averages_weights=run.optimizer.ema is not None,
     )
-    batcher = Batcher(data.train, run.batching, seed=run.training.seed)
-    steps = batcher.num_batches()
+    batcher = Batcher(data.train, run.batching, seed=training.seed)
     num_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
-    num_planned = min(steps, _MAX_PLANNED)
+    num_planned = min(batcher.num_batches(), _MAX_PLANNED)
     num_microbatches = sum(
         len(batcher.split(rows, max_tokens=max_tokens, multiple_of=num_shards))
         for _, rows in islice(batcher.batches(), num_planned)
     )
     estimate = estimate_run(data, batcher, cost, compute, num_processes=num_processes)
-    num_copies = 1 / num_processes if run.training.shard else 1.0
+    num_copies = 1 / num_processes if training.shard else 1.0
     problem = memory_problem(cost, compute.device, num_copies=num_copies)
     too_large = None if problem is None else f"warning: {problem}"
     return Forecast(
-        data_dir=data_dir,
-        compute=str(compute),
+        data=data,
+        compute=compute,
         cost=cost,
-        vocab_sizes=data.info.vocab_sizes,
-        num_pairs=len(data.train),
-        steps_per_epoch=steps,
-        tokens_per_step=batcher.num_tokens / steps,
+        steps_per_epoch=batcher.num_batches(),
+        tokens_per_step=batcher.num_tokens / batcher.num_batches(),
         num_processes=num_processes,
         microbatches_per_step=num_microbatches / num_planned / num_processes,
-        flops_per_step=estimate.flops_per_step,
-        max_steps=run.training.max_steps,
         estimate=estimate,
         warnings=[each for each in (estimate.warning, too_large) if each is not None],
     )
