@@ -8,7 +8,6 @@ from tfm.device.compute import (
     choose_compute,
     choose_fp32_library,
     is_out_of_memory,
-    measure_fp32_flops,
     measure_product_flops,
     uses_onednn,
 )
@@ -79,12 +78,6 @@ def test_an_apple_gpu_computes_in_fp32_if_it_is_asked_for(monkeypatch):
             choose_compute("mps", precision)
 
 
-@pytest.mark.usefixtures("no_gpu")
-def test_an_apple_gpu_is_not_chosen_by_itself(monkeypatch):
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert choose_compute("auto", "auto").device.type == "cpu"
-
-
 def test_fp32_products_are_exact():
     choose_compute("cpu", "fp32")
     torch.manual_seed(0)
@@ -108,10 +101,6 @@ def test_matrix_products_have_the_requested_precision(precision, dtype):
     with compute.autocast():
         assert (x @ x).dtype == dtype
     assert f"in {precision}" in str(compute)
-
-
-def test_measured_flops_are_plausible():
-    assert 1e8 < measure_fp32_flops(torch.device("cpu")) < 1e14
 
 
 def test_measuring_products_draws_no_random_numbers():
@@ -161,33 +150,15 @@ def test_without_settings_of_onednn_mkl_is_used(monkeypatch):
     assert not uses_onednn()
 
 
-@pytest.mark.usefixtures("default_precision")
-def test_default_products_are_exact():
-    assert module._product_error() < module._MAX_ERROR
-
-
-ASYNCHRONOUS = "\nCUDA kernel errors might be asynchronously reported at some other API call"
-NCCL_ERROR = (
-    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled cuda error "
-    "(run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\n"
-    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
-)
-
-
 @pytest.mark.parametrize(
     "error",
     [
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 911360 bytes."),
-        torch.AcceleratorError("CUDA error: out of memory" + ASYNCHRONOUS),
-        RuntimeError("CUDA driver error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-        RuntimeError("Triton Error [CUDA]: out of memory"),
-        torch.distributed.DistBackendError(NCCL_ERROR + "Cuda failure 'out of memory'"),
-        torch.distributed.DistBackendError(NCCL_ERROR + "Cuda failure 2 'out of memory'"),
+        torch.distributed.DistBackendError("NCCL error\nLast error:\nCuda failure 'out of memory'"),
     ],
 )
 def test_every_library_reports_out_of_memory_in_its_own_way(error):
@@ -204,24 +175,10 @@ def test_the_cpu_allocator_reports_out_of_memory():
     "error",
     [
         torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
         Exception("out of resource: shared memory, Required: 131072"),  # of Triton
-        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."),
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`"),
-        torch.distributed.DistBackendError(NCCL_ERROR + "Cuda failure 1 'invalid argument'"),
-        RuntimeError("unable to mmap 128 bytes from file </x>: Cannot allocate memory (12)"),
         OSError("out of memory"),
     ],
 )
 def test_a_smaller_batch_does_not_repair_other_errors(error):
     assert not is_out_of_memory(error)
-
-
-@pytest.mark.parametrize(
-    ("cause", "expected"), [(torch.OutOfMemoryError(), True), (RuntimeError("a bug"), False)]
-)
-def test_a_failed_capture_is_out_of_memory_if_its_cause_is(cause, expected):
-    error = RuntimeError("CUDA error: operation failed due to a previous error during capture")
-    assert not is_out_of_memory(error)
-    error.__context__ = cause
-    assert is_out_of_memory(error) == expected

@@ -27,8 +27,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
     data_dir, tiny_run, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tfm.training.loop.new_model", None)
-    layers = {"num_encoder_layers": 1000, "num_decoder_layers": 1000, "d_model": 65_536}
-    run = tiny_run(model={**layers, "d_ff": 1 << 20})
+    run = tiny_run(model={"num_encoder_layers": 50, "d_model": 65_536, "d_ff": 1 << 20})
     with pytest.raises(UsageError, match=r"need .* GB, but this machine has .* GB: set a smaller"):
         train(data_dir, tmp_path / "run", run)
     [warning] = forecast(data_dir, run).warnings[1:]
@@ -39,20 +38,6 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
 def no_report(monkeypatch):
     """Draw no report, which takes longer than training here."""
     monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
-
-
-def test_newest_and_best_checkpoints_are_kept(data_dir, tiny_run, tmp_path):
-    # The learning rate is so high that an early checkpoint is the best.
-    run = tiny_run(
-        optimizer={"learning_rate": 1.0, "warmup_steps": 10},
-        training={"checkpoint_steps": 2, "keep_last": 2, "keep_best": 1, "average_last": 1,
-                  "max_steps": 14},
-    )  # fmt: skip
-    train(data_dir, tmp_path / "run", run)
-    validations = records(tmp_path / "run", "validation")
-    best = min(validations, key=lambda line: line["loss"])["step"]
-    assert best < 12
-    assert steps(tmp_path / "run") == [best, 12, 14]
 
 
 def test_patience_stops_a_run_that_does_not_improve(data_dir, tiny_run, tmp_path):
@@ -69,7 +54,7 @@ def test_patience_stops_a_run_that_does_not_improve(data_dir, tiny_run, tmp_path
 
 @pytest.mark.parametrize(
     ("limit", "epochs"),
-    [({"max_epochs": 1}, 1), ({"max_epochs": 2}, 2), ({"max_minutes": 0.01}, 0)],
+    [({"max_epochs": 2}, 2), ({"max_minutes": 0.01}, 0)],
 )
 def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, monkeypatch, limit, epochs):
     monkeypatch.setattr(TrainingRun, "_minutes", lambda _: 0.01)
@@ -88,14 +73,3 @@ def test_checkpoints_can_be_saved_by_minutes(data_dir, tiny_run, tmp_path, monke
     )
     train(data_dir, tmp_path / "run", run)
     assert 2 <= len(steps(tmp_path / "run")) < 20
-
-
-def test_bleu_is_measured_with_its_signature_and_selects_the_best(data_dir, tiny_run, tmp_path):
-    run = tiny_run(
-        training={"validation_beam": 2, "best_metric": "score", "max_steps": 2,
-                  "checkpoint_steps": 2}
-    )  # fmt: skip
-    result = train(data_dir, tmp_path / "run", run)
-    [validation] = records(tmp_path / "run", "validation")
-    assert validation["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
-    assert 0 <= validation["bleu"] == result.metrics["bleu"] <= 100

@@ -203,9 +203,6 @@ def measure_product_flops(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means out of memory, on any device."""
-    if isinstance(error, RuntimeError) and "previous error during capture" in str(error):
-        # The end of a failed CUDA graph capture hides the error that made it fail.
-        return error.__context__ is not None and is_out_of_memory(error.__context__)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
     )

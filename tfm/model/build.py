@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,38 +53,12 @@ def empty_model(config: ModelConfig, *, source_vocab_size: int, target_vocab_siz
         )
 
 
-def shallow_models(
-    config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int
-) -> tuple[Model, Model]:
-    """Create empty models with one and with two layers on each side.
-
-    All further layers are like the second: counts of a deep model follow from these two, without
-    the seconds that building a thousand layers takes.
-    """
-    one, two = (
-        empty_model(
-            replace(config, num_encoder_layers=num_layers, num_decoder_layers=num_layers),
-            source_vocab_size=source_vocab_size,
-            target_vocab_size=target_vocab_size,
-        )
-        for num_layers in (1, 2)
-    )
-    return one, two
-
-
-def parameters_by_part(
-    config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int
-) -> dict[str, int]:
+def parameters_by_part(model: Model) -> dict[str, int]:
     """Count a model's parameters by part; shared ones count once, with the embeddings."""
-    one, two = shallow_models(
-        config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
-    )
-    in_one, in_two = _count_by_part(one), _count_by_part(two)
-    num_layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
-    return {
-        part: count + (num_layers.get(part, 1) - 1) * (in_two[part] - count)
-        for part, count in in_one.items()
-    }
+    counts = {"embeddings and output": 0, "encoder": 0, "decoder": 0}
+    for name, parameter in model.named_parameters():
+        counts[part_of_model(name)] += parameter.numel()
+    return counts
 
 
 def part_of_model(name: str) -> str:
@@ -104,13 +77,6 @@ def freeze(model: Model, parts: Collection[ModelPart]) -> None:
         parameter.requires_grad_(not part_of_model(name).startswith(tuple(parts)))
 
 
-def _count_by_part(model: Model) -> dict[str, int]:
-    counts = {"embeddings and output": 0, "encoder": 0, "decoder": 0}
-    for name, parameter in model.named_parameters():
-        counts[part_of_model(name)] += parameter.numel()
-    return counts
-
-
 def load_model(folder: Path, info: ModelInfo) -> Model:
     """Build a model and read its weights.
 
@@ -118,12 +84,15 @@ def load_model(folder: Path, info: ModelInfo) -> Model:
         CheckpointError: The weights are damaged, or do not fit the configuration.
     """
     weights = load_weights(folder)
-    model = _model_for(weights, info)
-    if model is None:
+    source_size, target_size = info.vocab_sizes
+    model = empty_model(
+        info.run.model, source_vocab_size=source_size, target_vocab_size=target_size
+    )
+    parameters = dict(model.named_parameters())
+    if _shapes(parameters) != _shapes(weights):
         raise CheckpointError(
             f"{folder}: the weights do not fit config.json: copy both files from the same model"
         )
-    parameters = dict(model.named_parameters())
     # Tied weights are one parameter of several modules.
     loaded = {
         parameter: nn.Parameter(weights[name].clone()) for name, parameter in parameters.items()
@@ -134,18 +103,8 @@ def load_model(folder: Path, info: ModelInfo) -> Model:
     return model
 
 
-def _model_for(weights: Mapping[str, Tensor], info: ModelInfo) -> Model | None:
-    """Create the empty model of a configuration; None if weights, of any shape, do not fit it."""
-    source_size, target_size = info.vocab_sizes
-    sizes = {"source_vocab_size": source_size, "target_vocab_size": target_size}
-    # Counted first: a configuration that is larger than its file takes no time and memory.
-    num_parameters = sum(parameters_by_part(info.run.model, **sizes).values())
-    if num_parameters != sum(tensor.numel() for tensor in weights.values()):
-        return None
-    model = empty_model(info.run.model, **sizes)
-    expected = {name: (each.shape, each.dtype) for name, each in model.named_parameters()}
-    found = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
-    return model if found == expected else None
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def evaluation_copy(model: Model) -> Model:

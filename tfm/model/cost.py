@@ -10,7 +10,7 @@ import torch
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.device.compute import device_memory_bytes
-from tfm.model.build import Model, parameters_by_part, part_of_model, shallow_models
+from tfm.model.build import Model, empty_model, parameters_by_part, part_of_model
 
 # fp32 weight, gradient and Adam's two moments.
 _BYTES_PER_PARAMETER = 4 * 4
@@ -78,7 +78,7 @@ def model_cost(
     max_tokens: int,
     averages_weights: bool = False,
 ) -> Cost:
-    """Compute the cost of a model, without building it.
+    """Compute the cost of a model, without memory for its weights.
 
     Args:
         config: The model.
@@ -87,12 +87,13 @@ def model_cost(
         max_tokens: Number of tokens of a microbatch on each side.
         averages_weights: Whether training keeps a moving average of the weights.
     """
-    sizes = {"source_vocab_size": source_vocab_size, "target_vocab_size": target_vocab_size}
-    parameters = parameters_by_part(config, **sizes)
+    model = empty_model(
+        config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
+    )
+    parameters = parameters_by_part(model)
     output = config.d_model * target_vocab_size
     if isinstance(config, RecurrentConfig):
-        one, two = shallow_models(config, **sizes)
-        products, activations = _recurrent_products(config, one, two, output)
+        products, activations = _recurrent_products(config, model, output)
     else:
         products, activations = _transformer_products(cast("TransformerConfig", config), output)
     return Cost(
@@ -144,18 +145,18 @@ def _transformer_products(config: TransformerConfig, output: int) -> tuple[Produ
     return products, layers + num_inner * config.d_ff * (encoders + decoders)
 
 
-def _recurrent_products(
-    config: RecurrentConfig, one: Model, two: Model, output: int
-) -> tuple[Products, int]:
-    """Return the same without the bridge, which is used only once per sentence.
-
-    It follows from the models with one and with two layers on each side.
-    """
-    (source, target), (source_of_two, target_of_two) = map(_recurrent_matrices, (one, two))
-    source += (config.num_encoder_layers - 1) * (source_of_two - source)
-    target += (config.num_decoder_layers - 1) * (target_of_two - target)
-    if config.attention == "additive":
-        target -= config.d_model  # v is no matrix
+def _recurrent_products(config: RecurrentConfig, model: Model, output: int) -> tuple[Products, int]:
+    """Return the same without the bridge, which is used only once per sentence."""
+    source = target = 0  # elements of the matrices that multiply source and target tokens
+    for name, parameter in model.named_parameters():
+        is_embedding = part_of_model(name) == "embeddings and output"
+        is_vector = parameter.dim() < 2 or name.endswith("additive_weight")
+        if is_vector or is_embedding or "bridge" in name:
+            continue
+        if name.startswith(("encoder", "decoder.attention.key")):
+            source += parameter.numel()
+        else:
+            target += parameter.numel()
     products = Products(
         per_source_token=source,
         per_target_token=target + output,
@@ -163,17 +164,3 @@ def _recurrent_products(
     )
     # Gates, states and outputs of each layer, and dropout masks.
     return products, 12 * (config.num_encoder_layers + config.num_decoder_layers) * config.d_model
-
-
-def _recurrent_matrices(model: Model) -> tuple[int, int]:
-    """Return the numbers of elements of the matrices that multiply source and target tokens."""
-    source = target = 0
-    for name, parameter in model.named_parameters():
-        is_embedding = part_of_model(name) == "embeddings and output"
-        if parameter.dim() < 2 or is_embedding or "bridge" in name:
-            continue
-        if name.startswith(("encoder", "decoder.attention.key")):
-            source += parameter.numel()
-        else:
-            target += parameter.numel()
-    return source, target
