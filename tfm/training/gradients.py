@@ -20,35 +20,21 @@ _STEPS_TO_BUILD_BUCKETS = 3
 class Gradients:
     """The gradients of a single process; subclasses sum those of several processes.
 
-    Args:
-        module: Maps a microbatch to its smoothed loss and negative log-likelihood, each summed over
-            its target tokens.
-
     Attributes:
+        loss: Maps a microbatch to its smoothed loss and negative log-likelihood, each summed over
+            its target tokens.
         always_waits: Whether each microbatch waits for the other ranks, not only the last one.
     """
 
     always_waits = False
 
     def __init__(self, module: nn.Module) -> None:
-        self._loss: Callable[[Batch], tuple[Tensor, Tensor]] = module  # or its DDP wrapper
-
-    def add(
-        self, batch: Batch, weight: float | Tensor, *, before_backward: Callable[[], None]
-    ) -> Tensor:
-        """Add the gradient of a microbatch's weighted loss, within `accumulate`.
-
-        Return the [2] sums of its loss and negative log-likelihood, valid until the next call.
-        """
-        loss, nll = self._loss(batch)
-        before_backward()
-        (loss * weight).backward()  # type: ignore[no-untyped-call]
-        return torch.stack([loss.detach(), nll])
+        self.loss: Callable[[Batch], tuple[Tensor, Tensor]] = module  # or its DDP wrapper
 
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Return a context for one microbatch; in the last one, ranks sum their gradients.
+        """Return a context for `loss` and backward pass of one microbatch.
 
-        The context raises LostPeersError if other ranks cannot be reached.
+        In the last one, ranks sum their gradients: it raises LostPeersError if one has left.
         """
         return nullcontext()
 
@@ -84,7 +70,8 @@ class ReplicatedGradients(Gradients):
         # All ranks take part in building the buckets, which a rank that stops would not.
         with group.detect_lost_peers():
             for _ in range(_STEPS_TO_BUILD_BUCKETS):
-                self.add(example, 0.0, before_backward=lambda: None)
+                loss, _ = self.loss(example)
+                (loss * 0.0).backward()  # type: ignore[no-untyped-call]
         module.zero_grad()
 
     @override

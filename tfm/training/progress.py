@@ -1,9 +1,9 @@
 """The position of a run, the metrics of its steps, and the control flags of its processes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -183,11 +183,9 @@ class ControlFlags:
     end: bool = False  # this step is the last
 
 
-class Heartbeat(Protocol):
-    """Tells the watchdog that the main thread makes progress."""
-
-    def __call__(self, phase: str, *, waits: bool = False) -> None:
-        """Report the start of a phase, and whether it waits for other processes."""
+# Tells the watchdog the name of the phase that starts, and with waits=True that it waits for other
+# processes.
+Heartbeat = Callable[..., object]
 
 
 def no_heartbeat(phase: str, *, waits: bool = False) -> None:

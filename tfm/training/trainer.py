@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -288,16 +287,11 @@ class Trainer:
         self._heartbeat(f"step {step}, {phase}", waits=always_waits)
         with self._gradients.accumulate(is_last=is_last):
             self._backend.seed(_derive_seed(self._run.training.seed, step, index))
-            losses = self._gradients.add(
-                microbatch,
-                weight if is_real else 0.0,
-                before_backward=partial(
-                    self._heartbeat,
-                    f"step {step}, gradient of {phase}",
-                    waits=is_last or always_waits,
-                ),
-            )
-        return losses if is_real else torch.zeros_like(losses)
+            loss, nll = self._gradients.loss(microbatch)
+            self._heartbeat(f"step {step}, gradient of {phase}", waits=is_last or always_waits)
+            (loss * (weight if is_real else 0.0)).backward()  # type: ignore[no-untyped-call]
+        sums = torch.stack([loss.detach(), nll])
+        return sums if is_real else torch.zeros_like(sums)
 
     def _batch(self, rows: Rows) -> Batch:
         return self.batcher.batch(rows).to(self._compute.device)
