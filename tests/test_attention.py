@@ -34,40 +34,18 @@ def reference_attention(query, key, value, allowed):
     return scores.masked_fill(~allowed, -math.inf).softmax(dim=-1) @ value
 
 
-def test_attention_is_the_softmax_of_scaled_products_times_values(qkv):
-    everywhere = torch.ones(T, S, dtype=torch.bool)
-    expected = reference_attention(*qkv, everywhere)
-    torch.testing.assert_close(attention(*qkv, AttentionMask()), expected)
-
-
-def test_key_lengths_hide_the_keys_beyond_them(qkv):
-    lengths = torch.tensor([2, 5])
-    allowed = (torch.arange(S) < lengths[:, None])[:, None, None]
-    found = attention(*qkv, AttentionMask(key_lengths=lengths))
-    torch.testing.assert_close(found, reference_attention(*qkv, allowed))
-
-
-def test_a_causal_mask_hides_later_keys(qkv):
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [None, [1, 3]])
+def test_attention_is_the_softmax_of_scaled_products_times_values(qkv, lengths, causal):
     query, key, value = qkv[0], qkv[1][:, :, :T], qkv[2][:, :, :T]
-    allowed = torch.ones(T, T, dtype=torch.bool).tril()
-    found = attention(query, key, value, AttentionMask(causal=True))
+    allowed = torch.ones(B, 1, T, T, dtype=torch.bool)
+    if causal:
+        allowed = allowed.tril()
+    key_lengths = None if lengths is None else torch.tensor(lengths)
+    if lengths is not None:
+        allowed = allowed & (torch.arange(T) < key_lengths[:, None])[:, None, None]
+    found = attention(query, key, value, AttentionMask(key_lengths=key_lengths, causal=causal))
     torch.testing.assert_close(found, reference_attention(query, key, value, allowed))
-
-
-def test_a_mask_can_be_causal_and_padded_at_once(qkv):
-    query, key, value = qkv[0], qkv[1][:, :, :T], qkv[2][:, :, :T]
-    lengths = torch.tensor([1, 3])
-    allowed = (
-        torch.ones(T, T, dtype=torch.bool).tril()
-        & (torch.arange(T) < lengths[:, None])[:, None, None]
-    )
-    mask = AttentionMask(key_lengths=lengths, causal=True)
-    found = attention(query, key, value, mask)
-    torch.testing.assert_close(found, reference_attention(query, key, value, allowed))
-
-
-def test_a_mask_that_allows_everything_is_none():
-    assert AttentionMask().allowed(T, S, torch.device("cpu")) is None
 
 
 def test_dropout_drops_weights_and_scales_the_others_up():
@@ -120,23 +98,19 @@ def test_separate_projections_equal_the_joint_projection():
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("function", ["dot-product", "additive"])
 @pytest.mark.parametrize("for_each_query", [True, False])
-@pytest.mark.parametrize("num_keys", [3, 40])
-def test_cached_attention_gives_hidden_keys_no_weight(function, for_each_query, num_keys):
+def test_cached_additive_attention_gives_hidden_keys_no_weight(for_each_query):
     torch.manual_seed(0)
-    config = TransformerConfig(d_model=8, num_heads=H, d_k=D_K, d_v=D_K, attention=function)
+    config = TransformerConfig(d_model=8, num_heads=H, d_k=D_K, d_v=D_K, attention="additive")
     module = MultiHeadAttention(config).double()
     query, key, value = (
         torch.randn(B, H, length, width, dtype=torch.float64)
-        for length, width in ((T, D_K), (num_keys, D_K), (num_keys, D_K))
+        for length, width in ((T, D_K), (S, D_K), (S, D_K))
     )
-    allowed = torch.rand(B, T if for_each_query else 1, num_keys) < 0.5
+    allowed = torch.rand(B, T if for_each_query else 1, S) < 0.5
     allowed[:, :, 2] = True
     hidden = torch.zeros(allowed.shape).masked_fill_(~allowed, -math.inf)
-    scores = query @ key.transpose(-1, -2) / math.sqrt(D_K)
-    if function == "additive":
-        scores = reference_additive_scores(query, key, module.additive_weight)
+    scores = reference_additive_scores(query, key, module.additive_weight)
     weights = scores.masked_fill(~allowed[:, None], -math.inf).softmax(dim=-1)
     expected = (weights @ value).transpose(1, 2).reshape(B * T, H * D_K)
     found = module.heads.attend_cached(query, key.mT, value, hidden, module.additive_weight)
@@ -152,8 +126,8 @@ def reference_window(length, window, *, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [1, 2, 3, 4, 7, 30])
-@pytest.mark.parametrize("length", [1, 3, 8, 13, 20])
+@pytest.mark.parametrize("window", [1, 2, 3, 30])
+@pytest.mark.parametrize("length", [1, 3, 20])
 @pytest.mark.parametrize("function", ["dot-product", "additive"])
 def test_a_query_sees_exactly_the_keys_in_its_window(length, window, causal, function):
     torch.manual_seed(0)

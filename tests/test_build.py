@@ -4,21 +4,8 @@ import pytest
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.model.build import evaluation_copy, new_model
-from tfm.model.recurrent import Recurrent
-from tfm.model.transformer import Transformer
 
 SMALL = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8}
-
-
-@pytest.mark.parametrize(
-    ("config", "kind"),
-    [
-        (TransformerConfig(**SMALL, num_heads=2), Transformer),
-        (RecurrentConfig(**SMALL), Recurrent),
-    ],
-)
-def test_the_configuration_determines_the_kind_of_model(config, kind):
-    assert type(new_model(config, source_vocab_size=9, target_vocab_size=9)) is kind
 
 
 def test_a_configuration_without_a_model_is_an_error():

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import re
 import shutil
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from tfm.config import run_config
 from tfm.errors import CheckpointError
-from tfm.storage.checkpoint import model_folder, model_tensors
+from tfm.storage.checkpoint import model_folder
 from tfm.storage.checkpoint.model_folder import (
     DamagedCheckpointError,
     ModelInfo,
@@ -81,15 +80,6 @@ def test_a_missing_file_is_named(model_dir, name):
         load_all(model_dir)
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.99])
-def test_a_truncated_file_is_named(model_dir, name, fraction):
-    content = (model_dir / name).read_bytes()
-    (model_dir / name).write_bytes(content[: int(fraction * len(content))])
-    with pytest.raises(CheckpointError, match=rf"{name}: it is damaged"):
-        load_all(model_dir)
-
-
 def flip_bit(content, position, bit):
     damaged = bytearray(content)
     damaged[position] ^= 1 << bit
@@ -106,7 +96,7 @@ def is_same_model(one, other):
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 @pytest.mark.parametrize("name", FILES)
@@ -191,27 +181,13 @@ for _ in range(400):
 @pytest.mark.parametrize(
     "change",
     [
-        {"step": -1}, {"step": "1"}, {"step": 1.5}, {"step": True}, {"step": None},
-        {"step": 2**63}, {"vocab_sizes": [2**64, 9]}, {"source": "x" * 10_000},
-        {"metrics": {"loss": 10**400}},
-        *({"run": {"model": {name: value}}}
-          for name in ("num_encoder_layers", "d_model", "d_ff", "learned_positions")
-          for value in (10**7, 2**62)),
-        {"vocab_sizes": [9]}, {"vocab_sizes": [9, 9, 9]}, {"vocab_sizes": 9},
-        {"vocab_sizes": ["9", "9"]}, {"vocab_sizes": [float("nan"), 9]},
-        {"averaged": 5}, {"averaged": [None]}, {"averaged": "123"},
-        {"source": 1}, {"target": None}, {"fingerprint": []}, {"data_dir": {}},
-        {"task": "cooking"}, {"task": []},
-        {"metrics": []}, {"metrics": {"loss": "low"}}, {"metrics": {"loss": None}},
-        {"search": []}, {"search": None}, {"search": {"max_extra_length": 2**62}}, {"more": 1},
-        {"normalizes_space": None}, {"normalizes_space": 1},
-        {"run": None}, {"run": []}, {"run": "base"}, {"run": {"model": 5}}, {"run": {"model": []}},
-        {"run": {"arch": []}}, {"run": {"arch": "no"}}, {"run": {"model": {"d_ff": "x"}}},
-        {"run": {"model": {"d_ff": 10**400}}}, {"run": {"model": {"d_ff": float("nan")}}},
-        {"run": {"model": {"dropout": float("inf")}}}, {"run": {"model": {"d_ff": NESTED}}},
-        {"run": NESTED}, {"sha256": None}, {"sha256": []},
-        {"sha256": {"../../etc/passwd": "0" * 64}}, {"sha256": {"/dev/zero": "0" * 64}},
-        {"sha256": {"..": "0" * 64}}, {"sha256": {"": "0" * 64}}, {"sha256": {"bpe.model": 1}},
+        {"step": -1}, {"step": True}, {"step": 2**63}, {"source": "x" * 10_000},
+        {"metrics": {"loss": 10**400}}, {"metrics": {"loss": None}}, {"vocab_sizes": [9]},
+        {"vocab_sizes": [2**64, 9]}, {"averaged": "123"}, {"task": []}, {"search": None},
+        {"search": {"max_extra_length": 2**62}}, {"more": 1}, {"run": "base"},
+        {"run": {"model": 5}}, {"run": {"model": {"num_encoder_layers": 2**62}}},
+        {"run": {"model": {"dropout": float("inf")}}}, {"run": NESTED}, {"sha256": None},
+        {"sha256": {"../../etc/passwd": "0" * 64}}, {"sha256": {"bpe.model": 1}},
     ],
     ids=lambda change: str(change)[:60],
 )  # fmt: skip
@@ -222,33 +198,9 @@ def test_a_record_with_invalid_values_is_refused_though_its_checksum_is_correct(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["run", "source", "step", "vocab_sizes"])
-def test_a_record_with_a_missing_value_is_refused(model_dir, key):
-    edit(model_dir, lambda record: record.pop(key))
-    with pytest.raises(CheckpointError, match=rf"config\.json: {key} is missing; choose another"):
-        load_info(model_dir)
-
-
-def test_a_record_without_checksums_is_refused(model_dir):
-    edit(model_dir, lambda record: record.pop("sha256"))
-    with pytest.raises(CheckpointError, match=r"config\.json: it is damaged"):
-        load_info(model_dir)
-
-
-def test_all_wrong_values_of_a_record_are_named_with_their_limits(model_dir):
-    edit(model_dir, lambda record: record.update(step=-1, metrics={"bleu": "high"}))
-    problems = (
-        f"step is -1, but must be from 0 to {2**63 - 1}; "
-        "metrics['bleu'] is 'high', but must be a number"
-    )
-    with pytest.raises(CheckpointError, match=re.escape(f"config.json: {problems}; choose")):
-        load_info(model_dir)
-
-
-def test_a_record_with_many_unknown_settings_is_refused_at_once(model_dir):
-    unknown = {f"setting_{number}": 1 for number in range(100_000)}
-    edit(model_dir, lambda record: record["run"]["model"].update(unknown))
-    with pytest.raises(CheckpointError, match="20 mistakes"):
+def test_a_record_with_a_missing_value_is_refused(model_dir):
+    edit(model_dir, lambda record: record.pop("source"))
+    with pytest.raises(CheckpointError, match=r"config\.json: source is missing; choose another"):
         load_info(model_dir)
 
 
@@ -267,12 +219,6 @@ def test_a_model_of_another_format_is_refused(model_dir):
     assert not isinstance(caught.value, DamagedCheckpointError)
 
 
-def test_unknown_settings_are_named(model_dir):
-    edit(model_dir, lambda record: record["run"]["model"].update(rotary=True))
-    with pytest.raises(CheckpointError, match=r"config\.json: unknown setting 'rotary'"):
-        load_info(model_dir)
-
-
 def replace_file(folder, name, content):
     """Replace a file of a model folder and its checksum."""
     (folder / name).write_bytes(content)
@@ -283,10 +229,7 @@ def replace_file(folder, name, content):
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"\0", b"\xff" * 8, b"\xff" * 100, b"\x80\x04.",
-        (1 << 40).to_bytes(8, "little") + b"{}",
-        (2).to_bytes(8, "little") + b"{}",
-        (9).to_bytes(8, "little") + b"[" * 9,
+        b"", b"\xff" * 100, (1 << 40).to_bytes(8, "little") + b"{}",
         (90_000).to_bytes(8, "little") + b"[" * 90_000,
     ],
     ids=lambda content: repr(content[:10]),
@@ -295,18 +238,13 @@ def test_invalid_tensor_files_are_refused_though_their_checksum_is_correct(
     model_dir, name, content
 ):
     replace_file(model_dir, name, content)
-    if (name, content[8:]) == ("model.safetensors", b"{}") and content[0] == 2:
-        assert load_weights(model_dir) == {}  # valid, but without tensors
-        return
     with pytest.raises(CheckpointError, match=rf"cannot read .*{name}: it is damaged"):
         load_all(model_dir)
 
 
 @pytest.mark.parametrize(
-    "outline",
-    ["5", "[]", "", "{", "[" * 5_000, '{"mapping": 5}', '{"mapping": [[1]]}', '{"tensor": "a"}',
-     '{"mapping": [[[], 1]]}', '{"list": [1]}', '{"tensor": []}', '{"what": 1}'],
-)  # fmt: skip
+    "outline", ["5", "{", "[" * 5_000, '{"mapping": [[1]]}', '{"tensor": "a"}']
+)
 def test_an_invalid_training_state_is_refused_though_its_checksum_is_correct(model_dir, outline):
     content = safetensors.torch.save({}, metadata={"state": outline})
     replace_file(model_dir, "training.safetensors", content)
@@ -314,41 +252,15 @@ def test_an_invalid_training_state_is_refused_though_its_checksum_is_correct(mod
         load_training_state(model_dir)
 
 
-def full_disk(*_, **__):
-    raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize(
-    ("module", "function"),
-    [
-        (model_tensors, "write_tensors"),
-        (model_tensors, "write_state"),
-        (model_folder, "write_json"),
-    ],
-)
-def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch, module, function):
+def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(path, *_, **__):
         path.write_bytes(b"half")
-        full_disk()
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, function, fail)
+    monkeypatch.setattr(model_folder, "write_json", fail)
     with pytest.raises(OSError, match="No space"):
         save(tmp_path / "model")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_failed_write_keeps_the_older_model(model_dir, monkeypatch):
-    monkeypatch.setattr(model_tensors, "write_state", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        save(model_dir, new_info(step=2))
-    assert load_all(model_dir)[0].step == 1
-    assert [path.name for path in model_dir.parent.iterdir()] == ["model"]
-
-
-def test_writing_again_replaces_the_model(model_dir):
-    save(model_dir, new_info(step=2))
-    assert load_all(model_dir)[0].step == 2
-    assert [path.name for path in model_dir.parent.iterdir()] == ["model"]
 
 
 def test_an_average_is_the_mean_of_the_weights(tmp_path):
@@ -363,14 +275,7 @@ def test_an_average_is_the_mean_of_the_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        {"b": torch.ones(2)},
-        {"a": torch.ones(3)},
-        {"a": torch.ones(1)},
-        {"a": torch.ones(2, 1)},
-        {"a": torch.ones(2), "b": torch.ones(2)},
-    ],
+    "other", [{"b": torch.ones(2)}, {"a": torch.ones(3)}, {"a": torch.ones(2), "b": torch.ones(2)}]
 )
 def test_different_models_cannot_be_averaged(tmp_path, other):
     paths = [

@@ -54,17 +54,6 @@ def test_scaled_embeddings_have_unit_variance():
     assert float(new_embedding_weight(4000, 64).detach().var()) * 64 == pytest.approx(1, rel=0.02)
 
 
-def test_first_position_shifts_the_positions():
-    embedding = new_embedding(nn.Parameter(torch.randn(9, 4)), dropout=0.0)
-    tokens = torch.randint(9, (2, 12))
-    whole = embed(embedding, tokens)
-    parts = [
-        embed(embedding, tokens[:, :5]),
-        embed(embedding, tokens[:, 5:], first_position=5),
-    ]
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
-
-
 def test_sentences_may_be_longer_than_the_table_of_positions():
     embedding = new_embedding(nn.Parameter(torch.zeros(3, 4)), dropout=0.0)
     found = embed(embedding, torch.zeros(1, 1000, dtype=torch.long))
@@ -78,11 +67,6 @@ def test_a_table_that_grew_in_inference_mode_can_be_used_in_training():
         embed(embedding, tokens)
     embed(embedding, tokens).sum().backward()
     assert embedding.weight.grad is not None
-
-
-def test_sinusoids_are_not_in_the_state_dict():
-    embedding = new_embedding(nn.Parameter(torch.randn(3, 4)), dropout=0.0)
-    assert list(embedding.state_dict()) == ["weight"]
 
 
 def test_dropout_acts_on_the_sum_of_embedding_and_position():

@@ -88,11 +88,6 @@ def test_training_writes_event_files_that_agree_with_metrics(data_dir, tiny_run,
     assert "validation/loss" in written
 
 
-def test_without_the_option_there_are_none(data_dir, tiny_run, tmp_path):
-    train(data_dir, tmp_path / "run", tiny_run(training={"max_steps": 1}))
-    assert not list((tmp_path / "run").glob("events*"))
-
-
 def test_a_missing_package_is_named_before_anything_is_loaded(run, elsewhere, monkeypatch):
     monkeypatch.setattr("tfm.stages.defaults.find_spec", lambda _: None)
     (elsewhere / "data").mkdir()

@@ -59,16 +59,6 @@ def test_a_file_appears_when_it_is_complete(tmp_path):
     assert names(path.parent) == ["file"]
 
 
-def test_an_older_file_stays_until_the_new_one_is_complete(tmp_path):
-    path = tmp_path / "file"
-    write_text(path, "old")
-    with atomic_write(path) as file:
-        file.write(b"new")
-        file.flush()
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
-
-
 @pytest.mark.parametrize("error", [StoppedError, KeyboardInterrupt])
 def test_an_error_leaves_the_older_file_and_nothing_else(tmp_path, error):
     path = tmp_path / "file"
@@ -93,39 +83,6 @@ def test_a_full_disk_leaves_the_older_file_and_the_error_names_it(tmp_path):
     assert caught.value.filename == str(path)
     assert path.read_text() == "old"
     assert names(tmp_path) == ["file"]
-
-
-def test_an_error_while_flushing_names_the_file_too(tmp_path, monkeypatch):
-    def fail(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(files.os, "fsync", fail)
-    with pytest.raises(OSError, match="No space left") as caught:
-        write_text(tmp_path / "file", "x")
-    assert caught.value.filename == str(tmp_path / "file")
-    assert names(tmp_path) == []
-
-
-def test_the_file_name_of_another_error_is_kept(tmp_path):
-    with pytest.raises(FileNotFoundError) as caught, atomic_write(tmp_path / "file"):
-        (tmp_path / "missing").read_bytes()
-    assert caught.value.filename == str(tmp_path / "missing")
-
-
-def test_a_file_cannot_replace_a_folder(tmp_path):
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_text(tmp_path / "taken", "x")
-    assert names(tmp_path) == ["taken"]
-
-
-def test_a_folder_appears_when_it_is_complete(tmp_path):
-    path = tmp_path / "deep" / "folder"
-    with atomic_directory(path) as folder:
-        (folder / "a").write_text("1")
-        assert not path.exists()
-    assert names(path) == ["a"]
-    assert names(path.parent) == ["folder"]
 
 
 def test_a_folder_replaces_an_older_one_as_a_whole(tmp_path):
@@ -179,14 +136,6 @@ def no_exchange(one, other):
     raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
-def test_folders_are_replaced_on_file_systems_that_cannot_exchange_names(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_exchange", no_exchange)
-    for name in ("old", "new"):
-        fill(tmp_path / "folder", name)
-    assert names(tmp_path / "folder") == ["new"]
-    assert names(tmp_path) == ["folder"]
-
-
 def test_the_older_folder_is_restored_if_the_new_one_cannot_be_renamed(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_exchange", no_exchange)
     fill(tmp_path / "folder", "old")
@@ -199,18 +148,6 @@ def test_the_older_folder_is_restored_if_the_new_one_cannot_be_renamed(tmp_path,
 
     monkeypatch.setattr(files.os, "replace", fail)
     with pytest.raises(OSError, match="Input/output error"):
-        fill(tmp_path / "folder", "new")
-    assert names(tmp_path / "folder") == ["old"]
-    assert names(tmp_path) == ["folder"]
-
-
-def test_a_failed_exchange_leaves_the_older_folder(tmp_path, monkeypatch):
-    def fail(one, other):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-    fill(tmp_path / "folder", "old")
-    monkeypatch.setattr(files, "_exchange", fail)
-    with pytest.raises(PermissionError):
         fill(tmp_path / "folder", "new")
     assert names(tmp_path / "folder") == ["old"]
     assert names(tmp_path) == ["folder"]
@@ -238,14 +175,6 @@ def test_a_link_is_replaced_and_its_target_is_kept(tmp_path):
     assert names(tmp_path / "folder") == ["new"]
     assert names(tmp_path / "precious") == ["thesis.tex"]
     assert names(tmp_path) == ["folder", "precious"]
-
-
-def test_a_folder_cannot_replace_a_file(tmp_path):
-    write_text(tmp_path / "taken", "x")
-    with pytest.raises(NotADirectoryError):
-        fill(tmp_path / "taken", "new")
-    assert (tmp_path / "taken").read_text() == "x"
-    assert names(tmp_path) == ["taken"]
 
 
 @pytest.fixture
@@ -297,27 +226,16 @@ def test_file_systems_that_cannot_flush_folders_are_supported(tmp_path, monkeypa
     sync_directory(tmp_path)
 
 
-@pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o700), (0o027, 0o750), (0o000, 0o777)])
-def test_the_umask_determines_permissions(tmp_path, mask, mode):
-    before = os.umask(mask)
+def test_the_umask_determines_permissions(tmp_path):
+    before = os.umask(0o027)
     try:
         fill(tmp_path / "folder", "a")
         write_text(tmp_path / "file", "x")
     finally:
         os.umask(before)
-    assert (tmp_path / "folder").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
     for path in (tmp_path / "folder" / "a", tmp_path / "file"):
-        assert path.stat().st_mode & 0o777 == mode & 0o666
-
-
-def test_leftovers_of_a_killed_attempt_are_removed(tmp_path):
-    path = tmp_path / "folder"
-    leftover = files._partial(path)
-    leftover.mkdir()
-    (leftover / "half").write_text("x")
-    with atomic_directory(path) as folder:
-        (folder / "a").write_text("1")
-    assert names(path) == ["a"]
+        assert path.stat().st_mode & 0o777 == 0o640
 
 
 @pytest.fixture
@@ -347,18 +265,16 @@ def test_only_leftovers_of_killed_processes_are_removed(tmp_path, dead_process):
     remove_leftovers(tmp_path / "missing")
 
 
-@pytest.mark.parametrize("value", [{}, {"ä": [1, 2.5, None, True], "b": {"c": "\u2028\n"}}])
+@pytest.mark.parametrize(
+    "value",
+    [{}, {"ä": [1, 2.5, None, True], "b": {"c": "\u2028\n"}}, {"path": os.fsdecode(b"caf\xe9")}],
+)
 def test_json_is_read_as_it_was_written(tmp_path, value):
     write_json(tmp_path / "x.json", value)
     assert read_json(tmp_path / "x.json") == value
 
 
-def test_json_is_indented_and_not_escaped(tmp_path):
-    write_json(tmp_path / "x.json", {"Größe": 1})
-    assert (tmp_path / "x.json").read_text(encoding="utf-8") == '{\n  "Größe": 1\n}\n'
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'{"a": 1} x', b"null"])
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff"])
 def test_damaged_json_is_named(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_bytes(content)
@@ -387,14 +303,8 @@ def test_a_pipe_is_refused(tmp_path):
         read_json(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
+@pytest.mark.parametrize("size", [0, (1 << 20) + 1])
 def test_sha256_is_computed_over_the_whole_file(tmp_path, size):
     path = tmp_path / "file"
     path.write_bytes(b"x" * size)
     assert sha256_of(path) == hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_json_can_hold_paths_that_are_not_utf_8(tmp_path):
-    value = {"path": os.fsdecode(b"caf\xe9"), "text": "café"}
-    write_json(tmp_path / "note.json", value)
-    assert read_json(tmp_path / "note.json") == value

@@ -153,14 +153,6 @@ def test_two_processes_train_the_same_model_as_one(
     assert errors[1] == ""
 
 
-def test_two_processes_draw_the_dropout_of_two_shards_by_default(
-    single_process_run, run_processes, scored_run, tmp_path
-):
-    codes, errors = run_processes(tmp_path / "run", scored_run(batching={"num_dropout_shards": 1}))
-    assert codes == [0, 0], errors
-    assert_same_run(tmp_path / "run", single_process_run)
-
-
 def test_one_process_resumes_a_run_of_two(
     single_process_run, run_processes, scored_run, data_dir, tmp_path
 ):
@@ -173,16 +165,6 @@ def test_one_process_resumes_a_run_of_two(
     assert result.step == 12
     found, expected = losses(tmp_path / "run"), losses(single_process_run)
     assert [found[key] for key in expected] == pytest.approx(list(expected.values()), rel=1e-5)
-
-
-def test_a_sharded_run_that_is_resumed_is_the_same_run(
-    single_process_run, run_processes, scored_run, tmp_path
-):
-    for max_steps in (8, 12):
-        settings = scored_run(training={"shard": True, "max_steps": max_steps})
-        codes, errors = run_processes(tmp_path / "run", settings)
-        assert codes == [0, 0], errors
-    assert_same_run(tmp_path / "run", single_process_run)
 
 
 def test_a_sharded_run_with_output_bias_has_the_moving_average_of_a_single_process(
@@ -341,9 +323,8 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     assert run_script(TRAINER + script, data_dir, config) == [pytest.approx(single)] * 2
 
 
-@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
 def test_all_processes_agree_that_a_weight_of_one_of_them_is_not_finite(
-    data_dir, tiny_run, run_script, tmp_path, shard
+    data_dir, tiny_run, run_script, tmp_path
 ):
     script = """
 from tfm.training.gradients import local_part
@@ -356,7 +337,7 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     output(before=before, after=trainer.has_finite_weights())
 """
     config = tmp_path / "run.toml"
-    config.write_text(run_toml(tiny_run(training={"shard": shard})))
+    config.write_text(run_toml(tiny_run(training={"shard": True})))
     found = run_script(TRAINER + script, data_dir, config)
     assert found == [{"before": True, "after": False}] * 2
 
@@ -367,10 +348,8 @@ trainer.learning_rate = lambda *_: 1e30
 """
 
 
-@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
-def test_two_processes_that_diverge_end_with_one_line(run_processes, scored_run, tmp_path, shard):
-    settings = scored_run(training={"shard": shard})
-    codes, errors = run_processes(tmp_path / "run", settings, before=_HUGE_UPDATES)
+def test_two_processes_that_diverge_end_with_one_line(run_processes, scored_run, tmp_path):
+    codes, errors = run_processes(tmp_path / "run", scored_run(), before=_HUGE_UPDATES)
     assert codes == [1, 1]
     for error in errors:
         assert "Traceback" not in error

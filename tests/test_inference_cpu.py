@@ -46,14 +46,10 @@ MODELS = [
 ]
 
 
-def relative_error(found, exact):
-    return float((found.double() - exact).norm() / exact.norm())
-
-
 @EVERY_ARITHMETIC
 @pytest.mark.parametrize(
     ("num_rows", "width", "num_outputs"),
-    [(1, 8, 5), (4, 24, 70), (8, 64, 256), (37, 256, 33), (200, 128, 1)],
+    [(1, 8, 5), (4, 24, 70), (37, 256, 33), (200, 128, 1)],
 )
 def test_linear_layers_are_those_of_float64_within_rounding(
     num_rows, width, num_outputs, prepack, dtype, max_error
@@ -102,31 +98,6 @@ def test_with_limited_sizes_only_rounded_numbers_of_rows_are_computed():
             torch.testing.assert_close(linear(x, False), x @ weight.T + bias)
     assert {backend.round_up_rows(size) for size in sizes} == sizes
     assert len(sizes) < 50
-
-
-@EVERY_ARITHMETIC
-def test_zero_weights_and_zero_inputs_give_the_bias(prepack, dtype, max_error):
-    bias = torch.tensor([1.0, -2.0, 0.5])
-    with torch.inference_mode():
-        of_zero_weight = prepack(torch.zeros(3, 8), bias)(torch.randn(4, 8), False)
-        of_zero_input = prepack(torch.randn(3, 8), bias)(torch.zeros(4, 8), False)
-    for out in (of_zero_weight, of_zero_input):
-        assert out.float().tolist() == [bias.tolist()] * 4
-
-
-def test_rounding_up_rows_adds_at_most_a_quarter_and_leaves_few_sizes():
-    all_num_rows = range(1, 5_000)
-    for limit_sizes in (True, False):
-        backend = CpuInference(prepack_fp32, torch.float32, limit_sizes=limit_sizes)
-        rounded = [backend.round_up_rows(num_rows) for num_rows in all_num_rows]
-        assert all(
-            num_rows <= size <= max(8, num_rows * 1.25)
-            for num_rows, size in zip(all_num_rows, rounded, strict=True)
-        )
-        assert rounded == sorted(rounded)
-        assert [backend.round_up_rows(size) for size in rounded] == rounded
-        assert len(set(rounded)) < 100 or not limit_sizes
-    assert backend.round_up_rows(4_999) == 4_999
 
 
 @pytest.mark.parametrize("per_query", [None, False, True])
@@ -207,7 +178,7 @@ def step_log_probs(model, backend, num_sentences=4):
     return torch.cat(log_probs)
 
 
-@pytest.mark.parametrize("changes", MODELS, ids=str)
+@pytest.mark.parametrize("changes", [{}, {"norm": "pre"}, {"activation": "gelu"}], ids=str)
 @pytest.mark.parametrize(
     ("prepack", "dtype", "max_difference"),
     [
@@ -248,17 +219,6 @@ def test_in_fp32_beam_search_equals_that_of_the_plain_backend(changes, limit_siz
     for found, expected in zip(*results, strict=True):
         assert [h.tokens for h in found] == [h.tokens for h in expected]
         assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-4)
-
-
-def test_each_weight_is_prepacked_once():
-    prepacked = []
-
-    def prepack(weight, bias):
-        prepacked.append((weight.data_ptr(), len(weight)))
-        return prepack_fp32(weight, bias)
-
-    step_log_probs(new_transformer(), CpuInference(prepack, torch.float32))
-    assert len(prepacked) == len(set(prepacked)) > 0
 
 
 def test_optimizing_leaves_the_model_in_training_and_unchanged():

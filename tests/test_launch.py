@@ -153,15 +153,13 @@ def test_the_processes_share_the_cores_unless_the_user_sets_threads(
     assert [path.read_text() for path in work_dir.iterdir()] == [expected] * 2
 
 
-@pytest.mark.parametrize(
-    ("local_size", "num_gpus", "expected"), [(None, 3, 3), (2, 3, 2), (3, 3, 3)]
-)
-def test_each_gpu_has_a_process(monkeypatch, local_size, num_gpus, expected):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    assert Layout(local_size=local_size, device="cuda").num_local_processes() == expected
+def test_each_gpu_has_a_process(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert Layout(local_size=None, device="cuda").num_local_processes() == 3
+    assert Layout(local_size=2, device="cuda").num_local_processes() == 2
 
 
-@pytest.mark.parametrize(("local_size", "num_gpus"), [(None, 0), (1, 0), (4, 3)])
+@pytest.mark.parametrize(("local_size", "num_gpus"), [(None, 0), (4, 3)])
 def test_more_processes_than_gpus_are_refused(monkeypatch, local_size, num_gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     with pytest.raises(UsageError, match="torch sees"):
@@ -184,18 +182,6 @@ def test_a_killed_process_is_named_and_ends_the_others(start, work_dir):
 def test_an_error_of_all_processes_is_shown_once(start):
     text = 'ready()\nreport_failure("what and where: what to do", exit_code=2)\nsys.exit(2)'
     assert end(start(text)) == (2, ["tfm: what and where: what to do"])
-
-
-def test_the_root_cause_is_shown_though_a_consequence_was_reported_first(start):
-    text = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-ready()
-if rank == 0:
-    end_process("rank 0 lost the others", is_consequence=True)
-time.sleep(0.3)
-end_process("rank 1 is the cause")
-"""
-    assert end(start(text)) == (1, ["tfm: rank 1 is the cause"])
 
 
 def test_the_traceback_of_a_bug_is_shown_once(start):
@@ -275,10 +261,7 @@ def test_a_process_without_a_report_is_named_with_its_signal_or_exit_code(
 # --- signals
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGTERM, 0), (signal.SIGUSR1, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)],
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 0), (signal.SIGINT, 130)])
 def test_a_signal_makes_all_processes_save(start, work_dir, number, code):
     launcher = start(SAVE_AND_STOP)
     wait_for(work_dir, "ready*")
@@ -361,26 +344,13 @@ def test_torchrun_shows_a_failure_of_the_command_line_once(work_dir):
 # --- several nodes
 
 
-def has_ipv6():
-    """Whether this machine can connect to itself by IPv6."""
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
 @pytest.fixture
 def port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["127.0.0.1", pytest.param("[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="IPv6"))],
-)
-def test_the_processes_of_two_nodes_compute_together(start, work_dir, port, host):
+def test_the_processes_of_two_nodes_compute_together(start, work_dir, port):
     text = """
 import torch
 import torch.distributed as dist
@@ -390,23 +360,20 @@ dist.all_reduce(ranks)
 (here / f"sum{rank}").write_text(f"{os.environ['LOCAL_RANK']} {int(ranks)}")
 dist.destroy_process_group()
 """
-    nodes = [start(text, nodes=2, rank=rank, rendezvous=f"{host}:{port}") for rank in (1, 0)]
+    nodes = [start(text, nodes=2, rank=rank, rendezvous=f"127.0.0.1:{port}") for rank in (1, 0)]
     for rank, node in zip((1, 0), nodes, strict=True):
-        waits = f"node {rank} waits for the other nodes at {host}:{port}"
+        waits = f"node {rank} waits for the other nodes at 127.0.0.1:{port}"
         assert end(node) == (0, [waits])
     sums = [path.read_text() for path in sorted(work_dir.glob("sum*"))]
     assert sums == ["0 6", "1 6", "0 6", "1 6"]
 
 
-@pytest.mark.parametrize(
-    ("rank", "reason"), [(0, "1/2 clients joined"), (1, "client socket has timed out")]
-)
-def test_a_node_does_not_wait_forever(start, port, rank, reason):
-    launcher = start("", nodes=2, rank=rank, rendezvous=f"127.0.0.1:{port}", join_seconds=1)
+def test_a_node_does_not_wait_forever(start, port):
+    launcher = start("", nodes=2, rendezvous=f"127.0.0.1:{port}", join_seconds=1)
     code, [*_, line] = end(launcher)
     assert code == 1
     assert re.match(rf"tfm: the nodes did not meet at 127.0.0.1:{port} within 1 s \(", line)
-    assert reason in line
+    assert "1/2 clients joined" in line
     assert "--node-rank" in line
 
 
@@ -418,10 +385,3 @@ def test_ctrl_c_ends_the_wait_for_other_nodes(start, work_dir, port):
     code, lines = end(launcher)
     assert (code, len(lines)) == (-signal.SIGINT, 1)  # a shell shows 130
     log_dir.rmdir()
-
-
-def test_a_port_in_use_is_refused(start, port):
-    with socket.create_server(("", port)):
-        code, [_, line] = end(start("", nodes=2, rendezvous=f"127.0.0.1:{port}", join_seconds=5))
-    assert code == 1
-    assert "EADDRINUSE" in line

@@ -126,22 +126,6 @@ def test_a_child_that_ends_does_not_release_the_lock_of_its_parent(tmp_path, hol
         pass
 
 
-def test_a_link_with_the_name_of_the_lock_is_not_followed(tmp_path):
-    (tmp_path / "precious").write_text("mine")
-    (tmp_path / ".lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError, match="Too many levels"), lock_folder(tmp_path):
-        pass
-    assert (tmp_path / "precious").read_text() == "mine"
-
-
-@pytest.mark.parametrize("content", [b"", b"x", b"process 1\n\x1b[2J", b"\0\0", b"\xff" * 9_999])
-def test_a_lock_with_an_invalid_note_still_holds(tmp_path, content):
-    with lock_folder(tmp_path):
-        (tmp_path / ".lock").write_bytes(content)
-        with pytest.raises(LockedFolderError, match="by another process: "), lock_folder(tmp_path):
-            pass
-
-
 def test_a_lock_holds_though_its_note_cannot_be_written(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -151,11 +135,11 @@ def test_a_lock_holds_though_its_note_cannot_be_written(tmp_path, monkeypatch):
         pass
 
 
-@pytest.fixture(params=["ENOLCK", "ENOTSUP", "ENOSYS", "EINVAL"])
-def no_locks(request, monkeypatch):
+@pytest.fixture
+def no_locks(monkeypatch):
     """Simulate a file system without locks, for this process and its children."""
-    fail_flock(getattr(errno, request.param), monkeypatch.setattr)
-    monkeypatch.setenv("NO_LOCKS", str(getattr(errno, request.param)))
+    fail_flock(errno.ENOLCK, monkeypatch.setattr)
+    monkeypatch.setenv("NO_LOCKS", str(errno.ENOLCK))
 
 
 @pytest.mark.usefixtures("no_locks")

@@ -1,6 +1,5 @@
 """The training loop: divergence, the metrics of the last steps, and what is printed."""
 
-import itertools
 import json
 import math
 import re
@@ -15,7 +14,6 @@ from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import TrainingError
 from tfm.stages.train import train
 from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.model_tensors import load_weights
 from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints
 from tfm.training import record
 from tfm.training.trainer import Trainer
@@ -109,13 +107,6 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(
 
 
 @pytest.mark.usefixtures("huge_updates")
-def test_a_run_that_diverges_at_once_has_no_checkpoint(data_dir, tiny_run, tmp_path):
-    run = tiny_run(training={"checkpoint_steps": 1})
-    assert "last good checkpoint: none" in diverge(data_dir, tmp_path / "run", run)
-    assert steps(tmp_path / "run") == []
-
-
-@pytest.mark.usefixtures("huge_updates")
 def test_a_checkpoint_that_no_later_step_has_confirmed_is_not_called_good(
     no_valid_dir, tiny_run, tmp_path
 ):
@@ -129,35 +120,13 @@ def test_a_checkpoint_that_no_later_step_has_confirmed_is_not_called_good(
     assert steps(tmp_path / "run") == [1]
 
 
-def test_validated_checkpoints_are_good_though_steps_are_skipped(
-    data_dir, tiny_run, tmp_path, monkeypatch
-):
-    original = Trainer.step
-
-    def skip_from_6(self, batch, **options):
-        with torch.no_grad():
-            self.model.output_weight[0] += math.nan if self.position.step == 5 else 0.0
-        return original(self, batch, **options)
-
-    monkeypatch.setattr(Trainer, "step", skip_from_6)
-    run = tiny_run(training={"max_skipped_steps": 2, "checkpoint_steps": 5})
-    message = diverge(data_dir, tmp_path / "run", run)
-    good = checkpoint_path(tmp_path / "run", 5)
-    assert message.startswith("step 7: loss nan")
-    assert f"last good checkpoint: {good}. " in message
-    assert all(weight.isfinite().all() for weight in load_weights(good).values())
-
-
 # --- models that have not learned
 
 
-@pytest.mark.parametrize("max_steps", [3, 7])
 def test_a_loss_that_is_not_better_than_a_guess_is_reported(
-    no_valid_dir, data_dir, tiny_run, tmp_path, capsys, max_steps
+    no_valid_dir, data_dir, tiny_run, tmp_path, capsys
 ):
-    run = tiny_run(
-        optimizer={"learning_rate": 1e-9}, training={"max_steps": max_steps, "log_steps": 4}
-    )
+    run = tiny_run(optimizer={"learning_rate": 1e-9}, training={"max_steps": 7, "log_steps": 4})
     for name, folder in (("valid", data_dir), ("bare", no_valid_dir)):
         for _ in range(2):  # a finished run, too
             assert not train(folder, tmp_path / name, run).has_learned
@@ -214,17 +183,6 @@ def test_a_checkpoint_is_saved_before_its_validation_is_printed(
         train(data_dir, tmp_path / "run", tiny_run())
     assert steps(tmp_path / "run") == [4]
     assert load_info(checkpoint_path(tmp_path / "run", 4)).metrics
-
-
-def test_the_bar_counts_to_the_limit_of_minutes(data_dir, tiny_run, tmp_path, monkeypatch, capsys):
-    clock = itertools.count(step=1.0)  # seconds; it is read several times a step
-    monkeypatch.setattr("tfm.training.loop.time.monotonic", lambda: next(clock))
-    limits = {"max_steps": 1000, "checkpoint_steps": 500, "max_minutes": 3.0, "stall_minutes": 1e6}
-    result = train(data_dir, tmp_path / "run", tiny_run(training=limits))
-    shown = re.findall(r"^train \d+/(\S+) steps · loss", capsys.readouterr().err, re.MULTILINE)
-    assert result.step < 100
-    assert all(re.fullmatch(r"~\d\d", total) for total in shown)
-    assert len(shown) > 3
 
 
 def test_a_run_whose_messages_cannot_be_written_saves_and_ends_well(data_dir, tiny_run, tmp_path):

@@ -38,12 +38,10 @@ def test_lines_after_the_resumed_step_are_removed(tmp_path, path):
 
 
 @pytest.mark.parametrize(
-    "tail",
-    ['{"step": 1', '{"loss": 1}\n', "\0\0\0", "[]\n", "{}", "nul", '{"step": NaN}', "[" * 9_999,
-     '{"step": 1' + "0" * 400 + "}", '{"step": "x"}', '{"step": null}', "\n\n", "\u2028\n"],
-)  # fmt: skip
+    "tail", ['{"step": 1', '{"loss": 1}\n', "\0\0\0", "[" * 9_999, '{"step": "\udcff"}']
+)
 def test_a_line_that_a_crash_cut_short_is_removed(tmp_path, path, tail):
-    path.write_text('{"step": 5}\n' + tail)
+    path.write_bytes(b'{"step": 5}\n' + os.fsencode(tail))
     MetricsLog(tmp_path, step=10).append({"step": 11})
     assert steps(path) == [5, 11]
 
@@ -67,19 +65,6 @@ def test_a_last_line_without_a_newline_is_kept(tmp_path, path):
     path.write_text('{"step": 5}')
     MetricsLog(tmp_path, step=10).append({"step": 11})
     assert steps(path) == [5, 11]
-
-
-def test_a_log_without_later_steps_is_not_rewritten(tmp_path, path):
-    path.write_text('{"step": 5}\n')
-    before = path.stat()
-    MetricsLog(tmp_path, step=5)
-    assert path.stat().st_ino == before.st_ino
-
-
-def test_lines_that_are_not_utf_8_are_removed(tmp_path, path):
-    path.write_bytes(b'{"step": 5}\n{"step": 6, "kind": "tr\xffin"}\n{"step": 7}\n')
-    MetricsLog(tmp_path, step=10)
-    assert steps(path) == [5, 7]
 
 
 def test_the_line_of_the_end_of_a_run_is_removed_when_it_continues(tmp_path, path):
@@ -121,7 +106,7 @@ def full_disk(path, *, room):
         signal.signal(signal.SIGXFSZ, handler)
 
 
-@pytest.mark.parametrize("room", [0, 1, 10, 13, 14, 25])
+@pytest.mark.parametrize("room", [0, 13, 25])
 def test_lines_are_kept_in_order_until_there_is_room_for_whole_lines(tmp_path, path, capsys, room):
     log = MetricsLog(tmp_path, step=0)
     log.append({"step": 1})

@@ -1,6 +1,5 @@
 """Output files that are continued after their process was stopped."""
 
-import json
 import subprocess
 import sys
 from contextlib import suppress
@@ -61,14 +60,6 @@ def test_a_stopped_output_is_continued_after_its_last_whole_line(stopped, tmp_pa
     assert stopped.read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_an_output_is_continued_twice(path):
-    for stop_after, found in ((2, 0), (4, 2)):
-        with pytest.raises(StoppedError):
-            copy_lines(path, stop_after=stop_after)
-        assert json.loads((path.parent / "out.partial.json").read_text())["num_lines"] > found
-    assert copy_lines(path) == 4
-
-
 def test_an_output_is_continued_after_a_call_that_only_verified_it(stopped):
     with suppress(StoppedError), PartialOutput(stopped, SETTINGS) as output:
         output.verify(LINES[:1])
@@ -93,12 +84,6 @@ def test_a_call_that_completes_no_line_leaves_nothing(path):
         copy_lines(path, stop_after=0, torn="on")
     assert names(path) == ["out"]
     assert path.read_text() == "older"
-
-
-def test_the_rest_of_a_text_may_change_or_grow(stopped):
-    lines = [*LINES[:4], "5", "6", "7"]
-    assert copy_lines(stopped, lines) == 4
-    assert stopped.read_text().splitlines()[::2] == lines
 
 
 @pytest.mark.parametrize("settings", [{**SETTINGS, "beam_size": 5}, {**SETTINGS, "seed": 2}])
@@ -146,12 +131,6 @@ def test_files_that_do_not_belong_together_are_refused(stopped, file, content, r
         changed.write_text(content)
     with pytest.raises(UsageError, match=f"cannot continue .*out.partial: {reason}"):
         copy_lines(stopped)
-
-
-def test_a_deleted_partial_file_starts_the_output_anew(stopped):
-    (stopped.parent / "out.partial").unlink()
-    assert copy_lines(stopped, ["other"]) == 0
-    assert stopped.read_text() == "other\nother!\n"
 
 
 def test_a_link_is_followed(path, tmp_path):

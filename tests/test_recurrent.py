@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tfm.config import RecurrentConfig, SearchConfig
-from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.config import RecurrentConfig
+from tfm.data.subword import BOS, EOS, PAD
 from tfm.model.recurrent import Recurrent
-from tfm.search.beam import beam_search
-from tfm.search.scoring import length_penalty
 
 V = 13
 SHAPE = {
@@ -128,25 +126,6 @@ def test_training_and_step_by_step_decoding_equal_the_formulas(changes):
         torch.testing.assert_close(weights[row, :, :length], rows, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("lengths", [[4, 6, 1], [6, 6, 6]], ids=str)
-def test_the_encoder_is_independent_of_the_rest_of_the_batch(cell, dtype, lengths):
-    """For all types, and for equal lengths, for which torch may choose other kernels."""
-    model = new_model(cell=cell, dtype=dtype)
-    source, lengths = new_batch()[0], torch.tensor(lengths)
-    outputs, states = model.encode(source, lengths)
-    for row, length in enumerate(lengths):
-        embedded = model.source_embedding(source[row : row + 1, :length])
-        expected, final = model.encoder(embedded)
-        parts = final if cell == "lstm" else (final,)
-        top = torch.cat([part[-2:].transpose(0, 1).flatten(1) for part in parts], dim=-1)
-        initial = torch.cat([part for state in states for part in state], dim=-1)[row : row + 1]
-        torch.testing.assert_close(outputs[row : row + 1, :length], expected)
-        torch.testing.assert_close(initial, model.bridge(top).tanh())
-        assert not outputs[row, length:].any()
-
-
 @EVERY_KIND
 def test_source_padding_does_not_change_logits(changes):
     model = new_model(**changes)
@@ -161,28 +140,6 @@ def test_source_padding_does_not_change_logits(changes):
     assert torch.equal(logits_of(model, other_padding, lengths, target), padded)
     more_padding = F.pad(source, (0, 3), value=PAD)
     torch.testing.assert_close(logits_of(model, more_padding, lengths, target), padded)
-
-
-@EVERY_KIND
-def test_padding_is_never_attended_to(changes):
-    model = new_model(**changes)
-    source, lengths, target = new_batch()
-    weights = model.attention_weights(source, lengths, target)
-    padding = (torch.arange(source.size(1)) >= lengths[:, None])[:, None].expand_as(weights)
-    assert (weights[padding] == 0).all()
-    assert (weights[~padding] > 0).all()
-    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(3, 5).double())
-
-
-@EVERY_KIND
-def test_padding_gets_no_gradient(changes):
-    model = new_model(**changes, tied_embeddings="none")
-    source, lengths, target = new_batch()
-    source[:, :] = torch.where(torch.arange(6) < lengths[:, None], source, UNK)
-    logits_of(model, source, lengths, target).sin().sum().backward()
-    gradient = model.source_embedding.weight.grad
-    assert not gradient[UNK].any()
-    assert gradient[source[source != UNK]].any(dim=-1).all()
 
 
 @EVERY_KIND
@@ -228,50 +185,6 @@ def test_cached_decoding_equals_full_decoding(data):
             assert len(state.memory.keys) == len(state.memory.values) == len(kept)
 
 
-def every_output(model, source, *, alpha, max_length):
-    """Return (tokens, log probability, score) of all outputs of one source, best first."""
-    found = []
-    for length in range(1, max_length + 1):
-        prefixes = list(itertools.product([4, 5], repeat=length - 1))
-        targets = torch.tensor([[BOS, *prefix] for prefix in prefixes])
-        sources = torch.tensor([source] * len(prefixes))
-        lengths = torch.full((len(prefixes),), len(source))
-        log_probs = logits_of(model, sources, lengths, targets).float().log_softmax(dim=-1)
-        for prefix, rows in zip(prefixes, log_probs, strict=True):
-            # At the maximum length EOS is forced, but its probability counts.
-            total = sum(float(row[token]) for row, token in zip(rows, [*prefix, EOS], strict=True))
-            found.append((prefix, total, total / length_penalty(length, alpha)))
-    return sorted(found, key=lambda output: -output[2])
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
-@pytest.mark.parametrize("changes", KINDS[:3] + KINDS[-1:], ids=name_of)
-def test_beam_search_finds_what_exhaustive_search_finds(changes, alpha):
-    torch.manual_seed(1)
-    config = RecurrentConfig(**{**SHAPE, **changes})
-    model = Recurrent(config, source_vocab_size=6, target_vocab_size=6).double().eval()
-    sources = [[4, 5, EOS], [5, EOS], [EOS]]
-    padded = nn.utils.rnn.pad_sequence(
-        [torch.tensor(source) for source in sources], batch_first=True, padding_value=PAD
-    )
-    lengths = torch.tensor([len(source) for source in sources])
-    search = {"length_penalty": alpha, "max_extra_length": 2}
-    with torch.inference_mode():
-        model.output_weight.mul_(4)  # makes its probabilities less uniform
-        everything, beam_4 = (
-            beam_search(
-                model, padded, lengths, SearchConfig(beam_size=k, n_best=n, min_length=0, **search)
-            )
-            for k, n in ((64, 3), (4, 1))
-        )
-        for best, [first], source in zip(everything, beam_4, sources, strict=True):
-            expected = every_output(model, source, alpha=alpha, max_length=len(source) + 2)
-            assert [h.tokens for h in best] == [tokens for tokens, *_ in expected[:3]]
-            assert [h.score for h in best] == pytest.approx([s for *_, s in expected[:3]], abs=1e-5)
-            assert first.tokens == expected[0][0]
-            assert first.log_prob == pytest.approx(expected[0][1], abs=1e-5)
-
-
 @pytest.mark.parametrize("name", ["dropout", "embedding_dropout", "attention_dropout"])
 @pytest.mark.parametrize("input_feeding", [True, False])
 def test_each_dropout_acts_only_in_training(name, input_feeding):
@@ -284,26 +197,9 @@ def test_each_dropout_acts_only_in_training(name, input_feeding):
     assert not torch.allclose(first, second)
 
 
-@pytest.mark.parametrize("input_feeding", [True, False])
-def test_dropout_acts_after_the_encoder_between_layers_and_on_the_output(input_feeding):
-    model = new_model(dropout=0.5, input_feeding=input_feeding, d_model=32).train()
-    source, lengths, target = new_batch()
-    real = torch.arange(source.size(1)) < lengths[:, None]
-    for dropped in (model.encode(source, lengths)[0][real], model(source, lengths, target)):
-        assert 0.4 < float((dropped == 0).double().mean()) < 0.6
-    model.decoder.dropout.p = model.dropout.p = 0.0
-    model.encoder.eval()
-    states = model.encode(source, lengths)[1]
-    memory = model.decoder.attention.memory(model.encode(source, lengths)[0], lengths)
-    x = model.target_embedding(target)
-    first, second = (model.decoder(x, states, memory)[0] for _ in range(2))
-    assert not torch.allclose(first, second)
-
-
 @EVERY_KIND
-@pytest.mark.parametrize("tied", ["three-way", "two-way", "none"])
-def test_every_parameter_gets_a_gradient(changes, tied):
-    model = new_model(**changes, tied_embeddings=tied)
+def test_every_parameter_gets_a_gradient(changes):
+    model = new_model(**changes, tied_embeddings="none")
     logits_of(model, *new_batch()).sin().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -334,7 +230,7 @@ def test_the_forget_gates_of_an_lstm_start_open():
             assert not torch.cat([into, *gates]).any()
 
 
-@pytest.mark.parametrize("changes", [KINDS[0], KINDS[2], KINDS[5], KINDS[7]], ids=name_of)
+@pytest.mark.parametrize("changes", [KINDS[2], KINDS[5]], ids=name_of)
 def test_bf16_products_give_almost_the_same_logits_and_finite_gradients(changes):
     model = new_model(dtype=torch.float32, **changes)
     batch = new_batch()
@@ -371,8 +267,7 @@ def losses_of_learning_to_reverse(*, num_steps, **changes):
     return losses
 
 
-@pytest.mark.parametrize("changes", [KINDS[2], KINDS[5]], ids=name_of)
-def test_a_model_learns_to_reverse_random_words(changes):
-    losses = losses_of_learning_to_reverse(num_steps=80, **changes)
+def test_a_model_learns_to_reverse_random_words():
+    losses = losses_of_learning_to_reverse(num_steps=80, **KINDS[5])
     assert losses[0] > 1.5
     assert sum(losses[-5:]) / 5 < 0.3

@@ -101,14 +101,6 @@ def test_a_checkpoint_is_complete_when_saving_is_finished(tmp_path, background):
     assert saver.problem is None
 
 
-def test_old_checkpoints_are_removed_after_each_save(tmp_path, background):
-    saver = Saver(tmp_path, background=background)
-    for step in range(1, 6):
-        save(saver, step)
-    saver.finish()
-    assert steps(tmp_path) == [4, 5]
-
-
 @pytest.fixture
 def slow_disk(monkeypatch):
     """Block writing until the test releases it."""
@@ -162,18 +154,6 @@ def test_a_second_save_waits_for_the_first(tmp_path, slow_disk):
         assert torch.equal(load_weights(path)["a"], model(step)["a"])
 
 
-def test_memory_for_copies_is_reused_and_replaced_for_other_shapes():
-    copies = saving._Copies()
-    first = copies.copy(({"a": torch.ones(3)}, [torch.zeros(2), (1, "x")]))
-    pointers = first[0]["a"].data_ptr(), first[1][0].data_ptr()
-    second = copies.copy(({"a": torch.full((3,), 2.0)}, [torch.ones(2), (1, "x")]))
-    assert (second[0]["a"].data_ptr(), second[1][0].data_ptr()) == pointers
-    assert repr(second) == repr(({"a": torch.full((3,), 2.0)}, [torch.ones(2), (1, "x")]))
-    other = copies.copy(({"a": torch.ones(2, 2).T}, []))
-    assert torch.equal(other[0]["a"], torch.ones(2, 2))
-    assert copies.copy({"a": torch.ones(3, dtype=torch.int64)})["a"].dtype == torch.int64
-
-
 def test_a_full_disk_is_reported_once_and_saving_is_retried(
     tmp_path, background, disk, clock, capsys
 ):
@@ -204,21 +184,6 @@ def test_a_full_disk_is_reported_once_and_saving_is_retried(
     assert steps(tmp_path) == [1_000, 1_300]
     assert capsys.readouterr().err == f"train: {tmp_path} is saved again, at step 1,300\n"
     assert disk.attempts == 4
-
-
-def test_the_reason_of_other_disk_errors_is_shown(tmp_path, disk):
-    disk.error = errno.EIO
-    saver = Saver(tmp_path)
-    save(saver, 1)
-    assert saver.problem == "not saved yet: No space left on device"  # the system's own words
-
-
-def test_a_resumed_run_knows_its_last_saved_step(tmp_path, disk):
-    save(Saver(tmp_path), 5)
-    disk.error = errno.ENOSPC
-    saver = Saver(tmp_path)
-    save(saver, 6)
-    assert saver.problem == "not saved since step 5: disk full"
 
 
 def test_a_run_whose_last_save_failed_ends_with_an_error(tmp_path, background, disk):

@@ -8,7 +8,7 @@ from tfm.backends.sentence_attention import sentence_attention
 from tfm.data.packing import Packing
 from tfm.model.attention import AttentionMask, attention
 
-H, D = 3, 4
+H, D = 2, 3
 LENGTHS = [[4, 4, 4], [5, 1, 3], [1], [2, 7]]
 
 
@@ -75,7 +75,7 @@ def test_each_sentence_attends_to_itself(lengths, causal):
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("source_lengths", [[3, 3, 3], [1, 6, 2]], ids=str)
+@pytest.mark.parametrize("source_lengths", [[1, 6, 2]], ids=str)
 def test_each_sentence_attends_to_its_source(lengths, source_lengths):
     targets, sources = new_packing(lengths), new_packing(source_lengths[: len(lengths)])
     query, key_value = random_rows(targets, H * D, seed=1), random_rows(sources, 2 * H * D, seed=2)

@@ -58,12 +58,6 @@ def test_the_digest_is_the_sha256_of_the_file(tmp_path):
         assert write_tensors(tmp_path / "x", tensors) == sha256_of(tmp_path / "x")
 
 
-def test_the_file_does_not_depend_on_the_order_of_tensors(tmp_path):
-    tensors = various_tensors()
-    backwards = dict(reversed(tensors.items()))
-    assert write_tensors(tmp_path / "x", tensors) == write_tensors(tmp_path / "y", backwards)
-
-
 def test_the_umask_decides_who_may_read_the_file(tmp_path):
     umask = os.umask(0o027)
     try:
@@ -113,7 +107,7 @@ def is_equal(one, other):
     return one == other
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(value=values)
 def test_nested_values_are_read_as_they_were_written(tmp_path_factory, value):
     path = tmp_path_factory.getbasetemp() / "state"
@@ -134,28 +128,6 @@ def test_two_tensors_with_the_same_name_are_an_error(tmp_path):
 def test_a_value_that_is_not_plain_is_an_error(tmp_path):
     with pytest.raises(TypeError):
         write_state(tmp_path / "x", {"path": tmp_path})
-
-
-def test_a_resumed_optimizer_computes_the_same_bits(tmp_path):
-    torch.manual_seed(0)
-    start = torch.randn(4, 3)
-
-    def train(steps, state=None, weights=start):
-        weights = torch.nn.Parameter(weights.clone())
-        optimizer = torch.optim.Adam([weights], lr=0.1, betas=(0.9, 0.98), fused=True)
-        if state is not None:
-            optimizer.load_state_dict(state)
-        for _ in range(steps):
-            (weights**2).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return weights.detach(), optimizer.state_dict()
-
-    weights, state = train(3)
-    write_state(tmp_path / "x", state)
-    loaded = read_state(tmp_path / "x")
-    assert is_equal(loaded, state)
-    assert torch.equal(train(2, loaded, weights)[0], train(5)[0])
 
 
 def test_a_state_that_was_read_does_not_depend_on_the_file(tmp_path):

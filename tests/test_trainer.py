@@ -11,11 +11,9 @@ import torch.nn.functional as F
 
 from tfm.data.batching import PADDING
 from tfm.data.dataset import DatasetIndex, ParallelDataset, Part
-from tfm.device.compute import Compute
 from tfm.training.progress import ControlFlags
 
 VOCAB_SIZES = (400, 400)
-COMPUTE = Compute(torch.device("cpu"), torch.float32)
 NO_DROPOUT = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
 
 # Every fifth loss of `test_the_first_losses_are_the_recorded_ones`.
@@ -76,12 +74,7 @@ def test_the_seed_determines_weights_order_and_dropout(new_trainer):
     assert step(runs[0], rows).loss != step(runs[1], rows).loss
 
 
-@pytest.mark.parametrize("seed", [0, 2**32, 2**63 - 1])
-def test_every_seed_that_the_settings_allow_works(new_trainer, seed):
-    assert math.isfinite(take(new_trainer(training={"seed": seed}), 1)[0].loss)
-
-
-@pytest.mark.parametrize("stop_after", [1, 7, 8, 13])
+@pytest.mark.parametrize("stop_after", [1, 13])
 def test_a_resumed_run_computes_the_same_steps_as_an_uninterrupted_one(new_trainer, stop_after):
     uninterrupted, stopped = new_trainer(), new_trainer()
     num_batches = uninterrupted.batcher.num_batches()
@@ -176,21 +169,7 @@ def test_a_step_with_a_loss_that_is_not_finite_is_skipped_and_counted(new_traine
     assert trainer.state()["updates"] == 1
 
 
-def test_training_continues_after_skipped_steps(new_trainer):
-    trainer = new_trainer()
-    take(trainer, 1)
-    output_weight = trainer.model.output_weight.data
-    original = output_weight[5].clone()
-    output_weight[5] = math.nan
-    assert take(trainer, 1)[0].skipped
-    output_weight[5] = original
-    [report] = take(trainer, 1)
-    assert not report.skipped
-    # Adam's bias correction counts updates, not steps.
-    assert trainer.state()["updates"] == 2
-
-
-@pytest.mark.parametrize("stop_before_microbatch", [1, 2, 3])
+@pytest.mark.parametrize("stop_before_microbatch", [1, 3])
 def test_a_stop_within_a_step_leaves_everything_unchanged(new_trainer, stop_before_microbatch):
     uninterrupted, stopped = new_trainer(), new_trainer()
     expected = take(uninterrupted, 4)

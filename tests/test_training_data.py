@@ -8,14 +8,10 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from tfm.config import BinarizeConfig, SubwordConfig
+from tfm.config import BinarizeConfig
 from tfm.data import manifest
-from tfm.data.corpus.user_files import recipe_from_files
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError
 from tfm.stages.binarize import binarize
-from tfm.stages.learn_bpe import learn_bpe
-from tfm.stages.prepare import prepare
 from tfm.stages.train import train
 from tfm.storage.files import sha256_of
 from tfm.training.data import open_data
@@ -54,18 +50,6 @@ def test_text_is_read_again_only_if_its_size_or_time_has_changed(copy, tiny_run,
     assert read == [copy / "train.de"]
 
 
-def test_the_text_of_a_new_split_is_refused_until_it_is_binarized(copy, tiny_run):
-    for language in ("en", "de"):
-        (copy / f"valid.{language}").unlink()
-    binarize(copy, BinarizeConfig(threads=1))
-    for language in ("en", "de"):
-        shutil.copy(copy / f"test.{language}", copy / f"valid.{language}")
-    with pytest.raises(DataError, match=rf"valid\.de has changed .*: run tfm binarize {copy}$"):
-        open_data(copy, tiny_run())
-    binarize(copy, BinarizeConfig(threads=1))
-    assert len(open_data(copy, tiny_run()).valid.pairs) == 12
-
-
 @pytest.mark.parametrize("inputs", [None, {}, {"text": []}])
 def test_token_ids_without_a_record_of_their_text_are_refused(copy, tiny_run, inputs):
     path = copy / "manifest.json"
@@ -87,28 +71,6 @@ def test_token_ids_of_other_languages_are_refused(copy, tiny_run):
         open_data(copy, tiny_run())
     binarize(copy, BinarizeConfig(threads=1), force=True)
     assert open_data(copy, tiny_run()).info.source == "de"
-
-
-def test_a_dataset_that_was_prepared_in_the_other_direction_is_not_trained_on_its_old_ids(
-    tmp_path, tiny_run
-):
-    for side, language in enumerate(("en", "de")):
-        pairs = generate_pairs("train", num_pairs=60, seed=1)
-        text = "".join(f"{pair[side]}\n" for pair in pairs)
-        (tmp_path / f"my.{language}").write_text(text, encoding="utf-8")
-    english, german, out = tmp_path / "my.en", tmp_path / "my.de", tmp_path / "data"
-    overrides = {"subword": {"vocab_size": 330, "threads": 1}, "binarize": {"threads": 1}}
-    there = recipe_from_files(name="x", train=[(english, german)])
-    prepare(there, out, overrides=overrides)
-    back = recipe_from_files(name="x", train=[(german, english)])
-    prepare(back, out, overrides=overrides, text_only=True, force=True)
-    with pytest.raises(DataError, match=rf"not binarized from the text in .*binarize {out}$"):
-        open_data(out, tiny_run())
-    learn_bpe(out, SubwordConfig(vocab_size=330, threads=1))
-    binarize(out, BinarizeConfig(threads=1))
-    data = open_data(out, tiny_run())
-    assert (data.info.source, data.info.target) == ("de", "en")
-    assert len(data.train) == 60
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The Transformer: compared with torch.nn.Transformer, and properties for any weights."""
 
-import itertools
 import math
 
 import pytest
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tfm.config import TransformerConfig
-from tfm.data.packing import Padded
 from tfm.errors import UsageError
-from tfm.model.attention import Heads
 from tfm.model.embedding import sinusoidal_encoding
 from tfm.model.layers import FeedForward
 from tfm.model.transformer import Transformer
@@ -203,39 +200,6 @@ def test_the_decoder_cannot_see_the_future(changes):
         assert not torch.allclose(after[:, position], before[:, position])
 
 
-@EVERY_SHAPE
-def test_the_decoder_sees_the_past_and_the_source(changes):
-    model = new_model(**changes)
-    source, lengths, target = new_batch()
-    before = logits_of(model, source, lengths, target)
-    other_past, other_source = target.clone(), source.clone()
-    other_past[:, 0] = 4 + (other_past[:, 0] - 3) % (V - 4)
-    other_source[:, 0] = 4 + (other_source[:, 0] - 3) % (V - 4)
-    for changed in ((source, lengths, other_past), (other_source, lengths, target)):
-        difference = (logits_of(model, *changed) - before).abs().amax(dim=-1)
-        assert (difference > 1e-9).all()
-
-
-@pytest.mark.parametrize(
-    ("sides", "changes"),
-    list(itertools.product(["encoder", "decoder"], [{}, {"norm": "pre"}, {"d_k": 3, "d_v": 7}])),
-    ids=str,
-)
-def test_a_permuted_batch_permutes_its_logits(sides, changes):
-    model = new_model(**changes)
-    source, lengths, target = new_batch()
-    order = torch.tensor([2, 0, 1])
-    if sides == "encoder":
-        before = model.encode(source, Padded(source.size(1), lengths))
-        after = model.encode(source[order], Padded(source.size(1), lengths[order]))
-        real = torch.arange(source.size(1)) < lengths[order, None]
-        torch.testing.assert_close(after[real], before[order][real])
-    else:
-        before = logits_of(model, source, lengths, target)
-        after = logits_of(model, source[order], lengths[order], target[order])
-        torch.testing.assert_close(after, before[order])
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_cached_decoding_equals_full_decoding(data):
@@ -275,36 +239,6 @@ def test_a_sentence_longer_than_the_learned_positions_is_an_error(side):
         batch = (source[:, :4], lengths.clamp(max=4), torch.cat([target, target], dim=1))
     with pytest.raises(UsageError, match=r"(6|10) tokens .* 5 positions"):
         model(*batch)
-
-
-def test_decoding_with_a_window_reads_only_keys_in_the_window(monkeypatch):
-    num_keys = []
-    attend_cached = Heads.attend_cached
-
-    def watch(self, query, key, value, bias, weight):
-        num_keys.append(value.size(2))
-        return attend_cached(self, query, key, value, bias, weight)
-
-    monkeypatch.setattr(Heads, "attend_cached", watch)
-    model = new_model(attention_window=2).eval()
-    source, lengths, target = new_batch()
-    with torch.no_grad():
-        state = model.start(source, lengths)
-        for t in range(5):
-            num_keys.clear()
-            model.step(target[:, t : t + 1], state)
-            assert num_keys == [min(t + 1, 2), source.size(1)] * SHAPE["num_decoder_layers"]
-
-
-def test_cached_decoding_extends_the_table_of_positions():
-    model = new_model(num_encoder_layers=1, num_decoder_layers=1).eval()
-    source, lengths, _ = new_batch()
-    target = torch.randint(4, V, (3, 300))
-    with torch.no_grad():
-        state = model.start(source, lengths)
-        steps = [model.step(target[:, t : t + 1], state) for t in range(300)]
-        full = logits_of(model, source, lengths, target)
-    torch.testing.assert_close(torch.cat(steps, dim=1), full)
 
 
 def test_reordering_before_the_first_step_can_drop_sentences():

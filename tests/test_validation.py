@@ -87,15 +87,6 @@ def test_sources_are_normalized_as_the_training_text_was(validate):
     assert validate(1, change=add_white_space).score == validate(1).score
 
 
-def test_a_source_that_is_truncated_is_named_by_its_line(validate, capsys):
-    def lengthen(data):
-        data.valid.sources[4] = "seven " * 2_000
-
-    validate(1, change=lengthen)
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: line 5 (")
-
-
 def loss_of(model, data, **batching):
     run = replace(data.info.run, batching=replace(data.info.run.batching, **batching))
     validator = Validator(
