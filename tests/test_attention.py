@@ -167,16 +167,6 @@ def reference_additive_scores(query, key, weight):
     return scores
 
 
-def test_additive_attention_is_the_softmax_of_the_additive_scores_times_values(qkv):
-    query, key, value = qkv
-    weight = torch.randn(H, D_K, dtype=torch.float64)
-    lengths = torch.tensor([2, 5])
-    hidden = (torch.arange(S) >= lengths[:, None])[:, None, None]
-    scores = reference_additive_scores(query, key, weight).masked_fill(hidden, -math.inf)
-    found = attention(query, key, value, AttentionMask(key_lengths=lengths), additive_weight=weight)
-    torch.testing.assert_close(found, scores.softmax(dim=-1) @ value)
-
-
 def test_additive_scores_in_chunks_have_the_same_values_and_gradients(qkv, monkeypatch):
     query, key, _ = qkv
     inputs = [query, key, torch.randn(H, D_K, dtype=torch.float64)]

@@ -157,15 +157,6 @@ def test_hypotheses_that_are_not_continued_may_be_left_out(changes, beam, rounds
 
 
 @torch.inference_mode()
-def test_sentences_that_are_left_out_do_not_affect_others():
-    decoding = Decoding(transformer(), [5, 2, 6, 1])
-    for _ in range(6):
-        size = decoding.tokens.size(1)
-        decoding.step(torch.arange(2 * size, 4 * size))
-        decoding.extend(4)
-
-
-@torch.inference_mode()
 @pytest.mark.parametrize("single", [False, True])
 @EVERY_MODEL
 def test_a_deep_copy_continues_independently(changes, single):
@@ -237,16 +228,6 @@ def test_a_full_cache_drops_only_rows_that_no_hypothesis_sees(size):
         )
     num_positions = decoding.tokens.size(2) - 1
     assert decoding.state.num_kept <= num_positions * size
-
-
-@torch.inference_mode()
-def test_the_cache_keeps_common_rows_once():
-    decoding = new_decoding({}, length=2)
-    for _ in range(150):
-        decoding.model.step(decoding.tokens[:, :, -1], decoding.state)
-        decoding.extend(6, parents=torch.zeros(1, 6, dtype=torch.long))
-    assert decoding.state.num_kept < 2 * 150
-    decoding.step()
 
 
 @torch.inference_mode()

@@ -1,7 +1,6 @@
 """Launching several processes that end together; tiny programs take the place of a training."""
 
 import itertools
-import json
 import os
 import re
 import shutil
@@ -125,17 +124,6 @@ def assert_all_gone(folder):
 
 
 # --- environment
-
-
-def test_each_process_knows_its_rank(start, work_dir):
-    launcher = start(
-        '(here / f"environment{rank}").write_text(json.dumps(dict(os.environ)))', processes=3
-    )
-    assert end(launcher) == (0, [])
-    environments = [json.loads((work_dir / f"environment{rank}").read_text()) for rank in range(3)]
-    assert [variables["LOCAL_RANK"] for variables in environments] == ["0", "1", "2"]
-    assert {variables["WORLD_SIZE"] for variables in environments} == {"3"}
-    assert {variables["MASTER_ADDR"] for variables in environments} == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize(

@@ -58,17 +58,6 @@ def test_reading_the_figures_is_what_waits(on_meta):
         trainer.step(next(trainer.batches()))
 
 
-def test_batches_are_built_in_order_across_epochs(new_trainer):
-    trainer, other = new_trainer(), new_trainer()
-    num_batches = trainer.batcher.num_batches()
-    found = list(itertools.islice(trainer.batches(), 2 * num_batches + 1))
-    expected = [(epoch, rows) for epoch in (1, 2, 3) for rows in other.batcher.epoch(epoch)]
-    assert [batch.epoch for batch in found] == [epoch for epoch, _ in expected][: len(found)]
-    for batch, (_, rows) in zip(found, expected, strict=False):
-        assert batch.rows.tolist() == rows.tolist()
-    assert trainer.position.epoch == 1  # only steps advance it
-
-
 def test_the_time_of_a_step_includes_the_wait_for_its_batch(new_trainer, monkeypatch):
     trainer = new_trainer()
     build = trainer.build

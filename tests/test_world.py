@@ -97,11 +97,6 @@ def test_incomplete_variables_of_torchrun_are_refused(set_variables, names):
     assert missing == {*TORCHRUN} - {*names}
 
 
-def test_a_master_address_alone_is_a_single_process(set_variables):
-    set_variables(**MASTER)
-    assert World.from_environment() == World()
-
-
 @pytest.mark.parametrize(
     "variables",
     [

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,7 +9,6 @@ from typing_extensions import override
 
 from tfm.model.attention import AttentionMask, Heads, MultiHeadAttention, attention_weights
 from tfm.model.build import Model, evaluation_copy
-from tfm.model.layers import DecoderLayer, EncoderLayer
 from tfm.model.recurrent import Recurrent
 
 
@@ -38,11 +36,9 @@ def record_attention(
         if isinstance(model, Recurrent):
             weights = model.attention_weights(source, lengths, target_input)
             return AttentionWeights(encoder=None, decoder=None, cross=weights[None, :, None])
-        encoder_layers = cast("Sequence[EncoderLayer]", model.encoder)
-        decoder_layers = cast("Sequence[DecoderLayer]", model.decoder)
-        encoder = _record([layer.self_attention for layer in encoder_layers])
-        decoder = _record([layer.self_attention for layer in decoder_layers])
-        cross = _record([layer.cross_attention for layer in decoder_layers])
+        encoder = _record([layer.self_attention for layer in model.encoder.layers()])
+        decoder = _record([layer.self_attention for layer in model.decoder.layers()])
+        cross = _record([layer.cross_attention for layer in model.decoder.layers()])
         model(source, lengths, target_input)
     return AttentionWeights(
         encoder=torch.stack(encoder), decoder=torch.stack(decoder), cross=torch.stack(cross)
@@ -54,8 +50,7 @@ def cross_attention(model: Model, source: Tensor, lengths: Tensor, target_input:
     if isinstance(model, Recurrent):
         return record_attention(model, source, lengths, target_input).cross
     model = evaluation_copy(model)
-    layers = cast("Sequence[DecoderLayer]", model.decoder)
-    recorded = _record([layer.cross_attention for layer in layers])
+    recorded = _record([layer.cross_attention for layer in model.decoder.layers()])
     with torch.no_grad():
         model(source, lengths, target_input)
     return torch.stack(recorded)

@@ -70,12 +70,10 @@ class Saver:
         """
         if self._writer is None:
             self._write(info, weights, training_state, subword_files)
-            return
-        self.wait()
-        weights, training_state = self._copies.copy((weights, training_state))
-        self._writing = self._writer.submit(
-            self._write, info, weights, training_state, subword_files
-        )
+        else:
+            self.wait()
+            copies = self._copies.copy((weights, training_state))
+            self._writing = self._writer.submit(self._write, info, *copies, subword_files)
 
     def finish(self) -> None:
         """Wait until everything is written.

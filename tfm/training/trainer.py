@@ -1,7 +1,7 @@
 """The training step: forward, backward and update of one batch."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
@@ -34,7 +34,6 @@ from tfm.training.optimizer import Adam, LossScale, WeightAverage, learning_rate
 from tfm.training.progress import ControlFlags, Heartbeat, PendingStep, Position, no_heartbeat
 
 Poll = Callable[[], ControlFlags]
-StepResult = tuple[PendingStep | None, ControlFlags]
 
 _UNLIMITED = 1 << 30  # tokens of a microbatch
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # names in checkpoints, as in torch
@@ -142,20 +141,21 @@ class Trainer:
         self._num_dropout_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
 
     def batches(self) -> Iterator[StepBatch]:
-        """Yield the batches after the current position, epoch after epoch, without end."""
+        """Yield the batches after the current position, epoch after epoch, without end.
+
+        A GPU computes a step while the next batch is built.
+        """
         position, world = self.position, self._group.world
-        built = self.built(self.batcher.batches(position.epoch, position.examples))
+        planned = self.batcher.batches(position.epoch, position.examples)
+        built: Iterator[StepBatch] = (self.build(rows, epoch=epoch) for epoch, rows in planned)
+        if self._compute.device.type != "cpu":
+            # On a CPU, a thread beside the step gained nothing, and slowed it down at times.
+            built = read_ahead(built)
         while True:
             self._heartbeat(f"step {position.step + 1}, its batch", waits=world.local_rank > 0)
             clock = DeviceClock(self._compute.device)
             clock.mark()
             yield replace(next(built), clock=clock)
-
-    def built(self, batches: Iterable[tuple[int, Rows]]) -> Iterator[StepBatch]:
-        """Build batches, given as epoch and rows; each while a GPU computes the one before."""
-        built = (self.build(rows, epoch=epoch) for epoch, rows in batches)
-        # On a CPU, a thread beside the step gained nothing, and slowed it down at times.
-        return built if self._compute.device.type == "cpu" else read_ahead(built)
 
     def build(self, rows: Rows, *, epoch: int = 1) -> StepBatch:
         """Build this process's microbatches of a step on its device."""
@@ -177,7 +177,9 @@ class Trainer:
             ],
         )
 
-    def step(self, batch: StepBatch, *, poll: Poll = ControlFlags) -> StepResult:
+    def step(
+        self, batch: StepBatch, *, poll: Poll = ControlFlags
+    ) -> tuple[PendingStep | None, ControlFlags]:
         """Train on one batch.
 
         A single process computes it again in smaller microbatches if memory runs out. It launches
