@@ -123,10 +123,10 @@ class Trainer:
         )
         example = self._batch(np.zeros(1, dtype=np.int64))
         self._gradients = build_gradients(loss, self._group, example, shard=run.training.shard)
-        self._optimizer = Adam(filter(_is_trained, loss.parameters()), run.optimizer)
+        trained = self._trained_parameters().values()
+        self._optimizer = Adam(trained, run.optimizer)
         self._average: WeightAverage | None = None
         if run.optimizer.ema is not None:
-            trained = filter(_is_trained, model.parameters())
             self._average = WeightAverage(trained, run.optimizer.ema)
         is_fp16 = compute.dtype == torch.float16
         self._loss_scale = LossScale(compute.device, is_fp16=is_fp16)
@@ -338,6 +338,9 @@ class Trainer:
             for name, parameter in self.model.named_parameters()
         }
 
+    def _trained_parameters(self) -> dict[str, nn.Parameter]:
+        return {name: each for name, each in self.model.named_parameters() if each.requires_grad}
+
     @property
     def _averages(self) -> Mapping[nn.Parameter, Tensor]:
         """The moving averages of trained parameters; empty if the run has none."""
@@ -353,12 +356,12 @@ class Trainer:
                 key: full_tensor(moment, keep=keep)
                 for key, moment in zip(_MOMENTS, self._optimizer.moments[parameter], strict=True)
             }
-            for name, parameter in self.model.named_parameters()
+            for name, parameter in self._trained_parameters().items()
             if parameter in self._optimizer.moments
         }
         trained_weights = {  # of which `weights` returns the average
             name: full_tensor(parameter, keep=keep)
-            for name, parameter in self.model.named_parameters()
+            for name, parameter in self._trained_parameters().items()
             if parameter in self._averages
         }
         has_chosen = self.out_of_memory or self._run.batching.max_tokens is None
@@ -381,17 +384,17 @@ class Trainer:
         Raises:
             LookupError, TypeError, ValueError, ArithmeticError: It is not the state of this model.
         """
-        parameters = {name: p for name, p in self.model.named_parameters() if _is_trained(p)}
-        if set(state["moments"]) not in (set(), set(parameters)):  # none before the first step
-            raise ValueError("the moments are those of other parameters")
-        for name in state["moments"]:
-            moments, parameter = [state["moments"][name][key] for key in _MOMENTS], parameters[name]
-            if any((m.shape, m.dtype) != (parameter.shape, torch.float32) for m in moments):
-                raise ValueError(f"the moments of {name} have another shape or type")
-            first, second = (shard_like(moment, parameter) for moment in moments)
-            self._optimizer.moments[parameter] = first, second
+        trained, moments = self._trained_parameters(), state["moments"]
+        if moments:  # none before the first step
+            first, second = (
+                _by_parameter(trained, {name: pair[key] for name, pair in moments.items()})
+                for key in _MOMENTS
+            )
+            self._optimizer.moments = {each: (first[each], second[each]) for each in first}
         if self._average is not None:
-            _load_weights(parameters, state["trained_weights"])
+            with torch.no_grad():
+                for parameter, weight in _by_parameter(trained, state["trained_weights"]).items():
+                    parameter.copy_(weight)
         self._optimizer.num_updates.fill_(count(state["updates"]))
         self.position = record_from(Position, state["position"])
         gradient = state["gradient"]
@@ -404,19 +407,14 @@ class Trainer:
         self.out_of_memory = count(gradient["out_of_memory"])
 
 
-def _is_trained(parameter: Tensor) -> bool:
-    return parameter.requires_grad
-
-
-@torch.no_grad()
-def _load_weights(parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
-    """Set parameters, sharded or not, to full weights of their shapes; ValueError for others."""
-    if set(weights) != set(parameters):
-        raise ValueError("the trained weights are those of other parameters")
-    for name, parameter in parameters.items():
-        if (weights[name].shape, weights[name].dtype) != (parameter.shape, torch.float32):
-            raise ValueError(f"the trained weight {name} has another shape or type")
-        parameter.copy_(shard_like(weights[name], parameter))
+def _by_parameter(
+    parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> dict[nn.Parameter, Tensor]:
+    """Return full tensors by parameter, sharded like it; raise ValueError if they do not fit."""
+    found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    if found != {name: (each.shape, torch.float32) for name, each in parameters.items()}:
+        raise ValueError("it has tensors of another model")
+    return {each: shard_like(tensors[name], each) for name, each in parameters.items()}
 
 
 def _derive_seed(*numbers: int) -> int:
