@@ -56,6 +56,16 @@ def new_file_or_folder(paths: PathsT) -> PathsT:
     return paths
 
 
+def new_output_folder(path: Path, *, is_own: bool, kind: str, force: bool) -> None:
+    """Raise UsageError unless a folder can be written: a new one, or one of this kind by force."""
+    if path.exists() and not is_own:
+        raise UsageError(f"{path} exists and is no {kind}: choose another folder with --out")
+    if path.exists() and not force:
+        raise UsageError(
+            f"{path} exists: replace it with --force, or choose another folder with --out"
+        )
+
+
 def new_file(path: Path | None) -> Path | None:
     """Return the path; raise UsageError unless a regular file can be created or replaced there."""
     if path is None or path == STANDARD_STREAM:

@@ -15,7 +15,7 @@ from tfm.errors import CheckpointError, DataError
 from tfm.inference.engine import load_vocabulary
 from tfm.inference.lines import ScoredTarget
 from tfm.inference.translator import Translator
-from tfm.stages.export.programs import PROGRAMS, Format, Found, Program, load_program
+from tfm.stages.export.programs import PROGRAMS, Format, Found, Program
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 # Far above the rounding differences of float32 sums, far below the difference of two models.
@@ -26,7 +26,7 @@ _MAX_NATS_PER_TOKEN = 1e-2
 class Difference:
     """A line that tfm (`ours`) and the other program (`theirs`) translate differently.
 
-    At the maximum length, the others omit EOS, but tfm appends it and counts its probability.
+    At the maximum length, CTranslate2 omits EOS, but tfm appends it and counts its probability.
     """
 
     line_number: int  # counted from 1
@@ -91,7 +91,7 @@ def compare(
     if format_ == "onnx":  # its files have no search: greedy is the simplest
         equivalent["beam_size"] = 1
     config = SearchConfig.for_model(info.search, equivalent)
-    program = load_program(export_dir, format_, vocabulary, config)
+    program = PROGRAMS[format_](export_dir, vocabulary, config)
     translator = Translator.load(model_dir, device="cpu", precision="fp32")
     max_positions = getattr(info.run.model, "learned_positions", None)
     ours = [best for [best] in translator.search(lines, config)]
@@ -105,7 +105,7 @@ def compare(
         scored_lines, [our.text for our in compress(ours, fits)], config
     )
     return Agreement(
-        program=PROGRAMS[format_],
+        program=program.name,
         num_lines=len(lines),
         differences=[
             Difference(

@@ -18,6 +18,7 @@ from tfm.stages.models import describe_export
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import find_model
 from tfm.storage.files import atomic_directory
+from tfm.storage.paths import new_output_folder
 
 # Type of the stored weights, and of the computation if the hardware supports it; "none" is float32.
 Quantization = Literal[
@@ -73,7 +74,8 @@ def export(
     model_dir = find_model(path)
     info = load_info(model_dir)
     out_dir = out_dir or _default_folder(path, format_, quantization)
-    _check_out_dir(out_dir, format_, force=force)
+    is_own = (out_dir / _SIGNS[format_]).is_file()
+    new_output_folder(out_dir, is_own=is_own, kind="exported model", force=force)
     if quantization != "none" and format_ not in ("ctranslate2", "argos"):
         raise UsageError(
             f"--quantization is for --format ctranslate2 and argos: {format_} stores weights in "
@@ -111,7 +113,12 @@ def export(
 def _write_ctranslate2(
     folder: Path, model_dir: Path, info: ModelInfo, quantization: Quantization
 ) -> None:
-    _check_library()
+    _check_installed("ctranslate2", remedy=install_command("export"))
+    import ctranslate2
+
+    version = ctranslate2.__version__
+    if tuple(map(int, version.split(".")[:2])) < _MIN_VERSION:
+        raise UsageError(f"CTranslate2 {version} is too old: run {install_command('export')}")
     from tfm.stages.export.specification import check_supported, transformer_spec
 
     config = check_supported(info.run.model)
@@ -170,26 +177,6 @@ def _default_folder(path: Path, format_: Format, quantization: Quantization) -> 
         return path / name
     path = path if path.name.strip(".") else path.resolve()
     return path.with_name(f"{path.name}-{name}")
-
-
-def _check_out_dir(out_dir: Path, format_: Format, *, force: bool) -> None:
-    if out_dir.exists() and not (out_dir / _SIGNS[format_]).is_file():
-        raise UsageError(
-            f"{out_dir} exists and is no exported model: choose another folder with --out"
-        )
-    if out_dir.exists() and not force:
-        raise UsageError(
-            f"{out_dir} exists: replace it with --force, or choose another folder with --out"
-        )
-
-
-def _check_library() -> None:
-    _check_installed("ctranslate2", remedy=install_command("export"))
-    import ctranslate2
-
-    version = ctranslate2.__version__
-    if tuple(map(int, version.split(".")[:2])) < _MIN_VERSION:
-        raise UsageError(f"CTranslate2 {version} is too old: run {install_command('export')}")
 
 
 def _check_installed(package: str, *, remedy: str) -> None:

@@ -1,15 +1,12 @@
 """The model card of an exported model: what its run says about data, settings and quality."""
 
-import contextlib
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tfm import __version__
 from tfm.config import run_toml
 from tfm.data.manifest import Manifest
 from tfm.storage.checkpoint.model_folder import ModelInfo
+from tfm.storage.metrics_log import read_metrics
 
 _CARD = """\
 ---
@@ -93,21 +90,11 @@ def _model(info: ModelInfo) -> str:
 def _quality(model_dir: Path, info: ModelInfo) -> str:
     """Return the validation BLEU of the model, or of the last checkpoint that it averages."""
     step = max(info.averaged, default=info.step)
-    for record in _validations(model_dir):
-        if record["step"] == step and "bleu" in record:
-            return (
-                f"BLEU {record['bleu']:.1f} on the validation text at step {step:,}, beam size "
-                f"{info.run.training.validation_beam}, signature `{record['signature']}`."
-            )
-    return "Not measured yet."
-
-
-def _validations(model_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield the validations of the run that a model folder is in, if it is in one."""
     for run_dir in (model_dir.parent, model_dir.parent.parent):
-        path = run_dir / "metrics.jsonl"
-        for line in path.read_bytes().splitlines() if path.is_file() else ():
-            with contextlib.suppress(ValueError):  # the last line of a killed run may be cut
-                record = json.loads(line)
-                if record["kind"] == "validation":
-                    yield record
+        for record in read_metrics(run_dir).validation:
+            if record["step"] == step and "bleu" in record:
+                return (
+                    f"BLEU {record['bleu']:.1f} on the validation text at step {step:,}, beam size "
+                    f"{info.run.training.validation_beam}, signature `{record['signature']}`."
+                )
+    return "Not measured yet."

@@ -2,7 +2,7 @@
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -17,13 +17,6 @@ from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
 
 Format = Literal["ctranslate2", "huggingface", "onnx", "argos"]
 
-PROGRAMS: dict[Format, str] = {
-    "ctranslate2": "CTranslate2",
-    "huggingface": "transformers",
-    "onnx": "ONNX Runtime",
-    "argos": "CTranslate2",
-}
-
 Array = npt.NDArray[np.float32]
 
 _BATCH_TOKENS = 4_096
@@ -35,11 +28,13 @@ class Found:
 
     token_ids: list[int]  # without BOS and EOS
     log_prob: float  # in nats
-    is_cut: bool  # it has the maximum length, and no EOS
+    is_cut: bool = False  # it has the maximum length, and no EOS
 
 
 class Program(Protocol):
     """Runs an exported model on the CPU, without length penalty."""
+
+    name: str
 
     def translate(self, lines: Sequence[str], limit: int) -> list[Found]:
         """Translate lines that are not empty to at most a number of tokens, without EOS."""
@@ -48,23 +43,10 @@ class Program(Protocol):
         """Return the log probabilities of the tokens and the EOS of each target, in nats."""
 
 
-def load_program(
-    folder: Path, format_: Format, vocabulary: Vocabulary, config: SearchConfig
-) -> Program:
-    """Load an exported model."""
-    match format_:
-        case "ctranslate2":
-            return CTranslate2(folder, vocabulary, config)
-        case "huggingface":
-            return Transformers(folder, config)
-        case "onnx":
-            return OnnxRuntime(folder, vocabulary, config)
-        case "argos":
-            raise ValueError("a package has no model of its own to run")
-
-
 class CTranslate2:
     """CTranslate2, given subword pieces."""
+
+    name = "CTranslate2"
 
     def __init__(self, folder: Path, vocabulary: Vocabulary, config: SearchConfig) -> None:
         import ctranslate2
@@ -118,7 +100,9 @@ class CTranslate2:
 class Transformers:
     """Hugging Face's transformers, given plain text."""
 
-    def __init__(self, folder: Path, config: SearchConfig) -> None:
+    name = "transformers"
+
+    def __init__(self, folder: Path, vocabulary: Vocabulary, config: SearchConfig) -> None:
         transformers: Any = importlib.import_module("transformers")
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
@@ -150,7 +134,7 @@ class Transformers:
         ]
         targets = [output[1 : output.index(EOS)] for output in outputs]
         return [
-            Found(token_ids=token_ids, log_prob=sum(log_probs), is_cut=False)
+            Found(token_ids=token_ids, log_prob=sum(log_probs))
             for token_ids, log_probs in zip(targets, self.log_probs(lines, targets), strict=True)
         ]
 
@@ -174,6 +158,8 @@ class Transformers:
 
 class OnnxRuntime:
     """ONNX Runtime with greedy search, given token ids."""
+
+    name = "ONNX Runtime"
 
     def __init__(self, folder: Path, vocabulary: Vocabulary, config: SearchConfig) -> None:
         import onnxruntime
@@ -200,16 +186,15 @@ class OnnxRuntime:
 
     def _translate(self, step: Callable[[int], Array], limit: int) -> Found:
         tokens, log_prob = [BOS], 0.0
-        while tokens[-1] != EOS and len(tokens) <= limit + 1:
+        while tokens[-1] != EOS:
             log_probs = step(tokens[-1])
             allowed = log_probs.copy()
             allowed[[PAD, BOS, UNK]] = -np.inf
             if len(tokens) <= self._config.min_length:
                 allowed[EOS] = -np.inf
-            tokens.append(int(allowed.argmax()))
+            tokens.append(int(allowed.argmax()) if len(tokens) <= limit else EOS)
             log_prob += float(log_probs[tokens[-1]])
-        is_cut = tokens[-1] != EOS
-        return Found(token_ids=tokens[1:-1], log_prob=log_prob, is_cut=is_cut)
+        return Found(token_ids=tokens[1:-1], log_prob=log_prob)
 
     def _start(self, line: str) -> Callable[[int], Array]:
         """Encode a line; return the step from a token to the log probabilities [V] of the next."""
@@ -234,3 +219,11 @@ class OnnxRuntime:
             return log_probs
 
         return step
+
+
+# By the formats that can be run: a package of Argos Translate holds a model for CTranslate2.
+PROGRAMS: Mapping[Format, type[CTranslate2 | Transformers | OnnxRuntime]] = {
+    "ctranslate2": CTranslate2,
+    "huggingface": Transformers,
+    "onnx": OnnxRuntime,
+}

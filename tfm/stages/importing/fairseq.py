@@ -12,7 +12,15 @@ from torch import Tensor
 from tfm.data.foreign_subword import text_pieces, with_vocabulary, word_model
 from tfm.data.text import read_lines
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.stages.importing.foreign import ForeignModel, Tokens, joint_or_separate, renumber
+from tfm.stages.importing.foreign import (
+    ACTIVATIONS,
+    ForeignModel,
+    Tokens,
+    check_supported,
+    chosen_languages,
+    joint_or_separate,
+    renumber,
+)
 from tfm.stages.importing.pickles import Record, load_pickle
 
 # The first ids of each dictionary. Translations start with </s>, and positions after that of <pad>.
@@ -20,7 +28,6 @@ _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 _PAD, _EOS, _UNK = 1, 2, 3
 _FIRST_POSITION = _PAD + 1
 _MAX_POSITIONS = 1024  # fairseq's default
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 _UNSUPPORTED = (
     "no_token_positional_embeddings",
     "no_scale_embedding",
@@ -79,12 +86,7 @@ def read_fairseq(path: Path, languages: tuple[str | None, str | None]) -> tuple[
         f"{side}_embedding": _positions(weights, arguments, stack, side)
         for stack, side in (("encoder", "source"), ("decoder", "target"))
     }
-    source, target = (
-        given or arguments.get(f"{side}_lang")
-        for given, side in zip(languages, ("source", "target"), strict=True)
-    )
-    if not isinstance(source, str) or not isinstance(target, str):
-        raise UsageError(f"{path} names no languages: give --source and --target")
+    source, target = chosen_languages(languages, arguments, path)
     segmenters = _segmenters(path.parent, (source, target))
     tokens, models = _read_vocabulary(path.parent, (source, target), segmenters, embeddings)
     model = ForeignModel(
@@ -125,10 +127,9 @@ def _settings(arguments: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if encoder != decoder:
             unsupported.append(f"encoder_{name} {encoder} with decoder_{name} {decoder}")
     activation = arguments.get("activation_fn", "relu")
-    if activation not in _ACTIVATIONS:
+    if activation not in ACTIVATIONS:
         unsupported.append(f"activation_fn {activation}")
-    if unsupported:
-        raise UsageError(f"{path} cannot be imported: tfm has no {' or '.join(unsupported)}")
+    check_supported(unsupported, path)
     try:
         return {
             "num_encoder_layers": arguments["encoder_layers"],
@@ -137,7 +138,7 @@ def _settings(arguments: Mapping[str, Any], path: Path) -> dict[str, Any]:
             "d_ff": arguments["encoder_ffn_embed_dim"],
             "num_heads": arguments["encoder_attention_heads"],
             "norm": "pre" if arguments.get("encoder_normalize_before") else "post",
-            "activation": _ACTIVATIONS[activation],
+            "activation": ACTIVATIONS[activation],
             "dropout": arguments.get("dropout", 0.1),
             "embedding_dropout": arguments.get("dropout", 0.1),
             "attention_dropout": arguments.get("attention_dropout", 0.0),

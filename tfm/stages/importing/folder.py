@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfm.errors import UsageError
 from tfm.stages.importing.fairseq import find_checkpoint, read_fairseq
 from tfm.stages.importing.foreign import convert
 from tfm.stages.importing.marian import is_marian, read_marian
 from tfm.storage.checkpoint.model_folder import CONFIG, Ancestor, ModelInfo
 from tfm.storage.checkpoint.model_tensors import save_checkpoint
 from tfm.storage.files import read_json, sha256_of
+from tfm.storage.paths import new_output_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,9 @@ def import_model(
     """
     folder = path if path.is_dir() else path.parent
     out_dir = out_dir or folder.resolve().with_name(f"{folder.resolve().name}-tfm")
-    _check_out_dir(out_dir, force=force)
+    config = out_dir / CONFIG
+    is_own = config.is_file() and "fingerprint" in read_json(config)
+    new_output_folder(out_dir, is_own=is_own, kind="model folder", force=force)
     if path.is_dir() and is_marian(path):
         model, takes_tokens = read_marian(path, (source, target)), False
     else:
@@ -75,13 +77,3 @@ def import_model(
         max_positions=getattr(run.model, "learned_positions", None),
         takes_tokens=takes_tokens,
     )
-
-
-def _check_out_dir(out_dir: Path, *, force: bool) -> None:
-    config = out_dir / CONFIG
-    if out_dir.exists() and not (config.is_file() and "fingerprint" in read_json(config)):
-        raise UsageError(f"{out_dir} exists and is no model folder: choose another one with --out")
-    if out_dir.exists() and not force:
-        raise UsageError(
-            f"{out_dir} exists: replace it with --force, or choose another folder with --out"
-        )

@@ -19,6 +19,8 @@ from tfm.model.build import empty_model
 # Added to the logits of copies of other tokens. Beside a probability of 1, e^-100 is 0 in float32,
 # but label smoothing still gives a sensible loss.
 _COPY_BIAS = -100.0
+# By the names that transformers and fairseq give them.
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 _SPECIAL_PIECES = ("<pad>", "<s>", "</s>", "<unk>")
 # Sub-layers of fairseq, by whether they read hidden states or write them.
 _READS = {
@@ -115,12 +117,27 @@ def renumber(
     )
 
 
+def check_supported(unsupported: Sequence[str], path: Path) -> None:
+    """Raise UsageError if a model has something that tfm has not."""
+    if unsupported:
+        raise UsageError(f"{path} cannot be imported: tfm has no {' or '.join(unsupported)}")
+
+
+def chosen_languages(
+    given: tuple[str | None, str | None], named: Mapping[str, Any], path: Path
+) -> tuple[str, str]:
+    """Return the given languages, or those that the model's files name."""
+    source, target = given[0] or named.get("source_lang"), given[1] or named.get("target_lang")
+    if not isinstance(source, str) or not isinstance(target, str):
+        raise UsageError(f"{path} names no languages: give --source and --target")
+    return source, target
+
+
 def joint_or_separate(models: Sequence[bytes], origin: Path) -> Vocabulary:
     """Return the vocabulary of two subword models, which is joint if they are equal."""
     source = SubwordModel(models[0], origin=origin)
-    if models[0] == models[1]:
-        return Vocabulary(source, source)
-    return Vocabulary(source, SubwordModel(models[1], origin=origin))
+    is_joint = models[0] == models[1]
+    return Vocabulary(source, source if is_joint else SubwordModel(models[1], origin=origin))
 
 
 def convert(model: ForeignModel) -> tuple[RunConfig, dict[str, Tensor]]:

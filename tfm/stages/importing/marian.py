@@ -12,13 +12,20 @@ from torch import Tensor
 from tfm.data.foreign_subword import text_pieces, with_vocabulary
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.model.embedding import sinusoidal_encoding
-from tfm.stages.importing.foreign import ForeignModel, Tokens, joint_or_separate, renumber
+from tfm.stages.importing.foreign import (
+    ACTIVATIONS,
+    ForeignModel,
+    Tokens,
+    check_supported,
+    chosen_languages,
+    joint_or_separate,
+    renumber,
+)
 from tfm.stages.importing.pickles import load_pickle
 from tfm.storage.files import read_json
 
 CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 _MAX_POSITION_ERROR = 1e-3  # tables may be in fp16
 
 
@@ -43,9 +50,11 @@ def read_marian(folder: Path, languages: tuple[str | None, str | None]) -> Forei
     _check_positions(weights, settings["d_model"], path)
     output_bias = weights.pop("final_logits_bias", None)
     tokens, models = _read_vocabulary(folder, config, embeddings)
+    tokenizer = folder / "tokenizer_config.json"
+    named = read_json(tokenizer) if tokenizer.is_file() else {}
     return ForeignModel(
         path=path,
-        languages=_languages(folder, languages),
+        languages=chosen_languages(languages, named, folder),
         settings=settings,
         weights={name.removeprefix("model."): each for name, each in weights.items()},
         embeddings=embeddings,
@@ -87,16 +96,15 @@ def _settings(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     except KeyError as error:
         raise DataError(f"{folder / CONFIG} has no {error.args[0]}: download it again") from error
     unsupported = [f"{name} that differ" for name, (one, other) in pairs.items() if one != other]
-    if activation not in _ACTIVATIONS:
+    if activation not in ACTIVATIONS:
         unsupported.append(f"activation_function {activation}")
     if not config.get("scale_embedding"):
         unsupported.append("embeddings that are not scaled")
-    if unsupported:
-        raise UsageError(f"{folder} cannot be imported: tfm has no {' or '.join(unsupported)}")
+    check_supported(unsupported, folder)
     return settings | {
         "d_ff": pairs["ffn_dim"][0],
         "num_heads": pairs["attention_heads"][0],
-        "activation": _ACTIVATIONS[activation],
+        "activation": ACTIVATIONS[activation],
         "norm": "post",
     }
 
@@ -173,13 +181,3 @@ def _tokens(
             f"the vocabulary in {folder} does not fit {CONFIG} and the weights: download them again"
         ) from error
     return renumber(pieces, pad=pad, start=start, eos=eos, unk=unk, more_pieces=more_pieces)
-
-
-def _languages(folder: Path, given: tuple[str | None, str | None]) -> tuple[str, str]:
-    """Return the given languages, or those that the tokenizer's settings name."""
-    path = folder / "tokenizer_config.json"
-    named = read_json(path) if path.is_file() else {}
-    source, target = given[0] or named.get("source_lang"), given[1] or named.get("target_lang")
-    if not isinstance(source, str) or not isinstance(target, str):
-        raise UsageError(f"{folder} names no languages: give --source and --target")
-    return source, target
