@@ -91,7 +91,8 @@ def make_dataset() -> Callable[..., Path]:
     """Make a binarized dataset of sentence pairs in a folder."""
 
     def make(folder: Path, splits: dict[str, list[tuple[str, str]]], **subword: Any) -> Path:
-        manifest = Manifest.create(folder, name="tiny", source="en", target="de", settings={})
+        manifest = Manifest.draft(folder, name="tiny", source="en", target="de", settings={})
+        manifest.save()
         for split, pairs in splits.items():
             for side, language in enumerate(("en", "de")):
                 text = "".join(f"{pair[side]}\n" for pair in pairs)

@@ -45,7 +45,7 @@ def other_data(tmp_path_factory, data_dir):
             text = "".join(f"{pair[number].upper()}\n" for pair in pairs)
             (folder / f"{split}.{language}").write_text(text)
     settings = {"task": "translation", "subword": {}, "binarize": {}, "search": {}}
-    Manifest.create(folder, name="other", source="en", target="de", settings=settings)
+    Manifest.draft(folder, name="other", source="en", target="de", settings=settings).save()
     learn_bpe(folder, SubwordConfig(subwords=(str(data_dir),)))
     binarize(folder, BinarizeConfig())
     return folder

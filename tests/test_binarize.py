@@ -35,7 +35,7 @@ def write_split(folder, split, pairs):
 
 
 def make_dataset(folder, **splits):
-    Manifest.create(folder, name="x", source="en", target="de", settings={})
+    Manifest.draft(folder, name="x", source="en", target="de", settings={}).save()
     for split, pairs in splits.items():
         write_split(folder, split, pairs)
     learn_bpe(folder, SUBWORD)

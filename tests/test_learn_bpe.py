@@ -17,7 +17,8 @@ CONFIG = SubwordConfig(vocab_size=300)
 
 
 def make_dataset(folder, source=ENGLISH, target=GERMAN):
-    manifest = Manifest.create(folder, name="x", source="en", target="de", settings={})
+    manifest = Manifest.draft(folder, name="x", source="en", target="de", settings={})
+    manifest.save()
     for language, lines in (("en", source), ("de", target)):
         path = manifest.text_path("train", language)
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import io
-import json
 import os
 import tarfile
 
@@ -183,19 +182,6 @@ def test_settings_of_a_check_are_refused_before_anything_is_written(data_dir, re
     with pytest.raises(UsageError, match="the script of the language 'xx' is not known"):
         prepare_text(changed, overrides={"cleaning": {"drop_other_script": True}})
     assert not data_dir.exists()
-
-
-def test_a_dataset_of_an_older_version_without_some_rules_is_up_to_date(data_dir, prepare_text):
-    prepare_text()
-    path = data_dir / "manifest.json"
-    record = json.loads(path.read_text())
-    cleaning = record["steps"]["clean"]["inputs"]["cleaning"]
-    older = ("normalize_space", "drop_empty", "max_characters", "max_length_ratio",
-             "drop_duplicates", "drop_copies")  # fmt: skip
-    record["steps"]["clean"]["inputs"]["cleaning"] = {name: cleaning[name] for name in older}
-    path.write_text(json.dumps(record))
-    assert not prepare_text().is_new
-    assert prepare_text(overrides={"cleaning": {"drop_mojibake": True}}).is_new
 
 
 def test_validation_and_test_text_keep_every_line_unchanged(data_dir, prepare_text):

@@ -23,8 +23,6 @@ _PIECE_FIELDS = {"unk": 45, "bos": 46, "eos": 47, "pad": 48}
 _MODEL_TYPE, _WORD, _NORMALIZER_NAME = 3, 3, 1
 _VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
 
-_SAMPLE_LINES, _PIECES_PER_LINE = 200, 20
-
 
 def load_subword_models(paths: Sequence[Path]) -> list[SubwordModel]:
     """Read the joint model, or those of source and target, that a user names.
@@ -99,7 +97,7 @@ def with_fixed_ids(content: bytes, *, origin: Path) -> bytes:
     ordinary = [number for number in range(len(pieces)) if number not in present]
     settings = b"".join(_number(field, _SPECIAL[name]) for name, field in _ID_FIELDS.items())
     settings += b"".join(_text(_PIECE_FIELDS[name], piece) for name, piece in missing.items())
-    mapped = b"".join(
+    return b"".join(
         [
             *(_field(_PIECES, piece) for piece in [*special, *(pieces[i] for i in ordinary)]),
             # Of a field that a message has twice, the last one counts.
@@ -110,10 +108,6 @@ def with_fixed_ids(content: bytes, *, origin: Path) -> bytes:
             ),
         ]
     )
-    new_ids = {old: new for new, old in enumerate(ordinary, len(_SPECIAL))}
-    new_ids |= {ids[name]: number for name, number in _SPECIAL.items() if name not in missing}
-    _check_equal(original, _load(mapped, origin), new_ids, origin)
-    return mapped
 
 
 def text_pieces(content: bytes, *, origin: Path) -> list[str]:
@@ -192,35 +186,6 @@ def _assemble(vocabulary: Sequence[str], pieces: Iterable[bytes], others: Iterab
     )
     all_pieces = (_field(_PIECES, piece) for piece in (*special, *pieces))
     return b"".join([*all_pieces, *others, _field(_TRAINER_SPEC, settings)])
-
-
-def _check_equal(
-    original: sentencepiece.SentencePieceProcessor,
-    mapped: sentencepiece.SentencePieceProcessor,
-    new_ids: dict[int, int],
-    origin: Path,
-) -> None:
-    """Raise DataError unless both models encode a sample of text made of pieces alike."""
-    special = [getattr(mapped, f"{name}_id")() for name in _SPECIAL]
-    is_equal = special == list(_SPECIAL.values())
-    for line in _sample(original):
-        is_equal &= [new_ids[i] for i in original.EncodeAsIds(line)] == mapped.EncodeAsIds(line)
-    if not is_equal:
-        raise DataError(
-            f"{origin} has special ids that cannot be mapped without changing how text is encoded: "
-            f"train a SentencePiece model with pad_id={PAD}, bos_id={BOS}, eos_id={EOS}, "
-            f"unk_id={UNK}"
-        )
-
-
-def _sample(model: sentencepiece.SentencePieceProcessor) -> Iterator[str]:
-    """Yield lines of text that together hold pieces of the whole vocabulary."""
-    is_text = [not (model.IsControl(i) or model.IsUnknown(i)) for i in range(len(model))]
-    pieces = [model.IdToPiece(i) for i, is_kept in enumerate(is_text) if is_kept]
-    stride = max(1, len(pieces) // (_SAMPLE_LINES * _PIECES_PER_LINE))
-    chosen = pieces[::stride]
-    for start in range(0, len(chosen), _PIECES_PER_LINE):
-        yield "".join(chosen[start : start + _PIECES_PER_LINE]).replace(SPACE_MARK, " ")
 
 
 def _load(content: bytes, origin: Path) -> sentencepiece.SentencePieceProcessor:

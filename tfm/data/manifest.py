@@ -3,12 +3,12 @@
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate, count, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
-from tfm.config import CleaningConfig, Table, Task, settings_to
+from tfm.config import Table, Task
 from tfm.config.schema import from_table
 from tfm.errors import DataError, UsageError
 from tfm.storage.files import read_json, sha256_of, write_json
@@ -22,9 +22,6 @@ BINARIZE = "binarize"  # the step that turns text into token ids
 # Several languages on one side are joined by +, as in de+fr.
 LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(\+[A-Za-z][A-Za-z0-9_-]*)*")
 Language = Annotated[str, LANGUAGE]
-
-# Settings in manifests of older versions, and their present names.
-_OLDER_NAMES = {"jobs": "threads", "num_threads": "threads"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +103,6 @@ class Manifest:
         self._content = content
 
     @classmethod
-    def create(
-        cls, data_dir: Path, *, name: str, source: str, target: str, settings: Table
-    ) -> "Manifest":
-        """Write the manifest of a dataset; arguments and errors are those of `draft`."""
-        manifest = cls.draft(data_dir, name=name, source=source, target=target, settings=settings)
-        manifest.save()
-        return manifest
-
-    @classmethod
     def draft(
         cls,
         data_dir: Path,
@@ -156,19 +144,13 @@ class Manifest:
 
     def settings(self, section: str) -> dict[str, Any]:
         """Return the settings of the recipe in a section such as "subword"."""
-        settings = getattr(self._content.settings, section)
-        # "jobs" was 0 for one per core, which is now the meaning of no value.
-        return {
-            _OLDER_NAMES.get(name, name): value
-            for name, value in settings.items()
-            if (name, value) != ("jobs", 0)
-        }
+        return dict(getattr(self._content.settings, section))
 
     @property
     def normalizes_space(self) -> bool:
         """Whether the clean step normalized the white space of the training text."""
         cleaning = (self.inputs("clean") or {}).get("cleaning", {})
-        return bool(cleaning.get("normalize_space", CleaningConfig().normalize_space))
+        return bool(cleaning.get("normalize_space", True))
 
     def text_path(self, split: str, language: str) -> Path:
         """Return the path of the text of a split in one language."""
@@ -261,20 +243,21 @@ class Manifest:
         return {} if done is None else dict(done.result)
 
     def training_texts(self) -> list[TrainingText]:
-        """Return the texts of the training split; empty if an older version prepared it.
+        """Return the texts of the training split; empty if no recipe prepared it.
 
         Raises:
             DataError: Their record is damaged.
         """
         names = [item.name for item in fields(TrainingText)]
+        steps = ("clean", *self.appended())
         try:
-            results = [self.result(step)["train"] for step in ("clean", *self.appended())]
-            entries = [dict(entry) for result in results for entry in result["texts"]]
-            tables = [{name: each[name] for name in names if name in each} for each in entries]
-            return [from_table(TrainingText, table) for table in tables if "name" in table]
-        except KeyError:  # not prepared by a recipe
-            return []
-        except (TypeError, ValueError) as error:
+            entries = [
+                {name: value for name, value in entry.items() if name in names}
+                for step in steps
+                for entry in self.result(step).get("train", {}).get("texts", [])
+            ]
+            return [from_table(TrainingText, entry) for entry in entries]
+        except (AttributeError, TypeError, ValueError) as error:
             raise DataError(
                 f"{self.data_dir / 'manifest.json'} is damaged ({error}): prepare the dataset again"
             ) from error
@@ -329,24 +312,11 @@ def _read(data_dir: Path) -> _Content:
             f"{FORMAT}: prepare the dataset again"
         )
     try:
-        content = from_table(_Content, record)
-        if any(
-            not isinstance(step.inputs.get("cleaning", {}), dict) for step in content.steps.values()
-        ):
-            raise ValueError("cleaning is not a table")
+        return from_table(_Content, record)
     except ValueError as error:
         raise DataError(
             f"{path} is damaged ({error}): delete it and prepare the dataset again"
         ) from error
-    return replace(content, steps={name: _complete(step) for name, step in content.steps.items()})
-
-
-def _complete(step: _Step) -> _Step:
-    """Add the rules of cleaning that an older version did not have, which are off by default."""
-    if "cleaning" not in step.inputs:
-        return step
-    cleaning = {**settings_to(CleaningConfig()), **step.inputs["cleaning"]}
-    return replace(step, inputs={**step.inputs, "cleaning": cleaning})
 
 
 def newest_dataset(root: Path) -> Path:
