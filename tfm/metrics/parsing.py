@@ -1,10 +1,11 @@
 """Labeled bracket F1 of a parser's output lines."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from tfm.data.trees.brackets import parse_tree_line
-from tfm.data.trees.symbols import Repairs, restore
+from tfm.data.trees.symbols import restore
 from tfm.data.trees.tree import TRACE, UNTAGGED, Leaf, Tree, walk
 from tfm.errors import DataError, UsageError
 from tfm.metrics.brackets import CUTOFF_LENGTH, BracketScore, score_brackets
@@ -54,7 +55,7 @@ def bracket_f1(
         details["tagging accuracy"] = counts.tagging_accuracy
     details |= {"errors": counts.errors, "skipped": counts.skipped}
     if repairs is not None:
-        details["repairs"] = repairs.total
+        details["repairs"] = repairs.total()
     return MetricScore(
         name="bracket-f1",
         label="bracket F1",
@@ -67,7 +68,7 @@ def bracket_f1(
 
 def _score(
     lines: Sequence[str], gold: Sequence[Tree], name: str
-) -> tuple[BracketScore, Repairs | None]:
+) -> tuple[BracketScore, Counter[str] | None]:
     """Return the score and the repairs that symbols needed; None for trees in brackets."""
     if not _are_symbols(lines):
         trees = [
@@ -75,12 +76,12 @@ def _score(
             for number, line in enumerate(lines, start=1)
         ]
         return score_brackets(gold, trees), None
-    repairs = Repairs()
+    repairs: Counter[str] = Counter()
     restored = []
     for line, gold_tree in zip(lines, gold, strict=True):
         tree, tree_repairs = restore(line.split(), _words(gold_tree))
         restored.append(tree)
-        repairs.add(tree_repairs)
+        repairs.update(tree_repairs)
     return score_brackets(gold, restored), repairs
 
 

@@ -13,7 +13,7 @@ import torch
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.data.trees.brackets import bracketed
-from tfm.data.trees.symbols import Repairs, restore
+from tfm.data.trees.symbols import restore
 from tfm.errors import UsageError
 from tfm.inference.batches import ChunkT
 from tfm.inference.documents import paragraphs_of
@@ -66,7 +66,7 @@ def generate(
         raise UsageError(f"mbr compares texts, but {plan.models[0]} writes trees: leave it out")
     _record_generation(plan, runs_dir)
     proofs: Counter[bool | None] = Counter()
-    repairs = Repairs()
+    repairs: Counter[str] = Counter()
     num_done = 0 if output is None else output.num_lines
     opened = _open(plan, plan.prefixes, inference, num_processes, num_done=num_done)
     with opened as (engine, vocabulary, reader, bar):
@@ -91,7 +91,7 @@ def generate(
     since = f", from line {num_done + 1:,}" if num_done else ""
     _say_proofs(proofs, config, since)
     if plan.task == "parsing":
-        kinds = [f"{n:,} {kind.replace('_', ' ')}" for kind, n in vars(repairs).items() if n]
+        kinds = [f"{n:,} {kind}" for kind, n in repairs.items()]
         say(f"generate: repairs to the trees{since}: {', '.join(kinds) or 'none'}")
 
 
@@ -158,12 +158,12 @@ def _words(line: str, vocabulary: Vocabulary) -> list[str]:
     return [word for word, text in zip(words, vocabulary.clean(words), strict=True) if text]
 
 
-def _restore_tree(output: Translation, words: Sequence[str], repairs: Repairs) -> Translation:
+def _restore_tree(output: Translation, words: Sequence[str], repairs: Counter[str]) -> Translation:
     """Replace a parser's symbols by a tree over the words of the sentence."""
     if not words:
         return replace(output, text="")
     tree, tree_repairs = restore(output.text.split(), words)
-    repairs.add(tree_repairs)
+    repairs.update(tree_repairs)
     return replace(output, text=bracketed(tree))
 
 

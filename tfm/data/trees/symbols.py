@@ -5,48 +5,12 @@ brackets are labeled, and XX stands for each word with its part of speech.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
 
 from tfm.data.trees.tree import TOP, UNTAGGED, Leaf, Tree, TreeBuilder, walk
 
 _BRACKET = re.compile(r"[()][^\s()]+")
-
-
-@dataclass(kw_only=True)
-class Repairs:
-    """The repairs of `restore`; all zero if the symbols were a tree of the sentence.
-
-    Attributes:
-        missing_closings: Constituents closed with one around them, or at the end.
-        superfluous_closings: Closing brackets dropped because no constituent was open.
-        mismatched_closings: Closing brackets with the label of no open constituent, which close the
-            innermost.
-        missing_leaves: Words without a symbol, added to the end of the outermost constituent.
-        superfluous_leaves: Symbols of words dropped after the last word.
-        empty_constituents: Constituents dropped because they have no words.
-        outside_root: Words and constituents moved into the outermost constituent.
-        unknown_symbols: Other symbols, dropped.
-    """
-
-    missing_closings: int = 0
-    superfluous_closings: int = 0
-    mismatched_closings: int = 0
-    missing_leaves: int = 0
-    superfluous_leaves: int = 0
-    empty_constituents: int = 0
-    outside_root: int = 0
-    unknown_symbols: int = 0
-
-    @property
-    def total(self) -> int:
-        """The number of repairs of all kinds."""
-        return sum(getattr(self, item.name) for item in fields(self))
-
-    def add(self, other: "Repairs") -> None:
-        """Add the counts of another tree."""
-        for item in fields(self):
-            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
 
 def linearize(tree: Tree) -> list[str]:
@@ -57,11 +21,22 @@ def linearize(tree: Tree) -> list[str]:
     ]
 
 
-def restore(symbols: Iterable[str], words: Sequence[str]) -> tuple[Tree, Repairs]:
+def restore(symbols: Iterable[str], words: Sequence[str]) -> tuple[Tree, Counter[str]]:
     """Build a tree from a model's symbols and the words of the sentence, at least one.
 
     Returns:
-        A tree of exactly these words, with XX as parts of speech, and the necessary repairs.
+        A tree of exactly these words, with XX as parts of speech, and the number of necessary
+        repairs of each kind:
+
+        - missing closings: Constituents closed with one around them, or at the end.
+        - superfluous closings: Closing brackets dropped because no constituent was open.
+        - mismatched closings: Closing brackets with the label of no open constituent, which close
+          the innermost.
+        - missing leaves: Words without a symbol, added to the end of the outermost constituent.
+        - superfluous leaves: Symbols of words dropped after the last word.
+        - empty constituents: Constituents dropped because they have no words.
+        - outside root: Words and constituents moved into the outermost constituent.
+        - unknown symbols: Other symbols, dropped.
     """
     if not words:
         raise ValueError("a tree has at least one word")
@@ -70,7 +45,7 @@ def restore(symbols: Iterable[str], words: Sequence[str]) -> tuple[Tree, Repairs
         if symbol == UNTAGGED:
             tree.add_next_leaf()
         elif not _BRACKET.fullmatch(symbol):
-            tree.repairs.unknown_symbols += 1
+            tree.repairs["unknown symbols"] += 1
         elif symbol[0] == "(":
             tree.open(symbol[1:])
         else:
@@ -83,28 +58,29 @@ class _Restoration(TreeBuilder):
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__()
-        self.repairs = Repairs()
+        self.repairs: Counter[str] = Counter()
         self._leaves = iter([Leaf(UNTAGGED, word) for word in words])
         self._root_has_ended = False
 
     def open(self, label: str) -> None:
-        self.repairs.outside_root += self._root_has_ended and self.depth == 1
+        self._note_if_outside_root()
         super().open(label)
 
     def close(self) -> Tree | None:
         tree = super().close()
-        self.repairs.empty_constituents += tree is None
+        if tree is None:
+            self.repairs["empty constituents"] += 1
         return tree
 
     def add_next_leaf(self) -> None:
         leaf = next(self._leaves, None)
         if leaf is None:
-            self.repairs.superfluous_leaves += 1
+            self.repairs["superfluous leaves"] += 1
             return
         if not self.depth:
             self.open(TOP)
             self._root_has_ended = True
-        self.repairs.outside_root += self._root_has_ended and self.depth == 1
+        self._note_if_outside_root()
         self.add(leaf)
 
     def close_label(self, label: str) -> None:
@@ -116,24 +92,28 @@ class _Restoration(TreeBuilder):
             self._close_down_to(1)
             self._root_has_ended = True
         elif self.depth > 1:
-            self.repairs.mismatched_closings += 1
+            self.repairs["mismatched closings"] += 1
             self.close()
         else:
-            self.repairs.superfluous_closings += 1
+            self.repairs["superfluous closings"] += 1
 
     def finish(self) -> Tree:
         self._close_down_to(1)
         if not self.depth:
             self.open(TOP)
         elif not self._root_has_ended:
-            self.repairs.missing_closings += 1
+            self.repairs["missing closings"] += 1
         for leaf in self._leaves:
-            self.repairs.missing_leaves += 1
+            self.repairs["missing leaves"] += 1
             self.add(leaf)
         return self.root()
+
+    def _note_if_outside_root(self) -> None:
+        if self._root_has_ended and self.depth == 1:
+            self.repairs["outside root"] += 1
 
     def _close_down_to(self, depth: int) -> None:
         """Close unclosed constituents until `depth` of them are open."""
         while self.depth > depth:
-            self.repairs.missing_closings += 1
+            self.repairs["missing closings"] += 1
             self.close()

@@ -1,7 +1,6 @@
 """Constituency trees, and their normal form for training and scoring parsers."""
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -102,7 +101,6 @@ class TreeBuilder:
 
     def __init__(self) -> None:
         self._open: list[tuple[str, list[Node]]] = []
-        self._depths: defaultdict[str, list[int]] = defaultdict(list)  # {label: of open ones}
 
     @property
     def depth(self) -> int:
@@ -111,8 +109,8 @@ class TreeBuilder:
 
     def innermost(self, label: str) -> int:
         """Return the depth, from 1, of the innermost open constituent with a label; 0 if none."""
-        depths = self._depths.get(label)
-        return depths[-1] if depths else 0
+        depths = range(self.depth, 0, -1)
+        return next((depth for depth in depths if self._open[depth - 1][0] == label), 0)
 
     def root(self) -> Tree:
         """Return the outermost constituent, which is still open."""
@@ -122,7 +120,6 @@ class TreeBuilder:
     def open(self, label: str) -> None:
         """Open a constituent."""
         self._open.append((label, []))
-        self._depths[label].append(self.depth)
 
     def add(self, leaf: Leaf) -> None:
         """Add a word to the innermost constituent."""
@@ -131,7 +128,6 @@ class TreeBuilder:
     def close(self) -> Tree | None:
         """Close the innermost constituent; return None if it is empty and therefore dropped."""
         label, children = self._open.pop()
-        self._depths[label].pop()
         if not children:
             return None
         tree = Tree(label, tuple(children))
