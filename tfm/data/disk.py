@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from tfm.errors import DataError
 from tfm.reporting import say
-
-_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,9 @@ def check_disks(needs: Sequence[DiskNeed]) -> None:
         summary = f"{' and '.join(outermost)} will take {_format_needs(disk_needs)}"
         if total > free:
             remedy = _remedy(disk_needs, total - free)
-            problems.append(f"{summary}, but only {format_size(free)} are free there: {remedy}")
+            problems.append(f"{summary}, but only {decimal(free)} are free there: {remedy}")
         else:
-            say(f"disk: {summary}; {format_size(free)} are free there")
+            say(f"disk: {summary}; {decimal(free)} are free there")
     if problems:
         raise DataError("; ".join(problems))
 
@@ -64,24 +64,16 @@ def _remedy(needs: Sequence[DiskNeed], num_bytes: int) -> str:
     return ", or ".join(sufficient) or ", and ".join(freed)
 
 
-def format_size(num_bytes: int) -> str:
-    """Return a size with its unit, such as 1.5 GB."""
-    for size, unit in _UNITS:
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} bytes"
-
-
 def _format_needs(needs: Sequence[DiskNeed]) -> str:
     total = sum(need.num_bytes for need in needs)
     prefix = "at least" if any(need.is_lower_bound for need in needs) else "about"
     contents = ", ".join(
-        f"{need.content} {'at least ' * need.is_lower_bound}{format_size(need.num_bytes)}"
+        f"{need.content} {'at least ' * need.is_lower_bound}{decimal(need.num_bytes)}"
         if need.num_bytes
         else f"{need.content} of unknown size"
         for need in needs
     )
-    return f"{f'{prefix} {format_size(total)}' if total else 'an unknown amount'} ({contents})"
+    return f"{f'{prefix} {decimal(total)}' if total else 'an unknown amount'} ({contents})"
 
 
 def _disk(folder: Path) -> int:

@@ -46,7 +46,8 @@ def likely_encoding(path: Path, language: str) -> str | None:
         while lines := file.readlines(_SAMPLE_BYTES):
             broken = b"".join(line for line in lines if not _is_utf8(line))
             if broken:
-                return _guess(broken, language)
+                code_page = _CODE_PAGES.get(language[:2].lower(), "WINDOWS-1252")
+                return unicode_encoding(broken) or code_page
     return None
 
 
@@ -82,8 +83,3 @@ def _is_utf8(line: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _guess(text: bytes, language: str) -> str:
-    code_page = _CODE_PAGES.get(language[:2].lower(), "WINDOWS-1252")
-    return unicode_encoding(text) or code_page

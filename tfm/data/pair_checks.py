@@ -90,8 +90,8 @@ def pair_checks(config: CleaningConfig, source: str, target: str) -> list[Check]
     checks: list[Check] = []
     sides = [_codes(source), _codes(target)]
     if config.drop_other_script:
-        allowed = [frozenset[str]().union(*map(_scripts, codes)) for codes in sides]
-        checks.append(("other_script", partial(_any_side, _is_in_other_script, allowed)))
+        scripts = [frozenset[str]().union(*map(_scripts, codes)) for codes in sides]
+        checks.append(("other_script", _of_any_side(_is_in_other_script, scripts)))
     if config.drop_unequal_numbers:
         checks.append(("unequal_numbers", lambda s, t: numbers(s) != numbers(t)))
     if config.drop_other_language:
@@ -103,7 +103,7 @@ def pair_checks(config: CleaningConfig, source: str, target: str) -> list[Check]
                     "ISO 639 code, or leave the rule out"
                 )
         is_other = partial(_is_in_other_language, identifier, config.min_identified_characters)
-        checks.append(("other_language", partial(_any_side, is_other, sides)))
+        checks.append(("other_language", _of_any_side(is_other, sides)))
     return checks
 
 
@@ -172,13 +172,10 @@ def _codes(languages: str) -> list[str]:
     return [re.split("[-_]", code)[0].lower() for code in languages.split("+")]
 
 
-def _any_side(
-    is_wrong: Callable[[str, Expected], bool],
-    expected: Sequence[Expected],
-    source: str,
-    target: str,
-) -> bool:
-    return is_wrong(source, expected[0]) or is_wrong(target, expected[1])
+def _of_any_side(
+    is_wrong: Callable[[str, Expected], bool], expected: Sequence[Expected]
+) -> Callable[[str, str], bool]:
+    return lambda source, target: is_wrong(source, expected[0]) or is_wrong(target, expected[1])
 
 
 def _scripts(code: str) -> frozenset[str]:

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Literal
 
 from packaging.requirements import Requirement
+from rich.filesize import decimal
 
-from tfm.data.disk import existing_parent, format_size
+from tfm.data.disk import existing_parent
 from tfm.data.manifest import newest_dataset
 from tfm.device.cpu import (
     available_memory_bytes,
@@ -184,7 +185,7 @@ def check_memory() -> Findings:
     if available is None or total is None:
         yield Finding("memory", "this system does not tell")
         return
-    what = f"{format_size(available)} of {format_size(total)} available"
+    what = f"{decimal(available)} of {decimal(total)} available"
     if available < _LOW_MEMORY_BYTES:
         yield Finding("memory", what, "warning", "stop other programs, or lower --max-tokens")
     else:
@@ -198,7 +199,7 @@ def check_disks() -> Findings:
         newest = newest_dataset(DATA_ROOT)
         size = _size(newest)
         needed = max(needed, size)
-        note = f"; the newest dataset, {newest}, has {format_size(size)}"
+        note = f"; the newest dataset, {newest}, has {decimal(size)}"
     by_disk: dict[int, list[Path]] = {}
     for folder in (DATA_ROOT, RUNS_ROOT, Path(tempfile.gettempdir())):
         by_disk.setdefault(existing_parent(folder).stat().st_dev, []).append(folder)
@@ -206,7 +207,7 @@ def check_disks() -> Findings:
         stat = os.statvfs(existing_parent(on_disk[0]))
         free = stat.f_bavail * stat.f_frsize
         has_inodes = stat.f_files == 0 or stat.f_favail > 0
-        what = f"{format_size(free)} free for {', '.join(map(str, on_disk))}{note}"
+        what = f"{decimal(free)} free for {', '.join(map(str, on_disk))}{note}"
         if has_inodes and free >= needed:
             yield Finding("disk", what)
         else:

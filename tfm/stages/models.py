@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from tfm.config.schema import from_table
-from tfm.data.disk import format_size
 from tfm.errors import CheckpointError, DataError
 from tfm.storage.checkpoint.model_folder import (
     SCORES,
@@ -66,7 +67,7 @@ class ModelSummary:
             "kind": self.kind,
             "languages": f"{self.source}-{self.target}" if self.source else "",
             "parameters": "" if count is None else f"{count / 1e6:,.1f} M",
-            "size": format_size(self.num_bytes),
+            "size": decimal(self.num_bytes),
             "BLEU": score if self.metric != "f1" else f"F1 {score}",
             "license": self.license or "",
         }
