@@ -19,8 +19,7 @@ def corpus():
     return tuple(map(lengths, zip(*generate_pairs("train", num_pairs=3_000, seed=1), strict=True)))
 
 
-@pytest.mark.parametrize("number", [4, 300, 1_500, 2_600])
-@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize(("number", "count"), [(4, 1), (1_500, 1), (2_600, 5)])
 def test_lines_that_are_missing_in_the_middle_are_found_on_either_side(corpus, number, count):
     source, target = corpus
     removed = np.arange(number, number + count)
@@ -35,7 +34,7 @@ def test_an_additional_empty_line_is_found(corpus):
     assert abs(found - 1_501) <= TOLERANCE
 
 
-@pytest.mark.parametrize("num_lines", [1, 50, 700, 1_500, 2_990, 2_999])
+@pytest.mark.parametrize("num_lines", [1, 700, 2_999])
 def test_nothing_is_said_of_a_side_that_is_cut_short_at_its_end(corpus, num_lines):
     source, target = corpus
     assert first_misaligned_line(source, target[:num_lines]) is None
@@ -46,7 +45,7 @@ def test_nothing_is_said_if_lines_are_missing_at_distant_places(corpus):
     assert first_misaligned_line(source, np.delete(target, [800, 2_200])) is None
 
 
-@pytest.mark.parametrize("num_lines", [0, 1, 999])
+@pytest.mark.parametrize("num_lines", [0, 999])
 def test_nothing_is_said_if_all_lines_are_equally_long(num_lines):
     same = np.full(1_000, 7, dtype=np.int32)
     assert first_misaligned_line(same, same[:num_lines]) is None

@@ -1,9 +1,7 @@
 """Unpacking: only requested members, only to the given paths, also from hostile archives."""
 
-import bz2
 import gzip
 import io
-import lzma
 import os
 import stat
 import tarfile
@@ -72,9 +70,7 @@ def test_names_in_an_archive_never_become_paths(tmp_path):
     assert not (tmp_path / "escaped").exists()
 
 
-@pytest.mark.parametrize(
-    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
-)
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
 def test_members_that_are_not_regular_files_are_refused(tmp_path, kind):
     target = tmp_path / "secret"
     target.write_text("secret")
@@ -100,12 +96,12 @@ def test_the_last_of_several_members_with_one_name_is_extracted(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
 def test_a_truncated_archive_is_an_error_and_leaves_no_files(tmp_path, mode):
     noise = os.urandom(20_000)
     whole = write_tar(tmp_path / "whole", [("a", noise), ("b", noise)], mode).read_bytes()
     packed = tmp_path / "x.tar"
-    for fraction in (0.1, 0.3, 0.6, 0.75):
+    for fraction in (0.1, 0.6):
         packed.write_bytes(whole[: int(len(whole) * fraction)])
         with pytest.raises(DataError, match=r"x\.tar"):
             extract_members(packed, {"a": tmp_path / "out" / "a", "b": tmp_path / "out" / "b"})
@@ -134,21 +130,28 @@ def test_content_that_expands_too_much_is_refused(tmp_path, monkeypatch, name):
     assert not files_below(tmp_path / "out")
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def peak_memory(action):
+    tracemalloc.start()
+    action()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
 def test_content_that_expands_too_much_takes_little_memory_also_in_other_members(
-    tmp_path, monkeypatch, pack
+    tmp_path, monkeypatch
 ):
     monkeypatch.setattr(archives, "_ALWAYS_ALLOWED_BYTES", 10_000)
     info = tarfile.TarInfo("not asked for")
-    info.size = 40_000_000
+    info.size = 20_000_000
     packed = tmp_path / "x.tar"
-    packed.write_bytes(pack(info.tobuf() + bytes(info.size)))
-    tracemalloc.start()
-    with pytest.raises(DataError, match="100 times"):
-        extract_members(packed, {"a": tmp_path / "a"})
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 20_000_000
+    packed.write_bytes(gzip.compress(info.tobuf() + bytes(info.size)))
+
+    def extract():
+        with pytest.raises(DataError, match="100 times"):
+            extract_members(packed, {"a": tmp_path / "a"})
+
+    assert peak_memory(extract) < 10_000_000
 
 
 def test_a_full_disk_is_not_reported_as_a_damaged_archive(tmp_path, monkeypatch):
@@ -224,14 +227,10 @@ def test_long_names_and_names_in_any_script_are_found(tmp_path, kind):
     [
         (b"", "ends too early"),
         (b"x" * 2000, "header"),
-        (header(_124=b"-0000000512\0"), "negative size|ends too early"),
         (header(_124=b"\xff" * 12), "negative size"),
-        (header(_124=b"\x80" + b"\xff" * 11), "ends too early"),
         (header(_124=b"\x80" + b"\xff" * 11, _156=b"0") + bytes(10_000), "ends too early"),
-        (header(_124=b"7777777777\0", _156=b"L") + bytes(1 << 20), "header has more than"),
         (header(_124=b"7777777777\0", _156=b"x") + bytes(1 << 20), "header has more than"),
         (header(_156=b"S") + END, "sparse"),
-        (make([("a", b"x" * 600)])[:1000], "ends too early"),
         (make([("a", b"x" * 600)])[:1536], "ends too early"),
         (make([("b", b"x" * 512)])[:1024] + b"x" * 512 + make([("a", b"x")]), "header"),
     ],
@@ -246,11 +245,8 @@ def test_an_invalid_archive_is_named(tmp_path, content, message):
     "records",
     [
         b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n",
-        b"19 GNU.sparse.map=1\n",
         b"11 size=-1\n",
         b"99 path=a\n",
-        b"0 path=a\n",
-        b"99999999999 path=a\n",
     ],
 )
 def test_invalid_pax_records_are_damage(tmp_path, records):
@@ -258,24 +254,20 @@ def test_invalid_pax_records_are_damage(tmp_path, records):
     assert read(tmp_path, extended + make([("a", b"999999999\n" + b"1\n" * 200_000)])) is None
 
 
-@pytest.mark.parametrize("kind", [b"L", b"x", b"g"])
-def test_long_chains_of_extended_headers_are_refused(tmp_path, kind):
-    record = b"n" if kind == b"L" else b"10 k=vvvv\n"
-    extended = header(_124=b"%011o\0" % len(record), _156=kind) + record.ljust(512, b"\0")
+def test_long_chains_of_extended_headers_are_refused(tmp_path):
+    record = b"10 k=vvvv\n"
+    extended = header(_124=b"%011o\0" % len(record), _156=b"x") + record.ljust(512, b"\0")
     assert read(tmp_path, extended * 20_000 + make([("a", b"x")])) is None
 
 
 def test_many_headers_do_not_fill_the_memory(tmp_path):
     other = header(_0=b"b")
-    records = (b"%05d k%05d=%s\n" % (60_010, number, b"v" * 59_996) for number in range(300))
+    records = (b"%05d k%05d=%s\n" % (60_010, number, b"v" * 59_996) for number in range(100))
     size = b"%011o\0" % 60_010
     parts = (header(_124=size, _156=b"g") + r.ljust(60_416, b"\0") + other for r in records)
-    (tmp_path / "x.tar").write_bytes(b"".join(parts) + other * 10_000 + header() + END)
-    tracemalloc.start()
-    extract_members(tmp_path / "x.tar", {"a": tmp_path / "out"})
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 10_000_000
+    (tmp_path / "x.tar").write_bytes(b"".join(parts) + other * 3_000 + header() + END)
+    members = {"a": tmp_path / "out"}
+    assert peak_memory(lambda: extract_members(tmp_path / "x.tar", members)) < 5_000_000
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -307,19 +299,13 @@ def test_members_of_a_zip_archive_are_extracted_and_never_name_paths(tmp_path, n
     assert files_below(tmp_path) == {name, "out", "out/1.en", "out/1.de"}
 
 
-def test_the_error_for_a_member_that_a_zip_archive_lacks_lists_its_members(tmp_path):
-    packed = write_zip(tmp_path / "x.zip", [("X.de-en.de", TEXT)])
-    with pytest.raises(DataError, match=r"has no member X\.de-en\.en; it holds X\.de-en\.de:"):
-        extract_members(packed, {"X.de-en.en": tmp_path / "out"})
-
-
-@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFDIR, stat.S_IFIFO])
-def test_members_of_a_zip_archive_that_are_not_regular_files_are_refused(tmp_path, kind):
-    info = zipfile.ZipInfo("a.en" if kind != stat.S_IFDIR else "a.en/")
+@pytest.mark.parametrize(("name", "kind"), [("a.en", stat.S_IFLNK), ("a.en/", stat.S_IFREG)])
+def test_members_of_a_zip_archive_that_are_not_regular_files_are_refused(tmp_path, name, kind):
+    info = zipfile.ZipInfo(name)
     info.external_attr = (kind | 0o644) << 16
     packed = write_zip(tmp_path / "x.zip", [(info, b"/etc/passwd")])
     with pytest.raises(DataError, match=r"a\.en/? in .*x\.zip is a link"):
-        extract_members(packed, {info.filename: tmp_path / "out"})
+        extract_members(packed, {name: tmp_path / "out"})
 
 
 def test_a_member_of_a_zip_archive_that_expands_too_much_is_refused(tmp_path, monkeypatch):
@@ -343,12 +329,12 @@ def test_a_huge_directory_of_a_zip_archive_is_not_read(tmp_path):
         file.truncate(size)  # a hole, which takes no space on the disk
         file.seek(size)
         file.write(end)
-    tracemalloc.start()
-    with pytest.raises(DataError, match="its directory has more than"):
-        extract_members(tmp_path / "x.zip", {"a": tmp_path / "out"})
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 10_000_000
+
+    def extract():
+        with pytest.raises(DataError, match="its directory has more than"):
+            extract_members(tmp_path / "x.zip", {"a": tmp_path / "out"})
+
+    assert peak_memory(extract) < 10_000_000
 
 
 def test_an_encrypted_zip_archive_is_refused(tmp_path):
@@ -360,14 +346,14 @@ def test_an_encrypted_zip_archive_is_refused(tmp_path):
         extract_members(packed, {"a": tmp_path / "out"})
 
 
-@pytest.mark.parametrize("content", [b"", b"<html>Not found</html>", b"PK\3\4" + bytes(100)])
+@pytest.mark.parametrize("content", [b"", b"PK\3\4" + bytes(100)])
 def test_a_file_that_is_no_zip_archive_is_named(tmp_path, content):
     (tmp_path / "x.zip").write_bytes(content)
     with pytest.raises(DataError, match=r"x\.zip is truncated or damaged \(File is not a zip file"):
         extract_members(tmp_path / "x.zip", {"a": tmp_path / "out"})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(place=st.integers(0, 299), value=st.integers(0, 255))
 def test_a_zip_archive_with_one_changed_byte_is_refused_or_read_the_same(tmp_path, place, value):
     packed = write_zip(tmp_path / "x.tar", [("a", b"A line.\n"), ("b", TEXT)])

@@ -16,9 +16,13 @@ def test_a_thread_returns_its_result_or_error():
         run_in_thread(lambda: int("x")).result()
 
 
-def test_items_keep_their_order():
+def test_items_and_errors_keep_their_order():
     assert list(read_ahead(iter(range(100)))) == list(range(100))
     assert list(read_ahead([])) == []
+    quotients = read_ahead(1 / number for number in (1, 2, 0))
+    assert list(itertools.islice(quotients, 2)) == [1, 0.5]
+    with pytest.raises(ZeroDivisionError):
+        next(quotients)
 
 
 def test_the_next_item_is_computed_while_one_is_in_use():
@@ -47,14 +51,3 @@ def test_an_item_is_yielded_though_the_next_one_never_comes():
 
     assert next(read_ahead(items())) == "first"
     blocked.set()
-
-
-def test_an_error_is_raised_after_the_items_before_it():
-    def items():
-        yield from "ab"
-        raise OSError("the disk is gone")
-
-    taken = read_ahead(items())
-    assert list(itertools.islice(taken, 2)) == ["a", "b"]
-    with pytest.raises(OSError, match="the disk is gone"):
-        next(taken)

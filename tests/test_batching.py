@@ -20,12 +20,13 @@ class Sentences:
     def __init__(self, lengths):
         random = np.random.default_rng(0)
         self._ids = [random.integers(4, 20, size=length) for length in lengths]
+        self._lengths = np.array(lengths, dtype=np.int64)
 
     def __len__(self):
         return len(self._ids)
 
     def lengths(self, rows=slice(None)):
-        return np.array([len(ids) for ids in self._ids], dtype=np.int64)[rows]
+        return self._lengths[rows]
 
     def concatenate(self, rows):
         pieces = [ids for row in rows for ids in (self._ids[row], [EOS])]
@@ -74,12 +75,6 @@ def test_every_pair_comes_once_an_epoch_and_no_batch_is_empty(
     assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
 
 
-def test_sentences_longer_than_a_bucket_leave_no_empty_batch():
-    batcher = new_batcher([(1, 1), (1, 1), (1, 1), (49, 49)], batch=10, bucket=10)
-    assert [len(rows) for rows in batcher.epoch(1)] in ([3, 1], [1, 3])
-    assert batcher.num_batches() == 2
-
-
 def test_epochs_differ_in_the_order_and_content_of_batches():
     batcher = new_batcher(TYPICAL)
     first, second = as_lists(batcher.epoch(1)), as_lists(batcher.epoch(2))
@@ -124,29 +119,14 @@ def test_microbatches_cover_the_batch_and_keep_the_token_limit(lengths, max_toke
     rows = np.arange(len(lengths))
     microbatches = batcher.split(rows, multiple_of=num_processes)
     assert len(microbatches) >= min(num_processes, len(rows))
+    if num_processes == 1:
+        longest = [batcher.longest(microbatch) for microbatch in microbatches]
+        assert longest == sorted(longest, reverse=True)
     assert sorted(np.concatenate(microbatches)) == rows.tolist()
     assert all(
         len(microbatch) * batcher.longest(microbatch) <= max_tokens or len(microbatch) == 1
         for microbatch in microbatches
     )
-
-
-def test_the_longest_sentences_come_first():
-    batcher = new_batcher(TYPICAL)
-    longest = [batcher.longest(microbatch) for microbatch in batcher.split(np.arange(len(TYPICAL)))]
-    assert longest == sorted(longest, reverse=True)
-
-
-def test_sentences_of_a_batch_are_concatenated():
-    dataset = Pairs([(2, 1), (0, 3)])
-    batch = build_batch(dataset, np.array([0, 1]))
-    sources, targets = list(dataset.source), list(dataset.target)
-    assert batch.source[:4].tolist() == [*sources[0], EOS, EOS]
-    assert batch.sources.lengths.tolist() == [3, 1]
-    assert batch.target_output[:6].tolist() == [*targets[0], EOS, *targets[1], EOS]
-    assert batch.target_input[:6].tolist() == [BOS, *targets[0], BOS, *targets[1]]
-    assert batch.targets.lengths.tolist() == [2, 4]
-    assert batch.num_tokens == 6
 
 
 @settings(deadline=None)
@@ -180,8 +160,7 @@ def lengths_like(name, num_pairs):
     return [tuple(map(int, pair)) for pair in np.clip([sources, targets], 1, longest).T]
 
 
-@pytest.mark.parametrize("num_processes", [1, 8])
-@pytest.mark.parametrize("corpus", ["multi30k", "wmt"])
+@pytest.mark.parametrize(("corpus", "num_processes"), [("multi30k", 1), ("wmt", 8)])
 def test_batches_for_compiled_layers_have_few_sizes_and_little_padding(corpus, num_processes):
     config = BatchingConfig(batch_tokens=25_000)
     batcher = Batcher(Pairs(lengths_like(corpus, 30_000)), config, seed=1, coarse_rows=True)
@@ -221,9 +200,11 @@ def test_a_batch_has_the_sentences_of_its_rows(data_dir):
     ):
         found = torch.split(tokens[: lengths.sum()], lengths.tolist())
         assert [ids.tolist() for ids in found] == [[*sentences[row], EOS] for row in rows]
+    shifted = [token for row in rows for token in (BOS, *targets[row])]
+    assert batch.target_input[: batch.num_tokens].tolist() == shifted
 
 
-@pytest.mark.parametrize("max_tokens", [30, 60, 100])
+@pytest.mark.parametrize("max_tokens", [30, 100])
 def test_loss_and_gradients_of_microbatches_equal_those_of_one_batch(max_tokens):
     config = TransformerConfig(
         num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, num_heads=2,

@@ -56,22 +56,14 @@ def test_each_builtin_recipe_is_valid_and_named_like_its_file(name):
 
 
 @pytest.mark.parametrize("name", builtin_recipes())
-def test_each_download_of_a_builtin_recipe_is_used(name):
+def test_each_download_of_a_builtin_recipe_is_used_and_verified(name):
     recipe = load_recipe(name)
     used = {text.archive for text in recipe.text_files()}
     loose = {side for text in recipe.text_files() for side in text.sides}
     for file in recipe.downloads():
         assert file.name in used or file.url in loose
-
-
-@pytest.mark.parametrize("name", builtin_recipes())
-def test_each_download_of_a_builtin_recipe_is_verified(name):
-    recipe = load_recipe(name)
-    if name == "iwslt14-de-en":
-        return  # nobody published a checksum: that of the first download is recorded
-    # The same holds for OPUS.
-    files = recipe.downloads()
-    assert all(file.has_checksum or isinstance(file, OpusArchive) for file in files)
+        # Otherwise nobody published a checksum: that of the first download is recorded.
+        assert file.has_checksum or isinstance(file, OpusArchive) or name == "iwslt14-de-en"
 
 
 @pytest.mark.parametrize(("name", "vocab_size"), [("wmt14-en-de", 37_000), ("wmt14-en-fr", 32_000)])
@@ -101,12 +93,9 @@ def test_a_minimal_recipe_file_is_valid(load):
     ("text", "message"),
     [
         ("weight = 0", "weight is 0, but must be from 0.000001"),
-        ("weight = -1", "weight is -1, but must be"),
         ("weight = nan", "weight is nan, but must be"),
         ("every = 1", "every is 1, but must be at least 2"),
-        ("except_every = 0", "except_every is 0, but must be at least 2"),
         ('tag = "bt"', "tag is 'bt', but must be a name in angle brackets, such as <bt>"),
-        ('tag = "</s>"', "tag is '</s>', but must be a name in angle brackets"),
         ('tag = "<s>"', "tag is <s>, but must not be a piece that every vocabulary has"),
         ("cleaning = { max_chars = 1 }", "'max_chars' in [cleaning]: did you mean max_characters"),
         ("cleaning = { max_characters = -1 }", "max_characters is -1, but must be at least 0"),
@@ -130,11 +119,6 @@ def test_the_cleaning_of_a_text_completes_that_of_the_recipe(load):
         load(text)
     recipe = load(f"{text}\n[cleaning]\ndrop_other_language = true\n")
     assert recipe.train[0].cleaning == {"min_identified_characters": 0}
-
-
-def test_a_side_may_hold_several_languages(load):
-    recipe = load(MINIMAL.replace('target = "de"', 'target = "de+fr-CA"'))
-    assert recipe.target == "de+fr-CA"
 
 
 def test_all_mistakes_in_a_recipe_are_reported_together(load):
@@ -164,18 +148,6 @@ vocab_size = 1
 """
     with pytest.raises(UsageError) as caught:
         load(text)
-    for part in (
-        "recipe.toml",
-        "'color'",
-        "target is missing in [[train]] 1",
-        "'targets'",
-        "lines in [[valid]] 1",
-        "'letters'",
-        "num_pairs is 0",
-        "'max_chars'",
-        "vocab_size is 1",
-    ):
-        assert part in str(caught.value)
     lines = {line: number for number, line in enumerate(text.splitlines(), 1)}
     title, *mistakes = str(caught.value).split("\n  ")
     assert title == f"{len(mistakes)} mistakes:"
@@ -184,6 +156,7 @@ vocab_size = 1
         ('targets = "a.de"', "unknown key 'targets' in [[train]] 1: did you mean target?"),
         ("[[train]]", "target is missing in [[train]] 1"),
         ('lines = "many"', "lines in [[valid]] 1 is 'many'"),
+        ('generator = "letters"', "generator in [[test]] 1 is 'letters'"),
         (
             "max_chars = 3",
             "unknown setting 'max_chars' in [cleaning]: did you mean max_characters?",
@@ -191,12 +164,6 @@ vocab_size = 1
         ("vocab_size = 1", "vocab_size is 1"),
     ]:
         assert any(f"recipe.toml:{lines[line]}: {part}" in each for each in mistakes), mistakes
-
-
-def test_a_mistake_in_a_later_table_is_at_its_own_line(load):
-    text = MINIMAL + '\n[[train]]\nsource = "b.en"\ntarget = "b.de"\nlines = 0.5\n'
-    with pytest.raises(UsageError, match=r"recipe.toml:17: lines in \[\[train\]\] 2 is 0.5"):
-        load(text)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +219,6 @@ def test_a_download_outside_archives_gets_its_checksum_from_the_archives_table(l
         (("news.en.gz", "news.pt_BR.gz"), ("en", "pt_BR")),
         (("src.txt", "tgt.txt"), ("source", "target")),
         (("one.en", "two.en"), ("source", "target")),
-        (("left", "right"), ("source", "target")),
         (("text.tsv", "text.tsv"), ("source", "target")),
     ],
 )
@@ -264,20 +230,15 @@ def test_languages_are_taken_from_file_names(tmp_path, names, languages, capsys)
     assert (recipe.source, recipe.target) == languages
     is_warned = "--languages en de" in capsys.readouterr().err
     assert is_warned == (languages == ("source", "target"))
-
-
-def test_languages_that_are_given_are_not_warned_of(tmp_path, capsys):
-    path = tmp_path / "text.tsv"
-    path.touch()
-    recipe_from_files(name="mine", train=[(path, path)], source="en", target="de")
-    assert capsys.readouterr().err == ""
+    if names[0] == names[1]:
+        recipe_from_files(name="mine", train=[pair], source="en", target="de")
+        assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
     ("train", "valid", "languages"),
     [
         (("t.de", "t.en"), ("v.en", "v.de"), (None, None)),
-        (("t.de", "t.en"), ("v.fr", "v.en"), (None, None)),
         (("t.de", "t.en"), ("v.src", "v.de"), (None, None)),
         (("t.en", "t.de"), ("v.en", "v.de"), ("de", "en")),
     ],
@@ -297,9 +258,7 @@ def test_names_that_contradict_each_other_about_languages_are_refused(
 @pytest.mark.parametrize(
     ("names", "languages"),
     [
-        (("v.en", "v.de"), (None, None)),
         (("v.en_GB", "v.de-AT"), (None, None)),
-        (("v.src", "v.tgt"), (None, None)),
         (("v.tok", "v.tok2"), (None, None)),
         (("v.src", "v.tgt"), ("en", "de")),
     ],
@@ -322,13 +281,6 @@ def test_one_file_for_both_sides_must_be_tsv_and_alone(tmp_path, names):
         path.touch()
     with pytest.raises(UsageError, match=r"give (two files|it alone)"):
         recipe_from_files(name="x", train=[pair])
-
-
-def test_a_folder_in_place_of_a_text_is_named(tmp_path):
-    (tmp_path / "a.en").mkdir()
-    (tmp_path / "a.de").touch()
-    with pytest.raises(UsageError, match=r"a\.en is a folder"):
-        recipe_from_files(name="x", train=[(tmp_path / "a.en", tmp_path / "a.de")])
 
 
 PARSING = """
@@ -364,12 +316,10 @@ def test_parsing_has_its_own_defaults_for_cleaning_and_search(load):
     search = settings_from(SearchConfig, recipe.settings("search"))
     assert (search.beam_size, search.length_penalty, search.max_extra_length) == (21, 0.3, 300)
     assert load(MINIMAL).settings("search") == {}
-
-
-def test_a_recipe_of_trees_may_override_the_defaults(load):
     recipe = load(PARSING + "[search]\nbeam_size = 4\n[subword]\nvocab_size = 90\n")
-    assert recipe.settings("search")["beam_size"] == 4
-    assert recipe.settings("search")["length_penalty"] == 0.3
+    assert recipe.settings("search") == {
+        "beam_size": 4, "length_penalty": 0.3, "max_extra_length": 300
+    }  # fmt: skip
     assert recipe.settings("subword") == {"separate": True, "target_words": True, "vocab_size": 90}
 
 
@@ -380,10 +330,8 @@ def test_a_recipe_of_trees_may_override_the_defaults(load):
         ('trees = "wsj/02.mrg"', 'source = "a"\ntarget = "b"', 'needs task = "translation"'),
         ('"treebank"', '"numbers"', r'\[\[valid\]\] 1 needs task = "translation"'),
         ('"parsing"', '"tagging"', "task in the recipe is 'tagging', but must be one of"),
-        ('"parsing"', "3", "task in the recipe is 3, but must be one of"),
         ("num_pairs = 3", "num_pairs = 3\nevery = 2", "every and except_every are for translation"),
         ('trees = "wsj/02.mrg"', 'trees = "a"\nsource = "b"', "unknown key 'source'"),
-        ('archive = "wsj.tgz"', 'archive = "brown.tgz"', "brown.tgz"),
     ],
 )
 def test_a_mistake_in_a_recipe_of_trees_is_explained(load, old, new, message):

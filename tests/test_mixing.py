@@ -164,14 +164,6 @@ def test_equal_pairs_of_texts_with_different_tags_are_no_duplicates(recipe, tmp_
         prepare(dataclasses.replace(recipe, train=(first, tagged, again)), tmp_path / "e")
 
 
-def test_a_text_of_which_nothing_is_left_is_named(recipe, tmp_path):
-    first, second = recipe.train
-    empty = dataclasses.replace(second, cleaning={"max_characters": 1})
-    with pytest.raises(DataError, match=r"no pairs are left of \[\[train\]\] 2 b\.en"):
-        prepare(dataclasses.replace(recipe, train=(first, empty)), tmp_path / "d")
-    assert not list((tmp_path / "d").glob("train.*"))
-
-
 def test_a_tag_that_the_subword_model_does_not_have_is_refused(recipe, tmp_path):
     folder = prepare(recipe, tmp_path / "d", text_only=True).data_dir
     learn_bpe(folder, SubwordConfig(vocab_size=350))
@@ -214,8 +206,8 @@ def test_a_weighted_run_logs_shares_and_losses_and_resumes_to_the_bit(
     def run(max_steps):
         return tiny_run(training={"max_steps": max_steps, "checkpoint_steps": 4, "log_steps": 2})
 
-    train(mixed_dir, tmp_path / "at-once", run(16))
-    for max_steps in (7, 16):
+    train(mixed_dir, tmp_path / "at-once", run(8))
+    for max_steps in (3, 8):
         train(mixed_dir, tmp_path / "resumed", run(max_steps))
     lines, resumed = (records(tmp_path / name) for name in ("at-once", "resumed"))
     assert [text["name"] for text in lines[0]["texts"]] == ["1 a.en", "2 b.en"]
@@ -268,7 +260,6 @@ def test_a_tag_by_name_is_one_that_is_typed(translator):
     ("tag", "message"),
     [
         ("<c>", "the model's vocabulary has no tag <c>"),
-        ("b", r"tag in \[search\] is 'b', but must be a name in angle brackets"),
         ("<unk>", "is <unk>, but must not be a piece that every vocabulary has"),
     ],
 )

@@ -21,17 +21,12 @@ def numbered_rows(packing):
     return rows
 
 
+@settings(deadline=None)
 @given(LENGTHS)
-def test_positions_restart_in_each_sentence(lengths):
+def test_pad_moves_each_token_to_its_position_and_a_spare_row_to_padding(lengths):
     packing = new_packing(lengths)
     expected = [position for length in lengths for position in range(length)]
     assert packing.positions.tolist() == [*expected, 0, 0, 0]
-
-
-@settings(deadline=None)
-@given(LENGTHS)
-def test_pad_moves_each_token_to_its_place_and_a_spare_row_to_padding(lengths):
-    packing = new_packing(lengths)
     padded = packing.pad(numbered_rows(packing))
     assert padded.shape == (len(lengths), max(lengths), 2)
     sentences = torch.split(torch.arange(1, sum(lengths) + 1), lengths)

@@ -7,7 +7,7 @@ import tarfile
 import pytest
 
 from tfm.data.corpus.loading import load_recipe
-from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, TextFiles
+from tfm.data.corpus.recipe import Archive, Recipe, TextFiles
 from tfm.data.sources import TextSources
 
 TEXT = TextFiles(archive="a.tgz", source="a.en", target="a.de")
@@ -37,11 +37,6 @@ def write(path, num_bytes):
 def test_the_text_size_of_a_recipe_is_used(tmp_path):
     size = sources(tmp_path, text_size=700).size()
     assert (size.missing, size.unpacked, size.text, size.is_lower_bound) == (1000, 700, 700, False)
-
-
-def test_without_text_size_a_usual_compression_is_assumed(tmp_path):
-    size = sources(tmp_path).size()
-    assert 2000 < size.unpacked == size.text < 6000
 
 
 def test_existing_downloads_are_not_missing(tmp_path):
@@ -79,16 +74,6 @@ def test_local_files_are_read_in_place_or_unpacked_if_compressed(tmp_path):
     assert size.missing == 0
     assert size.text == 5000 + size.unpacked
     assert size.unpacked > (tmp_path / "t.de.gz").stat().st_size
-
-
-def test_the_size_of_generated_text_is_estimated_from_the_number_of_pairs(tmp_path):
-    text = GeneratedText(generator="numbers", num_pairs=2000)
-    text_sources = sources(tmp_path, archives=(), train=(text,))
-    length = sum(
-        len(source) + len(target) + 2 for source, target in text_sources.pairs(text, "train")
-    )
-    assert text_sources.size().text == pytest.approx(length, rel=0.1)
-    assert text_sources.size().unpacked == 0
 
 
 def test_an_approximate_size_does_not_change_the_fingerprint(tmp_path):

@@ -22,7 +22,7 @@ from tfm.data.subword import (
     learn_subword_model,
     learn_word_model,
 )
-from tfm.errors import DataError, UsageError
+from tfm.errors import DataError
 
 LINES = [
     "The cat sat on the mat, didn't it?",
@@ -72,15 +72,12 @@ def test_every_line_of_the_text_decodes_back(tmp_path, kind):
     assert model.decode(model.encode(LINES)) == LINES
 
 
-def test_the_name_of_a_special_token_in_text_is_text(model):
-    [ids] = model.encode(["<pad><s></s><unk>"])
-    assert not {PAD, BOS, EOS, UNK} & set(ids)
-
-
 def test_encoding_adds_no_special_tokens_and_decoding_drops_them(model):
     [ids] = model.encode(["The cat"])
     assert not {PAD, BOS, EOS, UNK} & set(ids)
     assert model.decode([[BOS, *ids, EOS, PAD, PAD]]) == ["The cat"]
+    [ids] = model.encode(["<pad><s></s><unk>"])
+    assert not {PAD, BOS, EOS, UNK} & set(ids)
 
 
 def test_without_byte_fallback_a_strange_character_is_unknown(tmp_path):
@@ -115,12 +112,14 @@ def test_sampling_the_text_is_deterministic(tmp_path):
     assert first.content == second.content
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("byte_fallback", [True, False])
-def test_the_error_for_a_too_large_vocabulary_names_the_largest_possible(
-    tmp_path, kind, byte_fallback
-):
-    settings = {"model_type": kind, "byte_fallback": byte_fallback}
+FALLBACKS = [
+    {"model_type": "bpe", "byte_fallback": True},
+    {"model_type": "unigram", "byte_fallback": False},
+]
+
+
+@pytest.mark.parametrize("settings", FALLBACKS)
+def test_the_error_for_a_too_large_vocabulary_names_the_largest_possible(tmp_path, settings):
     with pytest.raises(VocabularySizeError) as caught:
         learn(tmp_path, vocab_size=5_000, **settings)
     message, largest = str(caught.value), caught.value.nearest
@@ -132,24 +131,15 @@ def test_the_error_for_a_too_large_vocabulary_names_the_largest_possible(
         learn(tmp_path, vocab_size=largest + 1, **settings)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("byte_fallback", [True, False])
-def test_the_error_for_a_too_small_vocabulary_names_the_smallest_possible(
-    tmp_path, kind, byte_fallback
-):
-    settings = {"model_type": kind, "byte_fallback": byte_fallback}
+@pytest.mark.parametrize("settings", FALLBACKS)
+def test_the_error_for_a_too_small_vocabulary_names_the_smallest_possible(tmp_path, settings):
     with pytest.raises(VocabularySizeError, match=r"too small .* at least") as caught:
         learn(tmp_path, vocab_size=10, **settings)
     smallest = caught.value.nearest
     assert len(learn(tmp_path, vocab_size=smallest, **settings)) == smallest
 
 
-def test_a_vocabulary_size_that_does_not_fit_is_a_usage_error(tmp_path):
-    with pytest.raises(UsageError):
-        learn(tmp_path, vocab_size=10)
-
-
-@pytest.mark.parametrize("lines", [[], ["", ""], ["word " * 2_000]], ids=["none", "empty", "long"])
+@pytest.mark.parametrize("lines", [["", ""], ["word " * 2_000]], ids=["empty", "long"])
 def test_text_with_nothing_to_learn_from_is_named(tmp_path, lines):
     with pytest.raises(DataError, match=r"text: all lines are empty, or longer than") as caught:
         learn(tmp_path, lines)
@@ -162,25 +152,18 @@ def test_lines_that_are_not_utf8_do_not_stop_learning(tmp_path):
     assert len(learn_subword_model([text], SubwordConfig(), vocab_size=320)) == 320
 
 
-@pytest.mark.parametrize("content", [b"", b"no model", b"\0" * 100])
-def test_a_file_that_is_not_a_model_is_named(tmp_path, content):
-    path = tmp_path / "bpe.model"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"bpe\.model .*learn it"):
-        Vocabulary.load(tmp_path)
+def test_a_file_that_is_not_a_model_is_named(tmp_path, model):
+    not_utf8 = model.content.replace("\N{LOWER ONE EIGHTH BLOCK}".encode(), b"\xe2\xff\x81")
+    for content in (b"", b"no model", not_utf8):
+        (tmp_path / "bpe.model").write_bytes(content)
+        with pytest.raises(DataError, match=r"bpe\.model is not a SentencePiece model: learn it"):
+            Vocabulary.load(tmp_path)
 
 
-def test_a_model_whose_pieces_are_not_utf8_is_refused(tmp_path, model):
-    damaged = model.content.replace("\N{LOWER ONE EIGHTH BLOCK}".encode(), b"\xe2\xff\x81")
-    (tmp_path / "bpe.model").write_bytes(damaged)
-    with pytest.raises(DataError, match=r"bpe\.model is not a SentencePiece model"):
-        Vocabulary.load(tmp_path)
-
-
-@pytest.mark.parametrize("line", ["\ud800", "a\udfff b"])
-def test_an_unpaired_surrogate_is_refused(model, line):
-    with pytest.raises(DataError, match="an unpaired surrogate"):
-        model.encode(["sound", line])
+def test_an_unpaired_surrogate_is_refused(model):
+    for lines in (["\ud800"], ["sound", "a\udfff b"]):
+        with pytest.raises(DataError, match="an unpaired surrogate"):
+            model.encode(lines)
 
 
 def test_the_error_without_model_says_how_to_learn_one(tmp_path):
@@ -190,11 +173,11 @@ def test_the_error_without_model_says_how_to_learn_one(tmp_path):
 
 def test_load_reads_what_files_returns(tmp_path, model):
     other = learn(tmp_path, LINES[:1] * 3, vocab_size=290)
-    for name, vocabulary in {
-        "joint": Vocabulary(model, model),
-        "separate": Vocabulary(model, other),
-    }.items():
-        folder = tmp_path / name
+    fingerprints = set()
+    for number, pair in enumerate([(model, model), (model, other), (other, model)]):
+        vocabulary = Vocabulary(*pair)
+        fingerprints.add(vocabulary.fingerprint)
+        folder = tmp_path / str(number)
         folder.mkdir()
         for file, content in vocabulary.files().items():
             (folder / file).write_bytes(content)
@@ -203,15 +186,7 @@ def test_load_reads_what_files_returns(tmp_path, model):
         assert loaded.fingerprint == vocabulary.fingerprint
         assert len(loaded.source) == len(vocabulary.source)
         assert len(loaded.target) == len(vocabulary.target)
-
-
-def test_the_fingerprint_changes_if_source_and_target_are_swapped(tmp_path, model):
-    other = learn(tmp_path, LINES[:1] * 3, vocab_size=290)
-    fingerprints = {
-        Vocabulary(*pair).fingerprint
-        for pair in ((model, model), (model, other), (other, model), (other, other))
-    }
-    assert len(fingerprints) == 4
+    assert len(fingerprints) == 3
 
 
 def test_pieces_are_listed_in_the_order_of_their_ids(model):
@@ -240,12 +215,7 @@ def test_each_word_is_a_piece_of_a_word_model_even_with_rare_letters(tmp_path):
     assert len(ids) == 8
     assert UNK not in ids
     assert model.decode([ids]) == ["(S (INTJ XX )INTJ (NP XX )NP )S"]
-
-
-def test_other_words_are_unknown_to_a_word_model(tmp_path):
-    path = tmp_path / "train.trees"
-    path.write_text("(S XX )S\n" * 9, encoding="utf-8")
-    [ids] = learn_word_model([path]).encode(["(S (NP XX )NP )S"])
+    [ids] = model.encode(["(S (VP XX )VP )S"])
     assert ids.count(UNK) == 2
 
 

@@ -17,6 +17,7 @@ from tfm.data.synthetic.numbers import (
     german_ordinal_stem,
 )
 from tfm.data.synthetic.phrases import ADJECTIVES, NOUNS, noun_phrase
+from tfm.data.synthetic.treebank import generate_trees
 
 SPLITS = ("train", "valid", "test")
 ENGLISH_WORDS = {english_number(n): n for n in (*range(20), *range(20, 100, 10))}
@@ -51,23 +52,11 @@ def german_value(word: str) -> int:
     [
         (0, "zero", "null"),
         (1, "one", "eins"),
-        (16, "sixteen", "sechzehn"),
         (17, "seventeen", "siebzehn"),
-        (21, "twenty-one", "einundzwanzig"),
-        (30, "thirty", "dreißig"),
-        (42, "forty-two", "zweiundvierzig"),
         (66, "sixty-six", "sechsundsechzig"),
-        (77, "seventy-seven", "siebenundsiebzig"),
-        (100, "one hundred", "einhundert"),
         (101, "one hundred and one", "einhunderteins"),
-        (1_000, "one thousand", "eintausend"),
-        (1_001, "one thousand and one", "eintausendeins"),
         (1_100, "one thousand one hundred", "eintausendeinhundert"),
-        (21_000, "twenty-one thousand", "einundzwanzigtausend"),
-        (101_000, "one hundred and one thousand", "einhunderteintausend"),
         (342_000, "three hundred and forty-two thousand", "dreihundertzweiundvierzigtausend"),
-        (1_000_000, "one million", "eine Million"),
-        (2_000_000, "two million", "zwei Millionen"),
         (1_000_001, "one million and one", "eine Million eins"),
         (
             7_216_016,
@@ -101,19 +90,12 @@ def test_millions_are_a_separate_word_before_smaller_units(millions, rest):
     ("number", "english", "german"),
     [
         (1, "first", "erst"),
-        (2, "second", "zweit"),
         (3, "third", "dritt"),
-        (5, "fifth", "fünft"),
-        (6, "sixth", "sechst"),
         (7, "seventh", "siebt"),
         (8, "eighth", "acht"),
-        (9, "ninth", "neunt"),
         (12, "twelfth", "zwölft"),
         (16, "sixteenth", "sechzehnt"),
-        (19, "nineteenth", "neunzehnt"),
         (20, "twentieth", "zwanzigst"),
-        (23, "twenty-third", "dreiundzwanzigst"),
-        (30, "thirtieth", "dreißigst"),
         (31, "thirty-first", "einunddreißigst"),
     ],
 )
@@ -131,10 +113,8 @@ def test_ordinals_are_written_as_people_write_them(number, english, german):
         ("a red lamp", 1, False, ("eine rote Lampe", "eine rote Lampe", "einer roten Lampe")),
         ("the red lamp", 1, True, ("die rote Lampe", "die rote Lampe", "der roten Lampe")),
         ("a big egg", 1, False, ("ein großes Ei", "ein großes Ei", "einem großen Ei")),
-        ("the big egg", 1, True, ("das große Ei", "das große Ei", "dem großen Ei")),
         ("two red apples", 2, False, ("zwei rote Äpfel", "zwei rote Äpfel", "zwei roten Äpfeln")),
         ("the red apples", 9, True, ("die roten Äpfel", "die roten Äpfel", "den roten Äpfeln")),
-        ("six new bags", 6, False, ("sechs neue Taschen",) * 2 + ("sechs neuen Taschen",)),
         ("the red knives", 2, True, ("die roten Messer", "die roten Messer", "den roten Messern")),
     ],
 )
@@ -153,26 +133,17 @@ def corpus():
 
 
 HAND_CHECKED = """
-A black apple costs one euro. | Ein schwarzer Apfel kostet einen Euro.
 A key costs nine euros and one cent. | Ein Schlüssel kostet neun Euro und einen Cent.
-an old coat costs fifty euros | ein alter Mantel kostet fünfzig Euro
 The black knives cost two hundred euros. | Die schwarzen Messer kosten zweihundert Euro.
 On Thursday he is looking for a package with the red apples. \
 | Am Donnerstag sucht er ein Paket mit den roten Äpfeln.
-I am selling a basket with a small apple for one hundred and fifty euros. \
-| Ich verkaufe einen Korb mit einem kleinen Apfel für einhundertfünfzig Euro.
 On Tuesday, the fourth of May, she is looking for a box with twenty-two blue coats. \
 | Am Dienstag, dem vierten Mai, sucht sie eine Kiste mit zweiundzwanzig blauen Mänteln.
-We are looking for eight clocks for one euro. | Wir suchen acht Uhren für einen Euro.
 On the first of July he is buying eleven coats. | Am ersten Juli kauft er elf Mäntel.
-On Friday, the third of October, they are selling a white flower. \
-| Am Freitag, dem dritten Oktober, verkaufen sie eine weiße Blume.
 today is the third of March | heute ist der dritte März
-on Tuesday, the seventh of December | am Dienstag, dem siebten Dezember
 from the first to the seventh of November | vom ersten bis zum siebten November
 the third of August nineteen thirty-seven | der dritte August neunzehnhundertsiebenunddreißig
 the fifth of October twenty twenty-five | der fünfte Oktober zweitausendfünfundzwanzig
-On Thursday we are meeting at one o'clock. | Am Donnerstag treffen wir uns um ein Uhr.
 On the first of August we are meeting at half past twelve. \
 | Am ersten August treffen wir uns um halb eins.
 We are meeting at quarter to three. | Wir treffen uns um Viertel vor drei.
@@ -193,17 +164,13 @@ def test_every_sentence_has_one_translation(corpus):
             assert translations.setdefault(english, german) == german
 
 
-def test_splits_are_disjoint_for_any_seeds(corpus):
+def test_sentences_are_distinct_and_splits_disjoint_for_any_seeds(corpus):
     english = {split: {pair[0] for pair in pairs} for split, pairs in corpus.items()}
+    assert [*map(len, english.values())] == 3 * [4_000]
     english["test"] |= {pair[0] for pair in generate_pairs("test", num_pairs=2_000, seed=9)}
     assert english["train"].isdisjoint(english["valid"])
     assert english["train"].isdisjoint(english["test"])
     assert english["valid"].isdisjoint(english["test"])
-
-
-def test_sentences_are_distinct(corpus):
-    for pairs in corpus.values():
-        assert len({english for english, _ in pairs}) == len(pairs) == 4_000
 
 
 def test_pairs_depend_only_on_the_seed_and_fewer_are_a_prefix(corpus):
@@ -211,10 +178,12 @@ def test_pairs_depend_only_on_the_seed_and_fewer_are_a_prefix(corpus):
     assert list(generate_pairs("train", num_pairs=500, seed=2)) != corpus["train"][:500]
 
 
-def test_pairs_do_not_depend_on_the_hash_seed_of_the_process(corpus):
+def test_corpora_do_not_depend_on_the_hash_seed_of_the_process(corpus):
     code = (
         "from tfm.data.synthetic.corpus import generate_pairs\n"
-        "for pair in generate_pairs('valid', num_pairs=50, seed=1): print(ascii(pair))"
+        "from tfm.data.synthetic.treebank import generate_trees\n"
+        "for pair in generate_pairs('valid', num_pairs=50, seed=1): print(ascii(pair))\n"
+        "for tree in generate_trees('valid', num_trees=50, seed=1): print(tree)"
     )
     run = subprocess.run(
         [sys.executable, "-c", code],
@@ -223,4 +192,7 @@ def test_pairs_do_not_depend_on_the_hash_seed_of_the_process(corpus):
         text=True,
         check=True,
     )
-    assert run.stdout.splitlines() == [ascii(pair) for pair in corpus["valid"][:50]]
+    assert run.stdout.splitlines() == [
+        *(ascii(pair) for pair in corpus["valid"][:50]),
+        *map(str, generate_trees("valid", num_trees=50, seed=1)),
+    ]

@@ -1,7 +1,6 @@
 """Reading text: line ends, SGML and invalid files."""
 
 import contextlib
-import gzip
 import os
 import re
 from pathlib import Path
@@ -118,9 +117,7 @@ def test_a_tag_without_an_end_is_damage(tmp_path, content):
     [
         b"<seg>" + b"\n" * 1_000_000,
         b"<seg" * 1_000_000,
-        b"<seg\n" * 1_000_000,
         b"<seg>" + b" " * 1_000_000 + b"x</seg>",
-        b"</seg" + b" " * 1_000_000,
         b"<seg>" + b"</seg" * 200_000,
         b"<seg>" + b"&#" * 500_000 + b"</seg>",
     ],
@@ -136,12 +133,6 @@ def test_a_segment_that_never_ends_is_not_read_into_memory(tmp_path, monkeypatch
     monkeypatch.setattr(text, "_MAX_SEGMENT_BYTES", 100)
     with pytest.raises(DataError, match="</seg>"):
         read(tmp_path, b"<seg>\n" + b"more\n" * 100 + b"</seg>\n", "x.sgm")
-
-
-def test_a_very_long_line_is_not_read_into_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "_MAX_LINE_BYTES", 100)
-    with pytest.raises(DataError, match="line 2"):
-        read(tmp_path, b"short\n" + b"x" * 101)
 
 
 @pytest.mark.parametrize("block_bytes", [1, 7, 1000])
@@ -160,13 +151,11 @@ def test_a_line_that_is_not_utf8_is_named_or_yielded(tmp_path):
     assert len(read(tmp_path, b"good\nb\xe4d\n", strict=False)) == 2
 
 
-@pytest.mark.parametrize(("num_source", "num_target"), [(1200, 3), (3, 1200)])
-def test_sides_of_different_length_are_named_with_both_counts(tmp_path, num_source, num_target):
+def test_sides_of_different_length_are_named_with_both_counts(tmp_path):
     source, target = tmp_path / "t.en", tmp_path / "t.de"
-    source.write_bytes(b"a\n" * num_source)
-    target.write_bytes(b"b\n" * num_target)
-    pattern = rf"t\.en has {num_source:,} lines.*t\.de has {num_target:,}"
-    with pytest.raises(DataError, match=pattern):
+    source.write_bytes(b"a\n" * 1_200)
+    target.write_bytes(b"b\n" * 3)
+    with pytest.raises(DataError, match=r"t\.en has 1,200 lines.*t\.de has 3"):
         list(read_pairs(source, target, strict=True))
 
 
@@ -192,11 +181,6 @@ def test_a_known_number_of_lines_is_checked(tmp_path):
         list(read_pairs(source, target, strict=True, num_lines=4))
 
 
-def test_a_compressed_file_is_refused_as_text_in_strict_mode(tmp_path):
-    with pytest.raises(DataError, match="UTF-8"):
-        read(tmp_path, gzip.compress(b"text\n"))
-
-
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_folders_pipes_and_devices_are_refused(tmp_path, make):
     make(tmp_path / "text.en")
@@ -217,10 +201,9 @@ def test_chunks_have_all_pairs_in_order_and_a_bounded_size(pairs, chunk_bytes):
         assert sum(len(source) + len(target) for source, target in chunk[:-1]) < chunk_bytes
 
 
-@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-16LE", "UTF-16BE"])
-@pytest.mark.parametrize("line", ["Two dogs play.", "Две собаки играют."])
-def test_utf_16_is_named_with_the_way_to_convert_it(tmp_path, encoding, line):
-    (tmp_path / "text.en").write_bytes(f"{line}\n{line}\n".encode(encoding))
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-16LE"])
+def test_utf_16_is_named_with_the_way_to_convert_it(tmp_path, encoding):
+    (tmp_path / "text.en").write_bytes("Две собаки играют.\nOne dog plays.\n".encode(encoding))
     pattern = f"is {encoding}, not UTF-8: convert it with iconv -f {encoding} -t UTF-8"
     for strict in (False, True):
         with pytest.raises(DataError, match=pattern):
