@@ -30,12 +30,13 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from token_dataset import write_token_dataset  # noqa: E402
+
 from tfm.backends.plain import PLAIN_TRAINING  # noqa: E402
 from tfm.backends.selection import inference_backend, training_backend  # noqa: E402
 from tfm.backends.training_compiled import CompiledTraining  # noqa: E402
 from tfm.config import RunConfig, SearchConfig, run_config  # noqa: E402
 from tfm.data.dataset import ParallelDataset  # noqa: E402
-from tfm.data.synthetic.token_dataset import write_token_dataset  # noqa: E402
 from tfm.device.compute import Compute, choose_compute  # noqa: E402
 from tfm.distributed.group import Group  # noqa: E402
 from tfm.inference.batches import SentenceBatch  # noqa: E402
