@@ -11,8 +11,9 @@ from small_models import batch_of, transformer
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.search import search
 from tfm.search.active import ActiveHypotheses
-from tfm.search.beam import beam_search, finish
+from tfm.search.beam import finish
 from tfm.search.scoring import length_penalty
 
 V = 7  # 4, 5 and 6 are words
@@ -59,7 +60,7 @@ class TableState:
 
 def find(model, sources, **config):
     with torch.inference_mode():
-        return beam_search(model, *batch_of(sources), SearchConfig(**{"min_length": 0, **config}))
+        return search(model, *batch_of(sources), SearchConfig(**{"min_length": 0, **config}))
 
 
 def slow_search(table, source, *, beam_size, alpha, max_length, n_best=1):
@@ -171,7 +172,7 @@ def test_pruning_does_not_change_the_n_best(seed, beam_size, alpha, spread, data
         max_extra_length=4,
     )
     pruned, unpruned = CountingTable(seed, spread=spread), CountingTable(seed, spread=spread)
-    assert beam_search(pruned, *batch_of(SOURCES), config) == find_unpruned(unpruned, config)
+    assert search(pruned, *batch_of(SOURCES), config) == find_unpruned(unpruned, config)
     assert pruned.num_rows <= unpruned.num_rows
 
 

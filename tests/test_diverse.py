@@ -12,8 +12,7 @@ from small_models import batch_of
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS
-from tfm.search.beam import beam_search
-from tfm.search.diverse import diverse_beam_search
+from tfm.search import search
 
 WORDS = (4, 5, 6, 7)
 V = 8
@@ -26,7 +25,7 @@ transformer = partial(small_models.transformer, V, sharpness=2)
 def find(model, sources=SOURCES, **config):
     settings = SearchConfig(**{"max_extra_length": 4, "min_length": 0, **config})
     with torch.inference_mode():
-        return diverse_beam_search(model, *batch_of(sources), settings)
+        return search(model, *batch_of(sources), settings)
 
 
 class SlowGroup:
@@ -105,7 +104,7 @@ def test_without_diversity_every_group_is_the_same_beam_search():
     found = find(transformer(), beam_size=6, num_groups=3, n_best=6, diversity_strength=0.0)
     with torch.inference_mode():
         config = SearchConfig(beam_size=2, n_best=2, max_extra_length=4, min_length=0)
-        expected = beam_search(transformer(), *batch_of(SOURCES), config)
+        expected = search(transformer(), *batch_of(SOURCES), config)
     for best, beam in zip(found, expected, strict=True):
         assert [h.tokens for h in best] == [h.tokens for h in beam]
 

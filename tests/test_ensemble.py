@@ -6,22 +6,21 @@ from small_models import transformer
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search.beam import beam_search
+from tfm.search import search
 from tfm.search.model import Ensemble
 
 SOURCE, LENGTHS = torch.tensor([[5, 6, 7, EOS], [8, 9, EOS, 0]]), torch.tensor([4, 3])
 CONFIG = SearchConfig(beam_size=3, n_best=3, max_extra_length=8)
 
 
-def search(model):
-    with torch.inference_mode():
-        return beam_search(model, SOURCE, LENGTHS, CONFIG)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_an_ensemble_of_copies_of_a_model_equals_the_model(size):
     model = transformer(12)
-    for expected, found in zip(search(model), search(Ensemble([model] * size)), strict=True):
+    with torch.inference_mode():
+        expected_outputs, outputs = (
+            search(each, SOURCE, LENGTHS, CONFIG) for each in (model, Ensemble([model] * size))
+        )
+    for expected, found in zip(expected_outputs, outputs, strict=True):
         assert [h.tokens for h in found] == [h.tokens for h in expected]
         assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-5)
 

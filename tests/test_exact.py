@@ -12,7 +12,8 @@ from small_models import batch_of
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search import exact
+from tfm.search import exact, search
+from tfm.search.active import ActiveHypotheses
 from tfm.search.beam import beam_search
 from tfm.search.exact import exact_search
 from tfm.search.forced import forced_decoding
@@ -28,18 +29,20 @@ recurrent = partial(small_models.recurrent, V, sharpness=4.0)
 
 def find(models, sources, **config):
     model = models[0] if len(models) == 1 else Ensemble(models)
+    settings = SearchConfig(**{"search": "exact", "min_length": 0, **config})
+    results = []
     with torch.inference_mode():
-        return exact_search(
-            model,
-            *batch_of(sources),
-            SearchConfig(**{"search": "exact", "min_length": 0, **config}),
-        )
+        for source in sources:
+            one, other = (
+                ActiveHypotheses(model, *batch_of([source]), settings, None) for _ in range(2)
+            )
+            results.append(exact_search(one, beam_search(other, settings)[0], settings))
+    return results
 
 
 def find_by_beam(models, sources, **config):
-    model = models[0] if len(models) == 1 else Ensemble(models)
     with torch.inference_mode():
-        return beam_search(model, *batch_of(sources), SearchConfig(**{"min_length": 0, **config}))
+        return search(models[0], *batch_of(sources), SearchConfig(min_length=0, **config))
 
 
 def all_outputs(models, source, *, alpha, max_length):
@@ -102,9 +105,9 @@ def test_results_are_at_least_as_good_as_the_beams_and_proofs_are_correct(
     seed, alpha, node_limit, n_best
 ):
     models = [transformer(seed)]
-    search = {"length_penalty": alpha, "beam_size": 3, "n_best": n_best, "max_extra_length": 2}
-    results = find(models, SOURCES, node_limit=node_limit, **search)
-    beams = find_by_beam(models, SOURCES, **search)
+    config = {"length_penalty": alpha, "beam_size": 3, "n_best": n_best, "max_extra_length": 2}
+    results = find(models, SOURCES, node_limit=node_limit, **config)
+    beams = find_by_beam(models, SOURCES, **config)
     for result, beam, source in zip(results, beams, SOURCES, strict=True):
         assert result.num_nodes <= node_limit
         assert [h.proven for h in result.hypotheses] == [result.proven] * n_best
@@ -117,11 +120,11 @@ def test_results_are_at_least_as_good_as_the_beams_and_proofs_are_correct(
 
 def test_the_node_limit_is_exact():
     models = [transformer(1, sharpness=0.1)]
-    search = {"length_penalty": 3.0, "max_extra_length": 2}
-    [free] = find(models, [[4, 5, EOS]], **search)
-    [just] = find(models, [[4, 5, EOS]], node_limit=free.num_nodes, **search)
+    config = {"length_penalty": 3.0, "max_extra_length": 2}
+    [free] = find(models, [[4, 5, EOS]], **config)
+    [just] = find(models, [[4, 5, EOS]], node_limit=free.num_nodes, **config)
     assert just == free
-    [less] = find(models, [[4, 5, EOS]], node_limit=free.num_nodes - 1, **search)
+    [less] = find(models, [[4, 5, EOS]], node_limit=free.num_nodes - 1, **config)
     assert not less.proven
 
 

@@ -9,7 +9,7 @@ from small_models import batch_of
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS
-from tfm.search.beam import beam_search
+from tfm.search import search
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
 from tfm.search.scoring import length_penalty
@@ -39,7 +39,7 @@ def force(models, sources, targets, config=CONFIG):
 def test_log_probabilities_and_scores_equal_those_of_beam_search(models):
     model = models[0] if len(models) == 1 else Ensemble(models)
     with torch.inference_mode():
-        found = beam_search(model, *batch_of(SOURCES), CONFIG)
+        found = search(model, *batch_of(SOURCES), CONFIG)
     pairs = [(source, h) for source, best in zip(SOURCES, found, strict=True) for h in best]
     assert len(pairs) == 16
     outputs = force(models, [source for source, _ in pairs], [h.tokens for _, h in pairs])

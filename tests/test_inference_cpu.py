@@ -19,7 +19,7 @@ from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS
 from tfm.model.attention import Heads
 from tfm.model.build import new_model
-from tfm.search.beam import beam_search
+from tfm.search import search
 
 V = 70
 NEEDS_INT8 = pytest.mark.skipif(
@@ -215,7 +215,7 @@ def test_in_fp32_beam_search_equals_that_of_the_plain_backend(changes, limit_siz
     ):
         with torch.inference_mode():
             optimized = backend.optimized(model)
-            results.append(beam_search(optimized, *new_batch(num_sentences), config))
+            results.append(search(optimized, *new_batch(num_sentences), config))
     for found, expected in zip(*results, strict=True):
         assert [h.tokens for h in found] == [h.tokens for h in expected]
         assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-4)

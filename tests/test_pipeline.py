@@ -14,7 +14,7 @@ from tfm.data.trees.brackets import parse_tree_line
 from tfm.data.trees.tree import words_of
 from tfm.inference.translator import Translator
 from tfm.model.build import load_model
-from tfm.search.beam import beam_search
+from tfm.search import search
 from tfm.search.forced import forced_decoding
 from tfm.stages.average import average
 from tfm.stages.generate import generate
@@ -173,7 +173,7 @@ def check_variation(data_dir, folder, run_of):
     lengths = torch.tensor([4, 2])
     config = SearchConfig(max_extra_length=8)
     with torch.inference_mode():
-        found = [best for [best] in beam_search(model, source, lengths, config)]
+        found = [best for [best] in search(model, source, lengths, config)]
         targets = [hypothesis.tokens for hypothesis in found]
         at_once = forced_decoding([model], source, lengths, targets, config)
     # Decoding with a cache and full decoding agree.

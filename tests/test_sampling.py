@@ -12,10 +12,10 @@ from small_models import batch_of
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
-from tfm.search.beam import beam_search
+from tfm.search import search
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
-from tfm.search.sampling import _distribution, _draw, sample
+from tfm.search.sampling import _distribution, _draw
 
 V = 9
 SOURCES = [[4, 5, EOS], [6, EOS], [EOS], [5, 5, 6, EOS]]
@@ -31,7 +31,7 @@ def draw(sources=SOURCES, lines=LINES, model=MODEL, **config):
         **{"search": "sample", "max_extra_length": 5, "min_length": 0, **config}
     )
     with torch.inference_mode():
-        return sample(model, *batch_of(sources), settings, line_numbers=lines)
+        return search(model, *batch_of(sources), settings, line_numbers=lines)
 
 
 def tokens_of(found):
@@ -128,7 +128,7 @@ def test_a_random_number_draws_the_token_at_its_cumulative_probability():
 @pytest.mark.parametrize("truncation", [{"top_k": 1}, {"top_p": 0.0}, {"temperature": 0.01}])
 def test_sampling_only_the_most_probable_token_is_greedy_search(truncation):
     with torch.inference_mode():
-        greedy = beam_search(
+        greedy = search(
             MODEL, *batch_of(SOURCES), SearchConfig(beam_size=1, max_extra_length=5, min_length=0)
         )
     for samples, [best] in zip(draw(n_best=2, **truncation), greedy, strict=True):

@@ -11,7 +11,7 @@ from tfm.config import ScoreConfig, SearchConfig
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model
 from tfm.model.weights import cross_attention
-from tfm.search.beam import beam_search
+from tfm.search import search
 
 # No output is longer than the number of cells and one more.
 _SEARCH = SearchConfig(beam_size=4, max_extra_length=1)
@@ -40,7 +40,7 @@ def score(model: Model, examples: Examples) -> dict[str, float]:
 @torch.inference_mode()
 def write_captions(model: Model, examples: Examples) -> list[str]:
     """Caption pictures with beam search."""
-    found = beam_search(model, *examples.source(slice(None)), _SEARCH)
+    found = search(model, *examples.source(slice(None)), _SEARCH)
     return [decode(best[0].tokens) for best in found]
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
-from tfm.config.limits import MAX_COUNT, MAX_LENGTH, MAX_SEED, MAX_THREADS, THREADS_HELP
-from tfm.config.schema import Settings, Table, setting, settings_from
+from tfm.config.limits import MAX_LENGTH, MAX_SEED, MAX_THREADS, THREADS_HELP
+from tfm.config.schema import Settings, Table, count, setting, settings_from
 from tfm.config.text import tag_problem
 from tfm.config.training import Kernels
 from tfm.errors import UsageError
@@ -43,12 +43,11 @@ class SearchConfig(Settings, section="search"):
         "Beam search, random sampling, or exact search, which proves that it found the best.",
         common=True,
     )
-    beam_size: int = setting(
+    beam_size: int = count(
         4,
         "Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.",
         flag="--beam",
-        ge=1,
-        le=1024,
+        most=1024,
         common=True,
     )
     length_penalty: float = setting(
@@ -58,8 +57,8 @@ class SearchConfig(Settings, section="search"):
         le=10,
         common=True,
     )
-    max_extra_length: int = setting(
-        50, "Longest translation: the number of source tokens plus N.", ge=1, le=MAX_LENGTH
+    max_extra_length: int = count(
+        50, "Longest translation: the number of source tokens plus N.", most=MAX_LENGTH
     )
     min_length: int = setting(
         1,
@@ -67,24 +66,23 @@ class SearchConfig(Settings, section="search"):
         ge=0,
         le=MAX_LENGTH,
     )
-    no_repeat_ngram: int | None = setting(
+    no_repeat_ngram: int | None = count(
         None,
         "No translation has the same N tokens in a row twice; any number if unset.",
-        ge=1,
-        le=MAX_LENGTH,
+        most=MAX_LENGTH,
     )
     ban: str | None = setting(
         None, "File of words and phrases, one per line, that no translation contains."
     )
-    n_best: int = setting(
-        1, "Number of translations per sentence, best first.", ge=1, le=1024, common=True
+    n_best: int = count(
+        1, "Number of translations per sentence, best first.", most=1024, common=True
     )
     mbr: Literal["chrf", "bleu"] | None = setting(
         None,
         "Minimum Bayes risk: of n_best candidates, choose the most similar to all by chrF or BLEU.",
     )
-    num_groups: int = setting(
-        1, "Diverse beam search: number of groups that the beam is divided into.", ge=1, le=1024
+    num_groups: int = count(
+        1, "Diverse beam search: number of groups that the beam is divided into.", most=1024
     )
     diversity_strength: float = setting(
         0.5,
@@ -95,11 +93,8 @@ class SearchConfig(Settings, section="search"):
     temperature: float = setting(
         1.0, "Sampling: divide logits by this; below 1 is less random.", ge=0.01, le=1000
     )
-    top_k: int | None = setting(
-        None,
-        "Sampling: draw from the N most probable tokens; from all if unset.",
-        ge=1,
-        le=MAX_COUNT,
+    top_k: int | None = count(
+        None, "Sampling: draw from the N most probable tokens; from all if unset."
     )
     top_p: float | None = setting(
         None,
@@ -108,9 +103,7 @@ class SearchConfig(Settings, section="search"):
         le=1,
     )
     seed: int = setting(1, "Random seed of sampling.", ge=0, le=MAX_SEED)
-    node_limit: int = setting(
-        10_000, "Exact search: give up a sentence after extending N prefixes.", ge=1, le=MAX_COUNT
-    )
+    node_limit: int = count(10_000, "Exact search: give up a sentence after extending N prefixes.")
     shortlist: bool = setting(
         False,
         "Only produce the target pieces that the model's shortlist has for the source: faster.",
@@ -118,14 +111,11 @@ class SearchConfig(Settings, section="search"):
     tag: str | None = setting(
         None, "Put this tag of the vocabulary, such as <2fr>, before each line that is not empty."
     )
-    max_source_length: int = setting(
-        1024, "Truncate longer sources to N tokens, with a warning.", ge=1, le=MAX_LENGTH
+    max_source_length: int = count(
+        1024, "Truncate longer sources to N tokens, with a warning.", most=MAX_LENGTH
     )
-    max_tokens: int | None = setting(
-        None,
-        "Source tokens per batch, padding included; if unset, it depends on model and GPU.",
-        ge=1,
-        le=MAX_COUNT,
+    max_tokens: int | None = count(
+        None, "Source tokens per batch, padding included; if unset, it depends on model and GPU."
     )
 
     @property
@@ -201,22 +191,17 @@ class InferenceConfig(Settings, section="inference"):
         "auto",
         "Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.",
     )
-    threads: int | None = setting(None, THREADS_HELP, ge=1, le=MAX_THREADS)
+    threads: int | None = count(None, THREADS_HELP, most=MAX_THREADS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AverageConfig(Settings, section="average"):
     """Which checkpoints to average (§6.1), and what to do with the average."""
 
-    last: int | None = setting(
-        None,
-        "Average the N newest checkpoints, whatever their steps (default: see average_last).",
-        ge=1,
-        le=MAX_COUNT,
+    last: int | None = count(
+        None, "Average the N newest checkpoints, whatever their steps (default: see average_last)."
     )
-    best: int | None = setting(
-        None, "Average the N best checkpoints by best_metric of the run.", ge=1, le=MAX_COUNT
-    )
+    best: int | None = count(None, "Average the N best checkpoints by best_metric of the run.")
     calibrate: bool = setting(
         False,
         "Translate the validation text to calibrate the confidence of `tfm generate --json`.",
@@ -242,12 +227,7 @@ class ScoreConfig(Settings, section="score"):
     split_compounds: Literal["auto", "yes", "no"] = setting(
         "auto", "With --paper: split a-b into three tokens; auto does so for German only."
     )
-    bootstrap_samples: int = setting(
-        1000,
-        "Number of samples of the paired bootstrap test with --baseline.",
-        ge=1,
-        le=100_000,
+    bootstrap_samples: int = count(
+        1000, "Number of samples of the paired bootstrap test with --baseline.", most=100_000
     )
-    bootstrap_seed: int = setting(
-        12_345, "Random seed of the paired bootstrap test.", ge=1, le=2**32 - 1
-    )
+    bootstrap_seed: int = count(12_345, "Random seed of the paired bootstrap test.", most=2**32 - 1)

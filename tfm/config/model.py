@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tfm.config.schema import Settings, setting
+from tfm.config.schema import Settings, count, setting
 
 # Far beyond any model of sentences: a mistyped number is refused before memory is reserved for it.
 _MAX_LAYERS, _MAX_WIDTH, _MAX_POSITIONS = 1000, 65_536, 100_000
@@ -14,8 +14,8 @@ _MAX_LAYERS, _MAX_WIDTH, _MAX_POSITIONS = 1000, 65_536, 100_000
 class ModelConfig(Settings, section="model"):
     """Settings that all encoder-decoder models share."""
 
-    num_encoder_layers: int = setting(6, "Number of encoder layers.", ge=1, le=_MAX_LAYERS)
-    num_decoder_layers: int = setting(6, "Number of decoder layers.", ge=1, le=_MAX_LAYERS)
+    num_encoder_layers: int = count(6, "Number of encoder layers.", most=_MAX_LAYERS)
+    num_decoder_layers: int = count(6, "Number of decoder layers.", most=_MAX_LAYERS)
     d_model: int = setting(512, "Width of embeddings and layer outputs.", ge=2, le=_MAX_WIDTH)
     dropout: float = setting(0.1, "Dropout on each sub-layer's output.", ge=0, le=0.9)
     embedding_dropout: float = setting(
@@ -36,16 +36,13 @@ class ModelConfig(Settings, section="model"):
 class TransformerConfig(ModelConfig):
     """The Transformer (§3); the defaults are the paper's base model."""
 
-    d_ff: int = setting(2048, "Inner width of feed-forward sub-layers.", ge=1, le=16 * _MAX_WIDTH)
-    num_heads: int = setting(8, "Number of attention heads.", ge=1, le=_MAX_WIDTH)
-    d_k: int | None = setting(
-        None,
-        "Width of queries and keys per head; d_model / num_heads if unset.",
-        ge=1,
-        le=_MAX_WIDTH,
+    d_ff: int = count(2048, "Inner width of feed-forward sub-layers.", most=16 * _MAX_WIDTH)
+    num_heads: int = count(8, "Number of attention heads.", most=_MAX_WIDTH)
+    d_k: int | None = count(
+        None, "Width of queries and keys per head; d_model / num_heads if unset.", most=_MAX_WIDTH
     )
-    d_v: int | None = setting(
-        None, "Width of values per head; d_model / num_heads if unset.", ge=1, le=_MAX_WIDTH
+    d_v: int | None = count(
+        None, "Width of values per head; d_model / num_heads if unset.", most=_MAX_WIDTH
     )
     activation: Literal["relu", "gelu", "silu"] = setting(
         "relu", "Activation function of feed-forward sub-layers; ReLU in the paper."
@@ -57,11 +54,10 @@ class TransformerConfig(ModelConfig):
         "post",
         "Layer norm after each residual sum (post, as in the paper) or before sub-layers (pre).",
     )
-    attention_window: int | None = setting(
+    attention_window: int | None = count(
         None,
         "Restrict self-attention to the N nearest positions (table 1, r); all if unset.",
-        ge=1,
-        le=_MAX_POSITIONS,
+        most=_MAX_POSITIONS,
     )
     learned_positions: int | None = setting(
         None,

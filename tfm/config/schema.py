@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from tfm.config.limits import MAX_COUNT
 from tfm.config.suggestions import suggest
 from tfm.errors import UsageError, list_problems
 
@@ -68,6 +69,18 @@ def setting(
         "metavar": metavar,
     }
     return field(default=default, metadata=metadata)
+
+
+def count(
+    default: T,
+    help_text: str,
+    *,
+    most: int = MAX_COUNT,
+    flag: str | None = None,
+    common: bool = False,
+) -> T:
+    """Declare a setting that is a number from 1 to `most`; arguments as in `setting`."""
+    return setting(default, help_text, flag=flag, ge=1, le=most, common=common)
 
 
 @dataclass(frozen=True, kw_only=True)

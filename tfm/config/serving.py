@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tfm.config.schema import Settings, setting
+from tfm.config.schema import Settings, count, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,27 +20,26 @@ class ServeConfig(Settings, section="serve"):
     api_key_file: str | None = setting(
         None, "File of the key that requests must have as api_key.", common=True
     )
-    max_characters: int = setting(
-        20_000, "Most characters of all texts of a request.", ge=1, le=100_000_000, common=True
+    max_characters: int = count(
+        20_000, "Most characters of all texts of a request.", most=100_000_000, common=True
     )
     max_body_bytes: int = setting(
         1_000_000, "Largest body of a request.", ge=1_000, le=1_000_000_000
     )
-    max_requests: int = setting(
+    max_requests: int = count(
         100,
         "Most requests that wait for a model or are translated; further ones are refused.",
-        ge=1,
-        le=100_000,
+        most=100_000,
     )
-    max_connections: int = setting(
-        500, "Most open connections; further ones are closed.", ge=1, le=100_000
+    max_connections: int = count(
+        500, "Most open connections; further ones are closed.", most=100_000
     )
-    answer_seconds: int = setting(
-        60, "Longest time to translate a request, waiting included.", ge=1, le=86_400
+    answer_seconds: int = count(
+        60, "Longest time to translate a request, waiting included.", most=86_400
     )
-    receive_seconds: int = setting(
-        10, "Longest time for a request to arrive, and for a connection to idle.", ge=1, le=3600
+    receive_seconds: int = count(
+        10, "Longest time for a request to arrive, and for a connection to idle.", most=3600
     )
-    batch_characters: int = setting(
-        2_000, "Most characters of all requests that are translated together.", ge=1, le=100_000_000
+    batch_characters: int = count(
+        2_000, "Most characters of all requests that are translated together.", most=100_000_000
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from tfm.config.limits import MAX_COUNT, MAX_LENGTH, MAX_SEED, MAX_THREADS
-from tfm.config.schema import Settings, setting, shown
+from tfm.config.schema import Settings, count, setting, shown
 
 _TAG = re.compile(r"<[A-Za-z0-9_-]{1,30}>")
 _RESERVED_PIECES = re.compile(r"<(pad|s|unk|0x..)>")  # of SentencePiece
@@ -137,11 +137,10 @@ class SubwordConfig(Settings, section="subword"):
         ge=101,
         le=MAX_COUNT,
     )
-    threads: int | None = setting(
+    threads: int | None = count(
         None,
         "Number of CPU threads; if unset, one per core; merging BPE pieces uses a single one.",
-        ge=1,
-        le=MAX_THREADS,
+        most=MAX_THREADS,
     )
 
     def _conflicts(self) -> Iterator[str]:
@@ -168,11 +167,10 @@ class SubwordConfig(Settings, section="subword"):
 class BinarizeConfig(Settings, section="binarize"):
     """Conversion of text to token ids."""
 
-    max_length: int = setting(
+    max_length: int = count(
         250,
         "Drop training pairs with a side of more than N subword tokens.",
-        ge=1,
-        le=MAX_LENGTH,
+        most=MAX_LENGTH,
         common=True,
     )
     bpe_dropout: float = setting(
@@ -181,8 +179,8 @@ class BinarizeConfig(Settings, section="binarize"):
         ge=0,
         le=0.9,
     )
-    bpe_variants: int = setting(
-        8, "Number of variants with BPE-dropout; epochs take them in turn.", ge=1, le=1000
+    bpe_variants: int = count(
+        8, "Number of variants with BPE-dropout; epochs take them in turn.", most=1000
     )
     upper_copies: float = setting(
         0.0, "Share of the training pairs to add a copy of in capitals.", ge=0, le=1
@@ -197,15 +195,15 @@ class BinarizeConfig(Settings, section="binarize"):
         0.0, "Share of the training pairs to add a copy of with typos in the source.", ge=0, le=1
     )
     seed: int = setting(1, "Random seed of BPE-dropout and of copies.", ge=0, le=MAX_SEED)
-    threads: int | None = setting(
-        None, "Number of CPU threads; if unset, one per core.", ge=1, le=MAX_THREADS
+    threads: int | None = count(
+        None, "Number of CPU threads; if unset, one per core.", most=MAX_THREADS
     )
     shortlist: bool = setting(
         False,
         "Also learn which target pieces each source piece can become, for generate --shortlist.",
     )
-    shortlist_size: int = setting(
-        50, "Shortlist: number of target pieces for each source piece.", ge=1, le=10_000
+    shortlist_size: int = count(
+        50, "Shortlist: number of target pieces for each source piece.", most=10_000
     )
     shortlist_frequent: int = setting(
         100,
@@ -213,12 +211,7 @@ class BinarizeConfig(Settings, section="binarize"):
         ge=0,
         le=1_000_000,
     )
-    shortlist_pairs: int = setting(
-        200_000,
-        "Shortlist: learn from a random sample of N pairs.",
-        ge=1,
-        le=MAX_COUNT,
-    )
+    shortlist_pairs: int = count(200_000, "Shortlist: learn from a random sample of N pairs.")
 
     @property
     def copies(self) -> dict[str, float]:

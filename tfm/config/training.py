@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 from tfm.config.limits import MAX_COUNT, MAX_MINUTES, MAX_SEED, MAX_THREADS, THREADS_HELP
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.config.schema import Settings, setting
+from tfm.config.schema import Settings, count, setting
 
 Task = Literal["translation", "parsing"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -35,7 +35,7 @@ class OptimizerConfig(Settings, section="optimizer"):
         le=1000,
         common=True,
     )
-    warmup_steps: int = setting(4000, "Number of linear warmup steps.", ge=1, le=MAX_COUNT)
+    warmup_steps: int = count(4000, "Number of linear warmup steps.")
     lr_schedule: Literal["inverse-sqrt", "linear", "cosine", "constant"] = setting(
         "inverse-sqrt",
         "Learning rate after warmup; linear and cosine fall to 0 at max_steps, then fixed.",
@@ -89,30 +89,20 @@ class OptimizerConfig(Settings, section="optimizer"):
 class BatchingConfig(Settings, section="batching"):
     """Batches of sentence pairs of similar length (§5.1)."""
 
-    batch_tokens: int = setting(
+    batch_tokens: int = count(
         25_000,
         "Target tokens per step, summed over all devices and their microbatches.",
-        ge=1,
-        le=MAX_COUNT,
         common=True,
     )
-    bucket_tokens: int = setting(
+    bucket_tokens: int = count(
         3_125,
         "Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.",
-        ge=1,
-        le=MAX_COUNT,
     )
-    max_tokens: int | None = setting(
-        None,
-        "Most source or target tokens per microbatch; if unset, 8,192 on CPUs, more on GPUs.",
-        ge=1,
-        le=MAX_COUNT,
+    max_tokens: int | None = count(
+        None, "Most source or target tokens per microbatch; if unset, 8,192 on CPUs, more on GPUs."
     )
-    num_dropout_shards: int = setting(
-        1,
-        "Draw the dropout masks of a run on N processes, to reproduce it on fewer.",
-        ge=1,
-        le=65_536,
+    num_dropout_shards: int = count(
+        1, "Draw the dropout masks of a run on N processes, to reproduce it on fewer.", most=65_536
     )
 
 
@@ -120,8 +110,8 @@ class BatchingConfig(Settings, section="batching"):
 class TrainingConfig(Settings, section="training"):
     """When to stop, validate and save; devices and arithmetic."""
 
-    max_steps: int = setting(100_000, "Stop after N steps.", ge=1, le=MAX_COUNT, common=True)
-    max_epochs: int | None = setting(None, "Stop after N epochs.", ge=1, le=MAX_COUNT)
+    max_steps: int = count(100_000, "Stop after N steps.", common=True)
+    max_epochs: int | None = count(None, "Stop after N epochs.")
     max_minutes: float | None = setting(
         None,
         "Stop after N minutes of wall time, validation included.",
@@ -129,11 +119,8 @@ class TrainingConfig(Settings, section="training"):
         le=MAX_MINUTES,
         common=True,
     )
-    patience: int | None = setting(
-        None,
-        "Stop after N validations in a row without improvement in best_metric.",
-        ge=1,
-        le=MAX_COUNT,
+    patience: int | None = count(
+        None, "Stop after N validations in a row without improvement in best_metric."
     )
     seed: int = setting(
         1,
@@ -148,10 +135,10 @@ class TrainingConfig(Settings, section="training"):
         ge=0.01,
         le=MAX_MINUTES,
     )
-    checkpoint_steps: int | None = setting(
-        None, "Validate and save every N steps, instead of every N minutes.", ge=1, le=MAX_COUNT
+    checkpoint_steps: int | None = count(
+        None, "Validate and save every N steps, instead of every N minutes."
     )
-    keep_last: int = setting(20, "Number of newest checkpoints to keep.", ge=1, le=MAX_COUNT)
+    keep_last: int = count(20, "Number of newest checkpoints to keep.")
     keep_best: int = setting(
         1, "Number of best checkpoints to keep besides the newest.", ge=0, le=MAX_COUNT
     )
@@ -165,11 +152,8 @@ class TrainingConfig(Settings, section="training"):
         "Also validate on another dataset, NAME=DATA, to see what is forgotten; repeatable.",
         metavar="NAME=DATA",
     )
-    average_last: int = setting(
-        5,
-        "Average at most N of the newest checkpoints, of the last fifth of the steps.",
-        ge=1,
-        le=MAX_COUNT,
+    average_last: int = count(
+        5, "Average at most N of the newest checkpoints, of the last fifth of the steps."
     )
     average: bool = setting(
         True,
@@ -178,7 +162,7 @@ class TrainingConfig(Settings, section="training"):
     validation_beam: int = setting(
         1, "Beam size for the validation score; 0 computes no score.", ge=0, le=64
     )
-    log_steps: int = setting(50, "Write a line to metrics.jsonl every N steps.", ge=1, le=MAX_COUNT)
+    log_steps: int = count(50, "Write a line to metrics.jsonl every N steps.")
     tensorboard: bool = setting(
         False, "Write event files for TensorBoard into the run folder, too (tensorboardX)."
     )
@@ -192,11 +176,9 @@ class TrainingConfig(Settings, section="training"):
         False,
         "Verify all training data before the first step, also beyond 10 million pairs.",
     )
-    max_skipped_steps: int = setting(
+    max_skipped_steps: int = count(
         10,
         "Stop after N skipped steps in a row; a loss or gradient that is not finite skips a step.",
-        ge=1,
-        le=MAX_COUNT,
     )
     stall_minutes: float = setting(
         10.0,
@@ -220,7 +202,7 @@ class TrainingConfig(Settings, section="training"):
         "auto",
         "Matrix product precision; auto: bf16 if the device has it, fp16 on old GPUs, else fp32.",
     )
-    threads: int | None = setting(None, THREADS_HELP, ge=1, le=MAX_THREADS)
+    threads: int | None = count(None, THREADS_HELP, most=MAX_THREADS)
 
     def _conflicts(self) -> Iterator[str]:
         if self.best_metric.endswith("score") and not self.validation_beam:

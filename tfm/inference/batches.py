@@ -112,8 +112,7 @@ class SentenceEncoder:
         sources = self._sources(chunk)
         prefixes: list[list[int]] = [[] for _ in sources]
         if chunk.paired_lines is not None:
-            prefixes = self._targets(chunk, "prefix")
-            _check_same_number(len(sources), len(prefixes), "prefixes")
+            prefixes = self._targets(chunk, "prefix", "prefixes")
         indices = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
         max_sentences = None
         if self._config.max_tokens is None:
@@ -130,8 +129,7 @@ class SentenceEncoder:
                 lines and targets differ.
         """
         sources = self._sources(chunk)
-        targets = self._targets(chunk, "target")
-        _check_same_number(len(sources), len(targets), "targets")
+        targets = self._targets(chunk, "target", "targets")
         sizes = [max(len(ids), len(target)) for ids, target in zip(sources, targets, strict=True)]
         batched = self._cut(range(len(sizes)), sizes)
         return [_batch(rows, chunk.line_numbers, sources, targets) for rows in batched]
@@ -174,10 +172,14 @@ class SentenceEncoder:
                 "model's vocabulary: do not rely on its output; further such text is not reported"
             )
 
-    def _targets(self, chunk: Chunk, name: str) -> list[list[int]]:
+    def _targets(self, chunk: Chunk, name: str, plural: str) -> list[list[int]]:
         lines = self._vocabulary.clean(chunk.paired_lines or [])
+        if len(lines) != len(chunk.lines):
+            raise DataError(
+                f"there are {len(chunk.lines):,} lines, but {len(lines):,} {plural}: give one each"
+            )
         targets = self._vocabulary.target.encode(lines)
-        for number, ids in zip(chunk.line_numbers, targets, strict=False):
+        for number, ids in zip(chunk.line_numbers, targets, strict=True):
             if len(ids) > _MAX_TARGET_TOKENS:
                 raise DataError(
                     f"{name} {number:,} has {len(ids):,} tokens, but at most "
@@ -232,11 +234,6 @@ def _batch(
     return SentenceBatch(
         [line_numbers[i] for i in rows], [sources[i] for i in rows], [targets[i] for i in rows]
     )
-
-
-def _check_same_number(num_lines: int, num_paired: int, name: str) -> None:
-    if num_lines != num_paired:
-        raise DataError(f"there are {num_lines:,} lines, but {num_paired:,} {name}: give one each")
 
 
 def by_line(

@@ -158,7 +158,9 @@ def translated_pieces(
             if will_be_spaced and following == index + 1:
                 texts[index] += " "
             elif not will_be_spaced and following == index + 2:
-                texts[index + 1] = _without_spaces(texts[index + 1])
+                between = texts[index + 1]
+                if between.isspace() and between.splitlines() == [between]:  # within a line
+                    texts[index + 1] = ""
     return texts
 
 
@@ -169,11 +171,6 @@ def _base(language: str) -> str:
 
 def _num_sentences(pieces: Iterable[Iterable[Piece]]) -> int:
     return sum(piece.is_sentence for each in pieces for piece in each)
-
-
-def _without_spaces(text: str) -> str:
-    """Return nothing if the text is white space within a line, or else the text."""
-    return "" if text.isspace() and text.splitlines() == [text] else text
 
 
 def _pieces(part: str) -> Iterator[Piece]:

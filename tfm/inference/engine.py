@@ -1,7 +1,6 @@
 """The engine: models on a device that translate or score batches of sentences."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -137,7 +136,9 @@ class Engine:
     ) -> list[Output]:
         """Compute a batch, in halves if the device has too little memory for the whole."""
         try:
-            with self._inference_mode():
+            if self._threads is not None:
+                self._threads.adapt()
+            with torch.inference_mode(), self._backend.autocast(self.compute):
                 return compute(batch, config)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -155,14 +156,6 @@ class Engine:
         middle = (len(batch) + 1) // 2
         halves = batch[:middle], batch[middle:]
         return [output for half in halves for output in self._in_halves(compute, half, config)]
-
-    @contextlib.contextmanager
-    def _inference_mode(self) -> Iterator[None]:
-        """Set up threads, inference mode and autocast for a batch."""
-        if self._threads is not None:
-            self._threads.adapt()
-        with torch.inference_mode(), self._backend.autocast(self.compute):
-            yield
 
 
 def load_engine(
@@ -204,12 +197,12 @@ def load_models(folders: Sequence[Path], compute: Compute) -> list[Model]:
         CheckpointError: A folder has no valid model, or models differ in what they do.
     """
     infos = [load_info(folder) for folder in folders]
-    for folder, info in zip(folders, infos, strict=True):
-        first, other = _purpose(infos[0]), _purpose(info)
-        if other != first:
+    purposes = [f"{info.task} from {info.source} to {info.target}" for info in infos]
+    for folder, purpose in zip(folders, purposes, strict=True):
+        if purpose != purposes[0]:
             raise CheckpointError(
-                f"{folders[0]} was trained for {first}, but {folder} for {other}: use only models "
-                "of the same task and languages"
+                f"{folders[0]} was trained for {purposes[0]}, but {folder} for {purpose}: use only "
+                "models of the same task and languages"
             )
     models = []
     for folder, info in zip(folders, infos, strict=True):
@@ -249,10 +242,6 @@ def load_vocabulary(folder: Path, info: ModelInfo) -> Vocabulary:
             f"models have {sizes}: choose another model"
         )
     return vocabulary
-
-
-def _purpose(info: ModelInfo) -> str:
-    return f"{info.task} from {info.source} to {info.target}"
 
 
 def _pad(sources: Sequence[list[int]]) -> tuple[Tensor, Tensor]:

@@ -169,15 +169,12 @@ def _translations(
 ) -> list[Translation]:
     texts = subword_model.decode([found.tokens for found in hypotheses])
     return [
-        # A model with byte pieces can generate a line end.
         Translation(
-            text.replace("\n", " "),
+            text.replace("\n", " "),  # a model with byte pieces can generate a line end
             found.score,
             found.log_prob,
             found.proven,
-            None
-            if calibration is None
-            else calibration.confidence(found.log_prob, len(found.tokens) + 1),
+            calibration and calibration.confidence(found.log_prob, len(found.tokens) + 1),
             vocabulary=found.vocabulary,
         )
         for text, found in zip(texts, hypotheses, strict=True)

@@ -18,7 +18,9 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from multiprocessing import resource_tracker
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import TfmError
@@ -98,15 +100,15 @@ class Workers:
         Raises:
             LostProcessError: The process has ended.
         """
-        return self._run(_search, batch, config)
+        return self._run(Engine.search, batch, config)
 
     def score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
         """Score the targets of a batch as `Engine.score` does; raises as `search` does."""
-        return self._run(_score, batch, config)
+        return self._run(Engine.score, batch, config)
 
     def _run(
         self,
-        compute: Callable[[SentenceBatch, SearchConfig], WithMessages[list[Output]]],
+        compute: Callable[[Engine, SentenceBatch, SearchConfig], list[Output]],
         batch: SentenceBatch,
         config: SearchConfig,
     ) -> list[Output]:
@@ -115,7 +117,7 @@ class Workers:
         worker = self._idle.get()
         try:
             with worker.named(work):
-                return self._unwrap(worker.pool.submit(compute, batch, config).result())
+                return self._unwrap(worker.pool.submit(_call, compute, batch, config).result())
         finally:
             self._idle.put(worker)
 
@@ -199,7 +201,7 @@ class _Worker:
             initargs=(engine,),  # a forked process inherits it
         )
         if isinstance(models, Engine):
-            self._limits = self.pool.submit(_limits)
+            self._limits = self.pool.submit(_call, _LIMITS)
         else:
             self._limits = self.pool.submit(_load, models, inference, index, num_workers)
         [self.process] = set(multiprocessing.active_children()).difference(others)
@@ -216,15 +218,12 @@ class _Worker:
         try:
             yield
         except BrokenProcessPool:
-            ending = _describe_exit(self._exit_code())
+            # The pool waits for the process too, and may be the first to learn its exit code.
+            end = time.monotonic() + _EXIT_SECONDS
+            while self.process.exitcode is None and time.monotonic() < end:
+                time.sleep(0.01)
+            ending = _describe_exit(self.process.exitcode)
             raise LostProcessError(f"{self._name} {ending} while {work}") from None
-
-    def _exit_code(self) -> int | None:
-        # The pool waits for the process too, and may be the first to learn its exit code.
-        end = time.monotonic() + _EXIT_SECONDS
-        while self.process.exitcode is None and time.monotonic() < end:
-            time.sleep(0.01)
-        return self.process.exitcode
 
 
 @contextlib.contextmanager
@@ -258,6 +257,7 @@ def _describe_exit(exit_code: int | None) -> str:
 
 # --- in the worker process
 
+_LIMITS = attrgetter("limits")
 _engine: Engine
 _messages: list[str] = []
 
@@ -290,21 +290,11 @@ def _load(
     _engine = load_engine(
         folders, inference, index=index, num_processes=num_workers, notify=_messages.append
     )
-    return _limits()
+    return _call(_LIMITS)
 
 
-def _limits() -> WithMessages[BatchLimits]:
-    return _engine.limits, _take_messages()
-
-
-def _search(batch: SentenceBatch, config: SearchConfig) -> WithMessages[list[list[Hypothesis]]]:
-    return _engine.search(batch, config), _take_messages()
-
-
-def _score(batch: SentenceBatch, config: SearchConfig) -> WithMessages[list[ForcedOutput]]:
-    return _engine.score(batch, config), _take_messages()
-
-
-def _take_messages() -> list[str]:
+def _call(compute: Callable[..., Output], *arguments: Any) -> WithMessages[Output]:
+    """Apply a function to the engine and the arguments."""
+    output = compute(_engine, *arguments)
     messages, _messages[:] = list(_messages), []
-    return messages
+    return output, messages

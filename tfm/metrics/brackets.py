@@ -10,7 +10,7 @@
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from tfm.data.trees.tree import TOP, TRACE, UNTAGGED, Leaf, Tree, bare_label, walk
@@ -22,7 +22,6 @@ _EQUIVALENT = {"PRT": "ADVP"}
 
 # Label, start and end (exclusive) of a constituent, in words that are not deleted.
 Bracket = tuple[str, int, int]
-Span = tuple[int, int]
 
 
 @dataclass(kw_only=True)
@@ -172,29 +171,12 @@ def _tags(tree: Tree, gold: Tree) -> list[str]:
 
 def _num_crossing(gold: Counter[Bracket], test: Counter[Bracket]) -> int:
     """Count the brackets that overlap a gold bracket without one containing the other."""
-    innermost = _innermost({(start, end) for _, start, end in gold})
-    # The innermost gold span suffices: if it is not crossed, those around it are not either.
+    spans = {(start, end) for _, start, end in gold}
     return sum(
         number
         for (_, first, last), number in test.items()
-        if innermost.get(first, (first, last))[1] < last
-        or innermost.get(last, (first, last))[0] > first
+        if any(start < first < end < last or first < start < last < end for start, end in spans)
     )
-
-
-def _innermost(spans: Collection[Span]) -> dict[int, Span]:
-    """Return the smallest span of a tree that strictly contains each position between words."""
-    innermost = {}
-    open_spans: list[Span] = []
-    ahead = sorted(spans, key=lambda span: (-span[0], span[1]))  # a stack: the next span is last
-    for position in range(max((end for _, end in spans), default=0)):
-        while open_spans and open_spans[-1][1] <= position:
-            open_spans.pop()
-        if open_spans:
-            innermost[position] = open_spans[-1]
-        while ahead and ahead[-1][0] == position:
-            open_spans.append(ahead.pop())
-    return innermost
 
 
 def _leaves(tree: Tree) -> list[Leaf]:

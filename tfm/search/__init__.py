@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.search.active import Prefixes
+from tfm.search.active import ActiveHypotheses, Prefixes
 from tfm.search.beam import beam_search
 from tfm.search.constraints import Constraints
 from tfm.search.diverse import diverse_beam_search
@@ -21,7 +21,7 @@ def search(
     lengths: Tensor,
     config: SearchConfig,
     *,
-    line_numbers: Sequence[int],
+    line_numbers: Sequence[int] | None = None,
     prefixes: Prefixes | None = None,
     constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
@@ -32,7 +32,7 @@ def search(
         source: [B, S] token ids, each source closed by EOS and padded at the end.
         lengths: [B] source lengths, EOS included.
         config: Algorithm and limits.
-        line_numbers: [B] a number for each source, which seeds its samples.
+        line_numbers: [B] a number for each source, which seeds its samples; by default from 1 on.
         prefixes: [B] token ids that each output must start with.
         constraints: What outputs may not contain, unless a prefix does.
 
@@ -42,29 +42,22 @@ def search(
     Raises:
         CheckpointError: The model gives no finite probabilities.
     """
+    start = ActiveHypotheses(model, source, lengths, config, prefixes, constraints)
     match config.search:
         case "beam" if config.num_groups > 1:
-            found = diverse_beam_search(
-                model, source, lengths, config, prefixes=prefixes, constraints=constraints
-            )
+            found = diverse_beam_search(start, config)
         case "beam":
-            found = beam_search(
-                model, source, lengths, config, prefixes=prefixes, constraints=constraints
-            )
+            found = beam_search(start, config)
         case "sample":
-            found = sample(
-                model,
-                source,
-                lengths,
-                config,
-                line_numbers=line_numbers,
-                prefixes=prefixes,
-                constraints=constraints,
-            )
+            found = sample(start, config, line_numbers or range(1, len(lengths) + 1))
         case "exact":
-            results = exact_search(
-                model, source, lengths, config, prefixes=prefixes, constraints=constraints
-            )
-            found = [result.hypotheses for result in results]
+            found = []
+            for row, best in enumerate(beam_search(start, config)):
+                one, size = slice(row, row + 1), int(lengths[row])
+                prefix = None if prefixes is None else prefixes[one]
+                alone = ActiveHypotheses(
+                    model, source[one, :size], lengths[one], config, prefix, constraints
+                )
+                found.append(exact_search(alone, best, config).hypotheses)
     check_finite(all(found))
     return found

@@ -120,11 +120,9 @@ class ActiveHypotheses:
         log_probs = self._model.step(newest, self.state).float().log_softmax(dim=-1)
         forced_log_probs = log_probs[sentences, :, tokens]
         log_probs.index_fill_(2, indices_on(log_probs.device, self._excluded), -math.inf)
-        if self._constraints is not None:
-            rows, ruled_out = self._ruled_out(self._constraints, slice(None), log_probs.size(2))
-            log_probs.flatten(0, 1)[tuple(map(self.to_device, (rows, ruled_out)))] = -math.inf
-        elif self.length <= self._min_length:
-            log_probs[:, :, EOS] = -math.inf
+        if self._may_rule_out:
+            pairs = self._ruled_out(slice(None), log_probs.size(2))
+            log_probs.flatten(0, 1)[tuple(map(self.to_device, pairs))] = -math.inf
         if len(sentences):
             log_probs[sentences] = -math.inf
             log_probs[sentences, :, tokens] = forced_log_probs
@@ -136,15 +134,13 @@ class ActiveHypotheses:
             self.to_device, (self.log_probs, self._rows, self.tokens[:, :, -1])
         )
         next_tokens = NextTokens.of(self._model.step(newest, self.state, rows), self._excluded)
-        if self._may_force or self.length <= self._min_length or self._constraints is not None:
+        if self._may_force or self._may_rule_out:
             forced = self._forced_tokens()[self._rows // self.tokens.shape[1]]  # [R]
             is_forced = forced != _ANY
-            if self._constraints is not None:
-                pairs = self._ruled_out(self._constraints, self._rows, next_tokens.vocab_size)
+            if self._may_rule_out:
+                pairs = self._ruled_out(self._rows, next_tokens.vocab_size)
                 is_free = ~is_forced[pairs[0]]
-                next_tokens.rule_out_pairs(*(self.to_device(each[is_free]) for each in pairs))
-            elif self.length <= self._min_length:
-                next_tokens.rule_out(EOS, self.to_device(~is_forced))
+                next_tokens.rule_out(*(self.to_device(each[is_free]) for each in pairs))
             next_tokens.force(*map(self.to_device, (is_forced.nonzero()[0], forced[is_forced])))
         return Continuations(*to_host(*next_tokens.best(log_probs, rows, size)))
 
@@ -196,15 +192,20 @@ class ActiveHypotheses:
         if self.num_open:
             self.state.reorder(self.to_device(rows))
 
-    def _ruled_out(
-        self, constraints: Constraints, selected: Array | slice, vocab_size: int
-    ) -> tuple[Array, Array]:
+    @property
+    def _may_rule_out(self) -> bool:
+        """Whether a token may be ruled out next, besides those that are never produced."""
+        return self._constraints is not None or self.length <= self._min_length
+
+    def _ruled_out(self, selected: Array | slice, vocab_size: int) -> tuple[Array, Array]:
         """Return rows [N] among the selected hypotheses, and the token that each rules out.
 
         EOS is among them up to the minimum length, unless nothing else remains.
         """
         tokens = self.tokens.reshape(-1, self.length)[selected]
-        rows, ruled_out = constraints.ruled_out(tokens[:, 1:])
+        rows, ruled_out = np.zeros((2, 0), np.int64)
+        if self._constraints is not None:
+            rows, ruled_out = self._constraints.ruled_out(tokens[:, 1:])
         if self.length <= self._min_length:
             pairs = np.unique(rows * vocab_size + ruled_out)
             num_ruled_out = np.bincount(pairs // vocab_size, minlength=len(tokens))

@@ -1,33 +1,20 @@
 """Beam search with the GNMT length penalty (Vaswani et al. 2017, §6.1; Wu et al. 2016)."""
 
-from torch import Tensor
-
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search.active import ActiveHypotheses, Array, Continuations, Prefixes
-from tfm.search.constraints import Constraints
-from tfm.search.model import SearchableModel
+from tfm.search.active import ActiveHypotheses, Array, Continuations
 from tfm.search.scoring import Hypothesis, keep_best, nth_score
 
 
-def beam_search(
-    model: SearchableModel,
-    source: Tensor,
-    lengths: Tensor,
-    config: SearchConfig,
-    *,
-    prefixes: Prefixes | None = None,
-    constraints: Constraints | None = None,
-) -> list[list[Hypothesis]]:
-    """Find the n best outputs of sources [B, S] of [B] lengths; arguments as in `search`.
+def beam_search(hypotheses: ActiveHypotheses, config: SearchConfig) -> list[list[Hypothesis]]:
+    """Find the n best outputs of sentences, which start from one hypothesis each.
 
     At each step, all continuations of a sentence's hypotheses compete. Of the `beam_size` most
     probable, those with EOS are finished and ranked by score, and the others are continued (a beam
     of one is greedy search). A sentence is finished only if no active hypothesis can still enter
     its n best.
     """
-    hypotheses = ActiveHypotheses(model, source, lengths, config, prefixes, constraints)
-    finished: list[list[Hypothesis]] = [[] for _ in lengths]
+    finished: list[list[Hypothesis]] = [[] for _ in hypotheses.sentences]
     while hypotheses.num_open:
         chosen = hypotheses.best_continuations(config.beam_size)
         can_improve = finish(hypotheses, chosen, finished, config.n_best)

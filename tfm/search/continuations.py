@@ -54,14 +54,7 @@ class NextTokens:
         log_probs = log_probs.view(num_rows, -1, block_size)
         return cls(vocab_size, log_probs, log_probs.amax(dim=2), columns, excluded_log_probs)
 
-    def rule_out(self, token: int, rows: Tensor) -> None:
-        """Rule out a token for the rows [R] that are True."""
-        block, index = divmod(token, self.log_probs.size(2))
-        kept = self.log_probs[:, block, index].masked_fill(rows, -math.inf)
-        self.log_probs[:, block, index] = kept
-        self.block_max[:, block] = self.log_probs[:, block].amax(dim=1)
-
-    def rule_out_pairs(self, rows: Tensor, tokens: Tensor) -> None:
+    def rule_out(self, rows: Tensor, tokens: Tensor) -> None:
         """Rule out [N] tokens of [N] rows."""
         block_size = self.log_probs.size(2)
         blocks = tokens // block_size

@@ -7,23 +7,13 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search.active import ActiveHypotheses, Continuations, Prefixes, to_host
+from tfm.search.active import ActiveHypotheses, Continuations, to_host
 from tfm.search.beam import finish
-from tfm.search.constraints import Constraints
-from tfm.search.model import SearchableModel
 from tfm.search.scoring import Hypothesis, keep_best
 
 
-def diverse_beam_search(
-    model: SearchableModel,
-    source: Tensor,
-    lengths: Tensor,
-    config: SearchConfig,
-    *,
-    prefixes: Prefixes | None = None,
-    constraints: Constraints | None = None,
-) -> list[list[Hypothesis]]:
-    """Find diverse outputs of sources [B, S] of [B] lengths; arguments as in `search`.
+def diverse_beam_search(start: ActiveHypotheses, config: SearchConfig) -> list[list[Hypothesis]]:
+    """Find diverse outputs of sentences, which start from one hypothesis each.
 
     Each group is a beam search with an equal share of the beam. At each step, groups choose one
     after another, and rank a token `diversity_strength` nats lower for each time that an earlier
@@ -33,9 +23,8 @@ def diverse_beam_search(
         At most `n_best` distinct hypotheses of each source: the best of each group, then the second
         best of each, and so on; all sorted by score, best first.
     """
-    start = ActiveHypotheses(model, source, lengths, config, prefixes, constraints)
     groups = [start.copy() for _ in range(config.num_groups)]
-    finished: list[list[list[Hypothesis]]] = [[[] for _ in lengths] for _ in groups]
+    finished: list[list[list[Hypothesis]]] = [[[] for _ in start.sentences] for _ in groups]
     # Each group keeps as many as its beam holds, so that `n_best` does not change the search.
     size = config.beam_size // config.num_groups
     while any(group.num_open for group in groups):
@@ -46,7 +35,7 @@ def diverse_beam_search(
             sentences, past = map(group.to_device, (group.sentences, group.log_probs))
             log_probs = group.next_log_probs()
             if times_chosen is None:
-                times_chosen = log_probs.new_zeros(len(lengths), log_probs.size(2))
+                times_chosen = log_probs.new_zeros(len(start.sentences), log_probs.size(2))
             totals = past[:, :, None] + log_probs
             chosen = _choose(totals, times_chosen, sentences, config.diversity_strength, size)
             can_improve = finish(group, chosen, group_finished, size)

@@ -1,17 +1,14 @@
 """Exact search: the provably best outputs (Stahlberg and Byrne 2019)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search.active import ActiveHypotheses, Continuations, Prefixes, to_host
-from tfm.search.beam import beam_search
-from tfm.search.constraints import Constraints
-from tfm.search.model import SearchableModel
+from tfm.search.active import ActiveHypotheses, Continuations, to_host
 from tfm.search.scoring import Hypothesis, keep_best, nth_score
 
 _MAX_ROWS = 64  # prefixes that are extended together
@@ -27,15 +24,9 @@ class ExactResult:
 
 
 def exact_search(
-    model: SearchableModel,
-    source: Tensor,
-    lengths: Tensor,
-    config: SearchConfig,
-    *,
-    prefixes: Prefixes | None = None,
-    constraints: Constraints | None = None,
-) -> list[ExactResult]:
-    """Find the provably best outputs of sources [B, S] of [B] lengths; arguments as in `search`.
+    start: ActiveHypotheses, best: Sequence[Hypothesis], config: SearchConfig
+) -> ExactResult:
+    """Find the provably best outputs of one sentence, which starts from one hypothesis.
 
     Depth-first branch and bound, from the n best of beam search: prefixes that cannot end with a
     better score are cut. Up to `_MAX_ROWS` prefixes of one length are extended together, and their
@@ -44,16 +35,7 @@ def exact_search(
     A proof holds up to the rounding of the model's arithmetic, for outputs within the maximum
     length. At the limit of nodes, the best outputs so far are returned, unproven.
     """
-    beams = beam_search(model, source, lengths, config, prefixes=prefixes, constraints=constraints)
-    results = []
-    for index, best in enumerate(beams):
-        one, size = slice(index, index + 1), int(lengths[index])
-        prefix = None if prefixes is None else prefixes[one]
-        start = ActiveHypotheses(
-            model, source[one, :size], lengths[one], config, prefix, constraints
-        )
-        results.append(_Search(best, config).run(start))
-    return results
+    return _Search(best, config).run(start)
 
 
 @dataclass
@@ -82,7 +64,7 @@ class _Branch:
 class _Search:
     """The search for the best outputs of one sentence, from the n best of beam search."""
 
-    def __init__(self, best: list[Hypothesis], config: SearchConfig) -> None:
+    def __init__(self, best: Sequence[Hypothesis], config: SearchConfig) -> None:
         self._best = list(best)
         self._config = config
         self._num_nodes = 0

@@ -9,23 +9,14 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search.active import ActiveHypotheses, Array, Continuations, Prefixes, to_host
-from tfm.search.constraints import Constraints
-from tfm.search.model import SearchableModel
+from tfm.search.active import ActiveHypotheses, Array, Continuations, to_host
 from tfm.search.scoring import Hypothesis
 
 
 def sample(
-    model: SearchableModel,
-    source: Tensor,
-    lengths: Tensor,
-    config: SearchConfig,
-    *,
-    line_numbers: Sequence[int],
-    prefixes: Prefixes | None = None,
-    constraints: Constraints | None = None,
+    active: ActiveHypotheses, config: SearchConfig, line_numbers: Sequence[int]
 ) -> list[list[Hypothesis]]:
-    """Draw outputs of sources [B, S] of [B] lengths at random; arguments as in `search`.
+    """Draw outputs of sentences with [B] numbers, which start from one hypothesis each, at random.
 
     A sample depends only on the seed, the source's line number and the sample's index, not on the
     number of samples or the rest of the batch (except for rounding). Log probabilities and scores
@@ -34,10 +25,9 @@ def sample(
     Returns:
         `n_best` hypotheses of each source, best first, possibly with duplicates.
     """
-    active = ActiveHypotheses(model, source, lengths, config, prefixes, constraints)
     finished: list[list[Hypothesis]] = [[] for _ in line_numbers]
     numbers = _random_numbers(config, line_numbers, size=active.max_length)
-    drawn_on = lengths.device if has_float64(lengths.device) else torch.device("cpu")
+    drawn_on = active.device if has_float64(active.device) else torch.device("cpu")
     while active.num_open:
         step_numbers = torch.from_numpy(numbers[active.sentences, :, active.length - 1])
         step_numbers = step_numbers.to(drawn_on)

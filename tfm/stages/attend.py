@@ -14,7 +14,7 @@ from tfm.errors import UsageError
 from tfm.inference.attention import attention_maps
 from tfm.inference.engine import load_vocabulary
 from tfm.model.build import load_model
-from tfm.search.beam import beam_search
+from tfm.search import search as search_outputs
 from tfm.search.scoring import check_finite
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
@@ -82,8 +82,7 @@ def attend(
         source = torch.tensor([[*source_ids, EOS]], device=compute.device)
         lengths = torch.tensor([source.size(1)], device=compute.device)
         with torch.inference_mode():
-            [found] = beam_search(model, source, lengths, search)
-        check_finite(bool(found))
+            [found] = search_outputs(model, source, lengths, search)
         target_ids = list(found[0].tokens)
         _check_length(target_ids, max_pieces, name="the translation")
         [target] = vocabulary.target.decode([target_ids])

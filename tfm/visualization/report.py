@@ -43,7 +43,6 @@ _COLORS = {
     "set-2": "#000008",
     "set-3": "#000009",
 }
-_OF_SET = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(loss|bleu|f1)")  # a metric of such a set
 
 Points = Sequence[tuple[int, float]]
 
@@ -83,7 +82,8 @@ def write_report(run_dir: Path) -> None:
     """
     path = run_dir / "metrics.jsonl"
     training, validation, texts, _ = read_metrics(run_dir, max_training=_MAX_POINTS)
-    records = {"training": training, "validation": validation}
+    sets = _by_set(validation)
+    records = {"training": training, "validation": validation, **sets}
     latest = max([{"step": 0}, *validation[-1:], *training[-1:]], key=itemgetter("step"))
     updated = datetime.fromtimestamp(path.stat().st_mtime, UTC) if path.is_file() else None
     config = run_dir / "config.toml"
@@ -91,10 +91,10 @@ def write_report(run_dir: Path) -> None:
     page = resources.files("tfm.visualization") / "report_page.html"
     content = Template(page.read_text(encoding="utf-8")).substitute(
         title=html.escape(run_dir.resolve().name),
-        state=_render_state(latest, validation, updated),
-        charts=_render_charts(_MAIN_CHARTS, records, latest["step"]),
+        state=_render_state(latest, validation, sets, updated),
+        charts=_grid(_render_charts(_MAIN_CHARTS, records, latest["step"])),
         texts=_fold("Training texts", _render_texts(texts, training, validation)),
-        others=_fold("More curves", _render_charts(_OTHER_CHARTS, records, latest["step"])),
+        others=_fold("More curves", _grid(_render_charts(_OTHER_CHARTS, records, latest["step"]))),
         figures=_fold("Newest metrics", _render_figures(training, validation)),
         settings=_fold("Settings", f"<pre>{settings}</pre>" if settings else ""),
     )
@@ -114,37 +114,24 @@ def write_comparison(
     # The numbers make names unique.
     names = [f"{number} {run.resolve().name}" for number, run in enumerate(runs, start=1)]
     metrics = [read_metrics(run, max_training=_MAX_POINTS) for run in runs]
-    validation, training = (
-        [each.validation for each in metrics],
-        [each.training for each in metrics],
-    )
+    validation = dict(zip(names, (each.validation for each in metrics), strict=True))
+    training = dict(zip(names, (each.training for each in metrics), strict=True))
+    steps = [records[-1]["step"] for each in metrics for records in each[:2] if records]
+    last_step = max(steps, default=0)
     rows = [[f"{number} {row[0]}", *row[1:]] for number, row in enumerate(table[1:], start=1)]
-    main = _render_comparison(_MAIN_CHARTS, names, validation)
-    main += _render_comparison([_TRAINING_LOSS], names, training)
+    main = _render_charts(_MAIN_CHARTS, validation, last_step)
+    main += _render_charts([_TRAINING_LOSS], training, last_step)
     page = resources.files("tfm.visualization") / "report_page.html"
     content = Template(page.read_text(encoding="utf-8")).substitute(
         title=html.escape(", ".join(run.resolve().name for run in runs)),
         state=render_table([table[0], *rows]),
         charts=_grid(main),
         texts="",
-        others=_fold("More curves", _grid(_render_comparison(_OTHER_CHARTS, names, training))),
+        others=_fold("More curves", _grid(_render_charts(_OTHER_CHARTS, training, last_step))),
         figures="",
         settings=_fold("Different settings", _render_differences(names, list(runs.values()))),
     )
     write_text(path, content)
-
-
-def _render_comparison(
-    charts: Iterable[_Chart], names: Sequence[str], runs: Sequence[Sequence[Record]]
-) -> list[str]:
-    """Return the charts that have points as HTML, with a curve for each run."""
-    last_step = max((records[-1]["step"] for records in runs if records), default=0)
-    figures = []
-    for chart in charts:
-        curves = {n: _points(records, chart) for n, records in zip(names, runs, strict=True)}
-        if any(curves.values()):
-            figures.append(_render_chart(chart, curves, last_step))
-    return figures
 
 
 def _render_differences(names: Sequence[str], runs: Sequence[Mapping[str, object]]) -> str:
@@ -170,25 +157,28 @@ def _points(records: Iterable[Record], chart: _Chart) -> Points:
     ]
 
 
-def _names_of_sets(validation: Sequence[Record]) -> list[str]:
-    """Return the names of the validation sets besides that of the dataset."""
-    matches = (_OF_SET.fullmatch(key) for record in validation for key in record)
-    return list(dict.fromkeys(match[1] for match in matches if match))
+def _by_set(validation: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return records of each further validation set, "valid NAME", from metrics "NAME:metric"."""
+    sets: dict[str, list[Record]] = {}
+    for record in validation:
+        step = record["step"]
+        for key, value in record.items():
+            name, colon, metric = key.partition(":")
+            if colon:
+                sets.setdefault(f"valid {name}", []).append({"step": step, metric: value})
+    return sets
 
 
 def _render_charts(
     charts: Iterable[_Chart], records: Mapping[str, Sequence[Record]], last_step: int
-) -> str:
-    """Return all charts that have points as HTML."""
+) -> list[str]:
+    """Return the charts that have points as HTML, with a curve for each name."""
     figures = []
     for chart in charts:
         curves = {name: _points(each, chart) for name, each in records.items()}
-        for name in _names_of_sets(records["validation"]):
-            of_set = chart._replace(name=f"{name}:{chart.name}")
-            curves[f"valid {name}"] = _points(records["validation"], of_set)
         if any(curves.values()):
             figures.append(_render_chart(chart, curves, last_step))
-    return _grid(figures)
+    return figures
 
 
 def _grid(figures: Sequence[str]) -> str:
@@ -278,14 +268,18 @@ def _label(axes: Axes, chart: _Chart, last_step: int) -> None:
         axes.legend(loc="best", frameon=False, labelcolor=_COLORS["ink"], fontsize=_FONT_POINTS)
 
 
-def _render_state(latest: Record, validation: Sequence[Record], updated: datetime | None) -> str:
+def _render_state(
+    latest: Record,
+    validation: Sequence[Record],
+    sets: Mapping[str, Sequence[Record]],
+    updated: datetime | None,
+) -> str:
     """Return how far the run is, its best validations and the time of the newest metrics."""
     points = ((chart, _points(validation, chart)) for chart in _MAIN_CHARTS)
     of_sets = (
-        (f"{chart.title} on {name}, first and last", _points(validation, of_set))
-        for name in _names_of_sets(validation)
+        (f"{chart.title} on {name.removeprefix('valid ')}, first and last", _points(each, chart))
+        for name, each in sets.items()
         for chart in _MAIN_CHARTS
-        for of_set in [chart._replace(name=f"{name}:{chart.name}")]
     )
     return _render_list(
         ("Step", latest["step"], "{:,}".format),
@@ -296,7 +290,11 @@ def _render_state(latest: Record, validation: Sequence[Record], updated: datetim
             for chart, each in points
             if chart.best and each
         ),
-        *((title, (each[0], each[-1]), _from_to) for title, each in of_sets if each),
+        *(
+            (title, f"{_at_step(each[0])} → {_at_step(each[-1])}", str)
+            for title, each in of_sets
+            if each
+        ),
         ("Updated", updated and updated.astimezone(), "{:%Y-%m-%d %H:%M %Z}".format),
     )
 
@@ -304,10 +302,6 @@ def _render_state(latest: Record, validation: Sequence[Record], updated: datetim
 def _at_step(point: tuple[int, float]) -> str:
     step, value = point
     return f"{value:.4g} at step {step:,}"
-
-
-def _from_to(points: tuple[tuple[int, float], tuple[int, float]]) -> str:
-    return " → ".join(map(_at_step, points))
 
 
 def _render_figures(training: Sequence[Record], validation: Sequence[Record]) -> str:
