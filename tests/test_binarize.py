@@ -1,6 +1,5 @@
 """tfm binarize: lossless, in bounded memory, and repeated only after a change."""
 
-import json
 import multiprocessing
 import os
 import random
@@ -12,12 +11,11 @@ import numpy as np
 import pytest
 
 from tfm.config import BinarizeConfig, SubwordConfig
-from tfm.data import text
-from tfm.data.dataset import DatasetIndex, ParallelDataset
+from tfm.data import text, token_parts
+from tfm.data.dataset import ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import SubwordModel, Vocabulary
 from tfm.errors import DataError
-from tfm.stages import token_parts
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 
@@ -77,22 +75,13 @@ def test_hostile_lines_decode_back(folder):
     assert decoded(folder, "valid") == pairs
 
 
-def test_the_number_of_threads_does_not_change_a_byte(folder, monkeypatch):
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 30)
+def test_blocks_and_threads_do_not_change_a_byte(folder, monkeypatch):
     results = []
-    for threads in (1, 2, 5, None):
+    for size, threads in ((1, 1), (30, 2), (500, 5), (10_000_000, None)):
+        monkeypatch.setattr(text, "_BLOCK_BYTES", size)
         binarize(folder, BinarizeConfig(threads=threads), force=True)
         results.append(contents(folder))
     assert results[0] == results[1] == results[2] == results[3]
-
-
-def test_the_size_of_a_block_does_not_change_a_byte(folder, monkeypatch):
-    results = []
-    for size in (1, 500, 10_000_000):
-        monkeypatch.setattr(text, "_BLOCK_BYTES", size)
-        binarize(folder, CONFIG, force=True)
-        results.append(contents(folder))
-    assert results[0] == results[1] == results[2]
 
 
 def test_only_long_training_pairs_are_dropped_and_counted(folder):
@@ -119,14 +108,6 @@ def test_tokens_are_counted_and_recorded(folder):
         dataset = opened(folder, split)
         sums = [int(dataset.source.lengths().sum()), int(dataset.target.lengths().sum())]
         assert counts[split]["tokens"] == sums
-
-
-def test_the_index_lists_the_splits(folder):
-    binarize(folder, CONFIG)
-    index = DatasetIndex.load(folder / "bin")
-    assert index.num_pairs == {"train": len(TRAIN), "test": len(TEST)}
-    assert (index.source, index.target) == ("en", "de")
-    assert index.fingerprint == Vocabulary.load(folder).fingerprint
 
 
 def test_unknown_tokens_are_counted_and_warned_of(folder, capsys):
@@ -194,28 +175,15 @@ def test_an_unchanged_dataset_is_not_binarized_again(folder, capsys):
     assert "unchanged" in capsys.readouterr().err
 
 
-def test_force_binarizes_again(folder):
-    binarize(folder, CONFIG)
-    assert binarize(folder, CONFIG, force=True)
-
-
-def test_another_model_binarizes_again(folder):
-    binarize(folder, CONFIG)
-    learn_bpe(folder, SubwordConfig(vocab_size=290))
-    assert binarize(folder, CONFIG)
-    assert decoded(folder, "train") == TRAIN
-
-
-def test_another_length_limit_binarizes_again(folder):
-    binarize(folder, CONFIG)
-    assert binarize(folder, BinarizeConfig(max_length=5, threads=1))
-
-
-def test_other_text_binarizes_again(folder):
+def test_other_text_settings_or_models_binarize_again(folder):
     binarize(folder, CONFIG)
     write_split(folder, "test", TEST[::-1])
     assert binarize(folder, CONFIG)
     assert decoded(folder, "test") == TEST[::-1]
+    assert binarize(folder, BinarizeConfig(max_length=5, threads=1))
+    learn_bpe(folder, SubwordConfig(vocab_size=290))
+    assert binarize(folder, CONFIG)
+    assert decoded(folder, "train") == TRAIN
 
 
 def test_a_file_that_was_deleted_or_cut_short_binarizes_again(folder):
@@ -353,11 +321,6 @@ def test_whatever_stops_it_leaves_neither_threads_nor_files(folder, monkeypatch,
         binarize(folder, BinarizeConfig(threads=2))
     assert not [each for each in threading.enumerate() if each.name.startswith("binarize")]
     assert not list((folder / "bin").iterdir())
-
-
-def test_the_index_is_json_with_a_format(folder):
-    binarize(folder, CONFIG)
-    assert json.loads((folder / "bin" / "dataset.json").read_text())["format"] == 3
 
 
 def test_a_subword_model_that_is_not_the_one_learnt_is_said(folder, capsys):

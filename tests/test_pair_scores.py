@@ -7,9 +7,9 @@ import pytest
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
+from tfm.inference.pair_scores import PairScorer
 from tfm.stages.generate import score_targets
 from tfm.stages.generate_plan import plan_generation
-from tfm.stages.pair_scores import PairScorer
 from tfm.stages.prepare import prepare, requested_recipe
 
 PAIRS = [*generate_pairs("train", num_pairs=40, seed=2), ("seven", "Katze " * 20)]

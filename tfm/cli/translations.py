@@ -133,9 +133,15 @@ def generate(
 
     if output == STANDARD_STREAM:
         output = None
-    _check_per_token(per_token, is_forced=score_target is not None, json=json, align=align)
-    if align_reverse is not None and not align:
-        raise UsageError("--align-reverse has no effect without --align")
+    mistakes = {
+        "--per-token has no effect without --score-target": per_token and score_target is None,
+        "--json prints every token anyway: leave --per-token out": per_token and json,
+        "--align adds a column for each target, --per-token lines: give one": per_token and align,
+        "--align-reverse has no effect without --align": align_reverse is not None and not align,
+    }
+    for mistake, is_made in mistakes.items():
+        if is_made:
+            raise UsageError(mistake)
     inference, num_processes = _where_to_compute(gpus, processes, overrides)
     plan = plan_generation(
         models or [],
@@ -204,16 +210,6 @@ def _say_plan(plan: "Generation", *, is_default_text: bool) -> None:
         say(f"generate: {names} score{ending} {plan.targets} as translation of {text}")
     else:
         say(f"generate: {names} translate{ending} {text}")
-
-
-def _check_per_token(per_token: bool, *, is_forced: bool, json: bool, align: bool) -> None:
-    """Refuse --per-token where it has no effect."""
-    if per_token and not is_forced:
-        raise UsageError("--per-token has no effect without --score-target")
-    if per_token and json:
-        raise UsageError("--json prints every token anyway: leave --per-token out")
-    if per_token and align:
-        raise UsageError("--align adds a column for each target, --per-token lines: give one")
 
 
 class _ScoreCommand(Command):

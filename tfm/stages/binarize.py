@@ -8,20 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from tfm.config import BinarizeConfig
-from tfm.data.dataset import (
-    DatasetIndex,
-    ParallelDataset,
-)
+from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import BINARIZE, Manifest, TrainingText
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
 from tfm.data.subword import Vocabulary
 from tfm.data.text_parts import Share, lock_dataset
+from tfm.data.token_parts import BinarizedPart, binarize_split, encoding_settings
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.reporting import say
 from tfm.stages.learn_bpe import STEP as LEARNING
-from tfm.stages.token_parts import BinarizedPart, binarize_split, encoding_settings
 from tfm.storage.lock import lock_folder
 
 _UNKNOWN_WARNING_RATE = 0.001
@@ -190,36 +187,21 @@ def _update_shortlist(
 
 
 def _check(manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig) -> None:
-    _warn_of_replaced_model(manifest, vocabulary)
-    _check_tags(manifest, vocabulary)
-    _check_settings(manifest, vocabulary, config)
-
-
-def _warn_of_replaced_model(manifest: Manifest, vocabulary: Vocabulary) -> None:
-    """Warn if the subword model is not the one that was learned: it may be damaged."""
+    """Raise an error if text and settings do not fit the subword model; warn of a replaced one."""
     learned = manifest.result(LEARNING).get("fingerprints")
     models = [vocabulary.source] if vocabulary.is_joint else [vocabulary.source, vocabulary.target]
+    learn_again = tfm_command("learn-bpe", manifest.data_dir, "--force")
     if learned is not None and learned != [model.fingerprint for model in models]:
         say(
             f"warning: the subword model in {manifest.data_dir} is not the one that tfm learn-bpe "
-            "wrote: if you did not replace it, it is damaged; run "
-            + tfm_command("learn-bpe", manifest.data_dir, "--force")
+            f"wrote: if you did not replace it, it is damaged; run {learn_again}"
         )
-
-
-def _check_tags(manifest: Manifest, vocabulary: Vocabulary) -> None:
-    """Raise DataError if a tag of the text is not a piece of the vocabulary."""
     for tag in (manifest.settings("subword").get("symbols") or "").split():
         if not vocabulary.source.has_tag(tag):
             raise DataError(
                 f"the subword model in {manifest.data_dir} has no piece for the tag {tag}: learn "
-                f"it with {tfm_command('learn-bpe', manifest.data_dir, '--force')}, or bring one "
-                "that has it among its user_defined_symbols"
+                f"it with {learn_again}, or bring one that has it among its user_defined_symbols"
             )
-
-
-def _check_settings(manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig) -> None:
-    """Raise UsageError if the data has no merges to leave out, or targets that are not text."""
     if config.bpe_dropout and not (vocabulary.source.is_bpe and vocabulary.target.is_bpe):
         raise UsageError(
             f"bpe_dropout needs subword models that merge pieces, but {manifest.data_dir} has "

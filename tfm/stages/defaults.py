@@ -104,8 +104,8 @@ def check_extras(settings: RunConfig) -> None:
     """Raise UsageError unless the optional packages that a run needs are installed."""
     if settings.training.tensorboard and find_spec("tensorboardX") is None:
         raise UsageError(
-            "--tensorboard needs tensorboardX: in the checkout of tfm, run "
-            f"run {install_command('tensorboard')}, or leave it out"
+            "--tensorboard needs tensorboardX, which is not installed: run "
+            f"{install_command('tensorboard')}, or leave it out"
         )
 
 

@@ -65,31 +65,23 @@ def generate(
     if plan.task == "parsing" and config.mbr is not None:
         raise UsageError(f"mbr compares texts, but {plan.models[0]} writes trees: leave it out")
     _record_generation(plan, runs_dir)
-    proofs: Counter[bool | None] = Counter()
-    repairs: Counter[str] = Counter()
-    num_done = 0 if output is None else output.num_lines
-    opened = _open(plan, plan.prefixes, inference, num_processes, num_done=num_done)
+    repairs, since = Counter[str](), _since(output)
+    opened = _open(plan, plan.prefixes, inference, num_processes, output=output)
     with opened as (engine, vocabulary, reader, bar):
         aligner = _load_aligner(plan, inference)
-        chunks = reader if output is None else _remaining(reader, output)
-        for chunk, outputs in translate_lines(
-            engine, vocabulary, chunks, config, calibration=plan.calibration
-        ):
-            proofs.update(best.proven for best, *_ in outputs)
+        found = translate_lines(
+            engine, vocabulary, _remaining(reader, output), config, calibration=plan.calibration
+        )
+        for chunk, outputs in _completed(found, config, output, bar):
             if plan.task == "parsing":
                 words = (_words(line, vocabulary) for line in chunk.lines)
                 outputs = [
-                    [_restore_tree(output, each, repairs) for output in n_best]
+                    [_restore_tree(tree, each, repairs) for tree in n_best]
                     for each, n_best in zip(words, outputs, strict=True)
                 ]
             if aligner is not None:
                 outputs = list(_with_alignments(aligner, chunk.lines, outputs))
             yield from zip(chunk.lines, outputs, strict=True)
-            if output is not None:  # the caller has written them
-                output.commit(*chunk.columns)
-            bar.update(len(chunk.lines))
-    since = f", from line {num_done + 1:,}" if num_done else ""
-    _say_proofs(proofs, config, since)
     if plan.task == "parsing":
         kinds = [f"{n:,} {kind}" for kind, n in repairs.items()]
         say(f"generate: repairs to the trees{since}: {', '.join(kinds) or 'none'}")
@@ -112,24 +104,32 @@ def translate_document(
     """
     _record_generation(plan, runs_dir)
     source, target = plan.languages
-    proofs: Counter[bool | None] = Counter()
-    num_done = 0 if output is None else output.num_lines
-    opened = _open(plan, None, inference, num_processes, num_done=num_done, is_document=True)
+    opened = _open(plan, None, inference, num_processes, output=output, is_document=True)
     with opened as (engine, vocabulary, reader, bar):
         chunks = paragraphs_of(reader, source, max_sentences=engine.limits.chunk_lines)
-        chunks = chunks if output is None else _remaining(chunks, output)
-        for chunk, outputs in translate_lines(engine, vocabulary, chunks, config):
-            proofs.update(best.proven for best, *_ in outputs)
+        found = translate_lines(engine, vocabulary, _remaining(chunks, output), config)
+        for chunk, outputs in _completed(found, config, output, bar):
             texts = [best.text for best, *_ in outputs]
             yield from chunk.join(texts, source=source, target=target)
-            if output is not None:  # the caller has written them
-                output.commit(*chunk.columns)
-            bar.update(len(chunk.paragraphs))
-    _say_proofs(proofs, config, f", from line {num_done + 1:,}" if num_done else "")
 
 
-def _say_proofs(proofs: Counter[bool | None], config: SearchConfig, since: str) -> None:
-    """Print how many translations exact search has proven optimal."""
+def _completed(
+    found: Iterable[tuple[ChunkT, list[list[Translation]]]],
+    config: SearchConfig,
+    output: PartialOutput | None,
+    bar: Progress,
+) -> Iterator[tuple[ChunkT, list[list[Translation]]]]:
+    """Yield chunks and their translations, and record each when the caller has written it.
+
+    In the end, print how many translations exact search has proven optimal.
+    """
+    proofs, since = Counter[bool | None](), _since(output)
+    for chunk, outputs in found:
+        proofs.update(best.proven for best, *_ in outputs)
+        yield chunk, outputs
+        if output is not None:
+            output.commit(*chunk.columns)
+        bar.update(len(chunk.columns[0]))
     if config.search == "exact":
         say(
             f"generate: {proofs[True]:,} of {proofs[True] + proofs[False]:,} translations are "
@@ -138,8 +138,16 @@ def _say_proofs(proofs: Counter[bool | None], config: SearchConfig, since: str) 
         )
 
 
-def _remaining(chunks: Iterable[ChunkT], output: PartialOutput) -> Iterator[ChunkT]:
+def _since(output: PartialOutput | None) -> str:
+    """Return where an output is continued, in words."""
+    return f", from line {output.num_lines + 1:,}" if output and output.num_lines else ""
+
+
+def _remaining(chunks: Iterable[ChunkT], output: PartialOutput | None) -> Iterator[ChunkT]:
     """Yield the lines whose translations are not in the output, after verifying the others."""
+    if output is None:
+        yield from chunks
+        return
     num_left = output.num_lines
     for chunk in chunks:
         if num_left:
@@ -209,7 +217,7 @@ def _open(
     inference: InferenceConfig,
     num_processes: int | None,
     *,
-    num_done: int = 0,
+    output: PartialOutput | None = None,
     is_document: bool = False,
 ) -> Iterator[tuple[LineEngine, Vocabulary, LineReader, Progress]]:
     """Open the files of a plan and load its models, in this process or in worker processes."""
@@ -227,6 +235,7 @@ def _open(
         is_typed = path is None and sys.stdin.isatty()
         # Translations or typed sentences on the terminal would run into a bar.
         shown = not (is_typed or sys.stdout.isatty())
+        num_done = 0 if output is None else output.num_lines
         bar = stack.enter_context(
             Progress("generate", total=total, unit="lines", initial=num_done, shown=shown)
         )

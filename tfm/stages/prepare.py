@@ -1,18 +1,12 @@
 """tfm prepare: recipe or text files → text, subword model and token ids of a dataset."""
 
 import os
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfm.config import (
-    BinarizeConfig,
-    CleaningConfig,
-    SubwordConfig,
-    Table,
-    settings_from,
-)
+from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Table, settings_from
+from tfm.data.cleaning import Score
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.user_files import PathPair, recipe_from_files, recipe_from_trees
@@ -21,19 +15,13 @@ from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.pair_checks import pair_checks
 from tfm.data.sources import TextSources
 from tfm.data.subword import model_paths
-from tfm.data.text_parts import (
-    Share,
-    lock_dataset,
-)
+from tfm.data.text_parts import Share, lock_dataset
+from tfm.data.text_writer import TextWriter, cleaning_of
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
 from tfm.stages.binarize import update_token_ids
 from tfm.stages.learn_bpe import merged_table, update_subword_models
-from tfm.stages.text_writer import TextWriter, cleaning_of
 from tfm.storage.lock import lock_folder
-
-if typing.TYPE_CHECKING:
-    from tfm.stages.pair_scores import PairScorer
 
 # Segmentations by BPE-dropout have more tokens than the plain one; measured at 0.1 on captions.
 _VARIANT_TOKENS = 1.2
@@ -141,7 +129,7 @@ def prepare(
     sources = TextSources(
         recipe, data_dir=out_dir, downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
-    scorers = _scorers(recipe, cleaning)
+    scorers, score_models = _scorers(recipe, cleaning)
     lock = lock_dataset(out_dir) if share is None else lock_folder(share.folder(out_dir))
     with lock:
         _check_folder(recipe, out_dir, text_only=text_only, force=force)
@@ -163,6 +151,7 @@ def prepare(
             sources,
             cleaning,
             scorers,
+            score_models,
             manifest,
             downloads_dir,
             1 + _VARIANT_TOKENS * binarization.num_variants,
@@ -217,21 +206,24 @@ def append_text(
         binarization = settings_from(BinarizeConfig, manifest.settings("binarize"))
         # An identical call finds the text that it has unpacked.
         number = len(manifest.appended()) + 1
+        downloads_dir = downloads_dir or out_dir / "downloads"
         sources = TextSources(
             recipe,
             data_dir=out_dir,
             raw_dir=out_dir / "raw" / f"append-{number}",
-            downloads_dir=downloads_dir or out_dir / "downloads",
+            downloads_dir=downloads_dir,
             mirror=mirror,
             verify=verify,
         )
+        scorers, score_models = _scorers(recipe, cleaning)
         writer = TextWriter(
             recipe,
             sources,
             cleaning,
-            _scorers(recipe, cleaning),
+            scorers,
+            score_models,
             manifest,
-            downloads_dir or out_dir / "downloads",
+            downloads_dir,
             1 + _VARIANT_TOKENS * binarization.num_variants,
             text_only,
             force=False,
@@ -325,16 +317,22 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool
                 )
 
 
-def _scorers(recipe: Recipe, cleaning: CleaningConfig) -> dict[str, "PairScorer"]:
-    """Return the models that score training text, by path; check the settings of all texts."""
+def _scorers(
+    recipe: Recipe, cleaning: CleaningConfig
+) -> tuple[dict[str, Callable[[str | None], Score]], dict[str, str]]:
+    """Return the models that score training text and their checksums; check all settings."""
     configs = [cleaning_of(text, cleaning) for text in recipe.train]
     for config in configs:
         pair_checks(config, recipe.source, recipe.target)
     paths = dict.fromkeys(config.score_model for config in configs if config.score_model)
     if not paths:
-        return {}
-    from tfm.stages.pair_scores import PairScorer  # imports torch, which takes seconds
+        return {}, {}
+    from tfm.inference.pair_scores import PairScorer  # imports torch, which takes seconds
 
-    return {
+    scorers = {
         path: PairScorer(Path(path), source=recipe.source, target=recipe.target) for path in paths
     }
+    return (
+        {path: each.for_text for path, each in scorers.items()},
+        {path: each.fingerprint for path, each in scorers.items()},
+    )

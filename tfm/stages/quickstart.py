@@ -51,24 +51,13 @@ _NEXT_STEPS = (
 )
 
 
-class StageFailedError(TfmError):
-    """A stage failed; the quickstart ends with the exit code of the stage."""
-
-    def __init__(self, command: str, exit_code: int, out_dir: Path) -> None:
-        super().__init__(
-            f'"{command}" in {out_dir} failed with exit code {exit_code} (see its message above): '
-            "correct the cause and resume there with " + tfm_command("quickstart", "--out", out_dir)
-        )
-        self.exit_code = exit_code
-
-
 def quickstart(
     out_dir: Path = Path("quickstart"), *, program: Sequence[str] = _THIS_PROGRAM
 ) -> None:
     """Run all stages and explain them on stderr, reusing the files of an earlier quickstart.
 
     Raises:
-        StageFailedError: A stage failed.
+        TfmError: A stage failed, with the exit code of the stage.
         InterruptedRunError: Ctrl-C stopped a stage.
     """
     console = Console(stderr=True, highlight=False)
@@ -133,7 +122,12 @@ def _run(commands: Sequence[str], out_dir: Path, program: Sequence[str]) -> dict
         # Popen returns -N for signal N, a shell 128 + N.
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
         if code:
-            raise StageFailedError(f"tfm {command}", code, out_dir)
+            raise TfmError(
+                f'"tfm {command}" in {out_dir} failed with exit code {code} (see its message '
+                "above): correct the cause and resume there with "
+                + tfm_command("quickstart", "--out", out_dir),
+                exit_code=code,
+            )
     return {c: o for c, o in zip(commands, outputs[1:], strict=True) if o is not None}
 
 

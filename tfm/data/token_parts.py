@@ -1,4 +1,4 @@
-"""Encode the text of a dataset in parts, for `tfm.stages.binarize`."""
+"""Encode the text of a dataset in parts, for `tfm binarize`."""
 
 import contextlib
 from collections import deque
@@ -99,8 +99,10 @@ def binarize_split(
                 yield block
                 bar.update(block.read)
 
-        parts = [_PartOfText(manifest, split, name, vocabulary, config) for name in names]
-        return [part.current(known) or part.binarize(encode) for part in parts]
+        return [
+            _binarize_part(manifest, split, name, vocabulary, config, known=known, encode=encode)
+            for name in names
+        ]
 
 
 def _known_parts(manifest: Manifest, split: str, names: Sequence[str]) -> list[BinarizedPart]:
@@ -117,91 +119,83 @@ def _known_parts(manifest: Manifest, split: str, names: Sequence[str]) -> list[B
         ) from error
 
 
-class _PartOfText:
-    """A part of the text of a split, to encode."""
+def _binarize_part(
+    manifest: Manifest,
+    split: str,
+    name: str,
+    vocabulary: Vocabulary,
+    config: BinarizeConfig,
+    *,
+    known: Iterable[BinarizedPart],
+    encode: Encode,
+) -> BinarizedPart:
+    """Write the token ids and the record of a part, unless a known record is up to date."""
+    # Other splits keep every sentence as it is, so that scores stay comparable.
+    bin_dir, is_train = manifest.data_dir / "bin", split == "train"
+    languages = (manifest.source, manifest.target)
+    paths = [manifest.text_path(name, language) for language in languages]
+    start, text_ends = manifest.place(name) if is_train else (0, [])
+    inputs = {
+        "text": {path.name: manifest.text_fingerprint(path) for path in paths},
+        "start": start,
+        "text_ends": text_ends,
+        **encoding_settings(vocabulary, config),
+    }
+    for record in known:
+        if record.inputs == inputs and record.has_files(bin_dir):
+            return record
+    tags = (manifest.settings("subword").get("symbols") or "").split()
+    encoder = _Encoder(
+        models=(vocabulary.source, vocabulary.target),
+        copier=Copier(config.copies if is_train else {}, tags=tags, seed=config.seed),
+        max_length=config.max_length if is_train else None,
+        text_ends=np.array(text_ends, dtype=np.int64),
+        dropout=config.bpe_dropout,
+        seed=config.seed,
+    )
+    counts: dict[str, Any] = {}
+    parts = []
+    for variant in range(1 + config.num_variants if is_train else 1):
+        blocks = encode(encoder, _numbered(read_blocks(*paths, strict=True), start), variant)
+        stem = f"{name}.v{variant}" if variant else name
+        found = _write(bin_dir, stem, languages, encoder, blocks)
+        counts = counts or found  # of the segmentation without dropout
+        parts.append(Part.of_files(bin_dir, stem, languages))
+    sizes = {file: (bin_dir / file).stat().st_size for part in parts for file in part.sha256}
+    done = BinarizedPart(inputs=inputs, files=sizes, parts=tuple(parts), **counts)
+    write_json(bin_dir / f"{name}.json", asdict(done))
+    return done
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        split: str,
-        name: str,
-        vocabulary: Vocabulary,
-        config: BinarizeConfig,
-    ) -> None:
-        self._name = name
-        self._bin_dir = manifest.data_dir / "bin"
-        self._languages = (manifest.source, manifest.target)
-        self._paths = [manifest.text_path(name, language) for language in self._languages]
-        self._models = (vocabulary.source, vocabulary.target)
-        self._config = config
-        # Other splits keep every sentence as it is, so that scores stay comparable.
-        self._is_train = split == "train"
-        self._start, self._text_ends = manifest.place(name) if self._is_train else (0, [])
-        self._tags = (manifest.settings("subword").get("symbols") or "").split()
-        self._inputs = {
-            "text": {path.name: manifest.text_fingerprint(path) for path in self._paths},
-            "start": self._start,
-            "text_ends": self._text_ends,
-            **encoding_settings(vocabulary, config),
-        }
 
-    def current(self, known: Iterable[BinarizedPart]) -> BinarizedPart | None:
-        """Return the record that is of this text and these settings, if its files are there."""
-        current = (part for part in known if part.inputs == self._inputs)
-        return next((part for part in current if part.has_files(self._bin_dir)), None)
-
-    def binarize(self, encode: Encode) -> BinarizedPart:
-        """Write the token ids and the record of this part."""
-        config = self._config
-        encoder = _Encoder(
-            models=self._models,
-            copier=Copier(
-                config.copies if self._is_train else {}, tags=self._tags, seed=config.seed
-            ),
-            max_length=config.max_length if self._is_train else None,
-            text_ends=np.array(self._text_ends, dtype=np.int64),
-            dropout=config.bpe_dropout,
-            seed=config.seed,
-        )
-
-        def blocks() -> Iterator[tuple[int, Block]]:
-            return _numbered(read_blocks(*self._paths, strict=True), self._start)
-
-        counts, part = self._write(self._name, encode(encoder, blocks(), 0))
-        parts = [part]
-        for variant in range(1, 1 + config.num_variants if self._is_train else 1):
-            encoded = encode(encoder, blocks(), variant)
-            parts.append(self._write(f"{self._name}.v{variant}", encoded)[1])
-        files = [file for part in parts for file in part.sha256]
-        sizes = {file: (self._bin_dir / file).stat().st_size for file in files}
-        done = BinarizedPart(inputs=self._inputs, files=sizes, parts=tuple(parts), **counts)
-        write_json(self._bin_dir / f"{self._name}.json", asdict(done))
-        return done
-
-    def _write(self, name: str, blocks: Iterator["_EncodedBlock"]) -> tuple[dict[str, Any], Part]:
-        """Write the files of one segmentation; return the counts of `BinarizedPart`, too."""
-        read = 0
-        copied, too_long = np.zeros((2, max(1, len(self._text_ends))), dtype=np.int64)
-        with contextlib.ExitStack() as stack:
-            writers = [
-                _TokenWriter(stack, self._bin_dir / f"{name}.{language}", len(model))
-                for language, model in zip(self._languages, self._models, strict=True)
-            ]
-            for block in blocks:
-                for writer, side in zip(writers, block.sides, strict=True):
-                    writer.append(side)
-                read += block.read
-                copied += block.copied
-                too_long += block.too_long
-            for writer in writers:
-                writer.finish()
-        counts = {
-            "read": read,
-            "copied": tuple(copied.tolist()),
-            "too_long": tuple(too_long.tolist()),
-            "unknown": (writers[0].num_unknown, writers[1].num_unknown),
-        }
-        return counts, Part.of_files(self._bin_dir, name, self._languages)
+def _write(
+    bin_dir: Path,
+    stem: str,
+    languages: Sequence[str],
+    encoder: "_Encoder",
+    blocks: Iterable["_EncodedBlock"],
+) -> dict[str, Any]:
+    """Write the files of one segmentation; return the counts of `BinarizedPart`."""
+    read = 0
+    copied, too_long = np.zeros((2, max(1, len(encoder.text_ends))), dtype=np.int64)
+    with contextlib.ExitStack() as stack:
+        writers = [
+            _TokenWriter(stack, bin_dir / f"{stem}.{language}", len(model))
+            for language, model in zip(languages, encoder.models, strict=True)
+        ]
+        for block in blocks:
+            for writer, side in zip(writers, block.sides, strict=True):
+                writer.append(side)
+            read += block.read
+            copied += block.copied
+            too_long += block.too_long
+        for writer in writers:
+            writer.finish()
+    return {
+        "read": read,
+        "copied": tuple(copied.tolist()),
+        "too_long": tuple(too_long.tolist()),
+        "unknown": (writers[0].num_unknown, writers[1].num_unknown),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

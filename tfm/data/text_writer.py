@@ -1,4 +1,4 @@
-"""The text of a dataset: extracted, cleaned and written in parts, for `tfm.stages.prepare`."""
+"""The text of a dataset: extracted, cleaned and written in parts, for `tfm prepare`."""
 
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfm.config import CleaningConfig, Table, settings_from, settings_to
-from tfm.data.cleaning import Cleaner, PairCounts, clean_lines, passing
+from tfm.data.cleaning import Cleaner, PairCounts, Score, clean_lines, passing
 from tfm.data.corpus.recipe import Recipe, Text, TextFiles, text_name
 from tfm.data.disk import DiskNeed, check_disks
 from tfm.data.encoding import iconv_command, likely_encoding
@@ -35,7 +35,6 @@ from tfm.storage.files import atomic_write, remove_leftovers, write_json
 
 if typing.TYPE_CHECKING:
     from tfm.data.synthetic.corpus import Split
-    from tfm.stages.pair_scores import PairScorer
 
 DROPPED = "dropped.txt"  # examples of dropped pairs
 
@@ -62,7 +61,8 @@ class TextWriter:
     recipe: Recipe
     sources: TextSources
     cleaning: CleaningConfig
-    scorers: Mapping[str, "PairScorer"]
+    scorers: Mapping[str, Callable[[str | None], Score]]  # by path; of texts with a tag
+    score_models: Mapping[str, str]  # the checksums of these models
     manifest: Manifest
     downloads_dir: Path
     num_segmentations: float  # by which token ids are multiplied
@@ -149,9 +149,8 @@ class TextWriter:
         clean_inputs = {**inputs, "cleaning": settings_to(self.cleaning)}
         if any(options):
             clean_inputs["options"] = options
-        if self.scorers:
-            fingerprints = {path: each.fingerprint for path, each in self.scorers.items()}
-            clean_inputs["score_models"] = fingerprints
+        if self.score_models:
+            clean_inputs["score_models"] = dict(self.score_models)
         return clean_inputs
 
     def _update(
@@ -338,12 +337,13 @@ class TextWriter:
             num_before = len(self.manifest.training_texts()) if self.step_prefix else 0
             for index, text in enumerate(self.recipe.texts(split)):
                 counts = PairCounts()
-                if split == "train" and shares is not None:
-                    pairs = self._joined(shares, index, cleaner, counts)
-                elif split == "train":
-                    pairs = self._cleaned(text, cleaner, counts)
-                else:
+                if split != "train":
                     pairs = self.sources.pairs(text, split)
+                elif shares is not None:
+                    pairs = self._joined(shares, index, cleaner, counts)
+                else:
+                    clean = self._cleaning_function(text, cleaner, counts)
+                    pairs = clean(self.sources.pairs(text, split))
                 for block in in_chunks(pairs):
                     writer.write([(_tagged(source, text.tag), target) for source, target in block])
                     bar.update(len(block))
@@ -378,11 +378,6 @@ class TextWriter:
             say(f"clean: {paths[-1].name} {_summary(counts, unit='lines')}")
         return paths
 
-    def _cleaned(self, text: Text, cleaner: Cleaner, counts: PairCounts) -> Iterator[BytesPair]:
-        """Return the pairs of a training text that pass its rules."""
-        clean = self._cleaning_function(text, cleaner, counts)
-        return clean(self.sources.pairs(text, "train"))
-
     def _cleaning_function(
         self, text: Text, cleaner: Cleaner, counts: PairCounts
     ) -> Callable[[Iterable[BytesPair]], Iterator[BytesPair]]:
@@ -392,7 +387,7 @@ class TextWriter:
         others = passing(self.sources.pairs(text, "train"), PairCounts(), config, checks)
         score = None
         if config.score_model is not None:
-            score = self.scorers[config.score_model].for_text(text.tag)
+            score = self.scorers[config.score_model](text.tag)
         return partial(
             cleaner.clean,
             counts=counts,
