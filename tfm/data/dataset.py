@@ -235,11 +235,11 @@ class _Side:
         """Ask the system to read the tokens of ranges [R] of sentences into its cache."""
         if not hasattr(os, "posix_fadvise"):  # as on Windows and macOS
             return
-        ends = np.minimum(ends, len(self.offsets) - 1)
-        starts, ends = self.offsets[starts], self.offsets[ends]
-        if (starts > ends).any():
+        first = self.offsets[starts]
+        last = self.offsets[np.minimum(ends, len(self.offsets) - 1)]
+        if (first > last).any():
             raise self.damage()
-        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        places = zip(first.tolist(), last.tolist(), strict=True)
         size = self.tokens.itemsize
         with (self._bin_dir / f"{self._name}.tokens.npy").open("rb") as file:
             header = os.fstat(file.fileno()).st_size - self.tokens.nbytes

@@ -72,8 +72,10 @@ class Saver:
             self._write(info, weights, training_state, subword_files)
         else:
             self.wait()
-            copies = self._copies.copy((weights, training_state))
-            self._writing = self._writer.submit(self._write, info, *copies, subword_files)
+            weights, training_state = self._copies.copy((weights, training_state))
+            self._writing = self._writer.submit(
+                self._write, info, weights, training_state, subword_files
+            )
 
     def finish(self) -> None:
         """Wait until everything is written.
