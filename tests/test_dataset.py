@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
-from tfm.config import BinarizeConfig
 from tfm.data.dataset import (
     ArrayWriter,
     DatasetIndex,
@@ -27,7 +26,6 @@ from tfm.data.dataset import (
 )
 from tfm.data.subword import EOS, Vocabulary
 from tfm.errors import DataError
-from tfm.stages.binarize import binarize
 from tfm.storage.files import sha256_of
 
 VOCAB_SIZE = 400
@@ -191,30 +189,6 @@ def test_a_flipped_bit_is_detected_anywhere(bin_dir, data):
         path.write_bytes(content)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(data=st.data())
-@pytest.mark.filterwarnings("ignore")  # NumPy warns of headers of its older versions
-def test_a_file_with_a_forged_checksum_is_refused_or_gives_ids_of_the_vocabulary(bin_dir, data):
-    path = bin_dir / data.draw(st.sampled_from(FILES))
-    before = {each: each.read_bytes() for each in (path, bin_dir / "dataset.json")}
-    flip_bit(path, data, max_bytes=400)
-    try:
-        forge_checksums(bin_dir)
-        dataset = open_verified(bin_dir)
-    except DataError:
-        pass
-    else:
-        for sequences in (dataset.source, dataset.target):
-            ids, lengths = sequences.concatenate(np.arange(len(sequences)))
-            assert lengths.min() >= 1
-            assert 0 <= ids.min() <= ids.max() < VOCAB_SIZE
-    finally:
-        for each, content in before.items():
-            each.write_bytes(content)
-
-
 def test_the_checksum_of_a_split_changes_with_its_data(bin_dir):
     index = DatasetIndex.load(bin_dir)
     before = index.checksum("train")
@@ -312,13 +286,6 @@ def test_appended_arrays_are_read_as_one(tmp_path, parts, dtype):
 def test_ids_take_two_bytes_if_they_fit():
     assert id_dtype(1 << 16) == np.uint16
     assert id_dtype((1 << 16) + 1) == np.uint32
-
-
-def test_binarizing_again_repairs_damage(data_dir, tmp_path):
-    copy = shutil.copytree(data_dir, tmp_path / "copy")
-    (copy / "bin" / FILES[0]).write_bytes(b"damage")
-    binarize(copy, BinarizeConfig(threads=1), force=True)
-    assert list(open_train(copy / "bin").source) == list(open_train(data_dir / "bin").source)
 
 
 def test_the_command_that_repairs_a_dataset_works_in_a_shell(tmp_path):

@@ -14,7 +14,6 @@ from tfm.data import download
 from tfm.data.corpus.recipe import Archive
 from tfm.data.download import fetch
 from tfm.errors import DownloadError
-from tfm.storage.files import write_json
 
 CONTENT = bytes(range(256)) * 2000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -104,15 +103,11 @@ def files_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_fetched_and_verified_and_no_other_file_remains(archive, tmp_path):
+def test_a_file_is_fetched_once_and_verified_and_no_other_file_remains(archive, site, tmp_path):
     fetched = fetch(archive, tmp_path)
     assert fetched.path.read_bytes() == CONTENT
     assert (fetched.sha256, fetched.size, fetched.verified) == (SHA256, len(CONTENT), True)
     assert files_in(tmp_path) == ["file.tgz"]
-
-
-def test_an_existing_file_is_checked_but_not_fetched_again(archive, site, tmp_path):
-    fetch(archive, tmp_path)
     fetch(archive, tmp_path)
     assert len(site.requests) == 1
 
@@ -127,15 +122,6 @@ def test_an_interrupted_download_resumes(archive, site, tmp_path, headers):
     assert fetch(archive, tmp_path).path.read_bytes() == CONTENT
     ranges = [request.get("Range") for request in site.requests]
     assert ranges == [None, "bytes=100000-", "bytes=150000-"]
-
-
-def test_a_later_run_resumes_the_download_of_an_earlier_one(archive, site, tmp_path):
-    site.cuts.extend([1000, 0, 0, 0])
-    with pytest.raises(DownloadError, match="connection closed"):
-        fetch(archive, tmp_path)
-    site.requests.clear()
-    assert fetch(archive, tmp_path).path.read_bytes() == CONTENT
-    assert [request["Range"] for request in site.requests] == ["bytes=1000-"]
 
 
 def test_a_file_that_changed_on_the_server_is_fetched_from_its_start(archive, site, tmp_path):
@@ -224,13 +210,6 @@ def test_a_wrong_file_is_renamed_and_the_next_attempt_starts_anew(site, tmp_path
     assert "Range" not in site.requests[-1]
 
 
-def test_a_damaged_file_from_an_earlier_run_is_renamed(archive, tmp_path):
-    (tmp_path / "file.tgz").write_bytes(b"damaged")
-    with pytest.raises(DownloadError, match=r"file\.tgz"):
-        fetch(archive, tmp_path)
-    assert fetch(archive, tmp_path).verified
-
-
 def test_without_verification_a_wrong_file_is_used_with_a_warning(site, tmp_path, capsys):
     fetched = fetch(Archive(url=f"{site.url}/f", sha256="0" * 64), tmp_path, verify=False)
     assert not fetched.verified
@@ -246,15 +225,6 @@ def test_the_checksum_of_a_file_without_known_checksum_is_reported(site, tmp_pat
 def test_a_redirect_is_followed(site, tmp_path):
     site.redirects["/old"] = "/new"
     assert fetch(Archive(url=f"{site.url}/old", sha256=SHA256), tmp_path).verified
-
-
-@pytest.mark.parametrize("target", ["file:///etc/hostname", "ftp://127.0.0.1/x"])
-def test_a_redirect_to_another_protocol_is_refused(site, tmp_path, target):
-    site.redirects["/old"] = target
-    with pytest.raises(DownloadError, match=r"file:|ftp:"):
-        fetch(Archive(url=f"{site.url}/old"), tmp_path)
-    assert len(site.requests) == 1
-    assert "old" not in files_in(tmp_path)
 
 
 def test_an_unreachable_server_is_one_clear_error(site, tmp_path):
@@ -281,13 +251,10 @@ def test_a_folder_is_a_mirror_whose_files_are_used_in_place(archive, site, tmp_p
     assert fetched.verified
     assert not site.requests
     assert not downloads.exists()
-
-
-def test_a_wrong_file_of_a_mirror_folder_is_left_alone(archive, tmp_path):
-    (tmp_path / "file.tgz").write_bytes(b"other")
+    (mirror / "file.tgz").write_bytes(b"other")
     with pytest.raises(DownloadError, match=r"size is 5, not 512000"):
-        fetch(archive, tmp_path / "downloads", mirror=str(tmp_path))
-    assert files_in(tmp_path) == ["file.tgz"]
+        fetch(archive, downloads, mirror=str(mirror))
+    assert files_in(mirror) == ["file.tgz"]
 
 
 @pytest.mark.parametrize("length", ["", "x", "-1", "9" * 5000])
@@ -297,38 +264,33 @@ def test_an_invalid_content_length_is_ignored(archive, site, tmp_path, length):
     assert fetch(archive, tmp_path).path.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("target", ["http://[", "http://127.0.0.1:x/", f"http://{'a' * 70}.b/"])
-def test_a_redirect_to_an_invalid_url_is_one_error(site, tmp_path, target):
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("http://[", "is an invalid URL or redirects to one"),
+        ("http://127.0.0.1:x/", "could not fetch"),
+        (f"http://{'a' * 70}.b/", "is an invalid URL or redirects to one"),
+        ("ftp://127.0.0.1/x", "'ftp://127.0.0.1/x' is not http or https"),
+        ("/old", "infinite loop"),
+    ],
+)
+def test_a_redirect_that_cannot_be_followed_is_one_error(site, tmp_path, target, message):
     site.redirects["/old"] = target
-    with pytest.raises(DownloadError) as caught:
+    with pytest.raises(DownloadError, match=message) as caught:
         fetch(Archive(url=f"{site.url}/old"), tmp_path)
     assert "\n" not in str(caught.value)
+    assert "old" not in files_in(tmp_path)
 
 
-def test_circular_redirects_are_refused(site, tmp_path):
-    site.redirects |= {"/a": "/b", "/b": "/a"}
-    with pytest.raises(DownloadError, match="infinite loop"):
-        fetch(Archive(url=f"{site.url}/a"), tmp_path)
-
-
-@pytest.mark.parametrize("state", [b"[]", b"\xff"])
+@pytest.mark.parametrize("state", ["[]", "cut sh", '{{"url": "{}", "validator": "x\\r\\nY: z"}}'])
 def test_with_a_damaged_state_file_a_download_restarts(archive, site, tmp_path, state):
     site.cuts.append(1000)
     part = tmp_path / "file.tgz.part"
     with pytest.raises(ConnectionError):
         download._transfer(archive.url, part)
-    (tmp_path / "file.tgz.part.json").write_bytes(state)
+    (tmp_path / "file.tgz.part.json").write_text(state.format(archive.url))
     assert fetch(archive, tmp_path).path.read_bytes() == CONTENT
     assert "Range" not in site.requests[-1]
-
-
-def test_a_validator_that_is_no_valid_header_is_not_sent(archive, site, tmp_path):
-    site.cuts.append(1000)
-    part = tmp_path / "file.tgz.part"
-    with pytest.raises(ConnectionError):
-        download._transfer(archive.url, part)
-    write_json(tmp_path / "file.tgz.part.json", {"url": archive.url, "validator": "x\r\nY: z"})
-    assert fetch(archive, tmp_path).path.read_bytes() == CONTENT
 
 
 def test_a_full_disk_is_not_retried(archive, site, tmp_path):

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.config import BatchingConfig, BinarizeConfig, SubwordConfig
-from tfm.data.batching import Batcher
+from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data.corpus.recipe import Recipe, TextFiles
-from tfm.data.dataset import DatasetIndex, ParallelDataset
+from tfm.data.dataset import DatasetIndex
 from tfm.data.manifest import Manifest, TrainingText
 from tfm.data.mixing import Mixture, apportion
 from tfm.data.plan import expand
@@ -181,21 +180,6 @@ def test_weights_need_the_text_that_was_prepared(recipe, tmp_path):
         binarize(folder, BinarizeConfig())
 
 
-def test_batches_of_each_epoch_have_the_proportions(mixed_dir):
-    dataset = ParallelDataset(mixed_dir / "bin", "train", vocab_sizes=(360, 360))
-    batcher = Batcher(dataset, BatchingConfig(batch_tokens=200, bucket_tokens=50), seed=1)
-    for epoch in (1, 2):
-        batches = batcher.epoch(epoch)
-        by_text = np.sum([batcher.num_pairs_by_text(rows) for rows in batches], axis=0)
-        assert by_text.tolist() == apportion(len(dataset), [1, 3])
-        assert abs(len(batches) - batcher.num_batches()) <= 1
-    sizes = [text.kept for text in dataset.texts]
-    one, other = batcher.text_samples(30)
-    assert batcher.num_pairs_by_text(one) == (30, 0)
-    assert batcher.num_pairs_by_text(other) == (0, 30)
-    assert [len(set(rows)) for rows in batcher.text_samples(1000)] == sizes
-
-
 def records(run_dir):
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
@@ -256,18 +240,8 @@ def test_a_tag_by_name_is_one_that_is_typed(translator):
     assert by_name != translator.score_targets(lines, targets)
 
 
-@pytest.mark.parametrize(
-    ("tag", "message"),
-    [
-        ("<c>", "the model's vocabulary has no tag <c>"),
-        ("<unk>", "is <unk>, but must not be a piece that every vocabulary has"),
-    ],
-)
-def test_a_tag_that_the_model_does_not_know_is_refused(translator, tag, message):
-    with pytest.raises(UsageError, match=message):
-        translator.translate("seven", tag=tag)
-
-
-def test_a_line_with_a_tag_gets_no_second_one(translator):
+def test_an_unknown_or_a_second_tag_is_refused(translator):
+    with pytest.raises(UsageError, match="the model's vocabulary has no tag <c>"):
+        translator.translate("seven", tag="<c>")
     with pytest.raises(DataError, match="line 2 begins with the tag <b>: leave --tag out"):
         translator.translate(["seven", "<b> seven"], tag="<b>")

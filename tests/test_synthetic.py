@@ -77,15 +77,6 @@ def test_words_of_any_number_have_the_right_value(number):
     assert " " not in german_number(number)
 
 
-@given(st.integers(1, 99), st.integers(0, 999_999))
-def test_millions_are_a_separate_word_before_smaller_units(millions, rest):
-    words = german_number(1_000_000 * millions + rest).split(" ")
-    assert words[:2] == (
-        ["eine", "Million"] if millions == 1 else [german_number(millions), "Millionen"]
-    )
-    assert words[2:] == ([german_number(rest)] if rest else [])
-
-
 @pytest.mark.parametrize(
     ("number", "english", "german"),
     [

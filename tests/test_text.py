@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tfm.data import text
 from tfm.data.synthetic.corpus import generate_pairs
-from tfm.data.text import in_chunks, read_blocks, read_lines, read_pairs
+from tfm.data.text import read_blocks, read_lines, read_pairs
 from tfm.errors import DataError
 
 
@@ -37,15 +37,6 @@ def test_lines_are_read_as_written(tmp_path_factory, lines):
 
 
 TEXT = st.lists(st.sampled_from([b"\n", b"\r", b"a", b"long", "ä".encode()])).map(b"".join)
-
-
-@given(TEXT, st.integers(1, 20))
-def test_the_size_of_blocks_does_not_change_the_lines(tmp_path_factory, content, block_bytes):
-    *lines, last = content.split(b"\n")
-    expected = [line.rstrip(b"\r").decode() for line in ([*lines, last] if last else lines)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_BLOCK_BYTES", block_bytes)
-        assert read(tmp_path_factory.getbasetemp(), content) == expected
 
 
 @given(TEXT, TEXT, st.integers(1, 20))
@@ -84,7 +75,7 @@ def test_lines_of_sgml_are_the_unescaped_segments(tmp_path):
     content = (
         '<srcset setid="x"><doc>\n<p>\n'
         '<seg id="1"> A &amp; B &lt;i&gt; &quot;&apos;&#228;&#xe4; </seg>\n'
-        '</p><SEG id="2">two\n  lines</SEG><seg id="3"></seg>\n'
+        '</p><SEG\n id="2"\n>two\n  lines</SEG\n><seg id="3"></seg>\n'
         '<hl><seg id="4">&amp;amp; &nbsp; &#0; &#xD800;</seg></hl></doc></srcset>\n'
     )
     assert read(tmp_path, content.encode(), "x.sgm") == [
@@ -99,11 +90,6 @@ def test_lines_of_sgml_are_the_unescaped_segments(tmp_path):
 def test_a_segment_without_an_end_is_damage(tmp_path, content):
     with pytest.raises(DataError, match=r"x\.sgm.*</seg>"):
         read(tmp_path, content.encode(), "x.sgm")
-
-
-def test_a_tag_may_span_lines(tmp_path):
-    content = b'<srcset>\n<seg\n  id="1"\n>one</seg\n>\nbetween\n<seg>two</seg></srcset>'
-    assert read(tmp_path, content, "x.sgm") == ["one", "two"]
 
 
 @pytest.mark.parametrize("content", [b"<seg id=1\n" * 9, b"<seg <seg>a</seg>", b"<seg"])
@@ -186,19 +172,6 @@ def test_folders_pipes_and_devices_are_refused(tmp_path, make):
     make(tmp_path / "text.en")
     with pytest.raises(DataError, match=r"text\.en is a folder, a pipe or a device"):
         list(read_lines(tmp_path / "text.en", strict=False))
-
-
-@given(
-    st.lists(st.tuples(st.binary(max_size=50), st.binary(max_size=50)), max_size=30),
-    st.integers(1, 2000),
-)
-def test_chunks_have_all_pairs_in_order_and_a_bounded_size(pairs, chunk_bytes):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_CHUNK_BYTES", chunk_bytes)
-        chunks = list(in_chunks(pairs))
-    assert [pair for chunk in chunks for pair in chunk] == pairs
-    for chunk in chunks:
-        assert sum(len(source) + len(target) for source, target in chunk[:-1]) < chunk_bytes
 
 
 @pytest.mark.parametrize("encoding", ["UTF-16", "UTF-16LE"])

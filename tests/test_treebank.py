@@ -115,23 +115,6 @@ def test_each_sentence_has_exactly_one_tree(treebank):
         assert chart_trees(" ".join(words_of(right))) == [bracketed(right)]
 
 
-def test_each_category_is_used_and_has_rules_or_words():
-    def names(symbol):
-        if isinstance(symbol, str):
-            yield name_of(symbol)
-        elif isinstance(symbol, Tree):
-            for inner in symbol.children:
-                yield from names(inner)
-
-    rules = [rule for several in GRAMMAR.values() for rule in several]
-    used = {name for rule in rules for symbol in rule for name in names(symbol)}
-    assert used <= GRAMMAR.keys() | LEXICON.keys()
-    assert GRAMMAR.keys() <= used | {"root/any"}
-    assert GRAMMAR.keys().isdisjoint(LEXICON)
-    unused_forms = ("VBN/", "VBG/")
-    assert {name for name in LEXICON.keys() - used if not name.startswith(unused_forms)} == set()
-
-
 def test_sentences_are_distinct_and_splits_disjoint_for_any_seeds(treebank):
     found = {split: set(sentences(trees)) for split, trees in treebank.items()}
     assert all(len(found[split]) == len(trees) for split, trees in treebank.items())
