@@ -114,7 +114,15 @@ def _check(
             standard = f"its first download, which {CHECKSUMS} of the dataset records"
             acceptance = f"accept it by removing its entry from {CHECKSUMS}"
         problem = f"does not match {standard} (its {kind} is {actual[kind]}, not {expected[kind]})"
-        raise _mismatch(path, archive, problem, acceptance, is_download=is_download)
+        if not is_download:
+            raise DownloadError(f"{path} {problem}: replace it, or {acceptance}")
+        name = PurePosixPath(archive.name).name
+        renamed = path.with_name(f"{name}.bad")
+        os.replace(path, renamed)
+        raise DownloadError(
+            f"the download {problem} and was renamed to {renamed}: try again, use a --mirror, or "
+            f"rename it to {name} and {acceptance}"
+        )
     elif not (archive.has_checksum or is_recorded):
         say(f"{archive.name}: the recipe has no checksum; its sha256 is {actual['sha256']}")
     return FetchedFile(
@@ -137,21 +145,6 @@ def _measure(path: Path, archive: Archive) -> dict[str, int | str]:
                 digest.update(block)
             bar.update(len(block))
     return {"size": size} | {kind: digest.hexdigest() for kind, digest in digests.items()}
-
-
-def _mismatch(
-    path: Path, archive: Archive, problem: str, acceptance: str, *, is_download: bool
-) -> DownloadError:
-    """Return the error for a file that is not the expected one; rename it if it is a download."""
-    if not is_download:
-        return DownloadError(f"{path} {problem}: replace it, or {acceptance}")
-    name = PurePosixPath(archive.name).name
-    renamed = path.with_name(f"{name}.bad")
-    os.replace(path, renamed)
-    return DownloadError(
-        f"the download {problem} and was renamed to {renamed}: try again, use a --mirror, or "
-        f"rename it to {name} and {acceptance}"
-    )
 
 
 def _download(url: str, partial: Path, *, name: str, max_bytes: int) -> None:
