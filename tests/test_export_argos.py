@@ -67,8 +67,3 @@ def test_two_segmentations_of_one_vocabulary_are_one_package(tmp_path):
 def test_separate_vocabularies_are_refused(make_model):
     with pytest.raises(UsageError, match="one SentencePiece model for both languages"):
         export(make_model(tied_embeddings="none"), format_="argos")
-
-
-def test_packages_are_not_checked(make_model):
-    with pytest.raises(UsageError, match="check --format ctranslate2, whose model they hold"):
-        export(make_model(), format_="argos", check_lines=3)

@@ -1,6 +1,7 @@
 """tfm export: a self-contained folder, or one error line and no folder."""
 
 import errno
+import re
 import shutil
 import subprocess
 import sys
@@ -139,11 +140,34 @@ def test_an_unsupported_model_leaves_nothing(make_model, tmp_path):
     assert list(tmp_path.iterdir()) == [model]
 
 
-def test_a_missing_library_is_named_with_what_to_install(make_model, monkeypatch):
+@pytest.mark.parametrize(
+    ("format_", "package", "check_lines", "remedy"),
+    [
+        ("ctranslate2", "ctranslate2", 0, '"tfm-mt[export]"'),
+        ("huggingface", "tokenizers", 0, '"tfm-mt[huggingface]"'),
+        ("huggingface", "transformers", 3, '"transformers>=5"'),
+        ("onnx", "onnxscript", 0, '"tfm-mt[onnx]"'),
+        ("onnx", "onnxruntime", 0, '"tfm-mt[onnx]"'),
+    ],
+)
+def test_a_missing_package_is_named_with_what_to_install(
+    make_model, tmp_path, monkeypatch, format_, package, check_lines, remedy
+):
+    pytest.importorskip("onnxscript")
     model = make_model()
-    monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(UsageError, match=r'pip install "tfm-mt\[export\]"'):
-        export(model)
+    monkeypatch.setitem(sys.modules, package, None)
+    message = rf"{package} is not installed.*pip install {re.escape(remedy)}"
+    with pytest.raises(UsageError, match=message):
+        export(model, format_=format_, check_lines=check_lines)
+    assert list(tmp_path.iterdir()) == [model]
+
+
+def test_settings_that_a_format_lacks_are_refused(make_model):
+    model = make_model()
+    with pytest.raises(UsageError, match="--quantization is for --format ctranslate2"):
+        export(model, format_="huggingface", quantization="int8")
+    with pytest.raises(UsageError, match="check --format ctranslate2, whose model they hold"):
+        export(model, format_="argos", check_lines=3)
 
 
 @pytest.mark.parametrize(("version", "is_known"), [("4.6.3", False), ("4.10.0", True)])

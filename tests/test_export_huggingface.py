@@ -3,7 +3,6 @@
 import io
 import json
 import random
-import sys
 
 import pytest
 import sentencepiece
@@ -192,14 +191,6 @@ def test_the_card_has_bleu_with_its_signature(make_model, tmp_path):
     assert "`nrefs:1|case:mixed`" in card
 
 
-def test_a_folder_of_tfm_is_never_replaced(make_model, tmp_path):
-    model = make_model()
-    before = {path: path.read_bytes() for path in model.iterdir()}
-    with pytest.raises(UsageError, match="is no exported model"):
-        export(model, format_="huggingface", out_dir=model, force=True)
-    assert {path: path.read_bytes() for path in model.iterdir()} == before
-
-
 # --- refusals
 
 
@@ -230,22 +221,3 @@ def test_other_architectures_and_subword_models_are_refused(make_model, make_dat
     object.__setattr__(info.run, "model", run_config("rnn", {}, {}).model)
     with pytest.raises(UsageError, match="arch rnn, a subword model other than BPE"):
         check_supported(info, Vocabulary.load(data_dir))
-
-
-def test_weights_are_not_quantized(make_model):
-    with pytest.raises(UsageError, match="--quantization is for --format ctranslate2"):
-        export(make_model(), format_="huggingface", quantization="int8")
-
-
-@pytest.mark.parametrize(
-    ("package", "check_lines", "remedy"),
-    [("tokenizers", 0, r'"tfm-mt\[huggingface\]"'), ("transformers", 3, '"transformers>=5"')],
-)
-def test_a_missing_package_is_named_with_what_to_install(
-    make_model, tmp_path, monkeypatch, package, check_lines, remedy
-):
-    model = make_model()
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=rf"{package} is not installed.*pip install {remedy}"):
-        export(model, format_="huggingface", check_lines=check_lines)
-    assert list(tmp_path.iterdir()) == [model]
