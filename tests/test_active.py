@@ -212,20 +212,6 @@ def test_impossible_continuations_beside_a_prefix_have_tokens_in_the_vocabulary(
             advance(hypotheses, found)
 
 
-def test_finished_sentences_are_removed_while_others_are_active():
-    sizes = []
-    config = SearchConfig(max_extra_length=1, beam_size=1)
-    with torch.inference_mode():
-        hypotheses = ActiveHypotheses(transformer(), *batch_of(SOURCES * 3), config, None)
-        while hypotheses.num_open:
-            sizes.append(len(hypotheses.tokens))
-            assert len(hypotheses.sentences) == sizes[-1]
-            assert hypotheses.num_open > sizes[-1] / 2
-            found = hypotheses.best_continuations(1)
-            advance(hypotheses, found)
-    assert sizes[0] == 12 > sizes[-1]
-
-
 class Waits(TorchFunctionMode):
     """Counts the calls that wait for a GPU, by name."""
 

@@ -46,19 +46,6 @@ def test_precision_and_recall_differ_and_f1_is_their_harmonic_mean():
     assert found.complete_match == 0
 
 
-@pytest.mark.parametrize(
-    "hypothesis",
-    [
-        # It does not matter where punctuation attaches,
-        "(S (S (NP (DT the) (NN dog)) (VP (VBZ runs) (ADVP (RB home) (: --) (. .)))))",
-        "(S (NP (DT the) (NN dog) (. .)) (S (VP (VBZ runs) (ADVP (RB home)))) (: --) (. .))",
-    ],
-)
-def test_punctuation_does_not_change_the_span_of_a_bracket(hypothesis):
-    found = counts(GOLD, hypothesis)
-    assert (found.matched, found.gold) == (4, 4)
-
-
 def test_punctuation_is_ignored_and_other_symbols_count():
     punctuation = "(, ,) (: ;) (`` ``) ('' '') (. ?)"
     signs = "(-LRB- -LRB-) ($ $) (# #)"

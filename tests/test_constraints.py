@@ -92,13 +92,6 @@ def test_the_longest_output_without_repetition_ends_even_below_the_minimum_lengt
 
 
 @EVERY_SEARCH
-@pytest.mark.parametrize("min_length", [1, 3])
-def test_the_minimum_length_holds(kind, min_length):
-    for best in find(kind, transformer(V), Constraints(2, None), min_length=min_length):
-        assert min(len(each.tokens) for each in best) >= min_length
-
-
-@EVERY_SEARCH
 def test_a_prefix_wins_and_the_rest_repeats_no_ngram(kind):
     prefix = [5, 5, 5, 4]
     for best in find(kind, transformer(V), Constraints(2, None), prefixes=[prefix] * 3):

@@ -100,12 +100,11 @@ def test_a_forced_token_keeps_its_probability_and_excludes_all_others(vocab_size
         assert_best(found, expected, vocab_size=vocab_size, size=4)
 
 
-@pytest.mark.parametrize("kind", ["plain", "ties", "some impossible", "extreme"])
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_the_single_best_continuation_of_one_hypothesis_is_found(vocab_size, kind):
+def test_the_single_best_continuation_of_one_hypothesis_is_found(vocab_size):
     for num_sentences in (1, 2, 9):
         torch.manual_seed(num_sentences)
-        logits = random_logits(num_sentences, vocab_size, kind=kind, dtype=torch.float32)
+        logits = random_logits(num_sentences, vocab_size, kind="ties", dtype=torch.float32)
         log_probs, rows = -torch.rand(num_sentences, 1) * 5, torch.arange(num_sentences)
         expected = every_total(logits, log_probs, rows)
         found = best_of(logits, log_probs, rows, 1)

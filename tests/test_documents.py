@@ -78,11 +78,9 @@ def test_a_long_sentence_is_cut_after_a_clause_or_a_word():
     assert [len(part) for part in sentences("字" * 450, "zh")] == [200, 200, 50]
 
 
-@pytest.mark.parametrize(
-    "unit", [".", '".', "(.", ". - ", "a. ", "1.", "- ", ". «", " ", "A.B", "。“"]
-)
+@pytest.mark.parametrize("unit", [".", ". - ", "a. ", ". «"])
 def test_splitting_takes_linear_time(unit):
-    text = unit * (300_000 // len(unit))
+    text = unit * (100_000 // len(unit))
     start = time.process_time()
     assert "".join(piece.text for piece in split(text, "en")) == text
     assert time.process_time() - start < 10

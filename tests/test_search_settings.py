@@ -14,18 +14,6 @@ def problems(**settings):
 
 
 @pytest.mark.parametrize(
-    ("search", "settings"),
-    [
-        ("beam", {"beam_size": 8, **OF_BEAMS}),
-        ("sample", {**OF_SAMPLING, "n_best": 100}),
-        ("exact", {"beam_size": 8, "node_limit": 5, "n_best": 8}),
-    ],
-)
-def test_settings_of_a_search_are_valid_for_it(search, settings):
-    assert problems(search=search, **settings) == []
-
-
-@pytest.mark.parametrize(
     ("search", "name", "value"),
     [
         *(("beam", *item) for item in {**OF_SAMPLING, "node_limit": 5}.items()),

