@@ -138,23 +138,13 @@ def test_charts_have_descriptions_for_screen_readers(report_of):
     )
 
 
-def test_ids_are_unique_within_the_page(report_of):
-    page = report_of(training(50), training(100), validation(100))
+def test_a_page_is_self_contained_with_unique_ids_and_colors_for_light_and_dark_mode(report_of):
+    page = report_of(training(50), training(100), validation(50), validation(100))
+    assert not re.search(r'<script|@import|(src|href)="(?!#)', page)
     names = re.findall(r'\bid="([^"]+)"', page)
     assert len(names) == len(set(names))
     for link in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page):
         assert (link[0] or link[1]) in names
-
-
-def test_a_report_is_self_contained(report_of):
-    page = report_of(training(50), validation(50))
-    assert "<script" not in page
-    assert not re.search(r'(src|href)="(?!#)', page)
-    assert "@import" not in page
-
-
-def test_colors_are_css_variables_for_light_and_dark_mode(report_of):
-    page = report_of(training(50), training(100), validation(50), validation(100))
     drawings = "".join(re.findall(r"<svg .*?</svg>", page, re.DOTALL))
     assert not re.search(r"#0000\d\d", drawings)
     for variable in ("--training", "--validation", "--best", "--ink", "--muted", "--grid"):
