@@ -63,14 +63,6 @@ def test_by_default_only_the_last_fifth_of_the_steps_is_averaged(run_dir, step, 
     assert average(run_dir, AverageConfig(last=2)).steps == [step, 12]
 
 
-def test_a_run_with_fewer_checkpoints_averages_those_it_has(long_run):
-    for path in checkpoints(long_run)[:-1]:
-        shutil.rmtree(path)
-    result = average(long_run, AverageConfig())
-    assert result.steps == [112]
-    assert result.summary == f"{long_run}/averaged is the mean of step 112"
-
-
 def test_a_run_that_was_stopped_and_resumed_has_the_average_of_an_uninterrupted_run(long_run):
     _, before, newest = checkpoints(long_run)
     save_checkpoint(  # as when a signal stops the training
@@ -85,15 +77,6 @@ def test_a_run_that_was_stopped_and_resumed_has_the_average_of_an_uninterrupted_
     result = average(long_run, AverageConfig())
     assert (result.steps, load_info(result.model_dir).step) == ([104, 108], 110)
     assert "steps 104, 108; step 110 is left out" in result.summary
-
-
-def test_the_average_of_one_checkpoint_is_the_checkpoint(run_dir, tmp_path):
-    result = average(run_dir, AverageConfig(last=1), out_dir=tmp_path / "one")
-    newest = checkpoints(run_dir)[-1]
-    assert (tmp_path / "one" / "model.safetensors").read_bytes() == (
-        newest / "model.safetensors"
-    ).read_bytes()
-    assert load_info(result.model_dir).averaged == (12,)
 
 
 def test_the_best_checkpoints_are_chosen_by_the_metric_of_the_run(run_dir):

@@ -87,13 +87,6 @@ def test_only_the_settings_that_differ_are_listed_one_per_line(run, run_dir):
     ]
 
 
-def test_another_arch_is_one_of_the_differences(run, run_dir):
-    code, _, err = run("train", "--run", run_dir, "--arch", "tiny")
-    assert code == 2
-    assert err.splitlines()[1] == "  arch was base, not tiny"
-    assert all(len(line) < 80 for line in err.splitlines()[1:])
-
-
 def test_the_settings_of_a_run_are_printed_without_a_dataset(run, run_dir):
     config = (run_dir / "config.toml").read_text(encoding="utf-8")
     assert run("train", "--run", run_dir, "--print-config") == (0, config, "")

@@ -124,32 +124,24 @@ def test_a_parsers_output_becomes_trees_of_the_sentences_and_is_scored(parser, m
     assert result.details["errors"] == 0
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"learned_positions": 128},
-        {"attention": "additive", "attention_window": 2, "norm": "pre"},
-    ],
-    ids=str,
-)
-def test_every_variation_trains_resumes_averages_and_decodes(model, data_dir, tiny_run, tmp_path):
+def test_a_variation_trains_resumes_averages_and_decodes(data_dir, tiny_run, tmp_path):
     """A run that is stopped and resumed has the weights of an uninterrupted one."""
+    model = {"attention": "additive", "attention_window": 2, "learned_positions": 128}
     check_variation(
-        data_dir, tmp_path, lambda steps: tiny_run(model=model, training={"max_steps": steps})
+        data_dir,
+        tmp_path,
+        lambda steps: tiny_run(model=model, training={"max_steps": steps, "checkpoint_steps": 2}),
     )
 
 
-@pytest.mark.parametrize(("cell", "attention"), [("lstm", "additive"), ("gru", "dot-product")])
-def test_the_recurrent_baseline_trains_resumes_averages_and_decodes(
-    cell, attention, data_dir, tmp_path
-):
+def test_the_recurrent_baseline_trains_resumes_averages_and_decodes(data_dir, tmp_path):
     def run_of(steps):
         return run_config(
             "rnn",
             {
-                "model": {"d_model": 16, "cell": cell, "attention": attention},
+                "model": {"d_model": 16, "cell": "lstm", "attention": "additive"},
                 "batching": {"batch_tokens": 600, "bucket_tokens": 100, "max_tokens": 250},
-                "training": {"max_steps": steps, "checkpoint_steps": 4, "best_metric": "loss",
+                "training": {"max_steps": steps, "checkpoint_steps": 2, "best_metric": "loss",
                              "validation_beam": 0, "device": "cpu", "precision": "fp32"},
             },
         )  # fmt: skip
@@ -159,9 +151,9 @@ def test_the_recurrent_baseline_trains_resumes_averages_and_decodes(
 
 def check_variation(data_dir, folder, run_of):
     straight, stopped = folder / "straight", folder / "stopped"
-    train(data_dir, straight, run_of(8))
+    train(data_dir, straight, run_of(4))
+    train(data_dir, stopped, run_of(2))
     train(data_dir, stopped, run_of(4))
-    train(data_dir, stopped, run_of(8))
     weights, others = (load_weights(checkpoints(run)[-1]) for run in (straight, stopped))
     assert weights.keys() == others.keys()
     assert all(torch.equal(weights[name], others[name]) for name in weights)

@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import io
-import os
 import tarfile
 
 import pytest
@@ -152,14 +151,6 @@ def test_examples_of_dropped_pairs_name_text_and_rule(data_dir, prepare_text, ca
     assert str(data_dir / "dropped.txt") in printed
 
 
-def test_examples_of_an_older_cleaning_are_removed(data_dir, prepare_text):
-    prepare_text()
-    keep_all = {"drop_empty": False, "drop_copies": False, "drop_duplicates": False}
-    cleaning = {**keep_all, "max_characters": 0, "max_length_ratio": 0.0}
-    prepare_text(overrides={"cleaning": cleaning})
-    assert not (data_dir / "dropped.txt").exists()
-
-
 def test_rules_of_a_recipe_and_of_one_of_its_texts_are_applied(data_dir, recipe, prepare_text):
     pairs = (("Source line 3.", "Zielzeile 4."), ("Ð¼Ð¸Ñ€", "Welt"))
     first, second = recipe.train
@@ -190,23 +181,6 @@ def test_validation_and_test_text_keep_every_line_unchanged(data_dir, prepare_te
     # White space around a segment belongs to SGML, not to the text.
     assert lines(data_dir / "test.en") == [source.strip() for source, _ in TEST]
     assert lines(data_dir / "test.de") == [target for _, target in TEST]
-
-
-def test_only_named_members_of_an_archive_are_written(prepare_text, tmp_path):
-    prepare_text()
-    names = {p.name for p in (tmp_path / "data" / "raw").iterdir()}
-    splits = {"train-1": "", "train-2": "", "valid-1": "", "test-1": ".sgm"}
-    assert names == {f"{s}.{lang}{end}" for s, end in splits.items() for lang in ("en", "de")}
-
-
-def test_an_unchanged_dataset_is_not_written_again(data_dir, prepare_text, capsys):
-    assert prepare_text().is_new
-    before, counts_before = (data_dir / "train.en").stat().st_mtime_ns, counts(data_dir)
-    capsys.readouterr()
-    assert not prepare_text().is_new
-    assert (data_dir / "train.en").stat().st_mtime_ns == before
-    assert counts(data_dir) == counts_before
-    assert "unchanged" in capsys.readouterr().err
 
 
 def test_files_of_earlier_steps_may_be_deleted(data_dir, prepare_text, mirror):
@@ -255,12 +229,6 @@ def test_settings_for_later_steps_are_recorded(data_dir, prepare_text, recipe):
     assert Manifest.load(data_dir).settings("binarize") == {"max_length": 9}
 
 
-def test_an_unknown_override_changes_nothing(prepare_text, tmp_path):
-    with pytest.raises(UsageError, match="max_chars"):
-        prepare_text(overrides={"cleaning": {"max_chars": 1}})
-    assert not (tmp_path / "data").exists()
-
-
 @pytest.mark.parametrize("change", [{"name": "other"}, {"source": "fr"}])
 def test_another_dataset_is_not_overwritten_without_force(data_dir, prepare_text, recipe, change):
     prepare_text()
@@ -295,24 +263,7 @@ def test_missing_validation_text_is_warned_of(data_dir, tmp_path, capsys):
     assert not (data_dir / "raw").exists()
 
 
-def test_a_split_that_was_removed_from_the_recipe_is_deleted(tmp_path):
-    files = write_files(tmp_path, train_en="a\n", train_de="b\n", test_en="c\n", test_de="d\n")
-    prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
-    del files["test"]
-    prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
-    assert Manifest.load(tmp_path / "data").splits() == ["train"]
-
-
-def test_text_files_may_be_compressed(data_dir, tmp_path):
-    for name, text in {"t.en.gz": b"a\nb\n", "t.de.gz": b"c\nd\n"}.items():
-        (tmp_path / name).write_bytes(gzip.compress(text))
-    pair = (tmp_path / "t.en.gz", tmp_path / "t.de.gz")
-    recipe = recipe_from_files(name="x", train=[pair], test=[pair])
-    prepare(recipe, data_dir, text_only=True)
-    assert lines(data_dir / "test.de") == ["c", "d"]
-
-
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
+@pytest.mark.parametrize("split", ["train", "test"])
 def test_unequal_sides_stop_before_anything_is_written(tmp_path, split):
     texts = {"train_en": "a\n", "train_de": "b\n"}
     files = write_files(tmp_path, **(texts | {f"{split}_en": "a\nb\nc\n", f"{split}_de": "d\n"}))
@@ -371,25 +322,23 @@ def test_a_subword_model_of_another_program_is_not_overwritten_without_force(dat
     assert (data_dir / "bpe.model").read_text() == "a model's own"
 
 
-@pytest.mark.parametrize("command", ["prepare", "learn-bpe", "binarize"])
-def test_a_dataset_has_one_writer_at_a_time(data_dir, tmp_path, command):
+def test_a_dataset_has_one_writer_at_a_time(data_dir, tmp_path):
     texts = {
         "train_en": "".join(f"line {i}\n" for i in range(9)),
         "train_de": "".join(f"Zeile {i}\n" for i in range(9)),
     }
     recipe = recipe_from_files(name="x", **write_files(tmp_path, **texts))
-    subword, binarization = SubwordConfig(vocab_size=280), BinarizeConfig(threads=1)
     prepare(recipe, data_dir, overrides={"subword": {"vocab_size": 280}})
-    write = {
-        "prepare": lambda: prepare(recipe, data_dir, force=True, text_only=True),
-        "learn-bpe": lambda: learn_bpe(data_dir, subword, force=True),
-        "binarize": lambda: binarize(data_dir, binarization, force=True),
-    }[command]
     before = (data_dir / "manifest.json").read_bytes()
-    with lock_folder(data_dir), pytest.raises(LockedFolderError, match="is being written to by"):
-        write()
+    with lock_folder(data_dir):
+        for write in (
+            lambda: prepare(recipe, data_dir, force=True, text_only=True),
+            lambda: learn_bpe(data_dir, SubwordConfig(vocab_size=280), force=True),
+            lambda: binarize(data_dir, BinarizeConfig(threads=1), force=True),
+        ):
+            with pytest.raises(LockedFolderError, match="is being written to by"):
+                write()
     assert (data_dir / "manifest.json").read_bytes() == before
-    assert write()
 
 
 def test_invalid_utf8_is_dropped_from_training_text_only(data_dir, tmp_path):
@@ -410,9 +359,7 @@ def test_invalid_utf8_is_dropped_from_training_text_only(data_dir, tmp_path):
     ("encoding", "name"),
     [
         ("latin-1", "WINDOWS-1252"),
-        ("utf-16", "UTF-16"),
         ("utf-16-le", "UTF-16LE"),
-        ("utf-16-be", "UTF-16BE"),
     ],
 )
 def test_training_text_in_another_encoding_is_refused_with_the_way_to_convert_it(
@@ -450,11 +397,10 @@ def test_held_out_pairs_that_are_in_the_training_text_are_counted_and_warned_of(
     assert "1 of the 3 pairs of the valid text" in warning
 
 
-@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
-def test_a_tsv_file_is_source_and_target(data_dir, tmp_path, suffix):
-    path = tmp_path / f"c{suffix}"
+def test_a_tsv_file_is_source_and_target(data_dir, tmp_path):
+    path = tmp_path / "c.tsv.gz"
     text = "".join(f"line {i}\tZeile {i}\n" for i in range(9)).encode()
-    path.write_bytes(gzip.compress(text) if suffix.endswith(".gz") else text)
+    path.write_bytes(gzip.compress(text))
     recipe = recipe_from_files(name="x", train=[(path, path)], source="en", target="de")
     prepare(recipe, data_dir, text_only=True)
     assert lines(data_dir / "train.en") == [f"line {i}" for i in range(9)]
@@ -495,14 +441,6 @@ def test_a_wrong_number_of_lines_is_an_error(prepare_text, recipe):
         prepare_text(dataclasses.replace(recipe, valid=valid))
 
 
-def test_a_truncated_archive_leaves_no_text(prepare_text, mirror, tmp_path):
-    content = write_tar(mirror / "train.tgz", {"t/clean.en": os.urandom(9000)}).read_bytes()
-    (mirror / "train.tgz").write_bytes(content[:5000])
-    with pytest.raises(DataError, match=r"train\.tgz"):
-        prepare_text(verify=False)
-    assert not list((tmp_path / "data").glob("train*"))
-
-
 def small(recipe):
     """A generated recipe of a few hundred pairs."""
     sizes = {"train": 400, "valid": 20, "test": 20}
@@ -511,17 +449,6 @@ def small(recipe):
         for split, size in sizes.items()
     }
     return dataclasses.replace(recipe, **splits)
-
-
-def test_generated_text_needs_no_files(data_dir):
-    prepare(small(load_recipe("numbers-en-de")), data_dir, text_only=True)
-    assert {split: each["kept"] for split, each in counts(data_dir).items()} == {
-        "train": 400,
-        "valid": 20,
-        "test": 20,
-    }
-    splits = [set(lines(data_dir / f"{s}.en")) for s in ("train", "valid", "test")]
-    assert not splits[0] & (splits[1] | splits[2])
 
 
 def test_a_recipe_becomes_a_binarized_dataset_and_is_not_prepared_again(tmp_path, capsys):

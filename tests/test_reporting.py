@@ -30,12 +30,6 @@ def clock(monkeypatch):
     return Clock
 
 
-def test_messages_are_lines_on_stderr(capsys):
-    say("one")
-    say("two")
-    assert capsys.readouterr() == ("", "one\ntwo\n")
-
-
 def test_messages_are_printed_whatever_variables_a_shell_has_inherited(capsys, monkeypatch):
     for name in "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR":
         monkeypatch.setenv(name, "1")
@@ -121,12 +115,6 @@ def test_without_a_terminal_lines_are_printed_at_intervals(capsys, clock):
     assert len(lines) == 6
 
 
-def test_without_a_terminal_quick_work_prints_nothing(capsys, clock):
-    with Progress("work", total=None, unit="pairs") as bar:
-        bar.update(100)
-    assert capsys.readouterr() == ("", "")
-
-
 def test_figures_are_shown_until_newer_ones_replace_them(capsys, clock):
     with Progress("train", total=None, unit="steps", initial=7) as bar:
         bar.update(figures=["loss 3.0", "epoch 2"])
@@ -156,13 +144,3 @@ def test_a_terminal_shows_a_bar_and_clears_it_at_the_end():
     assert "work" in shown
     assert "a line\n" in shown
     assert shown.endswith("\r")
-
-
-def test_a_bar_is_closed_when_the_work_fails():
-    def fail():
-        with Progress("work", total=2, unit="pairs") as bar:
-            bar.update(1 // 0)
-
-    with redirect_stderr(Terminal()) as terminal, pytest.raises(ZeroDivisionError):
-        fail()
-    assert terminal.getvalue().endswith("\r")

@@ -80,9 +80,9 @@ def signal_after(monkeypatch):
 
 @pytest.fixture(scope="module")
 def uninterrupted(data_dir, tiny_run, tmp_path_factory):
-    """An uninterrupted run of 24 steps."""
+    """An uninterrupted run of 12 steps."""
     run_dir = tmp_path_factory.mktemp("runs") / "uninterrupted"
-    run = tiny_run(training={"max_steps": 24, "checkpoint_steps": 6})
+    run = tiny_run(training={"max_steps": 12, "checkpoint_steps": 3})
     result = train(data_dir, run_dir, run)
     return run, run_dir, result
 
@@ -95,54 +95,32 @@ def no_report(uninterrupted, monkeypatch):
 
 def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(uninterrupted):
     run, run_dir, result = uninterrupted
-    assert (result.run_dir, result.step) == (run_dir, 24)
-    assert steps(run_dir) == [6, 12, 18, 24]
+    assert (result.run_dir, result.step) == (run_dir, 12)
+    assert steps(run_dir) == [3, 6, 9, 12]
     assert run_config(None, read_toml(run_dir / "config.toml")) == run
-    assert [line["step"] for line in records(run_dir, "train")] == list(range(3, 25, 3))
-    assert [line["step"] for line in records(run_dir, "validation")] == [6, 12, 18, 24]
+    assert [line["step"] for line in records(run_dir, "train")] == list(range(3, 13, 3))
+    assert [line["step"] for line in records(run_dir, "validation")] == [3, 6, 9, 12]
     assert (run_dir / "report.html").is_file()
     assert result.metrics == load_info(checkpoints(run_dir)[-1]).metrics
     assert records(run_dir, "validation")[-1]["loss"] == result.metrics["loss"]
 
 
-def test_the_loss_falls(uninterrupted):
-    found = [line["loss"] for line in records(uninterrupted[1], "validation")]
-    assert found == sorted(found, reverse=True)
-    assert found[-1] < found[0] - 0.2
-
-
-def test_training_twice_gives_the_same_run(uninterrupted, data_dir, tmp_path):
-    run, run_dir, _ = uninterrupted
-    train(data_dir, tmp_path / "again", run)
-    assert records(tmp_path / "again") == records(run_dir)
-    assert same_weights(checkpoints(tmp_path / "again")[-1], checkpoints(run_dir)[-1])
-
-
 # Within an epoch and a line of metrics, at a checkpoint, and at the end of an epoch; on a GPU, the
 # report of a step is read while the next one is computed.
-@pytest.mark.parametrize(("step", "max_unread"), [(10, 1), (12, 0), ("epoch", 1)])
+@pytest.mark.parametrize(("step", "max_unread"), [(5, 1), (6, 0), ("epoch", 1)])
 def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(
     uninterrupted, data_dir, tmp_path, signal_after, monkeypatch, step, max_unread
 ):
     run, run_dir, result = uninterrupted
     monkeypatch.setattr(TrainingRun, "_max_unread", max_unread)
     if step == "epoch":
-        step = 2 * forecast(data_dir, run).steps_per_epoch
+        step = forecast(data_dir, run).steps_per_epoch
     signal_after(signal.SIGTERM, step)
     with pytest.raises(InterruptedRunError, match=rf"stopped and saved at step {step};"):
         train(data_dir, tmp_path / "run", run)
     assert steps(tmp_path / "run")[-1] == step
     resumed = train(data_dir, tmp_path / "run", run)
     assert resumed.metrics == result.metrics
-    assert records(tmp_path / "run") == records(run_dir)
-    assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
-
-
-def test_a_run_may_be_made_longer(uninterrupted, data_dir, tiny_run, tmp_path):
-    run, run_dir, _ = uninterrupted
-    shorter = tiny_run(training={"max_steps": 12, "checkpoint_steps": 6})
-    train(data_dir, tmp_path / "run", shorter)
-    train(data_dir, tmp_path / "run", run)
     assert records(tmp_path / "run") == records(run_dir)
     assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
 
@@ -217,38 +195,11 @@ def test_the_steps_of_a_schedule_that_ends_with_them_may_not_change(averaged, da
         train(data_dir, run_dir, longer)
 
 
-def test_a_run_that_was_saved_without_newer_settings_resumes(uninterrupted, data_dir, tmp_path):
-    run, run_dir, _ = uninterrupted
-    copy = shutil.copytree(run_dir, tmp_path / "run")
-    shutil.rmtree(checkpoints(copy)[-1])
-    for path in checkpoints(copy):
-        config = json.loads((path / "config.json").read_text())
-        del config["run"]["model"]["activation"]
-        for name in ("lr_schedule", "algorithm"):
-            del config["run"]["optimizer"][name]
-        del config["checksum"]
-        (path / "config.json").write_text(json.dumps(config))
-    train(data_dir, copy, run)
-    assert same_weights(checkpoints(copy)[-1], checkpoints(run_dir)[-1])
-
-
-def test_a_killed_run_resumes_from_its_newest_checkpoint(uninterrupted, data_dir, tmp_path):
-    run, run_dir, _ = uninterrupted
-    copy = shutil.copytree(run_dir, tmp_path / "run")
-    for path in checkpoints(copy)[-1:]:
-        shutil.rmtree(path)
-    with (copy / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "step": 2')
-    train(data_dir, copy, run)
-    assert records(copy) == records(run_dir)
-    assert same_weights(checkpoints(copy)[-1], checkpoints(run_dir)[-1])
-
-
 def test_a_finished_run_is_not_changed(uninterrupted, data_dir, capsys):
     run, run_dir, result = uninterrupted
     before = records(run_dir)
     assert train(data_dir, run_dir, run) == result
-    assert "is finished at step 24" in capsys.readouterr().err
+    assert "is finished at step 12" in capsys.readouterr().err
     assert records(run_dir) == before
 
 
@@ -262,7 +213,7 @@ def test_signals_save_and_stop(data_dir, tiny_run, tmp_path, signal_after, numbe
 
 
 # At a checkpoint, and at the last.
-@pytest.mark.parametrize("step", [12, 24])
+@pytest.mark.parametrize("step", [6, 12])
 def test_a_signal_interrupts_validation_which_is_repeated_on_resume(
     uninterrupted, data_dir, tmp_path, signal_after, step
 ):
@@ -270,7 +221,7 @@ def test_a_signal_interrupts_validation_which_is_repeated_on_resume(
     signal_after(signal.SIGTERM, step)
     with pytest.raises(InterruptedRunError):
         train(data_dir, tmp_path / "run", run)
-    assert records(tmp_path / "run", "validation")[-1]["step"] == step - 6
+    assert records(tmp_path / "run", "validation")[-1]["step"] == step - 3
     saved = checkpoints(tmp_path / "run")[-1]
     assert load_info(saved).metrics == {}
     assert train(data_dir, tmp_path / "run", run) == replace(result, run_dir=tmp_path / "run")
@@ -286,12 +237,10 @@ def test_a_disk_that_stays_full_does_not_keep_a_run_from_validating(
 
     monkeypatch.setattr(saving, "save_checkpoint", save)
     monkeypatch.setattr(saving, "_RETRY_SECONDS", 0.0)  # at every step
-    run = tiny_run(
-        training={"checkpoint_minutes": 0.01, "max_minutes": 0.06, "max_steps": 1_000_000}
-    )
+    limits = {"checkpoint_minutes": 0.01, "max_minutes": 0.03, "max_steps": 1_000_000}
     with pytest.raises(CheckpointError):
-        train(data_dir, tmp_path / "run", run)
-    assert len(records(tmp_path / "run", "validation")) >= 3
+        train(data_dir, tmp_path / "run", tiny_run(training=limits))
+    assert len(records(tmp_path / "run", "validation")) >= 2
 
 
 def change(state, *keys, value):
@@ -312,17 +261,12 @@ FIRST = ("trainer", "moments", "output_weight", "exp_avg")
     ("keys", "value"),
     [
         (("trainer",), None),
-        (("trainer", "moments"), None),
-        (("trainer", "updates"), [1]),
         (FIRST, None),
         (FIRST, torch.ones(2)),
-        (FIRST, torch.ones(400, 16, dtype=torch.int64)),
         (("trainer", "updates"), 10**400),
         (("trainer", "position", "step"), "1"),
-        (("trainer", "position", "epoch"), 2**64),
         (("trainer", "gradient", "max_tokens"), -5),
         (("window",), [{"step": 1}]),
-        (("best",), []),
         (("validations_since_best",), True),
     ],
     ids=lambda value: str(value)[:40],
@@ -357,8 +301,6 @@ def test_patience_without_a_validation_split_is_refused(other_data, tiny_run, tm
     ("changes", "message"),
     [
         ({"model": {"d_ff": 64}}, "model.d_ff was 32, not 64"),
-        ({"optimizer": {"warmup_steps": 7}}, "optimizer.warmup_steps was 40, not 7"),
-        ({"batching": {"bucket_tokens": 99}}, "batching.bucket_tokens was 100, not 99"),
         ({"model": {"d_k": 9}}, "model.d_k was unset, not 9"),
         ({"training": {"seed": 2}}, "training.seed was 1, not 2"),
     ],
@@ -390,11 +332,6 @@ def test_a_dataset_of_other_languages_is_refused_when_resuming(
     ]
 
 
-def test_another_kind_of_model_is_refused_when_resuming(uninterrupted, data_dir):
-    with pytest.raises(UsageError, match=r"\n  arch was base, not rnn\n"):
-        train(data_dir, uninterrupted[1], run_config("rnn"))
-
-
 @pytest.fixture(scope="module")
 def other_data(tmp_path_factory, make_dataset):
     """A dataset with separate vocabularies and no validation split."""
@@ -412,9 +349,9 @@ def test_another_subword_model_is_refused_when_resuming(uninterrupted, other_dat
 def test_max_tokens_may_change_when_a_run_is_resumed(uninterrupted, data_dir, tiny_run, tmp_path):
     _, run_dir, _ = uninterrupted
     copy = shutil.copytree(run_dir, tmp_path / "run")
-    longer = {"max_steps": 25, "checkpoint_steps": 6}
+    longer = {"max_steps": 13, "checkpoint_steps": 3}
     result = train(data_dir, copy, tiny_run(batching={"max_tokens": 99}, training=longer))
-    assert result.step == 25
+    assert result.step == 13
 
 
 def test_other_data_is_refused_when_resuming(
@@ -438,10 +375,12 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
     newest = checkpoints(copy)[-1]
     damaged = newest / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 2')  # killed
     train(data_dir, copy, run)
     said = capsys.readouterr().err
     assert str(damaged) in said
-    assert f"resuming {copy} at step 18" in said
+    assert f"resuming {copy} at step 9" in said
     assert records(copy) == records(run_dir)
     assert same_weights(checkpoints(copy)[-1], checkpoints(run_dir)[-1])
 
@@ -468,19 +407,19 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_a_run(
 
     monkeypatch.setattr(saving, "save_checkpoint", save)
     train(data_dir, tmp_path / "run", run)
-    assert steps(tmp_path / "run") == [6, 24]
+    assert steps(tmp_path / "run") == [3, 12]
     said = capsys.readouterr().err
-    assert "cannot save step 12" in said
-    assert "is saved again, at step 24" in said
+    assert "cannot save step 6" in said
+    assert "is saved again, at step 12" in said
     assert records(tmp_path / "run") == records(run_dir)
     assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
 
 
 def test_saving_in_the_background_changes_nothing(uninterrupted, data_dir, tiny_run, tmp_path):
     _, run_dir, _ = uninterrupted
-    options = {"max_steps": 24, "checkpoint_steps": 6, "background_saving": True}
+    options = {"max_steps": 12, "checkpoint_steps": 3, "background_saving": True}
     train(data_dir, tmp_path / "run", tiny_run(training=options))
-    assert steps(tmp_path / "run") == [6, 12, 18, 24]
+    assert steps(tmp_path / "run") == [3, 6, 9, 12]
     for ours, theirs in zip(checkpoints(tmp_path / "run"), checkpoints(run_dir), strict=True):
         assert same_weights(ours, theirs)
 
@@ -514,21 +453,19 @@ def test_a_forecast_equals_the_counts_of_the_run(data_dir, tiny_run, uninterrupt
     found = forecast(data_dir, run)
     assert found.rows()["dataset"] == f"{data_dir}, 200 training pairs"
     epochs = [line["epoch"] for line in records(run_dir, "train")]
-    assert epochs[-1] == -(-24 // found.steps_per_epoch)
+    assert epochs[-1] == -(-12 // found.steps_per_epoch)
     weights = load_weights(checkpoints(run_dir)[-1])
     assert found.cost.num_parameters == sum(tensor.numel() for tensor in weights.values())
     assert found.microbatches_per_step > 1
-
-
-def test_the_estimate_of_a_run_counts_its_steps_and_checkpoints(data_dir, uninterrupted):
-    run, run_dir, _ = uninterrupted
-    found = forecast(data_dir, run)
-    assert found.estimate.num_steps == 24
-    assert found.estimate.epochs == 24 / found.steps_per_epoch
+    assert found.estimate.num_steps == 12
+    assert found.estimate.epochs == 12 / found.steps_per_epoch
     assert found.estimate.warning is None
     files = run_dir.glob("checkpoints/*/*.safetensors")
     num_bytes = sum(file.stat().st_size for file in files)
     assert found.estimate.checkpoint_bytes == pytest.approx(num_bytes, rel=0.4)
+    steps = 1001 * found.steps_per_epoch
+    warning = forecast(data_dir, tiny_run(training={"max_steps": steps})).estimate.warning
+    assert "training would pass over the data about 1,001 times (" in warning
 
 
 @pytest.fixture
@@ -559,12 +496,6 @@ def test_limits_shorten_the_estimate(data_dir, tiny_run, limit):
         assert (limited.hours <= 1, limited.warning) == (True, None)
 
 
-def test_thousands_of_epochs_are_announced(data_dir, tiny_run):
-    steps = 1001 * forecast(data_dir, tiny_run()).steps_per_epoch
-    warning = forecast(data_dir, tiny_run(training={"max_steps": steps})).estimate.warning
-    assert "training would pass over the data about 1,001 times (" in warning
-
-
 def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):
     with pytest.raises(UsageError, match="shard has no effect on a single process"):
         train(data_dir, tmp_path / "run", tiny_run(training={"shard": True}))
@@ -581,19 +512,12 @@ def test_a_run_out_of_time_is_averaged(data_dir, tiny_run, tmp_path, monkeypatch
     assert load_info(tmp_path / "run" / "averaged").averaged == (4,)
 
 
-def test_a_finished_run_is_averaged(data_dir, tiny_run, tmp_path, capsys):
-    settings = tiny_run(training={"average": True, "checkpoint_steps": 2, "average_last": 2})
-    train(data_dir, tmp_path / "run", settings)
-    info = load_info(tmp_path / "run" / "averaged")
-    assert (info.step, info.averaged) == (12, (10, 12))
-    assert "averaged is the mean of steps 10, 12" in capsys.readouterr().err
-
-
 def test_the_average_of_a_finished_run_is_made_again_if_it_is_missing_or_outdated(
-    data_dir, tiny_run, tmp_path
+    data_dir, tiny_run, tmp_path, capsys
 ):
     run_dir, settings = tmp_path / "run", tiny_run(training={"average": True})
     train(data_dir, run_dir, settings)
+    assert "averaged is the mean of step 12" in capsys.readouterr().err
     written = (run_dir / "averaged" / "config.json").stat().st_mtime_ns
     train(data_dir, run_dir, settings)
     assert (run_dir / "averaged" / "config.json").stat().st_mtime_ns == written

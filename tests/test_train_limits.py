@@ -52,10 +52,7 @@ def test_patience_stops_a_run_that_does_not_improve(data_dir, tiny_run, tmp_path
     assert train(data_dir, tmp_path / "run", run).step == result.step
 
 
-@pytest.mark.parametrize(
-    ("limit", "epochs"),
-    [({"max_epochs": 2}, 2), ({"max_minutes": 0.01}, 0)],
-)
+@pytest.mark.parametrize(("limit", "epochs"), [({"max_epochs": 2}, 2), ({"max_minutes": 0.01}, 0)])
 def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, monkeypatch, limit, epochs):
     monkeypatch.setattr(TrainingRun, "_minutes", lambda _: 0.01)
     run = tiny_run(training={**limit, "max_steps": 1000, "checkpoint_steps": 500})
