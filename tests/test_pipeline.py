@@ -46,12 +46,12 @@ def test_a_model_learns_to_copy(tmp_path, make_dataset):
     run = run_config(
         "base",
         {
-            "model": {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 64,
+            "model": {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 32,
                       "d_ff": 128, "num_heads": 4, "dropout": 0.0, "attention_dropout": 0.0,
                       "embedding_dropout": 0.0},
-            "optimizer": {"warmup_steps": 100, "learning_rate": 5e-3},
+            "optimizer": {"warmup_steps": 50, "learning_rate": 1e-2},
             "batching": {"batch_tokens": 1000, "bucket_tokens": 250},
-            "training": {"max_steps": 200, "checkpoint_steps": 200, "device": "cpu",
+            "training": {"max_steps": 150, "checkpoint_steps": 150, "device": "cpu",
                          "precision": "fp32"},
         },
     )  # fmt: skip

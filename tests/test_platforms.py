@@ -1,10 +1,8 @@
-"""Commands on a CPU where Python lacks names and modules of Linux: stand-ins for other systems."""
+"""Commands on a CPU without names and modules of Linux: Windows lacks all that macOS does."""
 
 import json
 import subprocess
 import sys
-
-import pytest
 
 # Libraries adapt to the real system, so they are loaded first.
 _LOAD_LIBRARIES = """
@@ -16,10 +14,6 @@ from filelock import FileLock, SoftFileLock
 def remove(module, *names):
     for name in names:
         delattr(module, name)
-"""
-_MACOS = """
-sys.platform = "darwin"
-remove(os, "sched_getaffinity", "sched_setaffinity")
 """
 _WINDOWS = """
 import fcntl, resource
@@ -90,14 +84,13 @@ _COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("system", [_MACOS, _WINDOWS], ids=["macOS", "Windows"])
-def test_commands_on_a_cpu_need_no_names_of_linux(system, elsewhere):
+def test_commands_on_a_cpu_need_no_names_of_linux(elsewhere):
     commands = [command.split() for command in _COMMANDS]
     (elsewhere / "commands.json").write_text(json.dumps(commands))
     for language, words in ("en", "one two three"), ("de", "eins zwei drei"):
         (elsewhere / f"a.{language}").write_text("".join(f"{words} {n}\n" for n in range(40)))
     (elsewhere / f".out.de.{2**22 + 1}.partial").touch()  # of a killed process
-    program = _LOAD_LIBRARIES + system + _RUN_COMMANDS
+    program = _LOAD_LIBRARIES + _WINDOWS + _RUN_COMMANDS
     done = subprocess.run(
         [sys.executable, "-c", program], input="one\n", capture_output=True, text=True, check=False
     )

@@ -115,7 +115,7 @@ def test_killed_before_each_change_on_disk_it_resumes(prepare, tmp_path):
     assert moments > 40
     num_kills = 0
     # Finished steps are not repeated, so each run proceeds further than the previous one.
-    for moment in range(moments // 6, moments, moments // 6):
+    for moment in range(moments // 5, moments, moments // 5):
         process = prepare("-c", SELF_KILLER, str(tmp_path), str(moment))
         process.communicate(timeout=60)
         num_kills += process.returncode == -signal.SIGKILL

@@ -17,10 +17,8 @@ pytest.importorskip("hatchling", reason="the build backend, in the extra dev, is
 ROOT = Path(__file__).parent.parent
 _MODEL = "--num-encoder-layers 1 --num-decoder-layers 1 --d-model 16 --d-ff 32 --num-heads 2"
 COMMANDS = [
-    "--help",
     "prepare --out data/a --vocab-size 290 --train a.en a.de --valid a.en a.de --test a.en a.de",
     f"train --arch tiny {_MODEL} --max-steps 2 --checkpoint-steps 1 --validation-beam 1",
-    "average --last 2",
     "generate --split test --output out.de",
     "score --hypotheses out.de --reference a.de",
     "attend One.",

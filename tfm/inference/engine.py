@@ -85,11 +85,6 @@ class Engine:
             chunk_lines=scale * CHUNK_LINES,
         )
 
-    @property
-    def num_parameters(self) -> int:
-        """The number of parameters of all models together."""
-        return sum(each.numel() for model in self._models for each in model.parameters())
-
     def enter_worker(self, notify: Callable[[str], None]) -> None:
         """Use one thread in a forked worker process, which inherits no other threads."""
         torch.set_num_threads(1)
