@@ -1,9 +1,10 @@
-"""Kills, a full disk, damaged files: nothing is lost, and nothing is a traceback.
+"""Kills, a full disk, damaged files, mistaken values: nothing is lost, and nothing is a traceback.
 
-Moments and damage are random, by fixed seeds.
+Moments, damage and values are random, by fixed seeds.
 """
 
 import contextlib
+import inspect
 import json
 import os
 import random
@@ -12,9 +13,15 @@ import shutil
 import subprocess
 import sys
 import time
+import typing
+from dataclasses import fields
+from typing import Literal
 
 import pytest
+import typer
 
+from tfm.cli.main import app
+from tfm.config import RUN_SETTINGS
 from tfm.errors import DETAIL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and mount")
@@ -324,3 +331,83 @@ def test_damaged_files_give_a_result_or_one_line(tfm, copies, tmp_path, files, c
         # Translations are those of the original, unless the damage was found.
         assert process.returncode or output == expected, case
         assert not list(tmp_path.rglob("outside*")), case
+
+
+# --- mistaken values
+
+FORECASTS = (
+    "train data --device cpu --arch tiny --run new --dry-run",
+    "train data --device cpu --arch tiny --print-config",
+)
+# They end soon with any value that their flags accept.
+COMMANDS = (
+    *FORECASTS,
+    "train data --device cpu --run run",  # which is finished
+    "average run --out averaged",
+    "export run --out exported",
+    "generate run --device cpu --input in.en --max-extra-length 1",
+    "generate run --device cpu --input in.en --max-extra-length 1 --search sample",
+    "generate run --device cpu --input in.en --max-extra-length 1 --search exact --node-limit 5",
+    "generate run --device cpu --input in.en --score-target in.en",
+    "score --hypotheses in.en --reference in.en --baseline data/valid.en",
+    "prepare --train data/train.en data/train.de --out new --vocab-size 330",
+    "learn-bpe data --vocab-size 330 --force",
+    "binarize data --force",
+    "attend run one --out attention.html",
+)
+WORD_FLAGS = ("--arch", "--gpus", "--language", "--metric", "--rendezvous")
+NUMBERS = (
+    *("-1", "0", "-0", "0.5", "1e-300", "-1e300", "1e300", "1e999", "nan", "inf", "-inf"),
+    *map(str, (2**31, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 10**12, 10**30)),
+    "9" * 5_000,
+)
+WORDS = (
+    *("", " ", "x", "many", "1 2", "1,000", "0x10", "1_000", "--", "true", "None", "auto"),
+    *("\u0663", "\u00b2", "\uff11", "1\u00a0", "\x1b[2J", "\n", "1\n2", "\udcff", "\u6f22" * 40),
+    "x" * 100_000,
+)
+
+
+def flag_types(words):
+    """Return {flag: type} of the flags of a command that take a number, a choice or a word."""
+    command = typer.main.get_command(app).commands[words[0]]
+    parameters = inspect.signature(command.callback).parameters
+    hints = {each.opts[0]: parameters[each.name].annotation for each in command.params}
+    return {
+        flag: kinds
+        for flag, hint in hints.items()
+        if (kinds := {typing.get_origin(each) or each for each in (hint, *typing.get_args(hint))})
+        if flag.startswith("--") and (kinds & {int, float, Literal} or flag in WORD_FLAGS)
+    }
+
+
+def limits(flag):
+    """Return the smallest and the largest value of a flag of training."""
+    return [
+        str(item.metadata[key])
+        for kind in RUN_SETTINGS
+        for item in fields(kind)
+        for key in ("at_least", "at_most")
+        if item.name == flag[2:].replace("-", "_") and item.metadata[key] is not None
+    ]
+
+
+def mistaken(generator):
+    """Return a command with a value that may be mistaken or extreme."""
+    command = generator.choice(COMMANDS)
+    types = flag_types(command.split())
+    flag = generator.choice(list(types))
+    values = [*NUMBERS, *WORDS]
+    if types[flag] & {int, float}:
+        values += 3 * NUMBERS
+        if command in FORECASTS:
+            values += 10 * limits(flag)
+    return [*command.split(), flag, generator.choice(values)]
+
+
+@pytest.mark.slow
+def test_any_value_of_a_flag_gives_a_result_or_one_line(tfm, copies):
+    for number in range(200):
+        copies()
+        arguments = mistaken(random.Random(number))
+        assert_result_or_one_line(tfm(*arguments), f"case {number}: {arguments}"[:300])

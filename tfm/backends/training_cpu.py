@@ -33,7 +33,8 @@ class CpuTraining(TrainingBackend):
 
     @override
     def seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
+        # torch.manual_seed also records the stack of its caller, for GPUs that are started later.
+        torch.default_generator.manual_seed(seed)
         self._masks.seed(seed)
 
     @override
