@@ -66,11 +66,3 @@ def test_a_search_returns_one_of_its_candidates(translator, utility, search):
 def test_settings_without_effect_are_refused(table, message):
     with pytest.raises(UsageError, match=message):
         settings_from(SearchConfig, table)
-
-
-def test_a_benchmark_of_the_search_refuses_it(run, trained_run, elsewhere):
-    (elsewhere / "in.en").write_text("seven\n", encoding="utf-8")
-    flags = ("--input", "in.en", "--mbr", "chrf", "--n-best", "2")
-    code, _, err = run("bench", "generate", trained_run, *flags)
-    assert code == 2
-    assert "does not include --mbr" in err
