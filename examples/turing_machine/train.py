@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,11 @@ from tfm.training.optimizer import Adam
 HERE = Path(__file__).parent
 LONGEST = 20  # in training
 TEST_LENGTHS = (20, 40, 120)
-_NUM_TESTS = 100
+_TEST_BATCHES, _TEST_BATCH_SIZE = 10, 10
 _BATCH_SIZE = 16
-_CLIP_NORM = 10.0
-_LEARNING_RATE = 1e-3  # not tuned, and the same for all machines
+_CLIP_NORM = 0.3
+# At first; the last third of the steps goes down to 0.
+_LEARNING_RATES = {"turing-machine": 1e-2, "lstm": 3e-3, "transformer": 1e-3}
 
 
 def main() -> None:
@@ -41,40 +43,38 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=MACHINES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=4_000)
+    parser.add_argument("--steps", type=int, default=1_500)
     parser.add_argument("--out", type=Path, default=HERE, help="folder of results and picture")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # operations are small
     results_path = arguments.out / "results.json"
     results = json.loads(results_path.read_text()) if results_path.exists() else {}
-    for seed in arguments.seeds:
-        for task in arguments.tasks:
-            for name in arguments.machines:
-                if (key := f"{task} {name} {seed}") not in results:
-                    machine, seconds = train(task, name, seed=seed, num_steps=arguments.steps)
-                    results[key] = {
-                        "steps": arguments.steps,
-                        "seconds": round(seconds),
-                        "parameters": sum(each.numel() for each in machine.parameters()),
-                        "wrong": {
-                            str(length): wrong_bits(machine, task, length)
-                            for length in TEST_LENGTHS
-                        },
-                    }
-                    write_json(results_path, results)
-                    if isinstance(machine, TuringMachine) and task == "copy" and seed == 1:
-                        draw(machine, arguments.out / "heads.svg")
+    for seed, task, name in product(arguments.seeds, arguments.tasks, arguments.machines):
+        if (key := f"{task} {name} {seed}") not in results:
+            machine, loss, seconds = train(task, name, seed=seed, num_steps=arguments.steps)
+            results[key] = {
+                "steps": arguments.steps,
+                "cpu_seconds": round(seconds),
+                "parameters": sum(each.numel() for each in machine.parameters()),
+                "loss": round(loss, 4),
+                "wrong": {str(n): wrong_bits(machine, task, n) for n in TEST_LENGTHS},
+            }
+            write_json(results_path, results)
+            if isinstance(machine, TuringMachine) and task == "copy" and seed == arguments.seeds[0]:
+                draw(machine, arguments.out / "heads.svg")
     print("\n".join(table_lines(results)))
 
 
-def train(task: Task, name: MachineName, *, seed: int, num_steps: int) -> tuple[nn.Module, float]:
-    """Return a trained machine, and the seconds that it took."""
+def train(
+    task: Task, name: MachineName, *, seed: int, num_steps: int
+) -> tuple[nn.Module, float, float]:
+    """Return a trained machine, its last loss in nats per bit, and the CPU seconds that it took."""
     torch.manual_seed(seed)
     random = torch.Generator().manual_seed(seed)
     bits = BITS[task]
     machine = new_machine(name, bits + NUM_MARKS, bits)
     optimizer = Adam(machine.parameters(), OptimizerConfig(adam_beta2=0.999, adam_epsilon=1e-8))
-    start, average = time.monotonic(), float("nan")
+    start, average = time.process_time(), float("nan")
     with Progress(f"{task} {name} seed {seed}", total=num_steps, unit="steps") as bar:
         for step in range(num_steps):
             examples = make(task, random_length(task, LONGEST, random), _BATCH_SIZE, random)
@@ -82,10 +82,11 @@ def train(task: Task, name: MachineName, *, seed: int, num_steps: int) -> tuple[
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(machine.parameters(), _CLIP_NORM)
-            optimizer.step(optimizer.gradients(), _LEARNING_RATE)
-            average = loss.item() if step == 0 else 0.99 * average + 0.01 * loss.item()
+            rate = _LEARNING_RATES[name] * min(1.0, 3 * (1 - step / num_steps))
+            optimizer.step(optimizer.gradients(), rate)
+            average = loss.item() if step == 0 else 0.98 * average + 0.02 * loss.item()
             bar.update(1, [f"loss {average:.4f}"])
-    return machine, time.monotonic() - start
+    return machine.eval(), average, time.process_time() - start
 
 
 @torch.no_grad()
@@ -93,10 +94,10 @@ def wrong_bits(machine: nn.Module, task: Task, length: int) -> float:
     """Return the mean number of wrong bits in the answers of test sequences of a length."""
     random = torch.Generator().manual_seed(length)  # the same sequences for all machines
     total = 0
-    for _ in range(_NUM_TESTS):
-        examples = make(task, length, 1, random)
+    for _ in range(_TEST_BATCHES):
+        examples = make(task, length, _TEST_BATCH_SIZE, random)
         total += int(((_answer(machine, examples) > 0) != (examples.answers > 0)).sum())
-    return total / _NUM_TESTS
+    return total / (_TEST_BATCHES * _TEST_BATCH_SIZE)
 
 
 def _answer(machine: nn.Module, examples: Examples) -> torch.Tensor:
@@ -110,7 +111,7 @@ def table_lines(results: dict[str, Any]) -> list[str]:
     lines = [
         "| task | machine | "
         + " | ".join(f"length {each}" for each in TEST_LENGTHS)
-        + " | seconds |",
+        + " | CPU seconds |",
         "|---|---|" + "---|" * (len(TEST_LENGTHS) + 1),
     ]
     for task in TASKS:
@@ -118,7 +119,7 @@ def table_lines(results: dict[str, Any]) -> list[str]:
             runs = [run for key, run in results.items() if key.startswith(f"{task} {name} ")]
             if runs:
                 cells = [_cell([run["wrong"][str(n)] for run in runs]) for n in TEST_LENGTHS]
-                seconds = statistics.median(run["seconds"] for run in runs)
+                seconds = statistics.median(run["cpu_seconds"] for run in runs)
                 lines.append(f"| {task} | {name} | {' | '.join(cells)} | {seconds:.0f} |")
     return lines
 
@@ -133,21 +134,24 @@ def draw(machine: TuringMachine, path: Path) -> None:
     examples = make("copy", LONGEST, 1, torch.Generator().manual_seed(1))
     reads, writes = machine.trace(examples.inputs)
     output = machine(examples.inputs).sigmoid().detach()[0]
-    seen = slice(0, int(max(reads.argmax(1).max(), writes.argmax(1).max())) + 4)
+    # Rows are on a circle: the last one is also row -1.
+    num_rows = reads.size(1)
+    used = (torch.cat([reads, writes]).argmax(1) + num_rows // 2) % num_rows - num_rows // 2
+    rows = torch.arange(int(used.min()) - 2, int(used.max()) + 3)
     panels = {
-        "input": examples.inputs[0].mT,
-        "output": output.mT,
-        "written row": writes[:, seen].mT,
-        "read row": reads[:, seen].mT,
+        "input": (examples.inputs[0], 0),
+        "output": (output, 0),
+        "written row": (writes[:, rows % num_rows], int(rows[0])),
+        "read row": (reads[:, rows % num_rows], int(rows[0])),
     }
     with mpl.rc_context({"svg.hashsalt": "tfm", "svg.fonttype": "none"}):
         figure = Figure(figsize=(7, 8), layout="constrained")
-        heights = [len(panel) for panel in panels.values()]
+        heights = [panel.size(1) for panel, _ in panels.values()]
         axes = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights)
-        for axis, (label, panel) in zip(axes, panels.items(), strict=True):
-            axis.imshow(
-                panel.numpy(), aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="none"
-            )
+        for axis, (label, (panel, first)) in zip(axes, panels.items(), strict=True):
+            extent = (-0.5, len(panel) - 0.5, first + panel.size(1) - 0.5, first - 0.5)
+            style = {"aspect": "auto", "cmap": "Greys", "vmin": 0, "vmax": 1}
+            axis.imshow(panel.mT.numpy(), extent=extent, interpolation="none", **style)
             axis.set_ylabel(label)
         axes[-1].set_xlabel("step: 20 vectors, a mark, then 20 steps to write them")
         with atomic_write(path) as file:
