@@ -157,8 +157,8 @@ class Planner:
     def _shared(self, epoch: int, number: int, runs: Runs) -> Window:
         """Return a window that the first process of this machine plans for all of them.
 
-        Each has a name of its own for the file, and removes it at once: the system frees the space
-        when all have ended, even if they are killed.
+        Each process maps the file through its own hard link and deletes the link at once, so that
+        the system frees the space when all processes have ended, even if they are killed.
         """
         is_first = self._world.local_rank == 0
         if is_first and self._num_windows > 1:

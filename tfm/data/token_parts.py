@@ -106,7 +106,7 @@ def binarize_split(
 
 
 def _known_parts(manifest: Manifest, split: str, names: Sequence[str]) -> list[BinarizedPart]:
-    """Return the records of parts that are in the manifest, or in files of their own."""
+    """Return the records of finished parts, from the manifest or from one file a part."""
     files = [manifest.data_dir / "bin" / f"{name}.json" for name in names]
     try:
         tables = list(manifest.result(BINARIZE).get(split, {}).get("parts", []))
