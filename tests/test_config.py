@@ -1,6 +1,7 @@
 """Settings: precedence, limits, and conversion to TOML and back."""
 
 import dataclasses
+import os
 import re
 import tomllib
 import typing
@@ -327,6 +328,16 @@ def test_a_run_is_restored_from_its_toml_and_its_table(arch):
     run = run_config(arch)
     assert run_config(None, tomllib.loads(run_toml(run))) == run
     assert run_config(None, run_table(run)) == run
+
+
+def test_a_run_with_any_path_is_restored_from_its_toml(tmp_path):
+    path = tmp_path / "run.toml"
+    for name in ("\N{SNOWFLAKE}\N{GRINNING FACE}", "\x7f", 'a"b\\c'):
+        run = run_config("base", {"from_model": name, "training": {"also_valid": [f"x={name}"]}})
+        path.write_text(run_toml(run), encoding="utf-8")
+        assert run_config(None, read_toml(path)) == run
+    with pytest.raises(UsageError, match="is not UTF-8: rename it"):
+        run_toml(run_config("base", {"from_model": os.fsdecode(b"\xff")}))
 
 
 def test_the_toml_of_a_run_has_every_setting_with_its_help():

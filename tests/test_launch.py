@@ -261,11 +261,12 @@ def test_a_signal_makes_all_processes_save(start, work_dir, number, code):
     assert_all_gone(work_dir)
 
 
-def test_a_signal_that_was_ignored_stays_ignored(start, work_dir):
-    nohup = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_was_ignored_stays_ignored(start, work_dir, number):
+    nohup = f"signal.signal({int(number)}, signal.SIG_IGN)"
     launcher = start("ready()\ntime.sleep(1)", before=nohup)
     wait_for(work_dir, "ready*")
-    launcher.send_signal(signal.SIGHUP)
+    launcher.send_signal(number)
     assert end(launcher) == (0, [])
 
 

@@ -1,12 +1,15 @@
 """Compiled training computes what plain training does, here by Inductor's C++ code on a CPU."""
 
+import functools
 import itertools
 import shutil
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from tfm.backends.compilation import compilation_problem
+from tfm.backends.compilation import compilation_problem, compile_for_sizes
 from tfm.backends.plain import PLAIN_TRAINING
 from tfm.backends.training_compiled import CompiledTraining, PackedHeads
 from tfm.config import TransformerConfig
@@ -121,6 +124,33 @@ def test_attention_in_parts_equals_attention_of_the_whole_batch(settings):
         for x in (found, expected)
     ]
     torch.testing.assert_close(*gradients)
+
+
+def test_a_function_in_ddp_is_compiled_as_a_whole(monkeypatch):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+
+    def part(x, inner, outer):
+        return outer(torch.relu(inner(x)))
+
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = torch.nn.Linear(4, 1 << 17), torch.nn.Linear(1 << 17, 4)
+            self.part = compile_for_sizes(part)
+
+        def forward(self, x):
+            return self.part(x, self.inner, self.outer)
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(Layers(), static_graph=True)
+        counters.clear()
+        model(torch.ones(1, 4)).sum().backward()
+        assert counters["aot_autograd"]["total"] == 1
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_device_without_a_compiler_has_a_problem_in_one_line(monkeypatch):

@@ -402,6 +402,16 @@ def test_a_model_of_other_sizes_than_its_file_is_refused(model_dir, changes):
         Translator.load(model_dir, device="cpu")
 
 
+def test_a_model_with_more_layers_than_tensors_is_refused_before_it_is_built(
+    model_dir, monkeypatch
+):
+    run = json.loads((model_dir / "config.json").read_text())["run"]
+    edit(model_dir, run={**run, "model": {**run["model"], "num_decoder_layers": 1000}})
+    monkeypatch.delattr("tfm.model.build.empty_model")
+    with pytest.raises(CheckpointError, match=r"the weights do not fit config\.json"):
+        Translator.load(model_dir, device="cpu")
+
+
 @pytest.mark.parametrize("sizes", [[2**62, 400], [399, 400]])
 def test_vocabulary_sizes_must_be_those_of_the_subword_models(model_dir, sizes):
     edit(model_dir, vocab_sizes=sizes)

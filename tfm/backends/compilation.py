@@ -11,7 +11,10 @@ _MAX_SIZES = 64
 
 def compile_for_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function for each size of its arguments."""
-    torch._dynamo.config.recompile_limit = _MAX_SIZES  # noqa: SLF001
+    config = torch._dynamo.config  # noqa: SLF001
+    config.recompile_limit = _MAX_SIZES
+    # In DDP, torch would split functions so that gradients are sent earlier: these are short.
+    config.optimize_ddp = False
     compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
     return compiled
 

@@ -6,6 +6,7 @@ import tomllib
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from tfm.config.schema import Settings, TomlTable
 from tfm.config.training import RunConfig
@@ -17,10 +18,14 @@ _MAX_DOTS = 100  # per line: tomllib takes minutes for a key of thousands of par
 
 
 def run_toml(run: RunConfig) -> str:
-    """Return all settings of a run as the text of a TOML file, each with its help."""
+    """Return all settings of a run as the text of a TOML file, each with its help.
+
+    Raises:
+        UsageError: A path is not UTF-8, which TOML cannot express.
+    """
     lines = [f'arch = "{run.arch}"']
     if run.from_model is not None:
-        lines.append(f"from_model = {json.dumps(run.from_model)}")
+        lines.append(f"from_model = {_toml_value(run.from_model)}")
     for section in fields(run):
         group = getattr(run, section.name)
         if isinstance(group, Settings):
@@ -28,9 +33,17 @@ def run_toml(run: RunConfig) -> str:
             for item in fields(group):
                 value = getattr(group, item.name)
                 unset = f"# {item.name} ="
-                assignment = unset if value is None else f"{item.name} = {json.dumps(value)}"
+                assignment = unset if value is None else f"{item.name} = {_toml_value(value)}"
                 lines.append(f"{assignment:<36} # {item.metadata['help']}")
     return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    """Return a value in TOML, which writes text as JSON does but for one control character."""
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if text.encode(errors="replace").decode() != text:
+        raise UsageError(f"{text} is not UTF-8: rename it")
+    return text
 
 
 def read_toml(path: Path) -> TomlTable:

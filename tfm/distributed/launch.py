@@ -52,9 +52,11 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
     logger = logging.getLogger("torch.distributed.elastic")
     logger.propagate = False
     logger.addHandler(logging.NullHandler())
-    # torch waits for the other nodes in C++, where Python does not see Ctrl-C; torch handles it
-    # as soon as it has started the processes.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signals = _signals_to_handle()
+    if signal.SIGINT.name in signals:
+        # torch waits for the other nodes in C++, where Python does not see Ctrl-C; torch handles it
+        # as soon as it has started the processes.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if layout.nodes > 1:
         say(f"node {layout.node_rank} waits for the other nodes at {endpoint}")
     with tempfile.TemporaryDirectory(prefix="tfm-") as log_dir:
@@ -70,7 +72,7 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
             rdzv_configs={"rank": layout.node_rank, "timeout": join_seconds},
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir),
-            signals_to_handle=",".join(_signals_to_handle()),
+            signals_to_handle=",".join(signals),
         )
         try:
             elastic_launch(config, command[0])(*command[1:])

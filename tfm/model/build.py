@@ -84,15 +84,17 @@ def load_model(folder: Path, info: ModelInfo) -> Model:
         CheckpointError: The weights are damaged, or do not fit the configuration.
     """
     weights = load_weights(folder)
-    source_size, target_size = info.vocab_sizes
-    model = empty_model(
-        info.run.model, source_vocab_size=source_size, target_vocab_size=target_size
+    config, (source_size, target_size) = info.run.model, info.vocab_sizes
+    misfit = CheckpointError(
+        f"{folder}: the weights do not fit config.json: copy both files from the same model"
     )
+    # Building a thousand layers to compare their shapes would take half a minute.
+    if config.num_encoder_layers + config.num_decoder_layers > len(weights):
+        raise misfit
+    model = empty_model(config, source_vocab_size=source_size, target_vocab_size=target_size)
     parameters = dict(model.named_parameters())
     if _shapes(parameters) != _shapes(weights):
-        raise CheckpointError(
-            f"{folder}: the weights do not fit config.json: copy both files from the same model"
-        )
+        raise misfit
     # Tied weights are one parameter of several modules.
     loaded = {
         parameter: nn.Parameter(weights[name].clone()) for name, parameter in parameters.items()
