@@ -142,14 +142,6 @@ def test_onednn_is_used_where_mkl_is_slow_if_it_is_exact(
     assert uses_onednn() == expected
 
 
-def test_without_settings_of_onednn_mkl_is_used(monkeypatch):
-    cpu = Cpu(model="a CPU", vendor="AuthenticAMD", flags=frozenset({"avx2", "avx512f"}))
-    monkeypatch.setattr(module, "this_cpu", lambda: cpu)
-    monkeypatch.setattr(module, "_MATMUL", None)
-    choose_fp32_library()
-    assert not uses_onednn()
-
-
 @pytest.mark.parametrize(
     "error",
     [

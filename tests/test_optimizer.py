@@ -53,16 +53,6 @@ def test_schedules_follow_their_formulas_after_a_linear_warmup(schedule, expecte
     assert found == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.fixture(params=["fused", "each"])
-def implementation(request, monkeypatch):
-    """Update parameters together, and one after another if torch has no fused operation."""
-    if request.param == "each":
-        monkeypatch.setattr(optimizer, "_FUSED_ADAM", None)
-        monkeypatch.setattr(optimizer, "_FUSED_ADAMW", None)
-    return request.param
-
-
-@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [({}, 0.0), ({"algorithm": "adamw"}, 0.01), ({"algorithm": "adamw", "weight_decay": 0.0}, 0.0)],
@@ -91,7 +81,7 @@ def test_the_average_of_weights_follows_the_formula_and_ignores_skipped_updates(
 
 
 @pytest.mark.parametrize("algorithm", ["adam", "adamw"])
-def test_updates_are_those_of_torch_and_only_matrices_decay(implementation, algorithm):
+def test_updates_are_those_of_torch_and_only_matrices_decay(algorithm):
     torch.manual_seed(0)
     decay = 0.1 if algorithm == "adamw" else None
     ours, theirs = ([nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(5))] for _ in "ab")
@@ -108,11 +98,9 @@ def test_updates_are_those_of_torch_and_only_matrices_decay(implementation, algo
         reference.step()
     adam.zero_grad()
     assert all(parameter.grad is None for parameter in ours)
-    tolerance = 0 if implementation == "fused" else 1e-6
-    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=0)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-@pytest.mark.usefixtures("implementation")
 def test_a_parameter_without_a_gradient_is_unchanged():
     first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     adam = Adam([first, second], OptimizerConfig())
@@ -123,7 +111,6 @@ def test_a_parameter_without_a_gradient_is_unchanged():
     assert set(adam.moments) == {first}
 
 
-@pytest.mark.usefixtures("implementation")
 def test_gradients_are_divided_by_their_scale_and_skipped_if_one_overflowed():
     parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
     scaled, plain = (Adam([parameter], OptimizerConfig()) for parameter in parameters)

@@ -1,15 +1,15 @@
 """Fast matrix products are compared with float64; wrong ones are reported and not used."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tfm.backends import inference_cpu, training_cpu
+from tfm.backends import inference_cpu
 from tfm.backends.inference_cpu import prepack_fp32
 from tfm.backends.plain import PLAIN_INFERENCE, PLAIN_TRAINING
 from tfm.backends.selection import inference_backend, training_backend, verified_compute
-from tfm.backends.training_cpu import CpuTraining
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
 from tfm.config import InferenceConfig
 from tfm.device.compute import Compute
@@ -135,34 +135,25 @@ def test_a_model_whose_int8_is_wrong_translates_in_fp32(
     assert len(reported) == 1
 
 
-# torch's operations without a public name, and the precision that needs each of them.
-INFERENCE_OPERATIONS = {
-    "_MKL_REORDER": "fp32",
-    "_MKL_LINEAR": "fp32",
-    "_ONEDNN_REORDER": "bf16",
-    "_ONEDNN_LINEAR": "bf16",
-    "_QUANTIZE": "int8",
-    "_INT8_PREPACK": "int8",
-    "_INT8_LINEAR": "int8",
-    "_INT8_LINEAR_RELU": "int8",
-}
-
-
 def doubled(operation):
     """Return an operation that doubles its first argument."""
     return lambda first, *others: operation(first + first, *others)
 
 
-def failing(operation):
+def failing(_):
     """Return an operation that refuses its arguments, as after a change of its signature."""
-    return lambda *_: fail(operation)
+    return lambda *_: fail(None)
 
 
-def change(monkeypatch, module, name, how):
-    operation = getattr(module, name)
-    if operation is None:
+def change(monkeypatch, library, name, how):
+    """Change an operation of torch that has no public name, or remove it as a version may."""
+    operations = getattr(torch.ops, library)
+    if not hasattr(operations, name):
         pytest.skip(f"this build of torch has no {name}")
-    monkeypatch.setattr(module, name, how(operation))
+    if how is None:
+        monkeypatch.setattr(torch.ops, library, SimpleNamespace())
+    else:
+        monkeypatch.setattr(operations, name, how(getattr(operations, name)))
 
 
 def translate(run_dir, **settings):
@@ -171,39 +162,38 @@ def translate(run_dir, **settings):
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
-    [*((name, failing) for name in INFERENCE_OPERATIONS), ("_MKL_LINEAR", doubled)],
+    ("precision", "library", "name", "how"),
+    [
+        ("fp32", "mkl", "_mkl_linear", doubled),
+        ("fp32", "mkl", "_mkl_linear", None),
+        ("bf16", "mkldnn", "_reorder_linear_weight", failing),
+        ("int8", "quantized", "linear_relu_dynamic", None),
+    ],
 )
 def test_translations_do_not_change_with_an_operation_of_torch(
-    monkeypatch, trained_run, this_cpu_has, capfd, name, how
+    monkeypatch, trained_run, this_cpu_has, capfd, precision, library, name, how
 ):
     this_cpu_has("avx512_bf16", "avx512_vnni")
     expected = translate(trained_run, precision="fp32", kernels="plain")
     assert "warning" not in capfd.readouterr().err
-    change(monkeypatch, inference_cpu, name, how)
-    precision = INFERENCE_OPERATIONS[name]
+    change(monkeypatch, library, name, how)
     assert translate(trained_run, precision=precision) == expected
     assert f"{precision} matrix products are wrong on this CPU" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("how", [doubled, failing])
-@pytest.mark.parametrize(("name", "dtype"), [("_ONEDNN_LINEAR", BF16), ("_RELU_BACKWARD", FP32)])
+@pytest.mark.parametrize("how", [doubled, failing, None])
+@pytest.mark.parametrize(
+    ("library", "name", "dtype"),
+    [("mkldnn", "_linear_pointwise", BF16), ("aten", "threshold_backward", FP32)],
+)
 def test_training_does_not_change_with_an_operation_of_torch(
-    monkeypatch, this_cpu_has, reported, name, dtype, how
+    monkeypatch, this_cpu_has, reported, library, name, dtype, how
 ):
     this_cpu_has("amx_bf16")
-    change(monkeypatch, training_cpu, name, how)
+    change(monkeypatch, library, name, how)
     assert training_backend(Compute(CPU, dtype), "auto", notify=reported.append) is PLAIN_TRAINING
     assert " matrix products are wrong on this CPU" in reported.pop()
     assert verified_compute("cpu", "auto", trains=True, notify=reported.append).dtype == FP32
-
-
-@pytest.mark.parametrize("dtype", [FP32, pytest.param(BF16, marks=pytest.mark.needs_bf16)])
-def test_without_operations_of_torch_training_is_right(monkeypatch, dtype):
-    for name in "_ONEDNN_LINEAR", "_RELU_BACKWARD":
-        monkeypatch.setattr(training_cpu, name, None)
-    assert training_error(dtype) < MAX_ERRORS[dtype] / 2
-    assert isinstance(training_backend(Compute(CPU, dtype), "auto"), CpuTraining)
 
 
 @NEEDS_INT8

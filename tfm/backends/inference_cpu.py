@@ -32,29 +32,10 @@ _SMALL_NUM_ROWS = (1, 4, 8)
 # Pad the vocabulary to a multiple of the size of the blocks in which beam search reads it.
 _VOCAB_MULTIPLE = 64
 
-# Operations without a public name: a version or build of torch may lack them.
-_MKL_REORDER: Any = getattr(torch.ops.mkl, "_mkl_reorder_linear_weight", None)
-_MKL_LINEAR: Any = getattr(torch.ops.mkl, "_mkl_linear", None)
-_ONEDNN_REORDER: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
-_ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-_HAS_MKL: bool = torch.backends.mkl.is_available() and None not in (  # type: ignore[no-untyped-call]
-    _MKL_REORDER,
-    _MKL_LINEAR,
-)
-HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and None not in (  # type: ignore[no-untyped-call]
-    _ONEDNN_REORDER,
-    _ONEDNN_LINEAR,
-)
-_QUANTIZE: Any = getattr(torch, "quantize_per_channel", None)
-_INT8_PREPACK: Any = getattr(torch.ops.quantized, "linear_prepack", None)
-_INT8_LINEAR: Any = getattr(torch.ops.quantized, "linear_dynamic", None)
-_INT8_LINEAR_RELU: Any = getattr(torch.ops.quantized, "linear_relu_dynamic", None)
-HAS_INT8 = "onednn" in torch.backends.quantized.supported_engines and None not in (
-    _QUANTIZE,
-    _INT8_PREPACK,
-    _INT8_LINEAR,
-    _INT8_LINEAR_RELU,
-)
+# Linear layers are operations of torch without a public name: `verification` compares them first.
+_HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+HAS_INT8 = "onednn" in torch.backends.quantized.supported_engines
 # The largest quantized weight, by whether the CPU has int8 units. A CPU without them adds two
 # products with 8-bit activations in 16 bits, which 7-bit weights keep from overflowing.
 _MAX_QUANTIZED_WEIGHT = {True: 127, False: 63}
@@ -353,6 +334,7 @@ def prepack_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
     MKL reorders the weight for each small number of rows but one.
     """
     reordered: dict[int, Tensor] = {}
+    mkl: Any = torch.ops.mkl
 
     def linear(x: Tensor, relu: bool) -> Tensor:
         num_rows = x.numel() // x.size(-1)
@@ -360,8 +342,8 @@ def prepack_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
             out = F.linear(x, weight, bias)
         else:
             if num_rows not in reordered:
-                reordered[num_rows] = _MKL_REORDER(weight, num_rows)
-            out = _MKL_LINEAR(x, reordered[num_rows], weight, bias, num_rows)
+                reordered[num_rows] = mkl._mkl_reorder_linear_weight(weight, num_rows)
+            out = mkl._mkl_linear(x, reordered[num_rows], weight, bias, num_rows)
         return out.relu_() if relu else out
 
     return linear
@@ -374,11 +356,13 @@ def prepack_bf16(weight: Tensor, bias: Tensor | None) -> Linear:
     if not HAS_ONEDNN:
         plain = prepack_plain(weight, bias)
         return lambda x, relu: plain(x.bfloat16(), relu)
-    reordered = _ONEDNN_REORDER(weight)
+    onednn: Any = torch.ops.mkldnn
+    reordered = onednn._reorder_linear_weight(weight)
+    product = onednn._linear_pointwise
 
     def linear(x: Tensor, relu: bool) -> Tensor:
         activation = "relu" if relu else "none"
-        return cast("Tensor", _ONEDNN_LINEAR(x.bfloat16(), reordered, bias, activation, [], ""))
+        return cast("Tensor", product(x.bfloat16(), reordered, bias, activation, [], ""))
 
     return linear
 
@@ -394,16 +378,17 @@ def prepack_int8(weight: Tensor, bias: Tensor | None) -> Linear:
     with warnings.catch_warnings():
         # The proposed replacement has no product that quantizes activations itself.
         warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
-        quantized = _QUANTIZE(weight, scales, zeros, 0, torch.qint8)
+        quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+    int8: Any = torch.ops.quantized
     engine = torch.backends.quantized.engine
     torch.backends.quantized.engine = "onednn"
     try:
-        prepacked = _INT8_PREPACK(quantized, bias)
+        prepacked = int8.linear_prepack(quantized, bias)
     finally:
         torch.backends.quantized.engine = engine
 
     def linear(x: Tensor, relu: bool) -> Tensor:
-        product = _INT8_LINEAR_RELU if relu else _INT8_LINEAR
+        product = int8.linear_relu_dynamic if relu else int8.linear_dynamic
         return cast("Tensor", product(x, prepacked, False))
 
     return linear

@@ -15,10 +15,6 @@ from tfm.model.build import Model
 from tfm.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from tfm.model.transformer import Transformer
 
-# Operations without a public name: a version or build of torch may lack them.
-_ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-_RELU_BACKWARD: Any = getattr(torch.ops.aten, "threshold_backward", None)
-
 
 class CpuTraining(TrainingBackend):
     """Installs fused operations, packed attention and fast masks of dropout.
@@ -216,18 +212,18 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> T
 
     F.linear in bf16 first fills its result with the bias.
     """
-    if x.dtype == torch.bfloat16 and _ONEDNN_LINEAR is not None:
+    if x.dtype == torch.bfloat16:
         activation = "relu" if relu else "none"
-        return cast("Tensor", _ONEDNN_LINEAR(x, weight, bias, activation, [], ""))
+        return cast(
+            "Tensor", torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+        )
     out = F.linear(x, weight, bias)
     return out.relu_() if relu else out
 
 
 def _relu_backward(grad: Tensor, out: Tensor) -> Tensor:
     """Return the gradient of a ReLU's input, given that of its output."""
-    if _RELU_BACKWARD is None:
-        return torch.where(out > 0, grad, 0)
-    return cast("Tensor", _RELU_BACKWARD(grad, out, 0))
+    return cast("Tensor", torch.ops.aten.threshold_backward(grad, out, 0))
 
 
 class _Linear(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """Whether fast linear layers are right on this CPU: small ones, compared with float64.
 
-They use operations of torch without a public name, whose results may change with a version.
+They use operations of torch without a public name, which may change or go with a version.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def inference_error(dtype: torch.dtype) -> float:
     try:
         with torch.inference_mode():
             return max(_linear_error(dtype, x, weight, bias) for x, weight in operands)
-    except RuntimeError:
+    except (RuntimeError, AttributeError):
         return torch.inf
 
 
@@ -62,7 +62,7 @@ def training_error(dtype: torch.dtype) -> float:
     inputs = (x, grad, weight, bias)
     try:
         results = _results_of_training(_fused_layers, *inputs)
-    except RuntimeError:
+    except (RuntimeError, AttributeError):
         return torch.inf
     exact = _results_of_training(_plain_layers, *(each.double() for each in inputs))
     return max(map(_relative_error, results, exact))

@@ -20,8 +20,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
 _MEASURING_SECONDS = 0.1
 # The largest error of an element, divided by the root of the number of its terms of size 1.
 _MAX_ERROR = 1e-5
-# The settings of oneDNN's matrix products; a version of torch may lack them.
-_MATMUL: Any = getattr(torch.backends.mkldnn, "matmul", None)
+_MATMUL: Any = torch.backends.mkldnn.matmul  # the settings of oneDNN's matrix products
 # Parameters of glibc's mallopt.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 # The messages of torch's CPU allocator; of CUDA, its driver, Triton and NCCL; of cuBLAS and cuDNN.
@@ -152,7 +151,7 @@ def choose_fp32_library() -> None:
     """
     cpu = this_cpu()
     is_slow = cpu.vendor == "AuthenticAMD" and cpu.has_avx512
-    if _MATMUL is None or not is_slow or uses_onednn():
+    if not is_slow or uses_onednn():
         return
     _MATMUL.fp32_precision = "bf16"
     if _product_error() > _MAX_ERROR:
@@ -161,7 +160,7 @@ def choose_fp32_library() -> None:
 
 def uses_onednn() -> bool:
     """Return whether oneDNN multiplies fp32 matrices, for which each new shape costs time."""
-    return _MATMUL is not None and bool(_MATMUL.fp32_precision == "bf16")
+    return bool(_MATMUL.fp32_precision == "bf16")
 
 
 def _product_error(size: int = 256) -> float:

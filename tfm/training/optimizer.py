@@ -13,9 +13,6 @@ from tfm.training.gradients import local_part
 _FIRST_LOSS_SCALE, _MAX_LOSS_SCALE = 2.0**16, 2.0**24
 _STEPS_TO_GROW = 2_000
 _DEFAULT_WEIGHT_DECAY = 0.01  # that of torch.optim.AdamW
-# Operations without a public name: a version of torch may lack them.
-_FUSED_ADAM: Any = getattr(torch, "_fused_adam_", None)
-_FUSED_ADAMW: Any = getattr(torch, "_fused_adamw_", None)
 
 
 def learning_rate(step: int, run: RunConfig) -> float:
@@ -49,7 +46,7 @@ def _elapsed(step: int, warmup: int, max_steps: int) -> float:
 
 
 class Adam:
-    """Adam (§5.3) or AdamW, if torch can as one fused operation over all parameters.
+    """Adam (§5.3) or AdamW, as one fused operation over all parameters.
 
     AdamW (Loshchilov and Hutter 2019) first multiplies a parameter by 1 − rate · decay. Matrices
     decay, embeddings included; vectors, which are biases and weights of layer norms, do not.
@@ -120,10 +117,7 @@ class Adam:
         found_inf: Tensor | None,
     ) -> None:
         """Update parameters that have the same weight decay."""
-        update = _FUSED_ADAMW if decay else _FUSED_ADAM
-        if update is None:
-            self._update_each(gradients, learning_rate, decay, grad_scale, found_inf)
-            return
+        update: Any = torch._fused_adamw_ if decay else torch._fused_adam_
         update(
             list(gradients),
             list(gradients.values()),
@@ -141,29 +135,6 @@ class Adam:
             grad_scale=grad_scale,
             found_inf=found_inf,
         )
-
-    def _update_each(
-        self,
-        gradients: Mapping[nn.Parameter, Tensor],
-        learning_rate: float,
-        decay: float,
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> None:
-        """Update parameters one after another, with public operations."""
-        beta1, beta2 = self._config.adam_beta1, self._config.adam_beta2
-        rate = learning_rate / (1 - beta1**self.num_updates)
-        correction = 1 - beta2**self.num_updates
-        for parameter, gradient in gradients.items():
-            gradient = gradient if grad_scale is None else gradient / grad_scale
-            first, second = self.moments[parameter]
-            new_first = first.lerp(gradient, 1 - beta1)
-            new_second = second.lerp(gradient.square(), 1 - beta2)
-            step = rate * new_first / ((new_second / correction).sqrt() + self._config.adam_epsilon)
-            decayed = parameter * (1 - learning_rate * decay)
-            updated = {first: new_first, second: new_second, parameter: decayed - step}
-            for old, new in updated.items():
-                old.copy_(new if found_inf is None else torch.where(found_inf == 1, old, new))
 
     def zero_grad(self) -> None:
         """Set all gradients to None."""
