@@ -170,8 +170,6 @@ def _launch_processes(layout: Layout) -> World:
     if layout.local_size == layout.nodes == 1:
         return world
     if layout.nodes > 1 or layout.num_local_processes() > 1:
-        if sys.platform == "win32":
-            raise UsageError("several processes cannot train together on Windows: start one only")
         from tfm.distributed.launch import launch
 
         raise SystemExit(launch(layout, [sys.executable, "-m", "tfm", *sys.argv[1:]]))

@@ -123,8 +123,8 @@ def torch_and_device() -> str:
     return f"torch {torch.__version__}, {device_name(device)}"
 
 
-def device_memory_bytes(device: torch.device) -> int | None:
-    """Return the total memory of a device, used or not; None if it is unknown."""
+def device_memory_bytes(device: torch.device) -> int:
+    """Return the total memory of a device, used or not."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return memory_bytes()

@@ -118,13 +118,8 @@ def chosen_threads(num_threads: int | None) -> int:
     return num_threads or num_cores()
 
 
-def memory_bytes() -> int | None:
-    """Return the memory of this machine, or the smallest limit of this process's cgroups.
-
-    None on Windows, whose memory Python cannot tell.
-    """
-    if not hasattr(os, "sysconf"):
-        return None
+def memory_bytes() -> int:
+    """Return the memory of this machine, or the smallest limit of this process's cgroups."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for folder in _cgroup_folders("memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
@@ -139,10 +134,9 @@ def available_memory_bytes() -> int | None:
     None if the system does not tell.
     """
     fields = dict(line.split(":", 1) for line in _read(_PROC / "meminfo").splitlines())
-    total = memory_bytes()
-    if "MemAvailable" not in fields or total is None:
+    if "MemAvailable" not in fields:
         return None
-    return min(int(fields["MemAvailable"].split()[0]) << 10, total)
+    return min(int(fields["MemAvailable"].split()[0]) << 10, memory_bytes())
 
 
 def _proc_info() -> dict[str, str]:

@@ -1,8 +1,6 @@
 """Reading lines to translate as they arrive, along with the lines of a second file."""
 
-import os
 import select
-import stat
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -178,7 +176,5 @@ class _ArrivingLines:
 
 def _is_readable(descriptor: int, *, wait: bool) -> bool:
     """Return whether reading would not block, after waiting for data if `wait`."""
-    if sys.platform == "win32":  # where `select` supports only sockets
-        return wait or stat.S_ISREG(os.fstat(descriptor).st_mode)
     readable, _, _ = select.select([descriptor], [], [], None if wait else 0)
     return bool(readable)

@@ -228,13 +228,7 @@ class _Worker:
 
 @contextlib.contextmanager
 def _blocked_sigint() -> Iterator[None]:
-    """Start processes that inherit that SIGINT is blocked: Ctrl-C reaches all, but one handles it.
-
-    Windows has no signal masks.
-    """
-    if sys.platform == "win32":
-        yield
-        return
+    """Start processes that inherit a blocked SIGINT: Ctrl-C reaches all, but one handles it."""
     # The resource tracker would unblock it when it starts, so it is started first. It frees the
     # locks of the pools if this process is killed, which needs no warning.
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
@@ -250,7 +244,7 @@ def _blocked_sigint() -> Iterator[None]:
 def _describe_exit(exit_code: int | None) -> str:
     if exit_code is None or exit_code >= 0:
         return f"ended with exit code {exit_code}"
-    if sys.platform != "win32" and exit_code == -signal.SIGKILL:
+    if exit_code == -signal.SIGKILL:
         return "was killed by SIGKILL (out of memory?)"
     return f"was killed by signal {-exit_code} ({signal.strsignal(-exit_code)})"
 

@@ -113,7 +113,7 @@ def memory_problem(cost: Cost, device: torch.device, *, num_copies: float = 1) -
     """
     needed = num_copies * (cost.state_bytes + cost.average_bytes)
     present = device_memory_bytes(device)
-    if present is None or needed <= present:
+    if needed <= present:
         return None
     copies = f"{num_copies:g} copies of the" if num_copies > 1 else "the"
     return (

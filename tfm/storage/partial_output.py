@@ -5,7 +5,6 @@ import errno
 import hashlib
 import io
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -200,9 +199,7 @@ def _encoded(columns: Sequence[Sequence[str]]) -> bytes:
 
 def _lock(descriptor: int, path: Path) -> None:
     """Refuse a file that another process is writing to, where the file system has such locks."""
-    if sys.platform == "win32":
-        return
-    import fcntl
+    import fcntl  # not part of Python on Windows
 
     try:
         # Unlike those of `flock`, these locks are not inherited by forked processes.
