@@ -257,6 +257,7 @@ def _remove_older_settings(training: Any) -> None:
     if isinstance(training, dict):
         if "checkpoint_steps" in training:
             training.pop("checkpoint_minutes", None)
-        training.pop("cuda_graphs", None)
+        for name in ("background_saving", "cuda_graphs"):
+            training.pop(name, None)
         if training.get("kernels") == "fast":
             training["kernels"] = "auto"
