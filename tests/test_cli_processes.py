@@ -4,7 +4,6 @@ import json
 import re
 import sys
 import tomllib
-import types
 
 import pytest
 
@@ -66,14 +65,6 @@ def test_several_processes_run_the_same_command(run, launched, trained, flags, l
 def test_a_single_process_is_not_launched(run, launched, trained, flags, device):
     assert run("train", ".", "--arch", "tiny", *flags.split())[0] == 0
     assert (launched, trained) == ([], [device])
-
-
-def test_several_processes_are_refused_on_windows(run, launched, monkeypatch):
-    windows = types.SimpleNamespace(platform="win32", executable=sys.executable, argv=[])
-    monkeypatch.setattr("tfm.cli.models.sys", windows)
-    code, out, err = run("train", ".", "--processes", 2)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert not launched
 
 
 @pytest.mark.parametrize(("flag", "device"), [("--gpus", "cuda"), ("--processes", "cpu")])
