@@ -14,9 +14,12 @@ from tfm.backends.plain import PLAIN_TRAINING
 from tfm.backends.training_compiled import CompiledTraining, PackedHeads
 from tfm.config import TransformerConfig
 from tfm.data.packing import Packing
+from tfm.distributed.group import Group
 from tfm.model.attention import Heads
 from tfm.model.build import evaluation_copy, new_model
 from tfm.training import trainer as trainer_module
+from tfm.training.gradients import ReplicatedGradients
+from tfm.training.loss import BatchLoss
 
 NEEDS_COMPILER = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"
@@ -126,10 +129,18 @@ def test_attention_in_parts_equals_attention_of_the_whole_batch(settings):
     torch.testing.assert_close(*gradients)
 
 
-def test_a_function_in_ddp_is_compiled_as_a_whole(monkeypatch):
-    from torch._dynamo.utils import counters
-
+@pytest.fixture
+def ddp(monkeypatch):
+    """Join a group of one process; compile without a C++ compiler."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("ddp")
+def test_a_function_in_ddp_is_compiled_as_a_whole():
+    from torch._dynamo.utils import counters
 
     def part(x, inner, outer):
         return outer(torch.relu(inner(x)))
@@ -143,14 +154,31 @@ def test_a_function_in_ddp_is_compiled_as_a_whole(monkeypatch):
         def forward(self, x):
             return self.part(x, self.inner, self.outer)
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = DistributedDataParallel(Layers(), static_graph=True)
-        counters.clear()
-        model(torch.ones(1, 4)).sum().backward()
-        assert counters["aot_autograd"]["total"] == 1
-    finally:
-        dist.destroy_process_group()
+    model = DistributedDataParallel(Layers(), static_graph=True)
+    counters.clear()
+    model(torch.ones(1, 4)).sum().backward()
+    assert counters["aot_autograd"]["total"] == 1
+
+
+@pytest.mark.usefixtures("ddp")
+def test_building_the_buckets_of_ddp_compiles_nothing(new_trainer):
+    batcher = new_trainer(model=SMALL).batcher
+    config = TransformerConfig(**SMALL, **NO_DROPOUT, num_heads=2)
+    model = new_model(config, source_vocab_size=400, target_vocab_size=400)
+    CompiledTraining().install(model)
+    loss = BatchLoss(model, label_smoothing=0.1, compiles=True)
+    example = batcher.batch(batcher.epoch(1)[0])
+    before = num_compiled()
+    gradients = ReplicatedGradients(loss, Group(), example)
+    assert num_compiled() == before
+    with gradients.accumulate(is_last=True):
+        gradients.loss(example)[0].backward()
+    assert num_compiled() > before
+    expected = [each.grad.clone() for each in model.parameters()]
+    loss.zero_grad()
+    loss.eval()(example)[0].backward()
+    found = [each.grad for each in model.parameters()]
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_device_without_a_compiler_has_a_problem_in_one_line(monkeypatch):

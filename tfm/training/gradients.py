@@ -64,15 +64,18 @@ class ReplicatedGradients(Gradients):
                 module, static_graph=True, gradient_as_bucket_view=True
             )
         # Position tables differ in size: they grow with the sentences that a rank has seen.
+        # torch 2.13 deprecates the argument of the constructor.
         self._ddp.broadcast_buffers = False
         self._ddp.register_comm_hook(None, _sum_bucket)
         super().__init__(self._ddp)
-        # All ranks take part in building the buckets, which a rank that stops would not.
+        # All ranks take part in building the buckets, which a rank that stops would not. In
+        # evaluation mode, nothing is compiled for the size of the example.
+        module.eval()
         with group.detect_lost_peers():
             for _ in range(_STEPS_TO_BUILD_BUCKETS):
                 loss, _ = self.loss(example)
                 (loss * 0.0).backward()  # type: ignore[no-untyped-call]
-        module.zero_grad()
+        module.train().zero_grad()
 
     @override
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:

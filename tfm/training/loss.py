@@ -71,7 +71,7 @@ class BatchLoss(nn.Module):
                 batch.target_output,
                 smoothing=self._label_smoothing,
                 num_tokens=batch.num_tokens,
-                compiled=self._compiled,
+                compiled=self._compiled if self.training else None,
             )
 
 
