@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from tfm.device.clock import DeviceClock
+from tfm.training.progress import DeviceClock
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -15,7 +15,6 @@ from tfm.errors import TrainingError
 from tfm.stages.train import train
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints
-from tfm.training import record
 from tfm.training.trainer import Trainer
 
 
@@ -169,20 +168,6 @@ def test_the_last_steps_are_logged_although_they_do_not_fill_a_line(data_dir, ti
 
 
 # --- messages
-
-
-def test_a_checkpoint_is_saved_before_its_validation_is_printed(
-    data_dir, tiny_run, tmp_path, monkeypatch
-):
-    def fail(message):
-        if message.startswith("valid: "):
-            raise OSError("lost")
-
-    monkeypatch.setattr(record, "say", fail)
-    with pytest.raises(OSError, match="lost"):
-        train(data_dir, tmp_path / "run", tiny_run())
-    assert steps(tmp_path / "run") == [4]
-    assert load_info(checkpoint_path(tmp_path / "run", 4)).metrics
 
 
 def test_a_run_whose_messages_cannot_be_written_saves_and_ends_well(data_dir, tiny_run, tmp_path):

@@ -9,9 +9,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tfm.backends.compilation import compilation_problem, compile_for_sizes
 from tfm.backends.plain import PLAIN_TRAINING
-from tfm.backends.training_compiled import CompiledTraining, PackedHeads
+from tfm.backends.training_compiled import (
+    CompiledTraining,
+    PackedHeads,
+    compilation_problem,
+    compile_for_sizes,
+)
 from tfm.config import TransformerConfig
 from tfm.data.packing import Packing
 from tfm.distributed.group import Group

@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 
 from tfm.backends import inference_cpu
-from tfm.backends.compilation import compilation_problem
 from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.inference_gpu import GpuInference
 from tfm.backends.plain import (
@@ -15,7 +14,7 @@ from tfm.backends.plain import (
     InferenceBackend,
     TrainingBackend,
 )
-from tfm.backends.training_compiled import CompiledTraining
+from tfm.backends.training_compiled import CompiledTraining, compilation_problem
 from tfm.backends.training_cpu import CpuTraining
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
 from tfm.config import InferenceDevice, InferencePrecision, Kernels

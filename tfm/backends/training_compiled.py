@@ -4,15 +4,14 @@ What acts on each token by itself is compiled for each number of rows, of which 
 Attention, whose shapes differ from batch to batch, stays outside the compiled code.
 """
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tfm.backends.compilation import compile_for_sizes
 from tfm.backends.plain import Replacements, TrainingBackend
 from tfm.data.packing import Layout, Packing
 from tfm.model.attention import AttentionMask, Heads, MultiHeadAttention
@@ -21,6 +20,27 @@ from tfm.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from tfm.model.transformer import Transformer
 
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
+# Numbers of rows for which a function is compiled; torch stops after eight by default.
+_MAX_SIZES = 64
+
+
+def compile_for_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function for each size of its arguments."""
+    config = torch._dynamo.config  # noqa: SLF001
+    config.recompile_limit = _MAX_SIZES
+    # In DDP, torch would split functions so that gradients are sent earlier: these are short.
+    config.optimize_ddp = False
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
+    return compiled
+
+
+def compilation_problem(device: torch.device) -> str | None:
+    """Return why a device cannot run compiled code, in one line; None if it can."""
+    try:
+        compile_for_sizes(torch.relu)(torch.ones(8, device=device))
+    except (RuntimeError, ImportError, OSError) as error:
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return None
 
 
 class CompiledTraining(TrainingBackend):

@@ -7,6 +7,7 @@ from tfm.config.inference import (
     InferencePrecision,
     ScoreConfig,
     SearchConfig,
+    ServeConfig,
 )
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.config.presets import (
@@ -24,7 +25,6 @@ from tfm.config.schema import (
     settings_from,
     settings_to,
 )
-from tfm.config.serving import ServeConfig
 from tfm.config.text import (
     BinarizeConfig,
     CleaningConfig,

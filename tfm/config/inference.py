@@ -1,11 +1,20 @@
-"""The settings of translating, averaging and scoring: defaults, units, limits and help."""
+"""The settings of translating, serving, averaging and scoring: defaults, units, limits and help."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
-from tfm.config.limits import MAX_LENGTH, MAX_SEED, MAX_THREADS, THREADS_HELP
-from tfm.config.schema import Settings, Table, count, setting, settings_from
+from tfm.config.schema import (
+    MAX_LENGTH,
+    MAX_SEED,
+    MAX_THREADS,
+    THREADS_HELP,
+    Settings,
+    Table,
+    count,
+    setting,
+    settings_from,
+)
 from tfm.config.text import tag_problem
 from tfm.config.training import Kernels
 from tfm.errors import UsageError
@@ -231,3 +240,43 @@ class ScoreConfig(Settings, section="score"):
         1000, "Number of samples of the paired bootstrap test with --baseline.", most=100_000
     )
     bootstrap_seed: int = count(12_345, "Random seed of the paired bootstrap test.", most=2**32 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(Settings, section="serve"):
+    """Address and limits of `tfm serve`."""
+
+    host: str = setting(
+        "127.0.0.1",
+        "Address to listen on; by default, only programs of this machine reach it.",
+        common=True,
+    )
+    port: int = setting(
+        5000, "Port to listen on; 0 takes any free port.", ge=0, le=65_535, common=True
+    )
+    api_key_file: str | None = setting(
+        None, "File of the key that requests must have as api_key.", common=True
+    )
+    max_characters: int = count(
+        20_000, "Most characters of all texts of a request.", most=100_000_000, common=True
+    )
+    max_body_bytes: int = setting(
+        1_000_000, "Largest body of a request.", ge=1_000, le=1_000_000_000
+    )
+    max_requests: int = count(
+        100,
+        "Most requests that wait for a model or are translated; further ones are refused.",
+        most=100_000,
+    )
+    max_connections: int = count(
+        500, "Most open connections; further ones are closed.", most=100_000
+    )
+    answer_seconds: int = count(
+        60, "Longest time to translate a request, waiting included.", most=86_400
+    )
+    receive_seconds: int = count(
+        10, "Longest time for a request to arrive, and for a connection to idle.", most=3600
+    )
+    batch_characters: int = count(
+        2_000, "Most characters of all requests that are translated together.", most=100_000_000
+    )

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from tfm.config.limits import MAX_COUNT
 from tfm.config.suggestions import suggest
 from tfm.errors import UsageError, list_problems
 
@@ -18,6 +17,15 @@ T = TypeVar("T")
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
 Table = Mapping[str, Any]
+
+# Limits that groups share. Every number has limits far beyond its useful values, so that a mistyped
+# one is refused at once instead of exhausting memory or overflowing.
+MAX_COUNT = 1_000_000_000  # steps, epochs, tokens and the like
+MAX_LENGTH = 10_000  # tokens of a sentence; attention needs memory for its square
+MAX_MINUTES = 10 * 366 * 24 * 60  # ten years
+MAX_THREADS = 1024
+MAX_SEED = 2**63 - 1
+THREADS_HELP = "Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core."
 
 _MAX_INTEGER = 2**63 - 1
 _MAX_TEXT = 4096  # characters, as in the longest path

@@ -5,8 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from tfm.config.limits import MAX_COUNT, MAX_LENGTH, MAX_SEED, MAX_THREADS
-from tfm.config.schema import Settings, count, setting, shown
+from tfm.config.schema import (
+    MAX_COUNT,
+    MAX_LENGTH,
+    MAX_SEED,
+    MAX_THREADS,
+    Settings,
+    count,
+    setting,
+    shown,
+)
 
 _TAG = re.compile(r"<[A-Za-z0-9_-]{1,30}>")
 _RESERVED_PIECES = re.compile(r"<(pad|s|unk|0x..)>")  # of SentencePiece

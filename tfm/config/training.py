@@ -8,9 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
-from tfm.config.limits import MAX_COUNT, MAX_MINUTES, MAX_SEED, MAX_THREADS, THREADS_HELP
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.config.schema import Settings, count, setting
+from tfm.config.schema import (
+    MAX_COUNT,
+    MAX_MINUTES,
+    MAX_SEED,
+    MAX_THREADS,
+    THREADS_HELP,
+    Settings,
+    count,
+    setting,
+)
 
 Task = Literal["translation", "parsing"]
 DeviceName = Literal["auto", "cpu", "cuda"]

@@ -20,7 +20,8 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
 _MEASURING_SECONDS = 0.1
 # The largest error of an element, divided by the root of the number of its terms of size 1.
 _MAX_ERROR = 1e-5
-_MATMUL: Any = torch.backends.mkldnn.matmul  # the settings of oneDNN's matrix products
+# The settings of oneDNN's matrix products.
+_MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # not in its stub
 # Parameters of glibc's mallopt.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 # The messages of torch's CPU allocator; of CUDA, its driver, Triton and NCCL; of cuBLAS and cuDNN.

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, replace
@@ -113,7 +113,7 @@ class TrainingRun:
             if self._state.is_validation_due:
                 self._validate_and_save()
             elif self._run.from_model and self.data.valid and not self.trainer.position.step:
-                self._print(self._validate(self.data.valid))  # what adapting changes
+                self._validate(self.data.valid)  # what adapting changes
             self.heartbeat("waiting for all processes to start", waits=True)
             is_over = self.is_finished() or bool(self.group.largest([self._is_out_of_time()])[0])
             if is_over:
@@ -348,18 +348,17 @@ class TrainingRun:
     def _count_skip(self, report: StepReport, step: PendingStep) -> None:
         """Count and report a skipped step; raise TrainingError after too many in a row."""
         self._state.skipped_steps += 1
-        self._record.write_skipped(report, step)
+        self._record.skipped(report, step)
         if not report.overflowed:
             self._state.skipped_in_a_row += 1
         limit = self._run.training.max_skipped_steps
-        if report.overflowed or self._state.skipped_in_a_row < limit:
-            self._record.print_skipped(report)
-            return
-        self._fail(
-            step.position,
-            f"{describe_skip(report)}; {limit} steps in a row were skipped",
-            f", or look at the training pairs of the step, counted from 0: {describe_pairs(step)}",
-        )
+        if not report.overflowed and self._state.skipped_in_a_row >= limit:
+            self._fail(
+                step.position,
+                f"{describe_skip(report)}; {limit} steps in a row were skipped",
+                ", or look at the training pairs of the step, counted from 0: "
+                + describe_pairs(step),
+            )
 
     def _fail(self, position: Position, problem: str, more_advice: str = "") -> NoReturn:
         """Raise TrainingError because training has diverged; name the last good checkpoint."""
@@ -380,18 +379,13 @@ class TrainingRun:
         """Validate and save; after a signal, save at once and validate when the run is resumed."""
         self._read_reports()
         self._state.is_validation_due = True
-        validations = {} if self.data.valid is None else self._validate(self.data.valid)
+        if self.data.valid is not None:
+            self._validate(self.data.valid)
         self._state.is_validation_due = False
         self._save(self.metrics)
         self._validated_at = time.monotonic()
-        self._print(validations)
 
-    def _print(self, validations: Mapping[str, Validation]) -> None:
-        step, minutes = self.trainer.position.step, self._minutes()
-        for name, validation in validations.items():
-            self._record.print_validation(validation, step=step, minutes=minutes, name=name)
-
-    def _validate(self, split: ValidationSplit) -> dict[str, Validation]:
+    def _validate(self, split: ValidationSplit) -> None:
         """Validate on all sets and log the metrics; the set of the dataset has the name "".
 
         After a signal, or without a finite loss, this ends the run.
@@ -409,10 +403,9 @@ class TrainingRun:
         if best is None or (quality is not None and quality > best):
             self._state.best, self._state.validations_since_best = quality, 0
         # Before the checkpoint: if the process is killed in between, the line is written again.
-        self._record.write_validation(
+        self._record.validated(
             validations, step=position.step, epoch=position.epoch, minutes=self._minutes()
         )
-        return validations
 
     def _validate_on(self, split: ValidationSplit, model: Model) -> Validation:
         """Validate a model with full weights on one set; after a signal, end the run."""

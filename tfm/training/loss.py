@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tfm.backends.compilation import compile_for_sizes
+from tfm.backends.training_compiled import compile_for_sizes
 from tfm.data.batching import PADDING, Batch
 from tfm.model.build import Model
 

@@ -64,37 +64,30 @@ class RunRecord:
         if self.window:
             self._write({**metrics_record(self.window), **totals})
 
-    def write_skipped(self, report: StepReport, step: PendingStep) -> None:
-        """Write that a step was skipped."""
+    def skipped(self, report: StepReport, step: PendingStep) -> None:
+        """Write and print that a step was skipped, and why."""
         record = {"kind": "skipped", "step": report.step, "epoch": report.epoch}
         figures = {"loss": str(report.loss), "gradient_norm": str(report.gradient_norm)}
         self._write(record | figures | {"pairs": step.pairs.tolist()})
-
-    def print_skipped(self, report: StepReport) -> None:
-        """Print that a step was skipped, and why."""
         overflow = "fp16 overflow, halving the loss scale"
         reason = overflow if report.overflowed else describe_skip(report)
         say(f"train: step {report.step:,} was skipped: {reason}")
 
-    def write_validation(
+    def validated(
         self, validations: Mapping[str, Validation], *, step: int, epoch: int, minutes: float
     ) -> None:
-        """Write the metrics of a validation on sets by name."""
+        """Write and print the metrics of a validation on sets by name."""
         record = {"kind": "validation", "step": step, "epoch": epoch, "minutes": minutes}
         main = validations[""]
         signature = {"signature": main.score.signature} if main.score else {}
         text_losses = {"text_losses": main.text_losses} if main.text_losses else {}
         self._write(record | signature | all_metrics(validations) | text_losses)
-
-    def print_validation(
-        self, validation: Validation, *, step: int, minutes: float, name: str
-    ) -> None:
-        """Print the metrics of a validation, the first time with the signature of the score."""
-        if validation.score and not self._has_printed_signature:
-            say(f"valid: {validation.score.label} has the signature {validation.score.signature}")
+        if main.score and not self._has_printed_signature:
+            say(f"valid: {main.score.label} has the signature {main.score.signature}")
             self._has_printed_signature = True
-        label = f"valid {name}" if name else "valid"
-        say(f"{label}: step {step:,} · {minutes:.1f} min · {validation}")
+        for name, validation in validations.items():
+            label = f"valid {name}" if name else "valid"
+            say(f"{label}: step {step:,} · {minutes:.1f} min · {validation}")
 
     def write_end(self, state: EndState, *, step: int) -> None:
         """Write how this process ends; the line is removed when the run resumes."""

@@ -14,7 +14,6 @@ from tfm.config import RunConfig
 from tfm.data.background import read_ahead
 from tfm.data.batching import DEFAULT_MAX_TOKENS, Batch, Batcher
 from tfm.data.dataset import ParallelDataset, Rows
-from tfm.device.clock import DeviceClock
 from tfm.device.compute import Compute, is_out_of_memory
 from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
@@ -31,7 +30,14 @@ from tfm.training.gradients import (
 )
 from tfm.training.loss import BatchLoss
 from tfm.training.optimizer import Adam, LossScale, WeightAverage, learning_rate
-from tfm.training.progress import ControlFlags, Heartbeat, PendingStep, Position, no_heartbeat
+from tfm.training.progress import (
+    ControlFlags,
+    DeviceClock,
+    Heartbeat,
+    PendingStep,
+    Position,
+    no_heartbeat,
+)
 
 Poll = Callable[[], ControlFlags]
 
