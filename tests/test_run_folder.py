@@ -78,14 +78,10 @@ def steps_of(paths):
 
 def test_the_dataset_of_a_run_is_the_recorded_one(make_run):
     run_dir = make_run({1: 1.0})
+    assert trained_on(run_dir) is None
     name = "a folder/\udcff"  # a name that is not UTF-8
     record_dataset(run_dir, Path(name))
     assert trained_on(run_dir) == Path(name)
-
-
-def test_a_run_of_an_earlier_version_names_its_dataset_in_its_checkpoints(make_run, tmp_path):
-    assert trained_on(make_run({1: 1.0})) == Path("data/x")
-    assert trained_on(tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize(

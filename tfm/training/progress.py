@@ -161,8 +161,7 @@ def shown_figures(reports: Sequence[StepReport]) -> list[str]:
 def metrics_record(reports: Sequence[StepReport]) -> dict[str, Any]:
     """Return the record of these steps for metrics.jsonl."""
     newest = reports[-1]
-    # A step of an older version has none.
-    by_text = zip(*(report.text_pairs for report in reports), strict=False)
+    by_text = zip(*(report.text_pairs for report in reports), strict=True)
     return {
         "kind": "train",
         "step": newest.step,

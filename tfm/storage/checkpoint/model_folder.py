@@ -22,6 +22,9 @@ from tfm.storage.files import read_json, sha256_of, write_json
 FORMAT = 2
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 
+# Settings that a model may have been trained with, and that are gone.
+_DROPPED_SETTINGS = ("background_saving", "cuda_graphs")
+
 # The metric of each task, by its name in validation.
 SCORES: Mapping[Task, str] = {"translation": "bleu", "parsing": "f1"}
 
@@ -64,7 +67,7 @@ class ModelInfo:
         task: "translation" or "parsing".
         search: Values of SearchConfig that suit its dataset better than the defaults.
         normalizes_space: Whether the white space of its training text was normalized, so that text
-            to translate must be, too. Folders of older versions lack it and get prepare's default.
+            to translate must be, too.
         calibration: The confidence in its translations; None if it was not calibrated.
         ancestors: The models that its training started from, oldest first; empty if from scratch.
     """
@@ -218,7 +221,7 @@ def _read_record(path: Path) -> dict[str, Any]:
         raise DamagedCheckpointError(f"{path} holds no model (no {CONFIG})")
     try:
         record = read_json(file)
-        expected = record.pop("checksum", None)  # missing in models of older versions
+        expected = record.pop("checksum", None)  # missing if the user edited the record
         if expected is not None and expected != _checksum(record):
             raise UsageError('it is damaged or was edited: if you edited it, remove its "checksum"')
     except (DataError, OSError, RecursionError, UsageError) as error:
@@ -245,19 +248,10 @@ def _parse_info(record: dict[str, Any]) -> ModelInfo:
         UsageError, ValueError: Values are missing, unknown or wrong.
     """
     if isinstance(run := record.get("run"), dict):
-        _remove_older_settings(run.get("training"))
+        if isinstance(training := run.get("training"), dict):
+            for name in _DROPPED_SETTINGS:
+                training.pop(name, None)
         record = {**record, "run": run_config(None, run)}
     info = from_table(ModelInfo, record)
     SearchConfig.for_model(info.search, {})  # raises UsageError if a value is out of range
     return info
-
-
-def _remove_older_settings(training: Any) -> None:
-    """Remove the settings of older versions that have no effect any more."""
-    if isinstance(training, dict):
-        if "checkpoint_steps" in training:
-            training.pop("checkpoint_minutes", None)
-        for name in ("background_saving", "cuda_graphs"):
-            training.pop(name, None)
-        if training.get("kernels") == "fast":
-            training["kernels"] = "auto"

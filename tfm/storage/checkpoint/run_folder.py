@@ -114,22 +114,14 @@ def record_dataset(run_dir: Path, data_dir: Path) -> None:
 
 
 def trained_on(run_dir: Path) -> Path | None:
-    """Return the dataset of a run; None if neither the run nor an intact checkpoint names it.
+    """Return the dataset of a run; None if it has not started.
 
     Raises:
         DataError: The run's record of its dataset is damaged.
     """
-    if (run_dir / DATA).exists():
-        return _recorded_dataset(run_dir)
-    # Runs of earlier versions have no record.
-    for path in reversed(checkpoints(run_dir)):
-        with suppress(DamagedCheckpointError):  # reported when the run resumes from another one
-            return Path(load_info(path).data_dir)
-    return None
-
-
-def _recorded_dataset(run_dir: Path) -> Path:
     path = run_dir / DATA
+    if not path.exists():
+        return None
     try:
         record = read_json(path)
     except DataError:
