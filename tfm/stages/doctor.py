@@ -26,7 +26,6 @@ from typing import Literal
 from packaging.requirements import Requirement
 from rich.filesize import decimal
 
-from tfm.data.disk import existing_parent
 from tfm.data.manifest import newest_dataset
 from tfm.device.cpu import (
     available_memory_bytes,
@@ -37,8 +36,9 @@ from tfm.device.cpu import (
 )
 from tfm.errors import DISTRIBUTION, DataError, install_command
 from tfm.stages.defaults import DATA_ROOT, RUNS_ROOT
-from tfm.storage.files import atomic_directory
+from tfm.storage.files import atomic_directory, folder_size
 from tfm.storage.lock import lock_folder
+from tfm.storage.paths import existing_parent
 
 Level = Literal["ok", "warning", "problem"]
 Findings = Iterator["Finding"]
@@ -197,7 +197,7 @@ def check_disks() -> Findings:
     needed, note = _LOW_DISK_BYTES, ""
     with suppress(DataError):
         newest = newest_dataset(DATA_ROOT)
-        size = _size(newest)
+        size = folder_size(newest)
         needed = max(needed, size)
         note = f"; the newest dataset, {newest}, has {decimal(size)}"
     by_disk: dict[int, list[Path]] = {}
@@ -213,10 +213,6 @@ def check_disks() -> Findings:
         else:
             level: Level = "warning" if has_inodes and free >= _FULL_DISK_BYTES else "problem"
             yield Finding("disk", what, level, "delete old checkpoints, or use another disk")
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def check_files() -> Findings:

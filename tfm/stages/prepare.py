@@ -23,9 +23,6 @@ from tfm.stages.binarize import update_token_ids
 from tfm.stages.learn_bpe import merged_table, update_subword_models
 from tfm.storage.lock import lock_folder
 
-# Segmentations by BPE-dropout have more tokens than the plain one; measured at 0.1 on captions.
-_VARIANT_TOKENS = 1.2
-
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareResult:
@@ -154,8 +151,6 @@ def prepare(
             score_models,
             manifest,
             downloads_dir,
-            1 + _VARIANT_TOKENS * binarization.num_variants,
-            text_only,
             force,
         )
         if share is not None:
@@ -224,8 +219,6 @@ def append_text(
             score_models,
             manifest,
             downloads_dir,
-            1 + _VARIANT_TOKENS * binarization.num_variants,
-            text_only,
             force=False,
             step_prefix=f"append-{number}.",
         )

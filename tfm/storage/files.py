@@ -1,7 +1,6 @@
 """Atomic files and directories: written under another name, flushed to disk, then renamed."""
 
 import contextlib
-import ctypes
 import errno
 import hashlib
 import json
@@ -9,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -22,9 +20,8 @@ STDIN_FILE = Path("/dev/stdin")  # the file or pipe that standard input reads
 _HASH_BLOCK_BYTES = 1 << 20
 _MAX_JSON_BYTES = 1 << 26  # a thousand times the size of tfm's own files
 _PARTIAL = re.compile(r"\.(.+)\.([0-9]+)\.partial")
-# Errors of file systems that do not support an operation.
-_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV)
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # constants of Linux
+# Errors of file systems that cannot flush directories.
+_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 @contextlib.contextmanager
@@ -38,7 +35,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # errors of `write` do not name the file
+        if error.errno is not None:  # None: an error of a decompressor, not of this file
+            error.filename = error.filename or str(path)  # errors of `write` do not name the file
         raise
     finally:
         partial.unlink(missing_ok=True)
@@ -49,7 +47,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Create a directory of files that replaces `path` only if the block ends without an error.
 
-    At every moment, either the older directory or the new one is there.
+    At every moment, either the older directory or the new one is there, the older one perhaps under
+    another name, where `intact_directory` finds it.
     """
     partial = _prepare(path)
     finish_replacement(path)
@@ -62,16 +61,16 @@ def atomic_directory(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
         sync_directory(partial)
         if path.is_dir() or path.is_symlink():
-            _replace_directory(path, by=partial)
-        else:
-            os.replace(partial, path)
-        sync_directory(path.parent)  # the rename must reach the disk before the removal does
+            os.replace(path, _outgoing(path))
+        os.replace(partial, path)
+        sync_directory(path.parent)  # the renames must reach the disk before the removal does
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
     finally:
         with contextlib.suppress(OSError):
             remove_path(partial)
+            finish_replacement(path)
 
 
 def make_directory(path: Path) -> None:
@@ -115,10 +114,7 @@ def find_folders(root: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:
 
 
 def intact_directory(path: Path) -> Path:
-    """Return the directory, or the older one if a process was killed while it replaced it.
-
-    Only file systems that cannot exchange two directories atomically leave that state.
-    """
+    """Return the directory, or the older one if a process was killed while it replaced it."""
     if path.exists():  # it may be ".", which has no name to derive another from
         return path
     outgoing = _outgoing(path)
@@ -231,37 +227,6 @@ def is_running(process_id: int) -> bool:
     except PermissionError:  # the process of another user
         pass
     return True
-
-
-def _replace_directory(path: Path, *, by: Path) -> None:
-    """Exchange two directories, so that the older one is under `by` afterwards."""
-    try:
-        _exchange(path, by)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-        # This is not atomic, but `intact_directory` finds the older directory in between.
-        outgoing = _outgoing(path)
-        remove_path(outgoing)
-        os.replace(path, outgoing)
-        try:
-            os.replace(by, path)
-        except OSError:
-            os.replace(outgoing, path)
-            raise
-        os.replace(outgoing, by)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """Exchange the names of two directories atomically, or raise an error of _UNSUPPORTED."""
-    is_linux = sys.platform == "linux"  # the only system with renameat2
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if is_linux else None
-    if rename is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    names = os.fsencode(one), os.fsencode(other)
-    if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(one))
 
 
 def _outgoing(path: Path) -> Path:

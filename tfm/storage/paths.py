@@ -48,8 +48,7 @@ def existing_folder(paths: PathsT) -> PathsT:
 def new_file_or_folder(paths: PathsT) -> PathsT:
     """Return the paths; raise UsageError unless they can be created, or files created in them."""
     for path in _each(paths):
-        parents = [path, *path.absolute().parents] if path.is_dir() else path.absolute().parents
-        parent = next(folder for folder in parents if folder.exists())
+        parent = existing_parent(path if path.is_dir() else path.parent)
         if not parent.is_dir():
             raise _unwritable(path, f"{parent} is not a folder")
         _check_takes_files(parent, path)
@@ -82,6 +81,11 @@ def new_folder(path: Path | None) -> Path | None:
     if path is not None and path.exists() and not path.is_dir():
         raise _unwritable(path, "it is a file, not a folder")
     return new_file_or_folder(path)
+
+
+def existing_parent(folder: Path) -> Path:
+    """Return the folder, or the nearest parent that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 def _each(paths: "Path | Iterable[Path] | None") -> Iterable[Path]:

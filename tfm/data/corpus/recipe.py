@@ -47,14 +47,12 @@ class Archive:
         sha256: Published checksum in hexadecimal.
         md5: Published checksum in hexadecimal.
         size: Published size in bytes.
-        approximate_size: Approximate size in bytes if none was published, to estimate disk space.
     """
 
     url: str
     sha256: str | None = None
     md5: str | None = None
     size: int | None = None
-    approximate_size: int | None = None
 
     @property
     def name(self) -> str:
@@ -318,8 +316,8 @@ class Recipe:
         target: Target language, the suffix of its files.
         task: "translation", or "parsing", whose texts are trees.
         description: Description in one or two sentences.
-        text_size: Approximate size in bytes of both sides of the unpacked downloads, to estimate
-            the disk space.
+        text_size: Approximate size in bytes of both sides of the unpacked downloads, to list it
+            and to check the disk space.
         archives: Archives, and other downloads with known checksums.
         train: Training texts, in the order in which they are concatenated.
         valid: Validation texts.
@@ -375,6 +373,11 @@ class Recipe:
     def local_paths(self) -> list[Path]:
         """Return the paths of texts on this machine."""
         return [Path(side) for side in self._loose_sides() if not is_url(side)]
+
+    def num_bytes(self) -> int:
+        """Return the size of the text in bytes, as far as it is known before it is downloaded."""
+        size = self.text_size or sum(file.size or 0 for file in self.archives)
+        return size + sum(path.stat().st_size for path in self.local_paths())
 
     def problems(self) -> Iterator[str]:
         """Describe each invalid value, and how to correct it."""
