@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfm.data.trees.brackets import bracketed, parse_tree_line
-from tfm.data.trees.symbols import linearize, restore
-from tfm.data.trees.tree import words_of
+from tfm.data.trees import bracketed, linearize, parse_tree_line, restore, words_of
 from tfm.metrics.brackets import _Sentence, score_brackets
 
 # Its scored brackets: S 0-4, NP 0-2, VP 2-4 and ADVP 3-4. PRN has only punctuation.

@@ -3,7 +3,7 @@
 import pytest
 
 from tfm.errors import DataError, UsageError
-from tfm.metrics.parsing import bracket_f1
+from tfm.metrics.brackets import bracket_f1
 
 # 4 and 3 brackets that count; the period is punctuation.
 GOLD = [

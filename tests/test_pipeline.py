@@ -10,8 +10,7 @@ import torch
 from tfm.config import AverageConfig, InferenceConfig, ScoreConfig, SearchConfig, run_config
 from tfm.data.corpus.recipe import GeneratedText, Recipe
 from tfm.data.subword import EOS, PAD
-from tfm.data.trees.brackets import parse_tree_line
-from tfm.data.trees.tree import words_of
+from tfm.data.trees import parse_tree_line, words_of
 from tfm.inference.translator import Translator
 from tfm.model.build import load_model
 from tfm.search import search

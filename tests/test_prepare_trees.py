@@ -13,9 +13,7 @@ from tfm.data.dataset import ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary
 from tfm.data.synthetic.treebank import generate_trees
-from tfm.data.trees.brackets import bracketed, parse_tree_line
-from tfm.data.trees.symbols import linearize, restore
-from tfm.data.trees.tree import normalize, words_of
+from tfm.data.trees import bracketed, linearize, normalize, parse_tree_line, restore, words_of
 from tfm.metrics.brackets import score_brackets
 from tfm.stages.prepare import prepare
 

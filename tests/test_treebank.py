@@ -7,8 +7,7 @@ from functools import cache
 import pytest
 
 from tfm.data.synthetic.treebank import generate_trees, grammar, lexicon
-from tfm.data.trees.brackets import bracketed, unescaped
-from tfm.data.trees.tree import TRACE, Leaf, Tree, bare_label, normalize, words_of
+from tfm.data.trees import TRACE, Leaf, Tree, bare_label, bracketed, normalize, unescaped, words_of
 
 TOKEN = re.compile(r"\([^\s()]+ [^\s()/]+\)|[()]|[^\s()]+")
 

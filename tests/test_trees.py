@@ -7,9 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.data.trees.brackets import bracketed, parse_tree_line, read_trees
-from tfm.data.trees.symbols import linearize, restore
-from tfm.data.trees.tree import Leaf, Tree, normalize, walk, words_of
+from tfm.data.trees import (
+    Leaf,
+    Tree,
+    bracketed,
+    linearize,
+    normalize,
+    parse_tree_line,
+    read_trees,
+    restore,
+    walk,
+    words_of,
+)
 from tfm.errors import DataError
 
 LABELS = st.sampled_from(["S", "NP", "VP", "PP", "SBAR", "TOP", "ADVP", "X"])

@@ -12,9 +12,7 @@ from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, Text, TextFil
 from tfm.data.download import CHECKSUMS, FetchedFile, fetch
 from tfm.data.manifest import SPLITS
 from tfm.data.text import read_columns, read_lines, read_pairs
-from tfm.data.trees.brackets import read_trees
-from tfm.data.trees.symbols import linearize
-from tfm.data.trees.tree import Tree, normalize, words_of
+from tfm.data.trees import Tree, linearize, normalize, read_trees, words_of
 from tfm.storage.files import read_json, sha256_of, write_json
 
 if typing.TYPE_CHECKING:

@@ -29,7 +29,7 @@ from tfm.data.text_parts import (
     ShareRecord,
     read_share,
 )
-from tfm.data.trees.brackets import bracketed
+from tfm.data.trees import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
 from tfm.storage.files import atomic_write, remove_leftovers, write_json

@@ -44,7 +44,7 @@ def corpus_scores(
             case "exact":
                 return _exact_score(hypotheses, references, config, baseline=baseline)
             case "bracket-f1":
-                from tfm.metrics.parsing import bracket_f1
+                from tfm.metrics.brackets import bracket_f1
 
                 return bracket_f1(hypotheses, references, baseline=baseline)
             case "paper-bleu":

@@ -12,8 +12,7 @@ import torch
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
-from tfm.data.trees.brackets import bracketed
-from tfm.data.trees.symbols import restore
+from tfm.data.trees import bracketed, restore
 from tfm.errors import UsageError
 from tfm.inference.batches import ChunkT
 from tfm.inference.documents import paragraphs_of

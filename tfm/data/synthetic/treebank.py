@@ -9,8 +9,7 @@ from random import Random
 
 from tfm.config import Table, read_toml
 from tfm.data.synthetic.corpus import Split, split_of
-from tfm.data.trees.brackets import parse_trees, unescaped
-from tfm.data.trees.tree import TOP, TRACE, Tree, bare_label
+from tfm.data.trees import TOP, TRACE, Tree, bare_label, parse_trees, unescaped
 
 _MIN_WORDS, _MAX_WORDS = 3, 40
 _VOWELS = tuple("aeiou")
