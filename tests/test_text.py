@@ -113,12 +113,6 @@ def test_no_file_takes_quadratic_time(tmp_path, content):
         assert len(read(tmp_path, content, "x.sgm")) <= 1
 
 
-def test_a_segment_that_never_ends_is_not_read_into_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "_MAX_SEGMENT_BYTES", 100)
-    with pytest.raises(DataError, match="</seg>"):
-        read(tmp_path, b"<seg>\n" + b"more\n" * 100 + b"</seg>\n", "x.sgm")
-
-
 @pytest.mark.parametrize("block_bytes", [1, 7, 1000])
 def test_a_bad_line_is_named_in_any_block(tmp_path, monkeypatch, block_bytes):
     monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)

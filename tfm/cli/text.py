@@ -1,6 +1,7 @@
 """Commands that produce datasets: prepare, learn-bpe, binarize."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,47 +23,39 @@ class _PrepareCommand(Command):
     """A command whose flags of text take two files, or one .tsv file with both columns."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give a .tsv file as source and target, which the flags take."""
-        words = [word for arg in args for word in _flag_and_value(arg)]
-        return super().parse_args(ctx, _one_file_each(_with_both_sides(words)))
-
-
-def _flag_and_value(arg: str) -> list[str]:
-    """Return a flag of text and its first file, written as --train=FILE, as two words."""
-    flag, equals, value = arg.partition("=")
-    return [flag, value] if equals and flag in _TEXT_FLAGS else [arg]
+        """Give a .tsv file as source and target."""
+        return super().parse_args(ctx, _with_both_sides(args))
 
 
 def _with_both_sides(args: Sequence[str]) -> list[str]:
     """Return command-line arguments in which each flag of text has a source and a target file.
 
+    --train gets them one by one: typer has no flags that are repeatable and take two values.
+
     Raises:
         UsageError: A flag has a single file that is not .tsv.
     """
-    paired: list[str] = []
-    for index, arg in enumerate(args):
-        paired.append(arg)
-        flag = args[index - 1] if index else ""
-        is_single = args[index + 1 : index + 2] == [] or args[index + 1].startswith("-")
-        if flag in _TEXT_FLAGS and is_single and not arg.startswith("-"):
-            if not arg.endswith((".tsv", ".tsv.gz")):
+    words: list[str] = []
+    rest = list(args)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if flag not in _TEXT_FLAGS:
+            words.append(flag + equals + value)
+            continue
+        following = [value, *rest] if equals else rest
+        files = list(takewhile(lambda word: not word.startswith("-"), following[:2]))
+        rest = following[len(files) :]
+        if len(files) == 1:
+            if not files[0].endswith((".tsv", ".tsv.gz")):
                 raise UsageError(
                     f"{flag} takes two files, source and target, or one .tsv file with two "
-                    f"columns: add the translation of {arg}"
+                    f"columns: add the translation of {files[0]}"
                 )
-            paired.append(arg)
-    return paired
-
-
-def _one_file_each(args: Sequence[str]) -> list[str]:
-    """Return command-line arguments in which --train takes one file, and is given twice.
-
-    typer has no flags that are repeatable and take two values.
-    """
-    words: list[str] = []
-    for index, arg in enumerate(args):
-        is_target = index >= 2 and args[index - 2] == "--train"
-        words += ["--train", arg] if is_target else [arg]
+            files *= 2
+        if flag == "--train" and files:
+            words += [flag, files[0], flag, files[1]]
+        else:
+            words += [flag, *files]
     return words
 
 

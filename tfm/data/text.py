@@ -1,8 +1,6 @@
 """Read plain and SGML text line by line."""
 
 import codecs
-import mmap
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
@@ -15,13 +13,11 @@ from tfm.errors import DataError
 BYTE_ORDER_MARK = "\ufeff"
 
 _MAX_LINE_BYTES = 1 << 24
-_MAX_SEGMENT_BYTES = 1 << 20
-_NUM_BYTES_SHOWN = 40
 _CHUNK_BYTES = 1 << 22
 _BLOCK_BYTES = 1 << 19  # fits into the CPU's caches
 _PAIR_OVERHEAD_BYTES = 100
-# Each pattern takes linear time, or a malicious file could stop a reader for hours.
-_TAG = re.compile(rb"<(/?)seg\b[^<>]*(>?)", re.IGNORECASE)
+_TAG = re.compile(rb"<seg\b", re.IGNORECASE)
+_SEGMENT = re.compile(rb"<seg\b[^<>]*>(.*?)</seg\s*>", re.IGNORECASE | re.DOTALL)
 _ENTITY = re.compile(rb"&(?:(amp|lt|gt|quot|apos)|#([0-9]{1,7})|#x([0-9A-Fa-f]{1,6}));")
 _ENTITIES = {b"amp": b"&", b"lt": b"<", b"gt": b">", b"quot": b'"', b"apos": b"'"}
 _TALK_MARKUP = re.compile(rb"<[^<>]*>")
@@ -165,7 +161,7 @@ def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
             file.seek(len(start) if start == codecs.BOM_UTF8 else 0)
             blocks = _plain_blocks(file, str(path))
             if path.suffix in (".sgm", ".sgml", ".xml"):
-                blocks = ([segment] for segment in _segments(file, path))
+                blocks = ([segment] for segment in _segments(file.read(), path))
             elif path.suffix == ".iwslt":
                 blocks = filter(None, map(_without_talk_markup, blocks))
             yield from _check_utf8(blocks, str(path)) if strict else blocks
@@ -225,32 +221,14 @@ def _decode(line: bytes, name: str, number: int) -> str:
         ) from error
 
 
-def _segments(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """Read the <seg> elements, which may span lines, with one at a time in memory."""
-    if not os.fstat(file.fileno()).st_size:
-        return  # an empty file cannot be mapped
-    text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    start = None  # where the content of the open element starts
-    for tag in _TAG.finditer(text):
-        is_end_tag, bracket = tag.groups()
-        end = tag.start()
-        if not bracket:
-            raise _unclosed(path, text[end : end + _NUM_BYTES_SHOWN])
-        if start is not None:
-            if not is_end_tag or end - start > _MAX_SEGMENT_BYTES:
-                raise _unclosed(path, text[start : start + _NUM_BYTES_SHOWN])
-            lines = _LINE_ENDS.split(_ENTITY.sub(_unescape, text[start:end]))
-            yield b" ".join(filter(None, (line.strip() for line in lines)))
-        start = None if is_end_tag else tag.end()
-    if start is not None:
-        raise _unclosed(path, text[start : start + _NUM_BYTES_SHOWN])
-
-
-def _unclosed(path: Path, content: bytes) -> DataError:
-    return DataError(
-        f"{path} is truncated or damaged: the element that starts with "
-        f"{content.decode(errors='replace')!r} has no </seg>"
-    )
+def _segments(text: bytes, path: Path) -> Iterator[bytes]:
+    """Yield the content of each <seg> element, which may span lines, as one line."""
+    segments = _SEGMENT.findall(text)
+    if len(segments) != len(_TAG.findall(text)):
+        raise DataError(f"{path} is truncated or damaged: not every <seg> has its </seg>")
+    for segment in segments:
+        lines = _LINE_ENDS.split(_ENTITY.sub(_unescape, segment))
+        yield b" ".join(filter(None, (line.strip() for line in lines)))
 
 
 def _unescape(match: re.Match[bytes]) -> bytes:
