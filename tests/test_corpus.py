@@ -1,7 +1,5 @@
 """Recipes: those that come with tfm, those of users, and error messages for mistakes."""
 
-from pathlib import Path
-
 import pytest
 
 from tfm.config import (
@@ -362,9 +360,3 @@ def test_impossible_sizes_in_a_recipe_are_refused(load, number):
     ) as caught:
         load(MINIMAL.replace('tiny.tgz"\n\n', f'tiny.tgz"\nsize = {number}\n\n'))
     assert len(str(caught.value)) < 400
-
-
-def test_a_path_that_is_not_utf8_is_named(tmp_path):
-    path = Path(f"{tmp_path}/\udcff.en")
-    with pytest.raises(UsageError, match="is not UTF-8"):
-        recipe_from_files(name="x", train=[(path, path)], source="en", target="de")

@@ -169,7 +169,7 @@ def test_a_language_that_cannot_be_identified_is_refused():
 def test_without_py3langid_a_message_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     monkeypatch.setitem(sys.modules, "py3langid", ModuleType("py3langid"))
-    languages._identifier.cache_clear()
+    languages.language_identifier.cache_clear()
     with pytest.raises(
         UsageError, match=r'py3langid.*not installed.*pip install "tfm-mt\[langid\]"'
     ):
@@ -178,7 +178,7 @@ def test_without_py3langid_a_message_says_how_to_install_it(monkeypatch):
 
 def test_py3langid_identifies_sentences():
     pytest.importorskip("py3langid", reason="an extra")
-    languages._identifier.cache_clear()
+    languages.language_identifier.cache_clear()
     english, german = "Two young men are outside near many bushes.", SENTENCES[0]
     french = "Deux jeunes hommes sont dehors près de buissons."
     assert not broken(english, german, drop_other_language=True)

@@ -183,7 +183,7 @@ def test_auto_chooses_among_the_source_languages(address, monkeypatch):
     assert status == 200
     assert answer["detectedLanguage"]["language"] == "en"
     assert 1 < answer["detectedLanguage"]["confidence"] <= 100
-    languages._identifier.cache_clear()
+    languages.language_identifier.cache_clear()
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     for path in ("/translate", "/detect"):
         status, answer = address.post(path, fields)

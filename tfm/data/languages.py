@@ -36,19 +36,14 @@ def can_identify() -> bool:
     return importlib.util.find_spec("py3langid") is not None
 
 
+@cache
 def language_identifier(purpose: str) -> "LanguageIdentifier":
     """Return the identifier; raise UsageError if it is not installed, with what needs it."""
     try:
-        return _identifier()
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as error:
         raise UsageError(
             f"{purpose} needs py3langid, which is not installed ({error}): "
             f"run {install_command('langid')}"
         ) from error
-
-
-@cache
-def _identifier() -> "LanguageIdentifier":
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
-
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -22,7 +22,7 @@ if typing.TYPE_CHECKING:
 class TextSources:
     """All texts of a recipe, downloaded to `downloads_dir` and unpacked in `raw_dir`.
 
-    By default, `raw_dir` is raw in `data_dir`.
+    By default, these are downloads and raw in `data_dir`.
 
     A `mirror` is a folder or URL that holds the downloads by their file names. `verify` compares
     them with the checksums in the recipe, or else with those of their first download, which
@@ -34,14 +34,14 @@ class TextSources:
         recipe: Recipe,
         *,
         data_dir: Path,
-        downloads_dir: Path,
+        downloads_dir: Path | None = None,
         raw_dir: Path | None = None,
         mirror: str | None = None,
         verify: bool = True,
     ) -> None:
         raw_dir = raw_dir or data_dir / "raw"
-        self._recipe = recipe
-        self._downloads_dir = downloads_dir
+        self.recipe = recipe
+        self.downloads_dir = downloads_dir or data_dir / "downloads"
         self._mirror = mirror
         self._verify = verify
         self._checksums_path = data_dir / CHECKSUMS
@@ -70,17 +70,17 @@ class TextSources:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return JSON values that change whenever the text may change."""
-        contents = {str(path): sha256_of(path) for path in self._recipe.local_paths()}
+        contents = {str(path): sha256_of(path) for path in self.recipe.local_paths()}
         if self._mirror is not None and not is_url(self._mirror):
-            for file in self._recipe.downloads():
+            for file in self.recipe.downloads():
                 path = self._path(file)
                 # A verified file is the same in every mirror.
                 if not (self._verify and file.has_checksum) and path.is_file():
                     contents[file.name] = sha256_of(path)
-        mono = {"mono": [asdict(text) for text in self._recipe.mono]} if self._recipe.mono else {}
+        mono = {"mono": [asdict(text) for text in self.recipe.mono]} if self.recipe.mono else {}
         return mono | {
-            "downloads": [asdict(file) for file in self._recipe.downloads()],
-            "texts": {s: [_location(text) for text in self._recipe.texts(s)] for s in SPLITS},
+            "downloads": [asdict(file) for file in self.recipe.downloads()],
+            "texts": {s: [_location(text) for text in self.recipe.texts(s)] for s in SPLITS},
             "contents": contents,
             "verify": self._verify,
         }
@@ -88,7 +88,7 @@ class TextSources:
     def _path(self, file: Archive) -> Path:
         """Return where a download is, or will be."""
         if self._mirror is None or is_url(self._mirror):
-            return self._downloads_dir / file.name
+            return self.downloads_dir / file.name
         return Path(self._mirror) / file.name
 
     def fetch(self) -> dict[str, FetchedFile]:
@@ -101,12 +101,12 @@ class TextSources:
         return {
             file.name: fetch(
                 file,
-                self._downloads_dir,
+                self.downloads_dir,
                 mirror=self._mirror,
                 verify=self._verify,
                 recorded=recorded.get(file.url),
             )
-            for file in self._recipe.downloads()
+            for file in self.recipe.downloads()
         }
 
     def unpack(self, fetched: dict[str, FetchedFile]) -> None:
@@ -123,12 +123,12 @@ class TextSources:
             }
             if members:
                 extract_members(file.path, members)
-        names = {file.url: file.name for file in self._recipe.downloads()}
+        names = {file.url: file.name for file in self.recipe.downloads()}
         for (archive, side), path in self._unpacked.items():
             if archive is None:
                 packed = fetched[names[side]].path if is_url(side) else Path(side)
                 unpack_file(packed, path)
-        unverified = [file for file in self._recipe.downloads() if not file.has_checksum]
+        unverified = [file for file in self.recipe.downloads() if not file.has_checksum]
         if unverified and self._verify:
             checksums = {file.url: fetched[file.name].sha256 for file in unverified}
             write_json(self._checksums_path, self._recorded() | checksums)
@@ -158,7 +158,7 @@ class TextSources:
             if text.source == text.target:
                 return read_columns(source_path, strict=strict, num_lines=text.lines)
             return read_pairs(source_path, target_path, strict=strict, num_lines=text.lines)
-        if isinstance(text, TreeFile) or self._recipe.task == "parsing":
+        if isinstance(text, TreeFile) or self.recipe.task == "parsing":
             return (
                 (" ".join(words_of(tree)).encode(), " ".join(linearize(tree)).encode())
                 for tree in self.trees(text, split)
@@ -170,7 +170,7 @@ class TextSources:
 
     def lines(self, language: str) -> Iterator[bytes]:
         """Read the lines of the monolingual texts in a language, some perhaps not UTF-8."""
-        for text in self._recipe.mono:
+        for text in self.recipe.mono:
             if text.language == language:
                 yield from read_lines(self._locate(None, text.side), strict=False)
 

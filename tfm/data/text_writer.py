@@ -61,15 +61,18 @@ def cleaning_of(text: Text, cleaning: CleaningConfig) -> CleaningConfig:
 class TextWriter:
     """Extracts and cleans the text of a dataset."""
 
-    recipe: Recipe
     sources: TextSources
     cleaning: CleaningConfig
     scorers: Mapping[str, Callable[[str | None], Score]]  # by path; of texts with a tag
     score_models: Mapping[str, str]  # the checksums of these models
     manifest: Manifest
-    downloads_dir: Path
-    force: bool
+    force: bool = False
     step_prefix: str = ""  # of the steps that fetch the text
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the text."""
+        return self.sources.recipe
 
     def update(self) -> bool:
         """Write the text of all splits; return False if it was up to date."""
@@ -163,7 +166,7 @@ class TextWriter:
         inputs = self.sources.fingerprint()
         clean_inputs = self._clean_inputs(inputs)
         is_current = any(self.manifest.is_current(each, clean_inputs) for each in done)
-        for folder in (out_dir, raw_dir, out_dir / "bin", self.downloads_dir):
+        for folder in (out_dir, raw_dir, out_dir / "bin", self.sources.downloads_dir):
             remove_leftovers(folder)
         if is_current:
             say(f"{step.partition('-')[0]}: {out_dir} unchanged")

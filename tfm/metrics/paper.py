@@ -97,14 +97,12 @@ class PaperTokenizer:
 
     def tokenize(self, lines: Iterable[str]) -> list[str]:
         """Return each line as words separated by spaces."""
-        return [self._tokenize_line(line) for line in lines]
-
-    def _tokenize_line(self, line: str) -> str:
         if self.normalizes:
             # Given the line end, the script moves a period before a final quotation mark.
-            line = self._normalizer.normalize(_SINGLE_QUOTES.sub('"', line) + "\n")
-        words: str = self._tokenizer.tokenize(line, return_str=True)
-        return split_compounds(words) if self.splits_compounds else words
+            quoted = (_SINGLE_QUOTES.sub('"', line) for line in lines)
+            lines = (self._normalizer.normalize(f"{line}\n") for line in quoted)
+        tokenized = (self._tokenizer.tokenize(line, return_str=True) for line in lines)
+        return [split_compounds(words) if self.splits_compounds else words for words in tokenized]
 
 
 def split_compounds(text: str) -> str:

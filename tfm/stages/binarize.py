@@ -1,9 +1,10 @@
 """tfm binarize: text and subword model of a dataset → token ids on disk."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,24 +23,6 @@ from tfm.stages.learn_bpe import STEP as LEARNING
 from tfm.storage.lock import lock_folder
 
 _UNKNOWN_WARNING_RATE = 0.001
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitCounts:
-    """Numbers of pairs and tokens of one split.
-
-    `kept` is `read` and `copies` without `too_long`. Lists are [source, target]; `tokens` and
-    `unknown` are of the segmentation without dropout, and `variant_tokens` of all variants.
-    """
-
-    read: int
-    copies: int
-    too_long: int
-    kept: int
-    tokens: list[int]
-    unknown: list[int]
-    variants: int = 0
-    variant_tokens: list[int] = field(default_factory=lambda: [0, 0])
 
 
 def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> bool:
@@ -121,14 +104,13 @@ def _update_splits(
         return False
     _check(manifest, vocabulary, config)
     (bin_dir / "dataset.json").unlink(missing_ok=True)
-    counts, parts, result = {}, {}, {}
+    parts, result = {}, {}
     for split in splits:
         names = manifest.text_parts(split)
         done = binarize_split(manifest, split, names, vocabulary, config, force=force)
         # The rows of each variant follow those of all parts without dropout.
         parts[split] = tuple(chain(*zip(*(each.parts for each in done), strict=True)))
-        counts[split] = _counts(done)
-        result[split] = asdict(counts[split]) | {"parts": [asdict(each) for each in done]}
+        result[split] = _counts(done) | {"parts": [asdict(each) for each in done]}
         if split == "train" and texts:
             texts = _changed(texts, done, manifest)
     index = DatasetIndex(
@@ -146,8 +128,8 @@ def _update_splits(
     for path in bin_dir.iterdir():  # files of older data, and records that are in the manifest
         if path.suffix in (".npy", ".json") and path not in outputs:
             path.unlink()
-    for split, count in counts.items():
-        _report(split, count)
+    for split, counts in result.items():
+        _report(split, counts)
     return True
 
 
@@ -243,38 +225,41 @@ def _changed(
     return result
 
 
-def _counts(done: Sequence[BinarizedPart]) -> SplitCounts:
-    """Return the counts of a split from those of its parts."""
-    variants = [part for each in done for part in each.parts[1:]]
-    return SplitCounts(
-        read=sum(each.read for each in done),
-        copies=sum(sum(each.copied) for each in done),
-        too_long=sum(sum(each.too_long) for each in done),
-        kept=sum(each.parts[0].pairs for each in done),
-        tokens=_sums(each.parts[0].tokens for each in done),
-        unknown=_sums(each.unknown for each in done),
-        variants=len(done[0].parts) - 1,
-        variant_tokens=_sums(part.tokens for part in variants),
-    )
+def _counts(done: Sequence[BinarizedPart]) -> dict[str, Any]:
+    """Return the numbers of pairs and tokens of a split from those of its parts.
+
+    `kept` is `read` and `copies` without `too_long`. Lists are [source, target]; `tokens` and
+    `unknown` are of the segmentation without dropout, and `variant_tokens` of all variants.
+    """
+
+    def total(values: Iterable[tuple[int, int]]) -> list[int]:
+        return np.sum([(0, 0), *values], axis=0).tolist()  # type: ignore[no-any-return]
+
+    return {
+        "read": sum(each.read for each in done),
+        "copies": sum(sum(each.copied) for each in done),
+        "too_long": sum(sum(each.too_long) for each in done),
+        "kept": sum(each.parts[0].pairs for each in done),
+        "tokens": total(each.parts[0].tokens for each in done),
+        "unknown": total(each.unknown for each in done),
+        "variants": len(done[0].parts) - 1,
+        "variant_tokens": total(part.tokens for each in done for part in each.parts[1:]),
+    }
 
 
-def _sums(values: Iterable[tuple[int, int]]) -> list[int]:
-    return np.sum([(0, 0), *values], axis=0).tolist()  # type: ignore[no-any-return]
-
-
-def _report(split: str, counts: SplitCounts) -> None:
-    rate = sum(counts.unknown) / max(1, sum(counts.tokens))
-    copies = f" and {counts.copies:,} copies" if counts.copies else ""
-    dropped = f", {counts.too_long:,} too long" if counts.too_long else ""
+def _report(split: str, counts: Mapping[str, Any]) -> None:
+    source, target = counts["tokens"]
+    rate = sum(counts["unknown"]) / max(1, source + target)
+    copies = f" and {counts['copies']:,} copies" if counts["copies"] else ""
+    dropped = f", {counts['too_long']:,} too long" if counts["too_long"] else ""
     say(
-        f"binarize: {split} {counts.kept:,} of {counts.read:,} pairs{copies}{dropped}, "
-        f"{counts.tokens[0]:,} source and {counts.tokens[1]:,} target tokens, "
-        f"<unk> {rate:.3%}"
+        f"binarize: {split} {counts['kept']:,} of {counts['read']:,} pairs{copies}{dropped}, "
+        f"{source:,} source and {target:,} target tokens, <unk> {rate:.3%}"
     )
-    if counts.variants:
-        source, target = (count / counts.variants for count in counts.variant_tokens)
+    if num_variants := counts["variants"]:
+        source, target = (count / num_variants for count in counts["variant_tokens"])
         say(
-            f"binarize: {split} in {counts.variants:,} variants with BPE-dropout, each with about "
+            f"binarize: {split} in {num_variants:,} variants with BPE-dropout, each with about "
             f"{source:,.0f} source and {target:,.0f} target tokens"
         )
     if rate > _UNKNOWN_WARNING_RATE:

@@ -122,11 +122,10 @@ def prepare(
     subword = settings_from(SubwordConfig, settings["subword"])
     load_subword_models([Path(each) for each in subword.subwords])  # finds mistakes at once
     binarization = settings_from(BinarizeConfig, settings["binarize"])
-    downloads_dir = downloads_dir or out_dir / "downloads"
     sources = TextSources(
         recipe, data_dir=out_dir, downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
-    scorers, score_models = _scorers(recipe, cleaning)
+    scorers = _scorers(recipe, cleaning)
     lock = lock_dataset(out_dir) if share is None else lock_folder(share.folder(out_dir))
     with lock:
         _check_folder(recipe, out_dir, text_only=text_only, force=force)
@@ -143,16 +142,7 @@ def prepare(
             },
             keep_steps=not force,
         )
-        writer = TextWriter(
-            recipe,
-            sources,
-            cleaning,
-            scorers,
-            score_models,
-            manifest,
-            downloads_dir,
-            force,
-        )
+        writer = TextWriter(sources, cleaning, *scorers, manifest, force)
         if share is not None:
             writer.write_share(share)
             return PrepareResult(data_dir=out_dir, is_new=False)
@@ -200,28 +190,17 @@ def append_text(
         _check_appended(recipe, manifest, cleaning, overrides)
         binarization = settings_from(BinarizeConfig, manifest.settings("binarize"))
         # An identical call finds the text that it has unpacked.
-        number = len(manifest.appended()) + 1
-        downloads_dir = downloads_dir or out_dir / "downloads"
+        step = f"append-{len(manifest.appended()) + 1}"
         sources = TextSources(
             recipe,
             data_dir=out_dir,
-            raw_dir=out_dir / "raw" / f"append-{number}",
+            raw_dir=out_dir / "raw" / step,
             downloads_dir=downloads_dir,
             mirror=mirror,
             verify=verify,
         )
-        scorers, score_models = _scorers(recipe, cleaning)
-        writer = TextWriter(
-            recipe,
-            sources,
-            cleaning,
-            scorers,
-            score_models,
-            manifest,
-            downloads_dir,
-            force=False,
-            step_prefix=f"append-{number}.",
-        )
+        scorers = _scorers(recipe, cleaning)
+        writer = TextWriter(sources, cleaning, *scorers, manifest, step_prefix=f"{step}.")
         is_new = writer.append()
         manifest.save()
         if not text_only:

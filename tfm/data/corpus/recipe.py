@@ -18,7 +18,6 @@ _MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6
 _OPUS_URL = "https://object.pouta.csc.fi"
 _OPUS_CORPUS = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _OPUS_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][A-Za-z0-9]+)*")
-_SURROGATE = re.compile("[\ud800-\udfff]")  # how Python represents bytes that are not UTF-8
 # Defaults of each task. Treebanks are clean, and the cleaning rules are for text: they would drop
 # good trees. Search is as in §6.3.
 _TASK_SETTINGS: Mapping[Task, Mapping[str, Table]] = {
@@ -439,9 +438,7 @@ class Recipe:
             if text.archive is not None and text.archive not in urls:
                 yield f"archive {text.archive!r} is not the file name of any [[archives]] entry"
         for path in self.local_paths():
-            if _SURROGATE.search(str(path)):
-                yield f"the name {str(path)!r} is not UTF-8, which manifest.json needs: rename it"
-            elif path.is_dir():
+            if path.is_dir():
                 yield f"{path} is a folder, not a file: check its name"
             elif not path.is_file():
                 yield f"{path} does not exist: check its name"
