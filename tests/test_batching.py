@@ -25,12 +25,12 @@ class Sentences:
     def __len__(self):
         return len(self._ids)
 
-    def lengths(self, rows=slice(None)):
+    def lengths(self, rows):
         return self._lengths[rows]
 
     def concatenate(self, rows):
         pieces = [ids for row in rows for ids in (self._ids[row], [EOS])]
-        return np.concatenate(pieces), self.lengths()[rows] + 1
+        return np.concatenate(pieces), self.lengths(rows) + 1
 
     def __iter__(self):
         return iter(self._ids)

@@ -55,7 +55,7 @@ def write_part(tmp_path):
     def write(tokens, offsets, name="train"):
         for language in ("en", "de"):
             np.save(tmp_path / f"{name}.{language}.tokens.npy", np.array(tokens, np.uint16))
-            np.save(tmp_path / f"{name}.{language}.offsets.npy", np.array(offsets, np.int64))
+            np.save(tmp_path / f"{name}.{language}.offsets.npy", np.array(offsets, np.uint32))
         return Part.of_files(tmp_path, name, ("en", "de"))
 
     return write
@@ -99,7 +99,6 @@ def test_parts_are_read_as_one(write_part, tmp_path, sentences, data):
     assert ids.tolist() == [*chain(*expected)]
     assert lengths.tolist() == [len(each) for each in expected]
     assert sequences.lengths(rows).tolist() == [len(sentences[row]) for row in rows]
-    assert sequences.lengths().tolist() == [len(each) for each in sentences]
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system has no such call")
@@ -113,7 +112,7 @@ def test_runs_that_will_be_needed_are_read_ahead(write_part, tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     "offsets",
-    [[], [0, 2, 4], [0, 2, 6], [1, 2, 5], [0, 4, 2, 5], [0, -1, 5]],
+    [[], [0, 2, 4], [0, 2, 6], [1, 2, 5], [0, 4, 2, 5]],
     ids=str,
 )
 def test_offsets_that_do_not_fit_the_tokens_are_damage(write_part, offsets):
@@ -204,12 +203,17 @@ def test_the_checksum_of_a_split_changes_with_its_data(bin_dir):
 
 @pytest.mark.parametrize(
     "foreign",
-    [np.zeros((3, 3), np.int64), np.zeros(9, np.float32), np.array([{"a": 1}], dtype=object)],
-    ids=["a matrix", "floats", "a pickle"],
+    [
+        np.zeros((3, 3), np.uint16),
+        np.zeros(9, np.int64),
+        np.zeros(9, np.float32),
+        np.array([{"a": 1}], dtype=object),
+    ],
+    ids=["a matrix", "signed", "floats", "a pickle"],
 )
 def test_an_array_of_another_kind_is_refused(bin_dir, foreign):
     np.save(bin_dir / FILES[0], foreign, allow_pickle=True)
-    with pytest.raises(DataError, match=r"en\.tokens\.npy is not a \.npy file of integers"):
+    with pytest.raises(DataError, match=r"en\.tokens\.npy is not a \.npy file of unsigned"):
         open_train(bin_dir)
 
 

@@ -55,7 +55,7 @@ def aligned(tmp_path):
     for language, ids in (("en", source), ("de", target)):
         np.save(tmp_path / f"bin/train.{language}.tokens.npy", ids.astype(np.uint16))
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        np.save(tmp_path / f"bin/train.{language}.offsets.npy", offsets)
+        np.save(tmp_path / f"bin/train.{language}.offsets.npy", offsets.astype(np.uint32))
     part = Part.of_files(tmp_path / "bin", "train", ("en", "de"))
     index = DatasetIndex(source="en", target="de", fingerprint="", parts={"train": (part,)})
     index.save(tmp_path / "bin")

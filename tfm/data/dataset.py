@@ -35,7 +35,7 @@ _KINDS = ("tokens", "offsets")
 # NumPy evaluates the header of a file as a Python literal.
 _DAMAGED_HEADER = (OverflowError, SyntaxError, TypeError, ValueError, tokenize.TokenError)
 
-Ids = npt.NDArray[np.integer[Any]]
+Ids = npt.NDArray[np.unsignedinteger[Any]]
 Rows = npt.NDArray[np.int64]
 PartName = Annotated[str, re.compile(r"[a-z]+(\.[1-9][0-9]{0,5})?(\.v[1-9][0-9]{0,3})?")]
 
@@ -200,7 +200,7 @@ class _Side:
     """One language of a part, mapped into memory without reading it.
 
     Raises:
-        DataError: A file is missing, or not an array of integers.
+        DataError: A file is missing, or not an array of unsigned integers.
     """
 
     def __init__(self, bin_dir: Path, name: str, language: str) -> None:
@@ -215,8 +215,6 @@ class _Side:
         has_ends = len(offsets) and offsets[0] == 0 and offsets[-1] == len(self.tokens)
         if not has_ends or (offsets[1:] < offsets[:-1]).any():
             raise self.damage()
-        if len(self.tokens) and self.tokens.min() < 0:
-            raise _needs_binarizing(self._bin_dir, f"{self._bin_dir}/{self._name} has ids below 0")
 
     def damage(self) -> DataError:
         """Return the error for offsets that do not fit the tokens."""
@@ -283,11 +281,8 @@ class TokenSequences:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def lengths(self, rows: Rows | None = None) -> Rows:
-        """Return the numbers of tokens of sentences [B], or of all."""
-        if rows is None:
-            none = np.zeros(0, dtype=np.int64)
-            return np.concatenate([none, *(np.diff(side.offsets) for side in self._sides)])
+    def lengths(self, rows: Rows) -> Rows:
+        """Return the numbers of tokens of sentences [B]."""
         lengths = np.empty(len(rows), dtype=np.int64)
         for side, places, local in self._by_part(rows):
             sizes = side.offsets.take(local + 1) - side.offsets.take(local)  # < 0 is a large number
@@ -362,7 +357,6 @@ class ParallelDataset:
         source: The source sentences.
         target: The target sentences.
         parts: Records of the parts, in the order of their rows.
-        starts: [number of parts + 1] the first row of each part, and the number of all rows.
         texts: The texts that training pairs come from, in order; empty for other splits.
         num_variants: Number of segmentations with BPE-dropout. Row r + v · N is pair r of N in
             variant v from 1 on; rows below N have no dropout.
@@ -377,7 +371,6 @@ class ParallelDataset:
             raise DataError(f"{bin_dir} has no {split} split: it has {', '.join(index.parts)}")
         self._bin_dir, self._languages = bin_dir, index.languages
         self.parts = index.parts[split]
-        self.starts = np.cumsum([0, *(part.pairs for part in self.parts)])
         self.texts = index.texts if split == "train" else ()
         self.source, self.target = (
             TokenSequences(bin_dir, self.parts, language, side, vocab_size=vocab_sizes[side])
@@ -446,16 +439,18 @@ def id_dtype(vocab_size: int) -> npt.DTypeLike:
 
 
 def _map_array(path: Path) -> Ids:
-    """Map a one-dimensional array of integers into memory."""
+    """Map a one-dimensional array of unsigned integers into memory."""
     if not path.is_file():
         raise _needs_binarizing(path.parent, f"{path} does not exist")
-    damage = _needs_binarizing(path.parent, f"{path} is not a .npy file of integers, or is cut off")
+    damage = _needs_binarizing(
+        path.parent, f"{path} is not a .npy file of unsigned integers, or is cut off"
+    )
     try:
         # Indexing is faster without the type of memory-mapped arrays.
         array: Ids = np.asarray(np.lib.format.open_memmap(path, mode="r"))
     except _DAMAGED_HEADER as error:
         raise damage from error
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    if array.ndim != 1 or array.dtype.kind != "u":
         raise damage
     return array
 

@@ -122,8 +122,12 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
 
 
 def num_first_parts(dataset: ParallelDataset) -> int:
-    """Return the number of parts to verify before their first use: about those of one window."""
-    return max(1, int(np.searchsorted(dataset.starts[1:], WINDOW_PAIRS, side="right")))
+    """Return the number of parts to verify before training starts: as many as make a window.
+
+    The first window draws from all parts; the others are verified while it is in use.
+    """
+    ends = np.cumsum([part.pairs for part in dataset.parts])
+    return max(1, int(np.searchsorted(ends, WINDOW_PAIRS, side="right")))
 
 
 def _open_valid(manifest: Manifest, vocab_sizes: tuple[int, int]) -> ValidationSplit:
