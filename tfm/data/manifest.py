@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from tfm.config import Table, Task
 from tfm.config.schema import from_table
 from tfm.errors import DataError, UsageError
-from tfm.storage.files import read_json, sha256_of, write_json
+from tfm.storage.files import have_sizes, read_json, sha256_of, write_json
 
 FORMAT = 1
 SPLITS = ("train", "valid", "test")
@@ -194,31 +194,30 @@ class Manifest:
             self._content.steps.pop(step, None)
 
     def place(self, name: str) -> tuple[int, list[int]]:
-        """Return where a part of the training text is among all pairs of it.
+        """Return where a part is among all training pairs, and where the texts up to it end.
+
+        What is returned does not change when more text is appended.
 
         Returns:
-            The number of pairs before it, and where the pairs of each training text end that
-            begins before the end of the part. Ends are counted from the first pair of all text,
-            and are at most the end of the part. If the part was not prepared, 0 pairs are before.
+            The number of pairs before the part, and the numbers of pairs up to the end of each
+            text that begins before the end of the part, where the last one is cut off. A part that
+            was not prepared is taken for the whole training text.
         """
-        texts, sizes = self.training_texts(), self.part_sizes()
-        starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
-        start, size = starts.get(name, 0), sizes.get(name)
+        sizes, texts = self.part_sizes(), self.training_texts()
         ends = list(accumulate(text.kept for text in texts))
-        if size is None:
-            return start, ends
-        begun = [
-            end for end, text in zip(ends, texts, strict=True) if end - text.kept < start + size
-        ]
-        return start, [min(end, start + size) for end in begun]
+        if name not in sizes:
+            return 0, ends
+        starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        stop = starts[name] + sizes[name]
+        begun = [end for end, text in zip(ends, texts, strict=True) if end - text.kept < stop]
+        return starts[name], [min(end, stop) for end in begun]
 
     def is_current(self, step: str, inputs: Table) -> bool:
         """Return whether a step was done with these inputs and its outputs still exist."""
         done = self._content.steps.get(step)
         if done is None or done.inputs != inputs:
             return False
-        sizes = {self.data_dir / name: size for name, size in done.outputs.items()}
-        return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
+        return have_sizes(self.data_dir, done.outputs)
 
     def record(self, step: str, *, inputs: Table, outputs: Iterable[Path], result: Table) -> None:
         """Record a step: JSON values of all inputs that determine it, its files and its counts.

@@ -5,7 +5,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import IO, TypeVar
@@ -16,13 +16,12 @@ from tfm.data.cleaning import PairCounts
 from tfm.data.manifest import Manifest, part_name
 from tfm.data.text import BytesPair, read_pairs
 from tfm.errors import DataError, UsageError
-from tfm.storage.files import atomic_write, read_json
+from tfm.storage.files import atomic_write, have_sizes, read_json
 from tfm.storage.lock import lock_folder
 
 SHARE_RECORD = "text.json"
-FORMAT = 1
-# Consecutive pairs of a text are of the same share.
-_STRIPE_PAIRS = 100_000
+FORMAT = 1  # of the record of a share
+_STRIPE_PAIRS = 100_000  # consecutive pairs that are of the same share; part of the format
 
 T = TypeVar("T")
 
@@ -95,27 +94,20 @@ class ShareRecord:
     """The record of a share of clean training text.
 
     Attributes:
-        number: Number of the share, from 1 on.
-        count: Number of shares.
+        share: The share.
         inputs: JSON values of all that determines the text.
-        stripe_pairs: Number of pairs in a stripe before cleaning.
         sizes: {file name: size in bytes} of its files.
         texts: The training texts in order.
     """
 
-    number: int
-    count: int
+    share: Share
     inputs: Table
     sizes: Mapping[str, int]
     texts: tuple[ShareOfText, ...]
-    stripe_pairs: int = field(default_factory=lambda: _STRIPE_PAIRS)
 
     def is_current(self, folder: Path, inputs: Table) -> bool:
         """Return whether this is the record of files in a folder, for some inputs."""
-        sizes = {folder / name: size for name, size in self.sizes.items()}
-        return (self.inputs, self.stripe_pairs) == (inputs, _STRIPE_PAIRS) and all(
-            path.is_file() and path.stat().st_size == size for path, size in sizes.items()
-        )
+        return self.inputs == inputs and have_sizes(folder, self.sizes)
 
 
 class JoinedShares:
@@ -126,7 +118,7 @@ class JoinedShares:
 
     def __init__(self, data_dir: Path, records: Sequence[ShareRecord]) -> None:
         self._records = records
-        self._folders = [Share(each.number, each.count).folder(data_dir) for each in records]
+        self._folders = [each.share.folder(data_dir) for each in records]
         self._readers = [
             read_pairs(*(folder / name for name in each.sizes), strict=True)
             for folder, each in zip(self._folders, records, strict=True)
@@ -143,17 +135,17 @@ class JoinedShares:
         for path in data_dir.glob(f"parts/*/{SHARE_RECORD}"):
             record = read_share(path)
             if record.is_current(path.parent, inputs):
-                found.setdefault(record.count, {})[record.number] = record
-        for count, records in found.items():
-            if len(records) == count:
-                return cls(data_dir, [records[number] for number in range(1, count + 1)])
-        for count, records in found.items():
-            missing = next(number for number in range(1, count + 1) if number not in records)
+                found.setdefault(record.share.count, {})[record.share.number] = record
+        if not found:
+            return None
+        count, records = min(found.items(), key=lambda item: item[0] - len(item[1]))
+        if missing := [number for number in range(1, count + 1) if number not in records]:
             raise DataError(
-                f"share {missing}/{count} of the training text is missing: prepare it with --part "
-                f"{missing}/{count}, or remove {data_dir / 'parts'} to prepare all text here"
+                f"share {missing[0]}/{count} of the training text is missing: prepare it with "
+                f"--part {missing[0]}/{count}, or remove {data_dir / 'parts'} to prepare all text "
+                "here"
             )
-        return None
+        return cls(data_dir, [records[number] for number in range(1, count + 1)])
 
     def counts(self, number: int) -> PairCounts:
         """Return the counts of a text, from 0 on, without duplicates among shares."""

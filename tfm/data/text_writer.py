@@ -120,8 +120,7 @@ class TextWriter:
                 self._write_share_of(text, share, cleaner, files, bar) for text in self.recipe.train
             ]
         done = ShareRecord(
-            number=share.number,
-            count=share.count,
+            share=share,
             inputs=clean_inputs,
             sizes={path.name: path.stat().st_size for path in paths},
             texts=tuple(texts),

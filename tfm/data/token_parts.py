@@ -22,7 +22,7 @@ from tfm.data.text import Block, read_blocks
 from tfm.device.cpu import chosen_threads
 from tfm.errors import DataError, tfm_command
 from tfm.reporting import Progress
-from tfm.storage.files import atomic_write, read_json, write_json
+from tfm.storage.files import atomic_write, have_sizes, read_json, write_json
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -51,11 +51,6 @@ class BinarizedPart:
     too_long: tuple[int, ...]
     unknown: tuple[int, int]
     parts: tuple[Part, ...]
-
-    def has_files(self, bin_dir: Path) -> bool:
-        """Return whether the files are there, in their sizes."""
-        sizes = {bin_dir / file: size for file, size in self.files.items()}
-        return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
 
 def encoding_settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[str, Any]:
@@ -142,7 +137,7 @@ def _binarize_part(
         **encoding_settings(vocabulary, config),
     }
     for record in known:
-        if record.inputs == inputs and record.has_files(bin_dir):
+        if record.inputs == inputs and have_sizes(bin_dir, record.files):
             return record
     tags = (manifest.settings("subword").get("symbols") or "").split()
     encoder = _Encoder(

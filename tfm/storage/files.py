@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -190,6 +190,12 @@ def sha256_of(path: Path) -> str:
 def folder_size(folder: Path) -> int:
     """Return the size of all files at and below a folder in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def have_sizes(folder: Path, sizes: Mapping[str, int]) -> bool:
+    """Return whether files in a folder, {name: size in bytes}, are there in these sizes."""
+    paths = {folder / name: size for name, size in sizes.items()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
 
 def is_same_file(one: Path, other: Path) -> bool:
