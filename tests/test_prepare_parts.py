@@ -166,6 +166,18 @@ def test_shares_of_the_parts_make_the_same_dataset(recipe, whole, tmp_path):
         binarize_share(folder, BinarizeConfig(), Share(9, 9))
 
 
+def test_a_dataset_with_a_part_of_other_settings_cannot_be_opened(recipe, tmp_path):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "s", overrides=PARTS).data_dir
+    before = rows_of(folder)
+    binarize_share(folder, BinarizeConfig(), Share(1, 2))
+    assert rows_of(folder) == before
+    binarize_share(folder, BinarizeConfig(max_length=20), Share(1, 2))
+    with pytest.raises(DataError, match="holds no binarized dataset: run tfm binarize"):
+        rows_of(folder)
+    binarize(folder, BinarizeConfig())
+    assert rows_of(folder) == before
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_text_that_shares_have_cleaned_is_as_in_one_pass(
     recipe, whole, tmp_path, monkeypatch, count

@@ -139,6 +139,7 @@ def _binarize_part(
     for record in known:
         if record.inputs == inputs and have_sizes(bin_dir, record.files):
             return record
+    (bin_dir / "dataset.json").unlink(missing_ok=True)  # until all parts are of these settings
     tags = (manifest.settings("subword").get("symbols") or "").split()
     encoder = _Encoder(
         models=(vocabulary.source, vocabulary.target),

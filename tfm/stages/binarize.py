@@ -103,7 +103,6 @@ def _update_splits(
         say(f"binarize: {bin_dir} unchanged")
         return False
     _check(manifest, vocabulary, config)
-    (bin_dir / "dataset.json").unlink(missing_ok=True)
     parts, result = {}, {}
     for split in splits:
         names = manifest.text_parts(split)
