@@ -170,21 +170,19 @@ class Packing:
 
     def pad(self, x: Tensor) -> Tensor:
         """Pad packed rows: [num_rows, …] → [B, T, …], with undefined content at padding."""
-        padded: Tensor = _Pad.apply(x, self)  # type: ignore[no-untyped-call]
+        padded: Tensor = _Gather.apply(x, self, False)  # type: ignore[no-untyped-call]
         return padded
 
     def pack(self, x: Tensor) -> Tensor:
         """Pack a padded batch: [B, T, …] → [num_rows, …], with zeros in spare rows."""
-        packed: Tensor = _Pack.apply(x, self)  # type: ignore[no-untyped-call]
+        packed: Tensor = _Gather.apply(x, self, True)  # type: ignore[no-untyped-call]
         return packed
 
-    def gather_padded(self, x: Tensor) -> Tensor:
-        """Pad rows [num_rows, …] to [B, T, …], as `pad` does, without a gradient."""
-        padded = x.index_select(0, self.pad_indices)
-        return padded.view(len(self.lengths), self.longest, *x.shape[1:])
-
-    def gather_packed(self, x: Tensor) -> Tensor:
-        """Pack [B, T, …] to [num_rows, …], as `pack` does, without a gradient."""
+    def gather(self, x: Tensor, *, is_padded: bool) -> Tensor:
+        """Pack a batch [B, T, …], or pad rows [num_rows, …], without a gradient."""
+        if not is_padded:
+            padded = x.index_select(0, self.pad_indices)
+            return padded.view(len(self.lengths), self.longest, *x.shape[1:])
         packed = x.flatten(0, 1).index_select(0, self.pack_indices)
         spare = packed.new_zeros(self.num_rows - self.num_tokens, *packed.shape[1:])
         return torch.cat([packed, spare])
@@ -210,31 +208,21 @@ class Packing:
         return copy_to_device(x, self._device)
 
 
-class _Pad(torch.autograd.Function):
-    """The gradient of a gather is the other gather: no sums of rows, which a GPU orders freely.
+class _Gather(torch.autograd.Function):
+    """The gradient of packing is padding, and that of padding is packing.
 
-    Padding has no gradient, and so have spare rows, from which it is read.
+    There are no sums of rows, which a GPU orders freely. Neither padding nor the spare rows from
+    which it is read have a gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, packing: Packing) -> Tensor:
-        ctx.packing = packing
-        return packing.gather_padded(x)
+    def forward(ctx: Any, x: Tensor, packing: Packing, is_padded: bool) -> Tensor:
+        ctx.packing, ctx.is_padded = packing, is_padded
+        return packing.gather(x, is_padded=is_padded)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.packing.gather_packed(grad), None
-
-
-class _Pack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, packing: Packing) -> Tensor:
-        ctx.packing = packing
-        return packing.gather_packed(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.packing.gather_padded(grad), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.packing.gather(grad, is_padded=not ctx.is_padded), None, None
 
 
 # How the sentences of a batch lie in its tensors.
