@@ -1,12 +1,12 @@
 """Binarized parallel text: token ids in memory-mapped files.
 
 A split is in parts of a bounded number of pairs; most datasets have one. For each part and
-language, a folder holds `PART.LANGUAGE.tokens.npy` (the concatenated ids, in the smallest integer
-type that fits the vocabulary) and `PART.LANGUAGE.offsets.npy` (the start of each sentence, and the
-end). With BPE-dropout, each of K variants of the training pairs is in separate parts: it has all
-pairs in the same order, segmented into other pieces. `dataset.json` is written last, with the
-format version, fingerprint of the vocabulary, and the counts, extremes and checksums of each part.
-Opening a split reads no token ids: `ParallelDataset.verify` compares a part with its record.
+language, a folder holds `PART.LANGUAGE.tokens.npy` (the concatenated ids, of 16 or 32 bits without
+a sign) and `PART.LANGUAGE.offsets.npy` (the start of each sentence, and the end, of 32 bits). With
+BPE-dropout, each of K variants of the training pairs is in separate parts: it has all pairs in the
+same order, segmented into other pieces. `dataset.json` is written last, with the format version,
+fingerprint of the vocabulary, and the counts, extremes and checksums of each part. Opening a split
+reads no token ids: `ParallelDataset.verify` compares a part with its record.
 """
 
 import hashlib
