@@ -31,6 +31,8 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The setting of the command line, for forked processes in which torch is already loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+# A suite in the background of a shell would start with Ctrl-C ignored, as would its processes.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On a busy machine, any example may take long.
 hypothesis.settings.register_profile("tfm", deadline=None)
@@ -64,6 +66,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests that need bf16 units on other CPUs."""
     if item.get_closest_marker("needs_bf16") and not this_cpu().has_bf16:
         pytest.skip("this CPU has no bf16 units")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def only_training() -> Iterator[None]:
+    """Leave out what takes longer than the small trainings of tests: reports, measurements."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "torch" in sys.modules:  # tests that need neither start without it
+            patch.setattr("tfm.visualization.report.write_report", lambda _: None)
+            patch.setattr("tfm.device.compute._MEASURING_SECONDS", 1e-3)
+        yield
 
 
 @pytest.fixture
@@ -149,13 +161,12 @@ def trained_norms(
         norm: tiny_run(
             model={"norm": norm, **shape},
             optimizer={"learning_rate": 5e-3},
-            training={"max_steps": 120, "checkpoint_steps": 120},
+            batching={"max_tokens": 1000},
+            training={"max_steps": 60, "checkpoint_steps": 60},
         )
         for norm in ("post", "pre")
     }
-    with pytest.MonkeyPatch.context() as patch:  # drawing takes longer than training here
-        patch.setattr("tfm.visualization.report.write_report", lambda _: None)
-        return {norm: train(data_dir, runs_dir / norm, run).run_dir for norm, run in runs.items()}
+    return {norm: train(data_dir, runs_dir / norm, run).run_dir for norm, run in runs.items()}
 
 
 @pytest.fixture

@@ -26,14 +26,6 @@ from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoints
 FEW_STEPS = {"max_steps": 4, "checkpoint_steps": 2, "log_steps": 2}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_report():
-    """Draw no report: drawing takes longer than training here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tfm.visualization.report.write_report", lambda _: None)
-        yield
-
-
 @pytest.fixture(scope="module")
 def other_data(tmp_path_factory, data_dir):
     """Another dataset with the subwords of the first."""

@@ -73,13 +73,13 @@ def test_ctrl_c_is_answered_while_modules_are_loading(tmp_path):
 def test_signals_are_answered_in_the_middle_of_a_long_microbatch(data_dir, tmp_path):
     flags = "--arch base --batch-tokens 100000 --max-tokens 100000 --device cpu --precision fp32"
     command = [sys.executable, "-m", "tfm", "train", data_dir, "--run", tmp_path / "run"]
-    flags += " --max-steps 3"
+    flags += " --max-steps 3 --num-encoder-layers 2 --num-decoder-layers 2"
     with subprocess.Popen(
         [*command, *flags.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         while f"{tmp_path / 'run'} on " not in process.stderr.readline():
             assert process.poll() is None
-        time.sleep(1)  # into the first step, of many seconds
+        time.sleep(0.3)  # into the first step, of many seconds
         process.send_signal(signal.SIGTERM)
         line = process.stderr.readline()
         assert line == (

@@ -18,12 +18,6 @@ from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints
 from tfm.training.trainer import Trainer
 
 
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch):
-    """Draw no report, which takes longer than training here."""
-    monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
-
-
 @pytest.fixture(scope="module")
 def no_valid_dir(tmp_path_factory, make_dataset):
     """Return a dataset without a validation split."""

@@ -28,12 +28,6 @@ from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 CPU = InferenceConfig(device="cpu", precision="fp32")
 
 
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch):
-    """Draw no reports: drawing takes longer than training here."""
-    monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
-
-
 def test_a_model_learns_to_copy(tmp_path, make_dataset):
     """From subword learning and training to beam search and text."""
     random = Random(1)

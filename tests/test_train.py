@@ -29,6 +29,7 @@ from tfm.training.data import open_data
 from tfm.training.loop import TrainingRun
 from tfm.training.trainer import Trainer
 from tfm.training.validation import Validator
+from tfm.visualization.report import write_report
 
 _TIMES = (
     "minutes",
@@ -80,17 +81,13 @@ def signal_after(monkeypatch):
 
 @pytest.fixture(scope="module")
 def uninterrupted(data_dir, tiny_run, tmp_path_factory):
-    """An uninterrupted run of 12 steps."""
+    """An uninterrupted run of 12 steps, with a report."""
     run_dir = tmp_path_factory.mktemp("runs") / "uninterrupted"
     run = tiny_run(training={"max_steps": 12, "checkpoint_steps": 3})
-    result = train(data_dir, run_dir, run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tfm.visualization.report.write_report", write_report)
+        result = train(data_dir, run_dir, run)
     return run, run_dir, result
-
-
-@pytest.fixture(autouse=True)
-def no_report(uninterrupted, monkeypatch):
-    """Draw the report of one run only: drawing takes longer than training here."""
-    monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
 
 
 def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(uninterrupted):
@@ -134,9 +131,7 @@ def averaged(data_dir, tiny_run, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "averaged"
     training = {"max_steps": 12, "checkpoint_steps": 6, "average": True}
     run = tiny_run(optimizer=AVERAGED, training=training)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tfm.visualization.report.write_report", lambda _: None)
-        train(data_dir, run_dir, run)
+    train(data_dir, run_dir, run)
     return run, run_dir
 
 

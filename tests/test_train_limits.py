@@ -34,12 +34,6 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
     assert warning.startswith("warning: weights, gradients and optimizer state of the model need")
 
 
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch):
-    """Draw no report, which takes longer than training here."""
-    monkeypatch.setattr("tfm.visualization.report.write_report", lambda _: None)
-
-
 def test_patience_stops_a_run_that_does_not_improve(data_dir, tiny_run, tmp_path):
     run = tiny_run(
         optimizer={"learning_rate": 0.3, "warmup_steps": 10},
