@@ -1,6 +1,7 @@
 """Read pickled weights without running the code that a pickle may name."""
 
 import pickle
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ _RECORDS = (
     "fairseq.logging.meters.StopwatchMeter",
     "fairseq.logging.meters.TimeMeter",
 )
+_NAMED = re.compile(r"GLOBAL ([\w.]+)")  # in torch's message, which also says how to run the code
 
 
 def load_pickle(path: Path) -> Mapping[str, Any]:
@@ -44,10 +46,11 @@ def load_pickle(path: Path) -> Mapping[str, Any]:
         ):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} is not loaded: it is damaged, or names code to run, which tfm refuses "
-            f"({str(error).splitlines()[0]})"
-        ) from error
+        if named := _NAMED.search(str(error)):
+            raise CheckpointError(
+                f"{path} is not loaded: it names code to run ({named[1]}), which tfm refuses"
+            ) from error
+        raise CheckpointError(f"{path} is damaged: download it again") from error
     except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: download it again") from error
     if not isinstance(content, Mapping):
