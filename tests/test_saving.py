@@ -1,8 +1,9 @@
-"""Saving, despite a full disk and kills."""
+"""Saving in the foreground and in the background, and despite a full disk."""
 
 import errno
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,11 @@ def steps(run_dir):
     return [load_info(path).step for path in checkpoints(run_dir)]
 
 
+@pytest.fixture(params=[False, True], ids=["foreground", "background"])
+def background(request):
+    return request.param
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that the test advances."""
@@ -81,10 +87,10 @@ def disk(monkeypatch):
     return disk
 
 
-def test_a_checkpoint_is_complete_when_saving_is_finished(tmp_path):
-    saver = Saver(tmp_path)
+def test_a_checkpoint_is_complete_when_saving_is_finished(tmp_path, background):
+    saver = Saver(tmp_path, background=background)
     save(saver, 7)
-    saver.check()
+    saver.finish()
     assert saver.saved_step == 7
     path = newest_intact_checkpoint(tmp_path)
     assert path == checkpoint_path(tmp_path, 7)
@@ -95,13 +101,70 @@ def test_a_checkpoint_is_complete_when_saving_is_finished(tmp_path):
     assert saver.problem is None
 
 
-def test_a_full_disk_is_reported_once_and_saving_is_retried(tmp_path, disk, clock, capsys):
-    saver = Saver(tmp_path)
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Block writing until the test releases it."""
+    released, started = threading.Event(), threading.Event()
+
+    def save_slowly(*arguments, **keywords):
+        started.set()
+        assert released.wait(timeout=30)
+        save_checkpoint(*arguments, **keywords)
+
+    monkeypatch.setattr(saving, "save_checkpoint", save_slowly)
+    yield started, released
+    released.set()
+
+
+def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it(
+    tmp_path, slow_disk
+):
+    started, released = slow_disk
+    saver = Saver(tmp_path, background=True)
+    weights, training_state = model(1), state(1)
+    saver.save(info(1), weights, training_state, {})
+    assert started.wait(timeout=30)
+    with torch.no_grad():
+        for tensor in (*weights.values(), *training_state["optimizer"]["state"][0].values()):
+            tensor.fill_(-1.0)
+    training_state["optimizer"]["state"][0].clear()
+    training_state["minutes"] = -1.0
+    assert checkpoints(tmp_path) == []
+    released.set()
+    saver.finish()
+    [path] = checkpoints(tmp_path)
+    assert torch.equal(load_weights(path)["a"], model(1)["a"])
+    assert repr(load_training_state(path)) == repr(state(1))
+
+
+def test_a_second_save_waits_for_the_first(tmp_path, slow_disk):
+    started, released = slow_disk
+    saver = Saver(tmp_path, background=True)
+    save(saver, 1)
+    assert started.wait(timeout=30)
+    second = threading.Thread(target=save, args=(saver, 2))
+    second.start()
+    second.join(timeout=0.2)
+    assert second.is_alive()
+    released.set()
+    second.join(timeout=30)
+    saver.finish()
+    assert steps(tmp_path) == [1, 2]
+    for step, path in enumerate(checkpoints(tmp_path), start=1):
+        assert torch.equal(load_weights(path)["a"], model(step)["a"])
+
+
+def test_a_full_disk_is_reported_once_and_saving_is_retried(
+    tmp_path, background, disk, clock, capsys
+):
+    saver = Saver(tmp_path, background=background)
     save(saver, 1_000)
+    saver.wait()
     disk.error = errno.ENOSPC
     for step in (1_100, 1_200):
         assert not saver.is_retry_due()
         save(saver, step)
+        saver.wait()
         assert saver.problem == "not saved since step 1,000: disk full"
         assert saver.saved_step == 1_000
         assert not saver.is_retry_due()
@@ -115,7 +178,7 @@ def test_a_full_disk_is_reported_once_and_saving_is_retried(tmp_path, disk, cloc
     )
     disk.error = None
     save(saver, 1_300)
-    saver.check()
+    saver.finish()
     assert saver.problem is None
     assert not saver.is_retry_due()
     assert steps(tmp_path) == [1_000, 1_300]
@@ -123,12 +186,26 @@ def test_a_full_disk_is_reported_once_and_saving_is_retried(tmp_path, disk, cloc
     assert disk.attempts == 4
 
 
-def test_a_run_whose_last_save_failed_ends_with_an_error(tmp_path, disk):
-    saver = Saver(tmp_path)
+def test_a_run_whose_last_save_failed_ends_with_an_error(tmp_path, background, disk):
+    saver = Saver(tmp_path, background=background)
     disk.error = errno.ENOSPC
     save(saver, 3)
     with pytest.raises(CheckpointError, match="is not saved yet: disk full; free space"):
-        saver.check()
+        saver.finish()
+
+
+def test_a_bug_while_saving_is_raised(tmp_path, background):
+    saver = Saver(tmp_path, background=background)
+
+    def save_invalid_weights():
+        saver.save(info(1), {"a": "not a tensor"}, {}, {})
+        saver.wait()
+
+    with pytest.raises(AttributeError):
+        save_invalid_weights()
+    if background:
+        with pytest.raises(AttributeError):
+            saver.is_retry_due()
 
 
 def test_training_continues_if_old_checkpoints_cannot_be_removed(tmp_path, monkeypatch, capsys):
@@ -139,12 +216,12 @@ def test_training_continues_if_old_checkpoints_cannot_be_removed(tmp_path, monke
     saver = Saver(tmp_path)
     for step in (1, 2, 3):
         save(saver, step)
-    saver.check()
+    saver.finish()
     assert steps(tmp_path) == [1, 2, 3]
     assert capsys.readouterr().err.count("cannot remove old checkpoints") == 1
 
 
-# Saves in child processes; the N-th is killed before its N-th change on disk.
+# Saves in the background in child processes; the N-th is killed before its N-th change on disk.
 KILLED_WHILE_SAVING = """
 import os, pathlib, signal, sys
 sys.path.insert(0, sys.argv[2])
@@ -164,10 +241,10 @@ def watch(event, arguments):
             os.kill(os.getpid(), signal.SIGKILL)
 
 def train(*steps):
-    saver = Saver(run_dir)
+    saver = Saver(run_dir, background=True)
     for step in steps:
         test_saving.save(saver, step)
-    saver.check()
+    saver.finish()
 
 train(1, 2)
 for moment in range(1, 1000):

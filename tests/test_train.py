@@ -410,6 +410,15 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_a_run(
     assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
 
 
+def test_saving_in_the_background_changes_nothing(uninterrupted, data_dir, tiny_run, tmp_path):
+    _, run_dir, _ = uninterrupted
+    options = {"max_steps": 12, "checkpoint_steps": 3, "background_saving": True}
+    train(data_dir, tmp_path / "run", tiny_run(training=options))
+    assert steps(tmp_path / "run") == [3, 6, 9, 12]
+    for ours, theirs in zip(checkpoints(tmp_path / "run"), checkpoints(run_dir), strict=True):
+        assert same_weights(ours, theirs)
+
+
 def test_separate_vocabularies_train_and_translate_without_validation(
     other_data, tiny_run, tmp_path
 ):

@@ -177,6 +177,9 @@ class TrainingConfig(Settings, section="training"):
     license: License | None = setting(
         None, "License of the model, such as CC-BY-4.0, to record in its folders.", metavar="NAME"
     )
+    background_saving: bool = setting(
+        False, "Write checkpoints in the background, from a copy in memory."
+    )
     verify_data: bool = setting(
         False,
         "Verify all training data before the first step, also beyond 10 million pairs.",

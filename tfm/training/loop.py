@@ -90,7 +90,7 @@ class TrainingRun:
         self.trainer = self._new_trainer()
         self.heartbeat("measuring the speed of the device")
         self._capacity = self.group.world.size * measure_fp32_flops(self.compute.device)
-        self._saver = Saver(self.run_dir)
+        self._saver = Saver(self.run_dir, background=self._run.training.background_saving)
         self._started = self._validated_at = time.monotonic()
         self._state = RunState()
         self._unread: deque[PendingStep] = deque()
@@ -106,7 +106,7 @@ class TrainingRun:
     def loop(self) -> None:
         """Train until a limit is reached, with the errors of `tfm.stages.train.train`."""
         interval = self._run.training.checkpoint_steps
-        with closing(self._record), self._new_bar() as self._bar:
+        with closing(self._saver), closing(self._record), self._new_bar() as self._bar:
             self._record.open(self.trainer.position.step)
             if self.trainer.position.step == 0 and len(self.data.train.texts) > 1:
                 self._record.write_texts(self.data.train.texts)
@@ -137,7 +137,8 @@ class TrainingRun:
                     self._save({})
             self._write_window(self.trainer.position)
             self._write_report()
-            self._saver.check()
+            self.heartbeat("saving")
+            self._saver.finish()
             self._record.write_end("finished", step=self.trainer.position.step)
 
     def is_finished(self) -> bool:
@@ -361,17 +362,22 @@ class TrainingRun:
             )
 
     def _fail(self, position: Position, problem: str, more_advice: str = "") -> NoReturn:
-        """Raise TrainingError because training has diverged; name the last good checkpoint."""
+        """Raise TrainingError because training has diverged, after what is underway is saved."""
         self._write_window(position)
         self._record.write_end("diverged", step=position.step)
-        good = None
-        if self.group.world.is_first:
+        is_first = self.group.world.is_first
+        self.heartbeat("saving", waits=not is_first)
+        good, unsaved = None, ""
+        try:
+            self._saver.finish()
+        except CheckpointError as error:
+            unsaved = f"; {error}"
+        if is_first:  # only rank 0 saves, and knows what is saved
             last_update = position.step - self._state.skipped_in_a_row
             good = last_good_checkpoint(self.run_dir, before=last_update)
-        self.heartbeat("agreeing on the last good checkpoint", waits=True)
-        last = self.group.gather(str(good or "none"))[0]
+        last, unsaved = self.group.gather([str(good or "none"), unsaved])[0]
         raise TrainingError(
-            f"step {position.step:,}: {problem}; last good checkpoint: {last}. Train in "
+            f"step {position.step:,}: {problem}; last good checkpoint: {last}{unsaved}. Train in "
             f"another --run with a lower --learning-rate or with --clip-norm{more_advice}"
         )
 
@@ -461,11 +467,13 @@ class TrainingRun:
     def _save_and_stop(self, signal_number: int) -> NoReturn:
         """Save unless this step is saved already, then raise InterruptedRunError."""
         step = self.trainer.position.step
+        self.heartbeat("saving")
+        self._saver.wait()
         self.heartbeat("agreeing on whether to save", waits=True)
         is_unsaved = self.group.world.is_first and step not in (0, self._saver.saved_step)
         if self.group.largest([is_unsaved])[0]:  # saving needs all processes
             self._save({})
-        self._saver.check()
+        self._saver.finish()
         self._write_window(self.trainer.position)
         self._record.write_end("stopped", step=step)
         saved = f"stopped and saved at step {step:,}; run the same command to resume"

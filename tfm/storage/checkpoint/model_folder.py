@@ -23,7 +23,7 @@ FORMAT = 2
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 
 # Settings that a model may have been trained with, and that are gone.
-_DROPPED_SETTINGS = ("background_saving", "cuda_graphs")
+_DROPPED_SETTINGS = ("cuda_graphs",)
 
 # The metric of each task, by its name in validation.
 SCORES: Mapping[Task, str] = {"translation": "bleu", "parsing": "f1"}
