@@ -1,6 +1,7 @@
 """Prepacked linear layers against float64, and whole models against the plain backend."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from tfm.backends import inference_cpu
 from tfm.backends.dropout import RandomMasks
 from tfm.backends.inference_cpu import (
+    WIDE,
     CpuInference,
     InferenceHeads,
     prepack_bf16,
@@ -17,6 +19,7 @@ from tfm.backends.inference_cpu import (
 from tfm.backends.plain import PLAIN_INFERENCE
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS
+from tfm.device.cpu import this_cpu
 from tfm.model.attention import Heads
 from tfm.model.build import new_model
 from tfm.search import search
@@ -49,11 +52,14 @@ MODELS = [
 @EVERY_ARITHMETIC
 @pytest.mark.parametrize(
     ("num_rows", "width", "num_outputs"),
-    [(1, 8, 5), (4, 24, 70), (37, 256, 33), (200, 128, 1)],
+    [(1, 8, 5), (4, 24, 70), (37, 256, 33), (200, 128, 1), (5, 16, WIDE)],
 )
+@pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel"])
 def test_linear_layers_are_those_of_float64_within_rounding(
-    num_rows, width, num_outputs, prepack, dtype, max_error
+    monkeypatch, vendor, num_rows, width, num_outputs, prepack, dtype, max_error
 ):
+    cpu = replace(this_cpu(), vendor=vendor)
+    monkeypatch.setattr(inference_cpu, "this_cpu", lambda: cpu)
     torch.manual_seed(0)
     # x is not contiguous.
     x, weight = torch.randn(num_rows, width + 3)[:, 3:], torch.randn(num_outputs, width)

@@ -31,6 +31,8 @@ _SMALL_NUM_ROWS = (1, 4, 8)
 
 # Pad the vocabulary to a multiple of the size of the blocks in which beam search reads it.
 _VOCAB_MULTIPLE = 64
+# From this number of outputs on, oneDNN's fp32 products are faster than MKL's on AMD CPUs.
+WIDE = 4096
 
 # Linear layers are operations of torch without a public name: `verification` compares them first.
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
@@ -331,8 +333,11 @@ def prepack_plain(weight: Tensor, bias: Tensor | None) -> Linear:
 def prepack_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
     """Return a linear layer of weight [out, in] and bias [out] in fp32.
 
-    MKL reorders the weight for each small number of rows but one.
+    On AMD CPUs oneDNN multiplies by weights as wide as a vocabulary. MKL multiplies by others, and
+    reorders the weight for each small number of rows but one.
     """
+    if len(weight) >= WIDE and HAS_ONEDNN and this_cpu().vendor == "AuthenticAMD":
+        return _prepack_onednn(weight, bias)
     reordered: dict[int, Tensor] = {}
     mkl: Any = torch.ops.mkl
 
@@ -356,13 +361,18 @@ def prepack_bf16(weight: Tensor, bias: Tensor | None) -> Linear:
     if not HAS_ONEDNN:
         plain = prepack_plain(weight, bias)
         return lambda x, relu: plain(x.bfloat16(), relu)
+    return _prepack_onednn(weight, bias)
+
+
+def _prepack_onednn(weight: Tensor, bias: Tensor | None) -> Linear:
+    """Return a linear layer that oneDNN computes in the dtype of its weight."""
     onednn: Any = torch.ops.mkldnn
-    reordered = onednn._reorder_linear_weight(weight)
+    reordered, dtype = onednn._reorder_linear_weight(weight), weight.dtype
     product = onednn._linear_pointwise
 
     def linear(x: Tensor, relu: bool) -> Tensor:
         activation = "relu" if relu else "none"
-        return cast("Tensor", product(x.bfloat16(), reordered, bias, activation, [], ""))
+        return cast("Tensor", product(x.to(dtype), reordered, bias, activation, [], ""))
 
     return linear
 

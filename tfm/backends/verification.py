@@ -11,14 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfm.backends.dropout import RandomMasks
-from tfm.backends.inference_cpu import PREPACK
+from tfm.backends.inference_cpu import PREPACK, WIDE
 from tfm.backends.training_cpu import fused_linear, fused_linear_relu_dropout
 
 # The largest relative errors, by the Frobenius norm. Correct products stay below half of them.
 MAX_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 4e-2}
-# prepack_fp32 has a dedicated kernel for the first row count only.
-_NUM_ROWS = (4, 33)
-_WIDTH, _NUM_OUTPUTS = 64, 48
+# Numbers of rows and outputs: prepack_fp32 computes few rows and many outputs by other operations.
+_NUM_ROWS = 33
+_SIZES = ((4, 48), (_NUM_ROWS, WIDE))
+_WIDTH = 64
 
 
 @cache
@@ -30,14 +31,14 @@ def inference_error(dtype: torch.dtype) -> float:
     """
     generator = torch.Generator().manual_seed(0)
     operands = []
-    for num_rows in _NUM_ROWS:
+    for num_rows, num_outputs in _SIZES:
         x = torch.randn(num_rows, _WIDTH, generator=generator)
-        weight = torch.randn(_NUM_OUTPUTS, _WIDTH, generator=generator)
-        operands += [(x, weight), (1 + x.sigmoid(), 1 + weight.sigmoid())]
-    bias = torch.randn(_NUM_OUTPUTS, generator=generator)
+        weight = torch.randn(num_outputs, _WIDTH, generator=generator)
+        bias = torch.randn(num_outputs, generator=generator)
+        operands += [(x, weight, bias), (1 + x.sigmoid(), 1 + weight.sigmoid(), bias)]
     try:
         with torch.inference_mode():
-            return max(_linear_error(dtype, x, weight, bias) for x, weight in operands)
+            return max(_linear_error(dtype, *each) for each in operands)
     except (RuntimeError, AttributeError):
         return torch.inf
 
@@ -55,7 +56,7 @@ def _linear_error(dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor) -
 def training_error(dtype: torch.dtype) -> float:
     """Return the largest relative error of linear layers and their gradients, or infinity."""
     generator = torch.Generator().manual_seed(0)
-    x, grad = torch.randn(2, _NUM_ROWS[-1], _WIDTH, generator=generator).to(dtype)
+    x, grad = torch.randn(2, _NUM_ROWS, _WIDTH, generator=generator).to(dtype)
     # Without the error of rounding weights, ReLU zeroes the same elements in every precision.
     weight = torch.randn(_WIDTH, _WIDTH, generator=generator).to(dtype).float()
     bias = torch.randn(_WIDTH, generator=generator).to(dtype).float()
