@@ -91,6 +91,23 @@ def test_a_truncated_archive_is_an_error_and_leaves_no_files(tmp_path, mode):
         assert files_below(tmp_path / "out") <= {"a"}
 
 
+def test_a_header_that_promises_more_than_any_disk_holds_is_refused_at_once(tmp_path):
+    packed = write_tar(tmp_path / "x.tar", [("x", TEXT), ("a.en", TEXT)], "w")
+    with packed.open("r+b") as file:
+        info = tarfile.TarInfo("x")
+        info.size = 1 << 60
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+    with pytest.raises(DataError, match="it ends too early"):
+        extract_members(packed, {"a.en": tmp_path / "a.en"})
+
+
+def test_skipped_content_that_expands_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "_ALWAYS_ALLOWED_BYTES", 1 << 16)
+    packed = write_tar(tmp_path / "x.tgz", [("x", bytes(1 << 24)), ("a.en", TEXT)])
+    with pytest.raises(DataError, match="expands to more than 100 times"):
+        extract_members(packed, {"a.en": tmp_path / "a.en"})
+
+
 def test_damage_after_the_last_requested_member_is_detected(tmp_path):
     packed = write_tar(tmp_path / "x.tar", [("a", TEXT), ("z", os.urandom(50_000))])
     content = bytearray(packed.read_bytes())

@@ -103,6 +103,23 @@ class _ProgressFile(io.FileIO):
         return block
 
 
+class _TarStream:
+    """The content of a tar archive; an error at its end, where tarfile may read on for ever."""
+
+    def __init__(self, content: Any, archive: Path) -> None:
+        self._content = content
+        self._archive = archive
+        self._num_bytes = 0
+
+    def read(self, size: int, /) -> bytes:
+        block: bytes = self._content.read(size)
+        if not block:
+            raise tarfile.ReadError("it ends too early")
+        self._num_bytes += len(block)
+        _check_expansion(self._archive, self._num_bytes)
+        return block
+
+
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[io.FileIO]:
     """Open an archive or a packed file; DataError if its content proves damaged."""
@@ -134,7 +151,8 @@ def _tar_members(packed: io.FileIO) -> Iterator[Member]:
     # The decompression of tarfile would not compare checksums.
     open_ = next((open_ for magic, open_ in _OPENERS.items() if start.startswith(magic)), None)
     content: Any = packed if open_ is None else open_(packed)
-    with tarfile.open(fileobj=content, mode="r|", encoding="utf-8", errors="replace") as tar:
+    stream: Any = _TarStream(content, Path(str(packed.name)))
+    with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="replace") as tar:
         for member in tar:
             file = tar.extractfile(member) if member.isreg() else None
             yield member.name.removeprefix("./"), file
@@ -144,14 +162,18 @@ def _tar_members(packed: io.FileIO) -> Iterator[Member]:
 
 def _write(content: Any, output: Path, *, archive: Path) -> None:
     """Copy the content of a member, up to a limit on its expansion."""
-    size = archive.stat().st_size
     num_bytes = 0
     with atomic_write(output) as file:
         while block := content.read(_BLOCK_BYTES):
             num_bytes += file.write(block)
-            if num_bytes > max(_ALWAYS_ALLOWED_BYTES, _MAX_EXPANSION * size):
-                raise DataError(
-                    f"{archive} holds data that expands to more than {_MAX_EXPANSION} times its "
-                    f"compressed size of {size:,} bytes, which text does not: check where the file "
-                    "comes from"
-                )
+            _check_expansion(archive, num_bytes)
+
+
+def _check_expansion(archive: Path, num_bytes: int) -> None:
+    """Raise DataError if an archive of text cannot hold content of this size."""
+    size = archive.stat().st_size
+    if num_bytes > max(_ALWAYS_ALLOWED_BYTES, _MAX_EXPANSION * size):
+        raise DataError(
+            f"{archive} holds data that expands to more than {_MAX_EXPANSION} times its compressed "
+            f"size of {size:,} bytes, which text does not: check where the file comes from"
+        )
