@@ -141,7 +141,8 @@ def _zip_members(packed: io.FileIO) -> Iterator[Member]:
     with zipfile.ZipFile(packed) as directory:
         for info in directory.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)
-            is_file = not info.is_dir() and kind in (0, stat.S_IFREG)
+            # Not `is_dir`, which fails if a damaged name is empty.
+            is_file = not info.filename.endswith("/") and kind in (0, stat.S_IFREG)
             yield info.filename, directory.open(info) if is_file else None
 
 
