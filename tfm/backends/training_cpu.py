@@ -221,11 +221,6 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> T
     return out.relu_() if relu else out
 
 
-def _relu_backward(grad: Tensor, out: Tensor) -> Tensor:
-    """Return the gradient of a ReLU's input, given that of its output."""
-    return cast("Tensor", torch.ops.aten.threshold_backward(grad, out, 0))
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -258,7 +253,7 @@ class _LinearReluDropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, out = ctx.saved_tensors
-        grad = _relu_backward(grad, out)
+        grad = torch.ops.aten.threshold_backward(grad, out, 0)
         return *_gradients(grad, x, weight, ctx.scale), None, None
 
 
