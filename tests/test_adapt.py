@@ -98,6 +98,7 @@ def test_the_model_is_that_of_the_start_and_the_rest_suits_adapting(start):
     with pytest.raises(UsageError, match="has arch base, not big: leave the latter out"):
         run_settings(None, arch="big", **options)
     assert run_folder(None, Path("data/x"), run).name == "x-base-adapted"
+    assert run_folder(None, Path(), run).name == f"{Path.cwd().name}-base-adapted"
 
 
 def test_each_validation_has_all_sets_from_before_the_first_step_on(adapted):

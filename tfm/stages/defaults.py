@@ -160,4 +160,5 @@ def _check_same_start(run: Path | None, recorded: object, given: Path | None) ->
 def run_folder(run: Path | None, data: Path, settings: RunConfig) -> Path:
     """Return the given run folder, or the one that belongs to a dataset and a preset."""
     suffix = "" if settings.from_model is None else "-adapted"
-    return run or RUNS_ROOT / f"{data.name}-{settings.arch}{suffix}"
+    name = Path(os.path.abspath(data)).name  # "." has none  # noqa: PTH100
+    return run or RUNS_ROOT / f"{name}-{settings.arch}{suffix}"
