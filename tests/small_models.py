@@ -1,11 +1,12 @@
-"""Small random models and padded batches for the tests of searches."""
+"""Small random models and padded batches for the tests of searches, and descriptions of models."""
 
 import torch
 from torch import Tensor
 
-from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
+from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig, run_config
 from tfm.data.subword import PAD
 from tfm.model.build import Model, new_model
+from tfm.storage.checkpoint.model_folder import ModelInfo
 
 SHAPE = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8}
 
@@ -34,3 +35,17 @@ def batch_of(sources: list[list[int]]) -> tuple[Tensor, Tensor]:
     rows = [torch.tensor(source) for source in sources]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
     return padded, torch.tensor([len(source) for source in sources])
+
+
+def new_info(step: int = 1, metrics: dict[str, float] | None = None, **training) -> ModelInfo:
+    """Return the description of a checkpoint."""
+    return ModelInfo(
+        run=run_config("base", {"training": training}),
+        source="en",
+        target="de",
+        vocab_sizes=(9, 9),
+        fingerprint="f" * 64,
+        data_dir="data/x",
+        step=step,
+        metrics=metrics or {},
+    )

@@ -10,13 +10,12 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_models import new_info
 
-from tfm.config import run_config
 from tfm.errors import CheckpointError
 from tfm.storage.checkpoint import model_folder
 from tfm.storage.checkpoint.model_folder import (
     DamagedCheckpointError,
-    ModelInfo,
     _checksum,
     check_model,
     load_info,
@@ -30,19 +29,6 @@ from tfm.storage.checkpoint.model_tensors import (
 from tfm.storage.files import sha256_of
 
 FILES = ["model.safetensors", "training.safetensors", "config.json", "bpe.model"]
-
-
-def new_info(step=1, metrics=None, **training):
-    return ModelInfo(
-        run=run_config("base", {"training": training}),
-        source="en",
-        target="de",
-        vocab_sizes=(9, 9),
-        fingerprint="f" * 64,
-        data_dir="data/x",
-        step=step,
-        metrics=metrics or {},
-    )
 
 
 def save(path, info=None, *, weights=None, state=None):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import new_info
 
-from tfm.config import run_config
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.checkpoint import run_folder
-from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
+from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import (
     best_checkpoints,
@@ -26,19 +26,6 @@ from tfm.storage.checkpoint.run_folder import (
 )
 
 STATE = "training.safetensors"
-
-
-def new_info(step, metrics, **training):
-    return ModelInfo(
-        run=run_config("base", {"training": training}),
-        source="en",
-        target="de",
-        vocab_sizes=(9, 9),
-        fingerprint="f" * 64,
-        data_dir="data/x",
-        step=step,
-        metrics=metrics,
-    )
 
 
 def save(path, info):

@@ -8,26 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import new_info
 
-from tfm.config import run_config
 from tfm.errors import CheckpointError
 from tfm.storage import saving
-from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
+from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.model_tensors import load_training_state, load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints, newest_intact_checkpoint
 from tfm.storage.saving import Saver
 
 
 def info(step):
-    return ModelInfo(
-        run=run_config("base", {"training": {"keep_last": 2, "keep_best": 0, "average_last": 1}}),
-        source="en",
-        target="de",
-        vocab_sizes=(9, 9),
-        fingerprint="f" * 64,
-        data_dir="data/x",
-        step=step,
-    )
+    return new_info(step, keep_last=2, keep_best=0, average_last=1)
 
 
 def model(value):
