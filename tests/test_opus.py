@@ -162,20 +162,6 @@ def test_a_file_that_is_not_that_of_the_first_download_is_refused_also_with_forc
     assert json.loads(record.read_text()) == {url: checksum(mirror / ZIP)}
 
 
-def test_a_changed_download_is_kept_aside_so_that_the_next_call_may_fetch_it(
-    prepare_text, mirror, tmp_path, serve, monkeypatch
-):
-    monkeypatch.setenv("no_proxy", "*")
-    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-    url = serve(lambda *args: handler(*args, directory=str(mirror)))
-    prepare_text(mirror=url)
-    path = tmp_path / "data" / "downloads" / ZIP
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Exception, match=r"was renamed to .*de-en\.txt\.zip\.bad: try again"):
-        prepare_text(mirror=url, force=True)
-    assert prepare_text(mirror=url, force=True) == "".join(SOURCES)
-
-
 def test_a_damaged_archive_or_another_content_is_one_line(fail, mirror):
     path = mirror / ZIP
     write_corpus(path, name="Europarl.en-de")

@@ -8,8 +8,8 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
 
 from tfm.data.corpus.recipe import Archive, is_url
 from tfm.errors import DownloadError
@@ -56,31 +56,29 @@ def fetch(
     Raises:
         DownloadError: The file cannot be downloaded, or does not match the recipe.
     """
-    if mirror is not None and not is_url(mirror):
-        path = Path(mirror) / archive.name
-        if not path.is_file():
+    path = located(archive, downloads_dir, mirror)
+    if not path.is_file():
+        if mirror is not None and not is_url(mirror):
             raise DownloadError(f"the mirror {mirror} has no file {archive.name}: put it there")
-        return _check(path, archive, recorded, verify=verify, is_download=False)
-    path = downloads_dir / archive.name
-    partial = path.with_name(f"{path.name}.part")
-    if path.is_file():
-        _discard(partial)
-        return _check(path, archive, recorded, verify=verify, is_download=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    url = archive.url
-    if mirror is not None:
-        url = f"{mirror.rstrip('/')}/{urllib.parse.quote(archive.name)}"
-    _download(url, partial, name=archive.name)
-    fetched = _check(partial, archive, recorded, verify=verify, is_download=True)
-    os.replace(partial, path)
-    _state_path(partial).unlink(missing_ok=True)
-    sync_directory(path.parent)
-    return replace(fetched, path=path)
+        url = archive.url
+        if mirror is not None:
+            url = f"{mirror.rstrip('/')}/{urllib.parse.quote(archive.name)}"
+        partial = path.with_name(f"{path.name}.part")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _download(url, partial, name=archive.name)
+        os.replace(partial, path)
+        _state_path(partial).unlink(missing_ok=True)
+        sync_directory(path.parent)
+    return _check(path, archive, recorded, verify=verify)
 
 
-def _check(
-    path: Path, archive: Archive, recorded: str | None, *, verify: bool, is_download: bool
-) -> FetchedFile:
+def located(archive: Archive, downloads_dir: Path, mirror: str | None) -> Path:
+    """Return where a download is, or will be."""
+    folder = downloads_dir if mirror is None or is_url(mirror) else Path(mirror)
+    return folder / archive.name
+
+
+def _check(path: Path, archive: Archive, recorded: str | None, *, verify: bool) -> FetchedFile:
     """Compare the checksums of a file with those in the recipe, or else of its first download."""
     actual = _measure(path, archive)
     is_recorded = not archive.has_checksum and recorded is not None
@@ -96,15 +94,9 @@ def _check(
         if is_recorded and kind == "sha256":
             standard = f"its first download, which {CHECKSUMS} of the dataset records"
             acceptance = f"accept it by removing its entry from {CHECKSUMS}"
-        problem = f"does not match {standard} (its {kind} is {actual[kind]}, not {expected[kind]})"
-        if not is_download:
-            raise DownloadError(f"{path} {problem}: replace it, or {acceptance}")
-        name = PurePosixPath(archive.name).name
-        renamed = path.with_name(f"{name}.bad")
-        os.replace(path, renamed)
         raise DownloadError(
-            f"the download {problem} and was renamed to {renamed}: try again, use a --mirror, or "
-            f"rename it to {name} and {acceptance}"
+            f"{path} does not match {standard} (its {kind} is {actual[kind]}, not "
+            f"{expected[kind]}): remove it to have it downloaded again, replace it, or {acceptance}"
         )
     elif not (archive.has_checksum or is_recorded):
         say(f"{archive.name}: the recipe has no checksum; its sha256 is {actual['sha256']}")

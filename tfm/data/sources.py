@@ -9,7 +9,7 @@ from typing import Any
 
 from tfm.data.archives import extract_members, unpack_file
 from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, Text, TextFiles, TreeFile, is_url
-from tfm.data.download import CHECKSUMS, FetchedFile, fetch
+from tfm.data.download import CHECKSUMS, FetchedFile, fetch, located
 from tfm.data.manifest import SPLITS
 from tfm.data.text import read_columns, read_lines, read_pairs
 from tfm.data.trees import Tree, linearize, normalize, read_trees, words_of
@@ -73,7 +73,7 @@ class TextSources:
         contents = {str(path): sha256_of(path) for path in self.recipe.local_paths()}
         if self._mirror is not None and not is_url(self._mirror):
             for file in self.recipe.downloads():
-                path = self._path(file)
+                path = located(file, self.downloads_dir, self._mirror)
                 # A verified file is the same in every mirror.
                 if not (self._verify and file.has_checksum) and path.is_file():
                     contents[file.name] = sha256_of(path)
@@ -84,12 +84,6 @@ class TextSources:
             "contents": contents,
             "verify": self._verify,
         }
-
-    def _path(self, file: Archive) -> Path:
-        """Return where a download is, or will be."""
-        if self._mirror is None or is_url(self._mirror):
-            return self.downloads_dir / file.name
-        return Path(self._mirror) / file.name
 
     def fetch(self) -> dict[str, FetchedFile]:
         """Download all files that are missing; return {file name: file}.
