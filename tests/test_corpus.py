@@ -9,9 +9,13 @@ from tfm.config import (
     SubwordConfig,
     settings_from,
 )
-from tfm.data.corpus.loading import builtin_recipes, load_recipe
+from tfm.data.corpus.loading import (
+    builtin_recipes,
+    load_recipe,
+    recipe_from_files,
+    recipe_from_trees,
+)
 from tfm.data.corpus.recipe import OpusArchive, TreeFile
-from tfm.data.corpus.user_files import recipe_from_files, recipe_from_trees
 from tfm.data.manifest import SPLITS
 from tfm.errors import DETAIL, UsageError
 
@@ -225,15 +229,15 @@ def test_languages_are_taken_from_file_names(tmp_path, names, languages, capsys)
     is_warned = "--languages en de" in capsys.readouterr().err
     assert is_warned == (languages == ("source", "target"))
     if names[0] == names[1]:
-        recipe_from_files(name="mine", train=[pair], source="en", target="de")
+        recipe_from_files(name="mine", train=[pair], languages=("en", "de"))
         assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
     ("train", "valid", "languages"),
     [
-        (("t.de", "t.en"), ("v.en", "v.de"), (None, None)),
-        (("t.de", "t.en"), ("v.src", "v.de"), (None, None)),
+        (("t.de", "t.en"), ("v.en", "v.de"), None),
+        (("t.de", "t.en"), ("v.src", "v.de"), None),
         (("t.en", "t.de"), ("v.en", "v.de"), ("de", "en")),
     ],
 )
@@ -241,23 +245,21 @@ def test_names_that_contradict_each_other_about_languages_are_refused(
     tmp_path, train, valid, languages
 ):
     train, valid = ([touched(tmp_path, *names)] for names in (train, valid))
-    source, target = languages
     with pytest.raises(UsageError, match=r"\.(en|fr|de) where text in (en|de) is expected"):
-        recipe_from_files(name="x", train=train, valid=valid, source=source, target=target)
+        recipe_from_files(name="x", train=train, valid=valid, languages=languages)
 
 
 @pytest.mark.parametrize(
     ("names", "languages"),
     [
-        (("v.en_GB", "v.de-AT"), (None, None)),
-        (("v.tok", "v.tok2"), (None, None)),
+        (("v.en_GB", "v.de-AT"), None),
+        (("v.tok", "v.tok2"), None),
         (("v.src", "v.tgt"), ("en", "de")),
     ],
 )
 def test_names_that_say_nothing_else_about_languages_are_taken(tmp_path, names, languages):
     train, valid = ([touched(tmp_path, *each)] for each in (("t.en", "t.de"), names))
-    source, target = languages
-    recipe = recipe_from_files(name="x", train=train, valid=valid, source=source, target=target)
+    recipe = recipe_from_files(name="x", train=train, valid=valid, languages=languages)
     assert (recipe.source, recipe.target) == ("en", "de")
 
 

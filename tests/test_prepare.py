@@ -10,9 +10,8 @@ from collections import namedtuple
 import pytest
 
 from tfm.config import BinarizeConfig, SubwordConfig
-from tfm.data.corpus.loading import load_recipe
+from tfm.data.corpus.loading import load_recipe, recipe_from_files
 from tfm.data.corpus.recipe import Archive, Recipe, TextFiles
-from tfm.data.corpus.user_files import recipe_from_files
 from tfm.data.manifest import Manifest
 from tfm.data.sources import TextSources
 from tfm.errors import DataError, DownloadError, UsageError
@@ -395,7 +394,7 @@ def test_a_tsv_file_is_source_and_target(data_dir, tmp_path):
     path = tmp_path / "c.tsv.gz"
     text = "".join(f"line {i}\tZeile {i}\n" for i in range(9)).encode()
     path.write_bytes(gzip.compress(text))
-    recipe = recipe_from_files(name="x", train=[(path, path)], source="en", target="de")
+    recipe = recipe_from_files(name="x", train=[(path, path)], languages=("en", "de"))
     prepare(recipe, data_dir, text_only=True)
     assert lines(data_dir / "train.en") == [f"line {i}" for i in range(9)]
     assert lines(data_dir / "train.de") == [f"Zeile {i}" for i in range(9)]

@@ -7,8 +7,7 @@ import tarfile
 
 import pytest
 
-from tfm.data.corpus.loading import load_recipe
-from tfm.data.corpus.user_files import recipe_from_trees
+from tfm.data.corpus.loading import load_recipe, recipe_from_trees
 from tfm.data.dataset import ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary

@@ -7,9 +7,14 @@ from pathlib import Path
 
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Table, settings_from
 from tfm.data.cleaning import Score
-from tfm.data.corpus.loading import builtin_recipes, load_recipe
+from tfm.data.corpus.loading import (
+    PathPair,
+    builtin_recipes,
+    load_recipe,
+    recipe_from_files,
+    recipe_from_trees,
+)
 from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.user_files import PathPair, recipe_from_files, recipe_from_trees
 from tfm.data.foreign_subword import load_subword_models
 from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.pair_checks import pair_checks
@@ -67,8 +72,7 @@ def requested_recipe(
         raise UsageError("name the folder of the new dataset, such as --out data/mine")
     if trees["train"]:
         return recipe_from_trees(name=out_dir.name, **trees)
-    source, target = languages or (None, None)
-    return recipe_from_files(name=out_dir.name, source=source, target=target, **text)
+    return recipe_from_files(name=out_dir.name, languages=languages, **text)
 
 
 def prepare(

@@ -1,7 +1,10 @@
-"""Load recipes from TOML files."""
+"""Recipes: those that come with tfm, TOML files, and those for text files or trees of the user."""
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,12 +32,20 @@ from tfm.data.corpus.recipe import (
 )
 from tfm.data.manifest import SPLITS
 from tfm.errors import UsageError, list_problems
+from tfm.reporting import say
 
 EntryT = TypeVar("EntryT", bound=Archive | Text | OpusText | MonoText | Recipe)
 
 _SETTINGS: dict[str, type[Settings]] = {
     kind.section: kind for kind in (CleaningConfig, SubwordConfig, BinarizeConfig, SearchConfig)
 }
+
+
+PathPair = tuple[Path, Path]
+
+_LANGUAGE_SUFFIX = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]+)*")
+_WORDS, _TREES = "words", "trees"  # used in place of languages
+_TREE_SUFFIXES = (".mrg", ".ptb", ".trees", ".txt")
 
 
 def builtin_recipes() -> list[str]:
@@ -161,3 +172,133 @@ def _build(
     built = kind(**values)
     problems += [f"{table.place(*keys)}{where} is wrong: {each}" for each in built.problems()]
     return built
+
+
+def recipe_from_files(
+    *,
+    name: str,
+    train: Sequence[PathPair],
+    valid: Sequence[PathPair] = (),
+    test: Sequence[PathPair] = (),
+    languages: tuple[str, str] | None = None,
+) -> Recipe:
+    """Build a recipe from (source, target) paths of plain, .gz or .sgm text files.
+
+    A pair of the same file twice is text in two columns separated by a tab (.tsv). Languages that
+    are None are the suffixes of the first pair (text.en, text.de). If it has none, they are called
+    "source" and "target", with a warning.
+
+    Raises:
+        UsageError: A file is missing, a name is invalid, or names contradict each other about the
+            languages; the message lists all problems.
+    """
+    if languages is None:
+        source, target = map(_language_of, train[0])
+        languages = (source, target) if source and target and source != target else None
+
+    def text_files(pairs: Sequence[PathPair]) -> tuple[TextFiles, ...]:
+        return tuple(TextFiles(source=str(s), target=str(t)) for s, t in pairs)
+
+    source, target = languages or ("source", "target")
+    recipe = Recipe(
+        name=name,
+        source=source,
+        target=target,
+        train=text_files(train),
+        valid=text_files(valid),
+        test=text_files(test),
+    )
+    problems = [*_contradictions(languages, [*train, *valid, *test]), *recipe.problems()]
+    if problems:
+        raise UsageError("; ".join(problems))
+    if languages is None:
+        say(
+            "warning: the file names do not show the languages, so they are called source and "
+            "target: name them with --languages, as in --languages en de"
+        )
+    return recipe
+
+
+def recipe_from_trees(
+    *, name: str, train: Sequence[Path], valid: Sequence[Path] = (), test: Sequence[Path] = ()
+) -> Recipe:
+    """Build a recipe from plain or .gz files of bracketed trees, or folders of such files.
+
+    Raises:
+        UsageError: A file is missing, or a folder has no trees; the message lists all problems.
+    """
+    problems: list[str] = []
+    recipe = Recipe(
+        name=name,
+        source=_WORDS,
+        target=_TREES,
+        task="parsing",
+        train=_tree_files(train, problems),
+        valid=_tree_files(valid, problems),
+        test=_tree_files(test, problems),
+    )
+    if problems := problems + list(recipe.problems()):
+        raise UsageError("; ".join(problems))
+    return recipe
+
+
+def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]) -> Iterator[str]:
+    """Yield a message for each file whose suffix contradicts its language or its format.
+
+    Only two-letter codes count as languages, with or without a region, besides the languages
+    themselves: .src or .tok is not a language.
+    """
+    expected = [[_base(each) for each in side.split("+")] for side in languages or ()]
+    for pair in pairs:
+        are_tsv = [path.name.removesuffix(".gz").endswith(".tsv") for path in pair]
+        if pair[0] == pair[1]:
+            if not are_tsv[0]:
+                yield (
+                    f"{pair[0]} is given as source and target: give two files, or one .tsv file "
+                    "with two columns"
+                )
+            continue
+        for path, is_tsv in zip(pair, are_tsv, strict=True):
+            if is_tsv:
+                yield f"{path} has source and target in one file: give it alone"
+        for path, side in zip(pair, expected, strict=False):
+            found = _base(_language_of(path))
+            if found not in side and (len(found) == 2 or found in chain(*expected)):
+                yield (
+                    f"{path} ends in .{found} where text in {' or '.join(side)} is expected "
+                    f"({'-'.join(languages or ())}): give source and target in the same order "
+                    "everywhere, or rename the file"
+                )
+
+
+def _base(language: str) -> str:
+    """Return a language without its region."""
+    return language.partition("_")[0].partition("-")[0]
+
+
+def _language_of(path: Path) -> str:
+    """Return the suffix of a text file if it is a language, or "" otherwise."""
+    suffix = Path(path.name.removesuffix(".gz")).suffix[1:]
+    return (
+        suffix
+        if _LANGUAGE_SUFFIX.fullmatch(suffix) and suffix not in ("sgm", "tsv", "txt", "xml")
+        else ""
+    )
+
+
+def _tree_files(paths: Sequence[Path], problems: list[str]) -> tuple[TreeFile, ...]:
+    """Return the files, and those in folders and their subfolders."""
+    tree_files: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            tree_files.append(path)
+            continue
+        in_folder = [
+            file
+            for file in sorted(path.rglob("*"))
+            if file.name.removesuffix(".gz").endswith(_TREE_SUFFIXES) and file.is_file()
+        ]
+        if not in_folder:
+            problems.append(f"{path} has no files of trees ({', '.join(_TREE_SUFFIXES)}) below it")
+        tree_files += in_folder
+    return tuple(TreeFile(trees=str(file)) for file in tree_files)
