@@ -153,7 +153,7 @@ def bracket_f1(
         details["tagging accuracy"] = counts.tagging_accuracy
     details |= {"errors": counts.errors, "skipped": counts.skipped}
     if repairs is not None:
-        details["repairs"] = repairs.total()
+        details["repairs"] = repairs
     return MetricScore(
         name="bracket-f1",
         label="bracket F1",
@@ -166,21 +166,17 @@ def bracket_f1(
 
 def _score(
     lines: Sequence[str], gold: Sequence[Tree], name: str
-) -> tuple[BracketScore, Counter[str] | None]:
-    """Return the score and the repairs that symbols needed; None for trees in brackets."""
+) -> tuple[BracketScore, int | None]:
+    """Return the score and the number of repairs of symbols; None for trees in brackets."""
     if not _are_symbols(lines):
         trees = [
             parse_tree_line(line, where=f"{name}, line {number:,}")
             for number, line in enumerate(lines, start=1)
         ]
         return score_brackets(gold, trees), None
-    repairs: Counter[str] = Counter()
-    restored = []
-    for line, gold_tree in zip(lines, gold, strict=True):
-        tree, tree_repairs = restore(line.split(), _words(gold_tree))
-        restored.append(tree)
-        repairs.update(tree_repairs)
-    return score_brackets(gold, restored), repairs
+    restored = [restore(line.split(), _words(tree)) for line, tree in zip(lines, gold, strict=True)]
+    score = score_brackets(gold, [tree for tree, _ in restored])
+    return score, sum(num_repairs for _, num_repairs in restored)
 
 
 def _are_symbols(lines: Sequence[str]) -> bool:

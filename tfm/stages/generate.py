@@ -64,7 +64,7 @@ def generate(
     if plan.task == "parsing" and config.mbr is not None:
         raise UsageError(f"mbr compares texts, but {plan.models[0]} writes trees: leave it out")
     _record_generation(plan, runs_dir)
-    repairs, since = Counter[str](), _since(output)
+    num_repairs, since = 0, _since(output)
     opened = _open(plan, plan.prefixes, inference, num_processes, output=output)
     with opened as (engine, vocabulary, reader, bar):
         aligner = _load_aligner(plan, inference)
@@ -74,16 +74,17 @@ def generate(
         for chunk, outputs in _completed(found, config, output, bar):
             if plan.task == "parsing":
                 words = (_words(line, vocabulary) for line in chunk.lines)
-                outputs = [
-                    [_restore_tree(tree, each, repairs) for tree in n_best]
+                restored = [
+                    [_restore_tree(tree, each) for tree in n_best]
                     for each, n_best in zip(words, outputs, strict=True)
                 ]
+                outputs = [[tree for tree, _ in n_best] for n_best in restored]
+                num_repairs += sum(number for n_best in restored for _, number in n_best)
             if aligner is not None:
                 outputs = list(_with_alignments(aligner, chunk.lines, outputs))
             yield from zip(chunk.lines, outputs, strict=True)
     if plan.task == "parsing":
-        kinds = [f"{n:,} {kind}" for kind, n in repairs.items()]
-        say(f"generate: repairs to the trees{since}: {', '.join(kinds) or 'none'}")
+        say(f"generate: repairs to the trees{since}: {num_repairs:,}")
 
 
 def translate_document(
@@ -165,13 +166,12 @@ def _words(line: str, vocabulary: Vocabulary) -> list[str]:
     return [word for word, text in zip(words, vocabulary.clean(words), strict=True) if text]
 
 
-def _restore_tree(output: Translation, words: Sequence[str], repairs: Counter[str]) -> Translation:
-    """Replace a parser's symbols by a tree over the words of the sentence."""
+def _restore_tree(output: Translation, words: Sequence[str]) -> tuple[Translation, int]:
+    """Replace a parser's symbols by a tree over the words; return it with the number of repairs."""
     if not words:
-        return replace(output, text="")
-    tree, tree_repairs = restore(output.text.split(), words)
-    repairs.update(tree_repairs)
-    return replace(output, text=bracketed(tree))
+        return replace(output, text=""), 0
+    tree, num_repairs = restore(output.text.split(), words)
+    return replace(output, text=bracketed(tree)), num_repairs
 
 
 def score_targets(
