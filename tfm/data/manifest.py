@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate, count, takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tfm.config import Table, Task
 from tfm.config.schema import from_table
@@ -14,7 +14,8 @@ from tfm.errors import DataError, UsageError
 from tfm.storage.files import have_sizes, read_json, sha256_of, write_json
 
 FORMAT = 1
-SPLITS = ("train", "valid", "test")
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 GOLD = "gold"  # suffix of the reference trees of a parser
 BINARIZE = "binarize"  # the step that turns text into token ids
 

@@ -1,6 +1,5 @@
 """Download, unpack and read the text of a recipe."""
 
-import typing
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
@@ -10,13 +9,10 @@ from typing import Any
 from tfm.data.archives import extract_members, unpack_file
 from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, Text, TextFiles, TreeFile, is_url
 from tfm.data.download import CHECKSUMS, FetchedFile, fetch, located
-from tfm.data.manifest import SPLITS
+from tfm.data.manifest import SPLITS, Split
 from tfm.data.text import read_columns, read_lines, read_pairs
 from tfm.data.trees import Tree, linearize, normalize, read_trees, words_of
 from tfm.storage.files import read_json, sha256_of, write_json
-
-if typing.TYPE_CHECKING:
-    from tfm.data.synthetic.corpus import Split
 
 
 class TextSources:
@@ -131,7 +127,7 @@ class TextSources:
         """Return {URL: SHA-256} of first downloads."""
         return read_json(self._checksums_path) if self._checksums_path.exists() else {}
 
-    def pairs(self, text: Text, split: "Split") -> Iterator[tuple[bytes, bytes]]:
+    def pairs(self, text: Text, split: Split) -> Iterator[tuple[bytes, bytes]]:
         """Read or generate the (source, target) pairs of a text; trees are linearized.
 
         Raises:
@@ -144,7 +140,7 @@ class TextSources:
             pairs = (pair for number, pair in enumerate(pairs, 1) if number % step)
         return pairs
 
-    def _all_pairs(self, text: Text, split: "Split") -> Iterator[tuple[bytes, bytes]]:
+    def _all_pairs(self, text: Text, split: Split) -> Iterator[tuple[bytes, bytes]]:
         if isinstance(text, TextFiles):
             source_path, target_path = self.locate_sides(text)
             # Invalid lines may be dropped from training text, but not from test text.
@@ -168,7 +164,7 @@ class TextSources:
             if text.language == language:
                 yield from read_lines(self._locate(None, text.side), strict=False)
 
-    def trees(self, text: TreeFile | GeneratedText, split: "Split") -> Iterator[Tree]:
+    def trees(self, text: TreeFile | GeneratedText, split: Split) -> Iterator[Tree]:
         """Read or generate the normalized trees of a text.
 
         Raises:

@@ -1,7 +1,6 @@
 """The text of a dataset: extracted, cleaned and written in parts, for `tfm prepare`."""
 
 import shutil
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from rich.filesize import decimal
 from tfm.config import CleaningConfig, Table, settings_from, settings_to
 from tfm.data.cleaning import Cleaner, PairCounts, Score, clean_lines, passing
 from tfm.data.corpus.recipe import Recipe, Text, TextFiles, text_name
-from tfm.data.manifest import GOLD, SPLITS, Manifest
+from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
 from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sources import TextSources
 from tfm.data.text import BytesPair, in_chunks, read_pairs
@@ -35,13 +34,10 @@ from tfm.reporting import Progress, say
 from tfm.storage.files import atomic_write, remove_leftovers, write_json
 from tfm.storage.paths import existing_parent
 
-if typing.TYPE_CHECKING:
-    from tfm.data.synthetic.corpus import Split
-
 DROPPED = "dropped.txt"  # examples of dropped pairs
 
 # Training text comes last: a problem with the other splits shows before the long work.
-_SPLITS_TRAINING_LAST: tuple["Split", ...] = ("test", "valid", "train")
+_SPLITS_TRAINING_LAST: tuple[Split, ...] = ("test", "valid", "train")
 # With fewer pairs, most pieces of even a small vocabulary occur too rarely to learn their use: a
 # model only repeats its training text. The smallest corpus of the tutorials has twice as many.
 _MIN_TRAIN_PAIRS = 1_000
@@ -316,7 +312,7 @@ class TextWriter:
 
     def _write_split(
         self,
-        split: "Split",
+        split: Split,
         cleaner: Cleaner,
         writer: PartWriter,
         shares: JoinedShares | None = None,
@@ -441,7 +437,7 @@ class TextWriter:
                 "convert the file, as with iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE"
             )
 
-    def _write_gold_trees(self, split: "Split", file: IO[bytes]) -> None:
+    def _write_gold_trees(self, split: Split, file: IO[bytes]) -> None:
         """Write the trees of a split as brackets with part-of-speech tags, for scoring."""
         for text in self.recipe.texts(split):
             if not isinstance(text, TextFiles):

@@ -3,13 +3,11 @@
 import hashlib
 from collections.abc import Iterator
 from random import Random
-from typing import Literal
 
+from tfm.data.manifest import Split
 from tfm.data.synthetic import phrases
 from tfm.data.synthetic.numbers import english_number, german_number
 from tfm.data.synthetic.phrases import Pair
-
-Split = Literal["train", "valid", "test"]
 
 _HELD_OUT_PERCENT = 10
 _INFORMAL_RATE = 0.25

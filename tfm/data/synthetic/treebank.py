@@ -8,7 +8,8 @@ from importlib import resources
 from random import Random
 
 from tfm.config import Table, read_toml
-from tfm.data.synthetic.corpus import Split, split_of
+from tfm.data.manifest import Split
+from tfm.data.synthetic.corpus import split_of
 from tfm.data.trees import TOP, TRACE, Tree, bare_label, parse_trees, unescaped
 
 _MIN_WORDS, _MAX_WORDS = 3, 40
