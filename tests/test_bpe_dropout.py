@@ -203,7 +203,7 @@ def test_epochs_take_the_variants_in_turn_and_are_planned_by_their_lengths(folde
 def test_a_run_resumes_to_the_bit_in_another_variant(folder, tiny_run, tmp_path):
     def run(max_steps):
         training = {"max_steps": max_steps, "checkpoint_steps": 50, "validation_beam": 0}
-        return tiny_run(training=training)
+        return tiny_run(training=training, batching={"max_tokens": 1000})
 
     train(folder, tmp_path / "at-once", run(30))
     for max_steps in (23, 30):

@@ -41,7 +41,8 @@ def padded_and_alone(exported):
 
 
 def test_the_loop_of_the_guide_and_the_check_find_the_translations_of_greedy_search(make_model):
-    path = make_model(**SMALL, norm="pre")
+    shape = {"norm": "pre", "activation": "silu", "d_k": 3, "d_v": 7, "tied_embeddings": "none"}
+    path = make_model(**SMALL, **shape, joint=True)
     exported = export(path, format_="onnx").out_dir
     [example] = [
         block
@@ -63,9 +64,9 @@ def test_the_loop_of_the_guide_and_the_check_find_the_translations_of_greedy_sea
     assert padded == pytest.approx(alone, abs=1e-4)
 
 
-def test_both_compute_an_unusual_model(make_model):
-    shape = {"activation": "silu", "learned_positions": 200, "d_k": 3, "d_v": 7}
-    path = make_model(**SMALL, **shape, tied_embeddings="none")
+@pytest.mark.slow
+def test_both_compute_a_model_with_learned_positions(make_model):
+    path = make_model(**SMALL, learned_positions=200)
     exported = export(path, format_="onnx").out_dir
     agreement = check.compare(path, exported, ["7 cars", "9"], "onnx")
     assert agreement.differences == []

@@ -142,11 +142,10 @@ def assert_same_run(one, other):
         torch.testing.assert_close(weights[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
 def test_two_processes_train_the_same_model_as_one(
-    single_process_run, run_processes, scored_run, tmp_path, shard
+    single_process_run, run_processes, scored_run, tmp_path
 ):
-    codes, errors = run_processes(tmp_path / "run", scored_run(training={"shard": shard}))
+    codes, errors = run_processes(tmp_path / "run", scored_run())
     assert codes == [0, 0], errors
     assert_same_run(tmp_path / "run", single_process_run)
     assert "2 processes" in errors[0]

@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -164,10 +162,18 @@ def test_the_last_steps_are_logged_although_they_do_not_fill_a_line(data_dir, ti
 # --- messages
 
 
-def test_a_run_whose_messages_cannot_be_written_saves_and_ends_well(data_dir, tiny_run, tmp_path):
+def test_a_run_whose_messages_cannot_be_written_saves_and_ends_well(
+    data_dir, tiny_run, tmp_path, fork_python
+):
     (tmp_path / "run.toml").write_text(run_toml(tiny_run()))
-    command = [sys.executable, "-m", "tfm", "train", data_dir, "--config", tmp_path / "run.toml"]
-    with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = subprocess.run([*command, "--run", tmp_path / "run"], stderr=full, check=False)
-    assert done.returncode == 0
+    source = """
+import os
+os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+from tfm.cli.main import main
+main()
+"""
+    settings = ("--config", tmp_path / "run.toml")
+    process = fork_python(source, "train", data_dir, "--run", tmp_path / "run", *settings)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
     assert steps(tmp_path / "run") == [4, 8, 12]

@@ -23,6 +23,17 @@ COMMANDS = [
     "score --hypotheses out.de --reference a.de",
     "attend One.",
 ]
+# Runs all commands in one process, which loads torch once.
+RUN = """
+import runpy, sys
+for command in sys.argv[1:]:
+    sys.argv = ["tfm", *command.split()]
+    try:
+        runpy.run_module("tfm", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code:
+            sys.exit(f"tfm {command} has ended with {ended.code}")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +71,9 @@ def test_commands_run_in_an_environment_with_the_wheel_and_its_dependencies(whee
     assert Path(out.strip()).is_relative_to(folder)
     for language, words in ("en", "one two three"), ("de", "eins zwei drei"):
         (elsewhere / f"a.{language}").write_text("".join(f"{words} {n}\n" for n in range(40)))
-    for command in COMMANDS:
+    for command in ([folder / "bin" / "tfm", "--version"], [python, "-c", RUN, *COMMANDS]):
         done = subprocess.run(
-            [folder / "bin" / "tfm", *command.split()],
+            command,
             env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -59,18 +59,18 @@ def one_process(trained_run):
     torch.set_num_threads(num_threads)
 
 
-def two_workers(folder):
-    return Workers([folder], inference=CPU, num_workers=2)
+def two_workers(folder, *, forked=False):
+    models = load_engine([folder], CPU) if forked else [folder]
+    return Workers(models, inference=CPU, num_workers=2)
 
 
-NEEDS_FORK = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks processes")
+FORKS = sys.platform == "linux"
+NEEDS_FORK = pytest.mark.skipif(not FORKS, reason="only Linux forks processes")
 
 
 @pytest.fixture(scope="module", params=["spawned", pytest.param("forked", marks=NEEDS_FORK)])
 def workers(request, trained_run):
-    folder = checkpoints(trained_run)[-1]
-    models = [folder] if request.param == "spawned" else load_engine([folder], CPU)
-    with Workers(models, inference=CPU, num_workers=2) as started:
+    with two_workers(checkpoints(trained_run)[-1], forked=request.param == "forked") as started:
         yield started
 
 
@@ -155,11 +155,10 @@ def test_an_error_in_reading_is_raised_after_the_chunks_before_it(workers, vocab
 def test_a_model_that_cannot_be_loaded_is_named_as_in_one_process(tmp_path, trained_run):
     folder = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "damaged")
     (folder / "model.safetensors").write_bytes(b"damaged")
-    for path, message in ((tmp_path, "holds no model"), (folder, r"damaged.*model\.safetensors")):
-        workers = two_workers(path)
-        with pytest.raises(CheckpointError, match=message), workers:
-            pytest.fail("the model was loaded")
-        assert not any(worker.process.is_alive() for worker in workers._workers)
+    workers = two_workers(folder)
+    with pytest.raises(CheckpointError, match=r"damaged.*model\.safetensors"), workers:
+        pytest.fail("the model was loaded")
+    assert not any(worker.process.is_alive() for worker in workers._workers)
 
 
 def test_a_process_that_dies_before_it_is_ready_is_named(trained_run, monkeypatch):
@@ -177,7 +176,7 @@ def test_a_process_that_dies_before_it_is_ready_is_named(trained_run, monkeypatc
 
 
 def test_a_process_that_dies_is_named_with_its_lines(trained_run):
-    with two_workers(checkpoints(trained_run)[-1]) as started:
+    with two_workers(checkpoints(trained_run)[-1], forked=FORKS) as started:
         first, second = (worker.process for worker in started._workers)
         os.kill(first.pid, signal.SIGSTOP)  # it receives a batch, and never answers
         batch = SentenceBatch(line_numbers=[3, 9, 5], sources=[[5]] * 3, targets=[[]] * 3)
@@ -289,7 +288,6 @@ def wait_until(happened, seconds=30.0):
     ("number", "to_all", "code", "last_line"),
     [
         (signal.SIGINT, True, 130, "tfm: stopped"),
-        (signal.SIGTERM, False, -signal.SIGTERM, "generate: model translates standard input"),
         (signal.SIGKILL, False, -signal.SIGKILL, "generate: model translates standard input"),
     ],
 )

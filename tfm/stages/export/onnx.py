@@ -99,13 +99,15 @@ def _write(
         for name, tensor in inputs.items()
     }
     with _without_notes():
+        # Not strict, the number of sentences would become a constant.
+        program = torch.export.export(
+            module, tuple(inputs.values()), dynamic_shapes=shapes, strict=True
+        )
         torch.onnx.export(
-            module,
-            args=tuple(inputs.values()),
+            program,
             f=path,
             input_names=list(inputs),
             output_names=outputs,
-            dynamic_shapes=shapes,
             dynamo=True,
             external_data=False,
             verbose=False,
