@@ -123,7 +123,7 @@ def test_lines_of_a_document_are_cut_off_with_their_sentences():
 DOCUMENT = "  On Monday. I am!\r\n\r\n\t- seven\n* * *\n\n8. “Today is the third of May.” I am"
 
 
-@pytest.mark.parametrize("flags", [(), ("--output", "out"), ("--processes", 2)])
+@pytest.mark.parametrize("flags", [(), ("--output", "out")])
 def test_a_document_keeps_its_white_space(run, trained_run, tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(engine, "CHUNK_LINES", 2)

@@ -1,8 +1,6 @@
 """Saving in the foreground and in the background, and despite a full disk."""
 
 import errno
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -262,12 +260,8 @@ print(moment)
 """
 
 
-def test_a_process_killed_while_saving_leaves_intact_checkpoints(tmp_path):
-    arguments = [str(tmp_path / "run"), str(Path(__file__).parent)]
-    result = subprocess.run(
-        [sys.executable, "-c", KILLED_WHILE_SAVING, *arguments],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert 20 < int(result.stdout) < 200
+def test_a_process_killed_while_saving_leaves_intact_checkpoints(tmp_path, fork_python):
+    process = fork_python(KILLED_WHILE_SAVING, tmp_path / "run", Path(__file__).parent)
+    num_moments, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert 20 < int(num_moments) < 200

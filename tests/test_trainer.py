@@ -163,7 +163,7 @@ def test_a_step_with_a_loss_that_is_not_finite_is_skipped_and_counted(new_traine
     assert trainer.state()["updates"] == 1
 
 
-@pytest.mark.parametrize("stop_before_microbatch", [1, 3])
+@pytest.mark.parametrize("stop_before_microbatch", [1, 2])
 def test_a_stop_within_a_step_leaves_everything_unchanged(new_trainer, stop_before_microbatch):
     uninterrupted, stopped = new_trainer(), new_trainer()
     expected = take(uninterrupted, 4)
