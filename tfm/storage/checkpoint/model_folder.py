@@ -22,9 +22,6 @@ from tfm.storage.files import read_json, sha256_of, write_json
 FORMAT = 2
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 
-# Settings that a model may have been trained with, and that are gone.
-_DROPPED_SETTINGS = ("cuda_graphs",)
-
 # The metric of each task, by its name in validation.
 SCORES: Mapping[Task, str] = {"translation": "bleu", "parsing": "f1"}
 
@@ -248,9 +245,6 @@ def _parse_info(record: dict[str, Any]) -> ModelInfo:
         UsageError, ValueError: Values are missing, unknown or wrong.
     """
     if isinstance(run := record.get("run"), dict):
-        if isinstance(training := run.get("training"), dict):
-            for name in _DROPPED_SETTINGS:
-                training.pop(name, None)
         record = {**record, "run": run_config(None, run)}
     info = from_table(ModelInfo, record)
     SearchConfig.for_model(info.search, {})  # raises UsageError if a value is out of range
