@@ -1,4 +1,4 @@
-"""Commands that produce models: train, average, export."""
+"""Commands that produce models: train, average, export, import."""
 
 import sys
 from functools import partial
@@ -23,7 +23,7 @@ from tfm.stages.defaults import (
     run_folder,
     run_settings,
 )
-from tfm.storage.paths import existing_folder, new_folder
+from tfm.storage.paths import existing_folder, existing_path, new_folder
 from tfm.world import World, current_world
 
 if TYPE_CHECKING:
@@ -287,3 +287,50 @@ def _say_agreement(agreement: "Agreement") -> None:
         say(f"    {each.gain:+.4f} nats{note}")
     if len(differences) > _MAX_DIFFERENCES:
         say(f"… and {len(differences) - _MAX_DIFFERENCES:,} more")
+
+
+@app.command("import", rich_help_panel=MODELS_PANEL, cls=Command)
+def import_(
+    model: Path = typer.Argument(
+        ...,
+        metavar="MODEL",
+        callback=existing_path,
+        help="Folder of the model, or fairseq's checkpoint in it.",
+    ),
+    out: Path | None = typer.Option(
+        None, callback=new_folder, help="Model folder to write (default: MODEL-tfm)."
+    ),
+    source: str | None = typer.Option(
+        None, metavar="LANG", help="Source language (default: the one that the model names)."
+    ),
+    target: str | None = typer.Option(
+        None, metavar="LANG", help="Target language (default: the one that the model names)."
+    ),
+    force: bool = typer.Option(False, "--force", help="Overwrite an earlier import."),
+) -> None:
+    """Import a Marian model of transformers (OPUS-MT), or a Transformer of fairseq.
+
+    A Marian model is a folder with config.json, weights, source.spm, target.spm and vocab.json. A
+    model of fairseq is a checkpoint with its dict.LANG.txt, and its SentencePiece model if it has
+    one. No code in a checkpoint is run.
+
+    The result is an ordinary model folder: translate with it, adapt it with tfm train --from.
+
+    \b
+    Examples:
+      tfm import opus-mt-en-de --out models/en-de
+      tfm import wmt16.en-de/checkpoint_best.pt
+    """
+    from tfm.stages.importing.folder import import_model
+
+    result = import_model(model, out_dir=out, source=source, target=target, force=force)
+    from_to = " to ".join(result.languages)
+    say(f"import: {model}, {from_to}, {result.num_parameters:,} parameters")
+    if result.takes_tokens:
+        say(
+            "import: there is no SentencePiece model: translate and train with text that is split "
+            "into the model's tokens, separated by spaces; translations are such text"
+        )
+    if result.max_positions is not None:
+        say(f"import: a sentence may have at most {result.max_positions:,} tokens, with its end")
+    typer.echo(result.out_dir)
