@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import EOS, UNK
+from tfm.model import cache
 from tfm.model.build import new_model
 from tfm.search import search
 from tfm.search.active import ActiveHypotheses
@@ -226,7 +227,11 @@ class Waits(TorchFunctionMode):
 
 @pytest.mark.parametrize("prefixes", [None, PREFIXES])
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_a_step_of_beam_search_waits_for_the_device_only_for_its_choice(beam_size, prefixes):
+def test_a_step_of_beam_search_waits_for_the_device_only_for_its_choice(
+    monkeypatch, beam_size, prefixes
+):
+    """Dropping columns of the cache waits, too, but only every few steps."""
+    monkeypatch.setattr(cache, "_DROP_INTERVAL", 1_000)
     config = SearchConfig(beam_size=beam_size, max_extra_length=3)
     finished = [[] for _ in SOURCES]
     with torch.inference_mode():

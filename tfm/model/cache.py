@@ -21,7 +21,7 @@ KeysValues = tuple[Tensor, Tensor]
 _MAX_SHARING = 8
 _FIRST_CAPACITY = 64
 # Drop columns every few positions, and only if at most this fraction remains.
-_DROP_INTERVAL = 8
+_DROP_INTERVAL = 4
 _DROP_THRESHOLD = 0.75
 
 
