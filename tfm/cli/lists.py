@@ -1,4 +1,4 @@
-"""Commands that tell the state of things: runs, models, this machine."""
+"""Commands that list what is on the disk: runs, models."""
 
 import json as json_format
 from collections.abc import Sequence
@@ -96,25 +96,6 @@ def models(
         print_models(found)
     if not found:
         say(f"models: none in {_listed(named)}: start with tfm train")
-
-
-@app.command(cls=Command)
-def doctor(json: bool = JSON) -> None:
-    """Check this machine: Python, torch, arithmetic, cores, memory, disk, files and processes.
-
-    The exit code is 1 if there is a problem.
-
-    Example: tfm doctor
-    """
-    from tfm.cli.output import print_findings
-    from tfm.stages.doctor import diagnose
-
-    findings = print_findings(diagnose(), as_json=json)
-    levels = [finding.level for finding in findings]
-    num_problems, num_warnings = levels.count("problem"), levels.count("warning")
-    say(f"doctor: problems: {num_problems}, warnings: {num_warnings}")
-    if num_problems:
-        raise typer.Exit(1)
 
 
 def _present(*roots: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import typer
 
 # The help lists commands in the order of these imports.
 # isort: off
-from tfm.cli import text, models, translations, serving, lists  # noqa: F401
+from tfm.cli import text, models, lists, translations, serving, doctor  # noqa: F401
 
 # isort: on
 from tfm.cli.app import app

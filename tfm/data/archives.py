@@ -11,6 +11,7 @@ import gzip
 import io
 import lzma
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -34,7 +35,8 @@ _MAX_EXPANSION = 100
 _ALWAYS_ALLOWED_BYTES = 64 << 20
 _DAMAGE_ERRORS = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError),
-    *(RuntimeError, ValueError),  # an encrypted member; a header with an impossible value
+    # An encrypted member; a header that is cut off, or has an impossible value.
+    *(RuntimeError, struct.error, ValueError),
 )
 
 # A member of an archive: its name, and its content as a file, or None if it is no regular file.
@@ -57,7 +59,8 @@ def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
     with _open(archive) as packed:
         is_zip = zipfile.is_zipfile(packed)
         packed.seek(0)
-        for name, content in (_zip_members if is_zip else _tar_members)(packed):
+        members = _zip_members(packed) if is_zip else _tar_members(packed, archive)
+        for name, content in members:
             names.append(name)
             if name not in outputs:
                 continue
@@ -104,7 +107,7 @@ class _ProgressFile(io.FileIO):
 
 
 class _TarStream:
-    """The content of a tar archive; an error at its end, where tarfile may read on for ever."""
+    """The content of a tar archive; an error at its end, where tarfile may read on forever."""
 
     def __init__(self, content: Any, archive: Path) -> None:
         self._content = content
@@ -146,13 +149,13 @@ def _zip_members(packed: io.FileIO) -> Iterator[Member]:
             yield info.filename, directory.open(info) if is_file else None
 
 
-def _tar_members(packed: io.FileIO) -> Iterator[Member]:
+def _tar_members(packed: io.FileIO, archive: Path) -> Iterator[Member]:
     start = packed.read(max(map(len, _OPENERS)))
     packed.seek(0)
     # The decompression of tarfile would not compare checksums.
     open_ = next((open_ for magic, open_ in _OPENERS.items() if start.startswith(magic)), None)
     content: Any = packed if open_ is None else open_(packed)
-    stream: Any = _TarStream(content, Path(str(packed.name)))
+    stream: Any = _TarStream(content, archive)
     with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="replace") as tar:
         for member in tar:
             file = tar.extractfile(member) if member.isreg() else None
