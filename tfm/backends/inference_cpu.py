@@ -31,8 +31,8 @@ _SMALL_NUM_ROWS = (1, 4, 8)
 
 # Pad the vocabulary to a multiple of the size of the blocks in which beam search reads it.
 _VOCAB_MULTIPLE = 64
-# From this number of outputs on, oneDNN's fp32 products are faster than MKL's on AMD CPUs.
-WIDE = 4096
+# From this number of elements of the weight on, oneDNN is faster than MKL in fp32 on AMD CPUs.
+MIN_ONEDNN_ELEMENTS = 1 << 17
 
 # Linear layers are operations of torch without a public name: `verification` compares them first.
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
@@ -333,10 +333,11 @@ def prepack_plain(weight: Tensor, bias: Tensor | None) -> Linear:
 def prepack_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
     """Return a linear layer of weight [out, in] and bias [out] in fp32.
 
-    On AMD CPUs oneDNN multiplies by weights as wide as a vocabulary. MKL multiplies by others, and
-    reorders the weight for each small number of rows but one.
+    On AMD CPUs oneDNN multiplies by large weights. MKL multiplies by others, and reorders the weight
+    for each small number of rows but one.
     """
-    if len(weight) >= WIDE and HAS_ONEDNN and this_cpu().vendor == "AuthenticAMD":
+    is_large = weight.numel() >= MIN_ONEDNN_ELEMENTS
+    if is_large and HAS_ONEDNN and this_cpu().vendor == "AuthenticAMD":
         return _prepack_onednn(weight, bias)
     reordered: dict[int, Tensor] = {}
     mkl: Any = torch.ops.mkl

@@ -18,7 +18,7 @@ from tfm.backends.training_compiled import CompiledTraining, compilation_problem
 from tfm.backends.training_cpu import CpuTraining
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
 from tfm.config import InferenceDevice, InferencePrecision, Kernels
-from tfm.device.compute import Compute, choose_compute, uses_onednn
+from tfm.device.compute import Compute, choose_compute
 from tfm.device.cpu import this_cpu
 from tfm.errors import UsageError
 from tfm.reporting import say
@@ -144,4 +144,4 @@ def _cpu_inference(compute: Compute, notify: Callable[[str], None]) -> Inference
     if error > MAX_ERRORS[dtype]:
         notify(_wrong_products(dtype, error, fallback="with plain kernels"))
         return PLAIN_INFERENCE
-    return CpuInference(inference_cpu.PREPACK[dtype], dtype, limit_sizes=uses_onednn())
+    return CpuInference(inference_cpu.PREPACK[dtype], dtype)

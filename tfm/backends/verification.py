@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfm.backends.dropout import RandomMasks
-from tfm.backends.inference_cpu import PREPACK, WIDE
+from tfm.backends.inference_cpu import MIN_ONEDNN_ELEMENTS, PREPACK
 from tfm.backends.training_cpu import fused_linear, fused_linear_relu_dropout
 
 # The largest relative errors, by the Frobenius norm. Correct products stay below half of them.
 MAX_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 4e-2}
-# Numbers of rows and outputs: prepack_fp32 computes few rows and many outputs by other operations.
 _NUM_ROWS = 33
-_SIZES = ((4, 48), (_NUM_ROWS, WIDE))
 _WIDTH = 64
+# Numbers of rows and outputs: prepack_fp32 computes few rows and large weights by other operations.
+_SIZES = ((4, 48), (_NUM_ROWS, MIN_ONEDNN_ELEMENTS // _WIDTH))
 
 
 @cache

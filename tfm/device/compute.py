@@ -96,7 +96,8 @@ def choose_compute(
         # The backward pass of flash attention is slow on short sentences.
         torch.backends.cuda.enable_flash_sdp(not trains)
         keep_freed_memory()
-        choose_fp32_library()
+        if trains:
+            choose_fp32_library()
     chosen = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
     return Compute(chosen, _DTYPES[precision])
 

@@ -41,10 +41,8 @@ class NextTokens:
         Excluded tokens must not be produced, but keep their share of the probability.
         """
         num_rows, vocab_size = logits.shape
-        if logits.dtype in (torch.float32, torch.float64):
-            log_probs = torch.log_softmax(logits, dim=1, out=logits)
-        else:
-            log_probs = logits.log_softmax(dim=1, dtype=torch.float32)
+        log_probs = logits if logits.dtype == torch.float64 else logits.float()
+        log_probs = torch.log_softmax(log_probs, dim=1, out=log_probs)
         columns = indices_on(logits.device, excluded)
         excluded_log_probs = log_probs.index_select(1, columns)
         log_probs.index_fill_(1, columns, -math.inf)
