@@ -9,7 +9,7 @@ from tfm.device.compute import (
     choose_fp32_library,
     is_out_of_memory,
     measure_product_flops,
-    uses_onednn,
+    onednn_products,
 )
 from tfm.device.cpu import Cpu
 from tfm.errors import UsageError
@@ -125,11 +125,11 @@ def default_precision():
 @pytest.mark.parametrize(
     ("vendor", "flags", "error", "expected"),
     [
-        ("AuthenticAMD", {"avx2", "avx512f"}, 1e-6, True),
-        ("AuthenticAMD", {"avx2", "avx512f"}, 1e-2, False),  # it multiplies in bf16
-        ("AuthenticAMD", {"avx2"}, 1e-6, False),  # torch would use MKL all the same
-        ("GenuineIntel", {"avx2", "avx512f"}, 1e-6, False),
-        ("", set(), 1e-6, False),
+        ("AuthenticAMD", {"avx2", "avx512f"}, 1e-6, "bf16"),
+        ("AuthenticAMD", {"avx2", "avx512f"}, 1e-2, "none"),  # it multiplies in bf16
+        ("AuthenticAMD", {"avx2"}, 1e-6, "none"),  # torch would use MKL all the same
+        ("GenuineIntel", {"avx2", "avx512f"}, 1e-6, "none"),
+        ("", set(), 1e-6, "none"),
     ],
 )
 def test_onednn_is_used_where_mkl_is_slow_if_it_is_exact(
@@ -138,8 +138,13 @@ def test_onednn_is_used_where_mkl_is_slow_if_it_is_exact(
     cpu = Cpu(model="a CPU", vendor=vendor, flags=frozenset(flags))
     monkeypatch.setattr(module, "this_cpu", lambda: cpu)
     monkeypatch.setattr(module, "_product_error", lambda: error)
+    monkeypatch.setattr(module, "_onednn_is_faster", module._onednn_is_faster.__wrapped__)
+    MATMUL.fp32_precision = "none"
+    with onednn_products():
+        assert MATMUL.fp32_precision == expected
+    assert MATMUL.fp32_precision == "none"
     choose_fp32_library()
-    assert uses_onednn() == expected
+    assert MATMUL.fp32_precision == expected
 
 
 @pytest.mark.parametrize(

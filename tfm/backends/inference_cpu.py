@@ -18,7 +18,7 @@ from tfm.backends.plain import Cast, InferenceBackend
 from tfm.backends.sentence_attention import PackedHeads
 from tfm.backends.single_sentence import SingleSentenceCache, SingleSentenceLayer, decodes_alone
 from tfm.data.packing import Layout, Packing, Padded
-from tfm.device.compute import Compute
+from tfm.device.compute import Compute, onednn_products
 from tfm.device.cpu import this_cpu
 from tfm.model.attention import InputProjection
 from tfm.model.build import Model, evaluation_copy
@@ -252,10 +252,12 @@ class InferenceHeads(PackedHeads):
         keys, values = key.flatten(0, 1), value.flatten(0, 1)
         # With beta=0, baddbmm reads the shape of its first argument only.
         unread = queries.new_empty(len(queries), num_queries, keys.size(2))
-        scores = torch.baddbmm(unread, queries, keys, beta=0, alpha=1 / math.sqrt(width))
-        if bias is not None:
-            scores.view(groups, num_heads, num_queries, -1).add_(bias)
-        attended = torch.bmm(_softmax(scores), values).view(groups, num_heads, num_queries, -1)
+        with onednn_products() if key.is_contiguous() else contextlib.nullcontext():
+            scores = torch.baddbmm(unread, queries, keys, beta=0, alpha=1 / math.sqrt(width))
+            if bias is not None:
+                scores.view(groups, num_heads, num_queries, -1).add_(bias)
+            attended = torch.bmm(_softmax(scores), values)
+        attended = attended.view(groups, num_heads, num_queries, -1)
         merged = query.new_empty(groups, num_queries, num_heads, values.size(-1))
         return merged.copy_(attended.transpose(1, 2)).view(groups * num_queries, -1)
 

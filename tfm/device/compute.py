@@ -5,8 +5,10 @@ import ctypes
 import re
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ _MEASURING_SECONDS = 0.1
 _MAX_ERROR = 1e-5
 # The settings of oneDNN's matrix products.
 _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # not in its stub
+_ONEDNN_MODE = "bf16"
 # Parameters of glibc's mallopt.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 # The messages of torch's CPU allocator; of CUDA, its driver, Triton and NCCL; of cuBLAS and cuDNN.
@@ -146,23 +149,40 @@ def keep_freed_memory() -> None:
 
 
 def choose_fp32_library() -> None:
-    """Make oneDNN multiply fp32 matrices where MKL is slow: on AMD CPUs with AVX-512.
+    """Make oneDNN multiply fp32 matrices in training where it is faster than MKL."""
+    if _onednn_is_faster():
+        _MATMUL.fp32_precision = _ONEDNN_MODE
 
-    torch calls this mode "bf16"; without AMX it computes in full fp32, which is verified. Without
-    AVX-512 torch ignores it.
+
+@contextlib.contextmanager
+def onednn_products() -> Iterator[None]:
+    """Make oneDNN multiply fp32 matrices in this block where it is faster than MKL.
+
+    In batched products this holds for contiguous tensors: torch copies others for oneDNN.
+    """
+    before = _MATMUL.fp32_precision
+    choose_fp32_library()
+    try:
+        yield
+    finally:
+        _MATMUL.fp32_precision = before
+
+
+@cache
+def _onednn_is_faster() -> bool:
+    """Return whether this is an AMD CPU with AVX-512, where oneDNN's products are right.
+
+    Without AVX-512 torch ignores the mode; without AMX it computes in full fp32 in spite of its
+    name, which is verified.
     """
     cpu = this_cpu()
-    is_slow = cpu.vendor == "AuthenticAMD" and cpu.has_avx512
-    if not is_slow or uses_onednn():
-        return
-    _MATMUL.fp32_precision = "bf16"
-    if _product_error() > _MAX_ERROR:
-        _MATMUL.fp32_precision = "none"
-
-
-def uses_onednn() -> bool:
-    """Return whether oneDNN multiplies fp32 matrices, for which each new shape costs time."""
-    return bool(_MATMUL.fp32_precision == "bf16")
+    if cpu.vendor != "AuthenticAMD" or not cpu.has_avx512:
+        return False
+    before = _MATMUL.fp32_precision
+    _MATMUL.fp32_precision = _ONEDNN_MODE
+    error = _product_error()
+    _MATMUL.fp32_precision = before
+    return error <= _MAX_ERROR
 
 
 def _product_error(size: int = 256) -> float:

@@ -28,10 +28,11 @@ from tfm.search.shortlist import search_shortlist
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 # Elements of a batch's hidden states, and of the logits of a step: enough for fast matrix products,
-# few enough for the memory of a laptop, or for this much memory of a GPU. Larger tensors of logits
-# are slower, because the C library requests new memory from the system for each.
+# few enough for the memory of a laptop, or for this much memory of a GPU. With narrow products,
+# the work that does not depend on the number of sentences is a larger share of a step.
 _BATCH_ELEMENTS = 1 << 22
 _LOGITS_ELEMENTS = 1 << 23
+_LOGITS_ELEMENTS_OF_NARROW = 1 << 24
 _GPU_BYTES = 16 << 30
 
 _NO_SHORTLIST = (
@@ -78,10 +79,12 @@ class Engine:
         self._has_warned_of_memory = False
         scale = _batch_scale(compute.device)
         vocab_size, width = models[0].output_weight.shape
+        is_narrow = compute.dtype != torch.float32
+        logits_elements = _LOGITS_ELEMENTS_OF_NARROW if is_narrow else _LOGITS_ELEMENTS
         self.limits = BatchLimits(
             max_positions=self._model.max_positions,
             max_tokens=max(1, scale * _BATCH_ELEMENTS // width),
-            max_hypotheses=max(1, scale * _LOGITS_ELEMENTS // vocab_size),
+            max_hypotheses=max(1, scale * logits_elements // vocab_size),
             chunk_lines=scale * CHUNK_LINES,
         )
 
