@@ -1,5 +1,6 @@
 """Shared fixtures: tiny datasets, runs and models, the command line, processes, a web server."""
 
+import functools
 import importlib
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import typer
 
 from tfm.cli import main as cli
 from tfm.config import BinarizeConfig, RunConfig, SubwordConfig, run_config
@@ -70,11 +72,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def only_training() -> Iterator[None]:
-    """Leave out what takes longer than the small trainings of tests: reports, measurements."""
+    """Leave out what takes longer than the small trainings of tests.
+
+    These are reports, measurements of speed, waiting for the disk, and building the parser again
+    for each command line.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr("typer.main.get_command", functools.cache(typer.main.get_command))
         if "torch" in sys.modules:  # tests that need neither start without it
             patch.setattr("tfm.visualization.report.write_report", lambda _: None)
             patch.setattr("tfm.device.compute._MEASURING_SECONDS", 1e-3)
+            patch.setattr("tfm.training.loop.measure_fp32_flops", lambda _: 1e11)
         yield
 
 
@@ -307,8 +316,11 @@ for number, path in ((1, stdout), (2, stderr)):
 os.environ.update(environment)
 sys.argv = ["-c", *arguments]
 from tfm.device import compute
+from tfm.training import loop
 from tfm.visualization import report
-compute._MEASURING_SECONDS, report.write_report = 1e-3, lambda _: None  # as `only_training`
+# As `only_training`.
+compute._MEASURING_SECONDS, loop.measure_fp32_flops = 1e-3, lambda _: 1e11
+os.fsync = report.write_report = lambda _: None
 exec(source, {"__name__": "__main__"})
 """
 
