@@ -32,6 +32,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tfm.device import cpu
+
+cpu.this_cpu = lambda: cpu.Cpu(model="without bf16 units", flags=frozenset({"avx2"}))
+
 from tfm.backends import inference_cpu
 
 inference_cpu._HAS_MKL = inference_cpu.HAS_ONEDNN = inference_cpu.HAS_INT8 = False
@@ -51,9 +55,10 @@ def find_units():
 def run_tests(command, files, **environment):
     """Run test files in a new process, and return the line that counts outcomes.
 
-    The two tests that need a trained model are left out: they pretend to run on another CPU.
+    Two tests that need a trained model are left out because they pretend to run on another CPU,
+    and beam search because it depends on the kind of model, but not on the units.
     """
-    chosen = "not a_model_whose and not translating_in_bf16"
+    chosen = "not a_model_whose and not translating_in_bf16 and not beam_search_equals"
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", chosen]
     process = subprocess.run(
         [*command, *options, *(HERE / name for name in files)],
