@@ -314,6 +314,8 @@ import os, sys
 for number, path in ((1, stdout), (2, stderr)):
     os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
 os.environ.update(environment)
+if stdin:
+    sys.stdin = open(stdin)
 sys.argv = ["-c", *arguments]
 from tfm.device import compute
 from tfm.training import loop
@@ -329,7 +331,12 @@ class ForkedPython:
     """`python -c` in a process with torch and tfm loaded; has the methods of `subprocess.Popen`."""
 
     def __init__(
-        self, folder: Path, source: str, arguments: list[str], environment: dict[str, str]
+        self,
+        folder: Path,
+        source: str,
+        arguments: list[str],
+        environment: dict[str, str],
+        stdin: Path | None,
     ) -> None:
         folder.mkdir()
         self._files = folder / "stdout", folder / "stderr"
@@ -341,6 +348,7 @@ class ForkedPython:
             "environment": environment,
             "arguments": arguments,
             "source": source,
+            "stdin": stdin and str(stdin),
         }
         context = multiprocessing.get_context("forkserver")
         stages = ("train", "average", "generate", "prepare", "score")
@@ -403,8 +411,11 @@ def fork_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Forke
     root = tmp_path_factory.mktemp("forked")
     numbers = iter(range(1_000_000))
 
-    def fork(source: str, *arguments: Any, **environment: str) -> ForkedPython:
-        return ForkedPython(root / str(next(numbers)), source, [*map(str, arguments)], environment)
+    def fork(
+        source: str, *arguments: Any, stdin: Path | None = None, **environment: str
+    ) -> ForkedPython:
+        folder = root / str(next(numbers))
+        return ForkedPython(folder, source, [*map(str, arguments)], environment, stdin)
 
     return fork
 

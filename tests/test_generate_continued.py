@@ -2,16 +2,11 @@
 
 import json
 import os
-import resource
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-import tfm
 from tfm.inference import engine
 from tfm.storage.checkpoint.run_folder import checkpoints
 
@@ -22,7 +17,6 @@ TEXT = "".join(f"{line}\n" for line in LINES).encode()
 @pytest.fixture
 def folder(trained_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(tfm.__file__).parent.parent))
     (tmp_path / "model").symlink_to(checkpoints(trained_run)[-1])
     (tmp_path / "in.en").write_bytes(TEXT)
     (tmp_path / "prefixes").write_text("am\n" * len(LINES))
@@ -98,9 +92,18 @@ def test_the_partial_file_is_not_read_and_overwritten(folder, command):
     assert (folder / "out.partial").read_bytes() == TEXT
 
 
-def start(*flags, **options):
-    arguments = ["generate", "model", "--device", "cpu", "--output", "out", "--input", "-", *flags]
-    return subprocess.Popen([sys.executable, "-m", "tfm", *arguments], **options)
+@pytest.fixture
+def start(folder, fork_python):
+    """Start tfm generate in another process; return it and a pipe that it reads."""
+
+    def start_command(*flags, before=""):
+        os.mkfifo(folder / "pipe")
+        words = ["generate", "model", "--device", "cpu", "--output", "out", "--input", "-"]
+        source = f"{before}\nfrom tfm.cli.main import main\nmain()"
+        process = fork_python(source, *words, *flags, stdin=folder / "pipe")
+        return process, (folder / "pipe").open("r+b", buffering=0)
+
+    return start_command
 
 
 def wait_for_lines(path, number, process):
@@ -112,16 +115,15 @@ def wait_for_lines(path, number, process):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_pipe_is_continued_after_any_signal(folder, command, monkeypatch, number):
+def test_a_pipe_is_continued_after_any_signal(folder, command, start, monkeypatch, number):
     assert command("--output whole --max-extra-length 50")[0] == 0
-    with start(stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        process.stdin.write(b"".join(TEXT.splitlines(keepends=True)[:3]))
-        process.stdin.flush()
+    process, pipe = start()
+    with pipe:
+        pipe.write(b"".join(TEXT.splitlines(keepends=True)[:3]))
         wait_for_lines(folder / "out.partial", 3, process)
         time.sleep(0.1)
         process.send_signal(number)
-        process.wait(30)
-        process.stdin.close()
+        process.communicate(30)
     assert not (folder / "out").exists()
     with (folder / "in.en").open() as text:
         monkeypatch.setattr("sys.stdin", text)
@@ -135,26 +137,26 @@ def texts(path):
     return [(record["source"], record["translations"][0]["text"]) for record in records]
 
 
-def test_a_full_disk_is_one_line_and_the_output_is_continued(folder, command):
+# Smaller than the output.
+SMALL_FILES_ONLY = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (900, 900))
+sys.dont_write_bytecode = True
+"""
+
+
+def test_a_full_disk_is_one_line_and_the_output_is_continued(folder, command, start):
     assert command("--output whole --json")[0] == 0
-
-    def allow_small_files_only():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (900, 900))  # smaller than the output
-
     assert (folder / "whole").stat().st_size > 900
     arguments = "--json --max-extra-length 3 --max-tokens 9"
-    process = start(
-        *arguments.split(), stdin=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=allow_small_files_only, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
-    with process:
+    process, pipe = start(*arguments.split(), before=SMALL_FILES_ONLY)
+    with pipe:
         for line in TEXT.splitlines(keepends=True):
-            process.stdin.write(line)
-            process.stdin.flush()
+            pipe.write(line)
             time.sleep(0.1)
-        _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert err.decode().splitlines()[-1] == "tfm: out.partial: File too large"
+    assert err.splitlines()[-1] == "tfm: out.partial: File too large"
     code, err = command(f"{arguments} --output out")
     assert code == 0, err
     assert texts(folder / "out") == texts(folder / "whole")

@@ -70,28 +70,31 @@ def test_ctrl_c_is_answered_while_modules_are_loading(tmp_path):
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "tfm: stopped\n")
 
 
-def test_signals_are_answered_in_the_middle_of_a_long_microbatch(data_dir, tmp_path):
+def test_signals_are_answered_in_the_middle_of_a_long_microbatch(data_dir, tmp_path, fork_python):
     flags = "--arch base --batch-tokens 100000 --max-tokens 100000 --device cpu --precision fp32"
-    command = [sys.executable, "-m", "tfm", "train", data_dir, "--run", tmp_path / "run"]
     flags += " --max-steps 3 --num-encoder-layers 2 --num-decoder-layers 2"
-    with subprocess.Popen(
-        [*command, *flags.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        while f"{tmp_path / 'run'} on " not in process.stderr.readline():
+    process = fork_python(
+        "from tfm.cli.main import main; main()",
+        *("train", data_dir, "--run", tmp_path / "run", *flags.split()),
+    )
+
+    def wait_for(text):
+        while text not in process.errors:
             assert process.poll() is None
-        time.sleep(0.3)  # into the first step, of many seconds
-        process.send_signal(signal.SIGTERM)
-        line = process.stderr.readline()
-        assert line == (
-            "train: stopping after the current microbatch, then saving; press Ctrl-C again to stop "
-            "now without saving\n"
-        )
-        time.sleep(0.2)
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=5)
+            time.sleep(0.02)
+
+    wait_for(f"{tmp_path / 'run'} on ")
+    time.sleep(0.3)  # into the first step, of many seconds
+    process.send_signal(signal.SIGTERM)
+    wait_for("without saving\n")
+    time.sleep(0.2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=5)
     assert (process.returncode, out) == (130, "")
-    assert err == (
+    assert err.endswith(
+        "train: stopping after the current microbatch, then saving; press Ctrl-C again to stop now "
+        "without saving\n"
         "tfm: stopped without saving; the same command resumes from the last checkpoint, if any\n"
     )
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -108,8 +109,14 @@ def test_workers_translate_as_one_process_does_in_order(one_process, workers, vo
 
 def test_workers_score_targets_as_one_process_does(one_process, workers, vocabulary):
     config = SearchConfig(max_tokens=20)
-    expected = list(score_lines(one_process, vocabulary, CHUNKS, config))
-    assert list(score_lines(workers, vocabulary, CHUNKS, config)) == expected
+    expected = score_lines(one_process, vocabulary, CHUNKS, config)
+    found = score_lines(workers, vocabulary, CHUNKS, config)
+    for (chunk, targets), (other_chunk, others) in zip(found, expected, strict=True):
+        assert chunk == other_chunk
+        for target, other in zip(targets, others, strict=True):
+            assert (target.text, target.pieces) == (other.text, other.pieces)
+            for name in ("score", "log_prob", "piece_log_probs"):
+                assert getattr(target, name) == pytest.approx(getattr(other, name))
 
 
 def batch_of(line, ids=(5, 6)):
@@ -237,30 +244,6 @@ def environment(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(tfm.__file__).parent.parent))
 
 
-@pytest.mark.usefixtures("environment")
-@pytest.mark.parametrize("flags", [[], ["--processes", "2"]], ids=["one", "two"])
-def test_each_line_is_translated_before_the_next_arrives(folder, flags):
-    with subprocess.Popen(
-        command("--json", *flags), cwd=folder, bufsize=0,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        try:
-            for text, sources in [
-                ("seven\n", ["seven"]),
-                ("\n", [""]),
-                ("\non Monday\neig", ["", "on Monday"]),
-                ("ht\n", ["eight"]),
-            ]:
-                process.stdin.write(text.encode())
-                for source in sources:
-                    assert select.select([process.stdout], [], [], 60)[0], "no answer"
-                    assert json.loads(process.stdout.readline())["source"] == source
-            process.stdin.close()
-            assert (process.wait(30), process.stdout.read()) == (0, b"")
-        finally:
-            process.kill()
-
-
 def children(pid):
     listed = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
@@ -283,7 +266,44 @@ def wait_until(happened, seconds=30.0):
         time.sleep(0.02)
 
 
-@pytest.mark.usefixtures("environment")
+def assert_answers_arrive(process):
+    """Check that each line is translated before the next arrives."""
+    for text, sources in [
+        ("seven\n", ["seven"]),
+        ("\n", [""]),
+        ("\non Monday\neig", ["", "on Monday"]),
+        ("ht\n", ["eight"]),
+    ]:
+        process.stdin.write(text.encode())
+        for source in sources:
+            assert select.select([process.stdout], [], [], 60)[0], "no answer"
+            assert json.loads(process.stdout.readline())["source"] == source
+
+
+@pytest.fixture
+def start(folder, environment):
+    """Start tfm generate, and kill it when the test ends."""
+    with ExitStack() as stack:
+
+        def start_command(*flags):
+            process = subprocess.Popen(
+                command("--json", *flags), cwd=folder, start_new_session=True, bufsize=0,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start_command
+
+
+def test_each_line_is_translated_before_the_next_arrives(start):
+    process = start()
+    assert_answers_arrive(process)
+    process.stdin.close()
+    assert (process.wait(30), process.stdout.read()) == (0, b"")
+
+
 @pytest.mark.parametrize(
     ("number", "to_all", "code", "last_line"),
     [
@@ -291,18 +311,18 @@ def wait_until(happened, seconds=30.0):
         (signal.SIGKILL, False, -signal.SIGKILL, "generate: model translates standard input"),
     ],
 )
-def test_a_signal_ends_all_processes_quietly(folder, number, to_all, code, last_line):
-    with subprocess.Popen(
-        command("--processes", "2"), cwd=folder, start_new_session=True, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        wait_until(lambda: len(children(process.pid)) == 2)
-        workers = children(process.pid)
-        (os.killpg if to_all else os.kill)(process.pid, number)
-        assert process.wait(30) == code
-        wait_until(lambda: not any(map(is_alive, workers)))
-        lines = process.stderr.read().splitlines()
-        process.stdin.close()
+def test_processes_translate_each_line_at_once_and_a_signal_ends_all_quietly(
+    start, number, to_all, code, last_line
+):
+    process = start("--processes", "2")
+    if not to_all:
+        assert_answers_arrive(process)
+    wait_until(lambda: len(children(process.pid)) == 2)
+    workers = children(process.pid)
+    (os.killpg if to_all else os.kill)(process.pid, number)
+    assert process.wait(30) == code
+    wait_until(lambda: not any(map(is_alive, workers)))
+    lines = process.stderr.read().decode().splitlines()
     assert lines[0] == "generate: model translates standard input"
     assert lines[-1] == last_line
     assert len(lines) <= 2
