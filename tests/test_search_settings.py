@@ -7,6 +7,7 @@ from tfm.errors import UsageError
 
 OF_SAMPLING = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "seed": 2}
 OF_BEAMS = {"num_groups": 2, "diversity_strength": 1.0}
+LABELS = {"beam_size": "beam_size (--beam)"}  # of flags with another name
 
 
 def problems(**settings):
@@ -23,7 +24,8 @@ def problems(**settings):
 )
 def test_settings_of_another_search_are_refused_by_name(search, name, value):
     found = problems(search=search, **{name: value})
-    assert any(each.startswith(f"{name} has no effect on search {search}, ") for each in found)
+    label = LABELS.get(name, name)
+    assert any(each.startswith(f"{label} has no effect on search {search}, ") for each in found)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +34,10 @@ def test_settings_of_another_search_are_refused_by_name(search, name, value):
 )
 def test_a_setting_without_effect_is_refused_even_if_it_equals_the_default(search, name):
     given = {"search": search, name: getattr(SearchConfig(), name)}
-    with pytest.raises(UsageError, match=f"^{name} has no effect on search {search}, only on "):
+    with pytest.raises(UsageError) as refused:
         SearchConfig.for_model({}, given)
+    label = LABELS.get(name, name)
+    assert str(refused.value).startswith(f"{label} has no effect on search {search}, only on ")
 
 
 def test_groups_divide_the_beam_and_strength_needs_groups():

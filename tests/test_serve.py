@@ -557,7 +557,7 @@ def test_tags_choose_among_the_target_languages_of_a_model(start):
         (["--max-body-bytes", "1"], "max_body_bytes is 1, but must be at least 1000"),
         (["--ban", "none"], "none does not exist: check its name"),
         (["--n-best", "2"], "no such option --n-best.*"),
-        (["--beam", "0"], "beam_size is 0, but must be at least 1"),
+        (["--beam", "0"], r"beam_size \(--beam\) is 0, but must be at least 1"),
     ],
 )
 def test_mistakes_are_one_line(run, trained_run, elsewhere, flags, pattern):

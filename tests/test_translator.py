@@ -187,7 +187,7 @@ def test_search_settings_are_given_by_name_as_on_the_command_line(translator):
     [
         ({"beam_sise": 2}, "unknown setting 'beam_sise': did you mean beam_size?"),
         ({"prefix": []}, "unknown setting 'prefix': did you mean prefixes?"),
-        ({"beam": 0}, "beam_size is 0, but must be at least 1"),
+        ({"beam": 0}, "beam_size (--beam) is 0, but must be at least 1"),
         ({"beam": "two"}, "beam_size in [search] is 'two', but must be a whole number"),
         (
             {"search": "guess"},

@@ -12,6 +12,7 @@ from tfm.config.schema import (
     Settings,
     Table,
     count,
+    label_of,
     setting,
     settings_from,
 )
@@ -177,10 +178,14 @@ class SearchConfig(Settings, section="search"):
 
     @classmethod
     def _without_effect(cls, search: str, names: Iterable[str]) -> Iterator[str]:
+        labels = {item.name: label_of(item) for item in fields(cls)}
         for name in names:
             searches = cls._SEARCHES.get(name, (search,))
             if search not in searches:
-                yield f"{name} has no effect on search {search}, only on {' and '.join(searches)}"
+                yield (
+                    f"{labels[name]} has no effect on search {search}, "
+                    f"only on {' and '.join(searches)}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

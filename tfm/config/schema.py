@@ -114,12 +114,12 @@ class Settings:
             if value is None or isinstance(value, str):
                 continue
             if isinstance(value, float) and not math.isfinite(value):
-                yield f"{item.name} is {value}, but must be a finite number"
+                yield f"{label_of(item)} is {value}, but must be a finite number"
                 continue
             if low is not None and value < low:
-                yield f"{item.name} is {shown(value)}, but must be at least {low}"
+                yield f"{label_of(item)} is {shown(value)}, but must be at least {low}"
             if high is not None and value > high:
-                yield f"{item.name} is {shown(value)}, but must be at most {high}"
+                yield f"{label_of(item)} is {shown(value)}, but must be at most {high}"
         yield from self._conflicts()
 
     def _conflicts(self) -> Iterator[str]:
@@ -139,6 +139,12 @@ def flag_of(item: Field[Any]) -> str:
     """Return the command-line flag of a setting."""
     flag: str | None = item.metadata["flag"]
     return flag or "--" + item.name.replace("_", "-")
+
+
+def label_of(item: Field[Any]) -> str:
+    """Return the name of a setting for messages, with its flag if that has another name."""
+    flag: str | None = item.metadata["flag"]
+    return item.name if flag is None else f"{item.name} ({flag})"
 
 
 def by_section(
@@ -242,8 +248,9 @@ def check_table(
     """Convert the values of a table to the types of the fields of a dataclass.
 
     Fields may be text, numbers, flags, a Literal, a tuple of any length or a pair, a mapping, or a
-    dataclass. Text may have a pattern: `Annotated[str, re.compile("[a-z]+")]`. Integers are counts
-    from 0 on, except in settings, which have limits of their own.
+    dataclass. Text may have a pattern, and words for it in messages:
+    `Annotated[str, re.compile("[a-z]+"), "lower-case letters"]`. Integers are counts from 0 on,
+    except in settings, which have limits of their own.
 
     Args:
         kind: The dataclass.
@@ -300,7 +307,7 @@ def _convert(value: Any, hint: Any, label: str, *, is_count: bool) -> Any:
             return None if value is None else _convert(value, kinds[0], label, is_count=is_count)
         case typing.Annotated:
             is_valid = isinstance(value, str) and kinds[1].fullmatch(value)
-            expected = f"of the form {kinds[1].pattern}"
+            expected = kinds[2] if len(kinds) > 2 else f"of the form {kinds[1].pattern}"
         case typing.Literal:
             is_valid, expected = value in kinds, f"one of {', '.join(kinds)}"
         case _:

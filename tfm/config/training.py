@@ -27,9 +27,21 @@ Kernels = Literal["auto", "plain"]
 ModelPart = Literal["encoder", "decoder", "embeddings"]
 
 _SET_NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of a further validation set
-BestMetric = Annotated[str, re.compile(rf"({_SET_NAME}:)?(loss|score)")]
-License = Annotated[str, re.compile(r"\w[\w.+:()/ -]{0,99}")]
-AlsoValid = Annotated[str, re.compile(rf"{_SET_NAME}=.+")]
+BestMetric = Annotated[
+    str,
+    re.compile(rf"({_SET_NAME}:)?(loss|score)"),
+    "loss, score, NAME:loss or NAME:score",
+]
+License = Annotated[
+    str,
+    re.compile(r"\w[\w.+:()/ -]{0,99}"),
+    "at most 100 letters, digits, spaces and +-_.:()/, such as CC-BY-4.0",
+]
+AlsoValid = Annotated[
+    str,
+    re.compile(rf"{_SET_NAME}=.+"),
+    "NAME=DATA, such as general=data/general, with a NAME of letters, digits, _ and -",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
