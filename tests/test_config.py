@@ -169,6 +169,17 @@ def test_all_problems_are_in_one_message():
         assert part in message
 
 
+def test_a_setting_of_another_kind_of_model_names_the_preset():
+    assert problem("tiny", {"model": {"cell": "gru"}}) == (
+        "cell in [model] has no effect on arch tiny: leave it out, or use arch rnn"
+    )
+    assert problem("rnn", {"model": {"num_heads": 4, "d_ff": 8}}) == (
+        "2 problems:\n"
+        "  d_ff in [model] has no effect on arch rnn: leave it out\n"
+        "  num_heads in [model] has no effect on arch rnn: leave it out"
+    )
+
+
 @pytest.mark.parametrize(
     ("table", "advice"),
     [

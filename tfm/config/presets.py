@@ -167,6 +167,12 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
         )
     kinds["model"] = RecurrentConfig if arch == "rnn" else TransformerConfig
     merged, places, problems = _merge(kinds, (PRESETS[arch], *tables))
+    for name in _settings_of_other_models(kinds["model"]) & merged["model"].keys():
+        del merged["model"][name]
+        advice = "leave it out" if arch == "rnn" else "leave it out, or use arch rnn"
+        problems.append(
+            f"{places['model'][name]}{name} in [model] has no effect on arch {arch}: {advice}"
+        )
     groups = {}
     elsewhere = _places_of_settings(kinds)
     for name, kind in kinds.items():
@@ -177,6 +183,12 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
     if problems:
         raise UsageError(list_problems(problems))
     return run
+
+
+def _settings_of_other_models(kind: type[Settings]) -> set[str]:
+    """Return the names of the settings that other kinds of models have, but not this one."""
+    names = {item.name for other in (TransformerConfig, RecurrentConfig) for item in fields(other)}
+    return names - {item.name for item in fields(kind)}
 
 
 def _merge(
