@@ -187,6 +187,12 @@ def test_a_record_with_a_missing_value_is_refused(model_dir):
         load_info(model_dir)
 
 
+def test_a_model_of_another_program_is_refused(model_dir):
+    (model_dir / "config.json").write_text('{"model_type": "marian"}')
+    with pytest.raises(CheckpointError, match=r"is not of a tfm model: .* with tfm import"):
+        load_info(model_dir)
+
+
 def test_a_model_of_another_format_is_refused(model_dir):
     edit(model_dir, lambda record: record.update(format=99))
     with pytest.raises(

@@ -294,7 +294,9 @@ def test_only_an_earlier_import_is_replaced(imported, tmp_path):
         import_model(original, out_dir=original, force=True)
     import_model(original, out_dir=imported, force=True)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match=r"neither a Marian model .* nor one of fairseq"):
+    with pytest.raises(
+        UsageError, match=r"neither a Marian model .* model_type marian.* nor one of fairseq"
+    ):
         import_model(tmp_path / "empty")
 
 

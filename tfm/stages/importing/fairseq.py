@@ -57,8 +57,8 @@ def find_checkpoint(path: Path) -> Path:
         raise UsageError(f"{path} has several models ({names}): name the file of one")
     if not found:
         raise UsageError(
-            f"{path} has neither a Marian model of transformers (config.json) nor one of fairseq "
-            "(checkpoint.pt): check its name"
+            f"{path} has neither a Marian model of transformers (config.json with model_type "
+            "marian) nor one of fairseq (checkpoint.pt): check its name"
         )
     return found[0]
 

@@ -224,6 +224,11 @@ def _read_record(path: Path) -> dict[str, Any]:
     except (DataError, OSError, RecursionError, UsageError) as error:
         raise damaged(file, error) from error
     written = record.pop("format", None)
+    if written is None:
+        raise CheckpointError(
+            f"{file} is not of a tfm model: make one of a model of transformers or fairseq with "
+            "tfm import"
+        )
     if written != FORMAT:
         raise CheckpointError(
             f"{file} has format {written}, but this version of tfm reads format {FORMAT}: "
