@@ -50,6 +50,7 @@ def assert_complaint(result, code, pattern):
         ("prepare", r"name a recipe \(.*wmt14-en-de.*"),
         ("prepare nonsense", "there is no recipe 'nonsense'.*"),
         ("prepare --train in.en in.en --no-verify", "--mirror, .* have no effect without a recipe"),
+        ("prepare --train in.en in.en --fetch-only", ".* have no effect without a recipe"),
         ("score --bootstrap-samples 9", "the paired bootstrap needs a --baseline .*"),
         (
             "prepare --train a.en",

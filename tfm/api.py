@@ -106,8 +106,11 @@ def prepare(
     from tfm.stages.prepare import prepare as run_stage
 
     overrides = _by_section(prepare, (CleaningConfig, SubwordConfig, BinarizeConfig), settings)
-    if recipe is None and (mirror is not None or downloads is not None or not verify):
-        raise UsageError("--mirror, --downloads and --no-verify have no effect without a recipe")
+    fetches = mirror is not None or downloads is not None or not verify or fetch_only
+    if recipe is None and fetches:
+        raise UsageError(
+            "--mirror, --downloads, --no-verify and --fetch-only have no effect without a recipe"
+        )
     out_dir = new_folder(_path(out))
     if append and (out_dir is None or force):
         raise UsageError("--append needs --out, the dataset to add to, and cannot go with --force")
