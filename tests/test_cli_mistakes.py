@@ -127,6 +127,7 @@ def test_a_flag_for_what_always_happens_is_said_to_be_needless(run, flag):
         (["generate", "It's a dog."], r"""pipe it in: echo 'It'"'"'s a dog.' \| tfm generate"""),
         (["generate", "word " * 300], "pipe it in: echo .*"),
         (["generate", "in.en"], "to translate it, give --input in.en"),
+        (["generate", "model/model.safetensors"], "name its folder, model"),
         (["score", "out.de", "test.de"], "give --hypotheses out.de --reference test.de"),
         (["score", "out.de"], "give --hypotheses out.de or --reference out.de"),
         (
@@ -144,6 +145,8 @@ def test_a_flag_for_what_always_happens_is_said_to_be_needless(run, flag):
 )
 def test_a_plausible_mistake_gets_the_command_that_is_meant(run, elsewhere, arguments, advice):
     (elsewhere / "in.en").write_text("one\n")
+    (elsewhere / "model").mkdir()
+    (elsewhere / "model" / "model.safetensors").touch()
     assert_complaint(run(*arguments), 2, f".*[:,] {advice}")
 
 

@@ -68,6 +68,8 @@ def existing_models(paths: list[Path] | None) -> list[Path] | None:
             raise UsageError(
                 f"a model is a folder; to translate text, pipe it in: echo {quoted} | tfm generate"
             )
+        if path.suffix == ".safetensors" and os.path.isfile(path):  # noqa: PTH113
+            raise UsageError(f"{path} is a file of a model: name its folder, {path.parent}")
         if os.path.isfile(path):  # noqa: PTH113
             raise UsageError(
                 f"{path} is a file, not a model or run folder: to translate it, give "
