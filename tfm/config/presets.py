@@ -167,7 +167,7 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
         )
     kinds["model"] = RecurrentConfig if arch == "rnn" else TransformerConfig
     merged, places, problems = _merge(kinds, (PRESETS[arch], *tables))
-    for name in _settings_of_other_models(kinds["model"]) & merged["model"].keys():
+    for name in sorted(_settings_of_other_models(kinds["model"]) & merged["model"].keys()):
         del merged["model"][name]
         advice = "leave it out" if arch == "rnn" else "leave it out, or use arch rnn"
         problems.append(
