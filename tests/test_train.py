@@ -16,7 +16,7 @@ from tfm.data.synthetic.corpus import generate_pairs
 from tfm.device.compute import choose_compute
 from tfm.errors import DETAIL, CheckpointError, DataError, InterruptedRunError, UsageError
 from tfm.inference.translator import Translator
-from tfm.model.build import load_model
+from tfm.model.build import load_model, new_model
 from tfm.stages.binarize import binarize
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
@@ -168,6 +168,21 @@ def test_the_model_of_a_checkpoint_is_the_moving_average_which_was_validated(ave
     )
     found = validator.validate(load_model(newest, load_info(newest)))
     assert found.metrics["loss"] == pytest.approx(load_info(newest).metrics["loss"], rel=1e-5)
+
+
+def test_validating_a_moving_average_draws_no_random_weights(
+    data_dir, tiny_run, tmp_path, monkeypatch
+):
+    calls = []
+
+    def counted(*args, **kwargs):
+        calls.append(args)
+        return new_model(*args, **kwargs)
+
+    monkeypatch.setattr("tfm.training.loop.new_model", counted)
+    training = {"max_steps": 2, "checkpoint_steps": 1}
+    train(data_dir, tmp_path / "run", tiny_run(optimizer={"ema": 0.9}, training=training))
+    assert len(calls) == 1
 
 
 def test_the_trained_weights_are_those_of_a_run_without_a_moving_average(

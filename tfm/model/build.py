@@ -53,6 +53,21 @@ def empty_model(config: ModelConfig, *, source_vocab_size: int, target_vocab_siz
         )
 
 
+def build_model(
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    *,
+    source_vocab_size: int,
+    target_vocab_size: int,
+) -> Model:
+    """Create a model that shares the given weights, by parameter; none are drawn at random."""
+    model = empty_model(
+        config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
+    )
+    _share_weights(model, weights)
+    return model
+
+
 def parameters_by_part(model: Model) -> dict[str, int]:
     """Count a model's parameters by part; shared ones count once, with the embeddings."""
     counts = {"embeddings and output": 0, "encoder": 0, "decoder": 0}
@@ -92,17 +107,19 @@ def load_model(folder: Path, info: ModelInfo) -> Model:
     if config.num_encoder_layers + config.num_decoder_layers > len(weights):
         raise misfit
     model = empty_model(config, source_vocab_size=source_size, target_vocab_size=target_size)
-    parameters = dict(model.named_parameters())
-    if _shapes(parameters) != _shapes(weights):
+    if _shapes(dict(model.named_parameters())) != _shapes(weights):
         raise misfit
+    _share_weights(model, {name: weight.clone() for name, weight in weights.items()})
+    return model
+
+
+def _share_weights(model: Model, weights: Mapping[str, Tensor]) -> None:
+    """Replace the parameters of a model by the given weights, without copying them."""
     # Tied weights are one parameter of several modules.
-    loaded = {
-        parameter: nn.Parameter(weights[name].clone()) for name, parameter in parameters.items()
-    }
+    parameters = {each: nn.Parameter(weights[name]) for name, each in model.named_parameters()}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, loaded[parameter])
-    return model
+            setattr(module, name, parameters[parameter])
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -19,7 +19,7 @@ from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
 from tfm.distributed.interruption import StopRequests
 from tfm.errors import CheckpointError, InterruptedRunError, TrainingError, UsageError
-from tfm.model.build import Model, load_model, new_model
+from tfm.model.build import Model, build_model, load_model, new_model
 from tfm.model.cost import Cost, memory_problem, model_cost
 from tfm.reporting import Progress, format_figure, say
 from tfm.storage.checkpoint.model_folder import STATE, load_info
@@ -435,13 +435,13 @@ class TrainingRun:
         is_sharded = self._run.training.shard and not self.group.is_alone
         if not is_sharded and self._run.optimizer.ema is None:
             return self._model
-        model = self._new_model().to(self.compute.device)
         self.heartbeat("gathering the weights", waits=True)
         weights = self.trainer.weights()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(weights[name])
-        return model
+        source, target = self.data.info.vocab_sizes
+        model = build_model(
+            self._run.model, weights, source_vocab_size=source, target_vocab_size=target
+        )
+        return model.to(self.compute.device)
 
     def _save(self, metrics: dict[str, float]) -> None:
         self._read_reports()
