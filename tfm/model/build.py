@@ -60,7 +60,7 @@ def build_model(
     source_vocab_size: int,
     target_vocab_size: int,
 ) -> Model:
-    """Create a model that shares the given weights, by parameter; none are drawn at random."""
+    """Create a model that shares weights […], by parameter; none are drawn at random."""
     model = empty_model(
         config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
     )
