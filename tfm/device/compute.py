@@ -24,7 +24,7 @@ _MEASURING_SECONDS = 0.1
 _MAX_ERROR = 1e-5
 # The settings of oneDNN's matrix products.
 _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # not in its stub
-_ONEDNN_MODE = "bf16"
+_ONEDNN_MODE = "bf16"  # torch's name for fp32 products by oneDNN
 # Parameters of glibc's mallopt.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 # The messages of torch's CPU allocator; of CUDA, its driver, Triton and NCCL; of cuBLAS and cuDNN.
@@ -99,7 +99,7 @@ def choose_compute(
         # The backward pass of flash attention is slow on short sentences.
         torch.backends.cuda.enable_flash_sdp(not trains)
         keep_freed_memory()
-        if trains:
+        if trains:  # decoding has prepacked weights
             choose_fp32_library()
     chosen = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
     return Compute(chosen, _DTYPES[precision])
@@ -149,7 +149,7 @@ def keep_freed_memory() -> None:
 
 
 def choose_fp32_library() -> None:
-    """Make oneDNN multiply fp32 matrices in training where it is faster than MKL."""
+    """Make oneDNN multiply fp32 matrices from now on, where it is faster than MKL."""
     if _onednn_is_faster():
         _MATMUL.fp32_precision = _ONEDNN_MODE
 
