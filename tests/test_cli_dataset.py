@@ -97,7 +97,7 @@ def test_commands_name_the_dataset_they_choose(dataset, run):
 
 
 def test_ctrl_c_stops_learning_at_once_and_leaves_nothing_half_done(dataset):
-    text = (dataset / "train.en").read_text() * 1_000
+    text = (dataset / "train.en").read_text() * 10_000  # takes seconds
     (dataset / "train.en").write_text(text)
     before = (dataset / "bpe.model").read_bytes()
     with subprocess.Popen(

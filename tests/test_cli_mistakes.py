@@ -177,6 +177,14 @@ def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):
     )
 
 
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_a_dataset_is_no_run_folder(run, data_dir, flags):
+    before = sorted(data_dir.iterdir())
+    result = run("train", data_dir, "--arch", "tiny", "--run", data_dir, *flags)
+    assert_complaint(result, 2, ".* is a dataset, not a run: choose another folder with --run")
+    assert sorted(data_dir.iterdir()) == before
+
+
 # --- wrong paths: exit code 2, one line
 
 READ_FILES = [

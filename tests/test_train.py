@@ -507,9 +507,12 @@ def test_limits_shorten_the_estimate(data_dir, tiny_run, limit):
 
 
 def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):
+    run = tiny_run(training={"shard": True})
     with pytest.raises(UsageError, match="shard has no effect on a single process"):
-        train(data_dir, tmp_path / "run", tiny_run(training={"shard": True}))
+        train(data_dir, tmp_path / "run", run)
     assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match="shard has no effect on a single process"):
+        forecast(data_dir, run)
 
 
 def test_a_run_out_of_time_is_averaged(data_dir, tiny_run, tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ from tfm.cli.help import Command
 from tfm.cli.options import Overrides, flat, with_settings
 from tfm.config import RUN_SETTINGS, AverageConfig, run_toml
 from tfm.distributed.interruption import StopRequests
-from tfm.distributed.layout import Layout
 from tfm.errors import UsageError, tfm_command
 from tfm.reporting import say
 from tfm.stages.defaults import (
@@ -27,6 +26,7 @@ from tfm.storage.paths import existing_folder, existing_path, new_folder
 from tfm.world import World, current_world
 
 if TYPE_CHECKING:
+    from tfm.distributed.layout import Layout
     from tfm.stages.export.check import Agreement
 
 PROCESSES_PANEL = "Processes"
@@ -105,6 +105,8 @@ def train(
       tfm train data/legal --from runs/wmt14-en-de-base
       tfm train --gpus 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500
     """
+    from tfm.distributed.layout import Layout
+
     training = overrides.get("training", {})
     layout = Layout.from_flags(
         gpus=gpus,
@@ -156,14 +158,14 @@ def train(
     say(f"next: {tfm_command(*following)}")
 
 
-def _launch_processes(layout: Layout) -> World:
+def _launch_processes(layout: "Layout") -> World:
     """Return the world of this process.
 
     If the flags ask for several processes, and no launcher has started this one, restart this
     command in each; then do not return.
     """
     # Flags that say how to start processes do not need the variables of a launcher.
-    world = World.from_environment() if layout == Layout() else current_world()
+    world = World.from_environment() if layout == type(layout)() else current_world()
     if world.launcher is not None:
         layout.check(world)
         return world

@@ -15,7 +15,6 @@ from tfm.cli.help import Command
 from tfm.cli.options import Overrides, flat, with_settings
 from tfm.cli.unknown_names import existing_models
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
-from tfm.distributed.layout import Layout
 from tfm.errors import UsageError, tfm_command
 from tfm.reporting import say
 from tfm.stages.defaults import RUNS_ROOT
@@ -193,6 +192,8 @@ def _where_to_compute(
     gpus: str | None, processes: int | None, overrides: Overrides
 ) -> tuple[InferenceConfig, int | None]:
     """Return device and arithmetic, and the number of processes, None to choose it."""
+    from tfm.distributed.layout import Layout
+
     inference = settings_from(InferenceConfig, overrides.get("inference", {}))
     layout = Layout.from_flags(gpus=gpus, processes=processes, device=inference.device)
     inference = replace(inference, device=layout.device or inference.device)

@@ -144,13 +144,14 @@ class SentenceEncoder:
         for number, line, ids in zip(chunk.line_numbers, lines, sources, strict=True):
             name = f"{chunk.unit} {number:,}"
             self._warn_of_unknown(name, line, ids)
+            remedy = "shorten it, or set max_source_length to truncate it"
+            self._check_positions(ids[:limit], name, remedy)
             if len(ids) > limit:
                 self._notify(
                     f"warning: {name} ({_quoted(line)}) has {len(ids):,} tokens: "
                     f"truncated to {limit:,}; to use all of it, set a larger max_source_length"
                 )
                 del ids[limit:]
-            self._check_positions(ids, name, "shorten it, or set max_source_length to truncate it")
         return sources
 
     def _check_untagged(self, line_numbers: Sequence[int], lines: Sequence[str]) -> None:

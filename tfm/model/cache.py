@@ -208,12 +208,9 @@ class DecoderCache:
         self.bias = bias.gather(2, columns[:, None].expand(-1, bias.size(1), -1))
         groups = torch.arange(len(bias), device=bias.device)[:, None]
 
-        def select(cache: Tensor) -> Tensor:
-            selected = torch.empty_like(cache)
-            selected[:, :, :num_kept] = cache.transpose(1, 2)[groups, columns].transpose(1, 2)
-            return selected
-
-        self.past = [(select(keys), select(values)) for keys, values in self.past]
+        for keys_values in self.past:
+            for cache in keys_values:
+                cache[:, :, :num_kept] = cache.transpose(1, 2)[groups, columns].transpose(1, 2)
         self.offsets[-1] = num_kept
 
     def _keep_sentences(self, sentences: Tensor) -> None:
@@ -241,7 +238,8 @@ class DecoderCache:
             torch.index_select(cache[:, :, used], 0, groups, out=selected[:, :, used])
             return selected
 
-        self.past = [(select(keys), select(values)) for keys, values in self.past]
+        for index, (keys, values) in enumerate(self.past):  # of one layer at a time: less memory
+            self.past[index] = select(keys), select(values)
 
     def _unshare(self, rows: Tensor) -> None:
         """Give each of these hypotheses its own cache, with the columns of its past."""

@@ -35,7 +35,10 @@ def dataset_to_train_on(data: Path | None, run: Path | None) -> Path:
 
     Raises:
         DataError: There is no dataset, or that of the run is gone.
+        UsageError: The run folder is a dataset.
     """
+    if run is not None and (run / "manifest.json").exists():
+        raise UsageError(f"{run} is a dataset, not a run: choose another folder with --run")
     if data is not None or run is None or not run.exists():
         return dataset(data)
     from tfm.storage.checkpoint.run_folder import trained_on

@@ -12,7 +12,7 @@ from tfm.device.compute import Compute, measure_product_flops
 from tfm.device.threads import set_num_threads
 from tfm.model.cost import Cost, memory_problem, model_cost
 from tfm.storage.checkpoint.run_folder import NUM_STATES_KEPT
-from tfm.training.data import TrainingData, check_start, num_first_parts, open_data
+from tfm.training.data import TrainingData, check_effects, check_start, num_first_parts, open_data
 from tfm.training.trainer import max_microbatch_tokens
 
 _MAX_DAYS, _MAX_EPOCHS = 7, 1000  # warn about a longer run
@@ -135,6 +135,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         DataError: The dataset cannot be used.
         UsageError: The settings do not fit the dataset or device.
     """
+    check_effects(run, num_processes=num_processes)
     data, training = open_data(data_dir, run), run.training
     data.train.verify(range(num_first_parts(data.train)))
     if run.from_model is not None:

@@ -26,7 +26,7 @@ from tfm.storage.checkpoint.run_folder import (
 )
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
-from tfm.training.data import check_start, open_data
+from tfm.training.data import check_effects, check_start, open_data
 from tfm.training.loop import TrainingRun
 from tfm.world import World
 
@@ -69,18 +69,13 @@ def train(
         InterruptedRunError: A signal stopped the run, which is saved.
     """
     world = world or World()
-    if run.training.shard and world.size == 1:
-        raise UsageError(
-            "shard has no effect on a single process: start several, or use --no-shard"
-        )
+    check_effects(run, num_processes=world.size)
     device, precision = run.training.device, run.training.precision
     # Slurm may show each process its own GPU only.
     gpu = 0 if world.launcher == "Slurm" and torch.cuda.device_count() == 1 else world.local_rank
     compute = verified_compute(device, precision, local_rank=gpu, trains=True)
     data = open_data(data_dir, run)
     has_started = any((run_dir / "checkpoints").glob("step-*"))
-    if run.from_model is None and run.optimizer.freeze:
-        raise UsageError("freeze has an effect only on a model to start from: name it with --from")
     if run.from_model is not None and not has_started:
         check_start(Path(run.from_model), data)
     timeout = timedelta(minutes=run.training.stall_minutes)

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -180,6 +179,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
+    import hashlib  # loads OpenSSL
+
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_HASH_BLOCK_BYTES):

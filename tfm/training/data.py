@@ -57,6 +57,16 @@ def arch_for_data(data_dir: Path, device: DeviceName, precision: Precision) -> t
     return suitable_arch(num_pairs, on_gpu=on_gpu, task=task)
 
 
+def check_effects(run: RunConfig, *, num_processes: int) -> None:
+    """Raise UsageError if a setting has no effect on this run."""
+    if run.training.shard and num_processes == 1:
+        raise UsageError(
+            "shard has no effect on a single process: start several, or use --no-shard"
+        )
+    if run.optimizer.freeze and run.from_model is None:
+        raise UsageError("freeze has an effect only on a model to start from: name it with --from")
+
+
 def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
     """Open a dataset for training, without reading its training pairs.
 
