@@ -73,6 +73,19 @@ def padded(batch):
     return len(batch) * (1 + max(map(len, batch.sources)))
 
 
+@pytest.mark.parametrize("max_tokens", [600, 10**6])
+def test_workers_get_equal_numbers_of_batches_of_about_equal_work(batches, max_tokens):
+    found = batches(max_tokens=max_tokens, num_workers=2)
+    assert len(found) == 4
+    work = [padded(batch) for batch in found]
+    assert max(work) < 1.5 * min(work)
+
+
+def test_batches_of_several_workers_keep_the_limit_of_hypotheses(batches):
+    found = batches(SearchConfig(beam_size=4), max_hypotheses=12, max_tokens=10**6, num_workers=2)
+    assert {len(batch) for batch in found} == {3}
+
+
 @given(max_tokens=st.integers(1, 2_000), num_workers=st.integers(1, 5))
 def test_batches_keep_the_limit_and_hold_each_line_once(batches, max_tokens, num_workers):
     found = batches(max_tokens=max_tokens, num_workers=num_workers)

@@ -1,6 +1,7 @@
 """Batches of token ids from lines of text, for search and for forced decoding."""
 
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self, TypeVar
@@ -18,6 +19,8 @@ CHUNK_LINES = 1_000
 # Self-attention of a target takes memory quadratic in its length: at this limit, some gigabytes.
 _MAX_TARGET_TOKENS = 4_096
 _QUOTED_CHARACTERS = 40
+# Batches of a chunk for each of several workers: the second, of short sentences, evens out times.
+_MIN_ROUNDS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,23 +205,36 @@ class SentenceEncoder:
     ) -> list[Sequence[int]]:
         """Group sentences into batches of at most `max_tokens`, padding and EOS included.
 
-        The longest sentences come first, so the first batch needs the most memory. Each worker gets
-        a batch if there are enough sentences. `indices` selects the sentences; `lengths` are those
-        of all sentences of the chunk, without EOS.
+        The longest sentences come first, so the first batch needs the most memory. Each of several
+        workers gets the same number of batches, of about the same work, so that none waits for
+        another at the end. `indices` selects the sentences; `lengths` are those of all sentences
+        of the chunk, without EOS; `max_sentences` limits a batch.
         """
         order = sorted(indices, key=lambda index: -lengths[index])
+        sizes = [lengths[index] + 1 for index in order]
+        max_sentences = max_sentences or len(sizes)
         limit = self._config.max_tokens or self._limits.max_tokens
-        if self._limits.num_workers > 1:
-            num_tokens = sum(lengths[index] + 1 for index in order)
-            limit = min(limit, -(-num_tokens // self._limits.num_workers))
-        batches: list[Sequence[int]] = []
-        start = 0
-        while start < len(order):
-            size = max(1, limit // (lengths[order[start]] + 1))
-            end = start + min(size, max_sentences or size)
-            batches.append(order[start:end])
-            start = end
-        return batches
+        batches = _greedy(sizes, limit, max_sentences)
+        if (num_workers := self._limits.num_workers) > 1:
+            rounds = max(_MIN_ROUNDS, -(-len(batches) // num_workers))
+
+            def is_enough(limit: int) -> bool:
+                return len(_greedy(sizes, limit, max_sentences)) <= rounds * num_workers
+
+            smallest = bisect_left(range(limit), True, key=is_enough)
+            batches = _greedy(sizes, smallest, max_sentences)
+        return [order[batch] for batch in batches]
+
+
+def _greedy(sizes: Sequence[int], limit: int, max_sentences: int) -> list[slice]:
+    """Cut sentences of descending sizes into batches of at most `limit` tokens with padding."""
+    batches: list[slice] = []
+    start = 0
+    while start < len(sizes):
+        end = start + min(max(1, limit // sizes[start]), max_sentences)
+        batches.append(slice(start, end))
+        start = end
+    return batches
 
 
 def _quoted(line: str) -> str:
