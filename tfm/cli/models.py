@@ -164,8 +164,10 @@ def _launch_processes(layout: "Layout") -> World:
     If the flags ask for several processes, and no launcher has started this one, restart this
     command in each; then do not return.
     """
+    from tfm.distributed.layout import Layout
+
     # Flags that say how to start processes do not need the variables of a launcher.
-    world = World.from_environment() if layout == type(layout)() else current_world()
+    world = World.from_environment() if layout == Layout() else current_world()
     if world.launcher is not None:
         layout.check(world)
         return world

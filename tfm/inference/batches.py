@@ -19,7 +19,7 @@ CHUNK_LINES = 1_000
 # Self-attention of a target takes memory quadratic in its length: at this limit, some gigabytes.
 _MAX_TARGET_TOKENS = 4_096
 _QUOTED_CHARACTERS = 40
-# Batches of a chunk for each of several workers: the second, of short sentences, evens out times.
+# The least number of batches of a chunk for each of several workers: short ones even out times.
 _MIN_ROUNDS = 2
 
 
