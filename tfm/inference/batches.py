@@ -214,20 +214,20 @@ class SentenceEncoder:
         sizes = [lengths[index] + 1 for index in order]
         max_sentences = max_sentences or len(sizes)
         limit = self._config.max_tokens or self._limits.max_tokens
-        batches = _greedy(sizes, limit, max_sentences)
+        batches = _cut_sorted(sizes, limit, max_sentences)
         if (num_workers := self._limits.num_workers) > 1:
             rounds = max(_MIN_ROUNDS, -(-len(batches) // num_workers))
 
-            def is_enough(limit: int) -> bool:
-                return len(_greedy(sizes, limit, max_sentences)) <= rounds * num_workers
+            def are_few_enough(limit: int) -> bool:
+                return len(_cut_sorted(sizes, limit, max_sentences)) <= rounds * num_workers
 
-            smallest = bisect_left(range(limit), True, key=is_enough)
-            batches = _greedy(sizes, smallest, max_sentences)
+            smallest = bisect_left(range(limit), True, key=are_few_enough)
+            batches = _cut_sorted(sizes, smallest, max_sentences)
         return [order[batch] for batch in batches]
 
 
-def _greedy(sizes: Sequence[int], limit: int, max_sentences: int) -> list[slice]:
-    """Cut sentences of descending sizes into batches of at most `limit` tokens with padding."""
+def _cut_sorted(sizes: Sequence[int], limit: int, max_sentences: int) -> list[slice]:
+    """Cut sentences of descending sizes into batches of at most `limit` tokens, with padding."""
     batches: list[slice] = []
     start = 0
     while start < len(sizes):
