@@ -1,5 +1,6 @@
 """Signals that ask a stage to stop."""
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -12,7 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tfm.distributed import interruption
 from tfm.distributed.interruption import StopRequests
+from tfm.errors import InterruptedRunError
+from tfm.world import World
 
 pytestmark = pytest.mark.usefixtures("handles_sighup")
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]
@@ -112,19 +116,44 @@ def test_rank_0_announces_once_that_it_stops(monkeypatch, capfd, rank, announced
     assert capfd.readouterr().err == announced
 
 
-def test_a_second_signal_from_the_launcher_does_not_kill_a_process_as_it_ends(monkeypatch):
+@pytest.fixture
+def launched(monkeypatch):
+    """Let this process have a launcher; restore the handlers that it leaves at SIG_IGN."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "error.json")
     before = [signal.getsignal(number) for number in SIGNALS]
-    try:
-        with StopRequests() as stop:
-            signal.raise_signal(signal.SIGUSR1)
-        for number in SIGNALS:
-            # Python restores its own handlers before it ends, but keeps SIG_IGN.
-            assert signal.getsignal(number) == signal.SIG_IGN
-        assert stop.received == signal.SIGUSR1
-    finally:
-        for number, handler in zip(SIGNALS, before, strict=True):
-            signal.signal(number, handler)
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("launched")
+def test_a_second_signal_from_the_launcher_does_not_kill_a_process_as_it_ends():
+    with StopRequests() as stop:
+        signal.raise_signal(signal.SIGUSR1)
+    for number in SIGNALS:
+        # Python restores its own handlers before it ends, but keeps SIG_IGN.
+        assert signal.getsignal(number) == signal.SIG_IGN
+    assert stop.received == signal.SIGUSR1
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize(
+    ("local_rank", "nodes", "received", "sent"),
+    [(0, 2, None, [(77, 15)]), (1, 2, None, []), (0, 1, None, []), (0, 2, signal.SIGTERM, [])],
+)
+def test_the_launcher_stops_if_only_another_node_was_signalled(
+    monkeypatch, local_rank, nodes, received, sent
+):
+    rank = 2 * nodes - 2 + local_rank
+    world = World(rank=rank, size=2 * nodes, local_rank=local_rank, local_size=2)
+    monkeypatch.setattr(interruption, "current_world", lambda: world)
+    monkeypatch.setattr(os, "getppid", lambda: 77)
+    calls = []
+    monkeypatch.setattr(os, "kill", lambda *call: calls.append(call))
+    with contextlib.suppress(InterruptedRunError), StopRequests() as stop:
+        stop.received = received
+        raise InterruptedRunError("saved")
+    assert calls == sent
 
 
 def test_a_signal_that_was_ignored_stays_ignored():

@@ -357,6 +357,33 @@ dist.destroy_process_group()
     assert sums == ["0 6", "1 6", "0 6", "1 6"]
 
 
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_node_with_a_frozen_process_ends_after_another(start, work_dir, port, frozen):
+    text = f"""
+ready()
+if rank == {frozen}:
+    os.kill(os.getpid(), signal.SIGSTOP)
+end_process("what and where")
+"""
+    before = """
+import tfm.distributed.launch
+tfm.distributed.launch._POLL_SECONDS = tfm.distributed.launch._GRACE_SECONDS = 0.1
+os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "1"
+"""
+    nodes = [
+        start(text, processes=1, nodes=2, rank=rank, rendezvous=f"127.0.0.1:{port}", before=before)
+        for rank in (0, 1)
+    ]
+    messages = ["what and where"] * 2
+    messages[frozen] = (
+        f"another node has ended; a process of this one did not, and was killed: {RESUME}"
+    )
+    for node, message in zip(nodes, messages, strict=True):
+        code, [_, line] = end(node)
+        assert (code, line) == (1, f"tfm: {message}")
+    assert_all_gone(work_dir)
+
+
 def test_a_node_does_not_wait_forever(start, port):
     launcher = start("", nodes=2, rendezvous=f"127.0.0.1:{port}", join_seconds=1)
     code, [*_, line] = end(launcher)

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from tfm.distributed.failures import end_process, has_launcher
+from tfm.errors import InterruptedRunError
 from tfm.world import current_world
 
 # A process that was asked to stop is killed if it has not saved and ended within this time.
@@ -64,14 +65,20 @@ class StopRequests:
             threading.Thread(target=self._answer, args=(reader, self._notice), daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        stops_for_others = self.received is None and kind is InterruptedRunError
         # The launcher may send the same signal again, which must not kill a process as it ends.
-        is_ending = self.received is not None and has_launcher()
+        is_ending = has_launcher() and (self.received is not None or stops_for_others)
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_IGN if is_ending else handler)
         if self._wakeup is not None:
             signal.set_wakeup_fd(-1)
             self._wakeup.close()  # ends the thread
+        world = current_world()
+        spans_nodes = world.size > world.local_size
+        if is_ending and stops_for_others and spans_nodes and world.local_rank == 0:
+            # The signal came to another node; the launcher of this one would wait for that node.
+            os.kill(os.getppid(), signal.SIGTERM)
 
     @property
     def exit_code(self) -> int | None:

@@ -9,7 +9,9 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,9 @@ from tfm.errors import InterruptedRunError, TrainingError
 from tfm.reporting import say
 
 _JOIN_SECONDS = 600
+_POLL_SECONDS = 2.0
+# For which the processes of a node may go on after another node has ended, to end by themselves.
+_GRACE_SECONDS = 10.0
 
 
 def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_SECONDS) -> int:
@@ -74,12 +79,17 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
             logs_specs=DefaultLogsSpecs(log_dir),
             signals_to_handle=",".join(signals),
         )
+        others = _OtherNodes(endpoint, join_seconds) if layout.nodes > 1 else None
         try:
-            elastic_launch(config, command[0])(*command[1:])
+            with others or contextlib.nullcontext():
+                elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as failed:
             raise _root_cause(failed.failures) from None
         except SignalException as stopped:
-            return _exit_code_after(stopped.sigval, Path(log_dir))
+            reason = "stopped before the run could save"
+            if others is not None and others.have_ended:
+                reason = "another node has ended; a process of this one did not, and was killed"
+            return _exit_code_after(stopped.sigval, Path(log_dir), if_unsaved=reason)
         except dist.DistError as error:
             reason = str(error).partition("\n")[0]
             raise TrainingError(
@@ -88,6 +98,49 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
                 "--rendezvous is an address of node 0 with a free port, which the others can reach"
             ) from None
     return 0
+
+
+class _OtherNodes:
+    """A context in which this launcher stops, as if by SIGTERM, if that of another node has ended.
+
+    Its processes notice that by themselves, unless they are frozen (SIGSTOP, a dead file server).
+    The launchers tell each other through the store of the rendezvous, which ends with node 0.
+
+    Attributes:
+        have_ended: Whether this launcher was stopped because another one had ended.
+    """
+
+    def __init__(self, endpoint: str, join_seconds: int) -> None:
+        self.have_ended = False
+        self._host, _, self._port = endpoint.rpartition(":")
+        self._timeout = timedelta(seconds=join_seconds)
+        self._is_leaving = threading.Event()
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> "_OtherNodes":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._has_failed = kind is not None
+        self._is_leaving.set()
+        self._thread.join(_POLL_SECONDS)  # the store may be lost
+
+    def _follow(self) -> None:
+        with contextlib.suppress(dist.DistError):  # the store has ended with node 0
+            store = dist.TCPStore(  # type: ignore[attr-defined]  # no stub
+                self._host.strip("[]"), int(self._port), timeout=self._timeout,
+                wait_for_workers=False,
+            )  # fmt: skip
+            while not store.check(["ended"]):
+                if self._is_leaving.wait(_POLL_SECONDS):
+                    if self._has_failed:
+                        store.set("ended", "")
+                    return
+        if not self._is_leaving.wait(_GRACE_SECONDS):
+            self.have_ended = True
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _set_environment(layout: Layout, num_processes: int) -> None:
@@ -157,7 +210,7 @@ def _root_cause(failures: Mapping[int, ProcessFailure]) -> TrainingError:
     return TrainingError(f"rank {rank} (host {host}, process {failure.pid}) {problem}; {RESUME}")
 
 
-def _exit_code_after(number: signal.Signals, log_dir: Path) -> int:
+def _exit_code_after(number: signal.Signals, log_dir: Path, *, if_unsaved: str) -> int:
     """Return the exit code after a signal for which the processes have saved and stopped.
 
     Raises TrainingError if one has failed to save, and InterruptedRunError if none has saved.
@@ -169,9 +222,7 @@ def _exit_code_after(number: signal.Signals, log_dir: Path) -> int:
             raise TrainingError(message, exit_code=facts["exit_code"])
     exit_code = StopRequests.EXIT_CODES[number]
     if not reports:
-        raise InterruptedRunError(
-            f"stopped before the run could save: {RESUME}", exit_code=exit_code or 1
-        )
+        raise InterruptedRunError(f"{if_unsaved}: {RESUME}", exit_code=exit_code or 1)
     return exit_code
 
 
