@@ -35,7 +35,7 @@ from token_dataset import write_token_dataset  # noqa: E402
 from tfm.backends.plain import PLAIN_TRAINING  # noqa: E402
 from tfm.backends.selection import inference_backend, training_backend  # noqa: E402
 from tfm.backends.training_compiled import CompiledTraining  # noqa: E402
-from tfm.config import RunConfig, SearchConfig, run_config  # noqa: E402
+from tfm.config import Precision, RunConfig, SearchConfig, run_config  # noqa: E402
 from tfm.data.dataset import ParallelDataset  # noqa: E402
 from tfm.device.compute import Compute, choose_compute  # noqa: E402
 from tfm.distributed.group import Group  # noqa: E402
@@ -52,7 +52,8 @@ _SHAPE = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 32, "d_ff
 _TINY_MODEL = _SHAPE | {"num_heads": 2} | dict.fromkeys(DROPOUTS, 0.1) | {"norm": "pre"}
 TINY = {"model": _TINY_MODEL, "batching": {"batch_tokens": 600, "bucket_tokens": 300}}
 NUM_PAIRS, VOCAB_SIZE, NUM_LOSSES = 100_000, 32_000, 50
-MAX_DIFFERENCE = {"fp32": 1e-4, "bf16": 2e-2}  # relative, of losses
+VOCAB_SIZES = ("source_vocab_size", "target_vocab_size")
+MAX_DIFFERENCE: dict[Precision, float] = {"fp32": 1e-4, "bf16": 2e-2}  # relative, of losses
 
 
 class Session:
@@ -63,7 +64,7 @@ class Session:
         self.is_dry = is_dry
         self.vocab_size = 500 if is_dry else VOCAB_SIZE
 
-    def compute(self, precision: str) -> Compute:
+    def compute(self, precision: Precision) -> Compute:
         """Choose the GPU, or the CPU in a dry run, and the arithmetic."""
         if self.is_dry:
             return choose_compute("cpu", "fp32", trains=True)
@@ -76,7 +77,7 @@ class Session:
 
     def trainer(self, run: RunConfig, compute: Compute, *, compiles: bool) -> trainer.Trainer:
         """Make a trainer of a new model on random tokens, which depend on the seed only."""
-        sizes = {"source_vocab_size": self.vocab_size, "target_vocab_size": self.vocab_size}
+        sizes: dict[str, Any] = dict.fromkeys(VOCAB_SIZES, self.vocab_size)
         data_dir = Path(tempfile.mkdtemp()) / "data"
         num_pairs = 1_000 if self.is_dry else NUM_PAIRS
         write_token_dataset(data_dir, num_pairs=num_pairs, vocab_size=self.vocab_size)
@@ -114,7 +115,7 @@ def train(session: Session, *, compiles: bool) -> dict[str, Any]:
 def decode(session: Session, arch: str, *, batch_size: int) -> dict[str, Any]:
     """Time a beam search of random sentences; the second of two batches counts."""
     run, compute = session.run(arch), session.compute("bf16")
-    sizes = {"source_vocab_size": session.vocab_size, "target_vocab_size": session.vocab_size}
+    sizes = dict.fromkeys(VOCAB_SIZES, session.vocab_size)
     torch.manual_seed(0)
     model = new_model(run.model, **sizes).to(compute.device)
     engine = Engine([model], compute, backend=inference_backend(compute))
@@ -151,8 +152,9 @@ def process_group(session: Session) -> dict[str, Any]:
         batch = next(made.batches()).own[0][1]
         summed = gradients.build_gradients(loss, InGroup(), batch, shard=name == "fsdp")
         with summed.accumulate(is_last=True):
-            sums = summed.add(batch, 1.0, before_backward=lambda: None)
-        found[name] = float(sums[0]) / batch.num_tokens
+            total, _ = summed.loss(batch)
+            total.backward()  # type: ignore[no-untyped-call]
+        found[name] = float(total.detach()) / batch.num_tokens
     dist.destroy_process_group()
     return {"ok": bool(np.isclose(found["ddp"], found["fsdp"], rtol=2e-2)), **found}
 
@@ -172,7 +174,7 @@ def prepared_losses(session: Session) -> dict[str, Any]:
     return {"ok": True, "first": found[0], "last": found[-1]}
 
 
-def compare_losses(session: Session, *, precision: str, compiles: bool) -> dict[str, Any]:
+def compare_losses(session: Session, *, precision: Precision, compiles: bool) -> dict[str, Any]:
     """Compare losses with those of a CPU."""
     expected = json.loads((session.out / "losses.json").read_text())
     compute = session.compute(precision)
@@ -212,8 +214,9 @@ def can_compile(session: Session) -> dict[str, Any]:
     return {"ok": session.is_dry or backend.compiles, "backend": type(backend).__name__}
 
 
-PLAIN, COMPILED = {"compiles": False}, {"compiles": True}
-SMALLER: dict[str, Any] = {"compiles": False, "max_tokens": 8_192}
+PLAIN: dict[str, Any] = {"compiles": False}
+COMPILED: dict[str, Any] = {"compiles": True}
+SMALLER = PLAIN | {"max_tokens": 8_192}
 # By stage and name: the step and its limit in seconds.
 STAGES: dict[str, dict[str, tuple[Callable[[Session], dict[str, Any]], int]]] = {
     "prepare": {"losses of the CPU": (prepared_losses, 580)},
@@ -244,14 +247,17 @@ def in_process(stage: str, name: str, out: Path, limit: int) -> dict[str, Any]:
     environment = os.environ | {variable: str(path) for variable, path in caches.items()}
     command = [sys.executable, __file__, stage, "--out", str(out), "--step", name]
     log = out / f"{stage} {name}.log"
-    pipes = {"stdout": subprocess.PIPE, "stderr": log.open("w"), "text": True}
     try:
-        done = subprocess.run(command, env=environment, timeout=limit, check=False, **pipes)
+        done = subprocess.run(
+            command, env=environment, timeout=limit, check=False, stdout=subprocess.PIPE,
+            stderr=log.open("w"), text=True,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"ok": False, "error": f"more than {limit} s"}
     if done.returncode:
         return {"ok": False, "error": log.read_text().strip().splitlines()[-1:]}
-    return json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def run_stage(stage: str, out: Path, *, is_dry: bool) -> list[dict[str, Any]]:
