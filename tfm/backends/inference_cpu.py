@@ -348,12 +348,14 @@ def prepack_plain(weight: Tensor, bias: Tensor | None) -> Linear:
 def prepack_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
     """Return a linear layer of weight [out, in] and bias [out] in fp32.
 
-    On AMD CPUs oneDNN multiplies by large weights. MKL multiplies by others, and reorders the
-    weight for each small number of rows but one.
+    On AMD CPUs oneDNN multiplies by large weights. MKL multiplies by others; on Intel CPUs, it
+    reorders the weight for each small number of rows but one.
     """
-    is_large = weight.numel() >= MIN_ONEDNN_ELEMENTS
-    if is_large and HAS_ONEDNN and this_cpu().vendor == "AuthenticAMD":
-        return _prepack_onednn(weight, bias)
+    if this_cpu().vendor == "AuthenticAMD":
+        is_large = weight.numel() >= MIN_ONEDNN_ELEMENTS
+        # MKL's copy of a small weight would take up to 28 times its size, and save no time.
+        prepack = _prepack_onednn if is_large and HAS_ONEDNN else prepack_plain
+        return prepack(weight, bias)
     reordered: dict[int, Tensor] = {}
     mkl: Any = torch.ops.mkl
 
