@@ -357,6 +357,31 @@ dist.destroy_process_group()
     assert sums == ["0 6", "1 6", "0 6", "1 6"]
 
 
+QUICK = """
+from tfm.distributed import nodes
+nodes._POLL_SECONDS = nodes._GRACE_SECONDS = 0.1
+os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "1"
+"""
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_all_nodes_say_what_ended_the_run(start, work_dir, port, failing):
+    text = f"""
+ready()
+if rank == {failing}:
+    os.kill(os.getpid(), 9)
+end_process("rank lost the connection", is_consequence=True)
+"""
+    where = f"127.0.0.1:{port}"
+    nodes = [start(text, processes=1, nodes=2, rank=rank, rendezvous=where) for rank in (0, 1)]
+    ends = [end(node) for node in nodes]
+    pid = (work_dir / f"ready{failing}").read_text()
+    name = f"rank {failing} (host {socket.gethostname()}, process {pid})"
+    for code, [_, line] in ends:
+        assert code == 1
+        assert line == f"tfm: {name} was killed by SIGKILL (out of memory?); {RESUME}"
+
+
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_node_with_a_frozen_process_ends_after_another(start, work_dir, port, frozen):
     text = f"""
@@ -365,13 +390,9 @@ if rank == {frozen}:
     os.kill(os.getpid(), signal.SIGSTOP)
 end_process("what and where")
 """
-    before = """
-import tfm.distributed.launch
-tfm.distributed.launch._POLL_SECONDS = tfm.distributed.launch._GRACE_SECONDS = 0.1
-os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "1"
-"""
+    where = f"127.0.0.1:{port}"
     nodes = [
-        start(text, processes=1, nodes=2, rank=rank, rendezvous=f"127.0.0.1:{port}", before=before)
+        start(text, processes=1, nodes=2, rank=rank, rendezvous=where, before=QUICK)
         for rank in (0, 1)
     ]
     messages = ["what and where"] * 2

@@ -9,9 +9,7 @@ import socket
 import struct
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,11 @@ from tfm.device.cpu import num_cores
 from tfm.distributed.failures import RESUME
 from tfm.distributed.interruption import SAVING_SECONDS, StopRequests
 from tfm.distributed.layout import Layout
-from tfm.errors import InterruptedRunError, TrainingError
+from tfm.distributed.nodes import OtherNodes
+from tfm.errors import InterruptedRunError, LostPeersError, TrainingError
 from tfm.reporting import say
 
 _JOIN_SECONDS = 600
-_POLL_SECONDS = 2.0
-# For which the processes of a node may go on after another node has ended, to end by themselves.
-_GRACE_SECONDS = 10.0
 
 
 def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_SECONDS) -> int:
@@ -79,12 +75,12 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
             logs_specs=DefaultLogsSpecs(log_dir),
             signals_to_handle=",".join(signals),
         )
-        others = _OtherNodes(endpoint, join_seconds) if layout.nodes > 1 else None
+        others = None
+        if layout.nodes > 1:
+            others = OtherNodes(endpoint, node_rank=layout.node_rank, join_seconds=join_seconds)
         try:
             with others or contextlib.nullcontext():
-                elastic_launch(config, command[0])(*command[1:])
-        except ChildFailedError as failed:
-            raise _root_cause(failed.failures) from None
+                _run(config, command)
         except SignalException as stopped:
             reason = "stopped before the run could save"
             if others is not None and others.have_ended:
@@ -100,47 +96,11 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
     return 0
 
 
-class _OtherNodes:
-    """A context in which this launcher stops, as if by SIGTERM, if that of another node has ended.
-
-    Its processes notice that by themselves, unless they are frozen (SIGSTOP, a dead file server).
-    The launchers tell each other through the store of the rendezvous, which ends with node 0.
-
-    Attributes:
-        have_ended: Whether this launcher was stopped because another one had ended.
-    """
-
-    def __init__(self, endpoint: str, join_seconds: int) -> None:
-        self.have_ended = False
-        self._host, _, self._port = endpoint.rpartition(":")
-        self._timeout = timedelta(seconds=join_seconds)
-        self._is_leaving = threading.Event()
-        self._has_failed = False
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-
-    def __enter__(self) -> "_OtherNodes":
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._has_failed = kind is not None
-        self._is_leaving.set()
-        self._thread.join(_POLL_SECONDS)  # the store may be lost
-
-    def _follow(self) -> None:
-        with contextlib.suppress(dist.DistError):  # the store has ended with node 0
-            store = dist.TCPStore(  # type: ignore[attr-defined]  # no stub
-                self._host.strip("[]"), int(self._port), timeout=self._timeout,
-                wait_for_workers=False,
-            )  # fmt: skip
-            while not store.check(["ended"]):
-                if self._is_leaving.wait(_POLL_SECONDS):
-                    if self._has_failed:
-                        store.set("ended", "")
-                    return
-        if not self._is_leaving.wait(_GRACE_SECONDS):
-            self.have_ended = True
-            os.kill(os.getpid(), signal.SIGTERM)
+def _run(config: LaunchConfig, command: Sequence[str]) -> None:
+    try:
+        elastic_launch(config, command[0])(*command[1:])
+    except ChildFailedError as failed:
+        raise _root_cause(failed.failures) from None
 
 
 def _set_environment(layout: Layout, num_processes: int) -> None:
@@ -196,7 +156,8 @@ def _root_cause(failures: Mapping[int, ProcessFailure]) -> TrainingError:
     failure = failures[rank]
     message, facts = _report_in(failure.error_file_data)
     if message and not facts.get("py_callstack"):
-        return TrainingError(message, exit_code=facts.get("exit_code", 1))
+        kind = LostPeersError if facts["is_consequence"] else TrainingError
+        return kind(message, exit_code=facts["exit_code"])
     if message:
         sys.stderr.write(facts["py_callstack"])
         problem = f"hit a bug: {message}"
