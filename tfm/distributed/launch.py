@@ -75,9 +75,7 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
             logs_specs=DefaultLogsSpecs(log_dir),
             signals_to_handle=",".join(signals),
         )
-        others = None
-        if layout.nodes > 1:
-            others = OtherNodes(endpoint, node_rank=layout.node_rank, join_seconds=join_seconds)
+        others = OtherNodes(endpoint, node_rank=layout.node_rank) if layout.nodes > 1 else None
         try:
             with others or contextlib.nullcontext():
                 _run(config, command)

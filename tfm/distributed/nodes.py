@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from datetime import timedelta
@@ -31,11 +32,11 @@ class OtherNodes:
         have_ended: Whether this launcher was stopped because another one had ended.
     """
 
-    def __init__(self, endpoint: str, *, node_rank: int, join_seconds: int) -> None:
+    def __init__(self, endpoint: str, *, node_rank: int) -> None:
         self.have_ended = False
-        self._host, _, self._port = endpoint.rpartition(":")
+        host, _, port = endpoint.rpartition(":")
+        self._address = host.strip("[]"), int(port)
         self._node_rank = node_rank
-        self._join_seconds = join_seconds
         self._is_leaving = threading.Event()
 
     def __enter__(self) -> "OtherNodes":
@@ -45,9 +46,10 @@ class OtherNodes:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._is_leaving.set()
         cause = b""
-        with contextlib.suppress(dist.DistError):  # node 0 has ended, or none has given a cause
+        # Node 0 has ended, or no node has given a cause.
+        with contextlib.suppress(OSError, dist.DistError):
             if error is not None:
-                store = self._connect(_CAUSE_SECONDS)
+                store = self._connect()
                 store.set(_ENDED, "")
                 if isinstance(error, LostPeersError):
                     cause = store.get(_CAUSE)
@@ -59,18 +61,29 @@ class OtherNodes:
             raise TrainingError(cause.decode()) from None
 
     def _follow(self) -> None:
-        """Stop this launcher if another one has ended, or the store with node 0."""
-        with contextlib.suppress(dist.DistError):
-            store = self._connect(self._join_seconds)
-            while not store.check([_ENDED]):
-                if self._is_leaving.wait(_POLL_SECONDS):
-                    return
+        """Stop this launcher if another one has ended."""
+        store, has_connected = None, False
+        while not self._is_leaving.wait(_POLL_SECONDS):
+            try:
+                store = store or self._connect()
+                has_connected = True
+                if store.check([_ENDED]):
+                    break
+            except dist.DistError:
+                store = None
+            except ConnectionRefusedError:
+                if has_connected:  # node 0 has ended; before, it has not started
+                    break
+            except OSError:  # the network is down, which the processes notice
+                continue
         if not self._is_leaving.wait(_GRACE_SECONDS):
             self.have_ended = True
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _connect(self, seconds: float) -> Any:
+    def _connect(self) -> Any:
+        """Connect to the store; raise OSError or DistError if that fails."""
+        # torch would log at length that nobody listens.
+        socket.create_connection(self._address, _CAUSE_SECONDS).close()
         return dist.TCPStore(  # type: ignore[attr-defined]  # no stub
-            self._host.strip("[]"), int(self._port), timeout=timedelta(seconds=seconds),
-            wait_for_workers=False,
-        )  # fmt: skip
+            *self._address, timeout=timedelta(seconds=_CAUSE_SECONDS), wait_for_workers=False
+        )
