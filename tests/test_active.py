@@ -11,6 +11,7 @@ import torch
 from small_models import batch_of
 from torch.overrides import TorchFunctionMode
 
+from tfm.backends.inference_cpu import CpuInference, prepack_fp32
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import EOS, UNK
 from tfm.model import cache
@@ -196,21 +197,28 @@ def test_the_best_continuations_are_the_best_of_all_log_probabilities(prefixes):
         assert hypotheses.tokens.shape[2] >= max(map(len, SOURCES)) + 3
 
 
+@pytest.mark.parametrize("prepacked", [False, True], ids=["plain", "prepacked"])
 @pytest.mark.parametrize("vocab_size", [V, 65, 130])
-def test_impossible_continuations_beside_a_prefix_have_tokens_in_the_vocabulary(vocab_size):
-    """A forced sentence has fewer continuations than its beam; the model embeds the others too."""
+def test_impossible_continuations_beside_a_prefix_have_tokens_in_the_vocabulary(
+    vocab_size, prepacked
+):
+    """A forced sentence has fewer continuations than its beam; the model embeds the others too.
+
+    A CPU's inference backend pads the vocabulary.
+    """
     config = TransformerConfig(
         num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2
     )
     torch.manual_seed(0)
     model = new_model(config, source_vocab_size=vocab_size, target_vocab_size=vocab_size).eval()
+    if prepacked:
+        model = CpuInference(prepack_fp32, torch.float32).optimized(model)
     sources, beam = SOURCES * 5, SearchConfig(beam_size=6, n_best=2, max_extra_length=4)
     with torch.inference_mode():
         hypotheses = ActiveHypotheses(model, *batch_of(sources), beam, [[5, 4, 6], *[[]] * 19])
         for _ in range(3):
-            found = hypotheses.best_continuations(200)
-            assert (found.tokens < vocab_size).all()
-            advance(hypotheses, found)
+            advance(hypotheses, hypotheses.best_continuations(200))
+            assert (hypotheses.tokens < vocab_size).all()
 
 
 class Waits(TorchFunctionMode):

@@ -177,6 +177,7 @@ class ActiveHypotheses:
         log_probs, parents, tokens = chosen
         num_sentences, num_hypotheses, length = self.tokens.shape
         log_probs = np.where(is_active, log_probs, np.float32(-math.inf))
+        tokens = np.where(is_active, tokens, PAD)  # an impossible one may not be in the vocabulary
         # [B, K'] indices among the B·K
         rows = np.arange(0, num_sentences * num_hypotheses, num_hypotheses)[:, None] + parents
         is_open = is_active.any(axis=1)
