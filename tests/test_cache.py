@@ -191,6 +191,17 @@ def test_columns_that_no_hypothesis_sees_are_dropped(padded):
 
 
 @torch.inference_mode()
+def test_a_cache_grows_only_if_dropping_columns_makes_no_room(monkeypatch):
+    monkeypatch.setattr(cache, "_DROP_INTERVAL", 1_000)
+    decoding = Decoding(transformer(), [4, 4, 4])
+    decoding.step()
+    for _ in range(30):  # all hypotheses continue one
+        decoding.extend(4, parents=torch.randint(decoding.tokens.size(1), (3, 1)).expand(3, 4))
+        decoding.step()
+    assert decoding.state.past[0][0].size(2) == cache._FIRST_CAPACITY
+
+
+@torch.inference_mode()
 @EVERY_MODEL_AND_BEAM
 def test_dropping_columns_at_every_step_does_not_change_logits(changes, beam, monkeypatch):
     monkeypatch.setattr(cache, "_DROP_INTERVAL", 1)

@@ -20,9 +20,10 @@ KeysValues = tuple[Tensor, Tensor]
 # Above this beam size, one cache per hypothesis is faster than a shared, masked one.
 _MAX_SHARING = 8
 _FIRST_CAPACITY = 64
-# Drop columns every few positions, and only if at most this fraction remains.
+# Drop columns every few positions and before the cache grows, if at most this fraction remains.
 _DROP_INTERVAL = 4
 _DROP_THRESHOLD = 0.75
+_DROP_THRESHOLD_IF_FULL = 0.9
 
 
 class DecodingState(Protocol):
@@ -186,7 +187,7 @@ class DecoderCache:
         if self.bias is not None:
             if share:
                 self.bias = self.bias.flatten(0, 1)[rows]
-                if self.window is None and self.position % _DROP_INTERVAL == 0:
+                if self.window is None:
                     self._drop_columns(self.bias)
             else:
                 self._unshare(rows.flatten())
@@ -199,9 +200,13 @@ class DecoderCache:
 
     def _drop_columns(self, bias: Tensor) -> None:
         """Drop columns that no hypothesis sees, if every sentence has enough of them."""
+        num_columns = self.offsets[-1]
+        is_full = num_columns + bias.size(1) > self.past[0][0].size(2)
+        if not is_full and self.position % _DROP_INTERVAL:
+            return
         is_seen = bias.isfinite().any(dim=1)  # [B, C]
         num_kept = int(is_seen.sum(dim=1).max())
-        if num_kept > _DROP_THRESHOLD * self.offsets[-1]:
+        if num_kept > (_DROP_THRESHOLD_IF_FULL if is_full else _DROP_THRESHOLD) * num_columns:
             return
         # [B, C'] the columns that are seen, in order, and others up to the same number.
         columns = is_seen.byte().argsort(dim=1, descending=True, stable=True)[:, :num_kept]
