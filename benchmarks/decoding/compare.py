@@ -9,15 +9,15 @@ other is left out, with a message and exit status 1. Without --envs, libraries m
 beside tfm. CTranslate2 reads the output of `tfm export`, the two others a
 converted state dict; both must reproduce tfm's log probabilities first.
 
-Each library first finds its best setting on a sample, and among the fastest on as much text as a
-round: the number of parallel batches that share the threads, and the batch size (tfm keeps its
-default). Then all libraries translate the text in turn, each run in its own process, for some
-rounds. Only translation is timed, with a loaded model that has warmed up. The time of tfm includes
-tokenization; the others read and write pieces or token ids. Target tokens include EOS. At --length-
-penalty 0, all libraries search for the same; other values have a different meaning: Wu et al.'s
-formula in tfm and OpenNMT-py, a power of the length in the other two. In tfm, a translation has at
-most 50 tokens more than its source; the others have one limit for all, which follows from the
-longest source and is reached by a model that repeats itself.
+Each library first finds its best setting: the number of parallel batches that share the threads,
+and the batch size (tfm keeps its default). All are tried on a sample, and the fastest again on the
+text of a round. Then all libraries translate the text in turn, each run in its own process, for
+some rounds. Only translation is timed, with a loaded model that has warmed up. The time of tfm
+includes tokenization; the others read and write pieces or token ids. Target tokens include EOS. At
+--length-penalty 0, all libraries search for the same; other values have a different meaning: Wu et
+al.'s formula in tfm and OpenNMT-py, a power of the length in the other two. In tfm, a translation
+has at most 50 tokens more than its source; the others have one limit for all, which follows from
+the longest source and is reached by a model that repeats itself.
 
 The table goes to stdout as Markdown; --out keeps one JSON file and one log per run.
 """
@@ -42,7 +42,7 @@ from tfm.storage.checkpoint.run_folder import find_model
 
 _HERE = Path(__file__).parent
 _OURS = "tfm"
-# Settings that reach this fraction of the best speed are tried again, on as much text as a round.
+# Settings that reach this fraction of the best speed are tried again, on the text of a round.
 _CLOSE = 0.8
 # The precisions that each library supports.
 _PRECISIONS = {
@@ -99,7 +99,7 @@ def main() -> None:
         for contestant, choice in tuned.items():
             if choice is None:
                 continue
-            result = bench.time(contestant, *choice, number=number)
+            result = bench.time(contestant, *choice, name=_name(contestant, number))
             if result is not None:
                 results.setdefault(contestant, (choice[0], []))[1].append(result)
     vocabulary = Vocabulary.load(options.model)
@@ -183,6 +183,15 @@ def _settings(name: str, options: argparse.Namespace) -> Iterator[Setting]:
             yield Setting(processes, threads, size, "tokens")
 
 
+def _name(contestant: Contestant, *details: object) -> str:
+    """Return the name of a run, and of its files."""
+    return "-".join(map(str, (contestant, *details)))
+
+
+def _speed(result: dict[str, Any]) -> float:
+    return float(result["tokens_per_second"])
+
+
 class _Bench:
     """Runs the runners on a text."""
 
@@ -198,40 +207,35 @@ class _Bench:
         options = self._options
         num_sentences = min(30, options.sample) if options.latency else options.sample
         results: dict[Setting, dict[str, Any]] = {}
-
-        def speed(setting: Setting) -> float:
-            return float(results[setting]["tokens_per_second"])
-
-        def attempt(setting: Setting, number: int, copies: int) -> None:
-            name = f"{contestant}-{'-'.join(map(str, setting))}-{number}"
-            result = self._run(
-                contestant, setting, name, num_sentences=num_sentences, copies=copies
-            )
+        for setting in _settings(contestant.name, options):
+            name = _name(contestant, *setting)
+            result = self._run(contestant, setting, name, num_sentences=num_sentences, copies=1)
             if result is not None:
                 results[setting] = result
-
-        for setting in _settings(contestant.name, options):
-            attempt(setting, 1, 1)
-            if not results:
+            elif not results:
                 return None  # other settings would fail as well
-        best = max(results, key=speed)
+        best = max(results, key=lambda setting: _speed(results[setting]))
         fraction = len(results[best]["translations"]) / len(self._text.lines)
         seconds = sum(results[best]["seconds"]) / fraction
         copies = max(1, min(options.repeat, int(options.max_seconds / seconds)))
-        close = [each for each in results if speed(each) >= _CLOSE * speed(best)]
+        fast_enough = _CLOSE * _speed(results[best])
+        close = [setting for setting, result in results.items() if _speed(result) >= fast_enough]
+        speeds: dict[Setting, float] = {}
         for setting in close:
-            attempt(setting, 2, copies)
-        best = max(close, key=speed)
-        return best, copies
+            name = _name(contestant, *setting, "again")
+            result = self.time(contestant, setting, copies, name=name)
+            if result is not None:
+                speeds[setting] = _speed(result)
+        return (max(speeds, key=lambda setting: speeds[setting]), copies) if speeds else None
 
     def time(
-        self, contestant: Contestant, setting: Setting, copies: int, *, number: int
+        self, contestant: Contestant, setting: Setting, copies: int, *, name: str
     ) -> dict[str, Any] | None:
-        """Return the result of a round; None if it fails, after a message."""
+        """Return the result for the whole text; None if it fails, after a message."""
         return self._run(
             contestant,
             setting,
-            f"{contestant}-{number}",
+            name,
             num_sentences=(
                 self._options.latency_sentences if self._options.latency else len(self._text.lines)
             ),
