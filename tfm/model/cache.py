@@ -3,7 +3,8 @@
 The hypotheses of a sentence share a cache, to which each adds a column of keys and values at each
 step; a mask hides the columns of the others. So reordering hypotheses reorders the mask and leaves
 the cache in place. To attention, they are queries over the same keys. Most of the past is common to
-all hypotheses of a sentence: every few steps, columns that none of them sees are dropped.
+all hypotheses of a sentence: every few steps, and before the cache grows, columns that none of them
+sees are dropped.
 """
 
 import math
