@@ -86,15 +86,44 @@ def test_the_best_continuations_are_those_of_a_full_softmax_and_sort(vocab_size,
             assert_best(found, expected, vocab_size=vocab_size, size=size)
 
 
+@pytest.mark.parametrize("kind", ["plain", "some impossible"])
+def test_as_many_half_precision_logits_as_a_large_batch_has_are_normalized_alike(kind):
+    torch.manual_seed(0)
+    log_probs, rows = -torch.rand(300, 4) * 5, torch.arange(1_200)
+    logits = random_logits(len(rows), 1_001, kind=kind, dtype=torch.bfloat16)
+    found = best_of(logits, log_probs, rows, 4)
+    expected = every_total(logits, log_probs, rows)
+    assert_best(found, expected, vocab_size=1_001, size=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_a_forced_token_keeps_its_probability_and_excludes_all_others(vocab_size):
+def test_tokens_that_are_ruled_out_are_not_chosen(vocab_size, dtype):
     for seed in range(6):
-        logits, log_probs, rows = new_case(seed, vocab_size, inactive=seed % 2 == 1)
+        logits, log_probs, rows = new_case(seed, vocab_size, dtype=dtype, inactive=seed % 2 == 1)
+        expected = every_total(logits, log_probs, rows)
+        next_tokens = NextTokens.of(logits.clone(), EXCLUDED)
+        # The most probable token of some hypotheses, and EOS of all.
+        tokens = logits.index_fill(1, torch.tensor(EXCLUDED), -math.inf).argmax(dim=1)
+        ruled_out = (torch.rand(len(rows)) < 0.5).nonzero()[:, 0]
+        pairs = [(ruled_out, tokens[ruled_out]), (torch.arange(len(rows)), EOS)]
+        for each, token in pairs:
+            next_tokens.rule_out(each, torch.as_tensor(token).expand(len(each)))
+            expected.view(-1, vocab_size)[rows[each], token] = -math.inf
+        found = next_tokens.best(log_probs, rows, 4)
+        assert_best(found, expected, vocab_size=vocab_size, size=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_a_forced_token_keeps_its_probability_and_excludes_all_others(vocab_size, dtype):
+    for seed in range(6):
+        logits, log_probs, rows = new_case(seed, vocab_size, dtype=dtype, inactive=seed % 2 == 1)
         forced_rows = (torch.rand(len(rows)) < 0.5).nonzero()[:, 0]
         tokens = torch.randint(EOS, vocab_size, forced_rows.shape)
         forced = list(zip(forced_rows.tolist(), tokens.tolist(), strict=True))
         expected = every_total(logits, log_probs, rows, forced)
-        next_tokens = NextTokens.of(logits, EXCLUDED)
+        next_tokens = NextTokens.of(logits.clone(), EXCLUDED)
         next_tokens.force(forced_rows, tokens)
         found = next_tokens.best(log_probs, rows, 4)
         assert_best(found, expected, vocab_size=vocab_size, size=4)

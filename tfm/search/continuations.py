@@ -11,8 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfm.data.subword import EOS
+
 # The vocabulary is searched in blocks of about this many tokens.
 _BLOCK_SIZE = 64
+# Logits that a thread converts to fp32 at a time, so that they stay in the cache of its core.
+_CACHED_LOGITS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -21,18 +25,21 @@ class NextTokens:
 
     Attributes:
         vocab_size: V.
-        log_probs: [R, blocks, block] in fp32 or float64; -inf for excluded tokens and after the
-            last token.
+        scores: [R, blocks, block] log probabilities in fp32 or float64, or logits in another
+            dtype; -inf for excluded tokens and after the last token.
+        normalizers: [R, 1] the logits of a hypothesis are greater than its log probabilities by
+            this; None if the scores are log probabilities.
         block_max: [R, blocks] greatest log probability of each block.
         excluded: [N] tokens that are excluded.
-        excluded_log_probs: [R, N] their log probabilities.
+        excluded_scores: [R, N] their scores.
     """
 
     vocab_size: int
-    log_probs: Tensor
+    scores: Tensor
+    normalizers: Tensor | None
     block_max: Tensor
     excluded: Tensor
-    excluded_log_probs: Tensor
+    excluded_scores: Tensor
 
     @classmethod
     def of(cls, logits: Tensor, excluded: tuple[int, ...]) -> "NextTokens":
@@ -41,33 +48,39 @@ class NextTokens:
         Excluded tokens must not be produced, but keep their share of the probability.
         """
         num_rows, vocab_size = logits.shape
-        log_probs = logits if logits.dtype == torch.float64 else logits.float()
-        log_probs = torch.log_softmax(log_probs, dim=1, out=log_probs)
-        columns = indices_on(logits.device, excluded)
-        excluded_log_probs = log_probs.index_select(1, columns)
-        log_probs.index_fill_(1, columns, -math.inf)
         block_size = _block_size(vocab_size)
         if vocab_size % block_size:
-            log_probs = F.pad(log_probs, (0, -vocab_size % block_size), value=-math.inf)
-        log_probs = log_probs.view(num_rows, -1, block_size)
-        return cls(vocab_size, log_probs, log_probs.amax(dim=2), columns, excluded_log_probs)
+            logits = F.pad(logits, (0, -vocab_size % block_size), value=-math.inf)
+        columns = indices_on(logits.device, excluded)
+        if logits.is_cpu and logits.dtype.itemsize < torch.float32.itemsize:
+            scores = logits
+            normalized = _normalize(logits, columns, block_size)
+        else:
+            scores = logits if logits.dtype == torch.float64 else logits.float()
+            scores = torch.log_softmax(scores, dim=1, out=scores)
+            normalized = None
+        excluded_scores = scores.index_select(1, columns)
+        scores.index_fill_(1, columns, -math.inf)
+        scores = scores.view(num_rows, -1, block_size)
+        normalizers, block_max = normalized or (None, scores.amax(dim=2))
+        return cls(vocab_size, scores, normalizers, block_max, columns, excluded_scores)
 
     def rule_out(self, rows: Tensor, tokens: Tensor) -> None:
         """Rule out [N] tokens of [N] rows."""
-        block_size = self.log_probs.size(2)
+        num_blocks, block_size = self.scores.shape[1:]
         blocks = tokens // block_size
-        self.log_probs[rows, blocks, tokens % block_size] = -math.inf
-        self.block_max[rows, blocks] = self.log_probs[rows, blocks].amax(dim=1)
+        self.scores[rows, blocks, tokens % block_size] = -math.inf
+        self.block_max[rows, blocks] = self._log_probs(rows * num_blocks + blocks).amax(dim=1)
 
     def force(self, rows: Tensor, tokens: Tensor) -> None:
         """Exclude all tokens but [N] tokens of [N] rows, which keep their probability."""
-        block_size = self.log_probs.size(2)
+        num_blocks, block_size = self.scores.shape[1:]
         blocks, columns = tokens // block_size, tokens % block_size
-        forced = self._log_probs_of(tokens, rows)
-        self.log_probs[rows] = -math.inf
-        self.log_probs[rows, blocks, columns] = forced
+        forced = self._scores_of(tokens, rows)
+        self.scores[rows] = -math.inf
+        self.scores[rows, blocks, columns] = forced
         self.block_max[rows] = -math.inf
-        self.block_max[rows, blocks] = forced
+        self.block_max[rows, blocks] = self._log_probs(rows * num_blocks + blocks).amax(dim=1)
 
     def best(self, log_probs: Tensor, rows: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the most probable continuations of each sentence, best first.
@@ -81,7 +94,7 @@ class NextTokens:
             size: Maximum number of continuations of a sentence.
         """
         (num_sentences, num_hypotheses), num_slots = log_probs.shape, log_probs.numel()
-        num_rows, num_blocks, block_size = self.log_probs.shape
+        num_rows, num_blocks, block_size = self.scores.shape
         size = min(size, num_hypotheses * self.vocab_size)
         past = log_probs.view(-1, 1)
         if size == num_hypotheses == 1 and num_rows == num_sentences:
@@ -108,7 +121,7 @@ class NextTokens:
             slots = blocks // num_blocks
             blocks = row_of_slot.index_select(0, slots) * num_blocks + blocks % num_blocks
         # The tokens of these blocks, [B, n · block], and the best of them.
-        candidates = self.log_probs.view(-1, block_size).index_select(0, blocks)
+        candidates = self._log_probs(blocks)
         past = log_probs.gather(1, chosen // num_blocks)[:, :, None]
         totals = (candidates.view(*chosen.shape, -1) + past).flatten(1)
         best, index = totals.topk(min(size, totals.size(1)), dim=1)
@@ -120,22 +133,53 @@ class NextTokens:
 
     def _most_probable(self, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the single best continuation of each of R sentences with one hypothesis [R, 1]."""
-        num_rows, num_blocks, block_size = self.log_probs.shape
+        num_rows, num_blocks, block_size = self.scores.shape
         chosen = blocks = self.block_max.argmax(dim=1)
         if num_rows > 1:
             stop = num_rows * num_blocks
             blocks = blocks + torch.arange(0, stop, num_blocks, device=blocks.device)
-        candidates = self.log_probs.view(-1, block_size).index_select(0, blocks)
-        best, column = candidates.max(dim=1, keepdim=True)
+        best, column = self._log_probs(blocks).max(dim=1, keepdim=True)
         return best + past, torch.zeros_like(column), chosen[:, None] * block_size + column
 
-    def _log_probs_of(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Return the log probabilities [N] of tokens [N] of rows [N], even of excluded tokens."""
-        block_size = self.log_probs.size(2)
-        log_probs = self.log_probs[rows, tokens // block_size, tokens % block_size]
-        for token, excluded in zip(self.excluded, self.excluded_log_probs[rows].mT, strict=True):
-            log_probs = torch.where(tokens == token, excluded, log_probs)
-        return log_probs
+    def _log_probs(self, blocks: Tensor) -> Tensor:
+        """Return the log probabilities [N, block] of blocks [N] among the R · blocks."""
+        _, num_blocks, block_size = self.scores.shape
+        scores = self.scores.view(-1, block_size).index_select(0, blocks)
+        if self.normalizers is None:
+            return scores
+        return scores - self.normalizers.index_select(0, blocks // num_blocks)
+
+    def _scores_of(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """Return the scores [N] of tokens [N] of rows [N], even of excluded tokens."""
+        block_size = self.scores.size(2)
+        scores = self.scores[rows, tokens // block_size, tokens % block_size]
+        for token, excluded in zip(self.excluded, self.excluded_scores[rows].mT, strict=True):
+            scores = torch.where(tokens == token, excluded, scores)
+        return scores
+
+
+def _normalize(logits: Tensor, excluded: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+    """Return the normalizers [R, 1] of logits [R, V], and the maxima of blocks [R, V / block].
+
+    These are the greatest log probabilities but those of the excluded tokens [N]. Only a part of
+    the logits is in fp32 at a time.
+    """
+    num_rows, vocab_size = logits.shape
+    normalizers = torch.empty(num_rows, 1)
+    block_max = torch.empty(num_rows, vocab_size // block_size)
+    size = max(1, torch.get_num_threads() * _CACHED_LOGITS // vocab_size)
+    buffer = torch.empty(min(size, num_rows), vocab_size)
+    tensors = logits, normalizers, block_max
+    parts = zip(*(torch.split(x, size) for x in tensors), strict=True)
+    for part, part_normalizers, part_max in parts:
+        log_probs = buffer[: len(part)].copy_(part)
+        torch.log_softmax(log_probs, dim=1, out=log_probs)
+        # EOS is never impossible, so its logit is finite.
+        ends = slice(EOS, EOS + 1)
+        torch.sub(part[:, ends], log_probs[:, ends], out=part_normalizers)
+        log_probs.index_fill_(1, excluded, -math.inf)
+        torch.amax(log_probs.view(len(part), -1, block_size), dim=2, out=part_max)
+    return normalizers, block_max
 
 
 @functools.cache
