@@ -5,6 +5,7 @@ object. Its input is written by `compare.py`.
 """
 
 import argparse
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -126,9 +127,8 @@ def _peak_memory_mb(process: Path) -> float:
     """Return the peak memory of a process and its children, from Linux's /proc."""
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
     peak = int(status["VmHWM"].split()[0]) / 1024
-    children = [
-        child
-        for listing in process.glob("task/*/children")
-        for child in listing.read_text().split()
-    ]
+    children: list[str] = []
+    for listing in process.glob("task/*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            children += listing.read_text().split()
     return peak + sum(_peak_memory_mb(Path("/proc") / child) for child in children)
