@@ -9,15 +9,16 @@ other is left out, with a message and exit status 1. Without --envs, libraries m
 beside tfm. CTranslate2 reads the output of `tfm export`, the two others a
 converted state dict; both must reproduce tfm's log probabilities first.
 
-Each library first finds its best setting: the number of parallel batches that share the threads,
-and the batch size (tfm keeps its default). All are tried on a sample, and the fastest again on the
-text of a round. Then all libraries translate the text in turn, each run in its own process, for
-some rounds. Only translation is timed, with a loaded model that has warmed up. The time of tfm
-includes tokenization; the others read and write pieces or token ids. Target tokens include EOS. At
---length-penalty 0, all libraries search for the same; other values have a different meaning: Wu et
-al.'s formula in tfm and OpenNMT-py, a power of the length in the other two. In tfm, a translation
-has at most 50 tokens more than its source; the others have one limit for all, which follows from
-the longest source and is reached by a model that repeats itself.
+tfm keeps its defaults: on Linux, a process for each thread of a CPU. The others first find their
+best settings: the number of parallel batches that share the threads, and the batch size. All are
+tried on a sample, and the fastest again on the text of a round. Then all libraries translate the
+text in turn, each run in its own process, for some rounds. Only translation is timed, with a loaded
+model that has warmed up. The time of tfm includes tokenization; the others read and write pieces or
+token ids. Target tokens include EOS. At --length-penalty 0, all libraries search for the same;
+other values have a different meaning: Wu et al.'s formula in tfm and OpenNMT-py, a power of the
+length in the other two. In tfm, a translation has at most 50 tokens more than its source; the
+others have one limit for all, which follows from the longest source and is reached by a model that
+repeats itself.
 
 The table goes to stdout as Markdown; --out keeps one JSON file and one log per run.
 """
@@ -171,12 +172,13 @@ def _settings(name: str, options: argparse.Namespace) -> Iterator[Setting]:
         for threads in divisors:
             yield Setting(1, threads, 0 if name == _OURS else 1, "examples")
         return
-    one_batch = name not in (_OURS, "ctranslate2") or options.device == "cuda"
+    if name == _OURS:
+        processes = num_threads if options.device == "cpu" and sys.platform == "linux" else 1
+        yield Setting(processes, num_threads // processes, 0, "tokens")
+        return
+    one_batch = name != "ctranslate2" or options.device == "cuda"
     for processes in [1] if one_batch else divisors:
         threads = num_threads // processes
-        if name == _OURS:
-            yield Setting(processes, threads, 0, "tokens")
-            continue
         for size in options.batch_sizes:
             yield Setting(processes, threads, size, "examples")
         for size in options.batch_tokens if name == "ctranslate2" else ():

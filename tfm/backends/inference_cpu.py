@@ -32,8 +32,10 @@ _SMALL_NUM_ROWS = (1, 4, 8)
 _VECTOR_SIZE = 16  # elements in fp32 of the vectors of AVX-512
 # Pad the vocabulary to a multiple of the size of the blocks in which beam search reads it.
 _VOCAB_MULTIPLE = 64
-# From this number of elements of the weight on, oneDNN is faster than MKL in fp32 on AMD CPUs.
+# In fp32 on AMD CPUs, oneDNN is faster than MKL from this number of elements of the weight on, or
+# from this number of rows: fewer do not repay what it does before it multiplies.
 MIN_ONEDNN_ELEMENTS = 1 << 17
+_MIN_ONEDNN_ROWS = 128
 
 # Linear layers are operations of torch without a public name: `verification` compares them first.
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
@@ -348,14 +350,11 @@ def prepack_plain(weight: Tensor, bias: Tensor | None) -> Linear:
 def prepack_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
     """Return a linear layer of weight [out, in] and bias [out] in fp32.
 
-    On AMD CPUs oneDNN multiplies by large weights. MKL multiplies by others; on Intel CPUs, it
-    reorders the weight for each small number of rows but one.
+    On AMD CPUs oneDNN multiplies many rows or a large weight. MKL multiplies others; on Intel CPUs,
+    it reorders the weight for each small number of rows but one.
     """
     if this_cpu().vendor == "AuthenticAMD":
-        is_large = weight.numel() >= MIN_ONEDNN_ELEMENTS
-        # MKL's copy of a small weight would take up to 28 times its size, and save no time.
-        prepack = _prepack_onednn if is_large and HAS_ONEDNN else prepack_plain
-        return prepack(weight, bias)
+        return _prepack_fp32_on_amd(weight, bias)
     reordered: dict[int, Tensor] = {}
     mkl: Any = torch.ops.mkl
 
@@ -368,6 +367,22 @@ def prepack_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
                 reordered[num_rows] = mkl._mkl_reorder_linear_weight(weight, num_rows)
             out = mkl._mkl_linear(x, reordered[num_rows], weight, bias, num_rows)
         return out.relu_() if relu else out
+
+    return linear
+
+
+def _prepack_fp32_on_amd(weight: Tensor, bias: Tensor | None) -> Linear:
+    # MKL's copy of a small weight would take up to 28 times its size, and save no time.
+    by_mkl = prepack_plain(weight, bias)
+    if not HAS_ONEDNN:
+        return by_mkl
+    by_onednn = _prepack_onednn(weight, bias)
+    if weight.numel() >= MIN_ONEDNN_ELEMENTS:
+        return by_onednn
+
+    def linear(x: Tensor, relu: bool) -> Tensor:
+        num_rows = x.numel() // x.size(-1)
+        return (by_onednn if num_rows >= _MIN_ONEDNN_ROWS else by_mkl)(x, relu)
 
     return linear
 
