@@ -11,14 +11,14 @@ converted state dict; both must reproduce tfm's log probabilities first.
 
 tfm keeps its defaults: on Linux, a process for each thread of a CPU. The others first find their
 best settings: the number of parallel batches that share the threads, and the batch size. All are
-tried on a sample, and the fastest again on the text of a round. Then all libraries translate the
-text in turn, each run in its own process, for some rounds. Only translation is timed, with a loaded
-model that has warmed up. The time of tfm includes tokenization; the others read and write pieces or
-token ids. Target tokens include EOS. At --length-penalty 0, all libraries search for the same;
-other values have a different meaning: Wu et al.'s formula in tfm and OpenNMT-py, a power of the
-length in the other two. In tfm, a translation has at most 50 tokens more than its source; the
-others have one limit for all, which follows from the longest source and is reached by a model that
-repeats itself.
+tried on a sample, and the fastest again on the text of a round. With --latency, each library, tfm
+included, finds its best number of threads. Then all libraries translate the text in turn, each run
+in its own process, for some rounds. Only translation is timed, with a loaded model that has warmed
+up. The time of tfm includes tokenization; the others read and write pieces or token ids. Target
+tokens include EOS. At --length-penalty 0, all libraries search for the same; other values have a
+different meaning: Wu et al.'s formula in tfm and OpenNMT-py, a power of the length in the other
+two. In tfm, a translation has at most 50 tokens more than its source; the others have one limit for
+all, which follows from the longest source and is reached by a model that repeats itself.
 
 The table goes to stdout as Markdown; --out keeps one JSON file and one log per run.
 """

@@ -32,8 +32,8 @@ _SMALL_NUM_ROWS = (1, 4, 8)
 _VECTOR_SIZE = 16  # elements in fp32 of the vectors of AVX-512
 # Pad the vocabulary to a multiple of the size of the blocks in which beam search reads it.
 _VOCAB_MULTIPLE = 64
-# In fp32 on AMD CPUs, oneDNN is faster than MKL from this number of elements of the weight on, or
-# from this number of rows: fewer do not repay what it does before it multiplies.
+# In fp32 on AMD CPUs, oneDNN is faster than MKL for weights of at least this number of elements,
+# and for at least this number of rows; for fewer rows, its calls take too long.
 MIN_ONEDNN_ELEMENTS = 1 << 17
 _MIN_ONEDNN_ROWS = 128
 
