@@ -20,7 +20,7 @@ from tfm.search import search
 from tfm.search.active import ActiveHypotheses
 from tfm.search.beam import finish
 from tfm.search.forced import forced_decoding
-from tfm.search.model import Ensemble
+from tfm.search.model import Ensemble, SearchableModel
 
 WORDS = (4, 5, 6)
 V = 7
@@ -63,7 +63,7 @@ def force(models, source, outputs, **config):
 # --- minimum length
 
 
-class Silent:
+class Silent(SearchableModel):
     """A model that nearly always ends its output at once."""
 
     max_positions = None
@@ -71,11 +71,10 @@ class Silent:
     def start(self, source, lengths):
         return self
 
-    def step(self, tokens, state, rows=None):
-        num_rows = tokens.numel() if rows is None else len(rows)
-        logits = torch.zeros(num_rows, V)
+    def step_rows(self, tokens, state, rows):
+        logits = torch.zeros(len(rows), V)
         logits[:, EOS] = 9.0
-        return logits if rows is not None else logits.view(*tokens.shape, V)
+        return logits.__getitem__
 
     def reorder(self, rows):
         pass
@@ -175,12 +174,18 @@ def advance(hypotheses, found):
     hypotheses.advance(found, (found.tokens != EOS) & np.isfinite(found.totals))
 
 
+@pytest.mark.parametrize("part_rows", [None, 1, 5])
 @pytest.mark.parametrize("prefixes", [None, PREFIXES])
-def test_the_best_continuations_are_the_best_of_all_log_probabilities(prefixes):
-    """At every step, whether a prefix or the maximum length forces tokens or not."""
+def test_the_best_continuations_are_the_best_of_all_log_probabilities(prefixes, part_rows):
+    """At every step, whether a prefix or the maximum length forces tokens or not.
+
+    So they are if hypotheses are projected to logits a few at a time.
+    """
     config = SearchConfig(max_extra_length=3)
+    model = transformer()
+    model.part_rows = part_rows
     with torch.inference_mode():
-        hypotheses = ActiveHypotheses(transformer(), *batch_of(SOURCES), config, prefixes)
+        hypotheses = ActiveHypotheses(model, *batch_of(SOURCES), config, prefixes)
         while hypotheses.num_open:
             size = int(torch.randint(1, 9, ()))
             log_probs = hypotheses.copy().next_log_probs()

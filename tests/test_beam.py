@@ -14,12 +14,13 @@ from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.search import search
 from tfm.search.active import ActiveHypotheses
 from tfm.search.beam import finish
+from tfm.search.model import SearchableModel
 from tfm.search.scoring import length_penalty
 
 V = 7  # 4, 5 and 6 are words
 
 
-class Table:
+class Table(SearchableModel):
     """A model whose probabilities are random, but fixed for each source and prefix."""
 
     max_positions = None
@@ -38,15 +39,13 @@ class Table:
         sources = [row[:n].tolist() for row, n in zip(source, lengths.tolist(), strict=True)]
         return TableState([[(sentence, ())] for sentence in sources])
 
-    def step(self, tokens, state, rows=None):
+    def step_rows(self, tokens, state, rows):
         for beam, newest in zip(state.beams, tokens.tolist(), strict=True):
             for row, token in enumerate(newest):
                 source, prefix = beam[row]
                 beam[row] = (source, (*prefix, token))
         flat = list(itertools.chain.from_iterable(state.beams))
-        if rows is not None:
-            return torch.stack([self.log_probs(*flat[row]) for row in rows.tolist()])
-        return torch.stack([self.log_probs(*row) for row in flat]).view(*tokens.shape, V)
+        return torch.stack([self.log_probs(*flat[row]) for row in rows.tolist()]).__getitem__
 
 
 class TableState:
@@ -121,9 +120,9 @@ class CountingTable(Table):
 
     num_rows = 0
 
-    def step(self, tokens, state, rows=None):
-        self.num_rows += tokens.numel() if rows is None else len(rows)
-        return super().step(tokens, state, rows)
+    def step_rows(self, tokens, state, rows):
+        self.num_rows += len(rows)
+        return super().step_rows(tokens, state, rows)
 
 
 def find_unpruned(model, config):

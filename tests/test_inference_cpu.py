@@ -9,7 +9,7 @@ import torch
 from tfm.backends import inference_cpu
 from tfm.backends.dropout import RandomMasks
 from tfm.backends.inference_cpu import (
-    MIN_ONEDNN_ELEMENTS,
+    LARGE_WEIGHT,
     CpuInference,
     InferenceHeads,
     prepack_bf16,
@@ -52,7 +52,7 @@ MODELS = [
 @EVERY_ARITHMETIC
 @pytest.mark.parametrize(
     ("num_rows", "width", "num_outputs"),
-    [(1, 8, 5), (4, 24, 70), (37, 256, 33), (200, 128, 31), (5, 16, MIN_ONEDNN_ELEMENTS // 16)],
+    [(1, 8, 5), (4, 24, 70), (37, 256, 33), (200, 128, 31), (5, 16, LARGE_WEIGHT // 16)],
 )
 @pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel"])
 def test_linear_layers_are_those_of_float64_within_rounding(
@@ -174,7 +174,10 @@ def step_log_probs(model, backend, num_sentences=4):
         tokens = torch.full((num_sentences, 1), BOS)
         for step in range(5):
             rows = torch.randperm(tokens.numel())[:6].sort().values if step > 2 else None
-            logits = model.step(tokens, state, rows).float()
+            if rows is None:
+                logits = model.step(tokens, state).float()
+            else:
+                logits = model.step_rows(tokens, state, rows)(slice(None)).float()
             assert logits[..., V:].eq(-math.inf).all()  # of a padded vocabulary
             log_probs.append(logits.log_softmax(dim=-1)[..., :V].reshape(-1, V))
             if rows is None:

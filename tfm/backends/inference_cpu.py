@@ -30,11 +30,15 @@ from tfm.model.transformer import Decoder, Encoder, ToLogits, Transformer
 _SMALL_NUM_ROWS = (1, 4, 8)
 
 _VECTOR_SIZE = 16  # elements in fp32 of the vectors of AVX-512
+# Bytes of the logits of each token that a thread computes at a time: of enough hypotheses for fast
+# products, and of few enough for the logits of all tokens to stay in a cache.
+_PART_BYTES = 1024
 # Pad the vocabulary to a multiple of the size of the blocks in which beam search reads it.
 _VOCAB_MULTIPLE = 64
-# In fp32 on AMD CPUs, oneDNN is faster than MKL for weights of at least this number of elements,
-# and for at least this number of rows; for fewer rows, its calls take too long.
-MIN_ONEDNN_ELEMENTS = 1 << 17
+# Elements from which on, in fp32, a weight is worth its own library or order for few rows.
+LARGE_WEIGHT = 1 << 17
+# In fp32 on AMD CPUs, oneDNN is faster than MKL for at least this number of rows, or for a large
+# weight; otherwise its calls take too long.
 _MIN_ONEDNN_ROWS = 128
 
 # Linear layers are operations of torch without a public name: `verification` compares them first.
@@ -101,6 +105,7 @@ class CpuInference(InferenceBackend):
             model.decoder, self.round_up_rows, compaction_threshold=self._compaction_threshold
         )
         model.to_logits = PrepackedToLogits(model.output_weight, model.output_bias, self.prepacked)
+        model.part_rows = _PART_BYTES // self._dtype.itemsize
         return model.eval()
 
     def round_up_rows(self, num_rows: int) -> int:
@@ -339,6 +344,8 @@ class CpuDecoder(Decoder):
 
 def prepack_plain(weight: Tensor, bias: Tensor | None) -> Linear:
     """Return a linear layer of weight [out, in] and bias [out] that torch computes."""
+    if _HAS_MKL:  # whose products with a weight that is contiguous as [in, out] are faster
+        weight = weight.t().contiguous().t()
 
     def linear(x: Tensor, relu: bool) -> Tensor:
         out = F.linear(x, weight, bias)
@@ -348,41 +355,42 @@ def prepack_plain(weight: Tensor, bias: Tensor | None) -> Linear:
 
 
 def prepack_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Return a linear layer of weight [out, in] and bias [out] in fp32.
+    """Return a linear layer of weight [out, in] and bias [out] in fp32, by MKL if available.
 
-    On AMD CPUs oneDNN multiplies many rows or a large weight. MKL multiplies others; on Intel CPUs,
-    it reorders the weight for each small number of rows but one.
+    On AMD CPUs oneDNN multiplies many rows or a large weight.
     """
     if this_cpu().vendor == "AuthenticAMD":
         return _prepack_fp32_on_amd(weight, bias)
+    by_torch = prepack_plain(weight, bias)
+    if not _HAS_MKL or weight.numel() < LARGE_WEIGHT:
+        return by_torch
+    # Reordered for each small number of rows but one.
     reordered: dict[int, Tensor] = {}
     mkl: Any = torch.ops.mkl
 
     def linear(x: Tensor, relu: bool) -> Tensor:
         num_rows = x.numel() // x.size(-1)
-        if num_rows == 1 or num_rows not in _SMALL_NUM_ROWS or not _HAS_MKL:
-            out = F.linear(x, weight, bias)
-        else:
-            if num_rows not in reordered:
-                reordered[num_rows] = mkl._mkl_reorder_linear_weight(weight, num_rows)
-            out = mkl._mkl_linear(x, reordered[num_rows], weight, bias, num_rows)
+        if num_rows == 1 or num_rows not in _SMALL_NUM_ROWS:
+            return by_torch(x, relu)
+        if num_rows not in reordered:
+            reordered[num_rows] = mkl._mkl_reorder_linear_weight(weight, num_rows)
+        out: Tensor = mkl._mkl_linear(x, reordered[num_rows], weight, bias, num_rows)
         return out.relu_() if relu else out
 
     return linear
 
 
 def _prepack_fp32_on_amd(weight: Tensor, bias: Tensor | None) -> Linear:
-    # MKL's copy of a small weight would take up to 28 times its size, and save no time.
-    by_mkl = prepack_plain(weight, bias)
     if not HAS_ONEDNN:
-        return by_mkl
+        return prepack_plain(weight, bias)
     by_onednn = _prepack_onednn(weight, bias)
-    if weight.numel() >= MIN_ONEDNN_ELEMENTS:
+    if weight.numel() >= LARGE_WEIGHT:
         return by_onednn
+    by_torch = prepack_plain(weight, bias)
 
     def linear(x: Tensor, relu: bool) -> Tensor:
         num_rows = x.numel() // x.size(-1)
-        return (by_onednn if num_rows >= _MIN_ONEDNN_ROWS else by_mkl)(x, relu)
+        return (by_onednn if num_rows >= _MIN_ONEDNN_ROWS else by_torch)(x, relu)
 
     return linear
 

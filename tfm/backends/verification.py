@@ -11,15 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfm.backends.dropout import RandomMasks
-from tfm.backends.inference_cpu import MIN_ONEDNN_ELEMENTS, PREPACK
+from tfm.backends.inference_cpu import LARGE_WEIGHT, PREPACK
 from tfm.backends.training_cpu import fused_linear, fused_linear_relu_dropout
 
 # The largest relative errors, by the Frobenius norm. Correct products stay below half of them.
 MAX_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 4e-2}
 _NUM_ROWS = 33
 _WIDTH = 64
-# Numbers of rows and outputs: prepack_fp32 computes few rows and large weights by other operations.
-_SIZES = ((4, 48), (_NUM_ROWS, MIN_ONEDNN_ELEMENTS // _WIDTH))
+# Numbers of rows and outputs: prepack_fp32 computes large weights, and few rows of them, by other
+# operations.
+_SIZES = ((4, 48), (4, LARGE_WEIGHT // _WIDTH), (_NUM_ROWS, LARGE_WEIGHT // _WIDTH))
 
 
 @cache

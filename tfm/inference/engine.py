@@ -31,7 +31,7 @@ from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 # few enough for the memory of a laptop, or for this much memory of a GPU. With narrow products,
 # the work that does not depend on the number of sentences is a larger share of a step.
 _BATCH_ELEMENTS = 1 << 22
-_LOGITS_ELEMENTS = 1 << 23
+_LOGITS_ELEMENTS = 3 << 22
 _LOGITS_ELEMENTS_OF_NARROW = 1 << 24
 _GPU_BYTES = 16 << 30
 

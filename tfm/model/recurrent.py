@@ -246,6 +246,7 @@ class Recurrent(nn.Module):
     """The recurrent encoder-decoder model."""
 
     max_positions: int | None = None  # sentences may have any length
+    part_rows: int | None = None  # see `tfm.search.model.SearchableModel`
     output_bias: nn.Parameter | None = None  # of the logits; always without
     packs = False  # whether packed batches are computed without padding them
 
@@ -314,10 +315,16 @@ class Recurrent(nn.Module):
         memory = self.decoder.attention.memory(outputs, lengths)
         return RecurrentState(memory, states, torch.zeros_like(states[0][0]))
 
-    def step(self, tokens: Tensor, state: RecurrentState, rows: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: RecurrentState) -> Tensor:
         """Decode the position after tokens [B, K] to logits, as `tfm.search.model` describes."""
-        logits = self.logits(self.step_hidden(tokens, state, rows))
-        return logits.view(*tokens.shape, -1) if rows is None else logits
+        return self.logits(self.step_hidden(tokens, state)).view(*tokens.shape, -1)
+
+    def step_rows(
+        self, tokens: Tensor, state: RecurrentState, rows: Tensor
+    ) -> Callable[[slice], Tensor]:
+        """Decode as `step` does; return the projection of a slice of rows [R] to logits."""
+        hidden = self.step_hidden(tokens, state, rows)
+        return lambda part: self.logits(hidden[part])
 
     def step_hidden(
         self, tokens: Tensor, state: RecurrentState, rows: Tensor | None = None

@@ -82,6 +82,7 @@ class Transformer(nn.Module):
     """The encoder-decoder model."""
 
     packs = True  # whether packed batches are computed without padding them
+    part_rows: int | None = None  # see `tfm.search.model.SearchableModel`
     output_bias: nn.Parameter | None  # [V] of the logits, where the settings ask for one
 
     def __init__(
@@ -146,14 +147,18 @@ class Transformer(nn.Module):
         encoded = self.encode(source, Padded(source.size(1), lengths))
         return self.decoder.start(encoded, lengths)
 
-    def step(self, tokens: Tensor, state: Any, rows: Tensor | None = None) -> Tensor:
-        """Decode the position after tokens [B, K] to logits [B, K, V], and add it to the state.
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
+        """Decode the position after tokens [B, K] to logits [B, K, V], and add it to the state."""
+        return self.logits(self.step_hidden(tokens, state)).view(*tokens.shape, -1)
 
-        With `rows`, [R] indices among the B·K hypotheses, only their logits [R, V] are returned.
-        The others may be left out of the computation, and must not be continued.
+    def step_rows(self, tokens: Tensor, state: Any, rows: Tensor) -> Callable[[slice], Tensor]:
+        """Decode as `step` does; return the projection of a slice of rows to logits [R', V].
+
+        The rows are [R] indices among the B·K hypotheses. The others may be left out of the
+        computation, and must not be continued.
         """
-        logits = self.logits(self.step_hidden(tokens, state, rows))
-        return logits.view(*tokens.shape, -1) if rows is None else logits
+        hidden = self.step_hidden(tokens, state, rows)
+        return lambda part: self.logits(hidden[part])
 
     def step_hidden(self, tokens: Tensor, state: Any, rows: Tensor | None = None) -> Tensor:
         """Decode as `step` does to the hidden states [B·K or R, d_model], without projection."""

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -133,16 +134,49 @@ class ActiveHypotheses:
         log_probs, rows, newest = map(
             self.to_device, (self.log_probs, self._rows, self.tokens[:, :, -1])
         )
-        next_tokens = NextTokens.of(self._model.step(newest, self.state, rows), self._excluded)
-        if self._may_force or self._may_rule_out:
-            forced = self._forced_tokens()[self._rows // self.tokens.shape[1]]  # [R]
-            is_forced = forced != _ANY
-            if self._may_rule_out:
-                pairs = self._ruled_out(self._rows, next_tokens.vocab_size)
-                is_free = ~is_forced[pairs[0]]
-                next_tokens.rule_out(*(self.to_device(each[is_free]) for each in pairs))
-            next_tokens.force(*map(self.to_device, (is_forced.nonzero()[0], forced[is_forced])))
-        return Continuations(*to_host(*next_tokens.best(log_probs, rows, size)))
+        project = self._model.step_rows(newest, self.state, rows)
+        best = []
+        for sentences, part in self._parts():
+            next_tokens = NextTokens.of(project(part), self._excluded)
+            self._restrict(next_tokens, self._rows[part])
+            first_row = sentences.start * log_probs.size(1)
+            best.append(next_tokens.best(log_probs[sentences], rows[part] - first_row, size))
+        joined = best[0] if len(best) == 1 else map(torch.cat, zip(*best, strict=True))
+        return Continuations(*to_host(*joined))
+
+    def _parts(self) -> list[tuple[slice, slice]]:
+        """Return the parts of the batch that are projected to logits one after another.
+
+        These are slices of the B sentences, and of the R active hypotheses.
+        """
+        num_sentences, num_hypotheses = self.log_probs.shape
+        num_rows, num_parts = len(self._rows), 1
+        if self._model.part_rows is not None:
+            num_parts = -(-num_rows // (self._model.part_rows * torch.get_num_threads()))
+        if num_parts == 1:
+            return [(slice(0, num_sentences), slice(0, num_rows))]
+        sentences = self._rows // num_hypotheses
+        cuts = sentences[np.arange(num_parts) * num_rows // num_parts]
+        # The first row of each part, which is the first of its sentence.
+        starts = np.unique(np.searchsorted(sentences, cuts))
+        rows = pairwise([*starts.tolist(), num_rows])
+        bounds = pairwise([0, *sentences[starts[1:]].tolist(), num_sentences])
+        return [
+            (slice(*of_sentences), slice(*of_rows))
+            for of_sentences, of_rows in zip(bounds, rows, strict=True)
+        ]
+
+    def _restrict(self, next_tokens: NextTokens, rows: Array) -> None:
+        """Rule out and force tokens of the distributions of hypotheses, [N] among the B·K."""
+        if not self._may_force and not self._may_rule_out:
+            return
+        forced = self._forced_tokens()[rows // self.tokens.shape[1]]  # [N]
+        is_forced = forced != _ANY
+        if self._may_rule_out:
+            pairs = self._ruled_out(rows, next_tokens.vocab_size)
+            is_free = ~is_forced[pairs[0]]
+            next_tokens.rule_out(*(self.to_device(each[is_free]) for each in pairs))
+        next_tokens.force(*map(self.to_device, (is_forced.nonzero()[0], forced[is_forced])))
 
     def finished(self, chosen: Continuations, ends: Array) -> Iterator[tuple[int, Hypothesis]]:
         """Yield the outputs that continuations finish, each after its sentence's index.

@@ -1,8 +1,8 @@
 """The interface between search and models, and ensembles of models."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,21 +24,32 @@ class DecoderState(Protocol):
         """
 
 
+# Projects a slice of R hypotheses to their logits [R', V].
+Projection: TypeAlias = Callable[[slice], Tensor]
+
+
 class SearchableModel(Protocol):
     """A model that can encode and step."""
 
     max_positions: int | None  # the maximum number of tokens of a source or output, if limited
+    # About how many hypotheses a thread should project to logits at a time; None for all.
+    part_rows: int | None = None
 
     def start(self, source: Tensor, lengths: Tensor) -> DecoderState:
         """Encode sources [B, S] of [B] lengths; return the state of one hypothesis for each."""
 
-    def step(self, tokens: Tensor, state: Any, rows: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
         """Decode the position after tokens [B, K] to logits [B, K, V], and update the state.
 
         V may exceed the vocabulary: the logits of further tokens are -inf.
+        """
+        rows = torch.arange(tokens.numel(), device=tokens.device)
+        return self.step_rows(tokens, state, rows)(slice(None)).view(*tokens.shape, -1)
 
-        With `rows`, [R] indices among the B·K hypotheses, only their logits [R, V] are returned;
-        the others will not be continued.
+    def step_rows(self, tokens: Tensor, state: Any, rows: Tensor) -> Projection:
+        """Decode as `step` does; return the projection of hypotheses to logits.
+
+        `rows` are [R] indices among the B·K hypotheses; the others will not be continued.
         """
 
 
@@ -49,20 +60,26 @@ class Ensemble(SearchableModel):
         self._models = models
         limits = [model.max_positions for model in models if model.max_positions is not None]
         self.max_positions = min(limits, default=None)
+        self.part_rows = models[0].part_rows
 
     @override
     def start(self, source: Tensor, lengths: Tensor) -> "EnsembleState":
         return EnsembleState([model.start(source, lengths) for model in self._models])
 
     @override
-    def step(self, tokens: Tensor, state: "EnsembleState", rows: Tensor | None = None) -> Tensor:
-        log_probs = [
-            model.step(tokens, model_state, rows).float().log_softmax(dim=-1)
+    def step_rows(self, tokens: Tensor, state: "EnsembleState", rows: Tensor) -> Projection:
+        projections = [
+            model.step_rows(tokens, model_state, rows)
             for model, model_state in zip(self._models, state.states, strict=True)
         ]
-        # A model may pad its vocabulary.
-        vocab_size = min(each.size(-1) for each in log_probs)
-        return mean_probability(torch.stack([each[..., :vocab_size] for each in log_probs]))
+
+        def project(part: slice) -> Tensor:
+            log_probs = [each(part).float().log_softmax(dim=-1) for each in projections]
+            # A model may pad its vocabulary.
+            vocab_size = min(each.size(-1) for each in log_probs)
+            return mean_probability(torch.stack([each[:, :vocab_size] for each in log_probs]))
+
+        return project
 
 
 class EnsembleState(DecoderState):

@@ -22,7 +22,7 @@ from tfm.model.build import Model
 from tfm.search import search
 from tfm.search.active import Array, Prefixes
 from tfm.search.constraints import Constraints
-from tfm.search.model import DecoderState, Ensemble, SearchableModel
+from tfm.search.model import DecoderState, Ensemble, Projection, SearchableModel
 from tfm.search.scoring import Hypothesis
 
 # Sizes of vocabularies are multiples of this: libraries prepare for each size.
@@ -110,7 +110,7 @@ class ShortlistedModel(SearchableModel):
     """
 
     def __init__(self, model: Model, pieces: Tensor, excluded: Tensor) -> None:
-        self.max_positions = model.max_positions
+        self.max_positions, self.part_rows = model.max_positions, model.part_rows
         self._model = model
         self._project = model.projection(pieces)
         self._pieces, self._excluded = pieces, excluded
@@ -120,14 +120,15 @@ class ShortlistedModel(SearchableModel):
         return ShortlistedState(self._model.start(source, lengths), self._excluded)
 
     @override
-    def step(self, tokens: Tensor, state: "ShortlistedState", rows: Tensor | None = None) -> Tensor:
+    def step_rows(self, tokens: Tensor, state: "ShortlistedState", rows: Tensor) -> Projection:
         hidden = self._model.step_hidden(self._pieces[tokens], state.state, rows)
-        logits = self._project(hidden)
-        if rows is None:
-            logits = logits.view(*tokens.shape, -1)
-            return logits.masked_fill_(state.excluded[:, None], -math.inf)
-        sentences = rows // tokens.size(1)
-        return logits.masked_fill_(state.excluded.index_select(0, sentences), -math.inf)
+        excluded, sentences = state.excluded, rows // tokens.size(1)
+
+        def project(part: slice) -> Tensor:
+            logits = self._project(hidden[part])
+            return logits.masked_fill_(excluded.index_select(0, sentences[part]), -math.inf)
+
+        return project
 
 
 class ShortlistedState(DecoderState):
