@@ -179,7 +179,7 @@ def advance(hypotheses, found):
 def test_the_best_continuations_are_the_best_of_all_log_probabilities(prefixes, part_rows):
     """At every step, whether a prefix or the maximum length forces tokens or not.
 
-    So they are if hypotheses are projected to logits a few at a time.
+    Hypotheses are projected to logits all at once, or a few at a time.
     """
     config = SearchConfig(max_extra_length=3)
     model = transformer()
