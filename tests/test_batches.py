@@ -73,12 +73,14 @@ def padded(batch):
     return len(batch) * (1 + max(map(len, batch.sources)))
 
 
-@pytest.mark.parametrize("max_tokens", [600, 10**6])
-def test_workers_get_equal_numbers_of_batches_of_about_equal_work(batches, max_tokens):
-    found = batches(max_tokens=max_tokens, num_workers=2)
+@pytest.mark.parametrize("limits", [{"max_tokens": 600}, {}, {"max_hypotheses": 72}])
+def test_workers_get_equal_numbers_of_batches_and_end_together(batches, limits):
+    found = batches(SearchConfig(beam_size=4), num_workers=2, **{"max_tokens": 10**6} | limits)
     assert len(found) == 4
-    work = [padded(batch) for batch in found]
-    assert max(work) < 1.5 * min(work)
+    work = [0, 0]
+    for batch in found:  # for the worker that ends first
+        work[work.index(min(work))] += sum(1 + len(source) for source in batch.sources)
+    assert max(work) < 1.15 * min(work)
 
 
 def test_batches_of_several_workers_keep_the_limit_of_hypotheses(batches):

@@ -1,5 +1,6 @@
 """Batches of token ids from lines of text, for search and for forced decoding."""
 
+import heapq
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ _MAX_TARGET_TOKENS = 4_096
 _QUOTED_CHARACTERS = 40
 # The least number of batches of a chunk for each of several workers: short ones even out times.
 _MIN_ROUNDS = 2
+_NUM_CUTS = 32  # are compared, to choose the one whose batches end first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,9 +208,9 @@ class SentenceEncoder:
         """Group sentences into batches of at most `max_tokens`, padding and EOS included.
 
         The longest sentences come first, so the first batch needs the most memory. Each of several
-        workers gets the same number of batches, of about the same work, so that none waits for
-        another at the end. `indices` selects the sentences; `lengths` are those of all sentences
-        of the chunk, without EOS; `max_sentences` limits a batch.
+        workers gets the same number of batches, cut so that none waits long for another at the
+        end. `indices` selects the sentences; `lengths` are those of all sentences of the chunk,
+        without EOS; `max_sentences` limits a batch.
         """
         order = sorted(indices, key=lambda index: -lengths[index])
         sizes = [lengths[index] + 1 for index in order]
@@ -221,8 +223,11 @@ class SentenceEncoder:
             def are_few_enough(limit: int) -> bool:
                 return len(_cut_sorted(sizes, limit, max_sentences)) <= rounds * num_workers
 
-            smallest = bisect_left(range(limit), True, key=are_few_enough)
-            batches = _cut_sorted(sizes, smallest, max_sentences)
+            smallest = 1 + bisect_left(range(1, limit), True, key=are_few_enough)
+            limits = range(smallest, min(limit, 2 * smallest) + 1, -(-smallest // _NUM_CUTS))
+            cuts = [_cut_sorted(sizes, each, max_sentences) for each in limits]
+            equal = (cut for cut in cuts if len(cut) == len(cuts[0]))
+            batches = min(equal, key=lambda cut: _work_until_end(cut, sizes, num_workers))
         return [order[batch] for batch in batches]
 
 
@@ -235,6 +240,14 @@ def _cut_sorted(sizes: Sequence[int], limit: int, max_sentences: int) -> list[sl
         batches.append(slice(start, end))
         start = end
     return batches
+
+
+def _work_until_end(batches: Sequence[slice], sizes: Sequence[int], num_workers: int) -> int:
+    """Return the tokens of the worker that ends last, if each takes the next batch when idle."""
+    work = [0] * num_workers
+    for batch in batches:
+        heapq.heapreplace(work, work[0] + sum(sizes[batch]))
+    return max(work)
 
 
 def _quoted(line: str) -> str:
