@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.search import continuations
 from tfm.search.continuations import NextTokens
 
 EXCLUDED = (PAD, BOS, UNK)
@@ -72,6 +73,13 @@ def assert_best(found, expected, *, vocab_size, size):
         assert len(row[possible].unique()) == possible.sum()
 
 
+@pytest.fixture(params=[True, False], ids=["exponentials", "softmax"])
+def normalizers(request, monkeypatch):
+    """Compute the normalizers of half-precision logits as on some CPUs, and as on others."""
+    monkeypatch.setattr(continuations, "_HAS_FAST_EXP", request.param)
+
+
+@pytest.mark.usefixtures("normalizers")
 @pytest.mark.parametrize("kind", ["plain", "ties", "some impossible", "extreme", "nearly sure"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
@@ -86,6 +94,17 @@ def test_the_best_continuations_are_those_of_a_full_softmax_and_sort(vocab_size,
             assert_best(found, expected, vocab_size=vocab_size, size=size)
 
 
+@pytest.mark.usefixtures("normalizers")
+@pytest.mark.parametrize("shift", [-100.0, 0.0, 100.0])
+def test_normalizers_of_half_precision_logits_are_exact(shift):
+    torch.manual_seed(0)
+    logits = (torch.randn(300, 1_024) * 3 + shift).bfloat16()
+    found = NextTokens.of(logits.clone(), EXCLUDED)
+    expected = logits.double().logsumexp(1, keepdim=True)
+    torch.testing.assert_close(found.normalizers.double(), expected, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.usefixtures("normalizers")
 @pytest.mark.parametrize("kind", ["plain", "some impossible"])
 def test_as_many_half_precision_logits_as_a_large_batch_has_are_normalized_alike(kind):
     torch.manual_seed(0)

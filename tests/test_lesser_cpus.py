@@ -38,7 +38,7 @@ cpu.this_cpu = lambda: cpu.Cpu(model="without bf16 units", flags=frozenset({"avx
 
 from tfm.backends import inference_cpu
 
-inference_cpu._HAS_MKL = inference_cpu.HAS_ONEDNN = inference_cpu.HAS_INT8 = False
+inference_cpu.HAS_MKL = inference_cpu.HAS_ONEDNN = inference_cpu.HAS_INT8 = False
 torch.ops.mkl = torch.ops.mkldnn = torch.ops.quantized = SimpleNamespace()
 del torch.quantize_per_channel
 sys.exit(pytest.main(sys.argv[1:]))

@@ -18,7 +18,7 @@ from tfm.backends.plain import Cast, InferenceBackend
 from tfm.backends.sentence_attention import PackedHeads
 from tfm.backends.single_sentence import SingleSentenceCache, SingleSentenceLayer, decodes_alone
 from tfm.data.packing import Layout, Packing, Padded
-from tfm.device.compute import Compute, onednn_products
+from tfm.device.compute import HAS_MKL, Compute, onednn_products
 from tfm.device.cpu import this_cpu
 from tfm.model.attention import InputProjection
 from tfm.model.build import Model, evaluation_copy
@@ -42,7 +42,6 @@ LARGE_WEIGHT = 1 << 17
 _MIN_ONEDNN_ROWS = 128
 
 # Linear layers are operations of torch without a public name: `verification` compares them first.
-_HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 HAS_INT8 = "onednn" in torch.backends.quantized.supported_engines
 # The largest quantized weight, by whether the CPU has int8 units. A CPU without them adds two
@@ -344,7 +343,7 @@ class CpuDecoder(Decoder):
 
 def prepack_plain(weight: Tensor, bias: Tensor | None) -> Linear:
     """Return a linear layer of weight [out, in] and bias [out] that torch computes."""
-    if _HAS_MKL:  # whose products with a weight that is contiguous as [in, out] are faster
+    if HAS_MKL:  # whose products with a weight that is contiguous as [in, out] are faster
         weight = weight.t().contiguous().t()
 
     def linear(x: Tensor, relu: bool) -> Tensor:
@@ -362,7 +361,7 @@ def prepack_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
     if this_cpu().vendor == "AuthenticAMD":
         return _prepack_fp32_on_amd(weight, bias)
     by_torch = prepack_plain(weight, bias)
-    if not _HAS_MKL or weight.numel() < LARGE_WEIGHT:
+    if not HAS_MKL or weight.numel() < LARGE_WEIGHT:
         return by_torch
     # Reordered for each small number of rows but one.
     reordered: dict[int, Tensor] = {}
