@@ -30,15 +30,16 @@ from tfm.model.transformer import Decoder, Encoder, ToLogits, Transformer
 _SMALL_NUM_ROWS = (1, 4, 8)
 
 _VECTOR_SIZE = 16  # elements in fp32 of the vectors of AVX-512
-# Bytes of the logits of each token that a thread computes at a time: of enough hypotheses for fast
-# products, and of few enough for the logits of all tokens to stay in a cache.
+# A thread computes this number of bytes of logits for each token of the vocabulary at a time: for
+# enough hypotheses that products are fast, and few enough that all these logits stay in a cache.
 _PART_BYTES = 1024
 # Pad the vocabulary to a multiple of the size of the blocks in which beam search reads it.
 _VOCAB_MULTIPLE = 64
-# Elements from which on, in fp32, a weight is worth its own library or order for few rows.
+# Weights with at least this number of elements are large. In fp32, AMD CPUs multiply them by
+# oneDNN, and other CPUs reorder them for few rows.
 LARGE_WEIGHT = 1 << 17
-# In fp32 on AMD CPUs, oneDNN is faster than MKL for at least this number of rows, or for a large
-# weight; otherwise its calls take too long.
+# In fp32 on AMD CPUs, oneDNN multiplies at least this number of rows by small weights, too: with
+# fewer, calling it takes longer than it saves.
 _MIN_ONEDNN_ROWS = 128
 
 # Linear layers are operations of torch without a public name: `verification` compares them first.

@@ -18,9 +18,10 @@ from tfm.config import InferenceDevice, InferencePrecision
 from tfm.device.cpu import memory_bytes, this_cpu
 from tfm.errors import UsageError
 
+HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
 _MEASURING_SECONDS = 0.1
-HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 # The largest error of an element, divided by the root of the number of its terms of size 1.
 _MAX_ERROR = 1e-5
 # The settings of oneDNN's matrix products.

@@ -22,7 +22,7 @@ _MAX_TARGET_TOKENS = 4_096
 _QUOTED_CHARACTERS = 40
 # The least number of batches of a chunk for each of several workers: short ones even out times.
 _MIN_ROUNDS = 2
-_NUM_CUTS = 32  # are compared, to choose the one whose batches end first
+_NUM_CUTS = 32  # about how many ways to cut a chunk into batches are compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +226,8 @@ class SentenceEncoder:
             smallest = 1 + bisect_left(range(1, limit), True, key=are_few_enough)
             limits = range(smallest, min(limit, 2 * smallest) + 1, -(-smallest // _NUM_CUTS))
             cuts = [_cut_sorted(sizes, each, max_sentences) for each in limits]
-            equal = (cut for cut in cuts if len(cut) == len(cuts[0]))
-            batches = min(equal, key=lambda cut: _work_until_end(cut, sizes, num_workers))
+            candidates = (cut for cut in cuts if len(cut) == len(cuts[0]))
+            batches = min(candidates, key=lambda cut: _makespan(cut, sizes, num_workers))
         return [order[batch] for batch in batches]
 
 
@@ -242,7 +242,7 @@ def _cut_sorted(sizes: Sequence[int], limit: int, max_sentences: int) -> list[sl
     return batches
 
 
-def _work_until_end(batches: Sequence[slice], sizes: Sequence[int], num_workers: int) -> int:
+def _makespan(batches: Sequence[slice], sizes: Sequence[int], num_workers: int) -> int:
     """Return the tokens of the worker that ends last, if each takes the next batch when idle."""
     work = [0] * num_workers
     for batch in batches:

@@ -21,7 +21,7 @@ _BLOCK_SIZE = 64
 _CACHED_LOGITS = 1 << 17
 # MKL's exponentials take a third of the time of those in torch's softmax on Intel's CPUs.
 _HAS_FAST_EXP = HAS_MKL and this_cpu().vendor == "GenuineIntel"
-_MIN_SUM = 1e-30  # less may have lost some of its exponentials to underflow
+_MIN_SUM = 1e-30  # of exponentials; in a smaller sum, some may have underflowed
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,8 @@ class NextTokens:
 def _normalize(logits: Tensor, block_size: int, *, by_exp: bool) -> tuple[Tensor, Tensor]:
     """Return the normalizers [R, 1] of logits [R, V], and the maxima of blocks [R, V / block].
 
-    These are the greatest log probabilities. Only a part of the logits is in fp32 at a time.
+    The maxima are log probabilities. Only a part of the logits is in fp32 at a time. With `by_exp`,
+    the normalizers are logarithms of sums of exponentials, unless these overflow or underflow.
     """
     num_rows, vocab_size = logits.shape
     normalizers = torch.empty(num_rows, 1)
