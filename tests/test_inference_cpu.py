@@ -49,12 +49,28 @@ MODELS = [
 ]
 
 
+@pytest.fixture(params=[1, 2])
+def each_number_of_threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
 @EVERY_ARITHMETIC
 @pytest.mark.parametrize(
     ("num_rows", "width", "num_outputs"),
-    [(1, 8, 5), (4, 24, 70), (37, 256, 33), (200, 128, 31), (5, 16, LARGE_WEIGHT // 16)],
+    [
+        (1, 8, 5),
+        (4, 24, 70),
+        (37, 256, 33),
+        (200, 128, 31),
+        (5, 16, LARGE_WEIGHT // 16),
+        (1100, 64, LARGE_WEIGHT // 64),
+    ],
 )
 @pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel"])
+@pytest.mark.usefixtures("each_number_of_threads")
 def test_linear_layers_are_those_of_float64_within_rounding(
     monkeypatch, vendor, num_rows, width, num_outputs, prepack, dtype, max_error
 ):
@@ -79,7 +95,7 @@ def test_linear_layers_are_those_of_float64_within_rounding(
 
 
 @NEEDS_INT8
-@pytest.mark.parametrize("num_rows", [1, 4, 37])
+@pytest.mark.parametrize("num_rows", [1, 4, 37, 100])
 def test_int8_products_of_large_numbers_do_not_overflow(num_rows):
     """A CPU without int8 units adds two products in 16 bits."""
     x, weight = torch.ones(num_rows, 64), torch.ones(48, 64)

@@ -18,8 +18,12 @@ BACKEND_FILES = [
     "test_training_cpu.py",
     "test_sentence_attention.py",
 ]
-# Limits for oneDNN, for torch's own loops and for MKL.
-AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+# Limits for oneDNN, for torch's own loops, for MKL and for FBGEMM.
+AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
+}
 CPUS = {
     "AVX2": ([*BACKEND_FILES, "test_compute.py"], {**AVX2, "ONEDNN_MAX_CPU_ISA": "AVX2"}),
     "AVX2 with VNNI": (UNIT_FILES, {**AVX2, "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI"}),

@@ -7,7 +7,7 @@ import torch
 
 from tfm.device import cpu, threads
 from tfm.device.cpu import CpuTimes, read_cpu_times
-from tfm.device.threads import ComputeThreads
+from tfm.device.threads import ComputeThreads, one_thread
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +102,13 @@ def test_a_requested_number_of_threads_is_fixed(
         compute_threads.adapt()
     assert torch.get_num_threads() == expected
     assert machine.lines == []
+
+
+def test_a_block_with_one_thread_restores_their_number():
+    torch.set_num_threads(2)
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.skipif(read_cpu_times() is None, reason="needs Linux")

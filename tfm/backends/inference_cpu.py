@@ -20,6 +20,7 @@ from tfm.backends.single_sentence import SingleSentenceCache, SingleSentenceLaye
 from tfm.data.packing import Layout, Packing, Padded
 from tfm.device.compute import HAS_MKL, Compute, onednn_products
 from tfm.device.cpu import this_cpu
+from tfm.device.threads import one_thread
 from tfm.model.attention import InputProjection
 from tfm.model.build import Model, evaluation_copy
 from tfm.model.cache import DecoderCache, DecodingState, StepRows
@@ -36,11 +37,14 @@ _PART_BYTES = 1024
 # Pad the vocabulary to a multiple of the size of the blocks in which beam search reads it.
 _VOCAB_MULTIPLE = 64
 # Weights with at least this number of elements are large. In fp32, AMD CPUs multiply them by
-# oneDNN, and other CPUs reorder them for few rows.
+# oneDNN; other CPUs pack them for MKL, and smaller ones only without AVX-512, where that helps.
 LARGE_WEIGHT = 1 << 17
 # In fp32 on AMD CPUs, oneDNN multiplies at least this number of rows by small weights, too: with
 # fewer, calling it takes longer than it saves.
 _MIN_ONEDNN_ROWS = 128
+# For one thread, MKL packs fp32 weights for this number of rows, and multiplies any other number by
+# them, too. With more threads it would divide few outputs badly.
+_PACKED_ROWS = 256
 
 # Linear layers are operations of torch without a public name: `verification` compares them first.
 HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -362,19 +366,25 @@ def prepack_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
     if this_cpu().vendor == "AuthenticAMD":
         return _prepack_fp32_on_amd(weight, bias)
     by_torch = prepack_plain(weight, bias)
-    if not HAS_MKL or weight.numel() < LARGE_WEIGHT:
+    if not HAS_MKL or (this_cpu().has_avx512 and weight.numel() < LARGE_WEIGHT):
         return by_torch
-    # Reordered for each small number of rows but one.
-    reordered: dict[int, Tensor] = {}
     mkl: Any = torch.ops.mkl
+    with one_thread():
+        packed = mkl._mkl_reorder_linear_weight(weight, _PACKED_ROWS)
+    # Packed for each small number of rows but one, and for all threads.
+    packed_for_few: dict[int, Tensor] = {}
 
     def linear(x: Tensor, relu: bool) -> Tensor:
         num_rows = x.numel() // x.size(-1)
-        if num_rows == 1 or num_rows not in _SMALL_NUM_ROWS:
+        if torch.get_num_threads() == 1:
+            chosen = packed
+        elif num_rows in _SMALL_NUM_ROWS[1:]:
+            if num_rows not in packed_for_few:
+                packed_for_few[num_rows] = mkl._mkl_reorder_linear_weight(weight, num_rows)
+            chosen = packed_for_few[num_rows]
+        else:
             return by_torch(x, relu)
-        if num_rows not in reordered:
-            reordered[num_rows] = mkl._mkl_reorder_linear_weight(weight, num_rows)
-        out: Tensor = mkl._mkl_linear(x, reordered[num_rows], weight, bias, num_rows)
+        out: Tensor = mkl._mkl_linear(x, chosen, weight, bias, num_rows)
         return out.relu_() if relu else out
 
     return linear
@@ -430,19 +440,37 @@ def prepack_int8(weight: Tensor, bias: Tensor | None) -> Linear:
         # The proposed replacement has no product that quantizes activations itself.
         warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
         quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+    max_few = max_fbgemm_rows()
+    for_many = _prepack_quantized(quantized, bias, "onednn")
+    for_few = _prepack_quantized(quantized, bias, "fbgemm") if max_few else for_many
     int8: Any = torch.ops.quantized
-    engine = torch.backends.quantized.engine
-    torch.backends.quantized.engine = "onednn"
-    try:
-        prepacked = int8.linear_prepack(quantized, bias)
-    finally:
-        torch.backends.quantized.engine = engine
 
     def linear(x: Tensor, relu: bool) -> Tensor:
         product = int8.linear_relu_dynamic if relu else int8.linear_dynamic
-        return cast("Tensor", product(x, prepacked, False))
+        num_rows = x.numel() // x.size(-1)
+        return cast("Tensor", product(x, for_few if num_rows <= max_few else for_many, False))
 
     return linear
+
+
+def max_fbgemm_rows() -> int:
+    """Return the largest number of rows that FBGEMM multiplies faster than oneDNN in int8, or 0."""
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        return 0
+    if not this_cpu().has_int8:
+        return 96
+    # It has no kernel for other int8 units, and its sums of 8-bit weights overflow without one.
+    return 32 if "avx512_vnni" in this_cpu().flags else 0
+
+
+def _prepack_quantized(weight: Tensor, bias: Tensor | None, engine: str) -> object:
+    """Return a quantized weight [out, in] with a bias [out], prepacked by an engine."""
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = engine
+    try:
+        return torch.ops.quantized.linear_prepack(weight, bias)
+    finally:
+        torch.backends.quantized.engine = before
 
 
 # By the arithmetic of matrix products.

@@ -18,9 +18,8 @@ from tfm.backends.training_cpu import fused_linear, fused_linear_relu_dropout
 MAX_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 4e-2}
 _NUM_ROWS = 33
 _WIDTH = 64
-# Numbers of rows and outputs: prepack_fp32 computes large weights, and few rows of them, by other
-# operations.
-_SIZES = ((4, 48), (4, LARGE_WEIGHT // _WIDTH), (_NUM_ROWS, LARGE_WEIGHT // _WIDTH))
+# Numbers of rows and outputs: few rows, or large weights, are multiplied by other operations.
+_SIZES = ((4, 48), (4, LARGE_WEIGHT // _WIDTH), (100, LARGE_WEIGHT // _WIDTH))
 
 
 @cache

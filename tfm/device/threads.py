@@ -4,8 +4,10 @@ Each operation ends with a barrier, at which all threads wait if another program
 one busy program, two threads on two cores are slower than one.
 """
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -33,6 +35,17 @@ def set_num_threads(num_threads: int | None, *, num_processes: int = 1) -> None:
     default = min(torch.get_num_threads(), num_cores())
     num_threads = default if num_threads is None else chosen_threads(num_threads)
     torch.set_num_threads(max(1, num_threads // num_processes))
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread in this block."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 class ComputeThreads:
