@@ -181,6 +181,23 @@ def test_translations_do_not_change_with_an_operation_of_torch(
     assert f"{precision} matrix products are wrong on this CPU" in capfd.readouterr().err
 
 
+def test_a_process_with_two_threads_verifies_the_operations_of_its_workers(
+    monkeypatch, this_cpu_has
+):
+    def doubled_with_one_thread(operation):
+        twice = doubled(operation)
+        return lambda *args: (twice if torch.get_num_threads() == 1 else operation)(*args)
+
+    this_cpu_has()
+    change(monkeypatch, "mkl", "_mkl_linear", doubled_with_one_thread)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    error = inference_error(FP32)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(num_threads)
+    assert error > MAX_ERRORS[FP32]
+
+
 @pytest.mark.parametrize("how", [doubled, failing, None])
 @pytest.mark.parametrize(
     ("library", "name", "dtype"),

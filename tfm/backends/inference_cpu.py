@@ -371,7 +371,7 @@ def prepack_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
     mkl: Any = torch.ops.mkl
     with one_thread():
         packed = mkl._mkl_reorder_linear_weight(weight, _PACKED_ROWS)
-    # Packed for each small number of rows but one, and for all threads.
+    # For several threads: packed for each small number of rows but one.
     packed_for_few: dict[int, Tensor] = {}
 
     def linear(x: Tensor, relu: bool) -> Tensor:
@@ -440,7 +440,7 @@ def prepack_int8(weight: Tensor, bias: Tensor | None) -> Linear:
         # The proposed replacement has no product that quantizes activations itself.
         warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
         quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-    max_few = max_fbgemm_rows()
+    max_few = _max_fbgemm_rows()
     for_many = _prepack_quantized(quantized, bias, "onednn")
     for_few = _prepack_quantized(quantized, bias, "fbgemm") if max_few else for_many
     int8: Any = torch.ops.quantized
@@ -453,7 +453,7 @@ def prepack_int8(weight: Tensor, bias: Tensor | None) -> Linear:
     return linear
 
 
-def max_fbgemm_rows() -> int:
+def _max_fbgemm_rows() -> int:
     """Return the largest number of rows that FBGEMM multiplies faster than oneDNN in int8, or 0."""
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         return 0

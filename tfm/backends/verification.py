@@ -13,12 +13,14 @@ from torch import Tensor
 from tfm.backends.dropout import RandomMasks
 from tfm.backends.inference_cpu import LARGE_WEIGHT, PREPACK
 from tfm.backends.training_cpu import fused_linear, fused_linear_relu_dropout
+from tfm.device.threads import one_thread
 
 # The largest relative errors, by the Frobenius norm. Correct products stay below half of them.
 MAX_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 4e-2}
 _NUM_ROWS = 33
 _WIDTH = 64
-# Numbers of rows and outputs: few rows, or large weights, are multiplied by other operations.
+# Numbers of rows and outputs: few rows, or large weights, are multiplied by other operations. The
+# largest number of rows is more than FBGEMM multiplies.
 _SIZES = ((4, 48), (4, LARGE_WEIGHT // _WIDTH), (100, LARGE_WEIGHT // _WIDTH))
 
 
@@ -38,7 +40,10 @@ def inference_error(dtype: torch.dtype) -> float:
         operands += [(x, weight, bias), (1 + x.sigmoid(), 1 + weight.sigmoid(), bias)]
     try:
         with torch.inference_mode():
-            return max(_linear_error(dtype, *each) for each in operands)
+            errors = [_linear_error(dtype, *each) for each in operands]
+            with one_thread():  # as worker processes, which may use other operations
+                errors += [_linear_error(dtype, *each) for each in operands]
+            return max(errors)
     except (RuntimeError, AttributeError):
         return torch.inf
 
