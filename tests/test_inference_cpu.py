@@ -65,6 +65,7 @@ def each_number_of_threads(request):
         (4, 24, 70),
         (37, 256, 33),
         (200, 128, 31),
+        (400, 256, 33),
         (5, 16, LARGE_WEIGHT // 16),
         (1100, 64, LARGE_WEIGHT // 64),
     ],

@@ -42,6 +42,9 @@ LARGE_WEIGHT = 1 << 17
 # In fp32 on AMD CPUs, oneDNN multiplies at least this number of rows by small weights, too: with
 # fewer, calling it takes longer than it saves.
 _MIN_ONEDNN_ROWS = 128
+# With small bf16 weights, products of at most this number of pairs of elements are faster in fp32
+# than calling oneDNN.
+_MAX_FP32_PRODUCTS = 1 << 20
 # For one thread, MKL packs fp32 weights for this number of rows, and multiplies any other number by
 # them, too. With more threads it would divide few outputs badly.
 _PACKED_ROWS = 256
@@ -406,13 +409,27 @@ def _prepack_fp32_on_amd(weight: Tensor, bias: Tensor | None) -> Linear:
 
 
 def prepack_bf16(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Return a linear layer of weight [out, in] and bias [out] in bf16, by oneDNN if available."""
+    """Return a linear layer of weight [out, in] and bias [out] in bf16, by oneDNN if available.
+
+    Few rows are multiplied in fp32 by a small weight, which is rounded to bf16 all the same.
+    """
     weight = weight.bfloat16()
     bias = None if bias is None else bias.bfloat16()
     if not HAS_ONEDNN:
         plain = prepack_plain(weight, bias)
         return lambda x, relu: plain(x.bfloat16(), relu)
-    return _prepack_onednn(weight, bias)
+    by_onednn = _prepack_onednn(weight, bias)
+    if weight.numel() >= LARGE_WEIGHT:
+        return by_onednn
+    max_few = _MAX_FP32_PRODUCTS // weight.numel()
+    in_fp32 = prepack_plain(weight.float(), None if bias is None else bias.float())
+
+    def linear(x: Tensor, relu: bool) -> Tensor:
+        if x.numel() // x.size(-1) <= max_few:
+            return in_fp32(x.float(), relu).bfloat16()
+        return by_onednn(x, relu)
+
+    return linear
 
 
 def _prepack_onednn(weight: Tensor, bias: Tensor | None) -> Linear:
