@@ -42,9 +42,9 @@ LARGE_WEIGHT = 1 << 17
 # In fp32 on AMD CPUs, oneDNN multiplies at least this number of rows by small weights, too: with
 # fewer, calling it takes longer than it saves.
 _MIN_ONEDNN_ROWS = 128
-# With small bf16 weights, products of at most this number of pairs of elements are faster in fp32
-# than calling oneDNN.
-_MAX_FP32_PRODUCTS = 1 << 20
+# In bf16, N rows are multiplied by a small weight [out, in] in fp32 if that takes at most this
+# number of multiplications, N · in · out: calling oneDNN takes longer than they do.
+_MAX_FP32_MULTIPLICATIONS = 1 << 20
 # For one thread, MKL packs fp32 weights for this number of rows, and multiplies any other number by
 # them, too. With more threads it would divide few outputs badly.
 _PACKED_ROWS = 256
@@ -421,7 +421,7 @@ def prepack_bf16(weight: Tensor, bias: Tensor | None) -> Linear:
     by_onednn = _prepack_onednn(weight, bias)
     if weight.numel() >= LARGE_WEIGHT:
         return by_onednn
-    max_few = _MAX_FP32_PRODUCTS // weight.numel()
+    max_few = _MAX_FP32_MULTIPLICATIONS // weight.numel()
     in_fp32 = prepack_plain(weight.float(), None if bias is None else bias.float())
 
     def linear(x: Tensor, relu: bool) -> Tensor:
