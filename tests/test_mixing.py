@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.config import BinarizeConfig, SubwordConfig
+from tfm.config import BinarizeConfig, SearchConfig, SubwordConfig
 from tfm.data.corpus.recipe import Recipe, TextFiles
 from tfm.data.dataset import DatasetIndex
 from tfm.data.manifest import Manifest, TrainingText
@@ -17,11 +19,15 @@ from tfm.data.plan import expand
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError
+from tfm.inference.pair_scores import PairScorer
 from tfm.inference.translator import Translator
+from tfm.stages.attend import attend
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import prepare
 from tfm.stages.train import train
+from tfm.storage.checkpoint.run_folder import find_model
+from tfm.training.data import open_data
 
 WEIGHTS = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6)
 
@@ -241,7 +247,90 @@ def test_a_tag_by_name_is_one_that_is_typed(translator):
 
 
 def test_an_unknown_or_a_second_tag_is_refused(translator):
-    with pytest.raises(UsageError, match="the model's vocabulary has no tag <c>"):
+    with pytest.raises(UsageError, match=r"the model's vocabulary has no tag <c>: .* <b>$"):
         translator.translate("seven", tag="<c>")
     with pytest.raises(DataError, match="line 2 begins with the tag <b>: leave --tag out"):
         translator.translate(["seven", "<b> seven"], tag="<b>")
+
+
+def test_text_without_tag_is_no_mistake_if_some_training_text_had_none(
+    mixed_dir, translator, capsys
+):
+    assert Manifest.load(mixed_dir).tags() == ()
+    translator.translate("seven", max_extra_length=5)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture(scope="module")
+def tagged_dir(recipe, tmp_path_factory):
+    """A dataset of two target languages, whose training sources all have the tag of one."""
+    first, second = recipe.train
+    train_texts = (
+        dataclasses.replace(first, tag="<2de>"),
+        dataclasses.replace(second, tag="<2fr>"),
+    )
+    tagged = dataclasses.replace(recipe, target="de+fr", train=train_texts)
+    return prepare(tagged, tmp_path_factory.mktemp("data") / "tagged").data_dir
+
+
+@pytest.fixture(scope="module")
+def tagged_run(tagged_dir, tiny_run, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "tagged"
+    train(tagged_dir, run_dir, tiny_run(training={"max_steps": 2}))
+    return run_dir
+
+
+def described_as(run_dir, folder, **changes):
+    """Return a copy of the model of a run with another description."""
+    shutil.copytree(find_model(run_dir), folder)
+    record = json.loads((folder / "config.json").read_text())
+    del record["checksum"]
+    (folder / "config.json").write_text(json.dumps(record | changes))
+    return folder
+
+
+def test_validation_text_without_the_tags_of_the_training_text_is_reported(
+    tagged_dir, mixed_dir, tiny_run, capsys
+):
+    open_data(tagged_dir, tiny_run())
+    assert re.search(r"valid.en have no tag, .* <2de>, <2fr>: .*", capsys.readouterr().err)
+    open_data(mixed_dir, tiny_run())
+    assert capsys.readouterr().err == ""
+
+
+def test_a_line_needs_the_tag_that_chooses_its_language(tagged_run):
+    translator = Translator.load(tagged_run, device="cpu")
+    settings = {"max_extra_length": 3}
+    by_hand = translator.translate(["<2fr> seven", "", "<2de> seven"], **settings)
+    assert translator.translate(["seven"], tag="<2fr>", **settings) == by_hand[:1]
+    untagged = r'line 2 \("seven"\) has no tag, .* <2de>, <2fr>, or give --tag'
+    for call in (translator.search, lambda lines: translator.score_targets(lines, ["x", "y"])):
+        with pytest.raises(UsageError, match=untagged):
+            call(["<2fr> seven", "seven"])
+    with pytest.raises(UsageError, match=r"has no tag, .* <2de>, <2fr>$"):
+        attend(tagged_run, "seven", target="x", out=[], search=SearchConfig(), device="cpu")
+
+
+def test_a_missing_tag_that_does_not_choose_the_language_is_reported_once(
+    tagged_run, tmp_path, capsys
+):
+    translator = Translator.load(described_as(tagged_run, tmp_path / "m", target="de"))
+    capsys.readouterr()
+    translator.translate(["<2fr> seven", "", "seven", "on Monday"], max_extra_length=3)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith('warning: line 3 ("seven") has no tag')
+
+
+def test_a_model_without_a_record_of_tags_is_silent(tagged_run, tmp_path, capsys):
+    folder = described_as(tagged_run, tmp_path / "m", tags=[])
+    translator = Translator.load(folder)
+    capsys.readouterr()
+    translator.translate("seven", max_extra_length=3)
+    assert capsys.readouterr().err == ""
+
+
+def test_pairs_without_tag_are_not_scored_by_a_model_that_needs_one(tagged_run):
+    scorer = PairScorer(tagged_run, source="en", target="de+fr")
+    assert len(scorer.for_text("<2de>")([(b"seven", b"sieben")])) == 1
+    with pytest.raises(UsageError, match=r"score_model: .* one of <2de>, <2fr>"):
+        scorer.for_text("<bt>")

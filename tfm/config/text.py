@@ -16,7 +16,7 @@ from tfm.config.schema import (
     shown,
 )
 
-_TAG = re.compile(r"<[A-Za-z0-9_-]{1,30}>")
+_TAG = re.compile(r"<[A-Za-z0-9_-]{1,30}>|>>[A-Za-z0-9_-]{1,30}<<")  # as OPUS-MT's >>fra<<
 _RESERVED_PIECES = re.compile(r"<(pad|s|unk|0x..)>")  # of SentencePiece
 
 

@@ -262,6 +262,11 @@ class Manifest:
                 f"{self.data_dir / 'manifest.json'} is damaged ({error}): prepare the dataset again"
             ) from error
 
+    def tags(self) -> tuple[str, ...]:
+        """Return the tags of the training texts, each once; none if there is a text without."""
+        tags = dict.fromkeys(text.tag for text in self.training_texts() if text.kept)
+        return () if None in tags else tuple(tag for tag in tags if tag is not None)
+
     def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
         """Return {name: SHA-256} of the text files of the splits.
 

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from tfm.config import SubwordConfig
+from tfm.config import SubwordConfig, tag_problem
 from tfm.data.background import run_in_thread
 from tfm.data.bpe_dropout import BpeDropout, TokenIds
 from tfm.data.cleaning import normalize_space
@@ -37,6 +37,7 @@ _MAX_SENTENCE_BYTES = 4_192  # longer lines are skipped in learning, but can be 
 SPACE_MARK, _ESCAPE = "\u2581", "\ufdd0"
 # (character, what replaces it), in this order; decoding undoes them in the reverse order.
 ESCAPES = ((_ESCAPE, _ESCAPE + "0"), (SPACE_MARK, _ESCAPE + "1"))
+_MAX_SHOWN = 20  # tags in a message
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -185,6 +186,11 @@ class SubwordModel:
         *space, piece = self.pieces(self._processor.EncodeAsIds(tag))
         return piece.removeprefix(SPACE_MARK) == tag and space in ([], [SPACE_MARK])
 
+    def tags(self) -> list[str]:
+        """Return the pieces that can be tags, in the order of the vocabulary."""
+        pieces = (piece.removeprefix(SPACE_MARK) for piece in self.pieces(range(len(self))))
+        return [piece for piece in pieces if tag_problem(piece) is None]
+
     def vocab_text(self) -> str:
         """Return one line per piece, with its score, like a .vocab file of SentencePiece."""
         piece, score = self._processor.IdToPiece, self._processor.GetScore
@@ -198,6 +204,8 @@ class Vocabulary:
     source: SubwordModel
     target: SubwordModel
     normalizes_space: bool = True  # whether the white space of the training text was normalized
+    tags: tuple[str, ...] = ()  # each training source began with one; empty if not, or if unknown
+    tags_choose_language: bool = False
 
     @property
     def is_joint(self) -> bool:
@@ -215,6 +223,25 @@ class Vocabulary:
         if self.normalizes_space:
             return [normalize_space(line) for line in lines]
         return [line if line.strip() else "" for line in lines]
+
+    def check_tag(
+        self, line: str, name: str, notify: Callable[[str], None], *, flag: str = ""
+    ) -> bool:
+        """Return whether a clean line lacks a tag, and `notify` of that; `flag` may give one, too.
+
+        Raises:
+            UsageError: The tag that the line lacks chooses the language.
+        """
+        if not self.tags or not line or line.split(maxsplit=1)[0] in self.tags:
+            return False
+        message = (
+            f"{name} has no tag, but the model was trained with one before each sentence: begin it "
+            f"with one of {shown_tags(self.tags)}{flag}"
+        )
+        if self.tags_choose_language:
+            raise UsageError(message)
+        notify(f"warning: {message}")
+        return True
 
     @classmethod
     def load(cls, folder: Path, *, normalizes_space: bool = True) -> "Vocabulary":
@@ -359,6 +386,11 @@ def _learning_error(message: str, vocab_size: int, texts: Sequence[Path]) -> Tfm
         )
     reason = message.partition("\n")[0]
     return DataError(f"SentencePiece cannot learn from {names}: {reason}")
+
+
+def shown_tags(tags: Sequence[str]) -> str:
+    """Return tags as a list for messages, without those after the first ones of a long list."""
+    return ", ".join(tags[:_MAX_SHOWN]) + ", …" * (len(tags) > _MAX_SHOWN)
 
 
 def escape(text: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self, TypeVar
 
 from tfm.config import SearchConfig, tag_problem
-from tfm.data.subword import Vocabulary
+from tfm.data.subword import Vocabulary, shown_tags
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
 
@@ -83,7 +83,7 @@ class SentenceBatch:
 class SentenceEncoder:
     """Encodes chunks of text as batches of token ids, within the limits of engine and search.
 
-    Of several sources in an unknown script, only the first is reported.
+    Of several sources in an unknown script, or without a tag, only the first is reported.
 
     Raises:
         UsageError: The tag of the config is not in the vocabulary.
@@ -100,12 +100,13 @@ class SentenceEncoder:
         self._vocabulary = vocabulary
         self._limits = limits
         self._config = config
-        self._has_warned_of_unknown = False
+        self._has_warned_of_unknown = self._has_warned_of_tag = False
         if config.tag is not None and not vocabulary.source.has_tag(config.tag):
-            raise UsageError(
-                f"the model's vocabulary has no tag {config.tag}: it can only use tags of the "
-                "recipe that its dataset was prepared with"
+            known = vocabulary.source.tags()
+            advice = (
+                f"choose among {shown_tags(known)}" if known else "it has none, leave --tag out"
             )
+            raise UsageError(f"the model's vocabulary has no tag {config.tag}: {advice}")
 
     def to_search(self, chunk: Chunk) -> list[SentenceBatch]:
         """Return batches of the lines that are not empty or have a prefix.
@@ -149,6 +150,10 @@ class SentenceEncoder:
         for number, line, ids in zip(chunk.line_numbers, lines, sources, strict=True):
             name = f"{chunk.unit} {number:,}"
             self._warn_of_unknown(name, line, ids)
+            if tag is None and not self._has_warned_of_tag:
+                self._has_warned_of_tag = self._vocabulary.check_tag(
+                    line, f"{name} ({_quoted(line)})", self._notify, flag=", or give --tag"
+                )
             remedy = "shorten it, or set max_source_length to truncate it"
             self._check_positions(ids[:limit], name, remedy)
             if len(ids) > limit:

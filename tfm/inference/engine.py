@@ -1,6 +1,7 @@
 """The engine: models on a device that translate or score batches of sentences."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -227,7 +228,11 @@ def load_vocabulary(folder: Path, info: ModelInfo) -> Vocabulary:
         CheckpointError: They are not those that the model was trained with.
         DataError: They are missing or damaged.
     """
-    vocabulary = Vocabulary.load(folder, normalizes_space=info.normalizes_space)
+    vocabulary = replace(
+        Vocabulary.load(folder, normalizes_space=info.normalizes_space),
+        tags=info.tags,
+        tags_choose_language="+" in info.target,
+    )
     if vocabulary.fingerprint != info.fingerprint:
         raise CheckpointError(
             f"{folder} was trained with subword model {info.fingerprint[:8]}, not "

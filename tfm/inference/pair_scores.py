@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.cleaning import Score
+from tfm.data.subword import shown_tags
 from tfm.data.text import BytesPair
 from tfm.errors import UsageError
 from tfm.inference.batches import Chunk, SentenceEncoder, by_line
@@ -53,6 +54,11 @@ class PairScorer:
         If the model knows the tag of a text, it is put before the sources.
         """
         is_known = tag is not None and self._vocabulary.source.has_tag(tag)
+        if not is_known and self._vocabulary.tags_choose_language and self._vocabulary.tags:
+            raise UsageError(
+                f"score_model: {self._folder} was trained with a tag before each sentence: give "
+                f"each text of the recipe one of {shown_tags(self._vocabulary.tags)}"
+            )
         config = SearchConfig(tag=tag if is_known else None)
         encoder = SentenceEncoder(self._vocabulary, self._engine.limits, config)
         num_scored = 0

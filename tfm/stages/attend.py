@@ -14,6 +14,7 @@ from tfm.errors import UsageError
 from tfm.inference.attention import attention_maps
 from tfm.inference.engine import load_vocabulary
 from tfm.model.build import load_model
+from tfm.reporting import say
 from tfm.search import search as search_outputs
 from tfm.search.scoring import check_finite
 from tfm.storage.checkpoint.model_folder import load_info
@@ -75,9 +76,9 @@ def attend(
     vocabulary = load_vocabulary(folder, info)
     model = load_model(folder, info).to(compute.device).eval()
     max_pieces = min(_MAX_PIECES, model.max_positions or _MAX_PIECES)
-    source_ids = _encode(
-        vocabulary.source, vocabulary.clean([sentence]), max_pieces, name="the sentence"
-    )
+    [cleaned] = vocabulary.clean([sentence])
+    vocabulary.check_tag(cleaned, "the sentence", say)
+    source_ids = _encode(vocabulary.source, [cleaned], max_pieces, name="the sentence")
     if target is None:
         source = torch.tensor([[*source_ids, EOS]], device=compute.device)
         lengths = torch.tensor([source.size(1)], device=compute.device)

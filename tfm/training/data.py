@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tfm.config import DeviceName, Precision, RunConfig, Task, TransformerConfig, suitable_arch
+from tfm.config import DeviceName, Precision, RunConfig, TransformerConfig, suitable_arch
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import BINARIZE, SPLITS, Manifest
 from tfm.data.plan import WINDOW_PAIRS
 from tfm.data.shortlist import shortlist_files
-from tfm.data.subword import Vocabulary
+from tfm.data.subword import Vocabulary, shown_tags
 from tfm.data.text import read_pairs
 from tfm.device.compute import choose_compute
 from tfm.errors import DataError, UsageError, tfm_command
+from tfm.reporting import say
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 
@@ -92,7 +93,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
         raise DataError(f"{data_dir} has no training pairs: see its manifest.json for the reason")
     valid = None
     if index.num_pairs.get("valid"):
-        valid = _open_valid(manifest, vocab_sizes)
+        valid = _open_valid(manifest, vocab_sizes, manifest.tags())
     elif run.training.also_valid:
         raise UsageError(
             f"also_valid needs validation text in {data_dir}, too: prepare it with --valid"
@@ -103,7 +104,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             "the data with one"
         )
     also_valid = {
-        name: _open_also_valid(Path(folder), manifest.task, vocabulary)
+        name: _open_also_valid(Path(folder), manifest, vocabulary)
         for name, _, folder in (each.partition("=") for each in run.training.also_valid)
     }
     validation = [each.pairs for each in (valid, *also_valid.values()) if each is not None]
@@ -126,6 +127,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             task=manifest.task,
             search=manifest.settings("search"),
             normalizes_space=manifest.normalizes_space,
+            tags=manifest.tags(),
         ),
         checksum=index.checksum("train"),
     )
@@ -140,11 +142,20 @@ def num_first_parts(dataset: ParallelDataset) -> int:
     return max(1, int(np.searchsorted(ends, WINDOW_PAIRS, side="right")))
 
 
-def _open_valid(manifest: Manifest, vocab_sizes: tuple[int, int]) -> ValidationSplit:
+def _open_valid(
+    manifest: Manifest, vocab_sizes: tuple[int, int], tags: Sequence[str]
+) -> ValidationSplit:
+    """Open a validation split; warn if it has no tags, but all training text has some."""
     pairs = ParallelDataset(manifest.data_dir / "bin", "valid", vocab_sizes=vocab_sizes)
     pairs.verify()
     paths = manifest.text_path("valid", manifest.source), manifest.reference_path("valid")
     text = list(read_pairs(*paths, strict=True, num_lines=len(pairs)))
+    words = (source.decode().split(maxsplit=1) for source, _ in text)
+    if tags and any(line and line[0] not in tags for line in words):
+        say(
+            f"warning: lines of {paths[0]} have no tag, but all training text has one of "
+            f"{shown_tags(tags)}: their loss and score say little; give each [[valid]] text its tag"
+        )
     return ValidationSplit(
         pairs=pairs,
         sources=[source.decode() for source, _ in text],
@@ -152,13 +163,15 @@ def _open_valid(manifest: Manifest, vocab_sizes: tuple[int, int]) -> ValidationS
     )
 
 
-def _open_also_valid(data_dir: Path, task: Task, vocabulary: Vocabulary) -> ValidationSplit:
-    """Open the validation split of another dataset for the same task, with the same subwords."""
+def _open_also_valid(data_dir: Path, trained: Manifest, vocabulary: Vocabulary) -> ValidationSplit:
+    """Open the validation split of another dataset than is trained on: same task and subwords."""
     if not data_dir.is_dir():
         raise UsageError(f"also_valid: {data_dir} does not exist or is not a folder")
     manifest, index = Manifest.load(data_dir), DatasetIndex.load(data_dir / "bin")
-    if manifest.task != task:
-        raise UsageError(f"also_valid: {data_dir} is a dataset for {manifest.task}, not for {task}")
+    if manifest.task != trained.task:
+        raise UsageError(
+            f"also_valid: {data_dir} is a dataset for {manifest.task}, not for {trained.task}"
+        )
     if index.fingerprint != vocabulary.fingerprint:
         raise UsageError(
             f"also_valid: {data_dir} has other subwords ({index.fingerprint[:8]}) than the dataset "
@@ -168,7 +181,7 @@ def _open_also_valid(data_dir: Path, task: Task, vocabulary: Vocabulary) -> Vali
     if not index.num_pairs.get("valid"):
         raise UsageError(f"also_valid: {data_dir} has no validation text: prepare it with --valid")
     _check_binarized(manifest, index, vocabulary, splits=["valid"])
-    return _open_valid(manifest, (len(vocabulary.source), len(vocabulary.target)))
+    return _open_valid(manifest, (len(vocabulary.source), len(vocabulary.target)), trained.tags())
 
 
 def check_start(from_model: Path, data: TrainingData) -> None:

@@ -57,6 +57,7 @@ def import_model(
         model, takes_tokens = read_fairseq(find_checkpoint(path), (source, target))
     run, weights = convert(model)
     vocabulary = model.vocabulary
+    tags = [tag for tag in vocabulary.source.tags() if tag.startswith(">>")]
     info = ModelInfo(
         run=run,
         source=model.languages[0],
@@ -65,6 +66,7 @@ def import_model(
         fingerprint=vocabulary.fingerprint,
         data_dir="",
         step=0,
+        tags=tuple(tags) if len(tags) > 1 else (),
         ancestors=(
             Ancestor(path=str(model.path), data_dir="", step=0, sha256=sha256_of(model.path)),
         ),

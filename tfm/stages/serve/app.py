@@ -125,7 +125,7 @@ class Service:
         """Return a request with the route of its languages, and the language that was detected."""
         fields = await read_fields(request, self._config)
         check_key(fields, self._key_digest)
-        asked = TranslationRequest.from_fields(fields, self._config)
+        asked = TranslationRequest.from_fields(fields, self._config, self._routes)
         if asked.source != "auto":
             return asked, self._route(asked.source, asked.target), None
         sources = [source for source, target in self._routes if target == asked.target]

@@ -17,6 +17,7 @@ from tfm.inference.documents import Piece, split, translated_pieces
 from tfm.inference.engine import load_engine, load_vocabulary
 from tfm.inference.lines import Translation, translate_lines
 from tfm.model.build import Model, load_model
+from tfm.reporting import say
 from tfm.stages.serve.queue import TranslationQueue
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
@@ -59,7 +60,10 @@ class ServedModel:
         # The first of each takes longer; the batch shows whether the model supports the settings.
         for source in self.info.source.split("+"):
             split("A. B.", source)
-        self.thread.submit(self.translate, ["."], self.search).result()
+        *_, config_of_pair = next(self.pairs())
+        if config_of_pair.tag is None:
+            self.vocabulary.check_tag(".", f"text for {self.folder}", say)
+        self.thread.submit(self.translate, ["."], config_of_pair).result()
 
     def translate(self, lines: Sequence[str], config: SearchConfig) -> list[list[Translation]]:
         """Return the `n_best` translations of each line; only in the model's thread."""
@@ -105,7 +109,8 @@ class ServedModel:
         """
         targets = self.info.target.split("+")
         for target in targets:
-            tag = f"<2{target}>" if len(targets) > 1 else None
+            own = f"<2{target}>"
+            tag = own if len(targets) > 1 or own in self.vocabulary.tags else None
             if tag is not None and not self.vocabulary.source.has_tag(tag):
                 raise UsageError(
                     f"{self.folder} translates to {self.info.target}, but has no tag {tag} that "

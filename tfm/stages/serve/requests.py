@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -44,12 +44,15 @@ class TranslationRequest:
     translation: str | None
 
     @classmethod
-    def from_fields(cls, fields: Fields, config: ServeConfig) -> "TranslationRequest":
-        """Check the fields of a request.
+    def from_fields(
+        cls, fields: Fields, config: ServeConfig, pairs: Iterable[tuple[str, str]]
+    ) -> "TranslationRequest":
+        """Check the fields of a request to a server for pairs of languages.
 
         Raises:
             HTTPException: A field is missing, wrong or too long.
         """
+        sources, targets = zip(*pairs, strict=True)
         limit, translation = config.max_characters, fields.get("translation")
         texts, is_list = _texts(fields.get("q"), limit)
         if fields.get("format") not in (None, "", "text"):
@@ -57,8 +60,8 @@ class TranslationRequest:
         return cls(
             texts=texts,
             is_list=is_list,
-            source=_code(fields, "source"),
-            target=_code(fields, "target"),
+            source=_code(fields, "source", ["auto", *sources]),
+            target=_code(fields, "target", targets),
             num_alternatives=_number(fields, "alternatives"),
             wants_parts=fields.get("parts") is True,
             translation=None if translation is None else _texts(translation, limit)[0][0],
@@ -177,10 +180,11 @@ def _as_list(text: str) -> Any:
     return found if is_list else text
 
 
-def _code(fields: Fields, name: str) -> str:
+def _code(fields: Fields, name: str, known: Iterable[str]) -> str:
     code = fields.get(name)
     if not isinstance(code, str) or not code:
-        raise HTTPException(400, f"{name} is missing: send the code of a language, such as en")
+        codes = ", ".join(dict.fromkeys(known))
+        raise HTTPException(400, f"{name} is missing: send the code of a language: {codes}")
     if len(code) > _MAX_CODE or not code.isascii() or not code.isprintable():
         raise HTTPException(400, f"{name} is not the code of a language, such as en")
     return code

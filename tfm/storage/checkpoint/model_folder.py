@@ -65,6 +65,7 @@ class ModelInfo:
         search: Values of SearchConfig that suit its dataset better than the defaults.
         normalizes_space: Whether the white space of its training text was normalized, so that text
             to translate must be, too.
+        tags: The tags before the sources of its training texts; empty if a text has none.
         calibration: The confidence in its translations; None if it was not calibrated.
         ancestors: The models that its training started from, oldest first; empty if from scratch.
     """
@@ -81,6 +82,7 @@ class ModelInfo:
     task: Task = "translation"
     search: Mapping[str, Any] = field(default_factory=dict)
     normalizes_space: bool = True
+    tags: tuple[str, ...] = ()
     calibration: Calibration | None = None
     ancestors: tuple[Ancestor, ...] = ()
 
