@@ -122,3 +122,12 @@ def test_characters_missing_in_all_fonts_are_warned_of(tmp_path, capsys):
     # The viewer of an SVG chooses the fonts.
     write_figure(tmp_path / "x.svg", maps, layers=[1], heads=[1])
     assert capsys.readouterr().err == ""
+
+
+def test_an_installed_font_is_used_that_has_what_the_default_lacks(tmp_path, capsys):
+    """Matplotlib itself brings a second font that has this character."""
+    families, missing = attention_figure._font_families("ab\u1d81\ufdd1")
+    assert (families[0], len(families), missing) == ("DejaVu Sans", 2, {"\ufdd1"})
+    maps = new_maps(queries=["▁ein", "\u1d81", "</s>"])
+    write_figure(tmp_path / "x.png", maps, layers=[1], heads=[1])
+    assert capsys.readouterr().err == ""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tfm.visualization.report import write_report
+from tfm.visualization.report import write_comparison, write_report
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 
@@ -233,3 +233,13 @@ def test_training_texts_have_a_row_each_and_a_chart_of_their_losses(report_of):
     ]
     assert "Loss by training text" in titles(page)
     assert svgs(page)
+
+
+def test_names_in_any_script_are_drawn_without_messages(tmp_path, capsys, recwarn):
+    runs = {tmp_path / name: {} for name in ("模型", "हिन्दी")}
+    for run in runs:
+        run.mkdir()
+        (run / "metrics.jsonl").write_text(json.dumps(validation(10)) + "\n")
+    write_comparison(tmp_path / "runs.html", runs, [["run"], ["模型"], ["हिन्दी"]])
+    assert "1 模型" in (tmp_path / "runs.html").read_text(encoding="utf-8")
+    assert (capsys.readouterr().err, list(recwarn)) == ("", [])

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -88,6 +89,17 @@ def uninterrupted(data_dir, tiny_run, tmp_path_factory):
         patch.setattr("tfm.visualization.report.write_report", write_report)
         result = train(data_dir, run_dir, run)
     return run, run_dir, result
+
+
+@pytest.mark.parametrize("error", [ValueError("no backend"), OSError(28, "No space left")])
+def test_a_run_without_a_picture_goes_on_and_says_why_once(
+    data_dir, tiny_run, tmp_path, capsys, monkeypatch, error
+):
+    monkeypatch.setattr("tfm.visualization.report.write_report", Mock(side_effect=error))
+    result = train(data_dir, tmp_path / "run", tiny_run(training={"checkpoint_steps": 6}))
+    assert result.step == 12
+    [warning] = [line for line in capsys.readouterr().err.splitlines() if "report.html" in line]
+    assert str(error) in warning
 
 
 def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(uninterrupted):

@@ -3,17 +3,15 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import matplotlib as mpl
 from dataset import Examples
 from evaluate import attention_by_word, write_captions
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from models import GRID_SIZE
 from pictures import MAX_WORDS, PICTURE_SIZE
 from torch import Tensor
 
 from tfm.model.build import Model
 from tfm.storage.files import atomic_write
+from tfm.visualization.plotting import Axes, Figure, drawing
 
 _NUM_SHAPES = 3  # in the picture that is shown
 _WHOLE = (0, PICTURE_SIZE, PICTURE_SIZE, 0)
@@ -29,7 +27,7 @@ def draw_attention(models: Mapping[str, Model], examples: Examples, path: Path) 
     one = examples.only(number)
     captions = {name: write_captions(model, one)[0].split() for name, model in models.items()}
     num_columns = 1 + min(MAX_WORDS, max(map(len, captions.values())))
-    with mpl.rc_context({"svg.hashsalt": "tfm", "svg.fonttype": "none"}):
+    with drawing({"svg.hashsalt": "tfm", "svg.fonttype": "none"}):
         figure = Figure(figsize=(1.1 * num_columns, 1.35 * len(models)), layout="constrained")
         grid = figure.subplots(len(models), num_columns, squeeze=False)
         for axes in grid.flat:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.device.compute import choose_compute
+from tfm.visualization.plotting import Figure, drawing
 
 HERE = Path(__file__).parent
 RUNS = Path("runs/multi30k-minutes")
@@ -122,17 +123,13 @@ def table_lines(results: dict[str, Any]) -> list[str]:
     ]
 
 
+@drawing({"svg.hashsalt": "minutes"})
 def draw(results: dict[str, Any], path: Path) -> None:
     """Draw both kinds of BLEU over the minutes of training."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    mpl.rcParams["svg.hashsalt"] = "minutes"
     longest = max(row["minutes"] for row in results.values())
     ticks = [limit for limit in MINUTES if limit <= longest]
-    figure, axes = plt.subplots(1, 2, sharex=True, figsize=(10, 4))
+    figure = Figure(figsize=(10, 4))
+    axes = figure.subplots(1, 2, sharex=True)
     for axis, (name, label) in zip(axes, LABELS.items(), strict=True):
         for training in TRAININGS:
             rows = rows_of(results, training)

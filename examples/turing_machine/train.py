@@ -14,11 +14,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import torch
 import torch.nn.functional as F
 from machines import MACHINES, MachineName, TuringMachine, new_machine
-from matplotlib.figure import Figure
 from tasks import BITS, NUM_MARKS, TASKS, Examples, Task, make, random_length
 from torch import nn
 
@@ -26,6 +24,7 @@ from tfm.config import OptimizerConfig
 from tfm.reporting import Progress
 from tfm.storage.files import atomic_write, write_json
 from tfm.training.optimizer import Adam
+from tfm.visualization.plotting import Figure, drawing
 
 HERE = Path(__file__).parent
 LONGEST = 20  # in training
@@ -144,7 +143,7 @@ def draw(machine: TuringMachine, path: Path) -> None:
         "written row": (writes[:, rows % num_rows], int(rows[0])),
         "read row": (reads[:, rows % num_rows], int(rows[0])),
     }
-    with mpl.rc_context({"svg.hashsalt": "tfm", "svg.fonttype": "none"}):
+    with drawing({"svg.hashsalt": "tfm", "svg.fonttype": "none"}):
         figure = Figure(figsize=(7, 8), layout="constrained")
         heights = [panel.size(1) for panel, _ in panels.values()]
         axes = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights)

@@ -19,7 +19,6 @@ from tfm.search import search as search_outputs
 from tfm.search.scoring import check_finite
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
-from tfm.visualization.attention_figure import write_figure
 from tfm.visualization.attention_maps import GENERATOR, LABELS, AttentionKind
 from tfm.visualization.attention_page import write_page
 
@@ -106,6 +105,9 @@ def attend(
     texts = {"source": sentence, "target": target, "note": f"{folder}, {origin}"}
     for path in paths:
         if path.suffix.lower() != ".html":
+            # Imported late: a page needs no matplotlib.
+            from tfm.visualization.attention_figure import write_figure
+
             write_figure(path, maps[kind], **texts, layers=layers, heads=heads)
             continue
         write_page(

@@ -94,7 +94,7 @@ class RunRecord:
         self._write({"kind": "end", "step": step, "state": state})
 
     def write_report(self) -> None:
-        """Draw report.html; a full disk costs only the report."""
+        """Draw report.html; a full disk, or a failure of matplotlib, costs only the report."""
         if not self._is_first:
             return
         try:
@@ -102,9 +102,10 @@ class RunRecord:
             from tfm.visualization.report import write_report
 
             write_report(self._run_dir)
-        except OSError as error:
+        except Exception as error:  # no picture ends a run
             if self._has_report:
-                say(f"warning: {error.filename}: {error.strerror}; report.html is not up to date")
+                reason = str(error) or type(error).__name__
+                say(f"warning: report.html is not up to date: {reason}")
             self._has_report = False
         else:
             self._has_report = True

@@ -2,22 +2,25 @@
 
 import re
 import textwrap
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, fontManager, get_font
 
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
 from tfm.visualization.attention_maps import GENERATOR, LABELS, SYMBOLS, AttentionMaps
+from tfm.visualization.plotting import (
+    Axes,
+    Figure,
+    Normalize,
+    ScalarMappable,
+    drawing,
+    findfont,
+    fontManager,
+    get_font,
+)
 
 _CELL_INCHES = 0.2  # side of a weight, reduced if the figure would exceed _MAX_INCHES
 _MAX_INCHES = 24.0
@@ -36,7 +39,8 @@ _INK, _MUTED = "#1b1f27", "#5d6673"
 # A single hue is legible in print and for color-blind readers.
 _COLOR_SCALE = "Blues"
 _DEFAULT_FAMILY = "DejaVu Sans"
-# Used, where installed, for characters that Matplotlib's default font lacks.
+_BOXES = "Last Resort"  # a font of Matplotlib that has a box for each character
+# Preferred, where installed, for characters that Matplotlib's default font lacks.
 _FALLBACK_FAMILIES = (
     "Noto Sans CJK JP",
     "Noto Sans CJK SC",
@@ -71,21 +75,15 @@ def write_figure(
     label_points = min(_FONT_POINTS, 72 * cell * _FONT_PER_CELL)
     if label_points < _MIN_LEGIBLE_POINTS:
         say(f"warning: {path} has very small labels: draw fewer heads with --layer and --head")
-    installed = set(fontManager.get_font_names())
-    families = [_DEFAULT_FAMILY, *(name for name in _FALLBACK_FAMILIES if name in installed)]
     is_svg = path.suffix.lower() == ".svg"
-    if not is_svg:  # text in an SVG is drawn with the fonts of its viewer
-        _warn_of_missing_characters(
-            "".join([*maps.queries, *maps.keys, source, target]), families, path
+    families, missing = _font_families("".join([*maps.queries, *maps.keys, source, target, note]))
+    if missing and not is_svg:  # text in an SVG is drawn with the fonts of its viewer
+        say(
+            f"warning: {path} shows boxes for {''.join(sorted(missing)[:10])}, missing in all "
+            "installed fonts: install a font, or draw a page with --out attention.html"
         )
-    with (
-        mpl.rc_context(
-            {"font.family": families, "svg.fonttype": "none", "svg.hashsalt": GENERATOR}
-        ),
-        warnings.catch_warnings(),
-        atomic_write(path) as file,
-    ):
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    settings = {"font.family": families, "svg.fonttype": "none", "svg.hashsalt": GENERATOR}
+    with drawing(settings), atomic_write(path) as file:
         figure = _draw(maps, layers, heads, cell, label_points)
         _add_header(figure, maps, [source, target, note])
         figure.savefig(
@@ -98,14 +96,25 @@ def write_figure(
         )
 
 
-def _warn_of_missing_characters(text: str, families: list[str], path: Path) -> None:
-    fonts = [get_font(findfont(family)) for family in families]
-    missing = [c for c in sorted(set(text)) if not any(f.get_char_index(ord(c)) for f in fonts)]
-    if missing:
-        say(
-            f"warning: {path} shows boxes for {''.join(missing[:10])}, missing in all installed "
-            "fonts: install a font, or draw a page with --out attention.html"
-        )
+def _font_families(text: str) -> tuple[list[str], set[str]]:
+    """Return the installed fonts to draw a text with, and its characters that none of them has.
+
+    They are the default and, for characters that it lacks, the first others that have them.
+    """
+    missing, families = set(text), [_DEFAULT_FAMILY]
+    missing -= _characters_of(_DEFAULT_FAMILY, missing)
+    installed = {name for name in fontManager.get_font_names() if not name.startswith(_BOXES)}
+    preferred = [name for name in _FALLBACK_FAMILIES if name in installed]
+    for family in dict.fromkeys([*preferred, *sorted(installed)]):
+        if missing and (found := _characters_of(family, missing)):
+            families.append(family)
+            missing -= found
+    return families, missing
+
+
+def _characters_of(family: str, characters: set[str]) -> set[str]:
+    font = get_font(findfont(family))
+    return {character for character in characters if font.get_char_index(ord(character))}
 
 
 def _draw(

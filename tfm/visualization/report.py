@@ -13,14 +13,10 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
-
 from tfm.reporting import format_figure
 from tfm.storage.files import write_text
 from tfm.storage.metrics_log import Record, read_metrics
+from tfm.visualization.plotting import Axes, EngFormatter, Figure, MaxNLocator, drawing
 from tfm.visualization.tables import render_table, texts_table
 
 _MAX_POINTS = 1000
@@ -188,14 +184,14 @@ def _grid(figures: Sequence[str]) -> str:
 
 def _render_chart(chart: _Chart, curves: Mapping[str, Points], last_step: int) -> str:
     """Return a chart as an HTML figure with an SVG and a description for screen readers."""
-    figure = Figure(figsize=_FIGURE_INCHES)
-    figure.patch.set_visible(False)
-    axes = figure.add_axes(_AXES_BOX)
-    _draw_curves(axes, chart, curves)
-    _label(axes, chart, last_step)
     file = io.StringIO()
     # Text is not converted to paths, and ids are deterministic.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.title}):
+    with drawing({"svg.fonttype": "none", "svg.hashsalt": chart.title}):
+        figure = Figure(figsize=_FIGURE_INCHES)
+        figure.patch.set_visible(False)
+        axes = figure.add_axes(_AXES_BOX)
+        _draw_curves(axes, chart, curves)
+        _label(axes, chart, last_step)
         figure.savefig(file, format="svg", metadata={"Date": None})
     svg = file.getvalue()
     svg = svg[svg.index("<svg ") :]

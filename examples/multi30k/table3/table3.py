@@ -21,6 +21,7 @@ from typing import Any
 from safetensors import safe_open
 
 from tfm.device.compute import choose_compute
+from tfm.visualization.plotting import Figure, drawing
 
 HERE = Path(__file__).parent
 PAPER = HERE.parents[1] / "wmt14" / "README.md"
@@ -176,18 +177,14 @@ def seeds_of(results: dict[str, Any]) -> dict[str, list[float]]:
     return {key: [row[key] for row in seeds] for key in METRICS}
 
 
+@drawing({"svg.hashsalt": "table3"})
 def draw(results: dict[str, Any], path: Path) -> None:
     """Draw the differences to base, here and in the paper, with the range of base's seeds."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
     paper, base, noise = paper_changes(), base_of(results), noise_of(results)
     names = [name for name in ROWS if name in results and name != "base"]
     places = range(len(names), 0, -1)
-    mpl.rcParams["svg.hashsalt"] = "table3"
-    figure, axes = plt.subplots(1, 2, sharey=True, figsize=(10, 1.5 + 0.26 * len(names)))
+    figure = Figure(figsize=(10, 1.5 + 0.26 * len(names)))
+    axes = figure.subplots(1, 2, sharey=True)
     for axis, (key, label) in zip(axes, METRICS.items(), strict=True):
         axis.axvspan(-noise[key], noise[key], color="0.9", label="range of base over its seeds")
         axis.axvline(0, color="0.6", linewidth=0.8)
