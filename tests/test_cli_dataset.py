@@ -68,6 +68,16 @@ def test_one_number_of_threads_is_for_learning_and_for_binarizing(elsewhere, run
     assert settings["subword"] == settings["binarize"] == {"threads": 3}
 
 
+@pytest.mark.parametrize(
+    "flags", ["--symbols=<a> <a>", "--character-coverage=0.9", "--vocab-size=260"]
+)
+def test_learning_refuses_what_sentencepiece_would(dataset, run, flags):
+    before = (dataset / "manifest.json").read_bytes()
+    code, out, err = run("learn-bpe", "data/mine", flags)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert (dataset / "manifest.json").read_bytes() == before
+
+
 @pytest.mark.parametrize("position", ["first", "last"])
 def test_text_may_be_one_tsv_file(elsewhere, run, position):
     (elsewhere / "my.tsv").write_text("".join(f"line {i}\tZeile {i}\n" for i in range(9)))

@@ -105,6 +105,9 @@ def test_the_error_for_an_unknown_name_lists_the_recipes():
         ("[[valid]]\ngenerator = 'numbers'\nnum_pairs = 1\nweight = 1", "only [[train]] texts"),
         ('[search]\ntag = "<bt>"', "tag is no setting of [search] in a recipe"),
         ('[subword]\nsymbols = "<bt> bt"', "symbols in [subword] is 'bt', but must be a name"),
+        ('[subword]\nsymbols = "<b> <a> <b>"', "symbols in [subword] have <b> twice"),
+        ("[subword]\nvocab_size = 260", "vocab_size is 260, but must be more than 260"),
+        ("[subword]\ncharacter_coverage = 0.97", "character_coverage is 0.97, but must be at lea"),
     ],
 )
 def test_a_mistake_in_the_options_of_a_text_is_one_line(load, text, message):
@@ -303,11 +306,11 @@ def test_parsing_has_its_own_defaults_for_cleaning_and_search(load):
     search = settings_from(SearchConfig, recipe.settings("search"))
     assert (search.beam_size, search.length_penalty, search.max_extra_length) == (21, 0.3, 300)
     assert load(MINIMAL).settings("search") == {}
-    recipe = load(PARSING + "[search]\nbeam_size = 4\n[subword]\nvocab_size = 90\n")
+    recipe = load(PARSING + "[search]\nbeam_size = 4\n[subword]\nvocab_size = 290\n")
     assert recipe.settings("search") == {
         "beam_size": 4, "length_penalty": 0.3, "max_extra_length": 300
     }  # fmt: skip
-    assert recipe.settings("subword") == {"separate": True, "target_words": True, "vocab_size": 90}
+    assert recipe.settings("subword") == {"separate": True, "target_words": True, "vocab_size": 290}
 
 
 @pytest.mark.parametrize(

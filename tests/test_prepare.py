@@ -6,6 +6,7 @@ import io
 import shutil
 import tarfile
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,8 @@ from tfm.data.corpus.loading import load_recipe, recipe_from_files
 from tfm.data.corpus.recipe import Archive, Recipe, TextFiles
 from tfm.data.manifest import Manifest
 from tfm.data.sources import TextSources
-from tfm.errors import DataError, DownloadError, UsageError
+from tfm.data.subword import learn_subword_model
+from tfm.errors import DataError, DownloadError, TfmError, UsageError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import prepare
@@ -179,6 +181,45 @@ def test_settings_of_a_check_are_refused_before_anything_is_written(data_dir, re
     assert not data_dir.exists()
 
 
+@pytest.mark.parametrize(
+    ("subword", "binarize", "message"),
+    [
+        ({"character_coverage": 0.97}, {}, "character_coverage is 0.97, but must be at least 0.98"),
+        ({"symbols": "<a> <b> <a>"}, {}, "symbols .* <a> twice"),
+        ({"symbols": "<a> <x>", "vocab_size": 262}, {}, "vocab_size is 262, .* more than 262"),
+        ({"byte_fallback": False, "symbols": "<a> <b> <c> <d>", "vocab_size": 9}, {}, "than 9"),
+        ({"sample_sentences": 100}, {}, "sample_sentences is 100, but must be at least 101"),
+        ({"threads": 1025}, {}, "threads is 1025, but must be at most 1024"),
+        ({"model_type": "char"}, {}, "model_type"),
+        ({"symbols": "<a\N{LOWER ONE EIGHTH BLOCK}>"}, {}, "symbols .* name in angle brackets"),
+        ({"symbols": "<0x41>"}, {}, "symbols .* piece that every vocabulary has"),
+        ({"model_type": "unigram"}, {"bpe_dropout": 0.1}, "bpe_dropout needs --model-type bpe"),
+        ({"subwords": ("unigram.model",), "symbols": "<y>"}, {}, "no piece for the tag <y>"),
+        ({"subwords": ("unigram.model",)}, {"bpe_dropout": 0.1}, "models that merge pieces"),
+    ],
+)
+def test_settings_that_later_steps_would_refuse_are_refused_before_anything_is_written(
+    data_dir, recipe, prepare_text, monkeypatch, subword, binarize, message
+):
+    monkeypatch.chdir(data_dir.parent)
+    if "subwords" in subword:
+        Path("text").write_text("the cat\na dog\n" * 9)
+        config = SubwordConfig(model_type="unigram", symbols="<x>")
+        model = learn_subword_model([Path("text")], config, vocab_size=271)
+        Path("unigram.model").write_bytes(model.content)
+    tagged = dataclasses.replace(recipe.valid[0], tag="<x>")
+    changed = dataclasses.replace(recipe, valid=(tagged,))
+    with pytest.raises(TfmError, match=message):
+        prepare_text(changed, overrides={"subword": subword, "binarize": binarize})
+    assert not data_dir.exists()
+
+
+def test_a_symbol_may_also_be_the_tag_of_a_text(data_dir, recipe, prepare_text):
+    changed = dataclasses.replace(recipe, valid=(dataclasses.replace(recipe.valid[0], tag="<x>"),))
+    prepare_text(changed, overrides={"subword": {"symbols": "<x> <y>"}})
+    assert Manifest.load(data_dir).symbols == ["<x>", "<y>"]
+
+
 def test_validation_and_test_text_keep_every_line_unchanged(data_dir, prepare_text):
     prepare_text()
     assert lines(data_dir / "valid.en") == [source for source, _ in TEST]
@@ -226,10 +267,10 @@ def test_a_wrong_archive_stops_unless_verification_is_off(data_dir, prepare_text
 
 
 def test_settings_for_later_steps_are_recorded(data_dir, prepare_text, recipe):
-    recipe = dataclasses.replace(recipe, subword={"vocab_size": 99, "separate": True})
-    overrides = {"subword": {"vocab_size": 50}, "binarize": {"max_length": 9}}
+    recipe = dataclasses.replace(recipe, subword={"vocab_size": 990, "separate": True})
+    overrides = {"subword": {"vocab_size": 500}, "binarize": {"max_length": 9}}
     prepare_text(recipe, overrides=overrides)
-    assert Manifest.load(data_dir).settings("subword") == {"vocab_size": 50, "separate": True}
+    assert Manifest.load(data_dir).settings("subword") == {"vocab_size": 500, "separate": True}
     assert Manifest.load(data_dir).settings("binarize") == {"max_length": 9}
 
 

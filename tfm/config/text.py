@@ -18,6 +18,7 @@ from tfm.config.schema import (
 
 _TAG = re.compile(r"<[A-Za-z0-9_-]{1,30}>|>>[A-Za-z0-9_-]{1,30}<<")  # as OPUS-MT's >>fra<<
 _RESERVED_PIECES = re.compile(r"<(pad|s|unk|0x..)>")  # of SentencePiece
+_NUM_SPECIAL, _NUM_BYTES = 4, 256  # pieces of every vocabulary, and those of byte fallback
 
 
 def tag_problem(tag: str) -> str | None:
@@ -125,7 +126,7 @@ class SubwordConfig(Settings, section="subword"):
         False, "Make each target word one piece, as for symbols of trees; needs --separate."
     )
     character_coverage: float = setting(
-        0.9999, "Fraction of the text's characters that the vocabulary covers.", ge=0.9, le=1
+        0.9999, "Fraction of the text's characters that the vocabulary covers.", ge=0.98, le=1
     )
     subwords: tuple[str, ...] = setting(
         (),
@@ -166,9 +167,17 @@ class SubwordConfig(Settings, section="subword"):
                 if item.name not in ("subwords", "symbols", "threads")
                 and getattr(self, item.name) != item.default
             )
-        problems = map(tag_problem, (self.symbols or "").split())
-        if problem := next(filter(None, problems), None):
+        symbols = (self.symbols or "").split()
+        if problem := next(filter(None, map(tag_problem, symbols)), None):
             yield f"symbols in [subword] {problem}"
+        if repeated := next((each for each in symbols if symbols.count(each) > 1), None):
+            yield f"symbols in [subword] have {repeated} twice: give it once"
+        num_fixed = _NUM_SPECIAL + _NUM_BYTES * self.byte_fallback + len(symbols)
+        if self.vocab_size is not None and not self.subwords and self.vocab_size <= num_fixed:
+            yield (
+                f"vocab_size is {self.vocab_size}, but must be more than {num_fixed}, the number "
+                f"of special tokens{', bytes' if self.byte_fallback else ''} and symbols"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,6 +148,11 @@ class Manifest:
         return dict(getattr(self._content.settings, section))
 
     @property
+    def symbols(self) -> list[str]:
+        """The tags for which the vocabulary reserves a piece."""
+        return str(self.settings("subword").get("symbols") or "").split()
+
+    @property
     def normalizes_space(self) -> bool:
         """Whether the clean step normalized the white space of the training text."""
         cleaning = (self.inputs("clean") or {}).get("cleaning", {})

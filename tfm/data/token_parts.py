@@ -140,10 +140,9 @@ def _binarize_part(
         if record.inputs == inputs and have_sizes(bin_dir, record.files):
             return record
     (bin_dir / "dataset.json").unlink(missing_ok=True)  # until all parts are of these settings
-    tags = (manifest.settings("subword").get("symbols") or "").split()
     encoder = _Encoder(
         models=(vocabulary.source, vocabulary.target),
-        copier=Copier(config.copies if is_train else {}, tags=tags, seed=config.seed),
+        copier=Copier(config.copies if is_train else {}, tags=manifest.symbols, seed=config.seed),
         max_length=config.max_length if is_train else None,
         text_ends=np.array(text_ends, dtype=np.int64),
         dropout=config.bpe_dropout,

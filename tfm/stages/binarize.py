@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tfm.config import BinarizeConfig
+from tfm.config import BinarizeConfig, Task
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import BINARIZE, Manifest, TrainingText
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
-from tfm.data.subword import Vocabulary
+from tfm.data.subword import SubwordModel, Vocabulary
 from tfm.data.text_parts import Share, lock_dataset
 from tfm.data.token_parts import BinarizedPart, binarize_split, encoding_settings
 from tfm.errors import DataError, UsageError, tfm_command
@@ -171,25 +171,42 @@ def _check(manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig) -
     """Raise an error if text and settings do not fit the subword model; warn of a replaced one."""
     learned = manifest.result(LEARNING).get("fingerprints")
     models = [vocabulary.source] if vocabulary.is_joint else [vocabulary.source, vocabulary.target]
-    learn_again = tfm_command("learn-bpe", manifest.data_dir, "--force")
+    origin, learn_again = manifest.data_dir, tfm_command("learn-bpe", manifest.data_dir, "--force")
     if learned is not None and learned != [model.fingerprint for model in models]:
         say(
-            f"warning: the subword model in {manifest.data_dir} is not the one that tfm learn-bpe "
-            f"wrote: if you did not replace it, it is damaged; run {learn_again}"
+            f"warning: the subword model in {origin} is not the one that tfm learn-bpe wrote: if "
+            f"you did not replace it, it is damaged; run {learn_again}"
         )
-    for tag in (manifest.settings("subword").get("symbols") or "").split():
-        if not vocabulary.source.has_tag(tag):
-            raise DataError(
-                f"the subword model in {manifest.data_dir} has no piece for the tag {tag}: learn "
-                f"it with {learn_again}, or bring one that has it among its user_defined_symbols"
-            )
-    if config.bpe_dropout and not (vocabulary.source.is_bpe and vocabulary.target.is_bpe):
+    remedy = f"learn it with {learn_again}"
+    check_models(config, models, tags=manifest.symbols, origin=str(origin), remedy=remedy)
+    check_task(config, manifest.task)
+
+
+def check_models(
+    config: BinarizeConfig,
+    models: Sequence[SubwordModel],
+    *,
+    tags: Iterable[str],
+    origin: str,
+    remedy: str,
+) -> None:
+    """Raise an error unless subword models suit the settings and have a piece for all tags."""
+    if missing := [tag for tag in tags if not models[0].has_tag(tag)]:
+        raise DataError(
+            f"the subword model of {origin} has no piece for the tag {missing[0]}: {remedy}, or "
+            "bring one that has it among its user_defined_symbols"
+        )
+    if config.bpe_dropout and not all(model.is_bpe for model in models):
         raise UsageError(
-            f"bpe_dropout needs subword models that merge pieces, but {manifest.data_dir} has "
-            "others: learn them with --model-type bpe and without --target-words, or leave it out"
+            f"bpe_dropout needs subword models that merge pieces, but {origin} has others: learn "
+            "them with --model-type bpe and without --target-words, or leave it out"
         )
-    if manifest.task == "parsing" and any(config.copies.values()):
-        raise UsageError(f"copies need text on both sides, but {manifest.data_dir} has trees")
+
+
+def check_task(config: BinarizeConfig, task: Task) -> None:
+    """Raise UsageError if settings are for text, but the dataset has trees."""
+    if task == "parsing" and any(config.copies.values()):
+        raise UsageError("copies need text on both sides, but the targets of a parser are trees")
 
 
 def _changed(

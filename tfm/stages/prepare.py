@@ -24,7 +24,7 @@ from tfm.data.text_parts import Share, lock_dataset
 from tfm.data.text_writer import TextWriter, cleaning_of
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
-from tfm.stages.binarize import update_token_ids
+from tfm.stages.binarize import check_models, check_task, update_token_ids
 from tfm.stages.learn_bpe import merged_table, update_subword_models
 from tfm.storage.lock import lock_folder
 
@@ -121,11 +121,12 @@ def prepare(
     settings["subword"] = merged_table(recipe.settings("subword"), overrides.get("subword", {}))
     if tags := recipe.tags():
         known = (settings["subword"].get("symbols") or "").split()
-        settings["subword"]["symbols"] = " ".join(dict.fromkeys([*known, *tags]))
+        symbols = [*known, *(tag for tag in tags if tag not in known)]
+        settings["subword"]["symbols"] = " ".join(symbols)
     cleaning = settings_from(CleaningConfig, settings["cleaning"])
     subword = settings_from(SubwordConfig, settings["subword"])
-    load_subword_models([Path(each) for each in subword.subwords])  # finds mistakes at once
     binarization = settings_from(BinarizeConfig, settings["binarize"])
+    _check_encoding(recipe, subword, binarization)
     sources = TextSources(
         recipe, data_dir=out_dir, downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
@@ -229,8 +230,7 @@ def _check_appended(
         for section in ("subword", "binarize")
         for name in {**getattr(recipe, section), **overrides.get(section, {})}
     ]
-    tags = (manifest.settings("subword").get("symbols") or "").split()
-    new_tags = [tag for tag in recipe.tags() if tag not in tags]
+    new_tags = [tag for tag in recipe.tags() if tag not in manifest.symbols]
     weights = [text.weight for text in (*manifest.training_texts(), *recipe.train)]
     if not manifest.part_sizes():
         problem = f"an older tfm prepared {folder}: prepare it again, then append"
@@ -291,6 +291,22 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool
                     f"{path} was not written by tfm prepare: choose another folder with --out, or "
                     "replace the file with --force"
                 )
+
+
+def _check_encoding(recipe: Recipe, subword: SubwordConfig, binarization: BinarizeConfig) -> None:
+    """Raise an error if the steps after cleaning would refuse the settings."""
+    check_task(binarization, recipe.task)
+    if subword.subwords:
+        models = load_subword_models([Path(each) for each in subword.subwords])
+        check_models(
+            binarization,
+            models,
+            tags=(subword.symbols or "").split(),
+            origin=" and ".join(subword.subwords),
+            remedy="leave out --subwords",
+        )
+    elif binarization.bpe_dropout and (subword.model_type != "bpe" or subword.target_words):
+        raise UsageError("bpe_dropout needs --model-type bpe, without --target-words")
 
 
 def _scorers(
