@@ -1,6 +1,7 @@
 """Text in parts: written, appended and binarized in parts, it is the same dataset."""
 
 import shutil
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -128,6 +129,26 @@ def test_other_text_replaces_all_parts_and_what_was_appended(recipe, tmp_path):
     assert Manifest.load(folder).text_parts("train") == ["train"]
     assert sorted(path.name for path in folder.glob("train*")) == ["train.de", "train.en"]
     assert len(rows_of(folder)[0]) == 130
+
+
+@pytest.mark.parametrize("tag", [None, "<x>"])
+@pytest.mark.parametrize("way", ["one pass", "shares", "append"])
+def test_held_out_pairs_are_found_in_training_text_whatever_their_tag(
+    recipe, tmp_path, capsys, tag, way
+):
+    def with_test(*names):
+        made = recipe(*names, **SETTINGS)
+        return replace(made, test=(replace(made.test[0], tag=tag),))
+
+    folder = tmp_path / "x"
+    if way == "shares":
+        for number in (1, 2):
+            prepare(with_test("a", "c"), folder, share=Share(number, 2))
+    prepare(with_test("a") if way == "append" else with_test("a", "c"), folder, text_only=True)
+    if way == "append":
+        assert "training text, too" not in capsys.readouterr().err
+        append_text(recipe("c", test=()), folder, text_only=True)
+    assert "10 of the 10 pairs of the test text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

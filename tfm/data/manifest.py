@@ -248,7 +248,11 @@ class Manifest:
         return {} if done is None else dict(done.result)
 
     def training_texts(self) -> list[TrainingText]:
-        """Return the texts of the training split; empty if no recipe prepared it.
+        """Return the texts of the training split, as `texts` does."""
+        return self.texts("train")
+
+    def texts(self, split: str) -> list[TrainingText]:
+        """Return the texts that the pairs of a split come from; empty if no recipe prepared it.
 
         Raises:
             DataError: Their record is damaged.
@@ -259,7 +263,7 @@ class Manifest:
             entries = [
                 {name: value for name, value in entry.items() if name in names}
                 for step in steps
-                for entry in self.result(step).get("train", {}).get("texts", [])
+                for entry in self.result(step).get(split, {}).get("texts", [])
             ]
             return [from_table(TrainingText, entry) for entry in entries]
         except (AttributeError, TypeError, ValueError) as error:

@@ -285,20 +285,27 @@ class TextWriter:
 
     def _see_text(self, cleaner: Cleaner) -> None:
         """Make the pairs of all splits known to a cleaner."""
-
-        def pairs(name: str) -> Iterator[BytesPair]:
-            sides = (self.manifest.source, self.manifest.target)
-            return read_pairs(*(self.manifest.text_path(name, s) for s in sides), strict=True)
-
         for split in self.manifest.splits():
-            if split != "train":
-                for block in in_chunks(pairs(split)):
+            for tag, pairs in self._untagged(split):
+                if split == "train":
+                    cleaner.see(pairs, tag=tag)
+                    continue
+                for block in in_chunks(pairs):
                     cleaner.held_out.add(split, block)
-        train = chain.from_iterable(map(pairs, self.manifest.text_parts("train")))
-        for text in self.manifest.training_texts():
-            tag = f"{text.tag} ".encode() if text.tag else b""
-            of_text = islice(train, text.kept)
-            cleaner.see(((s.removeprefix(tag), t) for s, t in of_text), tag=text.tag)
+
+    def _untagged(self, split: str) -> Iterator[tuple[str | None, Iterator[BytesPair]]]:
+        """Yield the tag of each text of a split, and its pairs without it, to be read in turn."""
+        manifest = self.manifest
+        sides = (manifest.source, manifest.target)
+        pairs = chain.from_iterable(
+            read_pairs(*(manifest.text_path(name, side) for side in sides), strict=True)
+            for name in manifest.text_parts(split)
+        )
+        for text in manifest.texts(split):
+            prefix = f"{text.tag} ".encode() if text.tag else b""
+            of_text = islice(pairs, text.kept)
+            yield text.tag, ((s.removeprefix(prefix), t) for s, t in of_text)
+        yield None, pairs  # of text that was not prepared
 
     def _remove_older_text(self, current: Sequence[Path]) -> None:
         """Remove the splits and the parts of older text that the current one does not have."""
