@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -225,6 +226,18 @@ def test_only_pictures_are_replaced(picture, tmp_path, name):
         picture(out=["other.html", name])
     assert path.read_bytes() == b"<!doctype html><title>mine</title>"
     assert not (tmp_path / "other.html").exists()
+
+
+def test_a_link_to_a_picture_stays_and_what_is_no_file_is_refused(picture, tmp_path):
+    (tmp_path / "link.svg").symlink_to("real.svg")
+    picture("seven", out=["link.svg"], target="eins")
+    assert (tmp_path / "link.svg").readlink() == Path("real.svg")
+    assert (tmp_path / "real.svg").is_file()
+    os.mkfifo(tmp_path / "pipe.svg")
+    (tmp_path / "odd.svg").symlink_to("pipe.svg")
+    for name in ("pipe.svg", "odd.svg"):
+        with pytest.raises(UsageError, match=f"{name}: it is a pipe or a device"):
+            picture(out=[name])
 
 
 # --- the command

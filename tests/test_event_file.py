@@ -49,6 +49,13 @@ def test_finite_numbers_are_on_disk_at_once(tmp_path):
     file.close()
 
 
+def test_event_files_of_other_programs_stay(tmp_path):
+    (tmp_path / "events.out.tfevents.1700000000.host").write_bytes(b"of another program")
+    for _ in range(2):
+        EventFile(tmp_path).close()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_resumed_run_continues_the_same_curves(tmp_path):
     log, file = MetricsLog(tmp_path, step=0), EventFile(tmp_path)
     for step in (1, 2, 3, 4):  # the last two after the checkpoint

@@ -3,16 +3,18 @@
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tfm.errors import DataError
+from tfm.errors import DataError, UsageError
 from tfm.storage import files
 from tfm.storage.files import (
     atomic_directory,
@@ -161,14 +163,117 @@ def test_an_interrupted_replacement_leaves_the_older_folder(tmp_path):
     assert names(tmp_path) == ["folder"]
 
 
-def test_a_link_is_replaced_and_its_target_is_kept(tmp_path):
-    fill(tmp_path / "precious", "thesis.tex")
-    (tmp_path / "folder").symlink_to(tmp_path / "precious")
-    fill(tmp_path / "folder", "new")
-    assert not (tmp_path / "folder").is_symlink()
-    assert names(tmp_path / "folder") == ["new"]
-    assert names(tmp_path / "precious") == ["thesis.tex"]
-    assert names(tmp_path) == ["folder", "precious"]
+def test_links_are_followed_and_stay(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "file").write_text("old")
+    fill(tmp_path / "disk" / "folder", "old")
+    for name in ("file", "folder", "new"):
+        (tmp_path / f"first-{name}").symlink_to(f"second-{name}")
+        (tmp_path / f"second-{name}").symlink_to(Path("disk") / name)
+    write_text(tmp_path / "first-file", "new")
+    write_text(tmp_path / "first-new", "new")
+    fill(tmp_path / "first-folder", "new")
+    assert all(path.is_symlink() for path in tmp_path.glob("*-*"))
+    assert [(tmp_path / "disk" / name).read_text() for name in ("file", "new")] == ["new", "new"]
+    assert names(tmp_path / "disk") == ["file", "folder", "new"]
+    assert names(tmp_path / "disk" / "folder") == ["new"]
+
+
+def test_an_interrupted_replacement_behind_a_link_is_undone(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk/folder")
+    fill(tmp_path / "disk" / ".folder.old", "old")
+    assert names(intact_directory(tmp_path / "link")) == ["old"]
+    fill(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path / "disk") == ["folder"]
+    assert names(tmp_path / "link") == ["new"]
+
+
+@pytest.fixture
+def odd_paths(tmp_path, monkeypatch):
+    """A folder with links and things that are neither files nor folders; it is entered."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    for name, target in {
+        "to-pipe": "pipe",
+        "to-folder": "folder",
+        "to-null": "/dev/null",
+        "loop": "loop",
+        "to-nowhere": "away/file",
+    }.items():
+        (tmp_path / name).symlink_to(target)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("pipe", "a pipe or a device"),
+        ("socket", "a pipe or a device"),
+        ("to-pipe", "a pipe or a device"),
+        ("to-null", "a pipe or a device"),
+        ("folder", "a folder"),
+        ("to-folder", "a folder"),
+        ("loop", "symbolic links"),
+        ("to-nowhere", "a link, and there is no folder .*away"),
+        ("file/below", "file is not a folder"),
+    ],
+)
+def test_what_is_no_file_is_never_replaced_by_one(odd_paths, name, reason):
+    before = {path.name: path.lstat().st_ino for path in odd_paths.iterdir()}
+    for path in (Path(name), odd_paths / name):
+        with pytest.raises(UsageError, match=rf"^cannot write to {path}: .*{reason}.*: choose"):
+            write_text(path, "new")
+    assert {path.name: path.lstat().st_ino for path in odd_paths.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["pipe", "file", "to-null", "loop", "to-nowhere", "file/below"])
+def test_what_is_no_folder_is_never_replaced_by_one(odd_paths, name):
+    with pytest.raises(UsageError, match=f"^cannot write to {name}: .*: choose another name"):
+        fill(Path(name), "new")
+    assert (odd_paths / "file").read_text() == "mine"
+
+
+REFUSED_OPEN_FILES = """
+import json, os, pathlib
+from tfm.errors import UsageError
+from tfm.storage.files import output_target
+
+found = {}
+for number in range(4):
+    path = pathlib.Path(str(number))
+    os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), number)
+    path.with_name("link").unlink(missing_ok=True)
+    path.with_name("link").symlink_to(f"/dev/fd/{number}")
+    for name in (f"/dev/fd/{number}", f"/proc/self/fd/{number}", "link", path):
+        try:
+            output_target(pathlib.Path(name), flag="--output")
+        except UsageError as error:
+            found.setdefault(number, []).append(str(error))
+pathlib.Path("found.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+def test_open_files_are_never_replaced(tmp_path):
+    """In another process, whose standard streams are files: pytest has its own."""
+    subprocess.run([sys.executable, "-c", REFUSED_OPEN_FILES], cwd=tmp_path, check=True)
+    found = json.loads((tmp_path / "found.json").read_text())
+    for number, (words, count) in enumerate(
+        [
+            ("overwritten", 4),
+            ("standard output: leave --output out, or", 4),
+            ("standard error: choose", 4),
+            ("open file: choose", 3),  # its name is not refused: nothing is known to write to it
+        ]
+    ):
+        assert len(found[str(number)]) == count
+        assert all(words in message for message in found[str(number)])
 
 
 @pytest.fixture

@@ -266,6 +266,21 @@ def test_the_command_lists_runs_newest_first_and_draws_those_that_are_named(
     assert (elsewhere / "runs.html").exists()
 
 
+def test_the_page_replaces_what_a_link_leads_to_and_nothing_else(make_run, run, elsewhere):
+    one = make_run("one")
+    os.mkfifo(elsewhere / "pipe")
+    for name, target in {"link": "page.html", "odd": "pipe", "own": one / "report.html"}.items():
+        (elsewhere / name).symlink_to(target)
+    assert run("runs", one, "--out", "link")[0] == 0
+    assert "<!doctype html>" in (elsewhere / "page.html").read_text()
+    for name in ("odd", "own", "-", "runs"):
+        code, _, err = run("runs", one, "--out", name)
+        assert (code, err.count("\n")) == (2, 1), err
+        assert name in err
+    assert all((elsewhere / name).is_symlink() for name in ("link", "odd", "own"))
+    assert (elsewhere / "pipe").is_fifo()
+
+
 def test_without_runs_the_command_says_so(run, elsewhere):
     code, _, err = run("runs")
     assert (code, err.count("\n")) == (2, 1)

@@ -28,7 +28,7 @@ def runs(
     out: Path | None = typer.Option(
         None,
         metavar="FILE",
-        callback=new_file,
+        callback=lambda path: new_file(path, flag="--out"),
         help=f"Page of curves to write (default: {_PAGE} if only run folders are named).",
     ),
     json: bool = JSON,

@@ -37,7 +37,7 @@ def redirect_output(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    with atomic_write(path.resolve()) as file:
+    with atomic_write(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8")
         with redirect_stdout(text):
             yield

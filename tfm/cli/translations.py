@@ -24,7 +24,7 @@ from tfm.storage.paths import (
     existing_file_or_stream,
     existing_folder,
     new_file,
-    new_file_or_folder,
+    new_file_or_stream,
     new_folder,
 )
 
@@ -50,7 +50,7 @@ def generate(
     ),
     output: Path | None = typer.Option(
         None,
-        callback=new_file,
+        callback=new_file_or_stream,
         help="File to write when complete; repeat a stopped command to continue; - is stdout.",
     ),
     split: Literal["test", "valid"] | None = typer.Option(
@@ -130,8 +130,6 @@ def generate(
         plan_generation,
     )
 
-    if output == STANDARD_STREAM:
-        output = None
     mistakes = {
         "--per-token has no effect without --score-target": per_token and score_target is None,
         "--json prints every token anyway: leave --per-token out": per_token and json,
@@ -306,7 +304,7 @@ def attend(
     out: list[Path] | None = typer.Option(
         None,
         metavar="FILE",
-        callback=new_file_or_folder,
+        callback=lambda paths: [_new_picture(path) for path in paths or ()],
         help="Page (.html) or figure (.png, .svg) to write; repeatable (default: attention.html).",
     ),
     kind: Literal["encoder", "decoder", "cross"] = typer.Option(
@@ -352,6 +350,10 @@ def attend(
     say(f"attend: {result.model_dir}: {sentence} → {result.target}")
     for path in result.paths:
         typer.echo(path)
+
+
+def _new_picture(path: Path) -> Path:
+    return path if path.is_dir() else cast("Path", new_file(path, flag="--out"))
 
 
 @app.command(cls=Command)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tfm.data.corpus.recipe import Archive, is_url
 from tfm.errors import DownloadError
 from tfm.reporting import Progress, say
-from tfm.storage.files import read_json, size_of, sync_directory, write_json
+from tfm.storage.files import output_target, read_json, size_of, sync_directory, write_json
 
 CHECKSUMS = "checksums.json"  # {URL: SHA-256} of the first downloads of a dataset
 
@@ -63,12 +63,13 @@ def fetch(
         url = archive.url
         if mirror is not None:
             url = f"{mirror.rstrip('/')}/{urllib.parse.quote(archive.name)}"
-        partial = path.with_name(f"{path.name}.part")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target = output_target(path)
+        partial = target.with_name(f"{target.name}.part")
+        target.parent.mkdir(parents=True, exist_ok=True)
         _download(url, partial, name=archive.name)
-        os.replace(partial, path)
+        os.replace(partial, target)
         _state_path(partial).unlink(missing_ok=True)
-        sync_directory(path.parent)
+        sync_directory(target.parent)
     return _check(path, archive, recorded, verify=verify)
 
 

@@ -31,8 +31,7 @@ from tfm.data.text_parts import (
 from tfm.data.trees import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
-from tfm.storage.files import atomic_write, remove_leftovers, write_json
-from tfm.storage.paths import existing_parent
+from tfm.storage.files import atomic_write, existing_parent, remove_leftovers, write_json
 
 DROPPED = "dropped.txt"  # examples of dropped pairs
 

@@ -19,6 +19,7 @@ from tfm.search import search as search_outputs
 from tfm.search.scoring import check_finite
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
+from tfm.storage.paths import new_file
 from tfm.visualization.attention_maps import GENERATOR, LABELS, AttentionKind
 from tfm.visualization.attention_page import write_page
 
@@ -140,14 +141,12 @@ def _check_length(ids: Sized, max_pieces: int, *, name: str) -> None:
 
 
 def _check_picture_path(path: Path) -> Path:
-    """Return the file to write; UsageError if it is not a picture's name or is another's file."""
+    """Return the file to write; UsageError if its name or its content is not a picture's."""
     if path.is_dir():
         path = path / _DEFAULT_NAME
     if path.suffix.lower() not in _FORMATS:
         raise UsageError(f"{path} is not a picture: use a name that ends in {', '.join(_FORMATS)}")
-    if path.exists():
-        if not path.is_file():
-            raise UsageError(f"{path} is not a regular file: choose another name with --out")
+    if new_file(path, flag="--out") and path.exists():
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
         if header and GENERATOR.encode() not in header:

@@ -36,9 +36,8 @@ from tfm.device.cpu import (
 )
 from tfm.errors import DISTRIBUTION, DataError, install_command
 from tfm.stages.defaults import DATA_ROOT, RUNS_ROOT
-from tfm.storage.files import atomic_directory, folder_size
+from tfm.storage.files import atomic_directory, existing_parent, folder_size
 from tfm.storage.lock import lock_folder
-from tfm.storage.paths import existing_parent
 
 Level = Literal["ok", "warning", "problem"]
 Findings = Iterator["Finding"]

@@ -1,7 +1,6 @@
 """What tfm generate reads, with which models, and where it writes; checked before it starts."""
 
 import os
-import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 from tfm import __version__
 from tfm.config import InferenceConfig, SearchConfig, settings_to
-from tfm.data.manifest import SPLITS, Manifest
+from tfm.data.manifest import Manifest
 from tfm.errors import DataError, UsageError
 from tfm.inference.reader import count_lines
 from tfm.search.constraints import read_phrases
@@ -20,23 +19,10 @@ from tfm.storage.checkpoint.model_folder import CONFIG, ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import find_model, newest_run
 from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of
 from tfm.storage.partial_output import PartialOutput
-from tfm.storage.paths import existing_file
+from tfm.storage.paths import existing_file, new_file
 
 STANDARD_INPUT = Path("-")
 _DIGITS = 16  # of a checksum that is shown
-
-# The paths of the files that belong to a folder, by a file that shows the kind of the folder.
-_OWN_FILES = {
-    "manifest.json": (
-        "dataset",
-        (
-            r"manifest\.json|dropped\.txt|shortlist\.safetensors|bpe\..+|(bin|raw|downloads)/.+"
-            rf"|({'|'.join(SPLITS)})(\.[0-9]+)?\.[^.]+"
-        ),
-    ),
-    CONFIG: ("model", r"config\.json|.+\.safetensors|model\.bin|tfm\.json|bpe\..+"),
-    "config.toml": ("run", r"config\.toml|data\.json|metrics\.jsonl|report\.html|events\.out\..*"),
-}
 
 Split = Literal["test", "valid"]
 
@@ -257,7 +243,7 @@ def _aligners(model: Path, info: ModelInfo, reverse: Path | None) -> list[Path]:
 
 
 def _check_output(plan: Generation, output: Path) -> None:
-    """Raise UsageError if the output is a file that is read, or one of a dataset, model or run."""
+    """Raise UsageError if the output is a file that is read, or must not be replaced."""
     source = plan.source
     partial = PartialOutput(output, {}).path
     for path in (source.path or STDIN_FILE, source.reference, plan.prefixes, plan.targets):
@@ -265,12 +251,7 @@ def _check_output(plan: Generation, output: Path) -> None:
             raise UsageError(
                 f"{output} would be both read and overwritten: choose another name with --output"
             )
-    real_path = Path(os.path.realpath(output))
-    for folder in real_path.parents[:2]:
-        name = real_path.relative_to(folder).as_posix()
-        for marker, (kind, own_names) in _OWN_FILES.items():
-            if re.fullmatch(own_names, name) and (folder / marker).is_file():
-                raise UsageError(f"{output} belongs to a {kind}: choose another name with --output")
+    new_file(output, flag="--output")
 
 
 def _check_alignment(source: Source, paired_path: Path) -> None:

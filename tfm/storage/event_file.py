@@ -26,7 +26,7 @@ class EventFile:
         from tensorboardX import RecordWriter
         from tensorboardX.proto.event_pb2 import Event
 
-        for older in run_dir.glob("events.out.tfevents.*"):
+        for older in run_dir.glob("events.out.tfevents.*.tfm"):
             older.unlink()
         records = [*parse_records(read_lines(run_dir))]
         minutes = max((record.get("minutes") or 0.0 for record in records), default=0.0)

@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 import signal
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from tfm.errors import DataError
+from tfm.errors import DataError, UsageError
 from tfm.reporting import say
 
 STDIN_FILE = Path("/dev/stdin")  # the file or pipe that standard input reads
@@ -19,27 +20,101 @@ STDIN_FILE = Path("/dev/stdin")  # the file or pipe that standard input reads
 _HASH_BLOCK_BYTES = 1 << 20
 _MAX_JSON_BYTES = 1 << 26  # a thousand times the size of tfm's own files
 _PARTIAL = re.compile(r"\.(.+)\.([0-9]+)\.partial")
+_MAX_LINKS = 40  # of a chain, as in Linux
+_OPEN_FILES = re.compile(r"/dev/fd|/proc/.+/fd")  # folders with the open files of a process
+_STREAMS = {1: "it is standard output", 2: "it is standard error"}
 # Errors of file systems that cannot flush directories.
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
+def output_target(path: Path, *, flag: str | None = None, is_folder: bool = False) -> Path:
+    """Return the file or folder that writing to a path creates or replaces.
+
+    Whatever is written goes through here: links are followed and stay; devices, pipes and open
+    standard streams, to which others write, are not replaced by a file.
+
+    Args:
+        path: A name to write to.
+        flag: The flag with which the user gave it, without which a command prints.
+        is_folder: Whether to write a folder.
+
+    Raises:
+        UsageError: It leads to something that must not be replaced, or nowhere.
+    """
+    target = _end_of_links(path)
+    try:
+        obstacle = _obstacle(path, target, path.stat(), is_folder=is_folder)
+    except (FileNotFoundError, NotADirectoryError):
+        parent, obstacle = existing_parent(target.parent), None
+        needed = intact_directory(target) if is_folder else target.parent
+        if not parent.is_dir():
+            obstacle = f"{parent} is not a folder"
+        elif path.is_symlink() and not needed.is_dir():
+            obstacle = f"it is a link, and there is no folder {needed}"
+    except OSError as error:  # such as a loop of links
+        obstacle = str(error.strerror)
+    if obstacle is not None:
+        advice = f"leave {flag} out, or " if flag and obstacle == _STREAMS[1] else ""
+        raise UsageError(f"cannot write to {path}: {obstacle}: {advice}choose another name")
+    return target
+
+
+def _obstacle(path: Path, target: Path, status: os.stat_result, *, is_folder: bool) -> str | None:
+    """Return why what exists at a path, which leads to `target`, must not be replaced, if so."""
+    if is_folder != stat.S_ISDIR(status.st_mode):
+        return "it is a file, not a folder" if is_folder else "it is a folder"
+    streams = [name for number, name in _STREAMS.items() if _is_open_as(number, status)]
+    if streams:
+        return streams[0]
+    if not is_folder and not stat.S_ISREG(status.st_mode):
+        return "it is a pipe or a device"
+    if _is_open_as(0, status):
+        raise UsageError(f"{path} would be both read and overwritten: choose another name")
+    return "it is an open file" if _is_open_file(target) else None
+
+
+def _is_open_as(descriptor: int, status: os.stat_result) -> bool:
+    """Return whether this process has a file open under a number."""
+    with contextlib.suppress(OSError):  # that of a closed stream
+        return os.path.samestat(os.fstat(descriptor), status)
+    return False
+
+
+def _end_of_links(path: Path) -> Path:
+    """Return where links lead, but not those of open files, which need not have a name."""
+    for _ in range(_MAX_LINKS):
+        if not path.is_symlink() or _is_open_file(path):
+            break
+        path = path.parent / path.readlink()
+    return path
+
+
+def _is_open_file(path: Path) -> bool:
+    return _OPEN_FILES.fullmatch(os.path.realpath(path.parent)) is not None
+
+
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a binary file that replaces `path` only if the block ends without an error."""
-    partial = _prepare(path)
+    """Open a binary file that replaces `path` only if the block ends without an error.
+
+    Raises:
+        UsageError: The path is not that of a file to create or replace, as `output_target` says.
+    """
+    target = output_target(path)
+    partial = _prepare(target)
     try:
         with partial.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        os.replace(partial, target)
     except OSError as error:
         if error.errno is not None:  # None: an error of a decompressor, not of this file
             error.filename = error.filename or str(path)  # errors of `write` do not name the file
         raise
     finally:
         partial.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    sync_directory(target.parent)
 
 
 @contextlib.contextmanager
@@ -48,9 +123,13 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
     At every moment, either the older directory or the new one is there, the older one perhaps under
     another name, where `intact_directory` finds it.
+
+    Raises:
+        UsageError: As that of `output_target`.
     """
-    partial = _prepare(path)
-    finish_replacement(path)
+    target = output_target(path, is_folder=True)
+    partial = _prepare(target)
+    finish_replacement(target)
     remove_path(partial)
     partial.mkdir()
     try:
@@ -59,17 +138,17 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             with path_inside.open("rb+") as file:  # Windows flushes only what is open for writing
                 os.fsync(file.fileno())
         sync_directory(partial)
-        if path.is_dir() or path.is_symlink():
-            os.replace(path, _outgoing(path))
-        os.replace(partial, path)
-        sync_directory(path.parent)  # the renames must reach the disk before the removal does
+        if target.is_dir():
+            os.replace(target, _outgoing(target))
+        os.replace(partial, target)
+        sync_directory(target.parent)  # the renames must reach the disk before the removal does
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
     finally:
         with contextlib.suppress(OSError):
             remove_path(partial)
-            finish_replacement(path)
+            finish_replacement(target)
 
 
 def make_directory(path: Path) -> None:
@@ -116,7 +195,7 @@ def intact_directory(path: Path) -> Path:
     """Return the directory, or the older one if a process was killed while it replaced it."""
     if path.exists():  # it may be ".", which has no name to derive another from
         return path
-    outgoing = _outgoing(path)
+    outgoing = _outgoing(_end_of_links(path))
     return outgoing if outgoing.is_dir() else path
 
 
@@ -175,6 +254,11 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): delete it and create it again") from error
     return value
+
+
+def existing_parent(folder: Path) -> Path:
+    """Return the folder, or the nearest parent that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 def sha256_of(path: Path) -> str:

@@ -14,7 +14,14 @@ from typing import Any
 
 from tfm.config.schema import from_table
 from tfm.errors import DataError, TfmError, UsageError
-from tfm.storage.files import make_directory, read_json, size_of, sync_directory, write_json
+from tfm.storage.files import (
+    make_directory,
+    output_target,
+    read_json,
+    size_of,
+    sync_directory,
+    write_json,
+)
 
 FORMAT = 1
 _RECORD_SECONDS = 1.0  # between two records
@@ -50,6 +57,9 @@ class PartialOutput:
         path: FILE.
         settings: What decides the output besides the text: numbers, text and flags by name.
 
+    Raises:
+        UsageError: FILE cannot be created or replaced, as `output_target` says.
+
     Attributes:
         path: FILE.partial.
         stream: Where to write.
@@ -59,7 +69,7 @@ class PartialOutput:
     stream: io.TextIOWrapper
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self._final_path = path.resolve() if path.is_symlink() else path
+        self._final_path = output_target(path)
         name = self._final_path.name
         self.path = self._final_path.with_name(f"{name}.partial")
         self._record_path = self._final_path.with_name(f"{name}.partial.json")
@@ -71,6 +81,8 @@ class PartialOutput:
 
     def __enter__(self) -> "PartialOutput":
         make_directory(self.path.parent)
+        if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
+            raise self._refusal("it is not a regular file")
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(self.path.open("ab"))
             _lock(file.fileno(), self.path)

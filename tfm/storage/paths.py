@@ -4,17 +4,32 @@ A wrong path is found before anything is loaded or computed. On the command line
 callbacks of flags.
 """
 
+import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from tfm.errors import UsageError
-from tfm.storage.files import intact_directory
+from tfm.storage.files import existing_parent, intact_directory, output_target
 
 PathsT = TypeVar("PathsT", bound="Path | Iterable[Path] | None")
 
 STANDARD_STREAM = Path("-")
+
+# The paths of the files that belong to a folder, by a file that shows the kind of the folder.
+_OWN_FILES = {
+    "manifest.json": (
+        "dataset",
+        (
+            r"manifest\.json|dropped\.txt|shortlist\.safetensors|bpe\..+|(bin|raw|downloads)/.+"
+            r"|(train|valid|test)(\.[0-9]+)?\.[^.]+"
+        ),
+    ),
+    "config.json": ("model", r"config\.json|.+\.safetensors|model\.bin|tfm\.json|bpe\..+"),
+    "config.toml": ("run", r"config\.toml|data\.json|metrics\.jsonl|report\.html|events\.out\..*"),
+}
 
 
 def existing_path(paths: PathsT) -> PathsT:
@@ -45,16 +60,6 @@ def existing_folder(paths: PathsT) -> PathsT:
     return paths
 
 
-def new_file_or_folder(paths: PathsT) -> PathsT:
-    """Return the paths; raise UsageError unless they can be created, or files created in them."""
-    for path in _each(paths):
-        parent = existing_parent(path if path.is_dir() else path.parent)
-        if not parent.is_dir():
-            raise _unwritable(path, f"{parent} is not a folder")
-        _check_takes_files(parent, path)
-    return paths
-
-
 def new_output_folder(path: Path, *, is_own: bool, kind: str, force: bool) -> None:
     """Raise UsageError unless a folder can be written: a new one, or one of this kind by force."""
     if path.exists() and not is_own:
@@ -65,27 +70,36 @@ def new_output_folder(path: Path, *, is_own: bool, kind: str, force: bool) -> No
         )
 
 
-def new_file(path: Path | None) -> Path | None:
-    """Return the path; raise UsageError unless a regular file can be created or replaced there."""
-    if path is None or path == STANDARD_STREAM:
-        return path
-    if path.is_dir():
-        raise _unwritable(path, "it is a folder")
-    if path.exists() and not path.is_file():
-        raise _unwritable(path, "it is a pipe or a device")
-    return new_file_or_folder(path)
+def new_file(path: Path | None, *, flag: str) -> Path | None:
+    """Return the path; raise UsageError unless a file can be created or replaced there.
+
+    Files of datasets, models and runs are not replaced. The errors name the flag of the path.
+    """
+    if path is None:
+        return None
+    if path == STANDARD_STREAM:
+        raise UsageError(f"{path} is standard output: leave {flag} out, or give the name of a file")
+    target = output_target(path, flag=flag)
+    real_path = Path(os.path.realpath(target))
+    for folder in real_path.parents[:2]:
+        name = real_path.relative_to(folder).as_posix()
+        for marker, (kind, own_names) in _OWN_FILES.items():
+            if re.fullmatch(own_names, name) and (folder / marker).is_file():
+                raise UsageError(f"{path} belongs to a {kind}: choose another name with {flag}")
+    _check_takes_files(target.parent, path)
+    return path
+
+
+def new_file_or_stream(path: Path | None) -> Path | None:
+    """Return the path, as `new_file` for --output does, but None if it is "-", standard output."""
+    return None if path == STANDARD_STREAM else new_file(path, flag="--output")
 
 
 def new_folder(path: Path | None) -> Path | None:
     """Return the path; raise UsageError unless it is a folder or can be created."""
-    if path is not None and path.exists() and not path.is_dir():
-        raise _unwritable(path, "it is a file, not a folder")
-    return new_file_or_folder(path)
-
-
-def existing_parent(folder: Path) -> Path:
-    """Return the folder, or the nearest parent that exists."""
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if path is not None:
+        _check_takes_files(output_target(path, is_folder=True), path)
+    return path
 
 
 def _each(paths: "Path | Iterable[Path] | None") -> Iterable[Path]:
@@ -102,13 +116,16 @@ def _check_exists(path: Path) -> None:
 
 
 def _check_takes_files(folder: Path, path: Path) -> None:
+    """Raise UsageError unless files can be created in a folder or the nearest parent that exists.
+
+    The error names the `path` to write to.
+    """
+    folder = existing_parent(folder)
     try:
         # Permissions are not enough: root may write to /proc, where no file can be created.
         TemporaryDirectory(dir=folder).cleanup()
     except OSError as error:
-        reason = f"cannot create files in {folder} ({error.strerror})"
-        raise _unwritable(path, reason) from error
-
-
-def _unwritable(path: Path, reason: str) -> UsageError:
-    return UsageError(f"cannot write to {path}: {reason}: choose another name")
+        raise UsageError(
+            f"cannot write to {path}: cannot create files in {folder} ({error.strerror}): choose "
+            "another name"
+        ) from error
