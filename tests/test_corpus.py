@@ -241,6 +241,7 @@ def test_languages_are_taken_from_file_names(tmp_path, names, languages, capsys)
     [
         (("t.de", "t.en"), ("v.en", "v.de"), None),
         (("t.de", "t.en"), ("v.src", "v.de"), None),
+        (("t.deu", "t.eng_Latn"), ("v.eng", "v.deu"), None),
         (("t.en", "t.de"), ("v.en", "v.de"), ("de", "en")),
     ],
 )
@@ -248,7 +249,7 @@ def test_names_that_contradict_each_other_about_languages_are_refused(
     tmp_path, train, valid, languages
 ):
     train, valid = ([touched(tmp_path, *names)] for names in (train, valid))
-    with pytest.raises(UsageError, match=r"\.(en|fr|de) where text in (en|de) is expected"):
+    with pytest.raises(UsageError, match=r"\.(eng?|fr|de) where text in (en|de) is expected"):
         recipe_from_files(name="x", train=train, valid=valid, languages=languages)
 
 
@@ -256,6 +257,7 @@ def test_names_that_contradict_each_other_about_languages_are_refused(
     ("names", "languages"),
     [
         (("v.en_GB", "v.de-AT"), None),
+        (("v.eng_Latn", "v.deu"), None),
         (("v.tok", "v.tok2"), None),
         (("v.src", "v.tgt"), ("en", "de")),
     ],

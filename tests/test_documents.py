@@ -47,8 +47,10 @@ def test_the_pieces_of_any_text_are_the_text(text, language):
         ("de", "Am 3. Oktober kam z.B. Dr. Müller (vgl. Abb. 4).| »Ja.«| „Gut.“| 1990.| Er"),
         ("fr", "« Bonjour ! » dit-il.| « Ça va ? »| Elle dit : « Oui. »| M. Dupont ?| Non !"),
         ("es", "¿Qué tal?| ¡Hola!| El Sr. García llegó."),
+        ("deu_Latn", "Am 3. Oktober kam Dr. Müller (bzw. Frau X).| Er"),
         ("hi", "यह एक वाक्य है।| यह दूसरा है।| हाँ।"),
         ("ja", "これはペンです。|何ですか？|「行こう！」と言った。|「はい。」|次。|U.S.A.に。"),
+        ("zho_Hans", "“你好！”他说。|好！|走……行。"),
         ("zh", "他说：“我走了。”|然后离开了。|“你好！”他说。|好！|走……行。"),
     ],
 )  # fmt: skip
@@ -99,7 +101,10 @@ def test_spaces_between_sentences_are_those_of_the_target_language():
         )
 
     assert translated(japanese, "ja", "en") == "\u30001 2\n\n3 4\n"
-    assert translated(japanese, "ja", "zh_Hans") == "\u300012\n\n34\n"
+    for code in ("zh_Hans", "zho_Hans", "cmn-Hans", "zh-CN", "yue", "jpn"):
+        assert translated(japanese, "jpn", code) == "\u300012\n\n34\n"
+        assert translated(japanese, code, "eng_Latn") == "\u30001 2\n\n3 4\n"
+    assert translated(japanese, "ja", "zh_Latn") == "\u30001 2\n\n3 4\n"
     assert translated("  One. Two.\n\nThree. Four.\n", "en", "ja") == "  12\n\n34\n"
     assert translated("  One. Two.\n\nThree. Four.\n", "en-GB", "de") == "  1 2\n\n3 4\n"
     with pytest.raises(ValueError, match="shorter"):

@@ -9,7 +9,7 @@ from foreign_models import PAIRS, new_marian
 
 from tfm.errors import UsageError
 from tfm.inference.translator import Translator
-from tfm.stages.export.argos import PACKAGE
+from tfm.stages.export.argos import PACKAGE, _code
 from tfm.stages.export.folder import export
 from tfm.stages.importing.folder import import_model
 
@@ -47,6 +47,13 @@ def test_a_package_holds_what_argos_translate_reads(make_model, tmp_path):
         sentencepiece.SentencePieceProcessor(str(package / "sentencepiece.model")).encode("7")
     )
     assert translate(package, "7", limit=length + 8).strip() == ours.strip() != ""
+
+
+@pytest.mark.parametrize(
+    ("code", "argos"), [("zho_Hans", "zh"), ("zh-TW", "zt"), ("deu", "de"), ("en+fr", "en+fr")]
+)
+def test_languages_have_the_codes_of_argos_translate(code, argos):
+    assert _code(code) == argos
 
 
 def test_two_segmentations_of_one_vocabulary_are_one_package(tmp_path):

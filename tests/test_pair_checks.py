@@ -84,6 +84,12 @@ def test_pairs_break_the_rule_of_numbers_if_they_differ_in_any(sources, targets)
         (("en", "ja"), "コンピューターは速い。", False),
         (("en", "ja"), "ＡＢＣ", True),
         (("en", "zh_Hant"), "電腦很快。", False),
+        (("eng_Latn", "cmn_Hans"), "电脑很快。", False),
+        (("eng", "jpn"), "コンピューターは速い。", False),
+        (("en", "sr_Latn"), "Пас трчи.", True),
+        (("en", "uz-Cyrl"), "Bu it.", True),
+        (("en", "npi_Deva"), "कुकुर दौड्छ।", False),
+        (("en", "kas_Deva"), "کتاب", True),
         (("en", "de+ru"), "Собака", False),
         (("en", "de"), "12:30 — ☺", False),
     ],
@@ -131,7 +137,7 @@ def identified(monkeypatch):
         code, confidence, *_ = text.split()
         return code, float(confidence)
 
-    identifier = SimpleNamespace(labels=["en", "de", "fr"], classify=classify)
+    identifier = SimpleNamespace(labels=["en", "de", "fr", "no", "tl"], classify=classify)
     monkeypatch.setattr(module, "language_identifier", lambda _: identifier)
 
 
@@ -143,6 +149,9 @@ def identified(monkeypatch):
         (("en", "de"), "fr 0.4", False),  # unsure
         (("en", "de"), "en 0.9", True),
         (("en-GB", "de+fr"), "fr 0.9", False),
+        (("eng", "deu+fra_Latn"), "fr 0.9", False),
+        (("eng", "nob"), "no 0.9", False),
+        (("eng", "fil"), "tl 0.9", False),
     ],
 )
 @pytest.mark.usefixtures("identified")

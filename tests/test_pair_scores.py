@@ -74,8 +74,8 @@ def test_text_is_scored_again_if_the_model_changes(trained_run, prepare_files, t
 def test_a_model_of_other_languages_is_refused_before_anything_is_written(
     trained_run, prepare_files, tmp_path
 ):
-    with pytest.raises(UsageError, match=r"from en to de, but the text is from en to de-AT"):
-        prepare_files(languages=("en", "de-AT"), score_model=str(trained_run), min_score=-5.0)
+    with pytest.raises(UsageError, match=r"from en to de, but the text is from en to de\+fr"):
+        prepare_files(languages=("en", "de+fr"), score_model=str(trained_run), min_score=-5.0)
     assert not (tmp_path / "data").exists()
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -124,6 +125,24 @@ def test_translations_are_those_of_the_library_and_keep_white_space(address, tra
     for q, translated in ((TEXT, whole), (lines, expected)):
         answer = (200, {"translatedText": translated})
         assert address.post("/translate", {"q": q, **PAIR}) == answer
+
+
+def test_requests_and_models_may_have_other_codes_of_a_language(start):
+    pytest.importorskip("py3langid")
+    [route] = stand_in(upper).values()
+    address = start({("zho_Hans", "eng"): replace(route, source="zho_Hans", target="eng")})
+    chinese = "狗在雪地里玩。"
+    for source, target in (
+        ("zh", "en"),
+        ("cmn_Hans", "en-GB"),
+        ("auto", "en"),
+        ("zho_Hans", "eng"),
+    ):
+        fields = {"q": chinese, "source": source, "target": target}
+        status, answer = address.post("/translate", fields)
+        assert (status, answer.get("translatedText")) == (200, chinese)
+    assert address.post("/detect", {"q": chinese})[1][0]["language"] == "zho_Hans"
+    assert address.post("/translate", {"q": "a", "source": "zh_Hant", "target": "en"})[0] == 400
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,20 @@
-"""The names of languages, and the identifier of the language of a text, which is an extra."""
+"""Languages by their codes, and the identifier of the language of a text, which is an extra.
+
+Text comes with many codes for one language: zh, zho_Hans, cmn and zh-CN. Whatever depends on the
+language asks the functions of this module, which return the same for all of them.
+"""
 
 import importlib.util
+import re
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
 from tfm.errors import UsageError, install_command
 
 if TYPE_CHECKING:
+    from langcodes import Language
     from py3langid.langid import LanguageIdentifier
 
 # ISO 639 codes with their names; other codes are shown as they are.
@@ -22,13 +30,100 @@ _NAMES = (
     "ps:Pashto pt:Portuguese ro:Romanian ru:Russian rw:Kinyarwanda si:Sinhala sk:Slovak "
     "sl:Slovenian so:Somali sq:Albanian sr:Serbian sv:Swedish sw:Swahili ta:Tamil te:Telugu "
     "th:Thai tl:Filipino tr:Turkish uk:Ukrainian ur:Urdu uz:Uzbek vi:Vietnamese xh:Xhosa "
-    "yi:Yiddish yo:Yoruba zh:Chinese zu:Zulu"
+    "yi:Yiddish yo:Yoruba yue:Cantonese zh:Chinese zu:Zulu"
 )
 
 
+_SAME = {"fil": "tl"}  # the standard form of Tagalog, whose two-letter code is the usual one
+_MACROLANGUAGES = {"nb": "no"}  # as the identifier calls it
+_LIKELY_SCRIPTS = {"grc": "Grek"}  # that of CLDR is much older
+
+
+@cache
+def base_language(code: str) -> str:
+    """Return the ISO 639-1 code of a language, or that of ISO 639-3 if there is none.
+
+    Scripts, regions, case and separators have no effect: zh for zho_Hans, cmn, chi and ZH-cn. What
+    is no code of a language, such as "source" or "en+fr", is returned in lower case.
+    """
+    base = _parsed(code).language or code.lower()
+    return _SAME.get(base, base)
+
+
+@cache
+def script_of(code: str) -> str:
+    """Return the ISO 15924 code of the script of a language: Hant for zh-TW; "" if it is unknown.
+
+    Without a script in the code, it is the one in which the language is mostly written.
+    """
+    from langcodes.data_dicts import LIKELY_SUBTAGS
+
+    language, base = _parsed(code), base_language(code)
+    # Language.maximize would take the script of English for unknown languages.
+    tags = (f"{base}-{language.territory}", base)
+    likely = next((LIKELY_SUBTAGS[tag].split("-")[1] for tag in tags if tag in LIKELY_SUBTAGS), "")
+    return language.script or _LIKELY_SCRIPTS.get(base, likely)
+
+
+def names_script(code: str) -> bool:
+    """Return whether the code of a language says in which script it is: sr_Latn and zh-TW do."""
+    return bool(_parsed(code).script) or script_of(code) != script_of(base_language(code))
+
+
+def closest(code: str, known: Iterable[str]) -> str | None:
+    """Return the first of some known codes that is for the same language; None if there is none.
+
+    The same code comes first, then one for the same script. Another script is another language if
+    the code names its script: sr_Latn is not sr_Cyrl, but sr may be either.
+    """
+    found = [each for each in known if identified_as(each) == identified_as(code)]
+    same_script = [each for each in found if script_of(each) == script_of(code)]
+    if code in found:
+        return code
+    return next(iter(same_script or ([] if names_script(code) else found)), None)
+
+
+def are_same(one: str, other: str) -> bool:
+    """Return whether a side is in the same languages as another, whatever their codes."""
+    sides = [{(base_language(c), script_of(c)) for c in side.split("+")} for side in (one, other)]
+    return sides[0] == sides[1]
+
+
+def target_language(target: str, tag: str | None) -> str:
+    """Return the language that a model translates to, which a tag such as <2fr> may choose.
+
+    Args:
+        target: The target language of the model; those of several are joined by +.
+        tag: The tag before each source sentence; None without.
+    """
+    return (tag and closest(tag[2:-1], target.split("+"))) or target
+
+
+@cache
+def _parsed(code: str) -> "Language":
+    """Return the parts of a code: for cmn and others that CLDR unites, those of zh."""
+    from langcodes import Language  # here, because it takes a tenth of a second
+    from langcodes.tag_parser import LanguageTagError
+
+    for text in (code, re.split("[-_]", code)[0]) if "+" not in code else ():
+        with suppress(LanguageTagError):
+            return Language.get(text).prefer_macrolanguage()
+    return Language.make(language=code.lower())
+
+
 def name_of(code: str) -> str:
-    """Return the English name of a language."""
-    return dict(pair.split(":") for pair in _NAMES.split()).get(code, code)
+    """Return the English name of a language, with its region and less usual script, if any."""
+    base = base_language(code)
+    name = dict(pair.split(":") for pair in _NAMES.split()).get(base, code)
+    script = None if script_of(code) == script_of(base) else script_of(code)
+    details = "-".join(filter(None, (script, _parsed(code).territory)))
+    return f"{name} ({details})" if details and name != code else name
+
+
+def identified_as(code: str) -> str:
+    """Return the language for which the identifier takes text in a language."""
+    base = base_language(code)
+    return _MACROLANGUAGES.get(base, base)
 
 
 def can_identify() -> bool:

@@ -9,10 +9,17 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from tfm.config import CleaningConfig
-from tfm.data.languages import language_identifier
+from tfm.data.languages import (
+    base_language,
+    identified_as,
+    language_identifier,
+    names_script,
+    script_of,
+)
 from tfm.data.text import BytesPair
 from tfm.errors import UsageError
 
@@ -30,39 +37,17 @@ _BYTES_OF_WINDOWS_1252 = {
     for byte in range(0x80, 0xA0)
     if (char := bytes([byte]).decode("cp1252", errors="ignore"))
 }
-# Scripts, as in the first word of the names of Unicode's characters, and ISO 639 codes of the
-# languages that are written in them.
-_SCRIPTS = {
-    "LATIN": "af ast az br bs ca ceb co cs cy da de en eo es et eu fi fil fo fr fy ga gd gl ha hr "
-    "ht hu id ig is it jv kk la lb lg ln lt lv mg mi ms mt nb nl nn no ns oc om pl pt qu rm rn ro "
-    "rw se sk sl sm sn so sq sr ss st su sv sw tk tl tn to tr ts uz vi wo xh yo zu",
-    "CYRILLIC": "ba be bg cv kk ky mk mn ru sr tg tt uk uz",
-    "GREEK": "el grc",
-    "ARABIC": "ar ary arz ckb fa ps sd ug ur",
-    "HEBREW": "he iw yi",
-    "DEVANAGARI": "hi mr ne sa",
-    "BENGALI": "as bn",
-    "GUJARATI": "gu",
-    "GURMUKHI": "pa",
-    "ORIYA": "or",
-    "TAMIL": "ta",
-    "TELUGU": "te",
-    "KANNADA": "kn",
-    "MALAYALAM": "ml",
-    "SINHALA": "si",
-    "THAI": "th",
-    "LAO": "lo",
-    "TIBETAN": "bo dz",
-    "MYANMAR": "my",
-    "KHMER": "km",
-    "GEORGIAN": "ka",
-    "ARMENIAN": "hy",
-    "ETHIOPIC": "am ti",
-    "HANGUL": "ko",
-    "HIRAGANA": "ja",
-    "KATAKANA": "ja",
-    "CJK": "ja ko yue wuu zh",
-}
+# Scripts by ISO 15924 code, and the first words of the names that Unicode gives their letters.
+_LETTERS = (
+    "Adlm:ADLAM Arab:ARABIC Armn:ARMENIAN Beng:BENGALI Cans:CANADIAN Cher:CHEROKEE "
+    "Cyrl:CYRILLIC Deva:DEVANAGARI Ethi:ETHIOPIC Geor:GEORGIAN Grek:GREEK Gujr:GUJARATI "
+    "Guru:GURMUKHI Hani:CJK,IDEOGRAPHIC Hans:CJK,IDEOGRAPHIC Hant:CJK,IDEOGRAPHIC "
+    "Hebr:HEBREW Jpan:CJK,HIRAGANA,IDEOGRAPHIC,KATAKANA Khmr:KHMER Knda:KANNADA "
+    "Kore:CJK,HANGUL Laoo:LAO Latn:LATIN Mlym:MALAYALAM Mong:MONGOLIAN Mtei:MEETEI "
+    "Mymr:MYANMAR Nkoo:NKO Olck:OL Orya:ORIYA Sinh:SINHALA Syrc:SYRIAC Taml:TAMIL "
+    "Telu:TELUGU Tfng:TIFINAGH Thaa:THAANA Thai:THAI Tibt:TIBETAN Yiii:YI"
+)
+_OTHER_SCRIPTS = {"kk": "Latn", "sr": "Latn", "uz": "Cyrl"}  # in which languages are also written
 _THOUSANDS_SEPARATOR = re.compile(r"(?<=\d)[.,'’ ](?=\d{3}(?!\d))")
 _DIGITS = re.compile(r"\d+")
 # Punctuation and symbols of ASCII, Latin-1, Arabic, Devanagari, and of all Unicode's own blocks.
@@ -88,22 +73,24 @@ def pair_checks(config: CleaningConfig, source: str, target: str) -> list[Check]
         UsageError: A language is not known to an enabled check, or its library is not installed.
     """
     checks: list[Check] = []
-    sides = [_codes(source), _codes(target)]
+    sides = [source.split("+"), target.split("+")]
     if config.drop_other_script:
-        scripts = [frozenset[str]().union(*map(_scripts, codes)) for codes in sides]
-        checks.append(("other_script", _of_any_side(_is_in_other_script, scripts)))
+        letters = [frozenset[str]().union(*map(_letters, codes)) for codes in sides]
+        checks.append(("other_script", _of_any_side(_is_in_other_script, letters)))
     if config.drop_unequal_numbers:
         checks.append(("unequal_numbers", lambda s, t: numbers(s) != numbers(t)))
     if config.drop_other_language:
         identifier = language_identifier("drop_other_language")
-        for code in (code for codes in sides for code in codes):
-            if code not in identifier.labels:
+        labels = set(map(base_language, identifier.labels))
+        for code in chain(*sides):
+            if identified_as(code) not in labels:
                 raise UsageError(
                     f"drop_other_language: py3langid does not know the language {code!r}: use its "
                     "ISO 639 code, or leave the rule out"
                 )
+        expected = [list(map(identified_as, codes)) for codes in sides]
         is_other = partial(_is_in_other_language, identifier, config.min_identified_characters)
-        checks.append(("other_language", _of_any_side(is_other, sides)))
+        checks.append(("other_language", _of_any_side(is_other, expected)))
     return checks
 
 
@@ -167,25 +154,23 @@ def numbers(text: str) -> Counter[str]:
     return Counter("".join(str(int(digit)) for digit in number).lstrip("0") for number in found)
 
 
-def _codes(languages: str) -> list[str]:
-    """Return the languages of a side without regions and scripts: pt for pt-BR."""
-    return [re.split("[-_]", code)[0].lower() for code in languages.split("+")]
-
-
 def _of_any_side(
     is_wrong: Callable[[str, Expected], bool], expected: Sequence[Expected]
 ) -> Callable[[str, str], bool]:
     return lambda source, target: is_wrong(source, expected[0]) or is_wrong(target, expected[1])
 
 
-def _scripts(code: str) -> frozenset[str]:
-    scripts = frozenset(script for script, codes in _SCRIPTS.items() if code in codes.split())
-    if not scripts:
+def _letters(code: str) -> frozenset[str]:
+    """Return the first words of the names of the letters in which a language is written."""
+    letters = dict(pair.split(":") for pair in _LETTERS.split())
+    words = letters.get(script_of(code))
+    if words is None:
         raise UsageError(
             f"drop_other_script: the script of the language {code!r} is not known: use its ISO 639 "
             "code, or leave the rule out"
         )
-    return scripts
+    other = None if names_script(code) else _OTHER_SCRIPTS.get(base_language(code))
+    return frozenset((f"{words},{letters[other]}" if other else words).split(","))
 
 
 def _is_in_other_script(text: str, allowed: frozenset[str]) -> bool:
@@ -208,8 +193,8 @@ def _is_in_other_language(
 ) -> bool:
     if len(text) < min_characters:
         return False
-    code, confidence = identifier.classify(text)
-    return code not in codes and confidence > _MIN_CONFIDENCE
+    label, confidence = identifier.classify(text)
+    return base_language(label) not in codes and confidence > _MIN_CONFIDENCE
 
 
 def _length_ratio(source: str, target: str) -> float:

@@ -13,13 +13,14 @@ from functools import cache
 from itertools import pairwise
 from typing import ClassVar, Self
 
+from tfm.data.languages import base_language, script_of
 from tfm.inference.batches import Chunk
 
 # Longer sentences are cut: models are trained on few of them.
 _MAX_CHARACTERS = 600
-_MAX_IDEOGRAPHS = 200  # in languages without spaces, a character takes more tokens
+_MAX_IDEOGRAPHS = 200  # in scripts without spaces, a character takes more tokens
 _LONGEST_ABBREVIATION = 40  # characters
-_WITHOUT_SPACES = ("ja", "yue", "zh")  # between sentences, too, unlike Thai
+_WITHOUT_SPACES = ("Hani", "Hans", "Hant", "Jpan")  # between sentences, too, unlike Thai
 
 # The start of a line that is no part of a sentence: bullets, "1." or "a)", and "> " or "# ".
 _LINE_START = re.compile(
@@ -127,9 +128,8 @@ def split(text: str, language: str) -> list[Piece]:
         text: Any text, of any number of paragraphs.
         language: Its language code, for abbreviations; those of English for unknown languages.
     """
-    base = _base(language)
     lines = text.splitlines(keepends=True)
-    return [piece for line in lines for piece in _split_line(line, base)]
+    return [piece for line in lines for piece in _split_line(line, language)]
 
 
 def join(pieces: Sequence[Piece], translations: Sequence[str], *, source: str, target: str) -> str:
@@ -152,7 +152,9 @@ def translated_pieces(
     sentences = [index for index, piece in enumerate(pieces) if piece.is_sentence]
     for index, translation in zip(sentences, translations, strict=True):
         texts[index] = translation
-    is_spaced, will_be_spaced = (_base(each) not in _WITHOUT_SPACES for each in (source, target))
+    is_spaced, will_be_spaced = (
+        script_of(each) not in _WITHOUT_SPACES for each in (source, target)
+    )
     if is_spaced != will_be_spaced:
         for index, following in pairwise(sentences):
             if will_be_spaced and following == index + 1:
@@ -162,11 +164,6 @@ def translated_pieces(
                 if between.isspace() and between.splitlines() == [between]:  # within a line
                     texts[index + 1] = ""
     return texts
-
-
-def _base(language: str) -> str:
-    """Return the language of a code such as pt-BR or zh_Hans."""
-    return re.split("[-_]", language)[0].lower()
 
 
 def _num_sentences(pieces: Iterable[Iterable[Piece]]) -> int:
@@ -184,7 +181,7 @@ def _pieces(part: str) -> Iterator[Piece]:
 
 def _split_line(line: str, language: str) -> Iterator[Piece]:
     """Yield the pieces of a line; long sentences are cut."""
-    limit = _MAX_IDEOGRAPHS if language in _WITHOUT_SPACES else _MAX_CHARACTERS
+    limit = _MAX_IDEOGRAPHS if script_of(language) in _WITHOUT_SPACES else _MAX_CHARACTERS
     start = _LINE_START.match(line).end()  # type: ignore[union-attr]  # it matches every line
     if start:
         yield Piece(line[:start], is_sentence=False)
@@ -242,7 +239,7 @@ def _is_abbreviation(line: str, end: int, first: str, language: str) -> bool:
         _ABBREVIATED_LETTERS.fullmatch(word) and word.lower() not in _TIMES_OF_DAY
     ):
         return True
-    prefixes = _nonbreaking_prefixes(language)
+    prefixes = _nonbreaking_prefixes(base_language(language))
     numeric_only = prefixes.get(word, prefixes.get(word[:1].lower() + word[1:]))
     return numeric_only is not None and (first.isdigit() or not numeric_only)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from tfm.backends.plain import InferenceBackend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig
+from tfm.data.languages import are_same
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import Shortlist
 from tfm.data.subword import EOS, PAD, Vocabulary
@@ -197,8 +198,10 @@ def load_models(folders: Sequence[Path], compute: Compute) -> list[Model]:
     """
     infos = [load_info(folder) for folder in folders]
     purposes = [f"{info.task} from {info.source} to {info.target}" for info in infos]
-    for folder, purpose in zip(folders, purposes, strict=True):
-        if purpose != purposes[0]:
+    first = infos[0]
+    for folder, info, purpose in zip(folders, infos, purposes, strict=True):
+        is_same = are_same(info.source, first.source) and are_same(info.target, first.target)
+        if info.task != first.task or not is_same:
             raise CheckpointError(
                 f"{folders[0]} was trained for {purposes[0]}, but {folder} for {purpose}: use only "
                 "models of the same task and languages"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.cleaning import Score
+from tfm.data.languages import are_same
 from tfm.data.subword import shown_tags
 from tfm.data.text import BytesPair
 from tfm.errors import UsageError
@@ -32,7 +33,8 @@ class PairScorer:
     def __init__(self, path: Path, *, source: str, target: str) -> None:
         self._folder = find_model(path)
         info = load_info(self._folder)
-        if (info.task, info.source, info.target) != ("translation", source, target):
+        are_other = not (are_same(info.source, source) and are_same(info.target, target))
+        if info.task != "translation" or are_other:
             raise UsageError(
                 f"score_model: {path} is for {info.task} from {info.source} to {info.target}, but "
                 f"the text is from {source} to {target}: choose another model"

@@ -15,6 +15,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacremoses.corpus import NonbreakingPrefixes
 
 from tfm.config import ScoreConfig
+from tfm.data.languages import base_language
 from tfm.errors import UsageError
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.sacre import score_metric
@@ -35,12 +36,12 @@ def paper_bleu(
     language: str,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score detokenized text in a language (a two-letter code).
+    """Score detokenized text in a language.
 
     Raises:
         UsageError: Moses does not support the language.
     """
-    check_language(language)
+    language = check_language(language)
     tokenizer = PaperTokenizer(language, config)
     # multi-bleu.perl has the counts and brevity penalty of sacreBLEU, but no smoothing.
     metric = BLEU(
@@ -74,14 +75,16 @@ def paper_bleu(
     return replace(score, label="paper BLEU", signature=signature, note=note)
 
 
-def check_language(language: str) -> None:
-    """Raise UsageError unless Moses supports a language."""
+def check_language(language: str) -> str:
+    """Return Moses' code of a language; raise UsageError unless Moses supports it."""
     known = sorted(set(NonbreakingPrefixes().available_langs.values()))
-    if language not in known:
+    base = base_language(language)
+    if base not in known:
         raise UsageError(
             f'paper BLEU needs a target language that Moses supports, not "{language}": '
             f"give one with --language ({', '.join(known)})"
         )
+    return base
 
 
 class PaperTokenizer:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from tfm import __version__
 from tfm.config import InferenceConfig, SearchConfig, settings_to
+from tfm.data.languages import are_same
 from tfm.data.manifest import Manifest
 from tfm.errors import DataError, UsageError
 from tfm.inference.reader import count_lines
@@ -234,7 +235,8 @@ def _aligners(model: Path, info: ModelInfo, reverse: Path | None) -> list[Path]:
         return [model]
     folder = find_model(reverse)
     other = load_info(folder)
-    if (other.task, other.source, other.target) != ("translation", info.target, info.source):
+    is_reverse = are_same(other.source, info.target) and are_same(other.target, info.source)
+    if other.task != "translation" or not is_reverse:
         raise UsageError(
             f"{folder} is for {other.task} from {other.source} to {other.target}, but "
             f"--align-reverse needs a model from {info.target} to {info.source}"

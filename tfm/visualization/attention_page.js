@@ -294,7 +294,7 @@ function draw() {
 
 for (const side of ["source", "target"]) {
   const paragraph = document.getElementById(side);
-  Object.assign(paragraph, { textContent: data[side].text, lang: data[side].language });
+  Object.assign(paragraph, { textContent: data[side].text, lang: data[side].language.replace("_", "-") });
 }
 document.getElementById("model").textContent = `${data.note}\n${data.symbols}`;
 document.title = `Attention: ${data.source.text}`;

@@ -30,6 +30,7 @@ from tfm.data.corpus.recipe import (
     TreeFile,
     is_url,
 )
+from tfm.data.languages import base_language
 from tfm.data.manifest import SPLITS
 from tfm.errors import UsageError, list_problems
 from tfm.reporting import say
@@ -248,7 +249,7 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
     Only two-letter codes count as languages, with or without a region, besides the languages
     themselves: .src or .tok is not a language.
     """
-    expected = [[_base(each) for each in side.split("+")] for side in languages or ()]
+    expected = [[base_language(each) for each in side.split("+")] for side in languages or ()]
     for pair in pairs:
         are_tsv = [path.name.removesuffix(".gz").endswith(".tsv") for path in pair]
         if pair[0] == pair[1]:
@@ -262,18 +263,15 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
             if is_tsv:
                 yield f"{path} has source and target in one file: give it alone"
         for path, side in zip(pair, expected, strict=False):
-            found = _base(_language_of(path))
-            if found not in side and (len(found) == 2 or found in chain(*expected)):
+            suffix = _language_of(path)
+            is_code = len(re.split("[-_]", suffix)[0]) == 2
+            found = base_language(suffix)
+            if found not in side and (is_code or found in chain(*expected)):
                 yield (
-                    f"{path} ends in .{found} where text in {' or '.join(side)} is expected "
+                    f"{path} ends in .{suffix} where text in {' or '.join(side)} is expected "
                     f"({'-'.join(languages or ())}): give source and target in the same order "
                     "everywhere, or rename the file"
                 )
-
-
-def _base(language: str) -> str:
-    """Return a language without its region."""
-    return language.partition("_")[0].partition("-")[0]
 
 
 def _language_of(path: Path) -> str:

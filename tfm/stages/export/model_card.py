@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tfm import __version__
 from tfm.config import run_toml
+from tfm.data.languages import base_language
 from tfm.data.manifest import Manifest
 from tfm.storage.checkpoint.model_folder import ModelInfo
 from tfm.storage.metrics_log import read_metrics
@@ -55,7 +56,7 @@ One sentence is one input. The tokenizer cleans text as the training text was cl
 
 def model_card(model_dir: Path, info: ModelInfo, *, num_parameters: int) -> str:
     """Return a README.md in Markdown, with the licence left to the user."""
-    languages = dict.fromkeys("+".join((info.source, info.target)).split("+"))
+    languages = dict.fromkeys(map(base_language, f"{info.source}+{info.target}".split("+")))
     return _CARD.format(
         languages="\n".join(f"- {language}" for language in languages),
         source=info.source,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -128,7 +129,9 @@ class Service:
         asked = TranslationRequest.from_fields(fields, self._config, self._routes)
         if asked.source != "auto":
             return asked, self._route(asked.source, asked.target), None
-        sources = [source for source, target in self._routes if target == asked.target]
+        sources = [
+            source for source, target in self._routes if languages.closest(asked.target, [target])
+        ]
         if not sources:
             raise self._unknown_pair(asked.source, asked.target)
         [detected, *_] = await self._identify("\n".join(asked.texts), sources)
@@ -148,17 +151,22 @@ class Service:
             among: The languages to return; all that the identifier knows if None.
         """
         ranked = await asyncio.to_thread(_probabilities, text[:_IDENTIFIED_CHARACTERS])
-        codes = sorted(among or ranked, key=lambda code: -ranked.get(code, 0.0))
+        known = [*chain(*self._routes)]
+        codes = among or [languages.closest(code, known) or code for code in ranked]
+        shares = {code: ranked.get(languages.identified_as(code), 0.0) for code in codes}
         return [
-            {"confidence": round(100 * ranked.get(code, 0.0), 1), "language": code}
-            for code in codes
+            {"confidence": round(100 * share, 1), "language": code}
+            for code, share in sorted(shares.items(), key=lambda each: -each[1])
         ]
 
     def _route(self, source: str, target: str) -> Route:
-        route = self._routes.get((source, target))
-        if route is None:
+        """Return the route between two languages, by any of their codes."""
+        find = languages.closest
+        to = find(target, [each for start, each in self._routes if find(source, [start])])
+        start = find(source, [start for start, end in self._routes if end == to])
+        if to is None or start is None:
             raise self._unknown_pair(source, target)
-        return route
+        return self._routes[start, to]
 
     def _unknown_pair(self, source: str, target: str) -> HTTPException:
         pairs = ", ".join(f"{source} to {target}" for source, target in self._routes)
@@ -218,8 +226,9 @@ class Service:
 
 
 def _probabilities(text: str) -> dict[str, float]:
-    """Return the probability of each language that the identifier knows."""
-    return dict(languages.language_identifier('source "auto"').rank(text))
+    """Return the probability of each language that the identifier knows, by its common code."""
+    ranked = languages.language_identifier('source "auto"').rank(text)
+    return {languages.base_language(label): share for label, share in ranked}
 
 
 async def _answered(request: Request, work: Awaitable[Answer], seconds: float) -> Answer:

@@ -63,7 +63,7 @@ async function translate() {
   say("Translating…");
   const started = performance.now();
   const answer = await post("translate", "translate", { q: input.value, parts: true });
-  output.lang = to.value;
+  output.lang = to.value.replace("_", "-");
   output.replaceChildren(...answer.parts.map(sentence));
   output.classList.remove("old");
   byId("copy").disabled = false;
@@ -112,7 +112,7 @@ async function explain(span) {
     const isShown = each.text === span.textContent;
     const figures = [`score ${each.score.toFixed(2).replace("-", "−")}`];
     if (each.confidence !== null) figures.push(`confidence ${Math.round(100 * each.confidence)} %`);
-    const button = element("button", { type: "button", lang: to.value, dir: "auto" }, [
+    const button = element("button", { type: "button", lang: to.value.replace("_", "-"), dir: "auto" }, [
       each.text, element("small", { textContent: figures.join(" · ") }),
     ]);
     button.setAttribute("aria-pressed", isShown);
