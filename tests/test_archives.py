@@ -205,6 +205,57 @@ def write_zip(path, members):
     return path
 
 
+def change_zip(path, name, *, flags=0, method=None, is_cut=False):
+    """Change a member's entries: general flags, compression method, or its local header."""
+    with zipfile.ZipFile(path) as archive:
+        info, start = archive.getinfo(name), archive.start_dir
+        central = path.read_bytes().index(name.encode(), start) - 46
+    content = bytearray(path.read_bytes())
+    for place in (info.header_offset + 6, central + 8):
+        content[place] |= flags
+        if method is not None:
+            content[place + 2 : place + 4] = method.to_bytes(2, "little")
+    if is_cut:
+        content[info.header_offset : info.header_offset + 30] = bytes(30)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"flags": 1}, "README in .*zip is encrypted"),
+        ({"flags": 0x40}, "truncated or damaged"),
+        ({"method": 99}, "truncated or damaged"),
+        ({"is_cut": True}, "truncated or damaged"),
+    ],
+)
+def test_only_the_requested_members_of_a_zip_are_read(tmp_path, change, reason):
+    packed = write_zip(tmp_path / "x.zip", [("README", b"secret"), ("a.en", TEXT)])
+    change_zip(packed, "README", **change)
+    extract_members(packed, {"a.en": tmp_path / "a.en"})
+    assert (tmp_path / "a.en").read_bytes() == TEXT
+    with pytest.raises(DataError, match=reason):
+        extract_members(packed, {"README": tmp_path / "README"})
+    assert files_below(tmp_path) == {"x.zip", "a.en"}
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_other_members_of_a_tar_may_be_anything(tmp_path, mode):
+    inner = write_zip(tmp_path / "inner.zip", [("a.en", b"another")]).read_bytes()
+    others = [
+        special("link", tarfile.SYMTYPE, "/etc/passwd"),
+        special("hard", tarfile.LNKTYPE, "nowhere"),
+        special("device", tarfile.CHRTYPE),
+        special("pipe", tarfile.FIFOTYPE),
+        special("folder", tarfile.DIRTYPE),
+        special("unknown", b"Z"),
+        ("encrypted.zip", inner),  # at the end, where the directory of a zip archive is
+    ]
+    packed = write_tar(tmp_path / "x.tar", [("a.en", TEXT), *others], mode)
+    extract_members(packed, {"a.en": tmp_path / "a.en"})
+    assert (tmp_path / "a.en").read_bytes() == TEXT
+
+
 @pytest.mark.parametrize("name", ["x.zip", "x"])
 def test_members_of_a_zip_archive_are_extracted_and_never_name_paths(tmp_path, name):
     members = [("../a.en", TEXT), ("README", b"x"), ("b.de.gz", gzip.compress(TEXT))]

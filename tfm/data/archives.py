@@ -16,6 +16,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _OPENERS: Mapping[bytes, Callable[[Any], Any]] = {
     b"\xfd7zXZ\0": lzma.open,
 }
 _MAX_NAMES_SHOWN = 5
+_ENCRYPTED = 1  # flag of a zip member
 # Text compresses to between a third and a fifth of its size; small files may be very repetitive.
 _MAX_EXPANSION = 100
 _ALWAYS_ALLOWED_BYTES = 64 << 20
@@ -39,36 +41,37 @@ _DAMAGE_ERRORS = (
     *(RuntimeError, struct.error, ValueError),
 )
 
-# A member of an archive: its name, and its content as a file, or None if it is no regular file.
-Member = tuple[str, Any]
+# A member of an archive: its name, and a function that opens it; None if it is no regular file.
+Member = tuple[str, Callable[[], Any] | None]
 
 
 def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
     """Extract members of a zip or tar archive, plain or compressed, to {member: path}.
 
     Members whose name ends in .gz are decompressed. If several members have one name, the last is
-    extracted, as tar does. A tar archive is read to its end, because compressed files have their
-    checksum there.
+    extracted, as tar does. Other members of a zip archive are not read, and may be damaged. A tar
+    archive is read to its end, because compressed files have their checksum there.
 
     Raises:
-        DataError: A member is missing, not a regular file or too large for text, or the archive is
-            truncated or damaged.
+        DataError: A member is missing, not a regular file, encrypted or too large for text, or the
+            archive is truncated or damaged.
     """
     missing = set(outputs)
     names: list[str] = []
     with _open(archive) as packed:
-        is_zip = zipfile.is_zipfile(packed)
+        is_zip = not _is_tar(packed) and zipfile.is_zipfile(packed)
         packed.seek(0)
-        members = _zip_members(packed) if is_zip else _tar_members(packed, archive)
-        for name, content in members:
+        members = _zip_members(packed, archive) if is_zip else _tar_members(packed, archive)
+        for name, open_member in members:
             names.append(name)
             if name not in outputs:
                 continue
-            if content is None:
+            if open_member is None:
                 raise DataError(
                     f"{name} in {archive} is a link, a folder or a device, not a file: use an "
                     "archive that holds the text itself"
                 )
+            content = open_member()
             unpacked = gzip.GzipFile(fileobj=content) if name.endswith(".gz") else content
             _write(unpacked, outputs[name], archive=archive)
             missing.discard(name)
@@ -140,13 +143,29 @@ def _open(path: Path) -> Iterator[io.FileIO]:
         ) from error
 
 
-def _zip_members(packed: io.FileIO) -> Iterator[Member]:
+def _is_tar(packed: io.FileIO) -> bool:
+    """Return whether a file is a plain tar archive, whose last member may be a zip archive."""
+    magic = packed.read(512)[257:262]
+    packed.seek(0)
+    return magic == b"ustar"
+
+
+def _zip_members(packed: io.FileIO, archive: Path) -> Iterator[Member]:
     with zipfile.ZipFile(packed) as directory:
         for info in directory.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)
             # Not `is_dir`, which fails if a damaged name is empty.
             is_file = not info.filename.endswith("/") and kind in (0, stat.S_IFREG)
-            yield info.filename, directory.open(info) if is_file else None
+            open_ = partial(_open_zip_member, directory, info, archive)
+            yield info.filename, open_ if is_file else None
+
+
+def _open_zip_member(directory: zipfile.ZipFile, info: zipfile.ZipInfo, archive: Path) -> Any:
+    if info.flag_bits & _ENCRYPTED:
+        raise DataError(
+            f"{info.filename} in {archive} is encrypted: use an archive without a password"
+        )
+    return directory.open(info)
 
 
 def _tar_members(packed: io.FileIO, archive: Path) -> Iterator[Member]:
@@ -158,8 +177,8 @@ def _tar_members(packed: io.FileIO, archive: Path) -> Iterator[Member]:
     stream: Any = _TarStream(content, archive)
     with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="replace") as tar:
         for member in tar:
-            file = tar.extractfile(member) if member.isreg() else None
-            yield member.name.removeprefix("./"), file
+            open_member = partial(tar.extractfile, member) if member.isreg() else None
+            yield member.name.removeprefix("./"), open_member
     while content.read(_BLOCK_BYTES):
         pass
 
