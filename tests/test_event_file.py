@@ -59,14 +59,14 @@ def test_event_files_of_other_programs_stay(tmp_path):
 def test_a_resumed_run_continues_the_same_curves(tmp_path):
     log, file = MetricsLog(tmp_path, step=0), EventFile(tmp_path)
     for step in (1, 2, 3, 4):  # the last two after the checkpoint
-        log.append(line("train", step, loss=float(step)))
-        file.append(line("train", step, loss=float(step)))
+        log.append(line("train", step, gradient_norm=float(step)))
+        file.append(line("train", step, gradient_norm=float(step)))
     file.close()
     MetricsLog(tmp_path, step=2)
     file = EventFile(tmp_path)
-    file.append(line("train", 3, loss=30.0))
+    file.append(line("train", 3, gradient_norm=30.0))
     file.close()
-    assert curves(tmp_path) == {"train/loss": [(1, 1.0), (2, 2.0), (3, 30.0)]}
+    assert curves(tmp_path) == {"train/gradient_norm": [(1, 1.0), (2, 2.0), (3, 30.0)]}
     times = [event.wall_time for event in events(tmp_path)[1:]]
     assert times[1] - times[0] == pytest.approx(6)  # a tenth of a minute
 

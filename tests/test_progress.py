@@ -32,10 +32,12 @@ def report(step, **changes):
 
 
 def test_losses_are_means_over_tokens_and_rates_are_per_second():
-    first = report(1, loss=1.0, num_tokens=300, seconds=1.0, flops=5000)
-    second = report(2, loss=5.0, num_tokens=100, seconds=3.0, flops=3000)
+    first = report(1, loss=1.0, nll=0.5, num_tokens=300, seconds=1.0, flops=5000)
+    second = report(2, loss=5.0, nll=2.5, num_tokens=100, seconds=3.0, flops=3000)
     record = metrics_record([first, second])
-    assert record["loss"] == pytest.approx(2.0)
+    assert record["smoothed_loss"] == pytest.approx(2.0)
+    assert record["loss"] == pytest.approx(1.0)
+    assert record["perplexity"] == pytest.approx(math.exp(1.0))
     assert record["target_tokens_per_second"] == pytest.approx(100.0)
     assert record["flops_per_step"] == pytest.approx(4000.0)
     assert record["flops_per_second"] == pytest.approx(2000.0)
@@ -51,7 +53,7 @@ def test_speed_includes_waiting_for_data_and_its_share_is_known():
 
 FIELDS = (
     "train 54,321/100,000",
-    "loss 12.345",
+    "loss 11.724",
     r"\d+:\d\d:\d\d left",
     "125,000 tok/s",
     "epoch 12",
@@ -88,3 +90,8 @@ def test_a_loss_too_large_for_a_perplexity_is_shown_with_an_exponent():
     figures = shown_figures([report(1, loss=2e9, nll=2e9)])
     assert "loss 2.0e+09" in figures
     assert "ppl 2.7e+43" in figures
+
+
+def test_the_loss_that_is_shown_is_the_logarithm_of_the_perplexity():
+    shown = dict(each.split() for each in shown_figures([report(1, loss=4.538, nll=4.0031)])[::3])
+    assert shown == {"loss": "4.003", "ppl": "54.77"}

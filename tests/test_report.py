@@ -19,8 +19,9 @@ def training(step, **changes):
         "kind": "train",
         "step": step,
         "epoch": 1,
-        "loss": 1 + 100 / step,
-        "perplexity": math.exp(1 + 100 / step),
+        "loss": 0.9 + 100 / step,
+        "smoothed_loss": 1 + 100 / step,
+        "perplexity": math.exp(0.9 + 100 / step),
         "learning_rate": 1e-4,
         "gradient_norm": 1.25,
         "target_tokens_per_second": 5000.0,
@@ -109,8 +110,9 @@ def test_a_report_lists_the_newest_metrics(report_of):
     page = report_of(training(50), validation(50), training(1000))
     assert figures(page.split("</svg>")[-1]) == {
         "Target tokens": "1,000,000",
+        "Training loss": "1.000",
+        "Training perplexity": "2.72",
         "Training loss, with label smoothing": "1.100",
-        "Training perplexity": "3.00",
         "Validation loss": "1.500",
         "Validation perplexity": "4.48",
         "BLEU": "12.3",

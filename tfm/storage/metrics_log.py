@@ -130,7 +130,18 @@ def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
         with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict) and isinstance(record.get("step"), int):
-                yield record
+                yield _with_current_names(record)
+
+
+def _with_current_names(record: Record) -> Record:
+    """Return a record under the names of this version; the loss of older ones was smoothed."""
+    if record.get("kind") != "train" or "smoothed_loss" in record or "loss" not in record:
+        return record
+    perplexity = record.get("perplexity")
+    loss = None
+    if isinstance(perplexity, int | float) and perplexity > 0:
+        loss = math.log(perplexity)
+    return {**record, "loss": loss, "smoothed_loss": record["loss"]}
 
 
 def _is_before(line: bytes, step: int, train_step: int) -> bool:

@@ -145,11 +145,12 @@ def copy_to_host(x: Tensor) -> Tensor:
 def shown_figures(reports: Sequence[StepReport]) -> list[str]:
     """Return the figures beside the progress bar, the most important first.
 
-    Means leave out skipped steps.
+    Everywhere, the loss that users see is the cross-entropy without label smoothing, the logarithm
+    of the perplexity. Means leave out skipped steps.
     """
-    newest, loss, nll = reports[-1], _mean(reports, "loss"), mean_nll(reports)
+    newest, nll = reports[-1], mean_nll(reports)
     return [
-        f"loss {format_figure(loss, decimals=3)}",
+        f"loss {format_figure(nll, decimals=3)}",
         f"{_rate(reports, 'num_tokens'):,.0f} tok/s",
         f"epoch {newest.epoch}",
         f"ppl {format_figure(perplexity(nll), decimals=2)}",
@@ -159,14 +160,15 @@ def shown_figures(reports: Sequence[StepReport]) -> list[str]:
 
 
 def metrics_record(reports: Sequence[StepReport]) -> dict[str, Any]:
-    """Return the record of these steps for metrics.jsonl."""
+    """Return the record of these steps for metrics.jsonl; training minimizes the smoothed loss."""
     newest = reports[-1]
     by_text = zip(*(report.text_pairs for report in reports), strict=True)
     return {
         "kind": "train",
         "step": newest.step,
         "epoch": newest.epoch,
-        "loss": _mean(reports, "loss"),
+        "loss": mean_nll(reports),
+        "smoothed_loss": _mean(reports, "loss"),
         "perplexity": perplexity(mean_nll(reports)),
         "learning_rate": newest.learning_rate,
         "gradient_norm": newest.gradient_norm,

@@ -67,7 +67,7 @@ class RunRecord:
     def skipped(self, report: StepReport, step: PendingStep) -> None:
         """Write and print that a step was skipped, and why."""
         record = {"kind": "skipped", "step": report.step, "epoch": report.epoch}
-        figures = {"loss": str(report.loss), "gradient_norm": str(report.gradient_norm)}
+        figures = {"smoothed_loss": str(report.loss), "gradient_norm": str(report.gradient_norm)}
         self._write(record | figures | {"pairs": step.pairs.tolist()})
         overflow = "fp16 overflow, halving the loss scale"
         reason = overflow if report.overflowed else describe_skip(report)

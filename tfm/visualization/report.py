@@ -308,8 +308,9 @@ def _render_figures(training: Sequence[Record], validation: Sequence[Record]) ->
     flop, flop_per_second = EngFormatter("FLOP", places=1), EngFormatter("FLOP/s", places=1)
     return _render_list(
         ("Target tokens", newest.get("tokens"), "{:,}".format),
-        ("Training loss, with label smoothing", newest.get("loss"), "{:.3f}".format),
+        ("Training loss", newest.get("loss"), "{:.3f}".format),
         ("Training perplexity", newest.get("perplexity"), format_perplexity),
+        ("Training loss, with label smoothing", newest.get("smoothed_loss"), "{:.3f}".format),
         ("Validation loss", validated.get("loss"), "{:.3f}".format),
         ("Validation perplexity", validated.get("perplexity"), format_perplexity),
         ("BLEU", validated.get("bleu"), "{:.1f}".format),
