@@ -18,6 +18,7 @@ import typer
 
 import tfm
 from tfm import config, errors
+from tfm.cli.help import help_row
 from tfm.cli.main import app
 from tfm.data import dataset, manifest
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
@@ -185,7 +186,7 @@ def _command(name: str, command: Any) -> str:
     for parameter in command.params:
         shown = copy.copy(parameter)
         shown.hidden = False
-        flag, text = shown.get_help_record(context)
+        flag, text = help_row(shown, context)
         default = _DEFAULT.search(text)
         rows.append(
             (f"`{flag}`", f"`{default[1]}`" if default else "", _text(_DEFAULT.sub("", text)))

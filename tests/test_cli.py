@@ -120,6 +120,11 @@ def test_help_shows_every_flag_whole_on_narrow_terminals(run, monkeypatch, comma
     assert not re.findall(r"--[a-z0-9-]*-$|--$", out, re.MULTILINE)  # cut in a sentence
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_no_types_of_python(run, command):
+    assert not re.findall(r"<[a-z]*(?:int|float|str|path|list)\b.*", help_of(run, command), re.I)
+
+
 @pytest.mark.parametrize("command", LONG_COMMANDS)
 def test_help_of_commands_with_many_flags_fits_a_screen(run, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")

@@ -18,6 +18,7 @@ from tfm.errors import (
 from tfm.inference.translator import Translator
 
 TFM = [sys.executable, "-m", "tfm"]
+FULL = "No space left on device: free space, or choose a folder on another disk"
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -40,10 +41,18 @@ def assert_complaint(result, code, pattern):
         ("foo", r"no such command foo \(see tfm --help\)"),
         ("--foo", r"no such option --foo \(see tfm --help\)"),
         ("train -x", r"no such option -x \(see tfm train --help\)"),
-        ("train --d-model wide", r"Invalid value for '--d-model': .*"),
-        ("train --device gpu", r"Invalid value for '--device': 'gpu' is not one of .*"),
-        ("train . b", r".*extra argument.*\(b\).*"),
-        ("train --seed", r"Option '--seed' requires an argument"),
+        ("train --d-model wide", "--d-model is 'wide', but must be a whole number .*"),
+        ("train --dropout much", "--dropout is 'much', but must be a number .*"),
+        ("train --device gpu", "--device is 'gpu', but must be one of auto, cpu, cuda .*"),
+        ("attend --layer top", "--layer is 'top', but must be a whole number .*"),
+        ("export --check -1", "--check is -1, but must be from 0 to 1,000,000"),
+        ("train . b", "train takes only DATA without a flag: leave out b"),
+        ("doctor x", "doctor takes nothing without a flag: leave out x"),
+        ("import", "import needs MODEL: .*"),
+        ("train --seed", "--seed needs a whole number .*"),
+        ("train --also-valid", "--also-valid needs NAME=DATA .*"),
+        ("prepare --languages en", "--languages needs SRC TGT .*"),
+        ("runs --json=1", "--json takes no value: give --json alone .*"),
         ("train --max-steps 0", "max_steps is 0, but must be at least 1"),
         ("train --dropout nan", "dropout is nan, but must be a finite number"),
         ("train --arch huge", r"unknown arch 'huge': choose one of base, big.*"),
@@ -67,7 +76,7 @@ def assert_complaint(result, code, pattern):
         ("train --processes 0", "--processes is 0, but must be from 1 to .* on this machine"),
         ("train --gpus 2 --processes 2", "--gpus and --processes exclude each other: give one"),
         ("train --gpus 2 --device cpu", "--gpus contradicts --device cpu: leave one out"),
-        ("train --device mps", r"Invalid value for '--device': 'mps' is not one of .*"),
+        ("train --device mps", "--device is 'mps', but must be one of .*"),
         ("generate --gpus 2 --device mps", "--gpus contradicts --device mps: leave one out"),
         (
             "generate --processes 2 --device mps",
@@ -254,7 +263,7 @@ def test_a_file_in_place_of_a_folder_is_named(refuse, command):
 def test_a_path_that_may_not_be_read_is_named(refuse, monkeypatch, command):
     path = "folder" if command in READ_FOLDERS else "in.en"
     monkeypatch.setattr(os, "access", lambda *_: False)
-    refuse(command, path, f"Invalid value for .*: path '{path}' is not readable .*")
+    refuse(command, path, f"'{path}' is not readable: Permission denied: .*")
 
 
 @pytest.mark.parametrize("command", WRITTEN_FILES + WRITTEN_FOLDERS + WRITTEN_ANY)
@@ -315,9 +324,16 @@ def test_every_kind_of_error_is_one_line_and_its_exit_code(run, monkeypatch, err
 @pytest.mark.parametrize(
     ("error", "pattern"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "a/b"), "a/b: No space left on device"),
-        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device", "a/b"), f"a/b: {FULL}"),
+        (OSError(errno.ENOSPC, "No space left on device"), FULL),
         (OSError("odd"), "odd"),
+        *(
+            (OSError(number, os.strerror(number), "a"), f"a: {os.strerror(number)}: .+")
+            for number in (
+                *(errno.EACCES, errno.EDQUOT, errno.EIO, errno.EISDIR, errno.EMFILE),
+                *(errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EROFS, errno.ESTALE),
+            )
+        ),
     ],
 )
 def test_an_operating_system_error_is_one_line(run, monkeypatch, error, pattern):
@@ -354,7 +370,7 @@ def test_output_to_a_full_disk_is_one_line():
         done = subprocess.run(
             [*TFM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    assert (done.returncode, done.stderr) == (1, "tfm: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, f"tfm: {FULL}\n")
 
 
 def test_a_closed_pipe_is_quiet():

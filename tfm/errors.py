@@ -1,11 +1,39 @@
 """The errors that a user can fix: one clear line each, without a traceback."""
 
+import errno
 import shlex
 from collections.abc import Sequence
 
 DISTRIBUTION = "tfm-mt"  # the name that pip installs
 # Separates details of a message, such as a list of settings: each is printed on its own line.
 DETAIL = "\n  "
+
+
+# What to do about failures of the operating system.
+_REMEDIES = {
+    errno.EACCES: "change its permissions, or choose another path",
+    errno.EPERM: "change its permissions, or choose another path",
+    errno.EROFS: "choose a folder on another disk",
+    errno.ENOSPC: "free space, or choose a folder on another disk",
+    errno.EDQUOT: "free space, or choose a folder on another disk",
+    errno.EMFILE: "raise the limit with ulimit -n, and run the same command again",
+    errno.ENFILE: "end other programs, and run the same command again",
+    errno.ENOMEM: "end other programs, and run the same command again",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "a folder of this path is a file: check the path",
+    errno.ENOENT: "check its name",
+    errno.ELOOP: "its links lead to themselves: check them",
+    errno.ESTALE: "another machine has replaced it: run the same command again",
+    errno.EIO: "the disk or its connection fails: check it before you write more to it",
+}
+
+
+def explain_os_error(error: OSError) -> str:
+    """Return why the operating system refused something, and what to do."""
+    reason = error.strerror or str(error)
+    remedy = _REMEDIES.get(error.errno or 0)
+    return reason if remedy is None else f"{reason}: {remedy}"
 
 
 def tfm_command(*words: object) -> str:

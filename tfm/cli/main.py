@@ -15,10 +15,16 @@ from tfm.cli import text, models, lists, translations, serving, doctor  # noqa: 
 
 # isort: on
 from tfm.cli.app import app
-from tfm.cli.unknown_names import explain_unknown_option
+from tfm.cli.unknown_names import explain_mistake
 from tfm.distributed.failures import report_failure
 from tfm.distributed.interruption import stop_with_launcher
-from tfm.errors import InterruptedRunError, LostPeersError, TfmError, UsageError
+from tfm.errors import (
+    InterruptedRunError,
+    LostPeersError,
+    TfmError,
+    UsageError,
+    explain_os_error,
+)
 from tfm.reporting import best_effort, printable
 from tfm.world import current_world
 
@@ -44,7 +50,7 @@ def main() -> None:
         if code == _INTERRUPTED:
             _report_failure("stopped", exit_code=code)
     except typer.TyperException as error:
-        code = _report_failure(_format_usage_error(error), exit_code=UsageError.exit_code)
+        code = _report_failure(explain_mistake(error), exit_code=UsageError.exit_code)
     except InterruptedRunError as stop:
         code = _report_stop(stop)
     except TfmError as error:
@@ -54,7 +60,7 @@ def main() -> None:
         _drop_output()  # the reader closed the pipe: end quietly
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        code = _report_failure(f"{where}{error.strerror or error}")
+        code = _report_failure(f"{where}{explain_os_error(error)}")
         _drop_output()
     except Exception as error:
         name = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -89,16 +95,6 @@ def _report_stop(stop: InterruptedRunError) -> int:
         _print_error(f"tfm: {stop}")
     # A launcher takes any other code for a failure and kills the other processes while they save.
     return 0 if report_failure("", exit_code=stop.exit_code) else stop.exit_code
-
-
-def _format_usage_error(error: typer.TyperException) -> str:
-    """Return typer's message about the command line as one line."""
-    context = getattr(error, "ctx", None)
-    if context and hasattr(error, "option_name") and hasattr(error, "possibilities"):
-        return explain_unknown_option(error.option_name, context)
-    hint = f" (see {context.command_path} --help)" if context else ""
-    message = error.format_message().replace("Value error, ", "")  # pydantic's prefix
-    return " ".join(message.split()).removesuffix(".") + hint
 
 
 def _replace_closed_streams() -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PROCESSES_PANEL = "Processes"
 _MAX_DIFFERENCES = 5
+_MAX_CHECKED = 1_000_000  # lines
 
 
 @app.command(rich_help_panel=MODELS_PANEL, cls=Command)
@@ -224,8 +225,6 @@ def export(
     ),
     check: int = typer.Option(
         0,
-        min=0,
-        max=1_000_000,
         metavar="N",
         help="Translate N lines of the test set with both programs and print the differences.",
     ),
@@ -257,6 +256,8 @@ def export(
         raise UsageError(
             "other programs run a single model, not an ensemble: export each model by itself"
         )
+    if not 0 <= check <= _MAX_CHECKED:
+        raise UsageError(f"--check is {check}, but must be from 0 to {_MAX_CHECKED:,}")
     result = run_stage(
         models[0] if models else newest_run(RUNS_ROOT),
         format_=format_,

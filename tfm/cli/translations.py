@@ -214,12 +214,9 @@ def _say_plan(plan: "Generation", *, is_default_text: bool) -> None:
 class _ScoreCommand(Command):
     """A command that names the flags of files that are given without."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return typer's rest of the arguments; raise UsageError if there is one."""
-        ctx.allow_extra_args = True
-        if rest := super().parse_args(ctx, args):
-            raise UsageError(f"score takes files with flags only: give {_with_flags(ctx, rest)}")
-        return rest
+    def explain_rest(self, ctx: Any, rest: list[str]) -> str:
+        """Return the files with their flags."""
+        return f"takes files with flags only: give {_with_flags(ctx, rest)}"
 
 
 def _with_flags(context: typer.Context, files: Sequence[str]) -> str:

@@ -1,15 +1,18 @@
-"""Error messages for unknown flags, commands and models, with those that may be meant."""
+"""Error messages for unknown flags, commands and models, and for flags without a fitting value."""
 
+import errno
 import os
 import shlex
+import typing
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from tfm.cli.help import Group
+from tfm.config.schema import expected_value, shown
 from tfm.config.suggestions import suggest
-from tfm.errors import UsageError
+from tfm.errors import UsageError, explain_os_error
 from tfm.storage.paths import existing_folder
 
 # A command, and the words for it in other toolkits.
@@ -78,7 +81,41 @@ def existing_models(paths: list[Path] | None) -> list[Path] | None:
     return existing_folder(paths)
 
 
-def explain_unknown_option(name: str, context: typer.Context) -> str:
+def explain_mistake(error: typer.TyperException) -> str:
+    """Return typer's message about a command line as one line, in the words of the help."""
+    context, name = getattr(error, "ctx", None), getattr(error, "option_name", None)
+    if context is not None and name is not None and hasattr(error, "possibilities"):
+        return _explain_unknown_option(name, context)
+    message = " ".join(error.message.split()).removesuffix(".")
+    if context is None:
+        return message
+    parameters = context.command.params
+    known = [each for each in parameters if name in (*each.opts, *each.secondary_opts)]
+    parameter = next(iter(known), getattr(error, "param", None))
+    if parameter is not None:
+        message = _explain_value(parameter, name or parameter.opts[0], message, error, context)
+    return f"{message} (see {context.command_path} --help)"
+
+
+def _explain_value(
+    parameter: Any, name: str, message: str, error: Exception, context: typer.Context
+) -> str:
+    """Return what the value of an argument or flag is, and what it must be."""
+    if message.endswith("is not readable"):
+        reason = explain_os_error(PermissionError(errno.EACCES, "Permission denied"))
+        return f"{message.removeprefix('path ')}: {reason}"
+    if parameter.param_type_name == "argument":
+        return f"{context.info_name} needs {parameter.metavar}: {parameter.help}".removesuffix(".")
+    if getattr(parameter, "is_flag", False):
+        return f"{name} takes no value: give {name} alone"
+    expected = expected_value(typing.get_type_hints(context.command.callback)[parameter.name])
+    wrong: list[Any] = getattr(error.__cause__, "errors", list)()  # of pydantic, which typer uses
+    if wrong:
+        return f"{name} is {shown(wrong[0]['input'])}, but must be {expected}"
+    return f"{name} needs {parameter.metavar or expected}"
+
+
+def _explain_unknown_option(name: str, context: typer.Context) -> str:
     """Return the message about an option that a command does not have, with those it may mean."""
     for words, reason in _NEEDLESS.items():
         if name.lstrip("-") in words.split():

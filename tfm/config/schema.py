@@ -30,7 +30,13 @@ THREADS_HELP = "Total number of CPU threads; if unset, OMP_NUM_THREADS or one pe
 _MAX_INTEGER = 2**63 - 1
 _MAX_TEXT = 4096  # characters, as in the longest path
 MAX_UNKNOWN = 20  # unknown names to report: finding similar names takes time
-_TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+_TYPE_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    Path: "a path",
+}
 
 
 class TomlTable(dict[str, Any]):
@@ -133,6 +139,16 @@ def shown(value: Any) -> str:
         return reprlib.repr(value)
     except ValueError:  # Python refuses to format integers of thousands of digits
         return "a number of thousands of digits"
+
+
+def expected_value(hint: Any) -> str:
+    """Return what a value of a type must be, in words."""
+    kinds = [hint, *typing.get_args(hint)]
+    choices = [
+        c for k in kinds if typing.get_origin(k) is typing.Literal for c in typing.get_args(k)
+    ]
+    known = (words for kind, words in _TYPE_NAMES.items() if kind in kinds)
+    return f"one of {', '.join(choices)}" if choices else next(known, "a value")
 
 
 def flag_of(item: Field[Any]) -> str:

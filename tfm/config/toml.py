@@ -10,7 +10,7 @@ from typing import Any
 
 from tfm.config.schema import Settings, TomlTable
 from tfm.config.training import RunConfig
-from tfm.errors import UsageError
+from tfm.errors import UsageError, explain_os_error
 
 _HEADER_OR_KEY = re.compile(r"\s*(?:\[(\[?)([^]#]*)\]|([^=#]*)=)")
 _MAX_BYTES = 1 << 20
@@ -66,7 +66,7 @@ def read_toml(path: Path) -> TomlTable:
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist: check its name") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{path} cannot be read: {explain_os_error(error)}") from error
     except RecursionError:
         raise UsageError(f"{path} is not a TOML file of settings: it nests too deeply") from None
     except ValueError as error:  # not only TOMLDecodeError: int() refuses thousands of digits

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from tfm.errors import DataError
+from tfm.errors import DataError, explain_os_error
 
 BYTE_ORDER_MARK = "\ufeff"
 
@@ -166,7 +166,7 @@ def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
                 blocks = filter(None, map(_without_talk_markup, blocks))
             yield from _check_utf8(blocks, str(path)) if strict else blocks
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        raise DataError(f"{path} cannot be read: {explain_os_error(error)}") from error
 
 
 def _plain_blocks(file: IO[bytes], name: str) -> Iterator[list[bytes]]:

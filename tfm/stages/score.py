@@ -9,7 +9,7 @@ from typing import Any
 from tfm.config import ScoreConfig
 from tfm.data.manifest import GOLD
 from tfm.data.text import BYTE_ORDER_MARK, decode_lines
-from tfm.errors import DataError, UsageError
+from tfm.errors import DataError, UsageError, explain_os_error
 from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
 from tfm.reporting import say
@@ -179,7 +179,7 @@ def read_lines(path: Path) -> list[str]:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: check its name") from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}): check its name") from error
+        raise DataError(f"{path} cannot be read: {explain_os_error(error)}") from error
     except ValueError as error:  # a zero byte or half a surrogate pair
         raise DataError(f"{str(path)!r} is not a valid file name: check it") from error
     if not lines:

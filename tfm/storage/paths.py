@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from tfm.errors import UsageError
+from tfm.errors import UsageError, explain_os_error
 from tfm.storage.files import existing_parent, intact_directory, output_target
 
 PathsT = TypeVar("PathsT", bound="Path | Iterable[Path] | None")
@@ -112,7 +112,7 @@ def _check_exists(path: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{path} does not exist: check its name") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{path} cannot be read: {explain_os_error(error)}") from error
 
 
 def _check_takes_files(folder: Path, path: Path) -> None:
