@@ -1,7 +1,7 @@
 """The binarized format: data is read as written, and damage raises DataError."""
 
 import json
-import os
+import mmap
 import re
 import shlex
 import shutil
@@ -101,13 +101,32 @@ def test_parts_are_read_as_one(write_part, tmp_path, sentences, data):
     assert sequences.lengths(rows).tolist() == [len(sentences[row]) for row in rows]
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system has no such call")
+@pytest.mark.skipif(not hasattr(mmap, "MADV_WILLNEED"), reason="this system has no such call")
 def test_runs_that_will_be_needed_are_read_ahead(write_part, tmp_path, monkeypatch):
-    parts = [write_part([5, 6, 7, 8], [0, 1, 3, 4]), write_part([9], [0, 1], "train.2")]
+    class File(bytes):
+        def madvise(self, _, *place):
+            places.append(place)
+
+    parts = [write_part([5, 6, 7, 8], [0, 1, 3, 4, 4]), write_part([9], [0, 1], "train.2")]
     sequences, places = read_sequences(tmp_path, *parts), []
-    monkeypatch.setattr(os, "posix_fadvise", lambda _, *place: places.append(place[:2]))
-    sequences.will_need(np.array([0, 1, 3]), np.array([1, 2, 9]))
-    assert places == [(128, 2), (130, 6), (128, 2)]
+    monkeypatch.setattr(mmap, "PAGESIZE", 4)
+    for number, size in enumerate((136, 130)):
+        monkeypatch.setattr(sequences.side(number), "tokens_file", File(size))
+    sequences.will_need(np.array([0, 1, 3, 4]), np.array([1, 2, 1, 9]))
+    assert places == [(128, 2), (128, 8), (128, 2)]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_an_open_dataset_keeps_its_files_when_others_take_their_place(bin_dir, is_replaced):
+    dataset = open_train(bin_dir)
+    before = list(dataset.source), list(dataset.target)
+    for path in bin_dir.iterdir():
+        path.unlink()
+        if is_replaced:
+            np.save(path, np.arange(3, dtype=np.uint16))
+    dataset.verify()
+    dataset.source.will_need(np.array([0, 9]), np.array([5, 3]))
+    assert (list(dataset.source), list(dataset.target)) == before
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ reads no token ids: `ParallelDataset.verify` compares a part with its record.
 """
 
 import hashlib
-import os
+import mmap
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,13 @@ from tfm.config.schema import from_table
 from tfm.data.manifest import Language, TrainingText
 from tfm.data.subword import EOS
 from tfm.errors import DataError, tfm_command
-from tfm.storage.files import read_json, sha256_of, write_json
+from tfm.storage.files import read_json, write_json
 
 FORMAT = 3
 MAX_PART_TOKENS = (1 << 32) - 1  # offsets have 32 bits
 
 _KINDS = ("tokens", "offsets")
+_HASH_BLOCK_BYTES = 1 << 20
 # NumPy evaluates the header of a file as a Python literal.
 _DAMAGED_HEADER = (OverflowError, SyntaxError, TypeError, ValueError, tokenize.TokenError)
 
@@ -68,7 +69,13 @@ class Part:
         Raises:
             DataError: The files are missing, damaged or inconsistent.
         """
-        sides = [_Side(bin_dir, name, language) for language in languages]
+        source, target = (_Side(bin_dir, name, language) for language in languages)
+        return cls.of_sides(bin_dir, name, source, target)
+
+    @classmethod
+    def of_sides(cls, bin_dir: Path, name: str, source: "_Side", target: "_Side") -> "Part":
+        """Return the record of a part whose files are open, as `of_files` does."""
+        sides = (source, target)
         for side in sides:
             side.check()
         sizes = [len(side.offsets) - 1 for side in sides]
@@ -84,7 +91,7 @@ class Part:
             tokens=tokens,
             longest=longest,
             largest_id=largest,
-            sha256={file: sha256_of(bin_dir / file) for file in part_files(name, languages)},
+            sha256=source.checksums() | target.checksums(),
         )
 
 
@@ -199,15 +206,26 @@ def _inconsistency(index: DatasetIndex) -> str | None:
 class _Side:
     """One language of a part, mapped into memory without reading it.
 
+    Its files are opened only here, so that they stay the same when others take their names.
+
     Raises:
         DataError: A file is missing, or not an array of unsigned integers.
     """
 
     def __init__(self, bin_dir: Path, name: str, language: str) -> None:
         self._bin_dir, self._name = bin_dir, f"{name}.{language}"
-        self.tokens, self.offsets = (
-            _map_array(bin_dir / f"{self._name}.{kind}.npy") for kind in _KINDS
+        (self.tokens, self.tokens_file), (self.offsets, self._offsets_file) = (
+            _map_array(bin_dir / file) for file in self._file_names
         )
+
+    @property
+    def _file_names(self) -> list[str]:
+        return [f"{self._name}.{kind}.npy" for kind in _KINDS]
+
+    def checksums(self) -> dict[str, str]:
+        """Return {file name: SHA-256}."""
+        files = (self.tokens_file, self._offsets_file)
+        return dict(zip(self._file_names, map(_sha256, files), strict=True))
 
     def check(self) -> None:
         """Raise DataError unless the offsets are those of the tokens; this reads all of them."""
@@ -231,19 +249,21 @@ class _Side:
 
     def will_need(self, starts: Rows, ends: Rows) -> None:
         """Ask the system to read the tokens of ranges [R] of sentences into its cache."""
-        if not hasattr(os, "posix_fadvise"):  # as on Windows and macOS
+        if not hasattr(mmap, "MADV_WILLNEED"):  # as on Windows
             return
         first = self.offsets[starts]
         last = self.offsets[np.minimum(ends, len(self.offsets) - 1)]
         if (first > last).any():
             raise self.damage()
-        places = zip(first.tolist(), last.tolist(), strict=True)
         size = self.tokens.itemsize
-        with (self._bin_dir / f"{self._name}.tokens.npy").open("rb") as file:
-            header = os.fstat(file.fileno()).st_size - self.tokens.nbytes
-            for start, end in places:
-                begin, length = header + size * start, size * (end - start)
-                os.posix_fadvise(file.fileno(), begin, length, os.POSIX_FADV_WILLNEED)
+        header = len(self.tokens_file) - self.tokens.nbytes
+        has_tokens = first < last
+        places = zip(first[has_tokens].tolist(), last[has_tokens].tolist(), strict=True)
+        for start, end in places:
+            begin = header + size * start
+            begin -= begin % mmap.PAGESIZE
+            length = header + size * end - begin
+            self.tokens_file.madvise(mmap.MADV_WILLNEED, begin, length)
 
     def extremes(self) -> tuple[int, int, int]:
         """Return the number of tokens, that of the longest sentence, and the largest id."""
@@ -280,6 +300,10 @@ class TokenSequences:
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    def side(self, number: int) -> _Side:
+        """Return the files of a part by its number from 0."""
+        return self._sides[number]
 
     def lengths(self, rows: Rows) -> Rows:
         """Return the numbers of tokens of sentences [B]."""
@@ -369,7 +393,7 @@ class ParallelDataset:
         index = DatasetIndex.load(bin_dir)
         if split not in index.parts:
             raise DataError(f"{bin_dir} has no {split} split: it has {', '.join(index.parts)}")
-        self._bin_dir, self._languages = bin_dir, index.languages
+        self._bin_dir = bin_dir
         self.parts = index.parts[split]
         self.texts = index.texts if split == "train" else ()
         self.source, self.target = (
@@ -390,8 +414,9 @@ class ParallelDataset:
         Raises:
             DataError: A file is damaged.
         """
-        for part in self.parts if numbers is None else [self.parts[n] for n in numbers]:
-            found = Part.of_files(self._bin_dir, part.name, self._languages)
+        for number in range(len(self.parts)) if numbers is None else numbers:
+            part, sides = self.parts[number], (self.source.side(number), self.target.side(number))
+            found = Part.of_sides(self._bin_dir, part.name, *sides)
             for file, checksum in part.sha256.items():
                 if found.sha256[file] != checksum:
                     raise _needs_binarizing(
@@ -438,21 +463,30 @@ def id_dtype(vocab_size: int) -> npt.DTypeLike:
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
-def _map_array(path: Path) -> Ids:
-    """Map a one-dimensional array of unsigned integers into memory."""
+def _map_array(path: Path) -> tuple[Ids, mmap.mmap]:
+    """Map a one-dimensional array of unsigned integers into memory; return it and its file."""
     if not path.is_file():
         raise _needs_binarizing(path.parent, f"{path} does not exist")
     damage = _needs_binarizing(
         path.parent, f"{path} is not a .npy file of unsigned integers, or is cut off"
     )
     try:
-        # Indexing is faster without the type of memory-mapped arrays.
-        array: Ids = np.asarray(np.lib.format.open_memmap(path, mode="r"))
+        mapped = np.lib.format.open_memmap(path, mode="r")
     except _DAMAGED_HEADER as error:
         raise damage from error
-    if array.ndim != 1 or array.dtype.kind != "u":
+    if mapped.ndim != 1 or mapped.dtype.kind != "u":
         raise damage
-    return array
+    # Indexing is faster without the type of memory-mapped arrays.
+    return np.asarray(mapped), cast("mmap.mmap", mapped.base)
+
+
+def _sha256(file: mmap.mmap) -> str:
+    """Return the SHA-256 of a mapped file in hexadecimal."""
+    digest = hashlib.sha256()
+    with memoryview(file) as content:
+        for start in range(0, len(content), _HASH_BLOCK_BYTES):
+            digest.update(content[start : start + _HASH_BLOCK_BYTES])
+    return digest.hexdigest()
 
 
 def _needs_binarizing(bin_dir: Path, problem: str) -> DataError:
