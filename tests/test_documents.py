@@ -31,7 +31,7 @@ def test_the_pieces_of_any_text_are_the_text(text, language):
     for piece in pieces:
         assert piece.text
         if piece.is_sentence:
-            assert any(map(str.isalnum, piece.text))
+            assert any(map(str.isalpha, piece.text))
             assert piece.text == piece.text.strip()
             assert len(piece.text) <= 600
             assert len(piece.text.splitlines()) == 1
@@ -55,7 +55,9 @@ def test_the_pieces_of_any_text_are_the_text(text, language):
     ],
 )  # fmt: skip
 def test_sentences_end_where_a_reader_ends_them(language, text):
-    assert sentences(text.replace("|", ""), language) == [part.strip() for part in text.split("|")]
+    pieces = [piece.text for piece in split(text.replace("|", ""), language)]
+    words = [piece for piece in pieces if not piece.isspace()]
+    assert words == [part.strip() for part in text.split("|")]
 
 
 def test_bullets_numbers_and_lines_without_words_are_kept():
@@ -69,6 +71,33 @@ def test_bullets_numbers_and_lines_without_words_are_kept():
         ("3.5 is a number", True), ("\n", False),
         ("- \n", False),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["12345", "3 + 4 = 7.", "٣٤٥", "१२३ — ४", "№ 5 ½ ²", "👩‍👩‍👧 🇩🇪 ❤️", "…!?\t€100\n", "Ⅳ ①"],
+)
+def test_digits_marks_and_symbols_alone_are_no_sentence(text):
+    assert sentences(text, "en") == []
+
+
+@pytest.mark.parametrize("text", ["5 kg", "一二三", "கி", "ﬁ", "x²", "7이", "1ª", "𝒙 = 1"])
+def test_a_letter_of_any_script_makes_a_sentence(text):
+    assert sentences(text, "en") == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "target", "joined"),
+    [
+        ("一。12。二。", "zh", "en", "一。 12。 二。"),
+        ("1. 一。\n- 二。", "zh", "en", "1. 一。\n- 二。"),
+        ("Something! 12! Cd e.", "en", "zh", "Something!12!Cd e."),
+    ],
+)
+def test_numbers_between_sentences_have_the_spaces_of_the_target(text, source, target, joined):
+    pieces = split(text, source)
+    texts = [piece.text for piece in pieces if piece.is_sentence]
+    assert join(pieces, texts, source=source, target=target) == joined
 
 
 def test_a_long_sentence_is_cut_after_a_clause_or_a_word():

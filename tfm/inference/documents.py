@@ -47,7 +47,8 @@ _NUMERIC_ONLY = "#NUMERIC_ONLY#"
 class Piece:
     """A part of a text: a sentence to translate, or what is kept as it is.
 
-    White space around sentences is kept, and so are bullets and all text without a letter or digit.
+    White space around sentences is kept, and so are bullets and all text without a letter: models are
+    trained on few lines of digits or symbols alone, and make others of them.
     """
 
     text: str
@@ -156,12 +157,13 @@ def translated_pieces(
         script_of(each) not in _WITHOUT_SPACES for each in (source, target)
     )
     if is_spaced != will_be_spaced:
-        for index, following in pairwise(sentences):
-            if will_be_spaced and following == index + 1:
+        words = [index for index, text in enumerate(texts) if not text.isspace()]
+        for index, following in pairwise(words):
+            if will_be_spaced and following == index + 1 and not texts[index][-1:].isspace():
                 texts[index] += " "
             elif not will_be_spaced and following == index + 2:
                 between = texts[index + 1]
-                if between.isspace() and between.splitlines() == [between]:  # within a line
+                if between.splitlines() == [between]:  # within a line
                     texts[index + 1] = ""
     return texts
 
@@ -176,7 +178,7 @@ def _pieces(part: str) -> Iterator[Piece]:
     start = len(part) - len(part.lstrip())
     for text in (part[:start], sentence, part[start + len(sentence) :]):
         if text:
-            yield Piece(text, any(map(str.isalnum, text)))
+            yield Piece(text, any(map(str.isalpha, text)))
 
 
 def _split_line(line: str, language: str) -> Iterator[Piece]:

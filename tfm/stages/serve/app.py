@@ -106,7 +106,7 @@ class Service:
         work = route.translate(asked.texts[:1], n_best=n_best)
         [translated] = await _answered(request, work, self._config.answer_seconds)
         if not translated.found:
-            raise HTTPException(400, "q has no words: send a sentence")
+            raise HTTPException(400, "q has no letters: send a sentence")
         sentence, found = translated.sentences()[0], translated.found[0]
         attention = route.attention(sentence, asked.translation or found[0].text)
         maps = await _answered(request, attention, self._config.answer_seconds)
